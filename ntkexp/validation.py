@@ -46,10 +46,11 @@ from ntkexp.records.ground_truth import GroundTruth, Outputs, TrainingStore, Tra
 from ntkexp.removal.rerun import RerunAt, again
 from ntkexp.removal.retraining import AbstractRetraining, metasmoothness
 from ntkexp.report.analysis.estimate import mean_of
-from ntkexp.report.explain import effects_of_run, slice_of_split, where_read
+from ntkexp.report.known_effects import effects_of_run
 from ntkexp.report.loaded_run import load_run
+from ntkexp.report.parts import attributed_in_blocks
 from ntkexp.report.progress import Announced, in_place
-from ntkexp.report.run import Run
+from ntkexp.report.run import Run, slice_of_split
 from ntkexp.report.sentence import main_split
 from ntkexp.report.validation import (
     Scores,
@@ -555,7 +556,7 @@ def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
     rule = explained_rule(run.rules)
     points = list(range(place.start, place.stop))
     if rule is not None:
-        known = np.all(where_read(run.parts(rule)), axis=1)
+        known = np.all(attributed_in_blocks(run.parts(rule)), axis=1)
         points = [point for point in points if known[point]]
     if not points:
         raise Mistake(

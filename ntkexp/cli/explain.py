@@ -1,12 +1,12 @@
-"""`ntkexp explain` and `attribute`: which training examples made a prediction, what leaving some out changes, and the
-same for a training loop that was followed."""
+"""`ntkexp explain` and `ntkexp attribute`: the training examples that made a prediction."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,18 +17,21 @@ from ntkexp.report.progress import progress_listener
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import nn
 
     from ntkexp.effects.sweep import MeanName
+    from ntkexp.foreign_loop.rule import AbstractOptimizerRule
     from ntkexp.progress import AbstractProgress
+    from ntkexp.records.atomic import Json
     from ntkexp.records.contributions import Removal
     from ntkexp.report.explain import Explanation
     from ntkexp.report.ledger import LedgerEntry
     from ntkexp.report.run import Run
 
 
-KINDS = (".svg", ".png")
-FEW, ON_A_PAGE = 3, 12
-"""The default numbers of explained points: on a terminal, and on a page."""
+PICTURE_SUFFIXES = (".svg", ".png")
+QUERIES_ON_TERMINAL = 3  # default number of explained queries
+QUERIES_ON_PAGE = 12
 
 
 def explain(
@@ -88,12 +91,10 @@ def explain(
 ) -> None:
     """See which training examples made a prediction, and when; or what changes without some of them."""
     from ntkexp.report import explain as explanations
-    from ntkexp.report.explain import format_explanations
-    from ntkexp.report.forgetting import format_tasks
     from ntkexp.report.loaded_run import load_run
     from ntkexp.report.sentence import main_split
 
-    numbers, trust = probe or [], trust or []
+    numbers = probe or []
     if numbers and worst is not None:
         raise Mistake("--probe names points and --worst looks for them; give one of the two")
     if page and as_json:
@@ -103,199 +104,211 @@ def explain(
     if again is not None and without is None:
         raise Mistake("--again trains a loop without some examples; say which by --without=K,…")
     loaded = load_run(run.expanduser())
-    chosen = split or ("probe" if numbers else main_split(loaded.ladder))
-    chosen_points = list(numbers) or explanations.worst_points(
-        loaded, chosen, worst or (ON_A_PAGE if page else FEW)
-    )
-    if without is not None and not page:
-        leave_out(
-            loaded, chosen, chosen_points, without, top, again=again, as_json=as_json, trust=trust
-        )
+    split = split or ("probe" if numbers else main_split(loaded.ladder))
+    if not numbers:
+        count = worst or (QUERIES_ON_PAGE if page else QUERIES_ON_TERMINAL)
+        numbers = explanations.worst_points(loaded, split, count)
+    queries = Queries(loaded, split, numbers)
+    removal = None if without is None else RemovalRequest(without, again, trust or [])
+    if removal is not None and not page:
+        leave_out(queries, removal, top, as_json=as_json)
         return
-    explained = explanations.explain(loaded, chosen, chosen_points)
+    explained = explanations.explain(loaded, split, numbers)
     if not explained:
-        raise Mistake(f"no point of the split {chosen} of {loaded.name} can be explained")
+        raise Mistake(f"no point of the split {split} of {loaded.name} can be explained")
     if page:
-        write_out(
-            f"{write_page(loaded, chosen, chosen_points, explained, without, trust, again)}\n"
-        )
-        return
-    if as_json:
-        from ntkexp.report.tables import format_json
+        write_out(f"{write_page(queries, explained, removal, trust or [])}\n")
+    elif as_json:
+        write_json(explained, picture, top)
+    else:
+        write_text(queries, explained, picture, top)
 
-        if picture is not None:
-            draw(explained, picture.expanduser())
-        write_out(format_json({"points": [each.as_json(top) for each in explained]}))
-        return
-    if tasks := format_tasks(loaded, top):
+
+@dataclass(frozen=True)
+class Queries:
+    """Some examples of a split of a run, by their numbers."""
+
+    run: Run
+    split: str
+    numbers: list[int]
+
+
+@dataclass(frozen=True)
+class RemovalRequest:
+    """The options `--without`, `--again` and `--trust`."""
+
+    group: str
+    again: str | None
+    trust: Sequence[str]
+
+
+def write_json(explained: Sequence[Explanation], picture: Path | None, top: int) -> None:
+    from ntkexp.report.tables import format_json
+
+    if picture is not None:
+        draw(explained, picture.expanduser())
+    write_out(format_json({"points": [explanation.as_json(top) for explanation in explained]}))
+
+
+def write_text(
+    queries: Queries, explained: Sequence[Explanation], picture: Path | None, top: int
+) -> None:
+    """Print the explanations, and write their picture."""
+    from ntkexp.report.explain import format_explanations
+    from ntkexp.report.forgetting import format_tasks
+
+    run = queries.run
+    if tasks := format_tasks(run, top):
         write_out(f"{tasks}\n")
     write_out(f"{format_explanations(explained, top)}\n")
-    # by default the picture goes into the report beside the runs
-    name = "-".join(["explain", loaded.path.name, chosen, *map(str, chosen_points[:8])])
-    where = (
-        picture.expanduser() if picture else loaded.path.parent.parent / "report" / f"{name}.svg"
-    )
-    draw(explained, where)
-    write_out(f"{where}\n")
+    name = "-".join(["explain", run.path.name, queries.split, *map(str, queries.numbers[:8])])
+    file = run.path.parent.parent / "report" / f"{name}.svg"
+    if picture is not None:
+        file = picture.expanduser()
+    draw(explained, file)
+    write_out(f"{file}\n")
 
 
-def draw(explanations: Sequence[Explanation], where: Path) -> None:
+def draw(explanations: Sequence[Explanation], file: Path) -> None:
     from ntkexp.report.plots.examples import save
 
-    if where.suffix not in KINDS:
-        raise Mistake(f"--picture={where}: it takes a file whose name ends in {' or '.join(KINDS)}")
+    if file.suffix not in PICTURE_SUFFIXES:
+        raise Mistake(
+            f"--picture={file}: it takes a file whose name ends in {' or '.join(PICTURE_SUFFIXES)}"
+        )
     try:
-        save(explanations, where)
+        save(explanations, file)
     except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        raise Mistake(f"--picture={where}: {error.strerror}; choose another place") from None
+        raise Mistake(f"--picture={file}: {error.strerror}; choose another place") from None
 
 
 def write_page(
-    run: Run,
-    split: str,
-    numbers: list[int],
+    queries: Queries,
     explanations: Sequence[Explanation],
-    without: str | None,
+    removal: RemovalRequest | None,
     trust: Sequence[str],
-    again: str | None,
 ) -> Path:
-    """Write what made the outputs of a run, and what would change them, as a page beside the reports of the runs."""
+    """Write the page of the explanations and the removal. Return its path."""
     from ntkexp.report.page.build import write_explanations
 
-    removed = []
-    if without is not None:
-        entries, _ = removal(run, split, numbers, without, trust, again, quiet=False)
-        removed = of_largest_outputs(entries)
-    words = [
-        *("ntkexp", "explain", str(run.path), "--page", f"--split={split}"),
-        *(f"--probe={number}" for number in numbers),
-        *([f"--without={without}"] if without else []),
-        *([f"--again={again}"] if again else []),
-        *(f"--trust={entry}" for entry in trust),
-    ]
+    run = queries.run
+    words = ["ntkexp", "explain", str(run.path), "--page", f"--split={queries.split}"]
+    words += [f"--probe={number}" for number in queries.numbers]
+    entries: list[LedgerEntry] = []
+    if removal is not None:
+        all_entries, _ = remove(queries, removal, quiet=False)
+        entries = of_largest_outputs(all_entries)
+        words += [f"--without={removal.group}"]
+        words += [f"--again={removal.again}"] if removal.again else []
+    words += [f"--trust={entry}" for entry in trust]
     page = run.path.parent.parent / "report" / f"explain-{run.name}.html"
-    return write_explanations(run, explanations, removed, page, shlex.join(words))
+    return write_explanations(run, explanations, entries, page, shlex.join(words))
 
 
-# --- `ntkexp explain RUN --without=…`: trained again without some examples, and what came of it.
+# --- `ntkexp explain RUN --without=…`: train again without some examples.
 
 
-def leave_out(
-    run: Run,
-    split: str,
-    numbers: list[int],
-    text: str,
-    top: int,
-    *,
-    again: str | None,
-    as_json: bool,
-    trust: Sequence[str],
-) -> None:
-    """Show what leaving out a group changes at these points of a split."""
-    entries, found = removal(run, split, numbers, text, trust, again, quiet=as_json)
-    order = order_of(run) if "top:" in text else ""
-    if as_json:
-        from ntkexp.report.tables import format_json
-
-        ordered = {"top": order} if order else {}
-        write_out(format_json({**ordered, "ledger": [entry.as_json for entry in entries]}))
-        return
-    from ntkexp.report.explain import known_effects
+def leave_out(queries: Queries, request: RemovalRequest, top: int, *, as_json: bool) -> None:
+    """Print the breakdown of a removal."""
+    from ntkexp.report.known_effects import known_effects
     from ntkexp.report.ledger import format_ledger
+    from ntkexp.report.tables import format_json
 
-    known = known_effects(run)
+    entries, removal = remove(queries, request, quiet=as_json)
+    order = order_of(queries.run) if "top:" in request.group else ""
+    if as_json:
+        fields: dict[str, Json] = {"top": order} if order else {}
+        fields["ledger"] = [entry.as_json for entry in entries]
+        write_out(format_json(fields))
+        return
+    known = known_effects(queries.run)
     agreement = None if known is None else known.agreement
-    write_out(format_ledger(of_largest_outputs(entries), found, agreement, top, order))
+    write_out(format_ledger(of_largest_outputs(entries), removal, agreement, top, order))
 
 
-def removal(
-    run: Run,
-    split: str,
-    numbers: list[int],
-    text: str,
-    trust: Sequence[str],
-    again: str | None,
-    *,
-    quiet: bool,
+def remove(
+    queries: Queries, request: RemovalRequest, *, quiet: bool
 ) -> tuple[list[LedgerEntry], Removal]:
-    """Find what leaving out a group changes, and put it in words of the run."""
-    from ntkexp.report.examples import choose_group
-    from ntkexp.report.explain import point_index
+    """Train again without a group of examples. Return the breakdown for readers, and the stored one."""
     from ntkexp.report.ledger import ledger_entries
+    from ntkexp.report.removal_group import choose_group
+    from ntkexp.report.run import point_index
 
-    points = [point_index(run, split, number) for number in numbers]
+    run = queries.run
+    points = [point_index(run, queries.split, number) for number in queries.numbers]
     progress = progress_listener(quiet=quiet)
-    chosen = choose_group(run, text, lambda: influences(run, points, progress))
+    group = choose_group(run, request.group, lambda: influences(run, points, progress))
     with interruptible(lambda: "; nothing was kept of it"):
         if "follow" in run.config:
-            found = without_of_loop(run, chosen, points, again, trust, progress)
-        elif again is not None:
+            removal = remove_from_loop(run, group, points, request, progress)
+        elif request.again is not None:
             raise Mistake(
                 f"--again is for followed loops; {run.path} is an experiment, which needs none"
             )
         else:
             from ntkexp.config.build import admit
 
-            admitted = admit(trust)
+            admitted = admit(request.trust)
             from ntkexp.run.execute import remove_group
 
-            found = remove_group(run.path, chosen, points, progress, admitted)
-    return ledger_entries(run, split, numbers, found), found
+            removal = remove_group(run.path, group, points, progress, admitted)
+    return ledger_entries(run, queries.split, queries.numbers, removal), removal
 
 
-def without_of_loop(
+def remove_from_loop(
     run: Run,
     group: list[int],
     points: list[int],
-    again: str | None,
-    trust: Sequence[str],
+    request: RemovalRequest,
     progress: AbstractProgress,
 ) -> Removal:
-    """Let the user's function carry a followed loop out without a group."""
+    """Run the user's loop without a group of examples, unless its folder has the result already."""
     from ntkexp.config.build import load_function
     from ntkexp.foreign_loop.loop_breakdown import loop_without
     from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.records.contributions import read_removal, write_removal
 
-    if (recorded := read_removal(run.path, group, points)) is not None:
+    recorded = read_removal(run.path, group, points)
+    if recorded is not None:
         return recorded
-    if again is None:
+    if request.again is None:
         raise Mistake(
             f"{run.path} is of a loop of your own; give a function that runs it again, --again=FILE.py:FUNCTION"
         )
-    files, effect = find_trace(run.path), run.contributions.get("effect")
-    mean: MeanName = (
-        "fixed" if effect is not None and effect.attrs["mean"] == "fixed" else "renormalised"
-    )
-    function = load_function(again, "again", trust)
-    with files.folder.claim():
-        found = loop_without(files, function, mean, group, points, progress)
-        write_removal(run.path, found)
-    return found
+    trace = find_trace(run.path)
+    effect = run.contributions.get("effect")
+    mean: MeanName = "renormalised"
+    if effect is not None and effect.attrs["mean"] == "fixed":
+        mean = "fixed"
+    function = load_function(request.again, "again", request.trust)
+    with trace.folder.claim():
+        removal = loop_without(trace, function, mean, group, points, progress)
+        write_removal(run.path, removal)
+    return removal
 
 
 def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> NDArray[np.float64]:
-    """How much each training example matters at these points: by its effects, or by what it added; which is said."""
+    """Return the influence of each training example on these queries, by effects or else by contributions."""
     from ntkexp.records.contributions import explained_rule
-    from ntkexp.report.explain import effects_of_run, influence
+    from ntkexp.report.known_effects import effects_of_run, influence
 
     parts = effects_of_run(run)
-    if parts is None:
+    if parts is not None:
+        parts = parts[list(points)]
+    else:
         rule = explained_rule(run.rules)
         if rule is None:
             raise Mistake(
                 f"{run.path} holds neither effects nor contributions, so its examples have no order"
             )
         parts = run.parts(rule).isel(probe=list(points)).to_numpy()
-    else:
-        parts = parts[list(points)]
     progress.say(f"at the top are examples {order_of(run)}")
     return influence(parts)
 
 
 def order_of(run: Run) -> str:
-    """By what examples are at the top, in words that follow 'examples'."""
-    from ntkexp.report.explain import effects_of_run
+    """Return the order behind `top:N`, in words that follow 'examples'."""
+    from ntkexp.report.known_effects import effects_of_run
 
     if effects_of_run(run) is None:
         return "that added most, as this run has no effects (path.effects=true)"
@@ -303,12 +316,15 @@ def order_of(run: Run) -> str:
 
 
 def of_largest_outputs(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
-    """Of each point the output that the network gives it, where there are several."""
-    best: dict[int, LedgerEntry] = {}
+    """Return the entry of the largest output at each query."""
+    largest: dict[int, LedgerEntry] = {}
     for entry in entries:
-        if entry.number not in best or entry.before > best[entry.number].before:
-            best[entry.number] = entry
-    return list(best.values())
+        if entry.number not in largest or entry.before > largest[entry.number].before:
+            largest[entry.number] = entry
+    return list(largest.values())
+
+
+# --- `ntkexp attribute FOLDER`: attribute a followed loop from its trace.
 
 
 def attribute(
@@ -392,13 +408,10 @@ def attribute(
     trust: Trust = None,
 ) -> None:
     """Find what each example of a followed training added to the queries' outputs."""
-    from torch import nn
-
     from ntkexp.config.build import load_function
     from ntkexp.config.plain_yaml import parsed
     from ntkexp.foreign_loop.again import trained_again
     from ntkexp.foreign_loop.batch_norm import checked_mode
-    from ntkexp.foreign_loop.rule import AbstractOptimizerRule
     from ntkexp.foreign_loop.trace import find_trace, load_trace, measure_name
     from ntkexp.foreign_loop.user_loss import Weighing
     from ntkexp.report.loaded_run import load_run
@@ -415,13 +428,8 @@ def attribute(
         raise Mistake(
             "--effects: effects are derivatives of the gradient; add --loss=FILE.py:FUNCTION, as for follow"
         )
-    # module and loss: what is not given is what the loop itself gives to `follow`, once it is carried out as it is
     loop = None if again is None else load_function(again, "again", trust)
-    module = None if model is None else load_function(model, "model", trust)()
-    if not (module is None or isinstance(module, nn.Module)):
-        raise Mistake(
-            f"model={model}: it returns a {type(module).__name__}; let it return an nn.Module"
-        )
+    module = None if model is None else built_module(model, trust)
     named = measure_name(files)
     if named is not None and measure is None and again is None:
         raise Mistake(
@@ -432,37 +440,61 @@ def attribute(
         raise Mistake(
             f"--measure={measure}: {folder} explains outputs; leave it out, or follow the loop again with it"
         )
-    first = (
-        None
-        if loop is None or (model and loss and (measure or not named))
-        else trained_again(loop, Weighing())
-    )
+
+    # the user's loop, run once unchanged, supplies the module, loss and measure that no option names
+    first = None
+    if loop is not None and not (model and loss and (measure or not named)):
+        first = trained_again(loop, Weighing())
     if module is None:
-        assert first is not None  # one of the two functions was given
+        assert first is not None  # `model` or `again` was given
         module = first.module
-    rules = list[Any]()
-    for path in rule or []:
-        rules.append(load_function(path, "rule", trust)())
-        if not isinstance(rules[-1], AbstractOptimizerRule):
-            raise Mistake(
-                f"rule={path}: it is not a rule of an optimizer; name a class of AbstractOptimizerRule"
-            )
-    rules += () if first is None else [each.rule for each in first.steps.known]
-    asked = None if measure is None else load_function(measure, "measure", trust)
-    trace = load_trace(files, module, asked or (None if first is None else first.measure), rules)
-    given = None if loss is None else load_function(loss, "loss", trust)
-    trace.loss = given or (None if first is None else first.loss)
-    words = None if decode is None else load_function(decode, "decode", trust)
-    components = None if by is None else parsed(by)
-    trace.batch_norm = trace.batch_norm if batch_norm is None else checked_mode(batch_norm)
+    rules = [optimizer_rule(path, trust) for path in rule or []]
+    followed_measure = None if measure is None else load_function(measure, "measure", trust)
+    followed_loss = None if loss is None else load_function(loss, "loss", trust)
+    if first is not None:
+        rules += [known.rule for known in first.steps.known]
+        followed_measure = followed_measure or first.measure
+        followed_loss = followed_loss or first.loss
+
+    trace = load_trace(files, module, followed_measure, rules)
+    trace.loss = followed_loss
+    if batch_norm is not None:
+        trace.batch_norm = checked_mode(batch_norm)
     trace.attribute(
         effects=effects,
-        by=components,
+        by=None if by is None else parsed(by),
         positions=positions,
-        decode=words,
+        decode=None if decode is None else load_function(decode, "decode", trust),
         again=loop if effects else None,
         quiet=quiet,
     )
     run = load_run(files.folder.path)
-    named = f"examples: {naming}\n" if (naming := trace.naming) else ""
-    write_out(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{named}{run.path}\n")
+    naming = f"examples: {trace.naming}\n" if trace.naming else ""
+    write_out(f"{run.outcome}\n{ladder_sentence(run.ladder)}\n{naming}{run.path}\n")
+
+
+def built_module(path: str, trust: Sequence[str]) -> nn.Module:
+    """Build the module of `--model`."""
+    from torch import nn
+
+    from ntkexp.config.build import load_function
+
+    module = load_function(path, "model", trust)()
+    if not isinstance(module, nn.Module):
+        raise Mistake(
+            f"model={path}: it returns a {type(module).__name__}; let it return an nn.Module"
+        )
+    return module
+
+
+def optimizer_rule(path: str, trust: Sequence[str]) -> AbstractOptimizerRule:
+    """Build an optimizer rule of `--rule`."""
+    from ntkexp.config.build import load_function
+    from ntkexp.foreign_loop.rule import AbstractOptimizerRule
+
+    built = load_function(path, "rule", trust)()
+    if not isinstance(built, AbstractOptimizerRule):
+        raise Mistake(
+            f"rule={path}: it is not a rule of an optimizer; name a class of AbstractOptimizerRule"
+        )
+    return built

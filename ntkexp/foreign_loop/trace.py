@@ -316,9 +316,8 @@ class Trace:
         tape: Tape,
         components: Components | None,
         places: Positions | None,
-        progress: AbstractProgress,
     ) -> LoopSums:
-        """Sums that hold nothing yet; what they and a step take is refused if it is too much, or said."""
+        """Begin the sums over steps. Raise if they and one step need more than `memory_gb`."""
         forms = any(
             not each.rule.has_effects for each in self.steps.known
         )  # of SGD and Adam, V is U
@@ -327,12 +326,9 @@ class Trace:
             StepCost(tape, self.steps.most_examples(), parameters, 3 if forms else 1),
             len(self.steps),
         )
-        found = sums_at_zero(
+        return sums_at_zero(
             tape.outputs, len(self.examples), steps, self.memory_gb, components, places, cost
         )
-        if said := cost.sentence(steps):
-            progress.say(f"ntkexp: {said}")
-        return found
 
     def contributions(
         self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
@@ -355,7 +351,7 @@ class Trace:
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         components = None if self.by is None else components_of(self.by, steps.end)
-        sums = self.begin_sums(last, components, places, progress)
+        sums = self.begin_sums(last, components, places)
         back = Backwards(
             reader,
             CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, places),

@@ -27,22 +27,25 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import AGAIN, Damaged, read_object
 from ntkexp.records.schema import ArrayRecord, GroupRecord, checked, first_fault
 
-# --- data.npz: the kinds and shapes of its arrays are read before the arrays.
+# --- data.npz: the types and shapes of its arrays are read before the arrays.
 
 
 class Header(NamedTuple):
-    """The shape and the kind of numbers of an array."""
+    """The shape and dtype of an array."""
 
     shape: tuple[int, ...]
     kind: np.dtype[Any]
 
 
-NUMBERS, WHOLE, WORDS = "biuf", "iu", "U"  # kinds of numpy
+# kinds of NumPy dtypes
+NUMBERS = "biuf"
+WHOLE = "iu"
+WORDS = "U"
 ANY = NUMBERS + WORDS
 
 
 def read_headers(path: Path) -> dict[str, Header]:
-    """Read what the arrays of a file are, or raise unless they lie there as they are, uncompressed."""
+    """Read the headers of all arrays in a file. Raise if an array is compressed or incomplete."""
     try:
         with zipfile.ZipFile(path) as archive:
             return {
@@ -64,7 +67,7 @@ def read_headers(path: Path) -> dict[str, Header]:
 
 
 def header_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
-    """Read the head of one array; its bytes have to be as many as it says."""
+    """Read the header of one array. Raise ValueError if its size does not match its bytes."""
     if entry.compress_type != zipfile.ZIP_STORED:
         raise ValueError("it is compressed")
     with archive.open(entry) as file:
@@ -81,18 +84,16 @@ def header_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
 
 def refuse_half_characters(words: NDArray[Any]) -> None:
     """Raise ValueError if a text holds a code that is no character."""
-    codes = (
-        np.ascontiguousarray(words).view(np.uint32)
-        if words.size and words.dtype.itemsize
-        else np.zeros(0, int)
-    )
+    if not words.size or not words.dtype.itemsize:
+        return
+    codes = np.ascontiguousarray(words).view(np.uint32)
     if ((codes >= 0xD800) & (codes < 0xE000)).any() or (codes > 0x10FFFF).any():
         raise ValueError("a text holds a code that is no character")
 
 
 @dataclass(frozen=True)
 class RunAxes:
-    """The lengths of a run's axes, by data.npz: training examples, and the points of the splits that were read."""
+    """The lengths of a run's axes by data.npz: training examples, and the points of all evaluated splits."""
 
     train: int
     points: int
@@ -100,25 +101,24 @@ class RunAxes:
 
     @classmethod
     def of(cls, headers: Mapping[str, Header], read: Sequence[str], path: Path) -> RunAxes:
-        """Find the lengths, or raise if the arrays do not go together."""
-        if fault := data_fault(headers, read):
+        """Return the lengths of the axes. Raise if the arrays are inconsistent."""
+        fault = data_fault(headers, read)
+        if fault:
             raise Damaged(f"{path} holds what no run writes: {fault}; {AGAIN}")
         counts = {split: headers[f"{split}_index"].shape[0] for split in ("train", *read)}
         return cls(counts["train"], sum(counts[split] for split in read), counts)
 
     @property
     def lengths(self) -> dict[str, int]:
-        """By the names of axes in stores."""
+        """The lengths by the names of axes in stores."""
         return {"probe": self.points, "train": self.train, "example": self.train}
 
 
 def data_fault(headers: Mapping[str, Header], read: Sequence[str]) -> str | None:
-    """Return the first fault in the arrays of data.npz, or nothing."""
-    faults = [
-        f"'{name}' is missing, or no names"
-        for name in ("classes",)
-        if not is_like(headers.get(name), 1, WORDS)
-    ]
+    """Return the first fault in the arrays of data.npz, or None."""
+    faults = list[str]()
+    if not is_like(headers.get("classes"), 1, WORDS):
+        faults.append("'classes' is missing, or no names")
     for name, axes in (("out_name", 1), ("phases", 1), ("phase_classes", 2)):
         if name in headers and not is_like(headers[name], axes, WORDS):
             faults.append(f"'{name}' are no names")
@@ -128,19 +128,19 @@ def data_fault(headers: Mapping[str, Header], read: Sequence[str]) -> str | None
 
 
 def split_faults(headers: Mapping[str, Header], split: str) -> list[str]:
-    """Return the first fault in the arrays of one split."""
+    """Return the faults in the arrays of one split."""
     index = headers.get(f"{split}_index")
     if index is None or not is_like(index, 1, WHOLE):
         return [f"it has no '{split}_index', a number for each example"]
-    own = {
-        name.removeprefix(f"{split}_"): each
-        for name, each in headers.items()
+    split_headers = {
+        name.removeprefix(f"{split}_"): header
+        for name, header in headers.items()
         if name.startswith(f"{split}_")
     }
     faults = [
         f"'{split}_{part}' is not of {index.shape[0]} examples"
-        for part in own
-        if own[part].shape[:1] != index.shape
+        for part, header in split_headers.items()
+        if header.shape[:1] != index.shape
     ]
     kinds = {
         "shown": NUMBERS,
@@ -152,11 +152,12 @@ def split_faults(headers: Mapping[str, Header], split: str) -> list[str]:
     }
     faults += [
         f"'{split}_{part}' is of another kind"
-        for part in own
-        if own[part].kind.kind not in kinds.get(part, ANY)
+        for part, header in split_headers.items()
+        if header.kind.kind not in kinds.get(part, ANY)
     ]
-    required = ("shown", "name" if "name" in own else "target")
-    return faults + [f"it has no '{split}_{part}'" for part in required if part not in own]
+    required = ("shown", "name" if "name" in split_headers else "target")
+    missing = [part for part in required if part not in split_headers]
+    return faults + [f"it has no '{split}_{part}'" for part in missing]
 
 
 def is_like(header: Header | None, axes: int, kinds: str) -> bool:
@@ -165,18 +166,21 @@ def is_like(header: Header | None, axes: int, kinds: str) -> bool:
 
 def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
     """Raise if a class or phase has an impossible number, or if a text is not a string."""
-    classes, shared = arrays["classes"], arrays.get("phase_classes")
+    classes = arrays["classes"]
+    phases = arrays.get("phases", ())
+    phase_classes = arrays.get("phase_classes")
     try:
         for array in arrays.values():
             if array.dtype.kind == WORDS:
                 refuse_half_characters(array)
         for split in ("train", "probe", "test"):
-            target, phase = arrays.get(f"{split}_target"), arrays.get(f"{split}_phase")
+            target = arrays.get(f"{split}_target")
+            phase = arrays.get(f"{split}_phase")
             if target is not None and len(classes):
                 refuse_outside(target, 0, len(classes), f"{split}_target")
             if phase is not None:
-                refuse_outside(phase, 1, 1 + len(arrays.get("phases", ())), f"{split}_phase")
-        if shared is not None and shared.shape != (len(arrays.get("phases", ())), len(classes)):
+                refuse_outside(phase, 1, 1 + len(phases), f"{split}_phase")
+        if phase_classes is not None and phase_classes.shape != (len(phases), len(classes)):
             raise ValueError("'phase_classes' are not a row for each phase")
     except ValueError as error:
         raise Damaged(f"{path} holds what no run writes: {error}; {AGAIN}") from None
@@ -190,8 +194,10 @@ def refuse_outside(numbers: NDArray[Any], low: int, high: int, name: str) -> Non
         raise ValueError(f"'{name}' has numbers outside {low} to {high - 1}")
 
 
-# --- Stores: the descriptions of their arrays are read before the arrays. An array that is larger than FREE numbers has
-# to lie there, and not only be described; what is not there is read as one number, however large it is.
+# --- Stores: the descriptions of their arrays are read before the arrays.
+#
+# zarr reads chunks without a file as the fill value. So a small file could describe an array that exceeds the memory.
+# Most chunks of a large array must therefore exist.
 
 
 DESCRIBED = {
@@ -203,15 +209,15 @@ DESCRIBED = {
     "codecs": [{"name": "bytes"}],
     "dimension_names": ["probe", "out"],
 }
-"""An array as its zarr.json describes it."""
+"""The zarr.json of an array, for examples."""
 
-FREE = 1 << 27  # numbers
-SPARSE = 16  # a large array has at least this part of its bytes on disk
-MOST_CHUNKS = 1 << 16  # that need not be there
+MAX_UNSTORED_NUMBERS = 1 << 27  # of an array whose chunks may be missing
+MIN_STORED_FRACTION = 1 / 16  # of the numbers of a larger array
+MAX_MISSING_CHUNKS = 1 << 16
 
 
 class Store(NamedTuple):
-    """The attributes of a store, and its arrays by their names."""
+    """The attributes of a store, and the descriptions of its arrays."""
 
     attributes: dict[str, Any]
     arrays: dict[str, ArrayRecord]
@@ -233,32 +239,34 @@ def read_store(path: Path) -> Store:
                 raise Damaged(
                     f"{place / ZARR} holds what no run writes: {first_fault(error)}"
                 ) from None
-            if fault := array_fault(arrays[place.name], place):
+            fault = array_fault(arrays[place.name], place)
+            if fault:
                 raise Damaged(f"{place} holds what no run writes: {fault}")
     return Store(group["attributes"], arrays)
 
 
 def array_fault(array: ArrayRecord, place: Path) -> str | None:
-    """Return the fault in the size of an array, or nothing."""
+    """Return the fault in the size of an array, or None."""
     chunk = array.chunk_grid.configuration.chunk_shape
     if not len(array.shape) == len(chunk) == len(array.dimension_names):
         return "its axes are not as many as their names"
-    size = np.dtype(array.data_type).itemsize
-    sizes = chunk_sizes(str(place / "c"))
-    if any(found != prod(chunk) * size for found in sizes):
+    itemsize = np.dtype(array.data_type).itemsize
+    stored_chunks = chunk_sizes(str(place / "c"))
+    if any(size != prod(chunk) * itemsize for size in stored_chunks):
         return "a chunk has not the size of its numbers"
     chunks = prod(-(-length // step) for length, step in zip(array.shape, chunk, strict=True))
-    if chunks > MOST_CHUNKS + len(sizes):
-        return f"it has {chunks} chunks, and {len(sizes)} of them are there"
+    if chunks > MAX_MISSING_CHUNKS + len(stored_chunks):
+        return f"it has {chunks} chunks, and {len(stored_chunks)} of them are there"
     numbers = prod(array.shape)
-    there = sum(sizes) // size
-    if numbers > FREE and there * SPARSE < numbers and not place.name.startswith("path_"):
-        return f"it has {numbers} numbers, and {there} of them are there"
+    stored = sum(stored_chunks) // itemsize
+    may_be_sparse = place.name.startswith("path_") or numbers <= MAX_UNSTORED_NUMBERS
+    if not may_be_sparse and stored < MIN_STORED_FRACTION * numbers:
+        return f"it has {numbers} numbers, and {stored} of them are there"
     return None
 
 
 def chunk_sizes(folder: str) -> list[int]:
-    """Find the bytes of every chunk."""
+    """Return the bytes of every stored chunk."""
     sizes = list[int]()
     try:
         with os.scandir(folder) as entries:
@@ -282,19 +290,19 @@ def refuse_odd_store(
     required: Sequence[str],
     lengths: Mapping[str, int],
 ) -> None:
-    """Raise unless a store has these arrays, each of a kind with its axes, whose lengths are as they should be.
+    """Raise if a store lacks an array of `required`, or has an array of no kind, or of other axes or lengths.
 
-    The name of a rule's array ends in the rule, as in `contribution_left`.
+    The name of an array is its kind, or begins with it, as `contribution_left`.
     """
-    if lacking := [name for name in required if name not in store.arrays]:
-        raise Damaged(f"{path} holds no array '{lacking[0]}'; {AGAIN}")
+    missing = [name for name in required if name not in store.arrays]
+    if missing:
+        raise Damaged(f"{path} holds no array '{missing[0]}'; {AGAIN}")
     for name, array in store.arrays.items():
         dims = tuple(array.dimension_names)
-        if not any(
-            dims == axes
-            for kind, axes in kinds.items()
-            if name == kind or name.startswith(f"{kind}_")
-        ):
+        possible_dims = [
+            axes for kind, axes in kinds.items() if name == kind or name.startswith(f"{kind}_")
+        ]
+        if dims not in possible_dims:
             raise Damaged(
                 f"{path} holds what no run writes: '{name}' over {', '.join(dims)}; {AGAIN}"
             )
@@ -309,6 +317,6 @@ def refuse_odd_store(
 
 
 def refuse_odd_steps(steps: NDArray[np.int64], path: Path) -> None:
-    """Raise unless steps count upwards."""
+    """Raise if steps do not increase."""
     if len(steps) and (steps[0] < 0 or (np.diff(steps) <= 0).any()):
         raise Damaged(f"{path} is damaged: its steps do not count upwards; {AGAIN}")

@@ -1,16 +1,16 @@
-r"""How files are written so that a kill at any moment, by a signal or by a power cut, is harmless.
+r"""Files that survive a kill at any moment, by a signal or by a power cut.
 
-    a file    is written beside its place, forced to the disk, and moved into its place. A kill before the move leaves
-              what was there, and a `.partial` that is never read; a kill after it leaves the new file.
-    a lock    is the kernel's `flock`, which ends with the process that holds it, however that ends. The file that is
-              locked stays, and means nothing: no lock is ever left over, and none is taken from its holder.
-    a seal    is a digest that lies with what it seals, or in another file that is written later. What was cut off,
-              changed, or copied from elsewhere does not match it, and is refused before any parser sees it.
-    a log     only grows, by sealed entries. A kill leaves at most its last entry unfinished, which is as if it had
-              not been written: it is cut off when the log goes on.
+    file    It is written under another name, forced to the disk, and renamed. A kill before the renaming leaves the old
+            file, and a `.partial` that is never read. A kill after it leaves the new file.
+    lock    It is the kernel's `flock`, which ends when its process ends for any reason. The locked file stays, but no
+            lock is left over, and no process can take a lock from its holder.
+    seal    A digest is stored with the sealed bytes, or in a file that is written later. Bytes that were cut off,
+            changed or copied from another file do not match, and are rejected before they are parsed.
+    log     It only grows, by sealed entries. A kill leaves at most an unfinished last entry, which is cut off when the
+            log continues.
 
-So a run resumes without cleaning up: it checks which files are whole, and writes the rest again. A folder of such files
-is whole when the file that seals all others is there, which is written last (`records.folder`).
+So a run is resumed without repair: it checks which files are complete, and writes the others again. The folder of a run
+is complete when the file that seals all others exists, which is written last (`records.folder`).
 
 >>> seal(b"numbers", "one run") == seal(b"numbers", "another")
 False
@@ -41,67 +41,64 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-# --- A file is there whole, or not at all.
+# --- Files are written completely or not at all.
 
 
-PARTIAL = ".partial"  # how the name of a file ends that is not yet in its place
+PARTIAL = ".partial"  # the suffix of a file that is being written
 
 
 @contextmanager
 def being_written(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, moved into its place at the end: a kill or a power cut leaves the old file or the new one."""
+    """Yield a file that gets its name at the end. A kill or power cut leaves the old file or the new one."""
     make_folder(path.parent)
-    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")  # two writers have two
+    # two writers have different files
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")
     try:
-        opening = partial.open("xb")  # none is written over, and no link is followed
+        opening = partial.open("xb")  # overwrites no file and follows no link
     except FileNotFoundError:
         raise cannot_write(partial.parent) from None
     try:
         with opening as file:
             yield file
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # before the move: else a power cut could leave a file in its place that is empty
+            os.fsync(file.fileno())  # else a power cut after the renaming could leave an empty file
         partial.replace(path)
-    except BaseException:  # a full disk: what was begun would keep it full
+    except BaseException:  # after a full disk, the partial file would keep it full
         partial.unlink(missing_ok=True)
         raise
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write text (UTF-8) or bytes, whole or not at all."""
+    """Write text (UTF-8) or bytes, completely or not at all."""
     with being_written(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those around it, unless it is there."""
+    """Create a folder and its parents, unless they exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError:
         raise cannot_write(folder) from None
-    except RecursionError:  # it goes up by calls
+    except RecursionError:  # pathlib creates parents recursively
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(folder)) from None
 
 
 def cannot_write(folder: Path) -> PermissionError:
-    """Make the error of a place such as /proc, of which the system says that there is no such file, though one was to
-    be made: who calls knows what to say of places where that is not allowed.
-    """
+    """Return the error for a folder such as /proc, where the system reports a missing file instead of a permission."""
     return PermissionError(errno.EACCES, "Nothing can be written there", str(folder))
 
 
-# --- One process writes a folder: it holds an exclusive flock on a file in it.
+# --- Locks: the process that writes a folder holds an exclusive flock on a file in it.
 #
-# The kernel drops the lock when its last descriptor is closed, and closes all of a process that ends, by kill -9 too.
-# A forked child shares the lock, which is then dropped when both have ended; nothing here unlocks but by closing, so
-# the child cannot take the lock from its parent. On NFS, Linux makes of it a lock of the server's, for which the file
-# has to be open for writing.
+# The kernel drops the lock when its last descriptor is closed, which also happens when a process is killed. A forked
+# child shares the lock, which is dropped when both processes have ended. Locks are released only by closing, so the
+# child cannot take the lock from its parent. On NFS, Linux turns flock into a lock of the server, which needs a file
+# that is open for writing.
 #
-# The package filelock would replace `acquire` and `waited_for`, and not `is_held`: it cannot say whether another
-# process holds a lock without taking it, for which the folder has to be writable, and during which a claim fails. What
-# it does where a system lacks flock, and in forked children, changes with its version. So these forty lines stay.
+# The package filelock could replace `acquire` and `waited_for`, but not `is_held`: it detects the lock of another
+# process only by taking it, which needs a writable folder and makes a simultaneous claim fail. Its behaviour without
+# flock and in forked children changes with its version.
 
 
 try:
@@ -111,38 +108,40 @@ except ImportError as error:  # not a POSIX system
         "run folders are locked with flock, which this system lacks; use Linux, macOS or WSL"
     ) from error
 
-ATTEMPTS, PAUSE = (
-    10,
-    0.01,
-)  # `is_held` shares the lock for an instant, which must not make a claim fail
+# `is_held` shares a lock for an instant, which must not make a claim fail
+LOCK_ATTEMPTS = 10
+LOCK_PAUSE_SECONDS = 0.01
 
 
 def acquire(lock: Path) -> int:
-    """Hold the lock until the descriptor that is returned is closed, or raise BlockingIOError if another does."""
-    for attempt in range(ATTEMPTS):
+    """Take the lock, and return its descriptor. Raise BlockingIOError if another process holds it.
+
+    Closing the descriptor releases the lock.
+    """
+    for attempt in range(LOCK_ATTEMPTS):
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_at(descriptor, lock):
                 return descriptor
         except BlockingIOError:
-            if attempt == ATTEMPTS - 1:
+            if attempt == LOCK_ATTEMPTS - 1:
                 os.close(descriptor)
                 raise
-            time.sleep(PAUSE)
+            time.sleep(LOCK_PAUSE_SECONDS)
         os.close(descriptor)
     raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), str(lock))
 
 
 def release(descriptor: int, lock: Path) -> None:
-    """Let go of a lock that is held, and leave nothing of it; who was about to take it takes a new one."""
+    """Release a lock and remove its file. A process that waits for it creates a new file."""
     with suppress(OSError):
         lock.unlink()
     os.close(descriptor)
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is the one that lies there, and was not removed meanwhile."""
+    """Return whether an open file is still the file at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:
@@ -151,13 +150,13 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def waited_for(lock: Path) -> Iterator[None]:
-    """Hold the lock, however long it takes until others let go of it."""
+    """Hold the lock. Wait until other processes have released it."""
     make_folder(lock.parent)
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if is_at(descriptor, lock):  # and was not removed meanwhile
+            if is_at(descriptor, lock):  # else another process removed the file
                 yield
                 return
         finally:
@@ -165,11 +164,10 @@ def waited_for(lock: Path) -> Iterator[None]:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether someone holds the lock; a file that is not there is not held."""
+    """Return whether a process holds the lock. A missing file is not locked."""
     try:
-        descriptor = os.open(
-            lock, os.O_RDONLY | os.O_NONBLOCK
-        )  # lest a pipe of that name wait for a writer
+        # without O_NONBLOCK, a pipe of this name would wait for a writer
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -182,29 +180,31 @@ def is_held(lock: Path) -> bool:
         os.close(descriptor)
 
 
-# --- A seal tells whether bytes are those that were written, and whether they were written for this place.
+# --- Seals: digests that show whether bytes are unchanged, and were written for this place.
 #
-#     seal(content, of) = sha256(of ‖ 0 ‖ content),   `of` a file of a run, a kernel, a row: bytes that lie elsewhere
-#                                                     have another
+#     seal(content, of) = sha256(of ‖ 0 ‖ content)
+#
+# `of` names the place: a file of a run, a tile of a kernel, a row. Equal bytes in another place have another seal.
 
 
 BLOCK = 1 << 20  # bytes that are read at once
-WIDTH = 32  # bytes of a seal by itself
+WIDTH = 32  # bytes of a seal
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 Seals: TypeAlias = Mapping[str, tuple[int, str]]
-"""By the names of files, relative to their folder: how many bytes they have, and their seal."""
+"""The number of bytes and the seal of each file, by its path relative to a folder."""
 
 
 class Damaged(Mistake):
-    """A file is not as it was written."""
+    """A file that differs from the written one."""
 
 
 class Sealing:
-    """Takes in bytes that are written, one after the other; `position` is how many there were."""
+    """The seal of bytes that are written one after the other. `position` counts them."""
 
     def __init__(self, of: str = "") -> None:
-        self.hash, self.position = sha256(of.encode() + b"\0"), 0
+        self.hash = sha256(of.encode() + b"\0")
+        self.position = 0
 
     def take(self, content: ReadableBuffer) -> None:
         self.hash.update(content)
@@ -226,16 +226,19 @@ def seal(content: ReadableBuffer, of: str = "") -> bytes:
 
 
 def sealing_of(path: Path | str, size: int, of: str = "") -> Sealing:
-    sealing, left = Sealing(of), size
-    with open(path, "rb", buffering=0) as file:  # the blocks are large enough
-        while left > 0 and (block := file.read(min(BLOCK, left))):
+    """Return the sealing of the first `size` bytes of a file."""
+    sealing = Sealing(of)
+    with open(path, "rb", buffering=0) as file:
+        while sealing.position < size:
+            block = file.read(min(BLOCK, size - sealing.position))
+            if not block:
+                break
             sealing.take(block)
-            left -= len(block)
     return sealing
 
 
 def sealed(folder: Path, names: Iterable[str]) -> Seals:
-    """The seals of files that were written, those in folders among them."""
+    """Return the seals of files, and of all files in folders."""
     paths = (path for name in names for path in (folder / name, *(folder / name).rglob("*")))
     files = sorted(path for path in paths if path.is_file())
     return {
@@ -245,11 +248,10 @@ def sealed(folder: Path, names: Iterable[str]) -> Seals:
 
 
 def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
-    """The files that are not as they were sealed; those that are larger than that are only measured."""
-    folder_name, wrong = (
-        str(folder),
-        [],
-    )  # names are joined as text: there are many, and paths take longer than their files
+    """Return the files that do not match their seals. Only the size of files larger than `largest` is checked."""
+    wrong = []
+    # paths as text, because creating `Path` objects takes longer than reading small files
+    folder_name = str(folder)
     for name, (size, mark) in seals.items():
         path = os.path.join(folder_name, name)
         try:
@@ -266,20 +268,23 @@ def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
 
 
 class SealedFile:
+    """A file that computes the seal of the bytes written to it."""
+
     def __init__(self, file: BinaryIO, of: str) -> None:
-        self.file, self.sealing = file, Sealing(of)
+        self.file = file
+        self.sealing = Sealing(of)
 
     def write(self, content: ReadableBuffer) -> int:
         self.sealing.take(content)
         return self.file.write(content)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing, because nothing is buffered."""
 
 
 @contextmanager
 def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
-    """A file that is there whole, with its seal at its end, or not at all; it can be written to, and nothing else."""
+    """Yield a file that can only be written to. It is stored completely, with its seal at its end, or not at all."""
     with being_written(path) as file:
         content = SealedFile(file, of)
         yield cast(BinaryIO, content)
@@ -287,22 +292,22 @@ def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
 
 
 def sealed_for(path: Path, of: str) -> bool:
-    """Whether a file that `being_sealed` wrote is as it was."""
+    """Return whether a file that `being_sealed` wrote is undamaged."""
     size = path.stat().st_size - WIDTH
     with path.open("rb") as file:
         file.seek(max(0, size))
         return size >= 0 and sealing_of(path, size, of).digest == file.read()
 
 
-# --- JSON as the run folder writes it: keys in the order given, two blanks of indentation, a newline at the end.
+# --- JSON files: keys in the given order, two blanks of indentation, a newline at the end.
 #
-# JSON has no infinity and no NaN: a number that is not finite becomes null.
+# JSON has no infinity and no NaN, so a number that is not finite becomes null.
 
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
-LARGEST = 1 << 30  # bytes of a JSON file
-DEEPEST = 64  # objects in each other
+MAX_JSON_BYTES = 1 << 30
+MAX_JSON_DEPTH = 64  # nested objects and lists
 SEAL = "seal"
 AGAIN = "run the command that wrote it again"
 
@@ -317,7 +322,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_bytes(path: Path) -> bytes:
     try:
-        refuse_special(path, str(path), LARGEST)
+        refuse_special(path, str(path), MAX_JSON_BYTES)
         return path.read_bytes()
     except OSError as error:
         raise Mistake(f"{path} cannot be read ({error.strerror})") from error
@@ -332,9 +337,10 @@ def as_object(content: bytes, path: Path) -> dict[str, Any]:
         raise Mistake(
             f"{path} holds a JSON {type(value).__name__}, not an object; the file is damaged"
         )
-    if content.count(b"{") + content.count(b"[") > DEEPEST and depth_of(value) > DEEPEST:
+    brackets = content.count(b"{") + content.count(b"[")
+    if brackets > MAX_JSON_DEPTH and depth_of(value) > MAX_JSON_DEPTH:
         raise Mistake(
-            f"{path} holds more than {DEEPEST} objects in each other; the file is damaged"
+            f"{path} holds more than {MAX_JSON_DEPTH} objects in each other; the file is damaged"
         )
     if b"\\u" in content:
         refuse_half_characters(value, path)
@@ -342,19 +348,21 @@ def as_object(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def depth_of(value: object) -> int:
-    """Count the levels of objects and lists in each other."""
+    """Return the number of levels of nested objects and lists."""
     depth = 0
     level = [value]
-    while level := [part for part in level if isinstance(part, dict | list)]:
-        level = [
-            item for part in level for item in (part.values() if isinstance(part, dict) else part)
-        ]
+    while True:
+        containers = [part for part in level if isinstance(part, dict | list)]
+        if not containers:
+            return depth
+        level = []
+        for part in containers:
+            level += part.values() if isinstance(part, dict) else part
         depth += 1
-    return depth
 
 
 def refuse_half_characters(value: object, path: Path) -> None:
-    """Raise if a text holds half a character, which JSON can spell, and which nothing can write."""
+    """Raise if a text holds half of a surrogate pair, which JSON can spell but UTF-8 cannot encode."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -362,7 +370,7 @@ def refuse_half_characters(value: object, path: Path) -> None:
 
 
 def finite_json(value: Json) -> Json:
-    """The value with null for every number that JSON cannot write."""
+    """Return the value with null in place of infinities and NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -373,13 +381,13 @@ def finite_json(value: Json) -> Json:
 
 
 def sealed_text(value: Mapping[str, Json], of: str) -> str:
-    """Write an object as JSON text, its seal on a line of its own: without that, it is the text that was sealed."""
+    """Return an object as JSON text with its seal in the last line. Without this line, it is the sealed text."""
     return to_text({**value, SEAL: seal(to_text(value).encode(), of).hex()})
 
 
 def read_sealed(path: Path, of: str) -> dict[str, Any]:
-    """A JSON file that holds an object and its seal, which is taken off: it was written for this place."""
-    content = read_bytes(path)  # once: what is judged is what is given
+    """Read an object from a JSON file, check its seal, and remove the seal."""
+    content = read_bytes(path)  # once, so that the checked bytes are the returned ones
     value = as_object(content, path)
     mark = value.pop(SEAL, None)
     if mark is None:
@@ -390,26 +398,26 @@ def read_sealed(path: Path, of: str) -> dict[str, Any]:
     return value
 
 
-# --- A log: a file that only grows, by entries, each behind its length, its seal behind it.
+# --- Logs: files that only grow, by entries of
 #
 #     length (8 bytes)   mark (8 bytes)   content   seal (32 bytes)
 #
-#     mark = of the log, of the entry's place, of the length
-#     seal = of the log, of the entry's place, of the seal before it, of the content
+#     mark = digest of the log's name, the entry's number, and the length
+#     seal = digest of the log's name, the entry's number, the seal of the entry before it, and the content
 #
-# An entry is whole before the next begins, so a killed process leaves at most its last one unfinished: that is none,
-# and is cut off when the log goes on. An entry before the last that is not as it was written is a damage, and so is a
-# length: without its mark, one that is too large would make all entries behind it an unfinished one.
+# An entry is complete before the next one begins. So a killed process leaves at most an unfinished last entry, which
+# does not count and is cut off when the log continues. Any other change is damage. Without the mark, a damaged length
+# that is too large would make all later entries look like one unfinished entry.
 
 
-LENGTH = 8
-HEAD = 2 * LENGTH  # a length and its mark
-SMALL = 1 << 16  # bytes, which are copied sooner than written part by part
+LENGTH = 8  # bytes
+HEAD = 2 * LENGTH  # bytes of a length and its mark
+MAX_JOINED_BYTES = 1 << 16  # smaller entries are written faster as one piece
 
 
 @dataclass
 class SealedLog:
-    """The log `of` a run, in a file; `ends` are the positions behind its entries, `seals` those of each."""
+    """A log named `of` in a file, with the end positions and the seals of its entries."""
 
     path: Path
     of: str
@@ -418,31 +426,32 @@ class SealedLog:
 
     @classmethod
     def opened(cls, path: Path, of: str) -> SealedLog:
-        """The log as far as it is whole, every byte looked at; one that is not there is empty."""
+        """Read and check all complete entries. A missing file is an empty log."""
         log = cls(path, of)
         content = log.content()
-        while (end := log.whole(content)) is not None:
+        while True:
+            end = log.next_end(content)
+            if end is None:
+                return log
             log.ends.append(end)
             log.seals.append(bytes(content[end - WIDTH : end]))
-        return log
 
     def content(self) -> memoryview:
-        """All bytes of the file, read when they are looked at; to write to them changes no file."""
+        """Return the bytes of the file as a private memory map. Writing to it does not change the file."""
         if not self.path.is_file() or not self.path.stat().st_size:
             return memoryview(b"")
         with self.path.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
 
-    def whole(self, content: memoryview) -> int | None:
-        """Where the next entry ends, if it is there as it was written."""
+    def next_end(self, content: memoryview) -> int | None:
+        """Return the end of the next entry, or None if it is unfinished. Raise if it is damaged."""
         begin = self.end + HEAD
         head = bytes(content[self.end : begin])
         if len(head) < HEAD:
             return None
         if head != self.head(int.from_bytes(head[:LENGTH], "little")):
-            if (
-                len(bytes(content[self.end :]).rstrip(b"\0")) < HEAD
-            ):  # a power cut may leave room that was never filled
+            # a power cut may leave zeros that were never overwritten
+            if len(bytes(content[self.end :]).rstrip(b"\0")) < HEAD:
                 return None
             raise Damaged(self.damaged)
         end = begin + int.from_bytes(head[:LENGTH], "little") + WIDTH
@@ -456,37 +465,41 @@ class SealedLog:
 
     @property
     def damaged(self) -> str:
-        """What is said of an entry that is not as it was written."""
+        """The error message for a damaged entry."""
         return f"{self.path} is damaged at entry {len(self)}: it is not as it was written; follow the loop again"
 
     @property
     def end(self) -> int:
-        """Where the last whole entry ends."""
+        """The end of the last complete entry."""
         return self.ends[-1] if self.ends else 0
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def entries(self) -> list[memoryview]:
-        """What every entry holds."""
-        content, begins = self.content(), [0, *self.ends]
+        """Return the content of every entry."""
+        content = self.content()
+        begins = [0, *self.ends]
         return [
             content[begin + HEAD : end - WIDTH]
             for begin, end in zip(begins, self.ends, strict=False)
         ]
 
     def append(self, *content: bytes | memoryview) -> int:
-        """Write an entry, which may be given in parts; its place. A full disk leaves the log as it was."""
-        size, seal = sum(map(len, content)), self.seal(*content)
+        """Write the parts of one entry. Return its number. A full disk leaves the log unchanged."""
+        size = sum(map(len, content))
+        seal = self.seal(*content)
         try:
             with self.path.open("ab", buffering=0) as file:
                 if file.tell() < self.end:
                     raise Damaged(
                         f"{self.path} was cut while it was being written; follow the loop again"
                     )
-                file.truncate(self.end)  # of an entry that was left unfinished
+                file.truncate(self.end)  # removes an unfinished entry
                 parts = [self.head(size), *content, seal]
-                for part in [b"".join(parts)] if size <= SMALL else parts:
+                if size <= MAX_JOINED_BYTES:
+                    parts = [b"".join(parts)]
+                for part in parts:
                     if file.write(part) != len(part):
                         raise OSError(None, "no room")
         except OSError as error:
@@ -499,19 +512,19 @@ class SealedLog:
         return len(self) - 1
 
     def secure(self) -> None:
-        """Entries that were written survive a power cut."""
+        """Force all entries to the disk, so that they survive a power cut."""
         if self.path.is_file():
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
 
     def cut(self, length: int) -> None:
-        """Forget all entries but the first ones."""
+        """Remove all entries but the first `length`."""
         del self.ends[length:], self.seals[length:]
         if self.path.is_file():
             os.truncate(self.path, self.end)
 
     def head(self, size: int) -> bytes:
-        """What stands before the next entry, if it has this size."""
+        """Return the length and mark of the next entry."""
         length = size.to_bytes(LENGTH, "little")
         return length + seal(length, f"length {len(self)} of {self.of}")[: HEAD - LENGTH]
 
@@ -522,11 +535,11 @@ class SealedLog:
         return sealing.digest
 
 
-# --- How much lies in a place: a folder counts as all the files in it.
+# --- Sizes of files and folders.
 
 
 def size_of(path: Path) -> int | None:
-    """Find the bytes of a file, or of all files in a folder; None if there is neither."""
+    """Return the bytes of a file, or of all files in a folder; None if neither exists."""
     try:
         status = os.stat(path)
     except OSError:
@@ -535,14 +548,13 @@ def size_of(path: Path) -> int | None:
 
 
 def size_of_folder(path: str) -> int:
-    """Add up the files in a folder; a link to a folder is not followed, and counts as the folder itself."""
+    """Return the bytes of all files in a folder. No link to a folder is followed."""
     total = 0
     with os.scandir(path) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # a link to nothing
-                total += (
-                    size_of_folder(entry.path)
-                    if entry.is_dir(follow_symlinks=False)
-                    else entry.stat().st_size
-                )
+            with suppress(FileNotFoundError):  # a broken link
+                if entry.is_dir(follow_symlinks=False):
+                    total += size_of_folder(entry.path)
+                else:
+                    total += entry.stat().st_size
     return total

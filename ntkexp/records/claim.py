@@ -1,10 +1,10 @@
-"""claims/<name>-<digest>/: verdict.json, what was found of a claim, and picture.json, what stands below its picture."""
+"""claims/<name>-<digest>/: verdict.json, the verdict on a claim, and picture.json, the caption of its picture."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,24 +14,24 @@ from ntkexp.records.atomic import Json, read_sealed, sealed_text, write_atomical
 from ntkexp.records.folder import results_version
 from ntkexp.records.results import Seconds, read_timings
 
-# --- claims/<name>-<digest>/verdict.json: what was found of a claim, each time the same bytes.
+# --- claims/<name>-<digest>/verdict.json: the verdict on a claim. Each repetition writes the same bytes.
 #
 # {"name": …, "digest": …, "size": …, "statement": …, "source": …, "refutes": …, "command": …,
 #  "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …, "more_seeds": …, "expected": …,
 #                     "seeds": […], "draws": …, "note": …}, "control": …, "second": …}, "seal": of all this}
 #
-# Of several parts that are expected the one whose figure is given, which decides, stands first.
+# If a look expects several parts, the figure is that of the deciding part, which comes first.
 
 
 VERDICT, PICTURE, TIMINGS = "verdict.json", "picture.svg", "timings.csv"
 NOT_REPLICATED = "not replicated"
 WHOLE = "runs"
-"""The part of the timings that is of all runs; looks have theirs, by their names."""
+"""The part of the timings that covers all runs. The parts of looks have their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What one look at a claim came to."""
+    """The verdict on one look at a claim."""
 
     verdict: str
     figure: float
@@ -46,35 +46,44 @@ class Judgement:
 
     @property
     def fields(self) -> dict[str, Json]:
-        fields: dict[str, Json] = {
+        return {
             "verdict": self.verdict,
             "figure": self.figure,
             "interval": [self.low, self.high],
-        }
-        fields |= {
             "p": self.p,
             "more_seeds": self.more_seeds,
             "expected": self.expected,
             "seeds": list(self.seeds),
+            "draws": self.draws,
+            "note": self.note,
         }
-        return fields | {"draws": self.draws, "note": self.note}
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> Judgement:
-        """Read it; a number that JSON could not write is NaN."""
-        numbers = (fields["figure"], *fields["interval"])
-        figure, low, high = (math.nan if number is None else float(number) for number in numbers)
-        rest = {
-            key: fields[key] for key in ("verdict", "p", "more_seeds", "expected", "draws", "note")
-        }
+        """Return the judgement from its JSON fields, where null stands for NaN."""
+        low, high = fields["interval"]
         return cls(
-            figure=figure, low=low, high=high, seeds=tuple(map(int, fields["seeds"])), **rest
+            verdict=fields["verdict"],
+            figure=number_of(fields["figure"]),
+            low=number_of(low),
+            high=number_of(high),
+            p=fields["p"],
+            more_seeds=fields["more_seeds"],
+            expected=fields["expected"],
+            seeds=tuple(map(int, fields["seeds"])),
+            draws=fields["draws"],
+            note=fields["note"],
         )
+
+
+def number_of(value: float | None) -> float:
+    """Return a number from JSON, where null stands for NaN."""
+    return math.nan if value is None else float(value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
-    """A claim that was judged."""
+    """A judged claim."""
 
     path: Path
     name: str
@@ -88,11 +97,11 @@ class ClaimRecord:
 
     @property
     def cpu_minutes(self) -> float:
-        """The minutes that one core alone takes for its runs; NaN where they were not counted."""
+        """The CPU minutes of all its runs; NaN if they were not measured."""
         return self.minutes_of(WHOLE)
 
     def minutes_of(self, part: str) -> float:
-        """The same for the runs of a look."""
+        """Return the CPU minutes of the runs of a look, or of all runs."""
         return read_timings(self.path / TIMINGS).get(part, Seconds(math.nan)).processor / 60
 
     @property
@@ -101,14 +110,14 @@ class ClaimRecord:
 
     @property
     def verdict(self) -> str:
-        """The verdict of the pair: what the claim's own look found, which supports it only if the second look does."""
+        """The verdict of both looks: the main look supports the claim only if the second look does."""
         return pair_verdict(self.main.verdict, self.looks["second"].verdict)
 
     @property
     def p(self) -> float | None:
-        """The p of the pair: the larger of two that both support it; None where chance has no part in either.
+        """The p-value of both looks: the larger one if both support the claim.
 
-        It is 1 where nothing was decided.
+        It is None if both looks are deterministic, and 1 if the claim is undecided.
         """
         if self.verdict not in {"supported", "refuted"}:
             return 1.0
@@ -117,18 +126,20 @@ class ClaimRecord:
 
     @property
     def fields(self) -> dict[str, Json]:
-        fields: dict[str, Json] = {"name": self.name, "digest": self.digest, "size": self.size}
-        fields |= {
+        return {
+            "name": self.name,
+            "digest": self.digest,
+            "size": self.size,
             "statement": self.statement,
             "source": self.source,
             "refutes": self.refutes,
             "command": self.command,
+            "looks": {name: look.fields for name, look in self.looks.items()},
         }
-        return fields | {"looks": {name: look.fields for name, look in self.looks.items()}}
 
     @property
     def json_fields(self) -> dict[str, Json]:
-        """The claim as JSON shows it: the verdict of the pair, the figures of its own look, then all looks by name."""
+        """The fields for JSON: the verdict of both looks, the figures of the main look, then all looks by name."""
         looks = {name: look.fields for name, look in self.looks.items()}
         about = {key: value for key, value in self.fields.items() if key != "looks"}
         return {
@@ -141,7 +152,9 @@ class ClaimRecord:
 
 
 def pair_verdict(main: str, second: str) -> str:
-    """The verdict of a claim by those of its own look and of the second.
+    """Return the verdict on a claim, given the verdicts on its main look and its second look.
+
+    It is here and not in `ntkexp.claim.judge`, because the reports of claims import no claims.
 
     >>> pair_verdict("supported", "refuted"), pair_verdict("refuted", "supported")
     ('not replicated', 'refuted')
@@ -150,7 +163,7 @@ def pair_verdict(main: str, second: str) -> str:
 
 
 def of_claim(path: Path, name: str) -> str:
-    """What a file is sealed for in a claim's folder, whose name tells all that was said beforehand."""
+    """Return the text for which a file of a claim is sealed. The folder's name contains the digest of the claim."""
     return f"{name} of {Path(os.path.abspath(path)).name} by {results_version}"
 
 
@@ -170,7 +183,7 @@ def read_claim_record(path: Path) -> ClaimRecord:
 
 
 def claim_records(folder: Path) -> list[ClaimRecord]:
-    """Read the claims that were judged in a folder, by name: of each name and size the latest that can be read."""
+    """Read the judged claims of a folder: the latest readable one of each name and size."""
     records: dict[tuple[str, str], ClaimRecord] = {}
     for file in sorted(
         folder.glob(f"*/{VERDICT}"), key=lambda file: (file.stat().st_mtime, file.parent.name)
@@ -178,16 +191,16 @@ def claim_records(folder: Path) -> list[ClaimRecord]:
         try:
             record = read_claim_record(file.parent)
         except Mistake:
-            continue  # its command writes it again
+            continue  # its command will write it again
         records[record.name, record.size] = record
     return [records[key] for key in sorted(records)]
 
 
-# --- claims/<name>-<digest>/picture.json: what is said below the picture of a claim, and the table that belongs to
-# it.
+# --- claims/<name>-<digest>/picture.json: the caption and the table below the picture of a claim.
 #
-# {"caption": …, "columns": [NAME, …], "rows": [[NUMBER, WORD or null, …], …], "seal": of all this}    none: both
-# are []
+# {"caption": …, "columns": [NAME, …], "rows": [[NUMBER, WORD or null, …], …], "seal": of all this}
+#
+# `columns` and `rows` are empty if there is no table.
 
 
 EXHIBIT = "picture.json"
@@ -195,7 +208,7 @@ EXHIBIT = "picture.json"
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A picture is shown with these words and this table."""
+    """The caption and the table of a picture."""
 
     caption: str = ""
     columns: tuple[str, ...] = ()
@@ -203,17 +216,16 @@ class Exhibit:
 
 
 def write_exhibit(folder: Path, exhibit: Exhibit) -> None:
-    rows: Sequence[Sequence[float | str | None]] = exhibit.rows
-    fields = {
+    fields: dict[str, Json] = {
         "caption": exhibit.caption,
         "columns": list(exhibit.columns),
-        "rows": [list(row) for row in rows],
+        "rows": [list(row) for row in exhibit.rows],
     }
     write_atomically(folder / EXHIBIT, sealed_text(fields, of_claim(folder, EXHIBIT)))
 
 
 def read_exhibit(folder: Path) -> Exhibit:
-    """Read it; one that is not there, or is damaged, says nothing."""
+    """Read the caption and the table. A missing or damaged file gives empty ones."""
     try:
         fields = read_sealed(folder / EXHIBIT, of_claim(folder, EXHIBIT))
         rows = tuple(tuple(row) for row in fields["rows"])

@@ -1,4 +1,4 @@
-"""contributions.zarr, in all and by phase; leave_out.zarr; and removal/KEY.zarr."""
+"""contributions.zarr, in all and by phase; leave_out.zarr; removal/KEY.zarr."""
 
 from __future__ import annotations
 
@@ -33,70 +33,71 @@ from ntkexp.records.schema import (
     checked,
 )
 
-# --- contributions.zarr: what made each output at each point.
+# --- contributions.zarr: the parts of each output at each query.
 #
-#     contribution   [probe, out, example]   𝒮(x, xᵢ), what each training example added; attributes: the `rule`, and
-#                                            what is known of it, as `error_bar` and `cancellation`
-#     half_by        [probe, out, example]   the share of the path's time by which half of that was done, where steps
-#                                            are understood from the end
-#     decay          [probe, out]            what decay of the weights took away, where they decay
-#     outside        [probe, out]            what changes after the last step of a followed loop did, if any
-#     statistics     [probe, out]            what running statistics of BatchNorm did, which calls moved
-#     rounding       [probe, out]            the movement by gradients that are only rounding, where there was any
-#     coupling       [probe, out]            what examples did to one another through batch statistics, where those were
-#                                            taken for constants
-#     by_step        [probe, out, step]      parts and decay, step by step, or in stretches of steps where there are
-#                                            many: what came of the gradients and the decay of these steps
+#     contribution   [probe, out, example]   𝒮(x, xᵢ), the contribution of each training example. Attributes: `rule`,
+#                                            and `error_bar` and `cancellation` if they are known
+#     half_by        [probe, out, example]   the fraction of the path time at which half of the contribution had come,
+#                                            if the sum ran backwards over the steps
+#     decay          [probe, out]            the part of weight decay
+#     outside        [probe, out]            the part of changes after the last step of a followed loop
+#     statistics     [probe, out]            the part of BatchNorm's running statistics
+#     rounding       [probe, out]            the part of gradients that are only rounding errors
+#     coupling       [probe, out]            the part of examples that act on one another through batch statistics, if
+#                                            attribution treats these as constants
+#     by_step        [probe, out, step]      contributions and decay in each step, or in each stretch of steps
 #     step           [step]                  the first step of each stretch
-#     last_step      [step]                  and the last
-#     by_component        [probe, out, example, component]   what each example added by the parameters of each
-#                                            component, if they were told apart; the sum over them is `contribution`
-#     decay_by_component  [probe, out, component]            the same of `decay`
-#     by_component_step   [probe, out, step, component]      and of `by_step`
-#     by_position         [probe, out, example, position]    what the loss at each position of a text added, if these
-#                                            were told apart; the sum over them is `contribution`
-#     effect         [probe, out, example]   by how much the output would change without the example, as a sweep back
-#                                            over training predicts it, or trainings have found; attributes: `kind`
-#                                            (`removal`, `derivative`, `one_step`, `retrained`), `mean`, `growth`,
-#                                            `agreement`
+#     last_step      [step]                  the last step of each stretch
+#     by_component        [probe, out, example, component]   the contribution through the parameters of each component
+#     decay_by_component  [probe, out, component]
+#     by_component_step   [probe, out, step, component]
+#     by_position         [probe, out, example, position]    the contribution of the loss at each position of a text
+#     effect         [probe, out, example]   the change of the output without the example. Attributes: `kind`
+#                                            (`removal`, `derivative`, `one_step`: predicted by a sweep backwards over
+#                                            training; `retrained`: measured), `mean`, `growth`, `agreement`
 #
-# All but the effect are by the rule that explains best; what others say has their names behind, as `contribution_left`.
-# Attributes of the store say who the examples are (`example`: their numbers in the source, their names, or what they
-# hold, digested), which of the network's outputs were read (`out`: nothing is kept of others), and what the components
-# are called (`component`).
+# Sums over components and over positions are the contribution. All arrays but the effect belong to one rule, the best
+# one. The arrays of other rules have the rule behind their names, as `contribution_left`. Attributes of the store name
+# the axes: `example` (numbers in the source, ids or digests), `out` (the attributed outputs) and `component`.
 
 
-CONTRIBUTION, HALF_BY, DECAY, BY_STEP = "contribution", "half_by", "decay", "by_step"
-OUTSIDE, STATISTICS, COUPLING, ROUNDING = "outside", "statistics", "coupling", "rounding"
-BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP = (
-    "by_component",
-    "decay_by_component",
-    "by_component_step",
-)
-BY_POSITION, POSITION = "by_position", "position"
+CONTRIBUTION = "contribution"
+HALF_BY = "half_by"
+DECAY = "decay"
+OUTSIDE = "outside"
+STATISTICS = "statistics"
+COUPLING = "coupling"
+ROUNDING = "rounding"
+BY_STEP = "by_step"
+STEP = "step"
+LAST_STEP = "last_step"
+BY_COMPONENT = "by_component"
+DECAY_BY_COMPONENT = "decay_by_component"
+BY_COMPONENT_STEP = "by_component_step"
 COMPONENT = "component"
-MEASURE = "measure"
-"""The attribute that names what was asked of the outputs, if not they themselves; and the name of one number of it."""
-STEP, LAST_STEP = "step", "last_step"
+BY_POSITION = "by_position"
+POSITION = "position"
 EFFECT = "effect"
 RETRAINED = "retrained"
-"""The `kind` of effects that trainings without each example have found; others predict that."""
+"""The `kind` of effects that were measured by training without each example."""
+MEASURE = "measure"
+"""The attribute that names the explained measure of the outputs, and the name of its single number."""
 
 DIMS = ("probe", "out", "example")
-ORDER = {"secant": 0, "gauss": 1, "left": 3}
-"""The rules that are shown first, and the one that is shown last."""
+PROBE_OUT = DIMS[:2]
+RULE_ORDER = {"secant": 0, "gauss": 1, "left": 3}
+"""The order in which rules are preferred. Users' rules come before `left`."""
 
 
 class ByStep(NamedTuple):
-    """What came of each stretch of steps, [probe, out, step]; `edges` are where they begin, and the step after all."""
+    """The part of each stretch of steps, [probe, out, step]. `edges` are the first steps, and the number of steps."""
 
     sums: NDArray[np.float64]
     edges: Sequence[int]
 
 
 class ByComponent(NamedTuple):
-    """Shares of components, [probe, out, …, component], in the parts, in decay, and in what came of stretches of
-    steps."""
+    """The parts of components in contributions, decay and stretches of steps, [probe, out, …, component]."""
 
     names: Sequence[str]
     parts: NDArray[np.float64]
@@ -106,7 +107,7 @@ class ByComponent(NamedTuple):
 
 @dataclass(frozen=True)
 class ContributionsByRule:
-    """What a rule says of a run, and what is known of that."""
+    """The arrays of one rule, and the attributes of its contributions."""
 
     parts: ManyRows
     decay: NDArray[np.float64] | None = None
@@ -120,9 +121,28 @@ class ContributionsByRule:
     by_position: NDArray[np.float64] | None = None
     facts: Facts = field(default_factory=dict)
 
+    @property
+    def arrays(self) -> dict[str, ManyRows | None]:
+        """All arrays by their kinds."""
+        components = self.by_component
+        has_decay = components is not None and self.decay is not None
+        return {
+            CONTRIBUTION: self.parts,
+            HALF_BY: self.half_by,
+            DECAY: self.decay,
+            OUTSIDE: self.outside,
+            STATISTICS: self.statistics,
+            COUPLING: self.coupling,
+            ROUNDING: self.rounding,
+            BY_STEP: self.by_step and self.by_step.sums,
+            BY_COMPONENT: components and components.parts,
+            DECAY_BY_COMPONENT: components.decay if components and has_decay else None,
+            BY_COMPONENT_STEP: components and components.by_step,
+            BY_POSITION: self.by_position,
+        }
 
-PROBE_OUT = DIMS[:2]
-KINDS: Mapping[str, Dims] = {
+
+CONTRIBUTION_KINDS: Mapping[str, Dims] = {
     CONTRIBUTION: DIMS,
     HALF_BY: DIMS,
     EFFECT: DIMS,
@@ -140,31 +160,45 @@ KINDS: Mapping[str, Dims] = {
     "point_phase": ("probe",),
 }
 """The axes of each kind of array."""
-NEEDED = {BY_STEP: (STEP, LAST_STEP), BY_COMPONENT_STEP: (STEP, LAST_STEP)}
+
+REQUIRED_BESIDE = {BY_STEP: (STEP, LAST_STEP), BY_COMPONENT_STEP: (STEP, LAST_STEP)}
+"""The arrays without which an array of a kind cannot be read."""
 
 
 def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: int) -> None:
-    """Raise if the store holds what no run writes; its axes have these lengths, and the network so many outputs."""
+    """Raise if no run writes such a store, given the lengths of its axes and the number of the network's outputs."""
     store = read_store(path)
     facts = checked(store.attributes, ContributionsAttributes, path / ZARR)
-    examples, outs = facts["example"], facts["out"]
-    if len(examples) != lengths["example"] or len(set(outs)) < len(outs) or max(outs) >= outputs:
+    outs = facts["out"]
+    if (
+        len(facts["example"]) != lengths["example"]
+        or len(set(outs)) < len(outs)
+        or max(outs) >= outputs
+    ):
         raise Damaged(
             f"{path} holds what no run writes: other examples, or outputs that there are not; {AGAIN}"
         )
-    known = {COMPONENT: len(facts.get(COMPONENT, ())), "phase": len(facts.get(PHASES, ()))}
-    steps = {STEP: store.arrays[STEP].shape[0]} if STEP in store.arrays else {}
-    required = [name for kind, names in NEEDED.items() if any(each.startswith(kind) for each in store.arrays)
-                for name in names]  # fmt: skip
-    required += [EXAMPLE_PHASE, POINT_PHASE] if PHASES in facts else []
-    refuse_odd_store(store, path, KINDS, required, {**lengths, "out": len(outs), **known, **steps})
-    # each rule has its contributions under its own name
-    parts = [
-        name for name in store.arrays if name == CONTRIBUTION or name.startswith(f"{CONTRIBUTION}_")
-    ]
+    known_lengths = {
+        **lengths,
+        "out": len(outs),
+        COMPONENT: len(facts.get(COMPONENT, ())),
+        "phase": len(facts.get(PHASES, ())),
+    }
+    if STEP in store.arrays:
+        known_lengths[STEP] = store.arrays[STEP].shape[0]
+    required = list[str]()
+    for kind, names in REQUIRED_BESIDE.items():
+        if any(name.startswith(kind) for name in store.arrays):
+            required += names
+    if PHASES in facts:
+        required += [EXAMPLE_PHASE, POINT_PHASE]
+    refuse_odd_store(store, path, CONTRIBUTION_KINDS, required, known_lengths)
+
+    # the contributions of each rule must have the name of this rule
     rules = {
-        name: checked(store.arrays[name].attributes, RuleAttributes, path / name)["rule"]
-        for name in parts
+        name: checked(array.attributes, RuleAttributes, path / name)["rule"]
+        for name, array in store.arrays.items()
+        if name == CONTRIBUTION or name.startswith(f"{CONTRIBUTION}_")
     }
     explained = explained_rule(rules.values()) or ""
     if any(called(CONTRIBUTION, rule, explained) != name for name, rule in rules.items()):
@@ -176,16 +210,16 @@ def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: in
 
 
 def explained_rule(rules: Iterable[str]) -> str | None:
-    """Choose the rule that explanations are by, of those that a path was integrated by.
+    """Return the best of some rules, which explains the outputs.
 
     >>> explained_rule(["left", "secant"]), explained_rule(["left", "my_rule"]), explained_rule([])
     ('secant', 'my_rule', None)
     """
-    return min(rules, key=lambda rule: ORDER.get(rule, 2), default=None)
+    return min(rules, key=lambda rule: RULE_ORDER.get(rule, 2), default=None)
 
 
 def called(kind: str, rule: str, explained: str) -> str:
-    """Name what a rule says.
+    """Return the name of a rule's array of a kind.
 
     >>> called("contribution", "left", "secant"), called("contribution", "left", "left")
     ('contribution_left', 'contribution')
@@ -199,77 +233,58 @@ def write_contributions(
     examples: list[int] | list[str],
     outs: Sequence[int],
 ) -> None:
-    """Write what each rule says of these examples at these outputs."""
+    """Write the arrays of each rule for these examples and outputs."""
     store = create_store(path, {"example": examples, "out": list(outs)})
-    first = explained_rule(rules)
-    for rule, found in rules.items():
-        parts, decay, steps = (None,) * 3
-        if found.by_component is not None:
-            names, parts, decay, steps = found.by_component
-            store.attrs[COMPONENT] = list(names)
-        arrays = {
-            CONTRIBUTION: (found.parts, DIMS, {**found.facts, "rule": rule}),
-            HALF_BY: (found.half_by, DIMS, {}),
-            DECAY: (found.decay, DIMS[:2], {}),
-            OUTSIDE: (found.outside, DIMS[:2], {}),
-            STATISTICS: (found.statistics, DIMS[:2], {}),
-            COUPLING: (found.coupling, DIMS[:2], {}),
-            ROUNDING: (found.rounding, DIMS[:2], {}),
-            BY_STEP: (found.by_step and found.by_step.sums, (*DIMS[:2], STEP), {}),
-            BY_COMPONENT: (parts, (*DIMS, COMPONENT), {}),
-            DECAY_BY_COMPONENT: (
-                decay if found.decay is not None else None,
-                (*DIMS[:2], COMPONENT),
-                {},
-            ),
-            BY_COMPONENT_STEP: (steps, (*DIMS[:2], STEP, COMPONENT), {}),
-            BY_POSITION: (found.by_position, (*DIMS, POSITION), {}),
-        }
-        for kind, (array, dims, facts) in arrays.items():
-            if array is not None:
-                write_array(
-                    store,
-                    called(kind, rule, first or rule),
-                    array,
-                    dims,
-                    facts,
-                    kind=np.dtype(np.float64),
-                )
-    if edges := [found.by_step.edges for found in rules.values() if found.by_step is not None]:
-        begins = np.array(edges[0], dtype=np.int64)  # which are the same by every rule
-        write_array(store, STEP, begins[:-1], (STEP,), {})
-        write_array(store, LAST_STEP, begins[1:] - 1, (STEP,), {})
+    explained = explained_rule(rules) or ""
+    edges = None
+    for rule, by_rule in rules.items():
+        if by_rule.by_component is not None:
+            store.attrs[COMPONENT] = list(by_rule.by_component.names)
+        if by_rule.by_step is not None and edges is None:
+            edges = np.array(by_rule.by_step.edges, dtype=np.int64)  # equal for all rules
+        for kind, array in by_rule.arrays.items():
+            if array is None:
+                continue
+            facts = {**by_rule.facts, "rule": rule} if kind == CONTRIBUTION else {}
+            name = called(kind, rule, explained)
+            dims = CONTRIBUTION_KINDS[kind]
+            write_array(store, name, array, dims, facts, kind=np.dtype(np.float64))
+    if edges is not None:
+        write_array(store, STEP, edges[:-1], (STEP,), {})
+        write_array(store, LAST_STEP, edges[1:] - 1, (STEP,), {})
 
 
 def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
-    """Write what leaving each example out would change, beside contributions that are written."""
-    write_array(
-        open_store(path, write=True), EFFECT, np.asarray(values, dtype=np.float64), DIMS, facts
-    )
+    """Add the effects of the examples to a store of contributions."""
+    store = open_store(path, write=True)
+    write_array(store, EFFECT, np.asarray(values, dtype=np.float64), DIMS, facts)
 
 
-# --- What contributions.zarr holds beside contributions where data come in phases, the axis `phase` counted from 1:
+# --- contributions.zarr by phase, if data come in phases. Phases are counted from 1.
 #
-#     by_phase        [phase, probe, out, example]   what each training example added while each phase was learned;
-#                                                    the sum over phases is `contribution`
-#     decay_by_phase  [phase, probe, out]            what decay of the weights took away then, where they decay
-#     change          [phase, probe, out]            how the outputs changed then: the sum of both over examples
+#     by_phase        [phase, probe, out, example]   the contribution of each training example in each phase
+#     decay_by_phase  [phase, probe, out]            the part of weight decay
+#     change          [phase, probe, out]            the change of the outputs
 #     example_phase   [example]                      the phase in which each example is learned
-#     point_phase     [probe]                        the phase that each point is of
-#     phase_name      [phase]                        what it is called
+#     point_phase     [probe]                        the phase of each query
+#     phase_name      [phase]                        the name of each phase
 #
-# What an example adds outside its own phase it does by what an optimizer remembers of it.
+# The sum of `by_phase` over phases is `contribution`. `change` is the sum over examples and decay. An example has a
+# part outside its own phase if the optimizer's memory applies its gradient there.
 
 
-BY_PHASE, DECAY_BY_PHASE, CHANGE = "by_phase", "decay_by_phase", "change"
-EXAMPLE_PHASE, POINT_PHASE = "example_phase", "point_phase"
+BY_PHASE = "by_phase"
+DECAY_BY_PHASE = "decay_by_phase"
+CHANGE = "change"
+EXAMPLE_PHASE = "example_phase"
+POINT_PHASE = "point_phase"
 PHASES = "phases"
 """The attribute of the store that holds the names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContributionsByPhase:
-    """What each rule says of every phase; phases of examples and points are counted from 1."""
+    """The arrays of all rules by phase. The phases of examples and queries are counted from 1."""
 
     names: tuple[str, ...]
     examples: NDArray[np.int64]
@@ -280,41 +295,37 @@ class ContributionsByPhase:
 
 
 def add_phases(path: Path, phases: ContributionsByPhase) -> None:
-    """Write what happened in each phase, beside contributions that are written."""
-    store, first = open_store(path, write=True), explained_rule(phases.parts)
+    """Add the arrays by phase to a store of contributions."""
+    store = open_store(path, write=True)
+    explained = explained_rule(phases.parts) or ""
+    change = np.asarray(phases.change, dtype=np.float64)
     store.attrs[PHASES] = list(phases.names)
-    write_array(
-        store, CHANGE, np.asarray(phases.change, dtype=np.float64), ("phase", "probe", "out"), {}
-    )
+    write_array(store, CHANGE, change, ("phase", *PROBE_OUT), {})
     write_array(store, EXAMPLE_PHASE, phases.examples, ("example",), {})
     write_array(store, POINT_PHASE, phases.points, ("probe",), {})
     for rule, parts in phases.parts.items():
-        write_stacked(
-            store,
-            called(BY_PHASE, rule, first or rule),
-            parts,
-            ("phase", "probe", "out", "example"),
-        )
+        write_stacked(store, called(BY_PHASE, rule, explained), parts, ("phase", *DIMS))
     for rule, decay in phases.decay.items():
-        write_array(
-            store, called(DECAY_BY_PHASE, rule, first or rule), decay, ("phase", "probe", "out"), {}
-        )
+        name = called(DECAY_BY_PHASE, rule, explained)
+        write_array(store, name, decay, ("phase", *PROBE_OUT), {})
 
 
-# --- leave_out.zarr: predicted changes of outputs compared with those of trainings that really left examples out.
+# --- leave_out.zarr: predicted and actual changes of the outputs, for trainings without a group of examples.
 #
 #     predicted, actual    [removal, probe, out]   at the outputs of contributions.zarr
-#     example              [place]                 who was left out, one removal after another
-#     count, influential   [removal]               how many, and whether the most influential ones or random ones
+#     probe                [probe]                 the queries
+#     example              [place]                 the examples of all groups, one group after another
+#     count, influential   [removal]               the size of each group, and whether it holds the most influential
+#                                                  examples or random ones
 
 
 STORE = "leave_out.zarr"
-CHANGES = ("removal", "probe", "out")
+CHANGE_DIMS = ("removal", "probe", "out")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """One group was left out: the most influential examples, or random ones."""
+    """A group of examples that was left out: the most influential ones, or random ones."""
 
     influential: bool
     examples: tuple[int, ...]
@@ -322,7 +333,7 @@ class LeftOut:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeaveOut:
-    """Several groups were left out, one at a time."""
+    """The changes when several groups were left out, one at a time."""
 
     removals: tuple[LeftOut, ...]
     probe: tuple[int, ...]
@@ -330,62 +341,55 @@ class LeaveOut:
     actual: NDArray[np.float64]
 
     def alone(self, examples: int) -> NDArray[np.float64] | None:
-        """The actual changes when each example is left out by itself, [probe, out, example], if all of them were."""
-        singles = {
-            each.examples[0]: k for k, each in enumerate(self.removals) if len(each.examples) == 1
+        """Return the actual change without each example, [probe, out, example], if each was left out alone."""
+        removal_of = {
+            removal.examples[0]: k
+            for k, removal in enumerate(self.removals)
+            if len(removal.examples) == 1
         }
-        if len(singles) < examples:
+        if len(removal_of) < examples:
             return None
-        return np.moveaxis(self.actual[[singles[k] for k in range(examples)]], 0, -1)
-
-
-def write_leave_out(path: Path, retrained: LeaveOut) -> None:
-    store = create_store(path)
-    write_array(store, "predicted", np.asarray(retrained.predicted, dtype=np.float64), CHANGES, {})
-    write_array(store, "actual", np.asarray(retrained.actual, dtype=np.float64), CHANGES, {})
-    write_array(store, "probe", np.array(retrained.probe, dtype=np.int64), ("probe",), {})
-    everyone = np.array([k for each in retrained.removals for k in each.examples], dtype=np.int64)
-    write_array(store, "example", everyone, ("place",), {})
-    counts = np.array([len(each.examples) for each in retrained.removals], dtype=np.int64)
-    write_array(store, "count", counts, ("removal",), {})
-    write_array(
-        store,
-        "influential",
-        np.array([each.influential for each in retrained.removals]),
-        ("removal",),
-        {},
-    )
+        return np.moveaxis(self.actual[[removal_of[k] for k in range(examples)]], 0, -1)
 
 
 LEAVE_OUT_KINDS: Mapping[str, Dims] = {
-    **dict.fromkeys(("predicted", "actual"), CHANGES),
+    **dict.fromkeys(("predicted", "actual"), CHANGE_DIMS),
     "probe": ("probe",),
     "example": ("place",),
     **dict.fromkeys(("count", "influential"), ("removal",)),
 }
 
 
+def write_leave_out(path: Path, retrained: LeaveOut) -> None:
+    groups = [removal.examples for removal in retrained.removals]
+    arrays: dict[str, NDArray[Any]] = {
+        "predicted": np.asarray(retrained.predicted, dtype=np.float64),
+        "actual": np.asarray(retrained.actual, dtype=np.float64),
+        "probe": np.array(retrained.probe, dtype=np.int64),
+        "example": np.array([k for group in groups for k in group], dtype=np.int64),
+        "count": np.array([len(group) for group in groups], dtype=np.int64),
+        "influential": np.array([removal.influential for removal in retrained.removals]),
+    }
+    store = create_store(path)
+    for name, array in arrays.items():
+        write_array(store, name, array, LEAVE_OUT_KINDS[name], {})
+
+
 def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> None:
-    """Raise if the store holds what no run writes, of a run whose axes have these lengths."""
+    """Raise if no run writes such a store, given the lengths of the run's axes and its number of outputs."""
     store = read_store(path)
-    own = {
-        name: store.arrays[name].shape[0]
-        for name in ("probe", "example", "count")
-        if name in store.arrays
-    }
-    axes = {
-        "probe": own.get("probe", 0),
-        "place": own.get("example", 0),
-        "removal": own.get("count", 0),
-        "out": outs,
-    }
+    axes = {"out": outs}
+    for axis, name in (("probe", "probe"), ("place", "example"), ("removal", "count")):
+        axes[axis] = store.arrays[name].shape[0] if name in store.arrays else 0
     refuse_odd_store(store, path, LEAVE_OUT_KINDS, list(LEAVE_OUT_KINDS), axes)
+
+    # numbers of queries, of examples, and of examples in each group
     opened = open_store(path)
     probe, example, count = (
         np.asarray(get_array(opened, name)[...]) for name in ("probe", "example", "count")
     )
-    for numbers, high in ((probe, lengths["probe"]), (example, lengths["example"])):
-        if not len(numbers) or numbers.min() < 0 or numbers.max() >= high:
+    for numbers, end in ((probe, lengths["probe"]), (example, lengths["example"])):
+        if not len(numbers) or numbers.min() < 0 or numbers.max() >= end:
             raise Damaged(
                 f"{path} holds what no run writes: points or examples that there are not; {AGAIN}"
             )
@@ -397,73 +401,72 @@ def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> N
 
 def read_leave_out(path: Path) -> LeaveOut:
     store = open_store(path)
-    parts = ("example", "count", "influential", "probe", "predicted", "actual")
-    everyone, counts, kinds, probe, predicted, actual = (
-        np.asarray(get_array(store, part)[...]) for part in parts
-    )
-    groups = np.split(everyone, np.cumsum(counts)[:-1])
+    arrays = {name: np.asarray(get_array(store, name)[...]) for name in LEAVE_OUT_KINDS}
+    groups = np.split(arrays["example"], np.cumsum(arrays["count"])[:-1])
     removals = tuple(
-        LeftOut(influential=bool(kind), examples=tuple(group.tolist()))
-        for kind, group in zip(kinds, groups, strict=True)
+        LeftOut(influential=bool(influential), examples=tuple(group.tolist()))
+        for influential, group in zip(arrays["influential"], groups, strict=True)
     )
     return LeaveOut(
-        removals=removals, probe=tuple(probe.tolist()), predicted=predicted, actual=actual
+        removals=removals,
+        probe=tuple(arrays["probe"].tolist()),
+        predicted=arrays["predicted"],
+        actual=arrays["actual"],
     )
 
 
-# --- removal/KEY.zarr beside a finished run: what leaving out a group of examples changed, and how that splits over
-# them.
+# --- removal/KEY.zarr in a finished run: the breakdown of the change when a group of examples was left out.
 #
 #     actual     [probe, out]            the change of the output, trained again without the group
-#     shares     [probe, out, example]   of each example of the group; they add up to `actual`
-#     by_step    [probe, out, step]      of each step; they add up to it as well
-#     probe, out, example                which points, outputs and training examples these are
+#     shares     [probe, out, example]   the share of each example of the group in `actual`
+#     by_step    [probe, out, step]      the share of each step in `actual`
+#     probe, out, example                the queries, outputs and training examples
 #
-# KEY tells group and points; KEY.json, written last, seals the store and holds what else is known. DONE.json does
-# not speak of it: a run is the same run whatever is asked of it later. But it is sealed for that run and this
-# key: what was found of another run, or of another group, is not read.
+# KEY is a digest of group and queries. KEY.json is written last, seals the store, and holds further facts. DONE.json
+# does not list these files, because removals may be added to a finished run. KEY.json is sealed for this run and this
+# key, so that the removal of another run or group is not read.
 
 
 FOLDER = "removal"
-NUMBERS = {
+REMOVAL_DIMS = {
     "actual": ("probe", "out"),
     "shares": ("probe", "out", "example"),
     "by_step": ("probe", "out", "step"),
 }
-PLACES = ("probe", "out", "example")
-FACTS = ("growth", "repeated", "emptied")
+REMOVAL_AXES = ("probe", "out", "example")
+REMOVAL_FACTS = ("growth", "repeated", "emptied")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Removal:
-    """A group was left out, and this is what that changed at some points."""
+    """The breakdown of the changes when a group of examples was left out."""
 
-    probe: tuple[int, ...]  # along the axis of this name in contributions.zarr
+    probe: tuple[int, ...]  # indices along the axis `probe` of contributions.zarr
     out: tuple[int, ...]
-    example: tuple[int, ...]  # who was left out, by place among the training examples
+    example: tuple[int, ...]  # places of the group among the training examples
     actual: NDArray[np.float64]
     shares: NDArray[np.float64]
     by_step: NDArray[np.float64]
-    growth: float  # of the sweep backwards
-    repeated: float  # how far the training without a removal was from the run, relative to what the removal changed
-    emptied: int  # steps of whose batch nothing was left
+    growth: float  # of differences in the sweep backwards
+    repeated: float  # distance of the repeated training from the run, relative to the change
+    emptied: int  # steps without an example in their batch
 
     @property
     def closure(self) -> float:
-        """How far the shares are from adding up, relative to what they add up to."""
+        """The relative error of the sum of shares."""
         size = float(np.linalg.norm(self.actual))
-        missed = float(np.linalg.norm(self.shares.sum(2) - self.actual))
-        return missed / size if size else missed
+        error = float(np.linalg.norm(self.shares.sum(2) - self.actual))
+        return error / size if size else error
 
     @property
     def cancellation(self) -> NDArray[np.float64]:
-        """How many times larger shares are than their sum, Σ|s|/|Σs|: where that is much, a share means little."""
+        """Σ|s|/|Σs|. If it is large, single shares mean little."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(np.abs(self.shares).sum(2) / np.abs(self.shares.sum(2)))
 
 
 def key(example: Sequence[int], probe: Sequence[int]) -> str:
-    """Name the removal of these examples, looked at from these points.
+    """Return the key of the removal of these examples at these queries.
 
     >>> key([3, 17], [0]) == key([17, 3], [0]), key([3], [0]) == key([3], [1])
     (True, False)
@@ -472,22 +475,24 @@ def key(example: Sequence[int], probe: Sequence[int]) -> str:
 
 
 def write_removal(run: Path, removal: Removal) -> None:
-    """Keep what was found beside the run, whole or not at all."""
-    folder, name = run / FOLDER, key(removal.example, removal.probe)
+    """Write a removal into a run, whole or not at all."""
+    folder = run / FOLDER
+    name = key(removal.example, removal.probe)
     folder.mkdir(exist_ok=True)
     store = create_store(folder / f"{name}.zarr")
-    for part, dims in NUMBERS.items():
+    for part, dims in REMOVAL_DIMS.items():
         write_array(store, part, np.asarray(getattr(removal, part), dtype=np.float64), dims, {})
-    for part in PLACES:
-        write_array(store, part, np.array(getattr(removal, part), dtype=np.int64), (part,), {})
-    facts: dict[str, Json] = {part: getattr(removal, part) for part in FACTS}
+    for axis in REMOVAL_AXES:
+        write_array(store, axis, np.array(getattr(removal, axis), dtype=np.int64), (axis,), {})
+    facts: dict[str, Json] = {fact: getattr(removal, fact) for fact in REMOVAL_FACTS}
     facts["seals"] = sealed(folder, [f"{name}.zarr"])
     RunFolder(run).write_sealed(f"{FOLDER}/{name}.json", facts)
 
 
 def read_removal(run: Path, example: Sequence[int], probe: Sequence[int]) -> Removal | None:
-    """What was found of this group at these points, if it was and is as it was written."""
-    folder, name = run / FOLDER, key(example, probe)
+    """Return the removal of a group at these queries, if the run has it undamaged."""
+    folder = run / FOLDER
+    name = key(example, probe)
     path = folder / f"{name}.json"
     try:
         facts = checked(RunFolder(run).read_sealed(f"{FOLDER}/{name}.json"), RemovalFacts, path)
@@ -496,8 +501,10 @@ def read_removal(run: Path, example: Sequence[int], probe: Sequence[int]) -> Rem
         read_store(folder / f"{name}.zarr")
     except Mistake:
         return None
-    facts = {part: facts[part] for part in FACTS}
     store = open_store(folder / f"{name}.zarr")
-    arrays: dict[str, Any] = {part: np.asarray(get_array(store, part)[...]) for part in NUMBERS}
-    arrays |= {part: tuple(np.asarray(get_array(store, part)[...]).tolist()) for part in PLACES}
-    return Removal(**arrays, **facts)
+    fields: dict[str, Any] = {fact: facts[fact] for fact in REMOVAL_FACTS}
+    for part in REMOVAL_DIMS:
+        fields[part] = np.asarray(get_array(store, part)[...])
+    for axis in REMOVAL_AXES:
+        fields[axis] = tuple(np.asarray(get_array(store, axis)[...]).tolist())
+    return Removal(**fields)

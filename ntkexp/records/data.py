@@ -1,4 +1,4 @@
-"""data.npz, the examples of a run, and trajectory.bin, rows of numbers that are each written once."""
+"""data.npz: the examples of a run. trajectory.bin: rows of numbers that are each written once."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from ntkexp.records.atomic import WIDTH, Damaged, seal, write_atomically
 
 # --- data.npz: the examples of a run. For each split s of train, probe and test:
 #
-#     <s>_shown    as a person looks at them    <s>_inputs   as the network gets them
-#     <s>_target   class labels, or values      <s>_targets  as the loss compares them, [example, out]
-#     <s>_index    which examples of the source these are
-#     <s>_phase    in which phase they are learned, counted from 1, where there are phases; `phases` are their names
+#     <s>_shown    for readers: pixels, tokens, features    <s>_inputs   inputs of the network
+#     <s>_target   class labels or values                   <s>_targets  targets of the loss, [example, out]
+#     <s>_index    numbers of the examples in the source
+#     <s>_phase    the phase of each example, counted from 1, if data come in phases
 #
-# and `classes`, their names: none for regression. `phase_classes`, [phase, class], is what each phase calls them,
-# where phases share the outputs. `out_name`, [out], is what outputs are called, where a measure takes their place.
+#     classes         names of the classes; empty for regression
+#     phases          names of the phases
+#     phase_classes   [phase, class], names of the classes in each phase, if phases share the outputs
+#     out_name        [out], names of the numbers of a measure, if one is explained instead of the outputs
 
 
 OUT_NAME = "out_name"
@@ -40,10 +42,8 @@ def write_data(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
 
 
 def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Read all arrays of the file; one that would run code on reading is refused."""
-    read_headers(
-        path
-    )  # before anything is read: an array may say that it is larger than the memory
+    """Read all arrays of the file. Raise if an array would run code when it is read."""
+    read_headers(path)  # first, because a header may claim an array larger than the memory
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
@@ -59,17 +59,15 @@ def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
         raise Mistake(f"{path} is missing or damaged: it is not a file of arrays") from error
 
 
-# --- trajectory.bin: rows of numbers of one length, each written once, in a file whose room is taken before the
-# first.
+# --- trajectory.bin: rows of equal length, each written once and followed by its seal.
 #
-# Behind each row stands its seal: of the run, of its place, of its numbers. A row is looked at when it is read.
-#
-# The room is taken at the start, so that a disk that is too small is found out before hours of training.
+# A seal covers the run, the row's number, and its numbers. It is checked when the row is read. The file has its full
+# size from the start, so that a disk that is too small is noticed before hours of training.
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """`rows` rows of `size` numbers of a kind such as `float64`, that belong to the run `of`."""
+    """A file of `rows` rows of `size` numbers of type `kind`, of the run `of`."""
 
     path: Path
     rows: int
@@ -83,11 +81,11 @@ class Trajectory:
 
     @property
     def row_bytes(self) -> int:
-        """What a row takes, its seal included."""
+        """The bytes of a row and its seal."""
         return self.size * np.dtype(self.kind).itemsize + WIDTH
 
     def allocate(self) -> None:
-        """Make the file as long as it will be; what is in it already stays."""
+        """Give the file its full size. Rows that it already holds stay."""
         there = self.path.stat().st_size if self.path.is_file() else 0
         free = disk_usage(self.path.parent).free + there
         if free < self.room:
@@ -119,6 +117,6 @@ class Trajectory:
         return seal(numbers, f"{self.of} {row}")
 
     def secure(self) -> None:
-        """Rows that were written survive a power cut."""
+        """Force all rows to the disk, so that they survive a power cut."""
         with self.path.open("r+b") as file:
             os.fsync(file.fileno())

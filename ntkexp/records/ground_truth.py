@@ -1,10 +1,10 @@
-"""Ground truth for scores of training examples: what trainings without some of them gave.
+"""Ground truth for scores of training examples: the outputs of trainings without some examples.
 
-    validation/<12 hex>.bin     the outputs of one training, by the digest of what it was
-    ground_truth.npz            all trainings of one design together, for scoring other methods by them
+    validation/<12 hex>.bin     the outputs of one training; the name is a digest of the training
+    ground_truth.npz            all trainings of one design, against which scores of other methods are compared
 
-A training is written once, sealed for its run, and whole or not at all: a validation that was killed goes on with those
-that are missing, and another design takes those that it shares.
+Each training is written once, sealed for its run, completely or not at all. So a killed validation continues with the
+missing trainings, and another design reuses the trainings that both contain.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ Outputs: TypeAlias = NDArray[np.float64]
 
 
 class TrainingWithout(NamedTuple):
-    """A training without some examples, by their places, in ascending order; `seed` is that of fresh weights and
-    batches, None where both are those of the run."""
+    """A training without some examples, whose places ascend.
+
+    `seed` draws other weights and batches. None keeps those of the run.
+    """
 
     left_out: tuple[int, ...]
     seed: int | None = None
@@ -41,15 +43,15 @@ class TrainingWithout(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingStore:
-    """The trainings beside a run, of which the outputs at these points of its axis `probe` are kept."""
+    """The trainings in a run folder, with their outputs at some points of the axis `probe`."""
 
     run: Path
     probe: tuple[int, ...]
 
     def path(self, training: TrainingWithout) -> Path:
-        """The file of a training."""
-        told = json.dumps([FORMAT, self.probe, training.left_out, training.seed])
-        return self.run / FOLDER / f"{sha256(told.encode()).hexdigest()[:12]}.bin"
+        """Return the file of a training."""
+        key = json.dumps([FORMAT, self.probe, training.left_out, training.seed])
+        return self.run / FOLDER / f"{sha256(key.encode()).hexdigest()[:12]}.bin"
 
     def seal(self, training: TrainingWithout) -> str:
         return RunFolder(self.run).sealed_for(f"{FOLDER}/{self.path(training).name}")
@@ -60,7 +62,7 @@ class TrainingStore:
             file.write(npy(outputs))
 
     def read(self, training: TrainingWithout) -> Outputs | None:
-        """The outputs, if they are there as they were written."""
+        """Return the outputs of a training, or None if they are missing or damaged."""
         path = self.path(training)
         if not path.is_file() or not sealed_for(path, self.seal(training)):
             return None
@@ -68,12 +70,12 @@ class TrainingStore:
         return outputs
 
     def missing(self, trainings: Sequence[TrainingWithout]) -> list[TrainingWithout]:
-        """Those that are still to be done, each once."""
+        """Return the trainings without stored outputs, each once."""
         return [training for training in dict.fromkeys(trainings) if self.read(training) is None]
 
 
 def npy(array: NDArray[np.generic]) -> bytes:
-    """An array as NumPy writes it to a file."""
+    """Return an array in NumPy's file format."""
     file = BytesIO()
     np.save(file, array, allow_pickle=False)
     return file.getvalue()
@@ -81,15 +83,15 @@ def npy(array: NDArray[np.generic]) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class GroundTruth:
-    """Trainings that left some examples out, from the same start and in the same order (`fresh` = 0), or each from so
-    many fresh seeds, over which outputs are averaged.
+    """Trainings without some examples.
 
-        left_out[training, example]    outputs[training, point, out]    whole[point, out], with all examples
+    If `fresh` is 0, all start from the same weights and see batches in the same order. Otherwise outputs are means over
+    `fresh` seeds.
     """
 
-    left_out: NDArray[np.bool_]
-    outputs: NDArray[np.float64]
-    whole: Outputs
+    left_out: NDArray[np.bool_]  # [training, example]
+    outputs: NDArray[np.float64]  # [training, point, out]
+    whole: Outputs  # with all examples, [point, out]
     examples: tuple[str, ...]
     probe: tuple[int, ...]
     identity: str
@@ -97,14 +99,14 @@ class GroundTruth:
 
     @property
     def digest(self) -> str:
-        """Of who was left out and what came of it: two scores are comparable if they were compared with the same."""
-        told = sha256(npy(self.left_out))
+        """A digest of the trainings and their outputs. Two scores are comparable if their digests are equal."""
+        digest = sha256(npy(self.left_out))
         for part in (self.outputs, self.whole):
-            told.update(npy(part))
-        return told.hexdigest()[:12]
+            digest.update(npy(part))
+        return digest.hexdigest()[:12]
 
     def write(self, path: Path) -> None:
-        """Write it whole or not at all, as a file that NumPy opens."""
+        """Write an `.npz` file, completely or not at all."""
         with being_written(path) as file:
             np.savez(
                 file,
@@ -118,16 +120,16 @@ class GroundTruth:
 
 
 def read_ground_truth(path: Path) -> GroundTruth:
-    """Read what `GroundTruth.write` wrote; a file whose numbers are not those of its digest is refused."""
+    """Read a file of `GroundTruth.write`. Raise if its numbers do not match its digest."""
     try:
-        with np.load(path, allow_pickle=False) as found:
-            identity, fresh, digest = found["facts"].tolist()
+        with np.load(path, allow_pickle=False) as arrays:
+            identity, fresh, digest = arrays["facts"].tolist()
             truth = GroundTruth(
-                left_out=found["left_out"],
-                outputs=found["outputs"],
-                whole=found["whole"],
-                examples=tuple(found["examples"].tolist()),
-                probe=tuple(found["probe"].tolist()),
+                left_out=arrays["left_out"],
+                outputs=arrays["outputs"],
+                whole=arrays["whole"],
+                examples=tuple(arrays["examples"].tolist()),
+                probe=tuple(arrays["probe"].tolist()),
                 identity=identity,
                 fresh=int(fresh),
             )

@@ -1,9 +1,8 @@
-"""A kernel file: a plan of tiles, preallocated arrays, and a store that is filled tile by tile.
+"""Kernel files: stores of a kernel between points and training examples, filled tile by tile.
 
-A square-by-square plan for a kernel between points and training examples, which are the first of the points.
-
-Tile (i, j) holds the points of block i and the training examples of block j. Among the training examples the kernel is
-symmetric, so the tiles above the diagonal are the mirror images of those below it.
+The training examples are the first of the points. Tile (i, j) is the kernel between the points of block i and the
+training examples of block j. The kernel is symmetric between training examples, so the tiles above the diagonal are
+mirror images of the tiles below it.
 
 >>> tiling = Tiling(points=5, train=3, side=2)
 >>> tiling.todo, tiling.mirrored(1, 0), tiling.mirrored(2, 0)
@@ -59,14 +58,16 @@ from ntkexp.records.own_files import (
 )
 from ntkexp.text import several
 
-SMALLEST, LARGEST = 32, 1024
-ACROSS, MOST_ACROSS = 32, 256
-LONGEST = 300.0  # seconds of a tile by the least that a pair can take: an hour, where it takes ten times as long
+MIN_TILE_SIDE = 32  # points
+MAX_TILE_SIDE = 1024
+TILES_ACROSS = 32  # the usual number of tiles along the training examples
+MAX_TILES_ACROSS = 256
+MAX_TILE_SECONDS = 300.0  # by the fastest possible pair; an hour if pairs take twelve times as long
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles of `side` points, fewer at the ends."""
+    """A division into tiles of `side` points; the last ones are smaller."""
 
     points: int
     train: int
@@ -74,7 +75,7 @@ class Tiling:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many tiles there are along points and along training examples."""
+        """The number of tiles along the points and along the training examples."""
         return -(-self.points // self.side), -(-self.train // self.side)
 
     @property
@@ -89,62 +90,67 @@ class Tiling:
         return slice(block * self.side, min((block + 1) * self.side, self.train))
 
     def pairs(self, row: int, column: int) -> int:
-        """How many pairs of points meet of a tile: on the diagonal each once, elsewhere also points with themselves.
+        """Return the number of different pairs of points in a tile, with the pairs (x, x) that it computes.
 
         >>> Tiling(points=5, train=3, side=2).pairs(0, 0), Tiling(points=5, train=3, side=2).pairs(2, 0)
         (3, 3)
         """
-        rows, columns = self.rows(row), self.columns(column)
-        count: int = rows.stop - rows.start
+        rows = self.rows(row)
+        columns = self.columns(column)
+        row_points: int = rows.stop - rows.start
         if row == column:
-            return count * (count + 1) // 2
-        across: int = columns.stop - columns.start
-        return count * (across + self.owns(row, column))
+            return row_points * (row_points + 1) // 2
+        column_points: int = columns.stop - columns.start
+        return row_points * (column_points + self.owns(row, column))
 
     def mirrored(self, row: int, column: int) -> bool:
         return row != column and row < self.shape[1]
 
     def owns(self, row: int, column: int) -> bool:
-        """Whether the points of the row are met with themselves along with this tile."""
+        """Return whether the kernel of each point of the row with itself is computed with this tile."""
         return row == column or (column == 0 and row >= self.shape[1])
 
 
 def side_for(train: int, seconds: float) -> int:
-    """A power of two of which about 32 cover the training examples: a kill costs a tile, and each is a file.
+    """Return the side of a tile, a power of two.
 
-    Where a pair of points takes long (`seconds`), so that a kill would cost hours, up to 256 of them do.
+    A kill costs one tile, and each tile is a file. So about 32 tiles cover the training examples, or up to 256 tiles if
+    a pair of points takes so many `seconds` that a tile would take hours.
 
     >>> [side_for(train, 1e-9) for train in (100, 2000, 50_000)]
     [32, 32, 1024]
     >>> [side_for(50_000, seconds) for seconds in (1e-3, 2e-3, 1.0)]
     [512, 256, 256]
     """
-    side = SMALLEST
-    while 2 * side <= min(LARGEST, train // ACROSS):
+    side = MIN_TILE_SIDE
+    while 2 * side <= min(MAX_TILE_SIDE, train // TILES_ACROSS):
         side *= 2
-    while side**2 * seconds > LONGEST and side // 2 >= max(SMALLEST, train / MOST_ACROSS):
+    min_side = max(MIN_TILE_SIDE, train / MAX_TILES_ACROSS)
+    while side**2 * seconds > MAX_TILE_SECONDS and side // 2 >= min_side:
         side //= 2
     return side
 
 
-# --- The arrays of a kernel file (`records.kernel_file`), preallocated: a chunk is written whole, or not at all.
+# --- The preallocated arrays of a kernel file. A chunk is written completely or not at all.
 #
-# Whatever is written when the file is begun is sealed in its attributes, and they are sealed themselves.
+# The attributes seal all files that are written at the beginning, and the attributes are sealed themselves.
 
 
-SELF, DONE, GROUP = "_self", "done", "zarr.json"
+SELF = "_self"
+DONE = "done"
+GROUP = "zarr.json"
 SEALS = "seals"
 MARK = "<u8"
-"""How `done` marks a tile: by the beginning of its seal, which is not 0."""
+"""The dtype of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
 
 
 class DamagedKernel(Damaged, Useless):
-    """A kernel file is not as it was written."""
+    """A kernel file that differs from the written one."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The arrays of a store, by their shapes."""
+    """The shapes of the arrays of a store."""
 
     kernels: tuple[str, ...]
     tiling: Tiling
@@ -153,21 +159,16 @@ class Layout:
 
     @property
     def bytes(self) -> int:
-        """What the store takes on the disk."""
-        row = self.tiling.train + 1
-        return (
-            len(self.kernels)
-            * self.tiling.points
-            * row
-            * self.outputs**2
-            * np.dtype(self.dtype).itemsize
-        )
+        """The bytes of the store."""
+        pairs = self.tiling.points * (self.tiling.train + 1)
+        numbers = len(self.kernels) * pairs * self.outputs**2
+        return numbers * np.dtype(self.dtype).itemsize
 
 
 def create(
     path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArray[np.generic]]
 ) -> None:
-    """Create a store without a tile, there whole or not at all, in place of whatever was there."""
+    """Create a store without tiles, completely or not at all. Replace a kernel file at this path."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     for link in (partial, path):
         if link.is_symlink():
@@ -177,28 +178,37 @@ def create(
     store = create_store(
         partial, {**facts, "kernels": list(layout.kernels), "side": layout.tiling.side}
     )
-    tiling, outputs, nothing = layout.tiling, layout.outputs, np.dtype(layout.dtype).type("nan")
+    tiling = layout.tiling
+    outputs = layout.outputs
+    nan = np.dtype(layout.dtype).type("nan")
     for name in layout.kernels:
-        whole = (tiling.points, outputs, tiling.train, outputs)
         preallocate(
             store,
             name,
-            whole,
+            (tiling.points, outputs, tiling.train, outputs),
             chunks=(tiling.side, outputs, tiling.side, outputs),
             dims=KERNEL_DIMS,
-            fill=nothing,
+            fill=nan,
         )
-        own, dims = (tiling.points, outputs, outputs), ("probe", "out", "out_")
         preallocate(
-            store, name + SELF, own, chunks=(tiling.side, outputs, outputs), dims=dims, fill=nothing
+            store,
+            name + SELF,
+            (tiling.points, outputs, outputs),
+            chunks=(tiling.side, outputs, outputs),
+            dims=("probe", "out", "out_"),
+            fill=nan,
         )
-    done = np.dtype(MARK).type(0)
     preallocate(
-        store, DONE, tiling.shape, chunks=(1, tiling.shape[1]), dims=("row", "column"), fill=done
+        store,
+        DONE,
+        tiling.shape,
+        chunks=(1, tiling.shape[1]),
+        dims=("row", "column"),
+        fill=np.dtype(MARK).type(0),
     )
     for name, array in arrays.items():
         write_array(store, name, array, ("probe", "out")[: array.ndim], {})
-    # The attributes seal the files that are in the store, and themselves.
+    # the attributes seal the files of the store, and themselves
     group = read_object(partial / GROUP)
     group["attributes"][SEALS] = sealed(
         partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP]
@@ -212,20 +222,20 @@ def create(
     partial.replace(path)
 
 
-WITH_EACH = ("target", "label", "index", DONE)
-"""The arrays that every kernel file has beside its kernels."""
+COMMON_ARRAYS = ("target", "label", "index", DONE)
+"""The arrays that every kernel file has in addition to its kernels."""
 
 
 def refuse_foreign_files(path: Path) -> None:
-    """Raise unless a folder is empty, or holds the arrays of a kernel file, damaged or not, and nothing else.
+    """Raise if a folder holds files that do not belong to a kernel file. It may be empty or damaged.
 
-    A kernel file is known by its arrays: for each `kernel` a `kernel_self`, and those that every one has.
+    A kernel file has an array `NAME_self` for each kernel `NAME`, and the common arrays.
     """
     if not any(path.iterdir()):
         return
     arrays = {entry.name for entry in path.iterdir() if entry.is_dir()}
     kernels = {name.removesuffix(SELF) for name in arrays if name.endswith(SELF)}
-    ours = {*WITH_EACH, *kernels, *(name + SELF for name in kernels)}
+    ours = {*COMMON_ARRAYS, *kernels, *(name + SELF for name in kernels)}
     if not kernels or not ours <= arrays:
         raise Mistake(
             f"{path} is not a kernel file: it lacks arrays that every one has; choose another place"
@@ -235,47 +245,48 @@ def refuse_foreign_files(path: Path) -> None:
 
 
 def check_attributes(path: Path) -> None:
-    """Refuse a store that is none of ours, or not as it was begun."""
+    """Raise if a store is no kernel file, or its attributes or common arrays are damaged."""
     if not ((path / DONE / GROUP).is_file() or any(path.glob(f"*{SELF}/{GROUP}"))):
         raise Mistake(
             f"{path} is not a kernel file: it is not a store of arrays with marks of what is done"
         )
-    seals: Seals | None = (
-        None  # of what was written when the file was begun, if its attributes are as they were
-    )
+    seals: Seals | None = None
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         store = read_object(path / GROUP)
         mark = store["attributes"].pop(SEAL)
-        seals = store["attributes"][SEALS] if mark == seal(to_text(store).encode()).hex() else None
-    if wrong := [GROUP] if seals is None else broken(path, seals):
+        if mark == seal(to_text(store).encode()).hex():
+            seals = store["attributes"][SEALS]
+    wrong = [GROUP] if seals is None else broken(path, seals)
+    if wrong:
         raise DamagedKernel(
             f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it again"
         )
 
 
-# --- A kernel by itself: a store that is filled tile by tile, and knows what it is of.
+# --- A kernel file: a store that is filled tile by tile.
 #
-#     <kernel>        [probe, out, train, out_]   a chunk per tile; `probe` is every point, training examples first
-#     <kernel>_self   [probe, out, out_]          the same between each point and itself
-#     done            [row, column]               the seal of a tile with its mirror image, or 0 until it is written:
-#                                                 last
-#     target          [probe, out]                as the squared loss compares them
+#     <kernel>        [probe, out, train, out_]   a chunk for each tile; `probe` is every point, training examples first
+#     <kernel>_self   [probe, out, out_]          the kernel of each point with itself
+#     done            [row, column]               the mark of a tile and its mirror image, written last; 0 until then
+#     target          [probe, out]                targets of the squared loss
 #     label           [probe]                     the class, or −1 in a regression
-#     index           [probe]                     which example of the source this is
+#     index           [probe]                     the number of the example in the source
 #
-# Attributes: `identity`, what the kernel is of as 64 digits; `description`, the same as JSON; `kernels`, their
-# names; `splits`, the number of points in each; `classes`, their names; `seals` of all that is no tile, and their
-# own `seal`. Kernels of infinite width are the same for every output and have one `out`. Where targets have more
-# outputs than the kernel, it holds for each of them.
+# Attributes: `identity`, a digest of the kernel's description; `description` as JSON; `kernels`, their names; `splits`,
+# the number of points in each; `classes`, their names; `seals` of all files but tiles; the `seal` of the attributes.
+# Kernels of infinite width are equal for all outputs and have one `out`. If targets have more outputs than the kernel,
+# it applies to each of them.
 
 
 def lock_of_marks(path: Path) -> Path:
-    """Beside a kernel file: who holds it may mark tiles."""
+    """Return the lock file next to a kernel file. The process that holds it may mark tiles."""
     return path.with_name(f".{path.name}.marks.lock")
 
 
 @dataclass(frozen=True)
 class KernelMatrix:
+    """A kernel file."""
+
     path: Path
 
     @cached_property
@@ -285,10 +296,9 @@ class KernelMatrix:
     @cached_property
     def facts(self) -> dict[str, Any]:
         facts = dict(self.store.attrs)
-        if (
-            missing := {"identity", "description", "kernels", "splits", "classes", "side"}
-            - facts.keys()
-        ):
+        required = {"identity", "description", "kernels", "splits", "classes", "side"}
+        missing = required - facts.keys()
+        if missing:
             raise Mistake(
                 f"{self.path} is not a kernel file: it lacks {', '.join(sorted(missing))}"
             )
@@ -310,7 +320,7 @@ class KernelMatrix:
 
     @property
     def splits(self) -> dict[str, slice]:
-        """Where each split lies among the points."""
+        """The slice of each split along the points."""
         sizes = [
             (name, int(count))
             for name, _, count in (text.partition("=") for text in self.facts["splits"])
@@ -320,12 +330,10 @@ class KernelMatrix:
 
     @property
     def done(self) -> NDArray[np.uint64]:
-        """The marks of the tiles; a row of marks that is cut off marks none."""
+        """The marks of the tiles. A row of marks that is cut off marks no tile."""
         rows, columns = self.layout.tiling.shape
-        marks, mirrored = (
-            np.zeros((rows, columns), MARK),
-            np.triu(np.ones((rows, columns), bool), 1),
-        )
+        marks = np.zeros((rows, columns), MARK)
+        mirrored = np.triu(np.ones((rows, columns), bool), 1)
         for row in range(rows):
             content = self.marks(row).read_bytes() if self.marks(row).is_file() else b""
             if len(content) == marks[row].nbytes:
@@ -336,12 +344,12 @@ class KernelMatrix:
         return self.path / DONE / "c" / str(row) / "0"
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those of some tiles that have no mark now."""
+        """Return the tiles without a mark."""
         done = self.done
         return [tile for tile in tiles if not done[tile]]
 
     def unmark(self, tiles: Sequence[tuple[int, int]]) -> None:
-        """Let only the marks of other tiles stand."""
+        """Remove the marks of some tiles."""
         with self.marking():
             done = self.done
             for tile in tiles:
@@ -351,11 +359,11 @@ class KernelMatrix:
                     write_atomically(self.marks(row), content)
 
     def marking(self) -> AbstractContextManager[None]:
-        """Be the one who marks: other processes may mark tiles of the same row."""
+        """Hold the lock for marking, because another process may mark tiles of the same row."""
         return waited_for(lock_of_marks(self.path))
 
     def missing(self) -> list[tuple[int, int]]:
-        """The tiles that are not written, or not as they were."""
+        """Return the tiles that are unwritten or damaged."""
         done = self.done
         return [
             tile
@@ -364,15 +372,19 @@ class KernelMatrix:
         ]
 
     def seal(self, row: int, column: int) -> int:
-        """The mark of a tile as its files are: it is one of this kernel, in its place."""
-        content, tiling = Sealing(f"{self.facts['identity']} {row} {column}"), self.layout.tiling
+        """Return the mark of a tile by its files. It covers the kernel's identity and the tile's place."""
+        sealing = Sealing(f"{self.facts['identity']} {row} {column}")
+        tiling = self.layout.tiling
         for name in self.layout.kernels:
             chunks = [f"{name}/c/{row}/0/{column}/0"]
-            chunks += [f"{name}/c/{column}/0/{row}/0"] if tiling.mirrored(row, column) else []
-            chunks += [f"{name}{SELF}/c/{row}/0/0"] if tiling.owns(row, column) else []
-            for file in (self.path / chunk for chunk in chunks):
-                content.take(file.read_bytes() if file.is_file() else b"")
-        return int(np.frombuffer(content.digest, MARK)[0])
+            if tiling.mirrored(row, column):
+                chunks.append(f"{name}/c/{column}/0/{row}/0")
+            if tiling.owns(row, column):
+                chunks.append(f"{name}{SELF}/c/{row}/0/0")
+            for chunk in chunks:
+                file = self.path / chunk
+                sealing.take(file.read_bytes() if file.is_file() else b"")
+        return int(np.frombuffer(sealing.digest, MARK)[0])
 
     def write(
         self,
@@ -381,15 +393,15 @@ class KernelMatrix:
         tile: Mapping[str, NDArray[Any]],
         own: Mapping[str, NDArray[Any]],
     ) -> None:
-        """A tile with its mirror image, and where it lies on the diagonal the points with themselves; its mark last."""
+        """Write a tile, its mirror image, and the kernel of points with themselves (`own`). Write the mark last."""
         tiling = self.layout.tiling
         for name, block in tile.items():
             array = get_array(self.store, name)
             array[tiling.rows(row), :, tiling.columns(column), :] = block
             if tiling.mirrored(row, column):
-                within = tiling.columns(row)
-                mirrored = block[: within.stop - within.start].transpose(2, 3, 0, 1)
-                array[tiling.rows(column), :, within, :] = mirrored
+                train = tiling.columns(row)  # the points of the row that are training examples
+                mirrored = block[: train.stop - train.start].transpose(2, 3, 0, 1)
+                array[tiling.rows(column), :, train, :] = mirrored
         for name, block in own.items():
             get_array(self.store, name + SELF)[tiling.rows(row)] = block
         mark = self.seal(row, column)

@@ -19,20 +19,18 @@ from ntkexp.records.atomic import AGAIN, Damaged, write_atomically
 from ntkexp.records.own_files import drop_half_written, remove_store
 from ntkexp.records.schema import PredictionsAttributes, checked
 
-# --- Arrays on disk: zarr version 3, no compression, named dimensions, nothing that depends on the clock.
+# --- Arrays on disk: zarr version 3, no compression, named dimensions, no dates.
 #
-# A file per chunk makes a store readable whatever happens to the process that writes it, and the same bytes each
-# time.
+# Each chunk is a file. So a store is readable even if its writer is killed, and equal arrays are equal bytes.
 
 
 Facts: TypeAlias = Mapping[str, float | int | str | Sequence[str] | Sequence[int]]
 
-LARGEST_CHUNK = 32_000_000
-"""The bytes that a reader takes at once, whatever it looks for."""
+LARGEST_CHUNK = 32_000_000  # bytes; readers take whole chunks
 
 
 def create_store(path: Path | MemoryStore, facts: Facts | None = None) -> zarr.Group:
-    """An empty store in place of whatever was there."""
+    """Create an empty store. Remove a store that is already at this path."""
     if isinstance(path, Path):
         remove_store(path)
     return zarr.create_group(path, zarr_format=3, overwrite=True, attributes=dict(facts or {}))
@@ -45,9 +43,7 @@ def open_store(path: Path, *, write: bool = False) -> zarr.Group:
         raise Mistake(f"{path} is missing or damaged: it is not a store of arrays") from error
 
 
-def get_array(
-    store: zarr.Group, name: str
-) -> zarr.Array[Any]:  # the type of its metadata is zarr's business
+def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:
     array = store.get(name)
     if not isinstance(array, zarr.Array):
         raise Mistake(f"{store.store_path} is damaged: it holds no array '{name}'")
@@ -55,18 +51,18 @@ def get_array(
 
 
 class ManyRows(Protocol):
-    """An array, or something larger than the memory of which a few rows are looked at at a time."""
+    """An array that may exceed the memory, and is read in blocks of rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its length along every axis."""
+        """The lengths of its axes."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The kind of its numbers."""
+        """The type of its numbers."""
 
     def __getitem__(self, rows: slice, /) -> NDArray[Any]:
-        """Look at some rows."""
+        """Read some rows."""
 
 
 def write_array(
@@ -78,8 +74,9 @@ def write_array(
     *,
     kind: np.dtype[Any] | None = None,
 ) -> None:
-    """Put one array as one chunk, or a large one in chunks of rows, in place of an older one of this name."""
-    step = rows_at_once(array, dtype := kind or array.dtype)
+    """Write an array as one chunk, or a large one in chunks of rows. Replace an array of the same name."""
+    dtype = kind or array.dtype
+    step = rows_at_once(array, dtype)
     stored = store.create_array(
         name,
         shape=array.shape,
@@ -98,10 +95,11 @@ def write_array(
 def write_stacked(
     store: zarr.Group, name: str, arrays: Sequence[ManyRows], dims: Sequence[str]
 ) -> None:
-    """Put arrays of one shape as one array of numbers in double precision, in chunks of rows of each."""
+    """Write arrays of one shape as one float64 array, in chunks of rows of each."""
     count, *others = arrays[0].shape
     step = rows_at_once(arrays[0], np.dtype(np.float64))
-    shape, chunks = (len(arrays), count, *others), (1, step, *others)
+    shape = (len(arrays), count, *others)
+    chunks = (1, step, *others)
     preallocate(store, name, shape, chunks=chunks, dims=dims, fill=np.float64(0))
     stored = get_array(store, name)
     for number, array in enumerate(arrays):
@@ -124,8 +122,9 @@ def preallocate(
     dims: Sequence[str],
     fill: np.number[Any],
 ) -> None:
-    """Make room for numbers of the kind of `fill`, which is read where nothing was written: no chunk is until then. An
-    older array of this name is gone.
+    """Create an array whose chunks are written later. Until then its numbers are `fill`.
+
+    Replace an array of the same name.
     """
     store.create_array(
         name,
@@ -143,11 +142,11 @@ def preallocate(
 #
 #     tangent          [snapshot, probe, out, train, out_]   one chunk per snapshot; or instead
 #     trace            [snapshot, probe, train]              its sum over out = out_
-#     output_gradient  [snapshot, train, out_]               ℓ′, the loss's, of all training examples
-#     step             [snapshot]                            its step, written last; −1 until then
-#     path_<rule>      [probe, out, train, out_]             NaN, of which nothing is kept, where it is not known
+#     output_gradient  [snapshot, train, out_]               ℓ′ of all training examples
+#     step             [snapshot]                            the step, written last; −1 until then
+#     path_<rule>      [probe, out, train, out_]             unknown entries are NaN and take no space
 #
-# `probe` runs over every point where the network is read: first the training examples, then probe, then test.
+# The axis `probe` holds all points at which the network is evaluated: training examples, then probe, then test.
 
 
 Kernel: TypeAlias = NDArray[np.float64]  # [probe, out, train, out_]
@@ -163,14 +162,14 @@ KERNEL_KINDS: Mapping[str, Dims] = {
     "path": KERNEL_DIMS,
 }
 """The axes of each kind of array."""
-NOT_YET = -1
-FEW = 16  # points in a chunk, where not all are known
+NOT_YET = -1  # the step of a snapshot that is not written
+SPARSE_CHUNK_POINTS = 16  # points in a chunk, if not all points are known
 
 
 def create_kernels(
     path: Path, points: int, outputs: int, train: int, room: int, *, traced: bool = False
 ) -> None:
-    """Create a store with `room` for tangent kernels, or their traces; kernels that it holds already stay."""
+    """Create a store for up to `room` tangent kernels, or their traces. Kernels that it already holds stay."""
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
     kernel_sizes = {TRACE: {"probe": points, "train": train}}
@@ -178,12 +177,16 @@ def create_kernels(
         kernel_sizes = {
             TANGENT: dict(zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True))
         }
-    for name, sizes in (
-        kernel_sizes | {"output_gradient": {"train": train, "out_": outputs}}
-    ).items():
-        dims, shape = ("snapshot", *sizes), tuple(sizes.values())
+    all_sizes = kernel_sizes | {"output_gradient": {"train": train, "out_": outputs}}
+    for name, sizes in all_sizes.items():
+        shape = tuple(sizes.values())
         preallocate(
-            store, name, (room, *shape), chunks=(1, *shape), dims=dims, fill=np.float64("nan")
+            store,
+            name,
+            (room, *shape),
+            chunks=(1, *shape),
+            dims=("snapshot", *sizes),
+            fill=np.float64("nan"),
         )
     preallocate(store, "step", (room,), chunks=(1,), dims=("snapshot",), fill=np.int64(NOT_YET))
     for name, content in described.items():
@@ -193,8 +196,9 @@ def create_kernels(
 def write_snapshot(
     path: Path, index: int, step: int, kernel: Kernel, output_gradient: NDArray[np.float64]
 ) -> None:
-    """Write the kernel first, its step last: a step that can be read has its whole kernel beside it."""
-    store, values = open_store(path, write=True), np.asarray(kernel, dtype=np.float64)
+    """Write one snapshot. Its step is written last, so a snapshot with a step is complete."""
+    store = open_store(path, write=True)
+    values = np.asarray(kernel, dtype=np.float64)
     name = tangent_array_name(path)
     get_array(store, name)[index] = values[:, 0, :, 0] if name == TRACE else values
     get_array(store, "output_gradient")[index] = np.asarray(output_gradient, dtype=np.float64)
@@ -202,12 +206,12 @@ def write_snapshot(
 
 
 def tangent_array_name(path: Path) -> str:
-    """What a store keeps of its tangent kernels."""
+    """Return the name of the array that holds tangent kernels or their traces."""
     return TRACE if (path / TRACE).exists() else TANGENT
 
 
 def snapshot_chunks(path: Path, index: int) -> list[str]:
-    """The file, and the folders of files, that hold one snapshot of a run folder."""
+    """Return the files and folders of one snapshot in a run folder."""
     return [
         f"{KERNELS}/{name}/c/{index}"
         for name in (tangent_array_name(path / KERNELS), "output_gradient", "step")
@@ -217,32 +221,30 @@ def snapshot_chunks(path: Path, index: int) -> list[str]:
 def write_path_kernel(
     path: Path, rule: str, kernel: Kernel, points: Sequence[int], outs: Sequence[int]
 ) -> None:
-    """Write the path kernel by a rule, known at these points and, along its axis `out`, at these of the outputs.
+    """Write the path kernel of a rule, which is known at some points and some of the outputs (axis `out`).
 
-    Nothing is kept of other points and outputs, but for points that lie beside known ones: they are read as NaN.
+    Unknown entries take no space, except in chunks that also hold known entries. They are read as NaN.
     """
     count, _, train, outputs = kernel.shape
-    chunks = (
-        count if len(points) == count else FEW,
-        outputs if len(outs) == outputs else 1,
-        train,
-        outputs,
-    )
-    store, name = open_store(path, write=True), f"path_{rule}"
+    all_points = len(points) == count
+    chunk_points = count if all_points else SPARSE_CHUNK_POINTS
+    chunk_outs = outputs if len(outs) == outputs else 1
+    store = open_store(path, write=True)
+    name = f"path_{rule}"
     preallocate(
         store,
         name,
         (count, outputs, train, outputs),
-        chunks=chunks,
+        chunks=(chunk_points, chunk_outs, train, outputs),
         dims=KERNEL_DIMS,
         fill=np.float64("nan"),
     )
-    values = np.asarray(kernel if len(points) == count else kernel[points], dtype=np.float64)
+    values = np.asarray(kernel if all_points else kernel[points], dtype=np.float64)
     get_array(store, name).oindex[np.array(points), np.array(outs)] = values
 
 
 def finish_kernels(path: Path) -> int:
-    """Give up the room for snapshots that were not reached; how many there are."""
+    """Remove the space for snapshots that were not reached. Return the number of snapshots."""
     store = open_store(path, write=True)
     written = int(np.count_nonzero(read_steps(path) != NOT_YET))
     for name in (tangent_array_name(path), "output_gradient", "step"):
@@ -253,33 +255,33 @@ def finish_kernels(path: Path) -> int:
 
 
 def refuse_odd_kernels(path: Path, lengths: Mapping[str, int]) -> None:
-    """Raise if the store holds what no run writes; its axes have these lengths."""
+    """Raise if no run writes such a store, given the lengths of its axes."""
     store = read_store(path)
     snapshots = {"snapshot": store.arrays["step"].shape[0]} if "step" in store.arrays else {}
     refuse_odd_store(store, path, KERNEL_KINDS, ["step"], {**lengths, **snapshots})
 
 
 def read_steps(path: Path) -> NDArray[np.int64]:
-    """The step of each snapshot, −1 where there is none."""
+    """Return the step of each snapshot, or −1 if the snapshot is not written."""
     return np.asarray(get_array(open_store(path), "step")[...], dtype=np.int64)
 
 
 def read_snapshot(path: Path, index: int) -> Kernel:
-    """Read the tangent kernel of one snapshot; its trace is one between all outputs taken as one."""
+    """Read the tangent kernel of one snapshot. A trace is read as a kernel with one output."""
     name = tangent_array_name(path)
     kernel = np.asarray(get_array(open_store(path), name)[index], dtype=np.float64)
     return kernel[:, None, :, None] if name == TRACE else kernel
 
 
-# --- predictions.zarr: what the network and every kernel machine say at every point.
+# --- predictions.zarr: the outputs of the network and every kernel machine at every point.
 #
-#     prediction  [machine, probe, out]   the machines' names are the attribute `machines`
+#     prediction  [machine, probe, out]   the attribute `machines` holds the names
 #
 # `f_0` and `f_T` are the network before and after training.
 
 
 def write_predictions(path: Path, predictions: Mapping[str, NDArray[np.float64]]) -> None:
-    """Write each machine's outputs [probe, out], in the order given."""
+    """Write the outputs of each machine, [probe, out]."""
     stacked = np.stack([np.asarray(values, dtype=np.float64) for values in predictions.values()])
     store = create_store(path, {"machines": list(predictions)})
     write_array(store, "prediction", stacked, ("machine", "probe", "out"), {})
@@ -289,7 +291,7 @@ PREDICTION_KINDS: Mapping[str, Dims] = {"prediction": ("machine", "probe", "out"
 
 
 def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
-    """Raise if the store holds what no run writes; return the number of outputs."""
+    """Raise if no run writes such a store. Return the number of outputs."""
     store = read_store(path)
     names = checked(store.attributes, PredictionsAttributes, path / ZARR)["machines"]
     if len(set(names)) < len(names) or not {"f_0", "f_T"} <= set(names):
@@ -303,7 +305,7 @@ def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
 
 
 def read_predictions(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Read each machine's outputs [probe, out], in the order written."""
+    """Read the outputs of each machine, [probe, out], in the order in which they were written."""
     store = open_store(path)
     names = store.attrs["machines"]
     assert isinstance(names, list)

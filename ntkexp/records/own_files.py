@@ -1,4 +1,4 @@
-"""Remove exactly the files that this package wrote. Any other file in the folder stops the removal."""
+"""Removal of exactly the files that this package wrote. Any other file in the folder stops the removal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ntkexp.mistake import NoPlace
 from ntkexp.text import several
 
 HALF_WRITTEN = r"(\.[^/]+\.[0-9a-f]{8}|[^/]+\.[0-9a-f]{32})\.partial"
-"""The names of files that are being written: by `records.atomic`, and by zarr."""
+"""The names of files that `records.atomic` or zarr is writing."""
 
 STORED = rf"(.*/)?(zarr\.json|c(/\d+)*|{HALF_WRITTEN})"
-"""The files of a store of arrays: descriptions, chunks by their numbers, and chunks that are being written."""
+"""The files of a store of arrays: descriptions, chunks, and chunks that are being written."""
 
 
 def files_in(folder: Path) -> list[str]:
-    """List all files and links in a folder by their places there. No link is followed."""
+    """Return all files and links in a folder, relative to it. No link is followed."""
     names = list[str]()
     for parent, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
@@ -29,15 +29,16 @@ def files_in(folder: Path) -> list[str]:
 
 def refuse_strangers(folder: Path, is_ours: Callable[[str], object]) -> None:
     """Raise if a file in a folder is not ours, before anything is removed."""
-    if strangers := [name for name in files_in(folder) if not is_ours(name)]:
-        what = several(strangers)
+    strangers = [name for name in files_in(folder) if not is_ours(name)]
+    if strangers:
         raise NoPlace(
-            f"{folder} holds what no run wrote ({what}); move it away, or choose another place"
+            f"{folder} holds what no run wrote ({several(strangers)}); "
+            "move it away, or choose another place"
         )
 
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:
-    """Remove these files in this order, and then those of their folders that are empty."""
+    """Remove these files in this order, and then their folders that became empty."""
     parents = set[Path]()
     for name in names:
         (folder / name).unlink(missing_ok=True)
@@ -56,7 +57,7 @@ def remove_empty_folders(folder: Path) -> None:
 
 
 def remove_store(path: Path) -> None:
-    """Remove a store of arrays, if there is one and nothing else lies in it."""
+    """Remove a store of arrays, if it exists. Raise if it contains other files."""
     if not path.is_dir():
         return
     refuse_strangers(path, re.compile(STORED).fullmatch)
@@ -66,7 +67,7 @@ def remove_store(path: Path) -> None:
 
 
 def drop_half_written(files: Iterable[Path]) -> None:
-    """Remove those of some files that a killed process had not yet moved into their places."""
+    """Remove the partial files that a killed process left."""
     for file in files:
         if re.fullmatch(HALF_WRITTEN, file.name):
             file.unlink(missing_ok=True)

@@ -1,23 +1,21 @@
-"""The CSV files of a run: metrics.csv as it trains, results.csv with the ladder, timings.csv.
+"""The CSV files of a run: metrics.csv, results.csv and timings.csv.
 
-metrics.csv: one line per step, written as it happens and cut back to the checkpoint on resuming.
-
-`mark` is the seal of the lines so far, for the checkpoint.
-
-Floats are written with as many digits as tell them apart; a quantity that was not measured is an empty cell.
+metrics.csv has a line for each step, written during the step. A resumed run cuts it back to its checkpoint, which holds
+the length and the seal of the lines so far (`mark`). Floats have enough digits to be read back exactly. Quantities that
+were not measured are empty cells.
 
 >>> format_cell(0.1), format_cell(3), format_cell(None), format_cell(float("nan"))
 ('0.1', '3', '', 'nan')
 
-results.csv: the ladder of kernel machines, a row per machine and split.
+results.csv compares kernel machines with the trained network, with a row for each machine and split.
 
-    relative_error  ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all points and outputs of the split
-    floor           what rounding alone explains of it
+    relative_error  ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all queries and outputs of the split
+    floor           the relative error that rounding alone explains
     max_error       max |f̂ − f_T|
     agreement       share of equal labels; empty for regression
-    r2              of f̂ against f_T
+    r2              R² of f̂ against f_T
     note            why a machine does not apply
-    control         whether the machine knows nothing of the network
+    control         whether the machine is independent of the network
 
 >>> row = Result("probe", "secant", "pieces=1", 4e-15, 1e-13, 1e-14, 1.0, 1.0)
 >>> row.exact
@@ -41,16 +39,19 @@ from ntkexp.records.atomic import Sealing, sealing_of, write_atomically
 from ntkexp.text import as_cell, of_cell
 
 RETRACED = "retraced.csv"
-"""The columns of metrics.csv that a second pass fills in, beside it."""
+"""The file of the columns that a second pass adds to metrics.csv."""
 
 
 class MetricsWriter:
-    """A writer appends rows to a CSV file; what was written before `keep_bytes` stays, None begins anew."""
+    """A writer that appends rows to a CSV file.
+
+    It keeps the first `keep_bytes` bytes of the file. With None it starts a new file.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str], keep_bytes: int | None = None) -> None:
         self.sealing = Sealing() if keep_bytes is None else sealing_of(path, keep_bytes)
         if keep_bytes is None:
-            path.unlink(missing_ok=True)  # a link that lies there is not followed
+            path.unlink(missing_ok=True)  # so that no link is followed
         self.file = path.open("xb" if keep_bytes is None else "ab")
         self.file.truncate(self.sealing.position)
         self.line = io.StringIO(newline="")
@@ -60,12 +61,12 @@ class MetricsWriter:
             self.flush()
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
-        """Write one line; columns that the row lacks stay empty."""
+        """Write one line. Columns that the row lacks stay empty."""
         self.rows.writerow({name: format_cell(value) for name, value in row.items()})
         self.flush()
 
     def flush(self) -> None:
-        """What was written goes to the file: a kill loses at most the line that was being written."""
+        """Pass the lines to the file, so that a kill loses at most the line that is being written."""
         content = self.line.getvalue().encode()
         self.sealing.take(content)
         self.file.write(content)
@@ -75,7 +76,7 @@ class MetricsWriter:
 
     @property
     def mark(self) -> tuple[int, str]:
-        """How many bytes are in the file, for `keep_bytes`, and their seal."""
+        """The number of bytes in the file, for `keep_bytes`, and their seal."""
         return self.sealing.mark
 
     def __enter__(self) -> Self:
@@ -91,48 +92,51 @@ class MetricsWriter:
 
 
 def format_cell(value: float | int | str | None) -> str:
-    """A value as the file holds it; `float` first, because numpy's floats name their type in `repr`."""
+    """Write a value as a cell."""
     if value is None:
         return ""
-    return repr(float(value)) if isinstance(value, float) else as_cell(str(value))
+    if isinstance(value, float):
+        return repr(float(value))  # the `repr` of NumPy's floats contains their type
+    return as_cell(str(value))
 
 
 def read_rows(path: Path) -> Iterator[dict[str, float | None]]:
-    """The lines of metrics.csv as numbers, whatever was measured."""
+    """Yield the lines of metrics.csv as numbers."""
     with path.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             yield {name: float(cell) if cell else None for name, cell in line.items()}
 
 
 FOLLOWED = "followed"
-"""The detail of a row that is of a training loop that was followed, and no run's."""
+"""The detail of a row of a followed loop."""
 
 SPLITS = ("train", "probe", "test")
 AT_POINTS = re.compile(r"at (\d{1,9}) of (\d{1,9}) points")
 
 
-def at_points(few: int, whole: int) -> str:
-    """What the note of a row says that was not measured at all points."""
-    return f"at {few} of {whole} points"
+def at_points(measured: int, points: int) -> str:
+    """Return the note of a row that was measured at some points only."""
+    return f"at {measured} of {points} points"
 
 
-ROUNDED = 100  # eps: of the outputs that a sum over a path is compared with
+FLOOR_EPS = 100  # multiple of eps that rounding may cost in a sum over a path
 
 
 def rounding_floor(size: float, moved: float, eps: float, beside: float = 0.0) -> float | None:
     """Return the relative error that rounding explains: 100 eps · size / ‖f_T − f_0‖.
 
-    `beside` is an error that was measured apart, such as the effect of casts. The floor is None if nothing moved.
+    `beside` is an error that was measured separately, such as the effect of casts. The floor is None if the outputs
+    did not change.
 
     >>> rounding_floor(2.0, 0.5, 1e-16)
     4e-14
     """
-    return (ROUNDED * eps * size + beside) / moved if moved else None
+    return (FLOOR_EPS * eps * size + beside) / moved if moved else None
 
 
 @dataclass(frozen=True)
 class Result:
-    """One machine reproduces the trained network so well on one split."""
+    """The error of one kernel machine on one split."""
 
     split: str
     machine: str
@@ -147,7 +151,7 @@ class Result:
 
     @property
     def points(self) -> tuple[int, int] | None:
-        """The number of points at which the row was measured, of how many, if not at all of them, as its note says.
+        """The number of measured points and of all points, if its note says that not all were measured.
 
         >>> Result("probe", "secant", note=f"decay; {at_points(22, 128)}").points
         (22, 128)
@@ -157,7 +161,7 @@ class Result:
 
     @property
     def remark(self) -> str:
-        """The note without that.
+        """The note without the number of points.
 
         >>> Result("probe", "secant", note=f"decay; {at_points(22, 128)}").remark
         'decay'
@@ -166,7 +170,7 @@ class Result:
 
     @property
     def tolerance(self) -> float:
-        """The largest relative error that still counts as exact."""
+        """The largest relative error that counts as exact."""
         return max(1e-12, self.floor or 0.0)
 
     @property
@@ -180,7 +184,7 @@ NUMBER_COLUMNS = tuple(field.name for field in fields(Result) if field.type == "
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[float | int | str | None]]) -> str:
-    """Write rows under their headings, with every digit."""
+    """Write rows below their header, with every digit."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([format_cell(value) for value in row] for row in (header, *rows))
@@ -200,12 +204,10 @@ def read_results(path: Path) -> tuple[Result, ...]:
             return tuple(read_row(row) for row in rows)
     except OSError as error:
         raise Mistake(f"{path} cannot be read ({error.strerror})") from error
+    except Mistake:
+        raise
     except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise (
-            error
-            if isinstance(error, Mistake)
-            else Mistake(f"{path} is damaged: {first_line(error)}")
-        ) from error
+        raise Mistake(f"{path} is damaged: {first_line(error)}") from error
 
 
 def read_row(row: Mapping[str, str]) -> Result:
@@ -215,11 +217,10 @@ def read_row(row: Mapping[str, str]) -> Result:
     return Result(**checked_row(cells, ResultRow).model_dump())
 
 
-# --- timings.csv: the seconds of each part of a run, `what,seconds,processor`; machines of the ladder are
-# `machine.NAME`.
+# --- timings.csv: the seconds of each part of a run, `what,seconds,processor`.
 #
-# `seconds` passed on the wall, and `processor` are those of the work itself: empty where they were not counted, as
-# in files that are older than the column. What a run took before it was resumed is its part `earlier`.
+# `seconds` are wall time, and `processor` is CPU time, which is empty if it was not measured. The parts `machine.NAME`
+# are the kernel machines. The part `earlier` is the time before a run was resumed.
 
 
 MACHINE = "machine."
@@ -227,7 +228,7 @@ MACHINE = "machine."
 
 @dataclass(frozen=True)
 class Seconds:
-    """Wall and CPU seconds of one part; CPU seconds are NaN where they were not counted."""
+    """Wall and CPU seconds of one part. CPU seconds are NaN if they were not measured."""
 
     wall: float
     processor: float = math.nan
@@ -239,14 +240,13 @@ class Seconds:
 def write_timings(path: Path, parts: Mapping[str, Seconds]) -> None:
     lines = ["what,seconds,processor\n"]
     for what, seconds in parts.items():
-        lines.append(
-            f"{what},{seconds.wall:.6f},{'' if math.isnan(seconds.processor) else f'{seconds.processor:.6f}'}\n"
-        )
+        processor = "" if math.isnan(seconds.processor) else f"{seconds.processor:.6f}"
+        lines.append(f"{what},{seconds.wall:.6f},{processor}\n")
     write_atomically(path, "".join(lines))
 
 
 def read_timings(path: Path) -> dict[str, Seconds]:
-    """Read what each part took; nothing where the clock was not kept."""
+    """Read the seconds of each part; empty if the file does not exist."""
     if not path.is_file():
         return {}
     from ntkexp.records.schema import LARGEST_TABLE, TimingRow, checked_row  # noqa: PLC0415  pydantic is slow to import
@@ -255,31 +255,26 @@ def read_timings(path: Path) -> dict[str, Seconds]:
         refuse_special(path, str(path), LARGEST_TABLE)
         with path.open(encoding="utf-8", newline="") as file:
             rows = [checked_row(row, TimingRow) for row in csv.DictReader(file)]
+    except Mistake:
+        raise
     except (OSError, ValueError, csv.Error) as error:
-        raise (
-            error
-            if isinstance(error, Mistake)
-            else Mistake(f"{path} is damaged: {first_line(error)}")
-        ) from error
-    unknown = math.nan
+        raise Mistake(f"{path} is damaged: {first_line(error)}") from error
     return {
-        row.what: Seconds(row.seconds, unknown if row.processor is None else row.processor)
+        row.what: Seconds(row.seconds, math.nan if row.processor is None else row.processor)
         for row in rows
     }
 
 
 def total_seconds(path: Path) -> Seconds:
-    """Add up what all parts took; machines of the ladder are in them already."""
+    """Return the sum of all parts. Kernel machines are contained in other parts."""
     parts = [
-        total_seconds
-        for what, total_seconds in read_timings(path).items()
-        if not what.startswith(MACHINE)
+        seconds for what, seconds in read_timings(path).items() if not what.startswith(MACHINE)
     ]
     return sum(parts, start=Seconds(0.0, 0.0)) if parts else Seconds(math.nan)
 
 
 def of_machines(parts: Mapping[str, Seconds]) -> dict[str, float]:
-    """Take the seconds of the ladder, by machine.
+    """Return the wall seconds of each kernel machine.
 
     >>> of_machines({"run": Seconds(2.0), "machine.left": Seconds(0.5)})
     {'left': 0.5}

@@ -1,7 +1,7 @@
 """The schema of every file in a run folder.
 
-A run folder may come from anywhere. Its seals say that files are as they were written, not that a run wrote them. So
-every reader goes through this schema, which raises one line for a file that no run writes.
+A run folder may come from anywhere. Its seals show that files are unchanged, not that a run wrote them. So every reader
+uses this schema, which raises an error of one line for a file that no run writes.
 
     DONE.json, BEGUN.json, config.json, progress.json, provenance.json, removal/KEY.json    a model of pydantic each
     metrics.csv, retraced.csv                                                               `refuse_odd_metrics`
@@ -31,35 +31,35 @@ from ntkexp.text import printable
 # --- Values.
 
 
-LONGEST_TEXT = 20_000  # letters of a sentence about a run
-LONGEST_NAME = 250  # letters of a file's name, and of other names
+MAX_TEXT_LETTERS = 20_000  # of a sentence about a run
+MAX_NAME_LETTERS = 250  # of the name of a file, a class, …
 
 Split: TypeAlias = Literal["train", "probe", "test"]
 
 
 def inside(name: str) -> str:
-    """Return the name of a file if it leads to a place inside the folder."""
+    """Return the name of a file. Raise ValueError if its path leaves the folder."""
     parts = PurePosixPath(name).parts
     if "\0" in name or name.startswith("/") or ".." in parts or not parts:
         raise ValueError(f"{name!r} is no file inside the folder")
     return name
 
 
-Words = Annotated[str, Field(strict=True, max_length=LONGEST_TEXT)]
+Words = Annotated[str, Field(strict=True, max_length=MAX_TEXT_LETTERS)]
 Text = Annotated[Words, AfterValidator(printable)]
-"""Text for people; control characters, on which a terminal would act, are spelled by their codes."""
-Name = Annotated[str, Field(strict=True, max_length=LONGEST_NAME)]
+"""Text for people. Control characters are replaced by their codes."""
+Name = Annotated[str, Field(strict=True, max_length=MAX_NAME_LETTERS)]
 FileName = Annotated[Name, AfterValidator(inside)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
 Number = Annotated[float, Field(strict=True)]
 Digest = Annotated[str, Field(strict=True, pattern="^[0-9a-f]{64}$")]
 Yes = Annotated[bool, Field(strict=True)]
 Cell = Annotated[float | None, BeforeValidator(lambda cell: cell or None)]
-"""A number in a table; an empty cell is None."""
+"""A number in a table. An empty cell is None."""
 
 
 class Record(BaseModel):
-    """A JSON object; keys that the schema does not name stay as they are."""
+    """A JSON object. It may have keys that the schema does not name."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -112,7 +112,10 @@ class Followed(Record):
 
 
 class Config(Record):
-    """config.json, as far as its readers depend on it; keys that tables of runs have for themselves are none."""
+    """The keys of config.json that readers use.
+
+    Tables of runs add the keys `run`, `state` and `outcome`, which must be absent.
+    """
 
     path: PathSettings = PathSettings()
     follow: Followed | None = None
@@ -153,7 +156,7 @@ class SweepRecord(Record):
 
 
 def checked(record: Mapping[str, Any], model: type[Record], path: Path) -> dict[str, Any]:
-    """Return a record with its texts made printable, or raise if a run would not write it."""
+    """Return a record with printable texts. Raise if no run writes such a record."""
     try:
         return model.model_validate(record).model_dump(exclude_none=True)
     except ValidationError as error:
@@ -161,7 +164,7 @@ def checked(record: Mapping[str, Any], model: type[Record], path: Path) -> dict[
 
 
 def checked_config(record: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return config.json as it is, but for texts, which become printable."""
+    """Return config.json with printable texts. Raise if no run writes such a file."""
     checked(record, Config, path)
     config: dict[str, Any] = printable_texts(record)
     return config
@@ -176,7 +179,7 @@ def printable_texts(value: Any) -> Any:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Spell the first fault that pydantic met, by the place where it is."""
+    """Return the place and message of the first error that pydantic found."""
     fault = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part)[:60] for part in fault["loc"])
     return f"{place}: {fault['msg']}"
@@ -215,7 +218,7 @@ class ResultRow(BaseModel):
 
 
 def checked_seconds(seconds: float) -> float:
-    """Return a time, which is NaN if the clock was not read. Raise if it is negative or infinite."""
+    """Return a time, which may be NaN. Raise ValueError if it is negative or infinite."""
     if seconds < 0 or seconds == math.inf:
         raise ValueError("Input should be a finite number that is not negative")
     return seconds
@@ -244,7 +247,7 @@ def refuse_odd_metrics(path: Path) -> None:
         )
 
 
-# --- The descriptions of arrays and stores, zarr.json: as `records.kernels` writes them.
+# --- zarr.json: the descriptions of arrays and stores that `records.kernels` writes.
 
 
 class Codec(BaseModel):
@@ -261,7 +264,7 @@ class ChunkGrid(BaseModel):
 
 
 class ArrayRecord(Record):
-    """The zarr.json of an array, as `records.kernels` writes it: uncompressed numbers with named axes."""
+    """The zarr.json of an array: uncompressed numbers with named axes."""
 
     zarr_format: Literal[3]
     node_type: Literal["array"]

@@ -1,4 +1,4 @@
-"""sweeps/<name>.json: a sweep as it was resolved, where each of its runs stands, and the power laws it looks for."""
+"""sweeps/<name>.json: a resolved sweep, the state of its runs, and the power laws that it fits."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from ntkexp.records.atomic import Json, read_sealed, sealed_text, write_atomical
 from ntkexp.records.folder import command, own_command
 from ntkexp.records.schema import SweepRecord, checked
 
-# --- A power law that a sweep looks for, and what theory says of its exponent.
+# --- Power laws that a sweep fits, and the exponents that theory predicts.
 #
-# An exponent is met to within a margin, or bounded: from above, or from below
-# (`ntkexp.report.analysis.estimate`).
+# Theory predicts an exponent to within a margin, or an upper or lower bound (`ntkexp.report.analysis.estimate`).
 
 
 Bound: TypeAlias = Literal["upper", "lower"]
 
-MARGIN = 0.1
-"""How far an exponent may be from theory's, if nothing else is said: exponents in dispute are half a unit apart."""
+DEFAULT_MARGIN = 0.1
+"""The default margin of an exponent. Exponents of competing theories are half a unit apart."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What theory says of a number, and how closely it is to be met.
+    """A predicted number with its margin.
 
     >>> Expected(-0.5, bound="upper").low, Expected(-0.5, margin=0.25).high
     (-inf, -0.25)
     """
 
     value: float
-    margin: float = MARGIN
+    margin: float = DEFAULT_MARGIN
     bound: Bound | None = None
 
     @property
@@ -50,7 +49,7 @@ class Expected:
 
 
 class Fit(Component):
-    """A number of each run (`drift`, `left.test`, …) as a power of an axis, and theory's exponent, where there is one.
+    """A fit of a number of each run (`drift`, `left.test`, …) as a power of an axis, with the predicted exponent.
 
     >>> Fit(quantity="drift", axis="model.width", exponent=-0.5).expected
     Expected(value=-0.5, margin=0.1, bound=None)
@@ -59,7 +58,7 @@ class Fit(Component):
     quantity: str
     axis: str
     exponent: float | None = None
-    margin: float = Field(MARGIN, gt=0)
+    margin: float = Field(DEFAULT_MARGIN, gt=0)
     bound: Bound | None = None
 
     @property
@@ -67,25 +66,24 @@ class Fit(Component):
         return None if self.exponent is None else Expected(self.exponent, self.margin, self.bound)
 
 
-# --- sweeps/<name>.json: a sweep as it was resolved, and where each of its runs stands. What analyses it starts from
-# here.
+# --- sweeps/<name>.json: a resolved sweep, and the state of its runs, from which analyses start.
 #
 #     {"name": …, "command": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …], "base": [KEY=VALUE, …],
 #      "fits": [{"quantity": …, "axis": KEY, "exponent": NUMBER or null, "margin": NUMBER, "bound": …}, …],
 #      "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …],
 #      "seal": of all this}
 #
-# A run is `done`, `failed` (it would fail again), `running` (another process is at it), or `unfinished`: the same
-# command goes on with it. Nothing here depends on how often the sweep was interrupted.
+# A run is `done`, `failed` (it would fail again), `running` (in another process), or `unfinished` (the same command
+# continues it). The file does not depend on interruptions of the sweep.
 
 
 Level: TypeAlias = float | int | str | bool | None
-"""What an axis is set to, as it is read: a list goes by its text."""
+"""A value of an axis. Lists become text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRun:
-    """One run of a sweep: where it lies in it, and what became of it."""
+    """One run of a sweep: its folder, its values on the axes, and its state."""
 
     folder: Path
     axes: Mapping[str, Level]
@@ -95,8 +93,10 @@ class SweepRun:
 
     @property
     def standing(self) -> str:
-        """Where a run stands that is not done, in words."""
-        return f"{self.folder.name} {'is ' * (self.state != 'failed')}{self.state}{self.reason and f': {self.reason}'}"
+        """The state of an unfinished run in words."""
+        verb = "" if self.state == "failed" else "is "
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{self.folder.name} {verb}{self.state}{reason}"
 
     @property
     def point(self) -> tuple[Level, ...]:
@@ -114,10 +114,10 @@ class Sweep:
 
     path: Path
     name: str
-    command: str  # what repeats it
+    command: str  # repeats the sweep
     axes: Mapping[str, tuple[Level, ...]]
     seeds: tuple[int, ...]
-    base: tuple[str, ...]  # what all runs have in common
+    base: tuple[str, ...]  # settings of all runs
     fits: tuple[Fit, ...]
     runs: tuple[SweepRun, ...]
 
@@ -138,7 +138,7 @@ def resolved(
     base: Sequence[str],
     fits: Sequence[Fit],
 ) -> dict[str, Json]:
-    """What a sweep asks for as plain data, every range written out."""
+    """Return the definition of a sweep as plain data, with every range written out."""
     return {
         "axes": {key: list(values) for key, values in axes.items()},
         "seeds": list(seeds),
@@ -148,7 +148,7 @@ def resolved(
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Write the record whole, or not at all; one that says the same already is left alone."""
+    """Write the record completely or not at all. Leave an equal file untouched."""
     content = sealed_text(sweep.fields, sweep.path.name).encode()
     if not sweep.path.is_file() or sweep.path.read_bytes() != content:
         write_atomically(sweep.path, content)
@@ -191,14 +191,15 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def folder_of(folder: Path, path: Path) -> Path:
-    """Find where a run lies: as the record says, or beside it, if the outputs were copied elsewhere."""
+    """Return the folder of a run. If the outputs were copied elsewhere, it is next to the record."""
     outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
-    tried = (outputs / folder, outputs / "runs" / folder.name)
-    return next(
-        (there for there in tried if there.is_dir()), folder if folder.is_absolute() else tried[1]
-    )
+    candidates = (outputs / folder, outputs / "runs" / folder.name)
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    return folder if folder.is_absolute() else candidates[1]
 
 
 def level(value: object) -> Level:
-    """Take a value on an axis; lists and the like go by their text."""
+    """Return the value of an axis. Lists become text."""
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

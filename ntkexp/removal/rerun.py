@@ -456,8 +456,6 @@ def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress)
         )
     parts = (WEIGHTS, *dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
     start = rerun.flat.vector(rerun.start)
-    gigabytes = f"{bytes_of(parts, rerun.length + 1, start) / 1e9:.2g} GB"
-    progress.say(f"training twice, with {gigabytes} of both on the disk until the change is split")
     film = film_for(parts, rerun.length + 1, start, folder)
     film.write(0, {WEIGHTS: start.expand(2, -1)})
     progress.start("again", rerun.length, 0)

@@ -7,9 +7,9 @@ run, tables, outputs, leave_out            the reader of a run; tables as text, 
 examples, inventory, sentence, claims      names of examples; configurations and results in words
 analysis                                   numbers of several runs: estimates, laws, tables
 comparison, material, validation           runs side by side, and their summary
-components, positions, top_examples        parts of a contribution
+parts, known_effects, removal_group        parts of one output; its leave-out effects; the group of a removal
 explain, ledger, forgetting                explanations of a prediction, of a removal and of forgetting
-plots                                      figures, and their files
+top_examples, plots                        tables and figures of the strongest examples, and their files
 scores                                     contributions with scores, pictures and a notebook display
 loaded_run                                 a run with pictures and a notebook display: `ntkexp.load_run`
 drawing, events, page                      pictures at the end of a run, TensorBoard, HTML pages

@@ -1,11 +1,10 @@
-"""Claims as tables, and what they come to together: counts, and which verdicts stand by Holm's correction over all.
+"""Tables of claims, and their verdicts after Holm's correction for multiple tests.
 
-    p₍₁₎ ≤ p₍₂₎ ≤ …        the k-th stands while 2 p₍ⱼ₎ ≤ 5 %/(m − j + 1) for all j ≤ k
+    p₍₁₎ ≤ p₍₂₎ ≤ …        the k-th verdict survives if 2 p₍ⱼ₎ ≤ 5 %/(m − j + 1) for all j ≤ k
 
-A verdict is that of a pair, the claim's own look and the second: supported if both are, with the larger p; not
-replicated if its own is and the second is not; else that of its own look. Claims of one size are a family, m of them:
-all that stand in the register, whether they were judged or not, but those that leave nothing to chance, which stand.
-What is undecided or not replicated has p = 1, and p is doubled, because a verdict goes either way.
+The verdict on a claim combines its main look and its second look (`ClaimRecord.verdict`). The m registered claims of
+one size are a family, judged or not. Deterministic claims have no p, and always survive. Undecided and unreplicated
+claims have p = 1. p is doubled, because a verdict can go either way.
 
 >>> holm_rejections([0.001, None, 0.02, 0.5])
 [True, True, False, False]
@@ -18,10 +17,10 @@ from collections.abc import Sequence
 
 from ntkexp.records.claim import NOT_REPLICATED, ClaimRecord, Judgement
 from ntkexp.records.register import RegisterEntry
-from ntkexp.report.tables import Column, Table, format_text
+from ntkexp.report.tables import Column, Table, format_text, text_column
 from ntkexp.text import MISSING, counted, listed, short
 
-LEVEL = 0.05
+FAMILY_LEVEL = 0.05
 VERDICTS = ("supported", NOT_REPLICATED, "refuted", "undecided")
 SIZES = ("default", "quick", "full")
 
@@ -32,38 +31,50 @@ ON_TERMINAL = (
 
 
 def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Table:
-    """Give a row per claim; `stands` says whether its verdict survives Holm's correction over all registered claims."""
-    text = {
-        name: Column(name, number=False)
-        for name in ("claim", "verdict", "stands", "control", "second look")
-    }
+    """Return a row for each claim. `stands` says whether its verdict survives Holm's correction."""
     columns = (
-        *(
-            text["claim"],
-            text["verdict"],
-            text["stands"],
-            Column("figure"),
-            Column("low"),
-            Column("high"),
-        ),
-        *(Column("95 % interval"), text["control"], text["second look"]),
-        Column(
-            "CPU minutes",
-            spell=lambda minutes: MISSING if math.isnan(minutes) else f"{minutes:.1f}",
-        ),
-        *(Column(name, number=False) for name in ("size", "source", "expected", "digest")),
-        Column("first expected", number=False, heading="expected"),
+        text_column("claim"),
+        text_column("verdict"),
+        text_column("stands"),
+        Column("figure"),
+        Column("low"),
+        Column("high"),
+        Column("95 % interval"),
+        text_column("control"),
+        text_column("second look"),
+        Column("CPU minutes", spell=format_minutes),
+        text_column("size"),
+        text_column("source"),
+        text_column("expected"),
+        text_column("digest"),
+        text_column("first expected", heading="expected"),
     )
     rows = []
     for record, stands in zip(records, standing_verdicts(records, registered), strict=True):
         main = record.main
-        verdict_stands = MISSING if stands is None else "yes" if stands else "no"
-        rows.append((
-            *(record.name, record.verdict, verdict_stands, main.figure, main.low, main.high, interval(main)),
-            *(record.looks["control"].verdict, record.looks["second"].verdict, record.cpu_minutes),
-            *(record.size, record.source, main.expected, record.digest, shortened(main.expected)),
-        ))  # fmt: skip
+        row = (
+            record.name,
+            record.verdict,
+            {None: MISSING, True: "yes", False: "no"}[stands],
+            main.figure,
+            main.low,
+            main.high,
+            interval(main),
+            record.looks["control"].verdict,
+            record.looks["second"].verdict,
+            record.cpu_minutes,
+            record.size,
+            record.source,
+            main.expected,
+            record.digest,
+            shortened(main.expected),
+        )
+        rows.append(row)
     return Table(columns, tuple(rows))
+
+
+def format_minutes(minutes: float) -> str:
+    return MISSING if math.isnan(minutes) else f"{minutes:.1f}"
 
 
 def format_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
@@ -71,7 +82,7 @@ def format_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
 
 
 def interval(judged: Judgement) -> str:
-    """Spell the interval; where chance has no part, there is none.
+    """Spell the interval of a look. Deterministic looks have errors or an exact figure instead.
 
     >>> from types import SimpleNamespace
     >>> spell = lambda low, high, p=None: interval(SimpleNamespace(low=low, high=high, p=p, verdict="supported"))
@@ -86,7 +97,7 @@ def interval(judged: Judgement) -> str:
 
 
 def shortened(expected: str) -> str:
-    """Leave the parts but the first to the page.
+    """Return the first expected part, and the number of others.
 
     >>> shortened("slope −1 ± 0.1; slope −0.5 ± 0.1"), shortened("≤ 2 ± 0.1")
     ('slope −1 ± 0.1, and 1 more', '≤ 2 ± 0.1')
@@ -96,7 +107,7 @@ def shortened(expected: str) -> str:
 
 
 def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
-    """Sum up claims in a sentence or two for each size: verdicts of pairs, and how many stand.
+    """Count the verdicts of each size, and those that survive Holm's correction.
 
     >>> summarise_claims([])
     'No claim was judged.'
@@ -110,7 +121,8 @@ def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str
         words = listed([f"{count} {word}" for word, count in counts.items() if count])
         where = "" if size == "default" else f" at the {size} size"
         sentences.append(f"{counted(len(sized), 'claim')}{where}: {words}.")
-        stands = [stood for stood in standing_verdicts(sized, registered) if stood is not None]
+        verdicts = standing_verdicts(sized, registered)
+        stands = [survives for survives in verdicts if survives is not None]
         if len(sized) > 1 and stands:
             family = max(len(sized), registered)
             sentences.append(
@@ -120,11 +132,10 @@ def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str
 
 
 def outlook(record: ClaimRecord, look: str = "main") -> str:
-    """Say how many fresh seeds would probably settle a claim, and how long they take if each takes as long as
-    those so far, seeds of the claim being seeds of all its looks; nothing where that is not the question.
+    """Say how many fresh seeds will probably decide a look, and their time. Empty if it is decided.
 
-    They are fresh because a look that was judged is spent: to judge it again with more seeds, which was not planned,
-    doubles the false verdicts.
+    The seeds must be fresh: judging a look again with unplanned further seeds doubles the rate of false verdicts. For
+    the main look, the time is that of all looks.
 
     >>> from types import SimpleNamespace
     >>> main = SimpleNamespace(more_seeds=6, seeds=(0, 1, 2))
@@ -136,28 +147,25 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
     if not more:
         return ""
     fresh = len(judged.seeds) + more
-    minutes = (
-        (record.cpu_minutes if look == "main" else record.minutes_of(look))
-        / len(judged.seeds)
-        * fresh
-    )
+    spent_minutes = record.cpu_minutes if look == "main" else record.minutes_of(look)
+    minutes = spent_minutes / len(judged.seeds) * fresh
     takes = "" if math.isnan(minutes) else f", about {minutes:.1f} CPU minutes,"
     return f"{counted(fresh, 'fresh seed')}{takes} would probably settle it"
 
 
 def standing_verdicts(records: Sequence[ClaimRecord], registered: int = 0) -> list[bool | None]:
-    """Find which verdicts survive Holm's correction over all claims of their size; None where nothing was decided.
+    """Return which verdicts survive Holm's correction over all claims of their size; None for undecided claims.
 
-    Claims that are registered and not among the records count as undecided.
+    Registered claims without a record count as undecided.
     """
-    stood: dict[int, bool] = {}
+    survives: dict[int, bool] = {}
     for size in {record.size for record in records}:
         places = [place for place, record in enumerate(records) if record.size == size]
         chances = [records[place].p for place in places] + [1.0] * (registered - len(places))
-        stood |= dict(zip(places, holm_rejections(chances), strict=False))
-    decided = ("supported", "refuted")
+        survives |= dict(zip(places, holm_rejections(chances), strict=False))
     return [
-        stood[place] if record.verdict in decided else None for place, record in enumerate(records)
+        survives[place] if record.verdict in ("supported", "refuted") else None
+        for place, record in enumerate(records)
     ]
 
 
@@ -166,48 +174,49 @@ def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
     rejected = [p is None for p in chances]
     order = sorted((p, place) for place, p in enumerate(chances) if p is not None)
     for rank, (p, place) in enumerate(order):
-        if 2 * p > LEVEL / (len(order) - rank):
+        if 2 * p > FAMILY_LEVEL / (len(order) - rank):
             break
         rejected[place] = True
     return rejected
 
 
-# --- What was said of a claim from its first version on, and what every look at each version found.
+# --- All versions of a claim in the register, and all looks at them.
 
 
 def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
-    """Give a row per look at an entry of the register, and one for an entry that was never looked at."""
+    """Return a row for each look at an entry of the register, and one for each entry without a look."""
+    texts = ("claim", "date", "digest", "verdict", "looked", "size")
+    more_texts = ("second look", "changed", "reason")
     columns = (
-        *(
-            Column(name, number=False)
-            for name in ("claim", "date", "digest", "verdict", "looked", "size")
-        ),
-        *(Column("figure"), Column("second figure")),
-        *(Column(name, number=False) for name in ("second look", "changed", "reason")),
+        *map(text_column, texts),
+        Column("figure"),
+        Column("second figure"),
+        *map(text_column, more_texts),
     )
     rows = []
     for attempt in attempts:
-        about = (attempt.name, attempt.date[:10], attempt.digest)
-        why = (shortened("; ".join(attempt.differs)), attempt.reason)
+        entry = (attempt.name, attempt.date[:10], attempt.digest)
+        reason = (shortened("; ".join(attempt.differs)), attempt.reason)
         if not attempt.looks:
-            rows.append((*about, MISSING, MISSING, MISSING, None, None, MISSING, *why))
+            rows.append((*entry, MISSING, MISSING, MISSING, None, None, MISSING, *reason))
         for look in attempt.looks:
-            main, second = look["looks"]["main"], look["looks"]["second"]
-            found = (
+            second = look["looks"]["second"]
+            outcome = (
                 look["verdict"],
                 look["date"][:10],
                 look["size"],
-                main["figure"],
+                look["looks"]["main"]["figure"],
                 second["figure"],
+                second["verdict"],
             )
-            rows.append((*about, *found, second["verdict"], *why))
+            rows.append((*entry, *outcome, *reason))
     return Table(columns, tuple(rows))
 
 
 def describe_attempt(attempt: RegisterEntry, stands: bool) -> str:
-    """Say in a sentence or two what an entry of the register said, why, and what every look at it found."""
-    said = "Stands since" if stands else "Said on"
-    sentence = f"{said} {attempt.date[:10]} under {attempt.digest}: {attempt.reason.rstrip('.')}."
+    """Say when an entry of the register was made, why, and the verdict of every look at it."""
+    since = "Stands since" if stands else "Said on"
+    sentence = f"{since} {attempt.date[:10]} under {attempt.digest}: {attempt.reason.rstrip('.')}."
     if attempt.replaces:
         more = f" and {len(attempt.differs) - 3} more" if len(attempt.differs) > 3 else ""
         sentence += f" Other than {attempt.replaces} in {', '.join(attempt.differs[:3])}{more}."

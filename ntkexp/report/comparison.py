@@ -1,4 +1,4 @@
-"""Several runs side by side: one table of all, groups of runs that chose the same parts, and pairs of runs."""
+"""Several runs side by side: a table of all, groups of runs with the same components, and pairs of runs."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from ntkexp.report.sentence import main_split
 
 
 def combined(runs: Sequence[Run]) -> pd.DataFrame:
-    """Tabulate a row per run: its name, where its configuration differs from the others', and each machine's relative
-    error.
-    """
+    """Return a row for each run: its name, the settings that differ between runs, and the relative errors."""
     configs = [flatten_config(run.config) for run in runs]
     keys = differing(configs)
     rows = []
     for run, config in zip(runs, configs, strict=True):
-        split = main_split(run.ladder)  # by which the run is judged
-        here = [row for row in run.ladder if row.split == split and row.relative_error is not None]
-        row = {"run": run.name} | {key: config.get(key) for key in keys} | {"split": split}
-        rows.append(row | {each.machine: each.relative_error for each in here})
+        split = main_split(run.ladder)
+        errors = {
+            row.machine: row.relative_error
+            for row in run.ladder
+            if row.split == split and row.relative_error is not None
+        }
+        settings = {key: config.get(key) for key in keys}
+        rows.append({"run": run.name, **settings, "split": split, **errors})
     table = pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))
     return table.assign(outcome=[run.outcome for run in runs])
 
 
-CHOICES = ("data", "model", "optimizer", "loss")
-"""The parts of an experiment by whose options runs are grouped."""
-FOREMOST = ("model.", "steps", "seed")
-"""The settings that are named before others."""
-LONGEST = 60  # letters of what sets a run apart
+GROUPING_KEYS = ("data", "model", "optimizer", "loss")
+"""The components of an experiment by which runs are grouped."""
+FIRST_KEYS = ("model.", "steps", "seed")
+"""The settings that are listed before others."""
+MAX_SETTINGS_LETTERS = 60  # of the settings that distinguish a run
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that chose the same parts: which, as far as others chose otherwise, and a row for each run, errors first."""
+    """Runs with the same components, with a row for each run. The title lists the components that other runs lack."""
 
     title: str
     runs: tuple[Run, ...]
@@ -48,72 +50,80 @@ class RunGroup:
 
 
 def grouped(runs: Sequence[Run]) -> list[RunGroup]:
-    """Group runs by their parts, in the order in which these first stand; runs that are alone in that make the last
-    group."""
+    """Group runs by their components, in the order of their first appearance.
+
+    Runs without a companion form the last group.
+    """
     configs = {run.path: flatten_config(run.config) for run in runs}
-    chosen = [key for key in differing(list(configs.values())) if key in CHOICES]
-    groups: dict[tuple[object, ...], list[Run]] = {}
+    keys = [key for key in differing(list(configs.values())) if key in GROUPING_KEYS]
+    by_components: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(tuple(configs[run.path].get(key) for key in chosen), []).append(run)
-    alone = [run for group in groups.values() if len(group) == 1 for run in group]
-    found = []
-    for parts, group in groups.items():
-        if len(group) > 1:
-            found.append(
-                (" ".join(f"{key}={part}" for key, part in zip(chosen, parts, strict=True)), group)
-            )
+        components = tuple(configs[run.path].get(key) for key in keys)
+        by_components.setdefault(components, []).append(run)
+    groups = list[RunGroup]()
+    alone = list[Run]()
+    for components, group in by_components.items():
+        if len(group) == 1:
+            alone += group
+            continue
+        title = " ".join(f"{key}={part}" for key, part in zip(keys, components, strict=True))
+        groups.append(RunGroup(title, tuple(group), errors_first(group)))
     if alone:
-        found.append(("unlike any other" if found else "", alone))
-    return [RunGroup(title, tuple(group), errors_first(group)) for title, group in found]
+        title = "unlike any other" if groups else ""
+        groups.append(RunGroup(title, tuple(alone), errors_first(alone)))
+    return groups
 
 
 def errors_first(runs: Sequence[Run]) -> pd.DataFrame:
-    """Tabulate what sets each run apart from the others, in a few letters, its relative errors, and its outcome."""
+    """Return a row for each run: the settings that distinguish it, its relative errors, and its outcome."""
     configs = [flatten_config(run.config) for run in runs]
     keys = sorted(
-        differing(configs), key=lambda key: (key not in CHOICES, not key.startswith(FOREMOST))
+        differing(configs),
+        key=lambda key: (key not in GROUPING_KEYS, not key.startswith(FIRST_KEYS)),
     )
-    last = Counter(key.rpartition(".")[2] for key in keys)
-    names = {key: end if last[end := key.rpartition(".")[2]] == 1 else key for key in keys}
+    # the last part of a key is its name, if it is unique
+    last_parts = {key: key.rpartition(".")[2] for key in keys}
+    counts = Counter(last_parts.values())
+    names = {key: last if counts[last] == 1 else key for key, last in last_parts.items()}
     rows = []
     for run, config in zip(runs, configs, strict=True):
-        words = " ".join(
-            f"{names[key]}={config[key]}" for key in keys if config.get(key) is not None
-        )
+        settings = [f"{names[key]}={config[key]}" for key in keys if config.get(key) is not None]
+        words = textwrap.shorten(" ".join(settings), MAX_SETTINGS_LETTERS, placeholder=" …")
         split = main_split(run.ladder)
         errors = {row.machine: row.relative_error for row in run.ladder if row.split == split}
-        rows.append(
-            {"run": textwrap.shorten(words, LONGEST, placeholder=" …") or run.name, "split": split}
-            | errors
-        )
+        rows.append({"run": words or run.name, "split": split} | errors)
     table = pd.DataFrame(rows).dropna(axis=1, how="all")
-    longest = max(
-        runs, key=lambda run: len(run.ladder)
-    )  # in whose order machines stand, before those of others
+    # machines in the order of the longest table
+    longest = max(runs, key=lambda run: len(run.ladder))
     machines = dict.fromkeys(row.machine for run in (longest, *runs) for row in run.ladder)
-    chosen = ["run", *(name for name in machines if name in table), "split"]
-    return table[chosen].assign(outcome=[run.outcome for run in runs])
+    columns = ["run", *(name for name in machines if name in table), "split"]
+    return table[columns].assign(outcome=[run.outcome for run in runs])
 
 
 def compare_configs(first: Run, second: Run) -> pd.DataFrame:
-    """Tabulate a row for each key whose value differs; a key that one of them lacks has none there."""
-    one, other = flatten_config(first.config), flatten_config(second.config)
-    rows = [(key, one.get(key), other.get(key)) for key in differing([one, other])]
+    """Return a row for each key whose value differs. A missing value is None."""
+    configs = [flatten_config(first.config), flatten_config(second.config)]
+    rows = [(key, *(config.get(key) for config in configs)) for key in differing(configs)]
     return pd.DataFrame(rows, columns=["key", "first", "second"], dtype=object)
 
 
 def compare_results(first: Run, second: Run) -> pd.DataFrame:
-    """Tabulate a row for each number that both yield, with their ratio."""
-    one, other = quantities(first), quantities(second)
-    rows = [
-        (name, one[name], other[name], other[name] / one[name] if one[name] else float("nan"))
-        for name in one
-        if name in other
-    ]
+    """Return a row for each number of both runs, with its ratio."""
+    first_numbers = quantities(first)
+    second_numbers = quantities(second)
+    rows = []
+    for name, number in first_numbers.items():
+        if name in second_numbers:
+            ratio = second_numbers[name] / number if number else float("nan")
+            rows.append((name, number, second_numbers[name], ratio))
     return pd.DataFrame(rows, columns=["quantity", "first", "second", "second/first"])
 
 
 def numbers_of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
-    """Return the names of numbers that only one of two runs has: the first's, the second's."""
-    one, other = quantities(first), quantities(second)
-    return [name for name in one if name not in other], [name for name in other if name not in one]
+    """Return the names of the numbers that only the first run has, and those that only the second run has."""
+    first_names = list(quantities(first))
+    second_names = list(quantities(second))
+    return (
+        [name for name in first_names if name not in second_names],
+        [name for name in second_names if name not in first_names],
+    )

@@ -1,5 +1,12 @@
-"""Who caused the forgetting: what a later phase did to the points of an earlier one, example by example, and what was
-predicted.
+"""Forgetting: the effect of learning a later phase on the queries of an earlier one, example by example.
+
+The measure of a query is a margin if there are classes, and a loss otherwise. The margin is y f of a single output, or
+f_y − f_c, with c the strongest other class at the end of the run. The loss is ½‖f − t‖², with its sign reversed. The
+measure changes linearly with f, with f̄ the mean of the outputs before and after the phase:
+
+    Δ margin = g · Δf,    g = y, or e_y − e_c;      Δ(−½‖f − t‖²) = (t − f̄) · Δf;      Δf = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
+
+So the parts of the examples add up to the change of the measure, to rounding. Means are over the queries.
 """
 
 from __future__ import annotations
@@ -14,169 +21,169 @@ from numpy.typing import NDArray
 
 from ntkexp.records.contributions import BY_PHASE, CHANGE, DECAY_BY_PHASE
 from ntkexp.report.examples import example
-from ntkexp.report.explain import outputs_of
 from ntkexp.report.inventory import flatten_config
-from ntkexp.report.run import Run, blocks
-from ntkexp.report.tables import Column, Table, format_signed, format_text
+from ntkexp.report.run import Run, blocks, outputs_of
+from ntkexp.report.tables import (
+    Column,
+    Table,
+    format_signed,
+    format_text,
+    signed_column,
+    text_column,
+)
 from ntkexp.text import percent, short
 
 if TYPE_CHECKING:
     import xarray as xr
-
-
-# --- Who caused the forgetting: what a later phase did to the points of an earlier one, example by example.
-#
-# Measured is, with classes, the margin, y f of a single output, else f_y − f_c with c the strongest other class
-# at the end of the run; with values, −½‖f − t‖². Its change is linear in that of f, with f̄ halfway between both
-# ends:
-#
-#     Δ margin = g · Δf,    g = y, or e_y − e_c;      Δ(−½‖f − t‖²) = (t − f̄) · Δf;      Δf = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
-#
-# so that what each example did to it adds up, to rounding, to what happened. Means are over the points.
-
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Forgetting:
-    """What learning `during` did to `task`, both counted from 1, at the `points` of a split."""
+    """The effect of learning phase `during` on the `points` queries of phase `task`, both counted from 1."""
 
     task: int
     during: int
-    names: tuple[str, str]
+    names: tuple[str, str]  # of both phases
     split: str
     points: int
-    before: float
+    before: float  # the measure
     after: float
     right: (
         tuple[float, float] | None
-    )  # the shares of points whose label is right, before and after; none for values
-    by: tuple[float, ...]  # what each training example did to the measure
-    decay: float  # what decay of the weights did to it
+    )  # shares of correct labels before and after; None without classes
+    by: tuple[float, ...]  # the part of each training example in the change of the measure
+    decay: float  # the part of weight decay
     learned_in: tuple[int, ...]  # the phase of each example
 
     @property
     def change(self) -> float:
-        """How the measure changed."""
         return self.after - self.before
 
     def of_phase(self, phase: int) -> float:
-        return sum(done for done, its in zip(self.by, self.learned_in, strict=True) if its == phase)
+        """Return the sum of the parts of the examples of a phase."""
+        parts = zip(self.by, self.learned_in, strict=True)
+        return sum(part for part, learned_in in parts if learned_in == phase)
 
     @property
     def acting(self) -> int:
-        """How many examples moved it at all."""
-        return sum(done != 0 for done in self.by)
+        """The number of examples with a part that is not 0."""
+        return sum(part != 0 for part in self.by)
 
     @property
     def harm(self) -> float:
-        """What all examples that lowered it took together."""
-        return -sum(done for done in self.by if done < 0)
+        """The sum of the negative parts, as a positive number."""
+        return -sum(part for part in self.by if part < 0)
 
     @property
     def worst(self) -> list[int]:
-        """The examples that lowered it, those first that did most."""
+        """The examples with negative parts, the largest harm first."""
         return [k for k in np.argsort(self.by, kind="stable").tolist() if self.by[k] < 0]
 
     @property
     def halving(self) -> int:
-        """How many of these did half of the harm."""
-        done = np.cumsum([-self.by[k] for k in self.worst])
-        return int(np.searchsorted(done, self.harm / 2 * (1 - 1e-12))) + 1 if len(done) else 0
+        """The smallest number of examples that did half of the harm."""
+        harm_so_far = np.cumsum([-self.by[k] for k in self.worst])
+        if not len(harm_so_far):
+            return 0
+        return int(np.searchsorted(harm_so_far, self.harm / 2 * (1 - 1e-12))) + 1
 
 
 @dataclass(frozen=True, eq=False)
 class LaterPhase:
-    """What a phase did at the points of a split, from outputs `before` it; parts are NaN where they are unknown."""
+    """The changes during one phase at the queries of a split. Unknown parts are NaN."""
 
     run: Run
     split: str
     during: int
-    before: Array  # [point, out]
-    change: Array
-    parts: xr.DataArray  # [point, out, example], which may be larger than the memory
+    before: Array  # outputs before the phase, [point, out]
+    change: Array  # of the outputs
+    parts: xr.DataArray  # [point, out, example], which may exceed the memory
     decay: Array
 
     @cached_property
     def attributed(self) -> NDArray[np.bool_]:
-        """Whether the parts are known, at each point."""
+        """Whether all outputs of each query were attributed."""
         return np.concatenate([np.isfinite(block).all(axis=(1, 2)) for block in blocks(self.parts)])
 
-    def by_example(self, here: NDArray[np.int64], slope: Array) -> Array:
-        """Add up what each example did to a measure, by its slope at these points."""
-        total, first = np.zeros(self.parts.shape[2]), 0
+    def by_example(self, queries: NDArray[np.int64], slope: Array) -> Array:
+        """Return Σₓ g(x) · 𝒮_p(x, xᵢ) over some queries, given the slopes g of their measures."""
+        total = np.zeros(self.parts.shape[2])
+        first = 0
         for block in blocks(self.parts):
-            inside = (here >= first) & (here < first + len(block))
-            total += np.einsum("xc,xci->i", slope[inside], block[here[inside] - first])
+            inside = (queries >= first) & (queries < first + len(block))
+            total += np.einsum("xc,xci->i", slope[inside], block[queries[inside] - first])
             first += len(block)
         return total
 
     def to(self, task: int) -> Forgetting | None:
-        """What it did to a task, at the points where it is known."""
-        # the points of the task that are attributed, before and after the phase
-        run, contributions, points = self.run, self.run.contributions, self.run.points[self.split]
-        here = np.flatnonzero(
-            (contributions.point_phase.to_numpy()[points] == task) & self.attributed
-        )
-        before = self.before[here]
-        after = before + self.change[here]
-        if not len(here) or not np.isfinite(after).all():
+        """Return the effect on the attributed queries of a task, or None if there are none."""
+        # outputs at these queries before and after the phase
+        run = self.run
+        contributions = run.contributions
+        points = run.points[self.split]
+        of_task = contributions.point_phase.to_numpy()[points] == task
+        queries = np.flatnonzero(of_task & self.attributed)
+        before = self.before[queries]
+        after = before + self.change[queries]
+        if not len(queries) or not np.isfinite(after).all():
             return None
-        # the derivative of its measure, by which outputs count
-        targets = np.asarray(run.data[f"{self.split}_targets"], dtype=float)[here]
-        labels = run.data[f"{self.split}_target"][here] if len(run.data["classes"]) else None
-        slope = measure_slopes(
-            labels, targets, outputs_of(run, "f_T")[points][here], (before + after) / 2
-        )
+
+        # the derivative g of the measure
+        targets = np.asarray(run.data[f"{self.split}_targets"], dtype=float)[queries]
+        has_classes = len(run.data["classes"]) > 0
+        labels = run.data[f"{self.split}_target"][queries] if has_classes else None
+        end = outputs_of(run, "f_T")[points][queries]
+        slope = measure_slopes(labels, targets, end, (before + after) / 2)
+
+        right = None
+        if has_classes:
+            right = (share_right(targets, before), share_right(targets, after))
         names = contributions.phase_name.to_numpy()
         return Forgetting(
             task=task,
             during=self.during,
             names=(str(names[task - 1]), str(names[self.during - 1])),
             split=self.split,
-            points=len(here),
+            points=len(queries),
             before=mean_measure(labels, slope, targets, before),
             after=mean_measure(labels, slope, targets, after),
-            right=None
-            if labels is None
-            else (share_right(targets, before), share_right(targets, after)),
-            by=tuple((self.by_example(here, slope) / len(here)).tolist()),
-            decay=float((slope * self.decay[here]).sum()) / len(here),
+            right=right,
+            by=tuple((self.by_example(queries, slope) / len(queries)).tolist()),
+            decay=float((slope * self.decay[queries]).sum()) / len(queries),
             learned_in=tuple(contributions.example_phase.to_numpy().tolist()),
         )
 
 
 def forgettings(run: Run) -> list[Forgetting]:
-    """What every phase did to the tasks before it, where contributions by phase are known at all outputs."""
+    """Return the effect of every phase on each task before it, if contributions by phase are known at all outputs."""
     split = next((name for name in ("probe", "test", "train") if name in run.points), None)
-    if (
-        BY_PHASE not in run.contributions
-        or split is None
-        or len(run.outs) < run.predictions.sizes["out"]
-    ):
+    if BY_PHASE not in run.contributions or split is None:
         return []
-    found = (
-        (phase.to(task) for task in range(1, phase.during)) for phase in later_phases(run, split)
-    )
-    return [each for tasks in found for each in tasks if each is not None]
+    if len(run.outs) < run.predictions.sizes["out"]:
+        return []
+    effects = [
+        phase.to(task) for phase in later_phases(run, split) for task in range(1, phase.during)
+    ]
+    return [effect for effect in effects if effect is not None]
 
 
 def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
-    """Read what each phase but the first did at the points of a split, one after the other."""
-    contributions, points = run.contributions.isel(probe=run.points[split]), run.points[split]
+    """Yield the changes during each phase but the first."""
+    points = run.points[split]
+    contributions = run.contributions.isel(probe=points)
     changes = np.asarray(contributions[CHANGE].to_numpy(), dtype=float)
-    decays = (
-        contributions[DECAY_BY_PHASE].to_numpy().astype(float)
-        if DECAY_BY_PHASE in contributions
-        else np.zeros_like(changes)
-    )
+    decays = np.zeros_like(changes)
+    if DECAY_BY_PHASE in contributions:
+        decays = contributions[DECAY_BY_PHASE].to_numpy().astype(float)
+    start = outputs_of(run, "f_0")[points]
     for during in range(2, len(changes) + 1):
         yield LaterPhase(
             run=run,
             split=split,
             during=during,
-            before=outputs_of(run, "f_0")[points] + changes[: during - 1].sum(axis=0),
+            before=start + changes[: during - 1].sum(axis=0),
             change=changes[during - 1],
             parts=contributions[BY_PHASE][during - 1],
             decay=decays[during - 1],
@@ -186,7 +193,7 @@ def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
 def measure_slopes(
     labels: NDArray[np.int64] | None, targets: Array, end: Array, middle: Array
 ) -> Array:
-    """Find how the measure of each point goes with its outputs.
+    """Return the derivative g of each query's measure by its outputs.
 
     >>> targets, end = np.array([[-1.0, 1.0, -1.0]]), np.array([[0.5, 0.0, 0.7]])
     >>> measure_slopes(np.array([1]), targets, end, np.zeros((1, 3))).tolist()
@@ -196,25 +203,25 @@ def measure_slopes(
         return targets - middle
     if targets.shape[1] == 1:
         return targets
-    rows, derivatives = np.arange(len(targets)), np.zeros(targets.shape)
+    rows = np.arange(len(targets))
     others = end.copy()
     others[rows, labels] = -np.inf
-    derivatives[rows, others.argmax(axis=1)] = -1.0
-    derivatives[rows, labels] = 1.0
-    return derivatives
+    slopes = np.zeros(targets.shape)
+    slopes[rows, others.argmax(axis=1)] = -1.0
+    slopes[rows, labels] = 1.0
+    return slopes
 
 
 def mean_measure(
     labels: NDArray[np.int64] | None, slope: Array, targets: Array, outputs: Array
 ) -> float:
-    """Take the mean of the measure over points."""
     if labels is None:
         return -float(np.square(outputs - targets).sum(axis=1).mean()) / 2
     return float((slope * outputs).sum(axis=1).mean())
 
 
 def share_right(targets: Array, outputs: Array) -> float:
-    """Find the share of points whose label is right.
+    """Return the share of queries with the correct label.
 
     >>> share_right(np.array([[-1.0], [1.0]]), np.array([[0.3], [0.2]]))
     0.5
@@ -224,38 +231,40 @@ def share_right(targets: Array, outputs: Array) -> float:
     return float((outputs.argmax(axis=1) == targets.argmax(axis=1)).mean())
 
 
-# --- Who caused the forgetting, as a reader sees it: a sentence for every pair of phases, and the worst examples.
+# --- Forgetting for readers: a sentence for every pair of phases, and the examples with the largest harm.
 
 
 def format_tasks(run: Run, top: int) -> str:
-    """Say what phases did to earlier tasks, and by which examples most was lost; nothing, if there are no phases."""
+    """Say how phases changed earlier tasks, and list the examples with the largest harm. Empty without phases."""
     losses = forgettings(run)
     if not losses:
         return ""
-    worst = min(losses, key=lambda each: each.change)
-    tables = [format_text(tabulate_harm(run, worst).shortened(top))] if worst.worst else []
-    return "\n\n".join([*map(forgetting_sentence, losses), *tables]) + "\n"
+    sentences = [forgetting_sentence(loss) for loss in losses]
+    worst = min(losses, key=lambda loss: loss.change)
+    if worst.worst:
+        sentences.append(format_text(tabulate_harm(run, worst).shortened(top)))
+    return "\n\n".join(sentences) + "\n"
 
 
 def forgetting_sentence(forgetting: Forgetting) -> str:
-    """Say what happened, and who did it."""
-    what, before, after = (
-        ("margin", forgetting.before, forgetting.after)
-        if forgetting.right
-        else ("loss", -forgetting.before, -forgetting.after)
+    """Say how the measure of a task changed, and by which examples."""
+    task_name, phase_name = forgetting.names
+    measure, sign = measure_and_sign(forgetting)
+    moved = describe_change(sign * forgetting.before, sign * forgetting.after, short)
+    right = ""
+    if forgetting.right:
+        right = f", and its accuracy {describe_change(*forgetting.right, percent)}"
+    noun = "point" if forgetting.points == 1 else "points"
+    points = f"{forgetting.points} {forgetting.split} {noun}"
+    return (
+        f"While {phase_name} was learned (phase {forgetting.during}), the {measure} of {task_name} "
+        f"(task {forgetting.task}) {moved} at {points}{right}. {describe_causes(forgetting)}"
     )
-    task, phase = (
-        f"{forgetting.names[0]} (task {forgetting.task})",
-        f"{forgetting.names[1]} was learned (phase {forgetting.during})",
-    )
-    at = f"at {forgetting.points} {forgetting.split} {'point' if forgetting.points == 1 else 'points'}"
-    right = (
-        f", and its accuracy {describe_change(*forgetting.right, percent)}"
-        if forgetting.right
-        else ""
-    )
-    moved = describe_change(before, after, short)
-    return f"While {phase}, the {what} of {task} {moved} {at}{right}. {describe_causes(forgetting)}"
+
+
+def measure_and_sign(forgetting: Forgetting) -> tuple[str, int]:
+    """Return the name of the measure for readers, and its sign: a loss is the negative of the measure."""
+    return ("margin", 1) if forgetting.right else ("loss", -1)
 
 
 def describe_change(before: float, after: float, spell: Callable[[float], str]) -> str:
@@ -270,83 +279,76 @@ def describe_change(before: float, after: float, spell: Callable[[float], str]) 
 
 
 def describe_causes(forgetting: Forgetting) -> str:
-    """Say which examples did how much of it: together all."""
-    sign = 1 if forgetting.right else -1
-    remembered = {
-        phase: forgetting.of_phase(phase)
-        for phase in sorted({*forgetting.learned_in} - {forgetting.during})
-    }
-    own = format_signed(sign * forgetting.of_phase(forgetting.during))
-    parts = [f"examples of phase {forgetting.during} moved it by {own}"]
-    parts += [
-        f"examples of phase {phase}, which the optimizer remembered, by {format_signed(sign * done)}"
-        for phase, done in remembered.items()
-        if done
-    ]
+    """Say how much the examples of each phase and weight decay changed the measure."""
+    _, sign = measure_and_sign(forgetting)
+
+    def signed(part: float) -> str:
+        return format_signed(sign * part)
+
+    during = forgetting.during
+    clauses = [f"examples of phase {during} moved it by {signed(forgetting.of_phase(during))}"]
+    for phase in sorted({*forgetting.learned_in} - {during}):
+        part = forgetting.of_phase(phase)
+        if part:
+            clauses.append(
+                f"examples of phase {phase}, which the optimizer remembered, by {signed(part)}"
+            )
     if forgetting.decay:
-        parts.append(f"decay of the weights by {format_signed(sign * forgetting.decay)}")
+        clauses.append(f"decay of the weights by {signed(forgetting.decay)}")
     if forgetting.halving:
-        parts.append(
+        clauses.append(
             f"half of all harm was done by {forgetting.halving} of the {forgetting.acting} examples that acted"
         )
-    text = "; ".join(parts)
+    text = "; ".join(clauses)
     return f"{text[0].upper()}{text[1:]}."
 
 
 def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
-    """Give the examples that did harm, those first that did most."""
-    what, sign = ("margin", 1) if forgetting.right else ("loss", -1)
+    """Return a row for each harmful example, the largest harm first."""
+    measure, sign = measure_and_sign(forgetting)
     columns = (
-        Column(f"harm to {forgetting.names[0]} by", number=False),
+        text_column(f"harm to {forgetting.names[0]} by"),
         Column("phase"),
-        Column("target", number=False),
-        Column(f"{what} moved by", spell=format_signed, adds=True),
+        text_column("target"),
+        signed_column(f"{measure} moved by"),
         Column("of all harm", spell=percent, adds=True),
     )
     rows = []
     for k in forgetting.worst:
-        shown, done = example(run, "train", k), forgetting.by[k]
-        rows.append(
-            (
-                f"#{shown.index}",
-                forgetting.learned_in[k],
-                shown.name,
-                sign * done,
-                -done / forgetting.harm,
-            )
-        )
+        harmful = example(run, "train", k)
+        part = forgetting.by[k]
+        share = -part / forgetting.harm
+        phase = forgetting.learned_in[k]
+        rows.append((f"#{harmful.index}", phase, harmful.name, sign * part, share))
     return Table(columns, tuple(rows))
 
 
-# --- What the kernel between two tasks, at the switch from one to the other, says of what learning the later one
-# changes:
+# --- Forgetting as the kernel at the switch between two tasks predicts it:
 #
 #     Δf(x) ≈ −Σ_s η_s w K(x, B) r_s,    r_{s+1} = (1 − η_s w K(B, B)) r_s,    r_0 = ℓ′ at the switch,    x anywhere
 #
-# with w the weight of an example of B in the loss. It is what happens where the kernel stays as it is, and it is
-# known of descent on all examples and the squared loss.
+# B are the examples of the later task, and w is their weight in the loss. The prediction is exact if the kernel does
+# not change. It needs full-batch gradient descent and the squared loss.
 
 
-PLAIN = {
+PREDICTABLE_SETTINGS = {
     "loss": "squared",
     "optimizer": "gd",
     "optimizer.weight_decay": 0.0,
     "optimizer.clip_norm": None,
 }
-"""The settings that a run must have had."""
 
 
 def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
-    """What the kernel at the switch to a phase, counted from 1, says at all points that were read, [point, out].
+    """Return the change of the outputs that the kernel at the switch to a phase predicts, [point, out].
 
-    Nothing where the run had other settings, or kept no kernel there. `shift` takes kernels with other examples of the
-    phase, that many places on, for those with each.
+    Return None if the run has other settings, or stored no kernel there. `shift` replaces the kernel with each example
+    of the phase by the kernel with the example `shift` places later.
     """
     settings = flatten_config(run.config)
-    if (
-        any(settings.get(key) != value for key, value in PLAIN.items())
-        or run.config["optimizer"]["layers"]
-    ):
+    if any(settings.get(key) != value for key, value in PREDICTABLE_SETTINGS.items()):
+        return None
+    if run.config["optimizer"]["layers"]:
         return None
     steps = run.metrics[run.metrics["phase"] == during]
     snapshots = np.flatnonzero(run.kernels["step"].isin(steps["step"].iloc[:1]))
@@ -354,23 +356,23 @@ def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
         return None
     learned = np.flatnonzero(run.contributions["example_phase"].to_numpy() == during)
     kernel = run.kernels["tangent"].isel(snapshot=snapshots[0]).to_numpy()[:, :, learned]
-    missed = run.kernels["output_gradient"].isel(snapshot=snapshots[0]).to_numpy()[learned]
+    residual = run.kernels["output_gradient"].isel(snapshot=snapshots[0]).to_numpy()[learned]
     weight = 1 / len(learned) if settings["loss.reduction"] == "mean" else 1.0
     weight /= float(settings["init.alpha"]) ** 2 if settings["init.centred"] else 1.0
-    own = kernel[run.points["train"]][learned]
-    sizes = steps["step_size"].dropna().to_numpy() * weight
-    return descended(np.roll(kernel, shift, axis=2), own, missed, sizes)
+    own_kernel = kernel[run.points["train"]][learned]
+    step_sizes = steps["step_size"].dropna().to_numpy() * weight
+    return descended(np.roll(kernel, shift, axis=2), own_kernel, residual, step_sizes)
 
 
-def descended(across: Array, own: Array, missed: Array, sizes: Array) -> Array:
-    """Take steps of these sizes with kernels that stay.
+def descended(kernel: Array, own_kernel: Array, residual: Array, step_sizes: Array) -> Array:
+    """Return the change of the outputs in kernel descent with constant kernels.
 
     >>> one = np.ones((1, 1, 1, 1))
     >>> descended(2 * one, one, np.array([[4.0]]), np.array([0.5, 0.5])).tolist()  # −½·2·4 − ½·2·2
     [[-6.0]]
     """
-    change = np.zeros(across.shape[:2])
-    for size in sizes:
-        change = change - size * np.tensordot(across, missed, axes=2)
-        missed = missed - size * np.tensordot(own, missed, axes=2)
+    change = np.zeros(kernel.shape[:2])
+    for step_size in step_sizes:
+        change = change - step_size * np.tensordot(kernel, residual, axes=2)
+        residual = residual - step_size * np.tensordot(own_kernel, residual, axes=2)
     return change

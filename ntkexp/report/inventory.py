@@ -1,4 +1,4 @@
-"""The run folders that there are, which of them a filter keeps, and what their configurations differ in."""
+"""Lists of run folders with their states, filters, and the keys in which configurations differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ntkexp.records.folder import (
     CONFIG,
     DONE,
     LOCK,
-    SMALL,
+    MAX_READ_FOR_STATE,
     RunFolder,
     State,
     is_run_folder,
@@ -25,11 +25,11 @@ from ntkexp.records.folder import (
 from ntkexp.report.tables import Table, tabulate
 from ntkexp.text import MISSING
 
-# --- Configurations of runs as tables show them: by dotted keys, and only where they differ.
+# --- Configurations of runs by dotted keys.
 
 
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Name nested configuration by dotted keys, without circumstances; a component goes by its own name.
+    """Return a nested configuration by dotted keys, without `CIRCUMSTANCES`. A component becomes its name.
 
     >>> flatten_config({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
     {'model': 'mlp', 'model.width': 8, 'seed': 0}
@@ -41,17 +41,20 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any
         elif key == "_target_":
             leaves |= {prefix.rstrip("."): option_name(str(value))} if prefix else {}
         elif prefix or key not in CIRCUMSTANCES:
-            items = value if isinstance(value, list) else []
-            words = [
-                option_name(str(each.get("_target_"))) if isinstance(each, Mapping) else str(each)
-                for each in items
-            ]
-            leaves[prefix + key] = f"[{','.join(words)}]" if isinstance(value, list) else value
+            leaves[prefix + key] = list_in_words(value) if isinstance(value, list) else value
     return leaves
 
 
+def list_in_words(items: list[Any]) -> str:
+    words = [
+        option_name(str(item.get("_target_"))) if isinstance(item, Mapping) else str(item)
+        for item in items
+    ]
+    return f"[{','.join(words)}]"
+
+
 def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
-    """Find the keys whose values differ, in the order in which they first stand; a configuration may lack some.
+    """Return the keys whose values differ, in the order of their first appearance. A configuration may lack keys.
 
     >>> differing([{"width": 8, "depth": 2}, {"width": 9, "depth": 2, "seed": 0}])
     ['width', 'seed']
@@ -60,15 +63,15 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
     return [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
 
 
-# --- The run folders that there are, in whatever state, and which of them a filter keeps.
+# --- Run folders and filters.
 #
-#     KEY=VALUE   a key of the configuration, or `run`, the folder's name, or `state`: done, running, damaged,
-#                 interrupted, or dead, which is to say that it cannot be gone on with
+#     KEY=VALUE   KEY is a key of the configuration, or `run`, the folder's name, or `state`: done, running, damaged,
+#                 interrupted, or dead (it cannot be resumed)
 
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run folder, its state, and what became of it in words."""
+    """A run folder with its state and outcome."""
 
     path: Path
     state: str
@@ -77,11 +80,9 @@ class ListedRun:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What a filter can ask for."""
-        return {key: str(value) for key, value in self.config.items()} | {
-            "state": self.state,
-            "run": self.path.name,
-        }
+        """The values of all keys for filters."""
+        config = {key: str(value) for key, value in self.config.items()}
+        return config | {"state": self.state, "run": self.path.name}
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
@@ -92,34 +93,31 @@ def list_runs(folder: Path) -> list[ListedRun]:
         run = RunFolder(path)
         state: State = "damaged"
         try:
-            # of ten thousand runs; one that is read is looked at more closely
-            defect = run.find_defect(SMALL, surplus=False)
+            # a quick look, because there may be ten thousand runs
+            defect = run.find_defect(MAX_READ_FOR_STATE, surplus=False)
             state = run.state_by(defect)
             if defect is not None and run.seal_file:
                 run.check(CONFIG)
             refuse_other_version(path)
-            runs.append(
-                ListedRun(
-                    path, state, flatten_config(run.config), outcome_in_words(run, state, defect)
-                )
-            )
+            outcome = outcome_in_words(run, state, defect)
+            runs.append(ListedRun(path, state, flatten_config(run.config), outcome))
         except Mistake as mistake:
             runs.append(ListedRun(path, state, {}, str(mistake)))
-        except Exception as error:  # one folder never takes the others with it
+        except Exception as error:  # a broken folder must not stop the others
             reason = f"{path} cannot be read ({type(error).__name__}: {first_line(error)})"
             runs.append(ListedRun(path, state, {}, reason))
     return runs
 
 
 def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str:
-    """The outcome of a run that is done, how far another has come, or what it broke at."""
+    """Return the outcome of a finished run, the error of a failed run, or the step of another run."""
     path = folder.path
     try:
         if (path / DONE).is_file():
             return defect or str(folder.sealed_facts.get("outcome", ""))
         error = path / "error.txt"
         if state in {"interrupted", "dead"} and error.is_file():
-            refuse_special(error, str(error), SMALL)
+            refuse_special(error, str(error), MAX_READ_FOR_STATE)
             return error.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
         reached = folder.progress
         return f"step {reached['step']} of {reached['steps']}"
@@ -128,7 +126,7 @@ def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str
 
 
 def filter_runs(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[ListedRun]:
-    """Keep the runs that pass every filter; a key that no run has is a mistake."""
+    """Return the runs that pass every filter. Raise if no run has the key of a filter."""
     pairs = [text.partition("=") for text in filters]
     keys = {key for one in runs for key in one.facts} | {"state", "run"}
     for text, (key, sign, _) in zip(filters, pairs, strict=True):
@@ -144,7 +142,7 @@ def filter_runs(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[Liste
 
 
 def matches(value: str | None, pattern: str) -> bool:
-    """Whether a value is the one that was asked for: equal as text without regard to case, or as numbers.
+    """Return whether a value equals a pattern, as text without regard to case or as a number.
 
     >>> matches("0.5", ".50"), matches("True", "true"), matches("relu", "tanh"), matches(None, "1")
     (True, True, False, False)
@@ -158,24 +156,17 @@ def matches(value: str | None, pattern: str) -> bool:
 
 
 def tabulate_runs(runs: Sequence[ListedRun]) -> Table:
-    """Give the runs with their states, what sets them apart, and what became of them."""
-    keys = differing(
-        [one.config for one in runs if one.config]
-    )  # one that cannot be read differs in none
-    rows = [
-        [
-            one.path.name,
-            one.state,
-            *(str(one.config.get(key, MISSING)) for key in keys),
-            one.outcome,
-        ]
-        for one in runs
-    ]
+    """Return a row for each run: its state, the settings that differ between runs, and its outcome."""
+    keys = differing([run.config for run in runs if run.config])
+    rows = []
+    for run in runs:
+        settings = [str(run.config.get(key, MISSING)) for key in keys]
+        rows.append([run.path.name, run.state, *settings, run.outcome])
     return tabulate(["run", "state", *keys, "outcome"], rows)
 
 
 def delete(run: ListedRun) -> None:
-    """Remove a run's folder, unless it is none, or a process writes it; DONE.json first, config.json last."""
+    """Remove a run folder. Raise if it is none, or if a process writes it."""
     if not is_run_folder(run.path) or run.path.is_symlink():
         raise Mistake(f"{run.path} is not a run folder; nothing was deleted there")
     if not RunFolder(run.path).is_ours:

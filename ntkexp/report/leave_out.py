@@ -1,9 +1,10 @@
-"""The leave-out check in one line: whether effects can be believed, from all trainings that left examples out.
+"""The leave-out check in one line: do predicted effects agree with trainings that left examples out?
 
-Removals weigh alike: the changes of each, predicted and actual, are divided by the size of the actual ones. Then
+All removals have the same weight: the predicted and actual changes of each are divided by the size of its actual
+changes. Then
 
-    r      the correlation of predicted with actual changes, over all removals, points and outputs
-    size   how large predicted changes are, relative to actual ones, √(Σ predicted²/Σ actual²)
+    correlation   of predicted with actual changes, over all removals, queries and outputs
+    size          of predicted relative to actual changes, √(Σ predicted²/Σ actual²)
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import LeaveOut
 from ntkexp.text import counted, percent, short
 
-BELIEVED, CHAOS = 0.5, 1e3
-"""The least correlation, and the most growth of differences along the training, with which effects are believed."""
+MIN_CORRELATION = 0.5  # with which effects are believed
+MAX_GROWTH = (
+    1e3  # of differences along the training; beyond it, rounding and chance dominate effects
+)
 
 REMEDY = (
     "smooth activations (tanh, gelu), smaller steps or a larger optimizer.eps make it predictable"
@@ -28,7 +31,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all removals together say of the effects."""
+    """The agreement of predicted effects with all trainings that left examples out."""
 
     removals: int
     correlation: float
@@ -37,8 +40,8 @@ class Agreement:
 
     @property
     def believed(self) -> bool:
-        """Whether effects may be spoken of without a warning."""
-        return self.correlation >= BELIEVED and self.growth <= CHAOS
+        """Whether effects may be shown without a warning."""
+        return self.correlation >= MIN_CORRELATION and self.growth <= MAX_GROWTH
 
     @property
     def sentence(self) -> str:
@@ -54,24 +57,24 @@ class Agreement:
             return f"{head} cannot be compared with actual ones, which are none or not finite"
         sentence = f"{head} correlate {self.correlation:.2f} with actual ones"
         if self.believed:
-            return f"{sentence}, and are {off(self.size)}"
-        if not self.growth <= CHAOS:
+            return f"{sentence}, and are {size_error(self.size)}"
+        if not self.growth <= MAX_GROWTH:
             sentence += f" and differences grow {short(self.growth)}-fold along the training"
         return f"{sentence}, so what would change is not predictable here; {REMEDY}"
 
 
 def remarks_on_trainings(examples: int, doubts: Sequence[str], check: LeaveOut | None) -> list[str]:
-    """Say of effects that they came of trainings, what makes one doubt these, and whether effects add up."""
+    """Return remarks on effects that trainings measured: their number, doubts, and whether effects add up."""
     notes = [f"effects are changes in {examples} trainings, each without one example", *doubts]
     if check is not None:
         notes.append(f"of groups, sums of effects: {agreement_of(check, growth=1.0).sentence}")
     return notes
 
 
-def off(size: float) -> str:
-    """Say how large predicted changes are beside actual ones.
+def size_error(size: float) -> str:
+    """Say how much too large or too small predicted changes are.
 
-    >>> off(0.85), off(1.004), off(1.2)
+    >>> size_error(0.85), size_error(1.004), size_error(1.2)
     ('15 % too small', 'of the right size', '20 % too large')
     """
     if abs(size - 1) < 0.01:
@@ -80,31 +83,29 @@ def off(size: float) -> str:
 
 
 def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
-    """Compare all predictions with what came of them; points whose effects are not known say nothing."""
+    """Compare all known predictions with the changes of trainings."""
     known = ~np.isnan(retrained.predicted)
-    predicted, actual = (
-        scaled_pairs(retrained, known)
-        if np.isfinite(retrained.actual[known]).all()
-        else (np.zeros(0), np.zeros(0))
-    )
-    moved = float(predicted.std() * actual.std()) if len(actual) else 0.0
-    if not 0 < moved < inf:
+    if not np.isfinite(retrained.actual[known]).all():
         return Agreement(len(retrained.removals), nan, nan, growth)
-    correlation = float(np.mean((predicted - predicted.mean()) * (actual - actual.mean()))) / moved
+    predicted, actual = scaled_changes(retrained, known)
+    spread = float(predicted.std() * actual.std()) if len(actual) else 0.0
+    if not 0 < spread < inf:
+        return Agreement(len(retrained.removals), nan, nan, growth)
+    covariance = float(np.mean((predicted - predicted.mean()) * (actual - actual.mean())))
     size = sqrt(float((predicted**2).sum() / (actual**2).sum()))
-    return Agreement(len(retrained.removals), correlation, size, growth)
+    return Agreement(len(retrained.removals), covariance / spread, size, growth)
 
 
-def scaled_pairs(
+def scaled_changes(
     retrained: LeaveOut, known: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Bring predicted and actual changes of all removals to one scale, one after another, where they are known."""
-    predicted, actual = [np.zeros(0)], [np.zeros(0)]
-    for one_predicted, one_actual, here in zip(
-        retrained.predicted, retrained.actual, known, strict=True
-    ):
-        scale = float(np.sqrt(np.mean(one_actual[here] ** 2))) if here.any() else 0.0
+    """Return the known predicted and actual changes of all removals, each divided by the size of its actual changes."""
+    predicted = [np.zeros(0)]
+    actual = [np.zeros(0)]
+    for removal, is_known in enumerate(known):
+        actual_changes = retrained.actual[removal][is_known]
+        scale = float(np.sqrt(np.mean(actual_changes**2))) if is_known.any() else 0.0
         if scale > 0:
-            predicted.append(one_predicted[here] / scale)
-            actual.append(one_actual[here] / scale)
+            predicted.append(retrained.predicted[removal][is_known] / scale)
+            actual.append(actual_changes / scale)
     return np.concatenate(predicted), np.concatenate(actual)

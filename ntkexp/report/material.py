@@ -1,6 +1,4 @@
-"""What a report speaks of: runs and sweeps that were named, or all of them, and what could not be read; what was run
-and what came out, in two sentences; and a sweep in few columns.
-"""
+"""The material of a report: runs and sweeps, two sentences about them, and short tables of sweeps."""
 
 from __future__ import annotations
 
@@ -24,12 +22,12 @@ from ntkexp.report.run import Run, load_runs, unreadable
 from ntkexp.report.sentence import SPOKEN, clause, ladder_sentence, standing
 from ntkexp.text import MISSING, listed, printable, short
 
-TELLING = ("drift", "weights_moved", "loss")
-JUDGED = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "curved")
+SHOWN_MEASURES = ("drift", "weights_moved", "loss")
+LAW_COLUMNS = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "curved")
 
 
 def sweep_extent(sweep: Sweep) -> str:
-    """Say how far the axes of a sweep go.
+    """Return the axes of a sweep with their ranges in words.
 
     >>> from pathlib import Path
     >>> axes = {"model.width": (128, 32, 64)}
@@ -47,55 +45,50 @@ def sweep_extent(sweep: Sweep) -> str:
             parts.append(f"{key} {', '.join(map(str, values))}")
         else:
             parts.append(f"{key} {len(values)} values from {min(numbers)} to {max(numbers)}")
-    seeds, done = (
-        len({run.seed for run in sweep.runs}),
-        sum(run.state == "done" for run in sweep.runs),
-    )
-    missing = [f"{done} of {len(sweep.runs)} runs done"] if done < len(sweep.runs) else []
-    return "; ".join([*parts, *([f"{seeds} seeds"] if seeds > 1 else []), *missing])
+    seeds = len({run.seed for run in sweep.runs})
+    if seeds > 1:
+        parts.append(f"{seeds} seeds")
+    done = sum(run.state == "done" for run in sweep.runs)
+    if done < len(sweep.runs):
+        parts.append(f"{done} of {len(sweep.runs)} runs done")
+    return "; ".join(parts)
 
 
 def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
-    """Give the laws, each number in words, with the name to be used in commands."""
-    expected = [law.fit.expected for law in analysis.laws]
-    theory = [
-        None if each is None else f"{limit(each)} ± {short(each.margin)}" for each in expected
-    ]
-    fits, words = analysis.fits.assign(theory=pd.Series(theory, dtype=object)), []
+    """Return the laws of a sweep, with quantities in words and by the names that commands use."""
+    theory = []
+    for expected in (law.fit.expected for law in analysis.laws):
+        text = None if expected is None else f"{limit(expected)} ± {short(expected.margin)}"
+        theory.append(text)
+    fits = analysis.fits.assign(theory=pd.Series(theory, dtype=object))
+    words = []
     for name in map(str, fits["quantity"]):
         try:
             words.append(f"{describe(name)} [{name}]")
-        except ValueError:  # a number that this version does not know
+        except ValueError:  # a number of another version
             words.append(name)
-    columns = (
-        "quantity",
-        *analysis.sweep.axes,
-        *JUDGED,
-        "axis",
-        "from",
-        "to",
-        "points",
-        "seeds",
-        "left_out",
-    )
+    numbers = ("axis", "from", "to", "points", "seeds", "left_out")
+    columns = ("quantity", *analysis.sweep.axes, *LAW_COLUMNS, *numbers)
     return fits[[column for column in columns if column in fits]].assign(quantity=words)
 
 
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
-    """Give the means that tell most, each with its interval, and of how many runs; the CSV has all."""
-    table, split = (
-        analysis.points,
-        "probe" if any(q.endswith(".probe") for q in analysis.quantities) else "test",
-    )
-    errors = [q for q in analysis.quantities if q.endswith(f".{split}")]
-    chosen = [*errors, *(q for q in analysis.quantities if q in TELLING and q not in errors)]
+    """Return the most important means at each point, with intervals and numbers of runs. The CSV has all means."""
+    table = analysis.points
+    quantities = analysis.quantities
+    has_queries = any(name.endswith(".probe") for name in quantities)
+    split = "probe" if has_queries else "test"
+    errors = [name for name in quantities if name.endswith(f".{split}")]
+    shown = [
+        *errors,
+        *(name for name in quantities if name in SHOWN_MEASURES and name not in errors),
+    ]
     points = table[list(analysis.sweep.axes)].copy()
-    counts = table[[f"{name}.count" for name in chosen]].to_numpy(dtype=int).tolist()
-    ranges = [
-        (min(row, default=0), max(row, default=0)) for row in counts
-    ]  # which need not be as many for each
+    # the number of runs may differ between quantities
+    counts = table[[f"{name}.count" for name in shown]].to_numpy(dtype=int).tolist()
+    ranges = [(min(row, default=0), max(row, default=0)) for row in counts]
     points["runs"] = [str(low) if low == high else f"{low} to {high}" for low, high in ranges]
-    for name in chosen:
+    for name in shown:
         points[name] = table[f"{name}.mean"]
         if table[f"{name}.low"].notna().any():
             ends = table[[f"{name}.low", f"{name}.high"]].to_numpy(dtype=float).tolist()
@@ -104,7 +97,7 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
 
 
 def format_ends(low: float, high: float) -> str:
-    """Spell an interval; one seed has none.
+    """Spell an interval, or a dash without one.
 
     >>> format_ends(0.25, 0.5), format_ends(math.nan, math.nan)
     ('0.25 to 0.5', '–')
@@ -112,16 +105,16 @@ def format_ends(low: float, high: float) -> str:
     return MISSING if math.isnan(low) else f"{short(low)} to {short(high)}"
 
 
-# --- What a report speaks of.
+# --- The material.
 
 
 class NothingLeft(Mistake):
-    """No run can be read of what was named."""
+    """A report without a readable run."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """Runs that can be read, sweeps of them, and why the rest was left out."""
+    """Readable runs, their sweeps, and the reasons why other folders were left out."""
 
     runs: tuple[Run, ...]
     analyses: tuple[Analysis, ...]
@@ -133,19 +126,16 @@ class Material:
 
     @property
     def left_out_line(self) -> str:
-        """One line says all that was left out; it is empty if nothing was."""
+        """All reasons in one line; empty if nothing was left out."""
         if not self.left_out:
             return ""
         return f"left out: {printable('; '.join(self.left_out))}"
 
 
 def gather(named: Sequence[str], outputs: Path) -> Material:
-    """Gather everything under the names: run folders, sweeps by name or file, folders of runs; all of `outputs` if
-    none.
-    """
-    paths = [run for name in named for run in paths_of_name(name, outputs)] or list(
-        results_inside(outputs)
-    )
+    """Read the named run folders, sweeps (by name or file) and folders of runs; all of `outputs` without names."""
+    paths = [path for name in named for path in paths_of_name(name, outputs)]
+    paths = paths or list(results_inside(outputs))
     left_out: list[str] = []
     sweeps: list[Sweep] = []
     for path in dict.fromkeys(paths):
@@ -155,24 +145,20 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
             except Mistake as mistake:
                 left_out.append(str(mistake))
 
-    # Runs of sweeps, and those that were named, each once: a folder may be a link to another
-    swept = [run for sweep in sweeps for run in sweep.runs]
+    # each run of a sweep or name once; a folder may be a link to another
     unfinished = {
         run.folder: (sweep.name, run)
         for sweep in sweeps
         for run in sweep.runs
         if run.state != "done"
     }
+    folders = [run.folder for sweep in sweeps for run in sweep.runs]
+    folders += [path for path in paths if path.suffix != ".json"]
     unique: dict[Path, Path] = {}
-    for folder in [
-        *(run.folder for run in swept),
-        *(path for path in paths if path.suffix != ".json"),
-    ]:
+    for folder in folders:
         unique.setdefault(Path(os.path.realpath(folder)), folder)
     runs: dict[Path, Run] = {}
-    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(
-        list
-    )  # those of a sweep that are in one state
+    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(list)  # by sweep and state
     for folder, run in zip(unique.values(), load_runs(unique.values()), strict=True):
         if not isinstance(run, Mistake):
             runs[folder] = run
@@ -181,9 +167,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
             missing[name, of_sweep.state].append(of_sweep)
         else:
             left_out.append(str(run))
-    for (name, state), alike in missing.items():
-        one = alike[0].standing if len(alike) == 1 else f"{len(alike)} runs of {name}, {state}"
-        left_out.append(one)
+    left_out += map(unfinished_sentence, missing, missing.values())
     if not runs:
         raise NothingLeft(
             f"nothing is left to report: {'; '.join(left_out) or f'{outputs} holds no run'}"
@@ -192,17 +176,23 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     for sweep in sweeps:
         try:
             analyses.append(analyse(sweep, runs))
-        except Exception as error:  # one sweep never takes the others with it
+        except Exception as error:  # a broken sweep must not stop the others
             left_out.append(str(unreadable(sweep.path, error)))
     return Material(tuple(runs.values()), tuple(analyses), tuple(left_out))
 
 
+def unfinished_sentence(sweep_and_state: tuple[str, str], runs: Sequence[SweepRun]) -> str:
+    """Say how many runs of a sweep are in an unfinished state."""
+    name, state = sweep_and_state
+    return runs[0].standing if len(runs) == 1 else f"{len(runs)} runs of {name}, {state}"
+
+
 def paths_of_name(name: str, outputs: Path) -> list[Path]:
-    """The run folders and records of sweeps that a name stands for."""
+    """Return the run folders and records of sweeps with this name or path."""
     path = Path(name).expanduser()
-    for usual in (outputs / "sweeps" / f"{name}.json", outputs / "runs" / name):
-        if not path.exists() and usual.exists():
-            return [usual]
+    for default_path in (outputs / "sweeps" / f"{name}.json", outputs / "runs" / name):
+        if not path.exists() and default_path.exists():
+            return [default_path]
     return [path] if is_run_folder(path) else list(results_inside(path)) or [path]
 
 
@@ -214,44 +204,36 @@ def results_inside(folder: Path) -> Iterator[Path]:
 
 
 def what_was_run(material: Material) -> str:
-    """The first sentence."""
+    """Return the first sentence of a report: its runs and sweeps."""
     if len(material.runs) == 1:
-        ended, _, _ = material.runs[0].outcome.partition(
-            "; "
-        )  # what there is to say of effects stands below
+        # the outcome without remarks on effects
+        ended, _, _ = material.runs[0].outcome.partition("; ")
         return f"{material.runs[0].name}, {ended or 'one run'}."
     failed = sum(run.diverged for run in material.runs)
     count = f"{len(material.runs)} finished runs{f' ({failed} diverged)' if failed else ''}"
     if not material.analyses:
         return f"{count}."
     swept = {run.folder for analysis in material.analyses for run in analysis.sweep.runs}
-    part = len(swept & material.by_folder.keys())
-    some = f", {part} of them in" if part < len(material.runs) else ", in"
-    names = listed(
-        [
-            f"{analysis.sweep.name} ({sweep_extent(analysis.sweep)})"
-            for analysis in material.analyses
-        ]
-    )
-    return f"{count}{some} the sweep{'s' * (len(material.analyses) > 1)} {names}."
+    in_sweeps = len(swept & material.by_folder.keys())
+    some = f", {in_sweeps} of them in" if in_sweeps < len(material.runs) else ", in"
+    sweeps = [analysis.sweep for analysis in material.analyses]
+    names = listed([f"{sweep.name} ({sweep_extent(sweep)})" for sweep in sweeps])
+    return f"{count}{some} the sweep{'s' * (len(sweeps) > 1)} {names}."
 
 
 def what_came_out(runs: Sequence[Run]) -> str:
-    """The second sentence: how far the machines that are spoken of are from the networks, of all runs."""
+    """Return the second sentence of a report: the errors of the main kernel machines over all runs."""
     if len(runs) == 1:
         return ladder_sentence(runs[0].ladder, diverged=runs[0].diverged)
     clauses = [
         clause(name, [standing(run.ladder, machine) for run in runs])
         for machine, name in SPOKEN.items()
     ]
-    text = (
-        "; ".join(filter(None, clauses))
-        or f"no kernel machine was compared with any of {len(runs)} trained networks"
-    )
-    failed = sum(run.diverged for run in runs)
-    left = (
-        f"; {failed} of the networks diverged, and {'is' if failed == 1 else 'are'} compared as left"
-        if failed
-        else ""
-    )
-    return f"{text[0].upper()}{text[1:]}{left}."
+    text = "; ".join(filter(None, clauses))
+    if not text:
+        text = f"no kernel machine was compared with any of {len(runs)} trained networks"
+    diverged = sum(run.diverged for run in runs)
+    if diverged:
+        verb = "is" if diverged == 1 else "are"
+        text += f"; {diverged} of the networks diverged, and {verb} compared as left"
+    return f"{text[0].upper()}{text[1:]}."

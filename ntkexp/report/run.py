@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ntkexp.mistake import Mistake
+from ntkexp.mistake import Mistake, WrongArgument, nearest
 from ntkexp.records.array_schema import RunAxes, read_headers, refuse_odd_data, refuse_odd_steps
 from ntkexp.records.atomic import Damaged
 from ntkexp.records.contributions import (
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 TABLES = (CONFIG, "metrics.csv", "results.csv")
-NUMBERS: Mapping[str, type[float]] = defaultdict(lambda: float, step=int, phase=int)
-"""What the columns of metrics.csv hold."""
+METRICS_TYPES: Mapping[str, type[float]] = defaultdict(lambda: float, step=int, phase=int)
+"""The types of the columns of metrics.csv."""
 
-DIVERGED = 1e100  # numbers beyond are on their way to infinity
+MAX_DRAWN_NUMBER = 1e100  # larger numbers come from a training that diverges
 
 
 @dataclass(frozen=True)
@@ -69,36 +69,36 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """How training ended, in words; empty before it has."""
+        """How training ended, in words; empty while the run is unfinished."""
         return str(self.facts.get("outcome", ""))
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What DONE.json says; before it is there, nothing."""
+        """The content of DONE.json; empty while the run is unfinished."""
         return RunFolder(self.path).sealed_facts if self.finished else {}
 
     @property
     def finished(self) -> bool:
-        """Whether there is a DONE.json, by which all other files are sealed."""
+        """Whether DONE.json exists, which seals all other files."""
         return (self.path / DONE).is_file()
 
     @property
     def diverged(self) -> bool:
-        """Whether training diverged. A run that draws its own pictures is not finished: progress.json says it then."""
+        """Whether training diverged. An unfinished run, which draws its own pictures, records it in progress.json."""
         with suppress(Mistake):
             facts = self.facts if self.finished else RunFolder(self.path).progress
             return bool(facts.get("diverged"))
         return False
 
     def sealed(self, name: str) -> Path:
-        """The path of a file or a store; of a finished run, it is refused if it is not as it was written."""
+        """Return the path of a file or store. Raise if the run is finished and the file has changed since."""
         if self.finished:
             RunFolder(self.path).check(name)
         return self.path / name
 
     @cached_property
     def results(self) -> pd.DataFrame:
-        """The ladder as a data frame."""
+        """The comparison of kernel machines as a data frame."""
         return pd.DataFrame(self.ladder, columns=list(COLUMNS)).astype(
             dict.fromkeys(NUMBER_COLUMNS, float)
         )
@@ -113,7 +113,7 @@ class Run:
 
     @cached_property
     def axes(self) -> RunAxes:
-        """The lengths of the axes of its arrays."""
+        """The lengths of the axes of the run's arrays."""
         path = self.sealed("data.npz")
         return RunAxes.of(read_headers(path), self.read, path)
 
@@ -127,7 +127,7 @@ class Run:
         labels = [name for name in ("example", "out", COMPONENT) if name in store.attrs]
         store = store.assign_coords({name: store.attrs.pop(name) for name in labels})
         store = store.set_coords([LAST_STEP] if LAST_STEP in store else [])
-        if OUT_NAME in self.data:  # a measure takes the place of outputs
+        if OUT_NAME in self.data:  # a measure is explained instead of the outputs
             if len(self.data[OUT_NAME]) != store.sizes["out"]:
                 raise Damaged(f"{self.path} is damaged: its outputs have other names; {REDO}")
             store = store.assign_coords({OUT_NAME: ("out", self.data[OUT_NAME])})
@@ -141,12 +141,12 @@ class Run:
 
     @property
     def outs(self) -> tuple[int, ...]:
-        """The outputs at which the path was integrated, which are those of contributions and effects."""
+        """The outputs that were attributed: the labels of the axis `out` of contributions and effects."""
         return tuple(self.contributions.coords["out"].to_numpy().tolist())
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The rules by which the path was integrated."""
+        """The rules by which the run was attributed."""
         parts = [
             self.contributions[name]
             for name in self.contributions
@@ -155,16 +155,16 @@ class Run:
         return tuple(str(part.attrs["rule"]) for part in parts)
 
     def by_rule(self, kind: str, rule: str) -> xr.DataArray | None:
-        """What a rule says, of a kind such as `contribution` and `decay`, if it does."""
+        """Return an array of a rule, such as `contribution` or `decay`; None if the run lacks it."""
         return self.contributions.get(called(kind, rule, explained_rule(self.rules) or rule))
 
     def parts(self, rule: str) -> xr.DataArray:
-        """The contributions by a rule by which the path was integrated."""
+        """Return the contributions of a rule."""
         return self.contributions[called(CONTRIBUTION, rule, explained_rule(self.rules) or rule)]
 
     @cached_property
     def predictions(self) -> xr.DataArray:
-        """Outputs of the network and of each machine, [machine, probe, out], labelled by machine."""
+        """Outputs of the network and of each kernel machine, [machine, probe, out]."""
         path = self.sealed("predictions.zarr")
         if self.finished:
             refuse_odd_predictions(path, self.axes.lengths)
@@ -178,7 +178,7 @@ class Run:
 
     @cached_property
     def data(self) -> dict[str, NDArray[Any]]:
-        """The examples, named as in `records.data`."""
+        """The arrays of `records.data`."""
         arrays = read_data(self.sealed("data.npz"))
         if self.finished:
             _ = self.axes
@@ -187,26 +187,58 @@ class Run:
 
     @cached_property
     def points(self) -> dict[str, slice]:
-        """Where each split that was read lies along the axis `probe`."""
+        """The slice of each split along the axis `probe`."""
         ends = np.cumsum([0, *(len(self.data[f"{split}_index"]) for split in self.read)]).tolist()
         return {split: slice(*ends[k : k + 2]) for k, split in enumerate(self.read)}
 
     def series(self, *columns: str) -> pd.DataFrame:
-        """The steps at which all of these were measured, and are numbers that a picture can hold."""
-        chosen = self.metrics.reindex(columns=["step", *columns])
-        fit = (np.abs(chosen.to_numpy(dtype=float)) < DIVERGED).all(axis=1)
-        found: pd.DataFrame = chosen.loc[fit].reset_index(drop=True)
-        return found
+        """Return the steps at which all these columns were measured and are small enough to be drawn."""
+        values = self.metrics.reindex(columns=["step", *columns])
+        drawn = (np.abs(values.to_numpy(dtype=float)) < MAX_DRAWN_NUMBER).all(axis=1)
+        rows: pd.DataFrame = values.loc[drawn].reset_index(drop=True)
+        return rows
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The splits at which the network was read."""
-        chosen = self.config.get("path", {}).get("probes", SPLITS)
-        return tuple(split for split in SPLITS if split in chosen)
+        """The splits at which the network was evaluated."""
+        splits = self.config.get("path", {}).get("probes", SPLITS)
+        return tuple(split for split in SPLITS if split in splits)
+
+
+# --- Queries of a run: their indices along the axis `probe`, and their outputs.
+
+
+def slice_of_split(run: Run, split: str) -> slice:
+    """Return the slice of a split along the axis `probe`."""
+    if split not in run.points:
+        splits = f"{', '.join(run.points)}{nearest(split, run.points)}"
+        raise WrongArgument(f"split={split}: {run.name} was read at {splits}", "split")
+    return run.points[split]
+
+
+def point_index(run: Run, split: str, number: int) -> int:
+    """Return the index of an example of a split along the axis `probe`."""
+    points = slice_of_split(run, split)
+    count = points.stop - points.start
+    if not 0 <= number < count:
+        raise WrongArgument(
+            f"probe={number}: the split {split} of {run.name} has points 0 to {count - 1}", "probe"
+        )
+    return int(points.start) + number
+
+
+def outputs_of(run: Run, machine: str) -> NDArray[np.float64]:
+    """Return the outputs of the network (`f_0`, `f_T`) or of a kernel machine, [probe, out]."""
+    if machine not in run.predictions["machine"]:
+        raise Mistake(f"{run.path} is damaged: its predictions lack {machine}")
+    return np.asarray(run.predictions.sel(machine=machine).to_numpy(), dtype=float)
+
+
+# --- Reading run folders.
 
 
 def load_tables(folder: Path | str) -> Run:
-    """Load a finished run; its kernels are opened when they are first used."""
+    """Load a finished run. Its kernels are opened when they are first used."""
     path = Path(folder)
     if path.is_dir() and not is_run_folder(path):
         raise Mistake(f"{path} is not a run folder: it lacks config.json and DONE.json")
@@ -220,9 +252,9 @@ def load_tables(folder: Path | str) -> Run:
 
 
 def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
-    """Load runs, or find why one cannot be read, in the order of the folders.
+    """Load runs in the order of the folders. A run that cannot be read becomes the reason.
 
-    Two at a time: most of it is reading and hashing files, for which no lock of Python's is held.
+    Two threads share the work, which is mostly reading and hashing files without Python's lock.
     """
 
     def load(folder: Path | str) -> Run | Mistake:
@@ -230,7 +262,7 @@ def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
             return load_tables(folder)
         except Mistake as mistake:
             return mistake
-        except Exception as error:  # one folder never takes the others with it
+        except Exception as error:  # a broken folder must not stop the others
             return unreadable(Path(folder), error)
 
     with ThreadPoolExecutor(2) as pool:
@@ -248,7 +280,7 @@ def read_run(path: Path) -> Run:
 
 
 def checked_ladder(rows: Sequence[Result], path: Path) -> tuple[Result, ...]:
-    """Return the rows with their texts made printable, or raise if one is of no split or of no machine."""
+    """Return the rows with printable texts. Raise if a row has an unknown split or no machine."""
     if any(row.split not in SPLITS or not row.machine for row in rows):
         raise Damaged(
             f"{path} holds what no run writes: a row of another split than {', '.join(SPLITS)}; {REDO}"
@@ -265,10 +297,10 @@ def checked_ladder(rows: Sequence[Result], path: Path) -> tuple[Result, ...]:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """Read what was measured, a row per step, all numbers, with what a second pass found; empty cells are NaN."""
+    """Read the measured numbers of each step, with those of a second pass. Empty cells are NaN."""
     try:
         refuse_odd_metrics(path)
-        metrics = pd.read_csv(path, index_col=False, dtype=NUMBERS)
+        metrics = pd.read_csv(path, index_col=False, dtype=METRICS_TYPES)
         refuse_odd_steps(metrics["step"].to_numpy(), path)
         if (retraced := path.with_name(RETRACED)).is_file():
             refuse_odd_metrics(retraced)
@@ -286,7 +318,7 @@ def read_metrics(path: Path) -> pd.DataFrame:
 
 
 def open_store(path: Path) -> xr.Dataset:
-    """Open a zarr store with its dimensions named; the numbers are read when they are used."""
+    """Open a zarr store as a data set. Its numbers are read when they are used."""
     import xarray as xr  # noqa: PLC0415  slow, and tables need none
 
     try:
@@ -297,14 +329,15 @@ def open_store(path: Path) -> xr.Dataset:
 
 
 def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:
-    """Read an array that may be larger than the memory, some of its rows at a time."""
-    rows, row = len(parts), max(1, parts[:1].nbytes)
-    step = max(1, LARGEST_CHUNK // row)
-    return (parts[start : start + step].to_numpy() for start in range(0, max(1, rows), step))
+    """Yield an array that may exceed the memory in blocks of rows."""
+    row_bytes = max(1, parts[:1].nbytes)
+    step = max(1, LARGEST_CHUNK // row_bytes)
+    for start in range(0, max(1, len(parts)), step):
+        yield parts[start : start + step].to_numpy()
 
 
 def unreadable(path: Path, error: Exception) -> Mistake:
-    """Make a mistake of an error that the schema of run folders did not foresee."""
+    """Return the mistake for an error that the schema of run folders did not expect."""
     return Damaged(f"{path} cannot be read ({type(error).__name__}: {one_line(error)}); {REDO}")
 
 

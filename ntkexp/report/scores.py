@@ -1,9 +1,9 @@
-"""What `attribute` and `load_run(…).contributions` give: a data set whose scores other libraries can take.
+"""The data set that `attribute` and `load_run(…).contributions` return, and its scores for other libraries.
 
     score(xᵢ → x) > 0        the example xᵢ raised the output at x       (contribution)
-                             without xᵢ the output would be lower        (effect, whose sign is reversed)
+                             without xᵢ the output would be lower        (effect, with its sign reversed)
 
-So dattri, TRAK, quanda and `ntkexp.validate` read scores. The arrays of the data set itself keep their own signs.
+dattri, TRAK, quanda and `ntkexp.validate` use this sign. The arrays of the data set itself keep their own signs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RAISED = "positive: the example raised the output"
 LOWER_WITHOUT = "positive: the output would be lower without the example"
 
 
-class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks at its subclasses
+class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspects its subclasses
     """The arrays of `records.contributions`, on the axes probe, out and example.
 
     >>> parts = np.array([[[1.0, -2.0]], [[0.5, 0.0]]])
@@ -58,12 +58,12 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
     _find: FindExample
 
     def showing(self, find: FindExample) -> Attribution:
-        """Let `find` show examples and points in notebooks. What is selected from this shows their names alone."""
+        """Set the function that finds examples for notebooks. A selection of this data set shows names only."""
         self._find = find
         return self
 
     def _repr_html_(self) -> str:
-        """The examples that did most to each point, and all arrays below."""
+        """Return a table of the strongest examples of each query, and all arrays below it."""
         arrays: str = super()._repr_html_()
         if CONTRIBUTION not in self.data_vars or set(self[CONTRIBUTION].dims) != set(DIMS):
             return arrays
@@ -71,8 +71,8 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
         return f"<div>{table}<details><summary>all arrays</summary>{arrays}</details></div>"
 
     @property
-    def plot(self) -> AttributionPlots:  # type: ignore[override]  # which hands on what xarray's has
-        """Pictures of a point, as matplotlib axes: `.plot.contributions(probe=0)`, `.timeline()`, `.components()`."""
+    def plot(self) -> AttributionPlots:  # type: ignore[override]  # includes the plots of xarray
+        """Pictures of a query as matplotlib axes: `.plot.contributions(probe=0)`, `.timeline()`, `.components()`."""
         from ntkexp.report.plots.examples import AttributionPlots  # noqa: PLC0415  loads matplotlib
 
         return AttributionPlots(self)
@@ -85,13 +85,14 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
         out: str | int | None = None,
         component: str | None = None,
     ) -> xr.DataArray:
-        """A matrix of scores, with the names of its rows and columns: [example, probe], or [probe, example].
+        """Return a matrix of scores with named rows and columns: [example, probe], or [probe, example].
 
-        `score` is 'contribution', or 'effect', whose sign is reversed: a score is positive where the example raised
-        the output, or where the output would be lower without it. `out` names the output or the number of a measure,
-        if there are several; `component` names one of those of `by=`, whose scores add up to the contribution.
+        `score` is 'contribution', or 'effect' with its sign reversed. A positive score means that the example raised
+        the output, or that the output would be lower without it. `out` names the output or the number of a measure,
+        if there are several. `component` names one of the components of `by=`, whose scores add up to the
+        contribution.
 
-        Points of a run that were not attributed are left out; the axis `probe` says which points the others are.
+        Queries that were not attributed are left out; the axis `probe` holds the indices of the others.
         `.to_pandas()` makes a data frame of the matrix, and `.to_numpy()` an array.
         """
         if layout not in LAYOUTS:
@@ -105,46 +106,44 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
                     f"to_scores: the axis {axis} is missing; keep it by isel({axis}=[0])"
                 )
 
-        # points that were not attributed are not numbers for any example
-        known = parts.assign_coords({axis: parts[axis] for axis in ("probe", "example")}).dropna(
-            "probe", how="all"
-        )
-        if not bool(np.isfinite(known).all()):
+        # leave out queries that were not attributed, whose scores are all NaN
+        labels = {axis: parts[axis] for axis in ("probe", "example")}
+        scores = parts.assign_coords(labels).dropna("probe", how="all")
+        if not bool(np.isfinite(scores).all()):
             raise WrongArgument(
                 f"score={score!r} is not a finite number for every example", "score"
             )
 
-        scores = -known if score == EFFECT else known
-        facts = {"sign": LOWER_WITHOUT if score == EFFECT else RAISED}
+        facts = {"sign": RAISED}
+        if score == EFFECT:
+            scores = -scores
+            facts = {"sign": LOWER_WITHOUT}
         if MEASURE in self.attrs:
             facts[MEASURE] = str(self.attrs[MEASURE])
         return scores.transpose(*LAYOUTS[layout]).rename(score).drop_attrs().assign_attrs(facts)
 
     def to_pandas(self) -> pd.Series | pd.DataFrame:
-        """A row for each point, output and example, with its scores: contributions, also by component, and
-        effects, with their own signs. Points of a run that were not attributed are left out."""
+        """Return a row for each query, output and example, with its contributions, also by component, and effects.
+
+        Scores keep their own signs. Queries that were not attributed are left out.
+        """
         columns = {name: self[name] for name in self._scores if set(self[name].dims) == set(DIMS)}
-        if not columns:  # something else was made of it
+        if not columns:  # a selection or reduction without scores
             return super().to_pandas()
-        if BY_COMPONENT in self:
-            parts = self[BY_COMPONENT]
-            columns |= {
-                f"{BY_COMPONENT}.{name}": parts.sel(component=name) for name in self._components
-            }
+        for name in self._components:
+            columns[f"{BY_COMPONENT}.{name}"] = self[BY_COMPONENT].sel(component=name)
         plain = {name: (array.dims, array.to_numpy()) for name, array in columns.items()}
-        table = xr.Dataset(plain, {axis: self[axis].to_numpy() for axis in DIMS}).to_dataframe(
-            dim_order=list(DIMS)
-        )
+        arrays = xr.Dataset(plain, {axis: self[axis].to_numpy() for axis in DIMS})
+        table = arrays.to_dataframe(dim_order=list(DIMS))
         return table.dropna(how="all").reset_index()
 
     @property
     def _scores(self) -> list[str]:
-        """The arrays that say how much each example matters, by their names; those of other rules have these behind."""
-        kinds = (CONTRIBUTION, EFFECT)
+        """The names of the arrays of scores: `contribution`, `effect`, and `contribution_RULE` of other rules."""
         return [
             str(name)
             for name in self.data_vars
-            if str(name) in kinds or str(name).startswith(f"{CONTRIBUTION}_")
+            if name in (CONTRIBUTION, EFFECT) or str(name).startswith(f"{CONTRIBUTION}_")
         ]
 
     @property
@@ -152,12 +151,13 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
         return [str(name) for name in self[COMPONENT].to_numpy()] if BY_COMPONENT in self else []
 
     def _one_score(self, score: str, component: str | None) -> xr.DataArray:
-        """The array of these scores, or its part by a component."""
-        if score not in (names := self._scores):
-            there = f"there are {listed(names)}" if names else "there are none"
+        """Return the array of a score, or its part of one component."""
+        names = self._scores
+        if score not in names:
+            existing = f"there are {listed(names)}" if names else "there are none"
             advice = "; attribute with effects=True" if score == EFFECT else ""
             raise WrongArgument(
-                f"score={score!r}: there are no such scores; {there}{advice}", "score"
+                f"score={score!r}: there are no such scores; {existing}{advice}", "score"
             )
         if component is None:
             return self[score]
@@ -165,12 +165,11 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray looks 
             raise WrongArgument(
                 f"component={component!r}: '{score}' is not known by component", "component"
             )
-        if component not in (known := self._components):
-            advice = (
-                nearest(component, known) or f"; there are {listed(known)}"
-                if known
-                else "; attribute with by="
-            )
+        components = self._components
+        if component not in components:
+            advice = "; attribute with by="
+            if components:
+                advice = nearest(component, components) or f"; there are {listed(components)}"
             raise WrongArgument(
                 f"component={component!r}: there is no such component{advice}", "component"
             )

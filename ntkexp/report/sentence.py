@@ -1,12 +1,11 @@
-"""What a ladder means: as a table, in one sentence of its own numbers, and in one clause for a machine over many
-runs.
+"""The comparison of kernel machines with the network: as a table, as a sentence, and as a clause about many runs.
 
-How like the network a machine is, by a row of the ladder: it is the network, misses it, or cannot be compared.
+`likeness` classifies a row of the table: the machine equals the network, misses it, or cannot be compared.
 
 >>> [str(likeness(Result("probe", "left", relative_error=error, floor=1e-13))) for error in (0.12, 1e-14, math.nan)]
 ['misses', 'exact', 'broken']
 
-What a ladder means, in one sentence of its own numbers: of all its rows, those included that are not numbers.
+`ladder_sentence` summarises all rows of a run, including those that are not finite.
 
 >>> rows = [Result(split, "secant", relative_error=4e-15, floor=1e-13) for split in ("train", "test")]
 >>> ladder_sentence(rows)
@@ -15,10 +14,9 @@ What a ladder means, in one sentence of its own numbers: of all its rows, those 
 >>> broken.partition("(4e-15); ")[2]
 'the secant kernel machine is not finite on probe.'
 
-What one machine is in many runs, in one clause that counts all of them.
-
-A machine misses a network that it misses on any split; it is a network that it is on every split where the two can be
-compared, and the clause says in how many runs that is not everywhere.
+`clause` summarises one machine over many runs. A machine misses a network if it misses it on any split. It equals a
+network if it equals it on every split on which both can be compared. The clause counts runs that were compared at some
+points only.
 
 >>> exact, missed = Standing(Likeness.EXACT, 5e-15), Standing(Likeness.MISSES, 0.3)
 >>> clause("the secant", [exact] * 99 + [missed])
@@ -33,44 +31,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 
 from ntkexp.records.results import FOLLOWED, SPLITS, Result, at_points
-from ntkexp.report.tables import Column, Table, format_text
+from ntkexp.report.tables import Column, Table, format_text, text_column
 from ntkexp.text import listed, share, short, spoken
 
-# --- The ladder of one run as a person reads it.
+# --- The table of one run.
 
 
 def tabulate_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> Table:
-    """Give a row per machine: its relative error on every split, and agreement and R² where the run is judged.
+    """Return a row for each machine: its relative error on every split, and agreement and R² on the main split.
 
-    A machine that has nothing to say has no row; `ladder_notes` says why.
+    A machine without an error has no row. `ladder_notes` says why.
     """
     splits = [split for split in SPLITS if any(result.split == split for result in results)]
     main = main_split(results)
     rows = []
     for name, detail in machines(results):
-        found = {
-            result.split: result
-            for result in results
-            if (result.machine, result.detail) == (name, detail)
-        }
-        if all(
-            result.relative_error is None and result.max_error is None for result in found.values()
-        ):
+        of_machine = [row for row in results if (row.machine, row.detail) == (name, detail)]
+        if all(row.relative_error is None and row.max_error is None for row in of_machine):
             continue
-        here = found.get(main, Result("", name))
-        errors = [found[split].relative_error if split in found else None for split in splits]
+        by_split = {row.split: row for row in of_machine}
+        on_main = by_split.get(main, Result("", name))
+        errors = [by_split[split].relative_error if split in by_split else None for split in splits]
         clock = [seconds.get(name)] if seconds else []
-        rows.append((name, detail, *errors, here.agreement, here.r2, *clock))
+        rows.append((name, detail, *errors, on_main.agreement, on_main.r2, *clock))
     names = [*splits, f"agreement ({main})", "R²", *(["seconds"] if seconds else [])]
-    texts = (Column("machine", number=False), Column("detail", number=False))
-    return Table((*texts, *(Column(name, spell=measured) for name in names)), tuple(rows))
+    numbers = [Column(name, spell=measured) for name in names]
+    return Table((text_column("machine"), text_column("detail"), *numbers), tuple(rows))
 
 
 def measured(number: float) -> str:
-    """Spell a number that was measured and may be none.
+    """Spell a measured number, which may be NaN.
 
     >>> measured(0.5), measured(float("nan"))
     ('0.5', 'nan')
@@ -79,31 +72,35 @@ def measured(number: float) -> str:
 
 
 def format_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
-    """Write the ladder for a terminal; what there is to note, and why a machine has nothing to say, stands below."""
-    lines = ladder_notes(results)
-    return "\n\n".join(
-        [format_text(tabulate_ladder(results, seconds)), *(["\n".join(lines)] if lines else [])]
-    )
+    """Write the table for a terminal, with the notes below it."""
+    blocks = [format_text(tabulate_ladder(results, seconds))]
+    notes = ladder_notes(results)
+    if notes:
+        blocks.append("\n".join(notes))
+    return "\n\n".join(blocks)
 
 
 def ladder_notes(results: Sequence[Result]) -> list[str]:
-    """Note what there is to note of the machines; on which splits, where it is not the same on all.
+    """Return the notes on each machine, with the splits if they differ between splits.
 
     >>> ladder_notes([Result(split, "left", note=f"as published; {at_points(2, 5)}") for split in ("train", "test")])
     ['left: as published; at 4 of 10 points']
     """
-    splits, lines = {row.split for row in results}, []
+    splits = {row.split for row in results}
+    lines = []
     for machine, detail in machines(results):
-        where: dict[str, list[Result]] = {}
+        by_remark: dict[str, list[Result]] = {}
         for row in results:
             if (row.machine, row.detail) == (machine, detail) and row.note:
-                where.setdefault(row.remark, []).append(row)
-        for remark, rows in where.items():
-            here = [row.split for row in rows]
-            name = machine if set(here) == splits else f"{machine} ({listed(here)})"
+                by_remark.setdefault(row.remark, []).append(row)
+        for remark, rows in by_remark.items():
+            noted = [row.split for row in rows]
+            name = machine if set(noted) == splits else f"{machine} ({listed(noted)})"
+            parts = [remark] if remark else []
             counts = [row.points for row in rows if row.points]
-            few = [at_points(*map(sum, zip(*counts, strict=True)))] if counts else []
-            lines.append(f"{name}: {'; '.join(filter(None, [remark, *few]))}")
+            if counts:
+                parts.append(at_points(*map(sum, zip(*counts, strict=True))))
+            lines.append(f"{name}: {'; '.join(parts)}")
     return lines
 
 
@@ -112,27 +109,27 @@ def machines(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 
 def main_split(results: Sequence[Result]) -> str:
-    """Find the split that a single number should speak of: new points if there are any, those meant for it first."""
+    """Return the split for a single number: probe, or else test, or else train."""
     present = {result.split for result in results}
     return next((split for split in ("probe", "test", "train") if split in present), "probe")
 
 
 class Likeness(StrEnum):
-    """How like the network a machine is, by one row."""
+    """The result of comparing a machine with the network in one row."""
 
     EXACT = "exact"  # rounding explains the error
     MISSES = "misses"
-    BROKEN = "broken"  # what the machine says is not finite
-    LOST = "lost"  # what the network says is not
-    STILL = "still"  # the network moved by no more than rounding, which explains any error
-    SILENT = "silent"  # nothing was compared
+    BROKEN = "broken"  # outputs of the machine are not finite
+    LOST = "lost"  # outputs of the network are not finite
+    STILL = "still"  # the network changed by no more than rounding, which explains any error
+    SILENT = "silent"  # not compared
 
 
 COMPARED = frozenset({Likeness.EXACT, Likeness.MISSES})
 
 
 def likeness(row: Result) -> Likeness:
-    """What this row says. The floor is measured on the network alone: where it is not a number, the network is none."""
+    """Classify a row. Its floor is NaN if outputs of the network are not finite."""
     if row.relative_error is None:
         return Likeness.SILENT if row.max_error is None else Likeness.STILL
     if row.floor is not None and math.isnan(row.floor):
@@ -153,47 +150,50 @@ SPOKEN = {
     "left": "the textbook sum",
     "frozen_start": "the frozen kernel",
 }
-"""The machines the sentence speaks of, in this order."""
+"""The machines in the sentence, in this order."""
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """The rows of a machine; a split where it has none is in none of its lists."""
+    """The rows of one machine."""
 
     name: str
     rows: tuple[Result, ...]
-    splits: tuple[str, ...]  # of the whole ladder
+    splits: tuple[str, ...]  # of all machines
 
     def which(self, *kinds: Likeness) -> list[Result]:
         return [row for row in self.rows if likeness(row) in kinds]
 
     @property
     def compared(self) -> list[Result]:
-        """The rows that have an error that means something."""
+        """The rows that compare the machine with the network."""
         return self.which(*COMPARED)
 
     @property
     def worst(self) -> float:
-        """The largest error of these."""
+        """The largest error of the compared rows."""
         return max(row.relative_error or 0.0 for row in self.compared)
 
     @property
     def where(self) -> str:
-        """The splits that were compared, and the number of points if some were left out."""
-        here, several = [row.split for row in self.compared], len(self.splits) > 1
+        """The compared splits, and the number of points if some were left out, in words before the machine's name."""
+        compared = [row.split for row in self.compared]
+        has_splits = len(self.splits) > 1
+        splits = name_splits(compared, self.splits) if has_splits else ""
         counts = [row.points for row in self.compared if row.points]
-        splits = name_splits(here, self.splits) if several else ""
         if not counts:
-            return f"on {splits} " if several else ""
-        few, all_ = map(sum, zip(*counts, strict=True))
-        if len(counts) < len(here):
-            return f"on {splits}, on {len(counts)} of them at {few} of {all_} points, "
-        return f"at {few} of {all_} points{f' of {splits}' if several else ''} "
+            return f"on {splits} " if has_splits else ""
+        measured_points, points = map(sum, zip(*counts, strict=True))
+        where = f"{measured_points} of {points} points"
+        if len(counts) < len(compared):
+            return f"on {splits}, on {len(counts)} of them at {where}, "
+        return f"at {where} of {splits} " if has_splits else f"at {where} "
 
 
 def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
-    """Say which machines are the trained network, how far the others miss it at worst, and what has no number; of a run
-    that diverged, that nothing was trained, and what is true of the network all the same.
+    """Say which machines equal the trained network, how much the others miss it, and which are not finite.
+
+    If training diverged, the sentence is about the network at its last step.
 
     >>> ladder_sentence([Result("test", "secant", relative_error=4e-15, floor=1e-13)], diverged=True)[40:]
     'of the network that is left: the secant kernel machine reproduces it to rounding (4e-15).'
@@ -210,82 +210,102 @@ def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str
 
 
 def comparison(results: Sequence[Result]) -> str:
-    """Compare the machines with the network, however its training ended."""
-    splits, names = tuple(dict.fromkeys(row.split for row in results)), SPOKEN
+    """Compare the machines with the network, which may have diverged."""
+    splits = tuple(dict.fromkeys(row.split for row in results))
+    names = SPOKEN
     if not any(row.machine in SPOKEN and likeness(row) is not Likeness.SILENT for row in results):
-        # The usual machines have nothing to say: then all that there are are spoken of
-        others = {
-            row.machine: f"the machine {spoken(row.machine)}"
-            for row in results
-            if row.machine not in SPOKEN
-        }
-        names = SPOKEN | others
-    found = [
+        # none of the usual machines was compared: name all others
+        others = [row.machine for row in results if row.machine not in SPOKEN]
+        names = SPOKEN | {machine: f"the machine {spoken(machine)}" for machine in others}
+    compared_machines = [
         Spoken(name, tuple(row for row in results if row.machine == machine), splits)
         for machine, name in names.items()
     ]
-    secant = found[0]
-    parts = compared(found)
-
-    # Of a secant that misses: how much rounding explains of it, where that is the smallest part
-    if missed := secant.which(Likeness.MISSES):
-        row = max(missed, key=lambda row: (row.relative_error or 0.0) / row.tolerance)
-        where = f" on {row.split} ({short(row.relative_error)})" if len(splits) > 1 else ""
-        parts.append(
-            f"rounding explains no more than {short(row.tolerance)} of the secant's miss{where}"
-        )
-
-    # What was done outside of the steps of a loop that was followed
-    parts += [row.remark for row in secant.compared if row.detail == FOLLOWED and row.remark]
-
-    # Machines that say what is not a number, by where they do
-    broken: dict[tuple[str, ...], list[str]] = {}
-    for each in found:
-        if rows := each.which(Likeness.BROKEN):
-            broken.setdefault(tuple(row.split for row in rows), []).append(each.name)
-    for here, who in broken.items():
-        parts.append(
-            f"{listed(who)} {'is' if len(who) == 1 else 'are'} not finite{on_splits(here, splits)}"
-        )
+    parts = (
+        compared(compared_machines)
+        + secant_remarks(compared_machines[0])
+        + not_finite(compared_machines)
+    )
     if not parts:
         return why_nothing([row for row in results if row.machine in names])
 
-    # Where the network cannot be compared with a machine that is compared elsewhere
-    for why, text in (
+    # splits on which the network cannot be compared
+    for kind, text in (
         (Likeness.LOST, "the trained network is not finite"),
         (Likeness.STILL, "the network moved by no more than rounding"),
     ):
-        if there := list(dict.fromkeys(row.split for each in found for row in each.which(why))):
-            parts.append(f"{text}{on_splits(there, splits)}")
-    whole = "; ".join(parts)
-    return f"{whole[0].upper()}{whole[1:]}."
+        affected = [row.split for machine in compared_machines for row in machine.which(kind)]
+        if affected:
+            parts.append(f"{text}{on_splits(list(dict.fromkeys(affected)), splits)}")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def compared(spoken: Sequence[Spoken]) -> list[str]:
-    """Name the machines that are the network where they were compared with it, then those that miss it."""
-    measured = [
-        (bool(each.which(Likeness.MISSES)), each.where, each) for each in spoken if each.compared
+    """Return a clause for machines that equal the network, then a clause for machines that miss it.
+
+    Machines that were compared on different splits or points have separate clauses.
+    """
+    exact = [
+        machine for machine in spoken if machine.compared and not machine.which(Likeness.MISSES)
     ]
-    parts: list[str] = []
-    before = ""
-    for (misses, where), group in groupby(
-        sorted(measured, key=itemgetter(0)), key=itemgetter(0, 1)
-    ):
-        here, target = [each for _, _, each in group], "it" if parts else "the trained network"
-        if not misses:
-            errors = ", ".join(short(each.worst) for each in here)
-            verb = f"reproduce{'s' * (len(here) == 1)}"
-            text = f"{listed([each.name for each in here])} {verb} {target} to rounding ({errors})"
-        else:
-            sizes = [f"{'up to ' * (len(each.compared) > 1)}{share(each.worst)}" for each in here]
-            verb = "misses" if parts else f"misses {target}"
-            text = f"{here[0].name} {verb} by {sizes[0]}"
-            text += "".join(
-                f", {each.name} by {size}" for each, size in zip(here[1:], sizes[1:], strict=True)
-            )
-        parts.append(("" if where == before else where or "at all points ") + text)
-        before = where
-    return parts
+    missing = [machine for machine in spoken if machine.which(Likeness.MISSES)]
+    clauses: list[str] = []
+    where_before = ""
+    for misses, compared_machines in ((False, exact), (True, missing)):
+        for where, group in groupby(compared_machines, key=attrgetter("where")):
+            text = clause_of_group(list(group), misses=misses, is_first=not clauses)
+            clauses.append(("" if where == where_before else where or "at all points ") + text)
+            where_before = where
+    return clauses
+
+
+def clause_of_group(group: Sequence[Spoken], *, misses: bool, is_first: bool) -> str:
+    """Say how machines that were compared at the same points compare with the network."""
+    if not misses:
+        errors = ", ".join(short(machine.worst) for machine in group)
+        verb = "reproduces" if len(group) == 1 else "reproduce"
+        network = "the trained network" if is_first else "it"
+        names = listed([machine.name for machine in group])
+        return f"{names} {verb} {network} to rounding ({errors})"
+    misses_by = []
+    for machine in group:
+        up_to = "up to " if len(machine.compared) > 1 else ""
+        misses_by.append(f"by {up_to}{share(machine.worst)}")
+    verb = "misses the trained network" if is_first else "misses"
+    text = f"{group[0].name} {verb} {misses_by[0]}"
+    for machine, by in zip(group[1:], misses_by[1:], strict=True):
+        text += f", {machine.name} {by}"
+    return text
+
+
+def secant_remarks(secant: Spoken) -> list[str]:
+    """Say how much rounding explains of the secant's error, and what happened outside the steps of a followed loop."""
+    remarks = []
+    missed = secant.which(Likeness.MISSES)
+    if missed:
+        row = max(missed, key=lambda row: (row.relative_error or 0.0) / row.tolerance)
+        where = f" on {row.split} ({short(row.relative_error)})" if len(secant.splits) > 1 else ""
+        remarks.append(
+            f"rounding explains no more than {short(row.tolerance)} of the secant's miss{where}"
+        )
+    return remarks + [
+        row.remark for row in secant.compared if row.detail == FOLLOWED and row.remark
+    ]
+
+
+def not_finite(spoken: Sequence[Spoken]) -> list[str]:
+    """Return a clause for the machines that are not finite on the same splits."""
+    names_by_splits: dict[tuple[str, ...], list[str]] = {}
+    for machine in spoken:
+        broken = tuple(row.split for row in machine.which(Likeness.BROKEN))
+        if broken:
+            names_by_splits.setdefault(broken, []).append(machine.name)
+    clauses = []
+    for broken, names in names_by_splits.items():
+        verb = "is" if len(names) == 1 else "are"
+        clauses.append(f"{listed(names)} {verb} not finite{on_splits(broken, spoken[0].splits)}")
+    return clauses
 
 
 def why_nothing(rows: Sequence[Result]) -> str:
@@ -296,10 +316,9 @@ def why_nothing(rows: Sequence[Result]) -> str:
         return (
             "Training moved the network by no more than rounding, so there is nothing to reproduce."
         )
+    text = "No kernel machine was compared with the trained network"
     reason = next((row.note for row in rows if row.note), "")
-    return "No kernel machine was compared with the trained network" + (
-        f": {reason}." if reason else "."
-    )
+    return f"{text}: {reason}." if reason else f"{text}."
 
 
 def on_splits(here: Sequence[str], splits: Sequence[str]) -> str:
@@ -328,15 +347,15 @@ CLAUSES = {
     Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
     Likeness.SILENT: "has no result for {}",
 }
-"""What is said of the networks of each kind, in this order."""
+"""The clause about the networks of each likeness, in this order."""
 
 DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Likeness.STILL)
-"""The likeness that stands for a run is the first of these that it has."""
+"""The likeness of a run is the first of these that one of its rows has."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How one machine stands to the network of a run, by all its rows, with the largest error among them."""
+    """The comparison of one machine with the network of a run over all splits, with the largest error."""
 
     likeness: Likeness
     error: float = 0.0
@@ -344,45 +363,53 @@ class Standing:
 
 
 def standing(ladder: Sequence[Result], machine: str) -> Standing:
-    """The standing of a machine, from all rows of a run."""
+    """Return the standing of a machine, given all rows of a run."""
     rows = [row for row in ladder if row.machine == machine]
     kinds = {likeness(row) for row in rows}
+    kind = next((kind for kind in DECISIVE if kind in kinds), Likeness.SILENT)
     compared = [row for row in rows if likeness(row) in COMPARED]
-    fully = {row.split for row in compared if row.points is None} == {row.split for row in ladder}
+    fully = {row.split for row in compared if row.points is None}
     worst = max((row.relative_error or 0.0 for row in compared), default=0.0)
-    return Standing(
-        next((each for each in DECISIVE if each in kinds), Likeness.SILENT), worst, fully
-    )
+    return Standing(kind, worst, everywhere=fully == {row.split for row in ladder})
 
 
 def clause(name: str, standings: Sequence[Standing]) -> str:
-    """Speak of one machine in all runs; nothing if it was compared in none."""
-    if all(each.likeness is Likeness.SILENT for each in standings):
+    """Return the clause about one machine in all runs; empty if no run compared it."""
+    runs = len(standings)
+    if all(standing.likeness is Likeness.SILENT for standing in standings):
         return ""
     parts: list[str] = []
     for kind, text in CLAUSES.items():
-        if here := [each for each in standings if each.likeness is kind]:
-            what = str(len(here))
-            if not parts:  # what they are, and how many there are, is said once
-                whole = "both" if len(standings) == 2 else f"all {len(standings)}"
-                some = whole if len(here) == len(standings) else f"{what} of {len(standings)}"
-                what = f"{some} trained networks"
-            parts.append(text.format(what, errors_in_words(kind, here)))
-    part = sum(not each.everywhere for each in standings if each.likeness in COMPARED)
-    return f"{name} {listed(parts)}{f' (in {part}, at some points only)' if part else ''}"
+        of_kind = [standing for standing in standings if standing.likeness is kind]
+        if not of_kind:
+            continue
+        networks = str(len(of_kind))
+        if not parts:  # only the first part names the networks and their number
+            networks = f"{len(of_kind)} of {runs}"
+            if len(of_kind) == runs:
+                networks = "both" if runs == 2 else f"all {runs}"
+            networks += " trained networks"
+        parts.append(text.format(networks, errors_in_words(kind, of_kind)))
+    partly = [
+        standing
+        for standing in standings
+        if standing.likeness in COMPARED and not standing.everywhere
+    ]
+    remark = f" (in {len(partly)}, at some points only)" if partly else ""
+    return f"{name} {listed(parts)}{remark}"
 
 
-def errors_in_words(kind: Likeness, here: Sequence[Standing]) -> str:
-    """Spell the errors of the networks of a kind, the worst always among them.
+def errors_in_words(kind: Likeness, standings: Sequence[Standing]) -> str:
+    """Spell the errors of the networks of a likeness: the median and the worst.
 
     >>> errors_in_words(Likeness.MISSES, [Standing(Likeness.MISSES, error) for error in (0.01, 0.02, 0.3)])
     '2 % at the median and 30 % at worst'
     """
-    errors = [each.error for each in here]
+    errors = [standing.error for standing in standings]
     if kind is Likeness.EXACT:
         return f"{short(max(errors))}{' at worst' if len(errors) > 1 else ''}"
     if kind is Likeness.LOST:
-        return "are" if len(here) > 1 else "is"
+        return "are" if len(errors) > 1 else "is"
     if len(errors) == 1:
         return share(errors[0])
     return f"{share(statistics.median(errors))} at the median and {share(max(errors))} at worst"

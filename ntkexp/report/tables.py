@@ -1,14 +1,14 @@
-"""Tables of results, and the one function that writes a table in each form.
+"""Tables of results, and one function for each form in which a table is written.
 
-Whatever is shown of runs is made into rows in one place: the ladder (`sentence.tabulate_ladder`), the parts of a
-prediction (`explain.tabulate_examples`), a removal (`ledger`), runs side by side (`run.combined`), and so on. A value
-stands in a row with every digit; its column says what it is called and how it is spelled on a terminal. Then
+The rows of each table are made in one place: `sentence.tabulate_ladder`, `explain.tabulate_examples`,
+`comparison.combined`, and so on. A row holds values with every digit. A column holds a name, and the function that
+spells its values on a terminal.
 
-    format_text      aligns columns for a terminal
-    format_markdown  puts them between bars
-    format_csv       writes every digit of a data frame
-    json_rows        gives an object for each row, with every digit
-    format_html      gives the cells of the page, each sorted by every digit of its value
+    format_text      aligned columns for a terminal
+    format_markdown  Markdown
+    format_csv       CSV of a data frame, with every digit
+    json_rows        an object for each row, with every digit
+    format_html      cells of a page, sorted by every digit of their values
 
 >>> found = tabulate(("machine", "error"), [("secant", 4.2e-15), ("left", None)], numbers={"error"})
 >>> print(format_text(found))
@@ -37,7 +37,7 @@ Value: TypeAlias = bool | int | float | str | None
 
 
 def format_value(value: object) -> str:
-    """Write a value for a person; whole numbers keep every digit."""
+    """Spell a value for a person. Whole numbers keep every digit."""
     return short(value) if value is None or isinstance(value, float) else str(value)
 
 
@@ -52,14 +52,23 @@ def format_signed(value: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column, and how a terminal shows it: texts stand as they are, and what is unknown is a dash."""
+    """A column, and how a terminal shows it. Texts are shown unchanged, and None as a dash."""
 
     name: str
-    number: bool = True  # numbers are set to the right
+    number: bool = True  # numbers are aligned to the right
     spell: Callable[[Any], str] = format_value
-    heading: str | None = None  # on a terminal, where that is not its name
-    adds: bool = False  # whether the values of several rows add up to something
-    others: str = ""  # what stands for several rows otherwise
+    heading: str | None = None  # on a terminal; the name if None
+    adds: bool = False  # whether a sum of several rows has a meaning
+    others: str = ""  # the cell of several rows, if they do not add up
+
+
+def text_column(name: str, heading: str | None = None) -> Column:
+    return Column(name, number=False, heading=heading)
+
+
+def signed_column(name: str) -> Column:
+    """Return a column of signed parts, which add up."""
+    return Column(name, spell=format_signed, adds=True)
 
 
 @dataclass(frozen=True)
@@ -68,46 +77,46 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
 
     def select(self, *names: str) -> Table:
-        """These columns, in this order."""
-        columns = {column.name: k for k, column in enumerate(self.columns)}
-        chosen = [columns[name] for name in names]
+        """Return these columns, in this order."""
+        places = {column.name: k for k, column in enumerate(self.columns)}
+        chosen = [places[name] for name in names]
         rows = tuple(tuple(row[k] for k in chosen) for row in self.rows)
         return Table(tuple(self.columns[k] for k in chosen), rows)
 
     def shortened(self, top: int) -> Table:
-        """The first rows, and one for what all others come to.
+        """Return the first `top` rows, and one row for the sum of the others.
 
         >>> columns = Column("example", number=False), Column("added", adds=True)
         >>> Table(columns, (("a", 3.0), ("b", 2.0), ("c", -1.0))).shortened(1).rows
         (('a', 3.0), ('2 others', 1.0))
         """
-        rest = self.rows[top:]
-        if not rest:
+        others = self.rows[top:]
+        if not others:
             return self
         columns: Iterable[tuple[Column, Any]] = zip(
-            self.columns, zip(*rest, strict=True), strict=True
+            self.columns, zip(*others, strict=True), strict=True
         )
         sums = [sum(values) if column.adds else column.others for column, values in columns]
-        return replace(self, rows=(*self.rows[:top], (counted(len(rest), "other"), *sums[1:])))
+        last_row = (counted(len(others), "other"), *sums[1:])
+        return replace(self, rows=(*self.rows[:top], last_row))
 
 
 def tabulate(
     header: Sequence[str], rows: Iterable[Sequence[Value]], numbers: Collection[str] = ()
 ) -> Table:
-    """Rows under headings, some of which are those of numbers."""
+    """Return a table with these headings. The columns named in `numbers` hold numbers."""
     columns = tuple(Column(name, number=name in numbers) for name in header)
     return Table(columns, tuple(map(tuple, rows)))
 
 
 def table_of_frame(frame: pd.DataFrame) -> Table:
-    """The table that a data frame holds."""
-    numeric = [kind.kind in "biuf" for kind in frame.dtypes]
+    """Return the rows of a data frame as a table."""
+    numeric = [dtype.kind in "biuf" for dtype in frame.dtypes]
     columns = tuple(
         Column(str(name), number) for name, number in zip(frame.columns, numeric, strict=True)
     )
-    return Table(
-        columns, tuple(zip(*(frame.iloc[:, k].tolist() for k in range(len(columns))), strict=True))
-    )
+    values = (frame.iloc[:, k].tolist() for k in range(len(columns)))
+    return Table(columns, tuple(zip(*values, strict=True)))
 
 
 # --- The forms in which a table is written.
@@ -115,27 +124,30 @@ def table_of_frame(frame: pd.DataFrame) -> Table:
 
 def format_text(table: Table) -> str:
     header = [column.name if column.heading is None else column.heading for column in table.columns]
-    cells = [
-        [
-            MISSING if value is None else value if isinstance(value, str) else column.spell(value)
-            for column, value in zip(table.columns, row, strict=True)
-        ]
+    lines = [
+        [spelled(column, value) for column, value in zip(table.columns, row, strict=True)]
         for row in table.rows
     ]
-    return aligned(header, cells, [column.number for column in table.columns])
+    return aligned(header, lines, [column.number for column in table.columns])
+
+
+def spelled(column: Column, value: Value) -> str:
+    if value is None:
+        return MISSING
+    return value if isinstance(value, str) else column.spell(value)
 
 
 def format_markdown(table: Table) -> str:
-    """Write the table between bars, numbers to the right."""
+    """Write the table between bars, with numbers aligned to the right."""
     header = [column.name for column in table.columns]
-    lines = [header, *([format_value(value) for value in row] for row in table.rows)]
-    bars = ["| " + " | ".join(escaped(cell) for cell in line) + " |" for line in lines]
+    rows = [header, *([format_value(value) for value in row] for row in table.rows)]
+    lines = ["| " + " | ".join(escaped(cell) for cell in row) + " |" for row in rows]
     rules = ["---:" if column.number else "---" for column in table.columns]
-    return "\n".join([bars[0], f"| {' | '.join(rules)} |", *bars[1:]])
+    return "\n".join([lines[0], f"| {' | '.join(rules)} |", *lines[1:]])
 
 
 def escaped(text: str) -> str:
-    r"""Write text so that Markdown reads it as text.
+    r"""Escape text for Markdown.
 
     >>> print(escaped("a|b <c> x_1"))
     a\|b \<c\> x\_1
@@ -146,7 +158,7 @@ def escaped(text: str) -> str:
 
 
 def format_csv(frame: pd.DataFrame) -> str:
-    """Write a data frame with every digit, in which no text is a formula to a spreadsheet.
+    """Write a data frame with every digit. Escape texts that a spreadsheet would take for formulas.
 
     >>> import pandas as pd
     >>> print(format_csv(pd.DataFrame({"name": ["=1+1", "a"], "value": [-0.5, 2.0]})), end="")
@@ -157,27 +169,27 @@ def format_csv(frame: pd.DataFrame) -> str:
     import numpy as np  # noqa: PLC0415  slow, and lists of runs need none
 
     safe = frame.copy(deep=False)
-    for column, kind in enumerate(frame.dtypes):
-        if kind.kind not in "biuf":
+    for column, dtype in enumerate(frame.dtypes):
+        if dtype.kind not in "biuf":
             cells = [
                 as_cell(value) if isinstance(value, str) else value
                 for value in frame.iloc[:, column]
             ]
-            safe.isetitem(
-                column, np.array([*cells, None], dtype=object)[:-1]
-            )  # as they are: of one type or several
+            # an array of objects, so that NumPy converts no cell
+            objects = np.array([*cells, None], dtype=object)[:-1]
+            safe.isetitem(column, objects)
     safe.columns = [as_cell(str(name)) for name in frame.columns]
     return str(safe.to_csv(index=False, lineterminator="\n"))
 
 
 def json_rows(table: Table) -> list[dict[str, Json]]:
-    """Give an object for each row; blanks in the names of columns become underscores."""
+    """Return an object for each row. Blanks in the names of columns become underscores."""
     keys = [column.name.replace(" ", "_") for column in table.columns]
     return [dict(zip(keys, row, strict=True)) for row in table.rows]
 
 
 def format_json(value: Json) -> str:
-    r"""Write JSON for a terminal or a program: characters on which a terminal acts are spelled as JSON does.
+    r"""Write JSON, with the characters on which a terminal acts as escape sequences.
 
     >>> print(format_json({"a": "\x9b31m"}), end="")
     {
@@ -196,7 +208,7 @@ def json_letter(letter: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of the page is read so, is sorted by this, and leads there."""
+    """A cell of a page: its text, the key by which its column is sorted, and its link."""
 
     text: str
     key: str
@@ -205,7 +217,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table as the page shows it, with a name that can be linked to."""
+    """A table of a page, with the name by which links refer to it."""
 
     name: str
     caption: str
@@ -214,17 +226,17 @@ class PageTable:
 
 
 def format_html(table: Table, name: str, caption: str, links: Sequence[str] = ()) -> PageTable:
-    """Give the cells of the page, which its template puts between tags; a row's first cell leads where `links` says."""
+    """Return the cells that the page's template writes. `links` are the links of the first cells."""
     rows = []
     for k, row in enumerate(table.rows):
-        unknown = [
-            value is None or (isinstance(value, float) and math.isnan(value)) for value in row
-        ]
-        cells = [
-            Cell(MISSING, "") if gap else Cell(format_value(value), str(value))
-            for value, gap in zip(row, unknown, strict=True)
-        ]
+        cells = [html_cell(value) for value in row]
         if k < len(links):
             cells[0] = replace(cells[0], link=links[k])
         rows.append(tuple(cells))
     return PageTable(name, caption, table.columns, tuple(rows))
+
+
+def html_cell(value: Value) -> Cell:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return Cell(MISSING, "")
+    return Cell(format_value(value), str(value))

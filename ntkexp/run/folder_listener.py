@@ -335,14 +335,10 @@ class FolderListener(AbstractListener):
         dtype = self.setting.experiment.dtype
         self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, dtype, self.of)
         self.rows.allocate()
-        gigabytes = f"{self.rows.room / 1e9:.2g} GB"
-        if self.setting.experiment.integration.passes == 1:
-            self.progress.say(f"the trajectory is kept, in {gigabytes}")
-        else:
+        if self.setting.experiment.integration.passes > 1:
             self.progress.say(
                 "this optimizer has memory: a second pass attributes "
-                f"{len(domain.attributed)} points (path.attributed), {domain.chunk} at a time, "
-                f"over a trajectory of {gigabytes}"
+                f"{len(domain.attributed)} points (path.attributed)"
             )
         return self.rows
 

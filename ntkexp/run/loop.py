@@ -94,8 +94,8 @@ def run(
 ) -> Outcome:
     """Carry out a run, from its start or from a saved state."""
     state = begin(setting, listener.trajectory, listener.scratch)
-    if setting.sweep is not None:
-        listener.on_remark(setting.sweep.sentence)
+    if setting.sweep is not None and setting.sweep.remark:
+        listener.on_remark(setting.sweep.remark)
     if saved is not None:
         state.restore(saved)
     ending = train_steps(state, listener)

@@ -17,7 +17,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
 from ntkexp.kernel.read.plan import work
 from ntkexp.kernel.read.program_cache import ProgramCache
-from ntkexp.kernel.read.reader import Cost, Reader, costs
+from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import remark, with_casts
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
@@ -105,13 +105,6 @@ class Survey:
         """
         pair = (len(self.points.inputs), self.points.train)
         return work(self.tape).of_kernel(pair, self.problem.outputs)
-
-    @property
-    def costs(self) -> list[Cost]:
-        """The costs of the kernel of a block with the training examples, by groups of
-        parameters.
-        """
-        return costs(self.points.reader, self.tape, self.points.block, self.points.train)
 
 
 def survey(experiment: Experiment) -> Survey:
@@ -242,9 +235,9 @@ class SweepSetting:
         return self.plan.train <= RETRAININGS * self.plan.points * self.plan.outputs
 
     @property
-    def sentence(self) -> str:
-        """The announced cost of the effects."""
-        return self.plan.spared(swept=self.differentiated) if self.retrains else self.plan.sentence
+    def remark(self) -> str:
+        """Why trainings take the place of a sweep, if they do."""
+        return self.plan.spared(swept=self.differentiated) if self.retrains else ""
 
 
 def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import SEAL, Json
 from ntkexp.records.atomic import seal as seal_of
-from ntkexp.records.contributions import CHANGES, DIMS, STORE, LeaveOut, LeftOut, add_effect, write_leave_out
+from ntkexp.records.contributions import CHANGE_DIMS, DIMS, STORE, LeaveOut, LeftOut, add_effect, write_leave_out
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import DONE, PROVENANCE, RunFolder, results_version
 from ntkexp.records.kernels import create_store, open_store, write_array
@@ -327,7 +327,7 @@ ARRAYS: dict[str, Change] = {
     "removals of points too far": array(STORE, "probe", np.array([8, 99]), ("probe",)),
     "removals of other examples": array(STORE, "example", np.full(TRAIN, 77), ("place",)),
     "removals of other numbers": array(STORE, "count", np.full(TRAIN, 5), ("removal",)),
-    "removals of fewer outputs": array(STORE, "actual", np.ones((TRAIN, 2, 4)), CHANGES),
+    "removals of fewer outputs": array(STORE, "actual", np.ones((TRAIN, 2, 4)), CHANGE_DIMS),
     "a file in place of a store": lambda folder: replaced(folder / PARTS, Path.touch),
 }
 

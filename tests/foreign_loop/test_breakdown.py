@@ -28,7 +28,7 @@ from ntkexp.records.contributions import Removal
 from ntkexp.removal import between
 from ntkexp.removal.between import Ledger, Pair, TrainingPair
 from ntkexp.removal.retraining import OutputsAt, changes
-from ntkexp.report.explain import known_effects
+from ntkexp.report.known_effects import known_effects
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.loops import EXAMPLES, Body, Loop, Maker, followed, loop
 from tests.foreign_loop.test_effects import loss_of, trained_with

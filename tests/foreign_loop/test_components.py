@@ -16,9 +16,9 @@ import ntkexp
 from ntkexp.foreign_loop.attribution import sums_at_zero
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import By, components_of
-from ntkexp.report.components import tabulate_components
 from ntkexp.report.explain import explain, format_explanation
 from ntkexp.report.page.build import explanation_pictures, point_view
+from ntkexp.report.parts import tabulate_components
 from ntkexp.report.tables import json_rows
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import LOOPS, Body, Maker, followed, loop, momentum, nesterov, plain

@@ -23,7 +23,7 @@ from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain, format_explanation
 from ntkexp.report.page.build import texts_view
-from ntkexp.report.positions import shaded_texts, tabulate_positions
+from ntkexp.report.parts import shaded_texts, tabulate_positions
 from ntkexp.report.tables import json_rows
 from tests.foreign_loop.loops import followed, loop, plain, sgd
 from tests.torture.kind.kills import no_pictures

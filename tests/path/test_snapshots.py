@@ -116,9 +116,9 @@ def test_a_snapshot_at_every_step_is_the_path_of_every_step(case: tuple[str, ...
             assert ours.numel()
             assert (ours - theirs).norm() <= ROUNDING * theirs.norm()
     assert found.error("left") == pytest.approx(every.error("left"), rel=1e-9)
-    for ours, theirs in zip(found.memory.rows, every.memory.rows, strict=True):
+    for rows in zip(found.memory.rows, every.memory.rows, strict=True):
         for column in ("closure", "contribution_mass", "contribution_sum", "kernel_mass"):
-            numbers = [row.get(column) or 0.0 for row in (ours, theirs)]  # none after the last step
+            numbers = [row.get(column) or 0.0 for row in rows]  # none after the last step
             assert numbers[0] == pytest.approx(numbers[1], rel=1e-9, abs=ROUNDING)
 
 

@@ -285,7 +285,7 @@ def test_what_nobody_vouches_for_is_broken(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_measured_until_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.records.folder.SMALL", 10)
+    monkeypatch.setattr("ntkexp.records.folder.MAX_READ_FOR_STATE", 10)
     folder = RunFolder(tmp_path)
     folder.write("large", bytes(11))
     folder.finish(["large"])

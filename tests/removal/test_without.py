@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-import ntkexp.report.explain
+import ntkexp.report.known_effects
 import ntkexp.run.execute
 from ntkexp.cli.explain import influences
 from ntkexp.cli.main import run
@@ -21,9 +21,9 @@ from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import FOLDER, STORE, key, read_leave_out
 from ntkexp.records.kernels import read_predictions
-from ntkexp.report.examples import choose_group
-from ntkexp.report.explain import known_effects
+from ntkexp.report.known_effects import known_effects
 from ntkexp.report.loaded_run import load_run
+from ntkexp.report.removal_group import choose_group
 from ntkexp.report.run import Run
 from ntkexp.run.execute import execute, remove_group
 from tests.run.small import small
@@ -232,7 +232,7 @@ def test_effects_that_predicted_nothing_are_withheld(
 ) -> None:
     real = read_leave_out(effective / STORE)
     turned = replace(real, predicted=-real.predicted)
-    monkeypatch.setattr(ntkexp.report.explain, "read_leave_out", lambda path: turned)
+    monkeypatch.setattr(ntkexp.report.known_effects, "read_leave_out", lambda path: turned)
     _, out, _ = asked(capfd, str(effective), "--split=probe", "--probe=0")
     assert "if left out: withheld; 8 retrainings" in out
     assert "not predictable here" in out

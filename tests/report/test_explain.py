@@ -21,9 +21,9 @@ from ntkexp.records.contributions import ContributionsByRule, write_contribution
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import Result
 from ntkexp.report.comparison import combined
-from ntkexp.report.examples import half, halfway
 from ntkexp.report.explain import explain, format_explanations, worst_points
 from ntkexp.report.loaded_run import load_run
+from ntkexp.report.parts import OutputParts, half, halfway
 from ntkexp.report.plots.examples import save
 from ntkexp.report.run import Run, load_tables, read_run
 from ntkexp.report.sentence import Likeness, format_ladder, ladder_sentence, likeness
@@ -78,7 +78,7 @@ def test_a_constant_kernel_is_dated_by_its_residuals(tmp_path: Path) -> None:
     problem = regression((12, 5, 5), growth=0.0, steps=40, snapshots=tuple(range(41)))
     run = load_run(write_run(tmp_path / "run", problem))
     residuals = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
-    for i, found in enumerate(halfway(run, "secant", 0, 0)):
+    for i, found in enumerate(halfway(OutputParts(run, "secant", 0, 0))):
         gathered = np.concatenate([[0], np.cumsum((residuals[1:, i] + residuals[:-1, i]) / 2)])
         assert found == pytest.approx(np.interp(gathered[-1] / 2, gathered, np.arange(41)) / 40)
 
@@ -87,7 +87,7 @@ def test_snapshots_at_logarithmic_steps_date_nearly_as_well(tmp_path: Path) -> N
     every = load_run(write_run(tmp_path / "every", digits(steps=60, snapshots=tuple(range(61)))))
     few = load_run(write_run(tmp_path / "few", digits(steps=60)))
     # a tenth of the path: what eleven snapshots can tell
-    assert np.nanmax(np.abs(halfway(every, "secant", 50, 0) - halfway(few, "secant", 50, 0))) < 0.1
+    assert np.nanmax(np.abs(np.subtract(*(halfway(OutputParts(run, "secant", 50, 0)) for run in (every, few))))) < 0.1
 
 
 def test_half_of_a_decay_is_its_half_life() -> None:
@@ -166,7 +166,7 @@ def test_what_a_memory_did_is_dated_by_what_the_second_pass_saw(finished: dict[s
     copy = shutil.copytree(finished["two classes"], tmp_path / "remembering")
     (copy / "retraced.csv").write_text("step\n")
     seal(copy)
-    assert np.isnan(halfway(read_run(copy), "secant", 0, 0)).all()
+    assert np.isnan(halfway(OutputParts(read_run(copy), "secant", 0, 0))).all()
     parts = read_run(copy).parts("secant").to_numpy()
     seen = np.linspace(0, 1, parts.size).reshape(parts.shape)
     by_rule = {"secant": ContributionsByRule(parts, half_by=seen)}

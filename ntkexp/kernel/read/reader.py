@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.assemble import NOWHERE, PulledBack, assemble, assemble_uses, pull_back
-from ntkexp.kernel.features.blocks import Copies, Factored, Key, Rows
-from ntkexp.kernel.features.gram import Sizes, alone, sizes
+from ntkexp.kernel.features.blocks import Factored, Key, Rows
+from ntkexp.kernel.features.gram import Sizes, alone
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.checks import Checks, Findings, dense
 from ntkexp.kernel.read.plan import Mixtures
@@ -312,43 +312,3 @@ def kernel_operations(some: Jacobian, probe: int, train: int) -> float:
 def row_operations(block: Factored) -> int:
     """Return the multiplications of an example's gradients."""
     return block.outputs[0].numel() * block.rows
-
-
-JACOBIANS = "Jacobians"
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of one gradient block for the kernel of some points with the training examples."""
-
-    parameters: str
-    way: str
-    uses: int  # for each example
-    bytes: int  # of the Jacobians of both sides and their intermediate results
-    multiplications: int
-
-
-def costs(reader: Reader, tape: Tape, probe: int, train: int) -> list[Cost]:
-    """Return the costs for these numbers of points and training examples like those on the tape."""
-    try:
-        jacobian = reader.assembled(tape)
-        way = "gradients"
-    except NoRule:
-        jacobian = reader.tangent(tape)
-        way = JACOBIANS
-    found = []
-    for block in jacobian.blocks:
-        names = ", ".join(
-            part.name if isinstance(part, View) else part for part in block.key if part is not None
-        )
-        assert not isinstance(block, Copies)
-        if isinstance(block, Factored):
-            size = replace(sizes(block, block), probe=probe, train=train)
-            factors = (probe + train) * size.uses * (size.inputs + size.out * size.features)
-            numbers = (factors + size.numbers) * block.inputs.element_size()
-            found.append(Cost(names, size.way, size.uses, numbers, size.operations))
-        else:
-            _, out, length = block.rows.shape
-            numbers = (probe + train) * out * length * block.rows.element_size()
-            found.append(Cost(names, way, 1, numbers, probe * out * train * out * length))
-    return found

@@ -36,11 +36,9 @@ from ntkexp.report.analysis.tables import Analysis, save
 from ntkexp.report.claims import describe_attempt, outlook, tabulate_claims
 from ntkexp.report.claims import summarise_claims as claims_summary
 from ntkexp.report.comparison import RunGroup, combined, grouped
-from ntkexp.report.components import tabulate_components
 from ntkexp.report.explain import (
     Explanation,
     explain,
-    known_effects,
     tabulate_examples,
     tabulate_pieces,
     worst_points,
@@ -48,6 +46,7 @@ from ntkexp.report.explain import (
 from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.forgetting import forgetting_sentence, forgettings
 from ntkexp.report.inventory import differing, flatten_config
+from ntkexp.report.known_effects import known_effects
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import (
     Material,
@@ -67,11 +66,11 @@ from ntkexp.report.page.picture import (
     show,
     slug,
 )
+from ntkexp.report.parts import ShadedToken, shaded_texts, tabulate_components
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.rendering import Picture
 from ntkexp.report.plots.run_plots import exhibition, strip
 from ntkexp.report.plots.style import house_style
-from ntkexp.report.positions import Shaded, shaded_texts
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_notes, ladder_sentence, main_split, tabulate_ladder
 from ntkexp.report.tables import (
@@ -399,7 +398,7 @@ def components_view(explanation: Explanation, anchor: str) -> PageTable | None:
     return format_html(table, f"components-{anchor}", "Through which components it came")
 
 
-def texts_view(explanation: Explanation) -> list[tuple[str, list[Shaded]]]:
+def texts_view(explanation: Explanation) -> list[tuple[str, list[ShadedToken]]]:
     """Show the training texts that added or took most, shaded by their positions, where they are known."""
     most = [part.example.index for part in explanation.parts[:MOST]]
     return shaded_texts(explanation.positions, most) if explanation.positions else []

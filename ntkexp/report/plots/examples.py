@@ -1,4 +1,7 @@
-"""What was asked of a point, as pictures: the examples that made its output, and what would change without them."""
+"""Pictures of explanations: the examples that made an output, the time at which it changed, leave-out effects.
+
+Images are drawn as images, at whole multiples of their pixels. Other examples are bars.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ from ntkexp.report.explain import Explanation
 from ntkexp.report.leave_out import Agreement
 from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.outputs import one_output
+from ntkexp.report.parts import ComponentPart, strongest_first
 from ntkexp.report.plots.rendering import Picture, write
 from ntkexp.report.plots.style import (
     BLACK,
@@ -49,40 +53,38 @@ from ntkexp.report.plots.style import (
 )
 from ntkexp.text import percent, short
 
-# --- Points beside the training examples that made most of their outputs, as a picture.
-#
-# Images are shown as images, at whole multiples of their pixels; other examples as bars.
+# --- Queries beside the training examples with the largest contributions.
 
 
-TOP = 8  # examples beside a point
-LONGEST = 11  # letters that fit below an image
-ACROSS_A_POINT = 16  # letters that fit below a point, with the margin beside it
-DPI = 200  # pixels are counted at this resolution
-CELL, ROW, HEAD = 108, 196, 112  # pixels: an image, a row with its labels, the title
-POINT, FIRST, ACROSS = (
-    24,
-    180,
-    147,
-)  # pixels: where points and examples begin, and from one example to the next
+TOP = 8  # examples beside a query
+MAX_NAME_LETTERS = 11  # below an image
+MAX_QUERY_LETTERS = 16  # below a query, including the margin
+DPI = 200  # at which the following pixels are counted
+IMAGE_PIXELS = 108
+ROW_PIXELS = 196  # an image with its labels
+TITLE_PIXELS = 112
+QUERY_X = 24
+EXAMPLES_X = 180
+EXAMPLE_SPACING = 147
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A point and the examples that contributed most to its output."""
+    """A query, and the examples with the largest contributions to its output."""
 
     role: str
-    prediction: str  # what the network gives the point
+    prediction: str  # the output in words
     point: Example
     top: tuple[Example, ...]
-    shares: NDArray[np.float64]  # 𝒮 of each
+    shares: NDArray[np.float64]  # 𝒮(x, xᵢ) of each example
 
 
 def draw(rows: list[Explained]) -> Figure:
-    """Draw points and examples as images if they are some, else as bars."""
+    """Draw queries and examples as images if they are images, else as bars."""
     return pictures(rows) if image_pixels(rows[0].point.shown) is not None else bars(rows)
 
 
-def fitting(name: str, longest: int = LONGEST) -> str:
+def fitting(name: str, longest: int = MAX_NAME_LETTERS) -> str:
     """Shorten a name so that it fits below an image.
 
     >>> fitting("boot"), fitting("ankle boot (left)")
@@ -92,28 +94,24 @@ def fitting(name: str, longest: int = LONGEST) -> str:
 
 
 def pictures(rows: list[Explained]) -> Figure:
-    """Draw a row per point: the point, then the examples with their contributions."""
-    figure = Figure(figsize=(WIDE, (HEAD + ROW * len(rows)) / DPI))
-    tall = HEAD + ROW * len(rows)
-    remark(figure, POINT, "point")
+    """Draw a row for each query: its image, then the images of the examples with their contributions."""
+    height = TITLE_PIXELS + ROW_PIXELS * len(rows)
+    figure = Figure(figsize=(WIDE, height / DPI))
+    remark(figure, QUERY_X, "point")
     remark(
         figure,
-        FIRST,
+        EXAMPLES_X,
         "training examples: class, and what they added to the output (blue: raised, orange: lowered)",
     )
     page = pixel_axes(figure)
     for down, row in enumerate(rows):
-        bottom = tall - HEAD - ROW * (down + 1) + ROW - CELL
-        # The point's class, with its phase where that fits, why it was chosen, and what is explained
-        name = row.point.label if len(row.point.label) <= LONGEST else row.point.name
-        label(
-            page,
-            image(page, row.point.shown, POINT, bottom),
-            f"{name}\n{row.role}\n{row.prediction}",
-            BLACK,
-        )
+        bottom = height - TITLE_PIXELS - ROW_PIXELS * (down + 1) + ROW_PIXELS - IMAGE_PIXELS
+        # the class with its phase if that fits, the role of the query, and its output
+        name = row.point.label if len(row.point.label) <= MAX_NAME_LETTERS else row.point.name
+        query_image = image(page, row.point.shown, QUERY_X, bottom)
+        label(page, query_image, f"{name}\n{row.role}\n{row.prediction}", BLACK)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
-            axes_image = image(page, shown.shown, FIRST + ACROSS * k, bottom)
+            axes_image = image(page, shown.shown, EXAMPLES_X + EXAMPLE_SPACING * k, bottom)
             phase = "" if shown.phase is None else f"phase {shown.phase}\n"
             added = f"+{short(value)}" if value >= 0 else minus(value)
             label(page, axes_image, f"{shown.name}\n{phase}{added}", ink(value))
@@ -121,7 +119,7 @@ def pictures(rows: list[Explained]) -> Figure:
 
 
 def pixel_axes(figure: Figure) -> Axes:
-    """Put axes over the whole figure, whose unit is a pixel: axes for every image would take longer than all else."""
+    """Add axes over the whole figure, in pixels. Separate axes for every image would take most of the time."""
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set(
@@ -133,21 +131,24 @@ def pixel_axes(figure: Figure) -> Axes:
 
 
 def remark(figure: Figure, x: int, text: str) -> None:
-    """Say what a column of images is, over it."""
-    wide, tall = figure.get_figwidth() * DPI, figure.get_figheight() * DPI
-    figure.text(x / wide, 1 - (HEAD - 14) / tall, text, fontsize=7, color=GREY)
+    """Write the heading of a column of images."""
+    width = figure.get_figwidth() * DPI
+    height = figure.get_figheight() * DPI
+    figure.text(x / width, 1 - (TITLE_PIXELS - 14) / height, text, fontsize=7, color=GREY)
 
 
 def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
-    """Draw an example on whole pixels, each of its own as a square, in a frame."""
+    """Draw an example in a frame, with each of its pixels as a square of whole pixels."""
     pixels = image_pixels(shown)
     assert pixels is not None
-    times = max(1, CELL // max(pixels.shape[:2]))
-    tall, wide = times * pixels.shape[0], times * pixels.shape[1]
-    low, high = float(pixels.min()), float(pixels.max())
+    scale = max(1, IMAGE_PIXELS // max(pixels.shape[:2]))
+    height = scale * pixels.shape[0]
+    width = scale * pixels.shape[1]
+    low = float(pixels.min())
+    high = float(pixels.max())
     scaled = (pixels - low) / (high - low or 1.0)
-    extent = (x, x + wide, y, y + tall)
-    page.add_patch(Rectangle((x, y), wide, tall, fill=False, edgecolor=GREY, linewidth=0.6))
+    extent = (x, x + width, y, y + height)
+    page.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=GREY, linewidth=0.6))
     return page.imshow(
         scaled, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest", aspect="auto", extent=extent
     )  # fmt: skip
@@ -162,15 +163,12 @@ def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
 
 
 def bars(rows: list[Explained]) -> Figure:
-    """Draw a panel per point, a bar per example, named by its class or target."""
+    """Draw a panel for each query, with a bar for each example, named by its class or target."""
     figure = Figure(figsize=(WIDE, 2.1), layout="constrained")
     for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
-        axes.barh(
-            range(len(row.top)), row.shares, color=[ink(value) for value in row.shares], height=0.7
-        )
-        axes.set_yticks(
-            range(len(row.top)), [f"{shown.label}  #{shown.index}" for shown in row.top]
-        )
+        places = range(len(row.top))
+        axes.barh(places, row.shares, color=[ink(value) for value in row.shares], height=0.7)
+        axes.set_yticks(places, [f"{shown.label}  #{shown.index}" for shown in row.top])
         axes.invert_yaxis()
         axes.axvline(0, color=BLACK, linewidth=0.6)
         axes.tick_params(axis="y", length=0)
@@ -183,34 +181,33 @@ def bars(rows: list[Explained]) -> Figure:
 
 
 def ink(value: float) -> str:
-    """Choose blue for what raises the output, and vermilion for what lowers it."""
+    """Return blue for a part that raises the output, and vermilion for one that lowers it."""
     return BLUE if value >= 0 else VERMILION
 
 
 def spell_prediction(output: str, value: float) -> str:
-    """Say what the network gives a point, in words that fit below it.
+    """Say the output at a query in words that fit below it.
 
     >>> spell_prediction("f for boot", -0.5), spell_prediction("f for ankle boot", 0.125)
     ('f for boot: −0.5', 'f for a…: 0.125')
     """
-    whole, number = f"{output}: {minus(value)}", minus(value)
-    return (
-        whole
-        if len(whole) <= ACROSS_A_POINT
-        else f"{fitting(output, ACROSS_A_POINT - 3 - len(number))}: {number}"
-    )
+    number = minus(value)
+    line = f"{output}: {number}"
+    if len(line) <= MAX_QUERY_LETTERS:
+        return line
+    return f"{fitting(output, MAX_QUERY_LETTERS - 3 - len(number))}: {number}"
 
 
 def minus(value: float) -> str:
-    """Spell a number with the sign that the axes use."""
+    """Spell a number with the minus sign of the axes."""
     return short(value).replace("-", "−")
 
 
-# --- Explanations as a picture: each point, and beside it the examples that made most of its prediction.
+# --- Explanations as a picture file.
 
 
 def save(explanations: Sequence[Explanation], path: Path) -> None:
-    """Write the picture as a file, SVG or PNG by its name."""
+    """Write the picture as an SVG or PNG file, by the suffix of the path."""
     rows = [row(explanation) for explanation in explanations]
     with house_style():
         figure = draw(rows)
@@ -219,7 +216,7 @@ def save(explanations: Sequence[Explanation], path: Path) -> None:
 
 
 def row(explanation: Explanation) -> Explained:
-    """Put a point in the terms of the picture that a run draws of itself."""
+    """Return the row of the picture for an explanation."""
     top = explanation.parts[:TOP]
     return Explained(
         role=f"{explanation.split} {explanation.number}",
@@ -231,91 +228,83 @@ def row(explanation: Explanation) -> Explained:
 
 
 def labelled(example: Example) -> Example:
-    """Give an example a name that fits below it."""
+    """Return the example with a name that fits below its image."""
     return replace(example, name=fitting(example.text or example.name))
 
 
 def answer(explanations: Sequence[Explanation]) -> str:
-    masses = [explanation.mass for explanation in explanations]
-    largest = [
+    mass = sum(explanation.mass for explanation in explanations)
+    shown = sum(
         sum(abs(part.added) for part in explanation.parts[:TOP]) for explanation in explanations
-    ]
-    share = percent(sum(largest) / sum(masses)) if sum(masses) else "0 %"
-    where = (
-        f"these {len(explanations)} points, taken together"
-        if len(explanations) > 1
-        else "this point"
     )
+    share = percent(shown / mass) if mass else "0 %"
+    where = "this point"
+    if len(explanations) > 1:
+        where = f"these {len(explanations)} points, taken together"
     return f"The examples shown make {share} of the contributions to {where}"
 
 
-# --- What was asked of a point, as pictures: what examples added beside what would change without them, when it came,
-# how a removal splits, and whether predicted changes came true.
+# --- The pictures of one query on a page.
 
 
-BARS = 12  # examples that have bars
-LINES = (BLUE, VERMILION, GREEN, ORANGE, PURPLE)  # of components that have lines
-ACROSS_A_LINE = 24  # letters of their names
+MAX_BARS = 12
+LINES = (BLUE, VERMILION, GREEN, ORANGE, PURPLE)  # colours of components with a line
+MAX_LABEL_LETTERS = 24  # of a component's name beside a line or bar
 Array = NDArray[np.float64]
 
 
 def picture_beside(explanation: Explanation) -> Picture:
-    """Draw what each of the first examples added, and by how much the output would change without it, if known."""
-    parts = explanation.parts[:BARS]
-    tells = any(part.left_out is not None for part in parts)
+    """Draw the contributions of the strongest examples, beside their leave-out effects if these are known."""
+    parts = explanation.parts[:MAX_BARS]
     shown = [replace(part.example, name=fitting(part.example.name)) for part in parts]
-    names = [each.label if each.text else f"#{each.index} {each.label}" for each in shown]
-    table = pd.DataFrame({
-        "example": names,
-        "added": [part.added for part in parts],
-        **({"if_left_out": [part.left_out for part in parts]} if tells else {}),
-    })  # fmt: skip
+    names = [part.label if part.text else f"#{part.index} {part.label}" for part in shown]
+    columns: dict[str, list[Any]] = {"example": names, "added": [part.added for part in parts]}
+    has_effects = any(part.left_out is not None for part in parts)
+    if has_effects:
+        columns["if_left_out"] = [part.left_out for part in parts]
+    table = pd.DataFrame(columns)
+    title = f"What made {explanation.split} {explanation.number}"
     with house_style():
-        figure = Figure(
-            figsize=(WIDE if tells else NARROW, 0.8 + 0.17 * len(parts)), layout="constrained"
-        )
-        panels = np.atleast_1d(figure.subplots(1, 1 + tells, sharey=True))
-        named_bars(
-            panels[0],
-            names,
-            table["added"].to_numpy(dtype=float),
-            "added on the way, in this training",
-        )
-        if tells:
+        size = (WIDE if has_effects else NARROW, bars_height(len(parts)))
+        figure = Figure(figsize=size, layout="constrained")
+        panels = np.atleast_1d(figure.subplots(1, 1 + has_effects, sharey=True))
+        added = table["added"].to_numpy(dtype=float)
+        named_bars(panels[0], names, added, "added on the way, in this training")
+        if has_effects:
             changes = table["if_left_out"].to_numpy(dtype=float)
             named_bars(panels[1], names, changes, "change of the output, if left out")
-        heading(
-            figure,
-            f"What made {explanation.split} {explanation.number}"
-            + ", and what would change it" * tells,
-        )
+            title += ", and what would change it"
+        heading(figure, title)
     return Picture("beside", figure, table)
 
 
 def shares(entry: LedgerEntry) -> Picture:
-    """Draw how the change that a removal made splits over the examples that were left out, and the change itself."""
-    order = np.argsort(-np.abs(entry.shares), kind="stable")[:BARS].tolist()
+    """Draw the shares of the examples that were left out, and the change of the output."""
+    order = strongest_first(entry.shares)[:MAX_BARS]
     names = [*(fitting(entry.names[k]) for k in order), "all of them"]
     values = np.array([*(float(entry.shares[k]) for k in order), entry.actual])
+    title = f"What leaving them out changed: {short(entry.actual)}"
     with house_style():
-        figure = Figure(figsize=(NARROW, 0.8 + 0.17 * len(names)), layout="constrained")
+        figure = Figure(figsize=(NARROW, bars_height(len(names))), layout="constrained")
         axes = figure.subplots()
         named_bars(axes, names, values, "share of the change")
         if entry.predicted is not None:
             axes.plot([entry.predicted], [len(names) - 1], "|", color=BLACK, markersize=10)
-        marked = "; the mark: as predicted" if entry.predicted is not None else ""
-        heading(figure, f"What leaving them out changed: {short(entry.actual)}{marked}")
+            title += "; the mark: as predicted"
+        heading(figure, title)
     return Picture("shares", figure, pd.DataFrame({"left_out": names, "share": values}))
 
 
 def through(explanation: Explanation) -> Picture:
-    """Draw what came through each component, in the order of the network; of many, through those that moved it most."""
-    most = sorted(explanation.components, key=lambda part: -abs(part.together))[:BARS]
-    chosen = [part for part in explanation.components if part in most]
-    values = np.array([part.together for part in chosen])
-    shown = [part.name for part in chosen]
+    """Draw the part of each component, in the order of the network. Of many components, draw the strongest."""
+    strongest = strongest_components(explanation)[:MAX_BARS]
+    drawn = [part for part in explanation.components if part in strongest]
+    values = np.array([part.together for part in drawn])
     figure = bar_figure(
-        shown, values, "examples and decay did", "Through which components the output moved"
+        [part.name for part in drawn],
+        values,
+        "examples and decay did",
+        "Through which components the output moved",
     )
     names = [part.name for part in explanation.components]
     table = {"component": names, "in_all": [part.together for part in explanation.components]}
@@ -323,36 +312,37 @@ def through(explanation: Explanation) -> Picture:
 
 
 def through_by_step(explanation: Explanation) -> Picture:
-    """Draw when it came through the components that moved the output most, and through all others, from the first step
-    on; what came late through one shows what it learned late.
-    """
-    ordered = sorted(explanation.components, key=lambda part: -abs(part.together))
+    """Draw the parts of the strongest components and of all others over the steps, added up from the first step."""
+    ordered = strongest_components(explanation)
     lines = {part.name: part.movement.by_step for part in ordered[: len(LINES)]}
-    if rest := ordered[len(LINES) :]:
-        lines["all others"] = np.sum([part.movement.by_step for part in rest], axis=0)
+    others = ordered[len(LINES) :]
+    if others:
+        lines["all others"] = np.sum([part.movement.by_step for part in others], axis=0)
     last = ordered[0].movement.last_step + 1
+    colors = dict(zip(lines, LINES, strict=False)) | {"all others": GREY}
     with house_style():
         figure = Figure(figsize=(NARROW, 2.2), layout="constrained")
         axes = figure.subplots()
-        inks = dict(zip(lines, LINES, strict=False)) | {"all others": GREY}
         for name, by_step in lines.items():
-            axes.plot([0, *last], [0.0, *np.cumsum(by_step)], color=inks[name])
+            axes.plot([0, *last], [0.0, *np.cumsum(by_step)], color=colors[name])
         axes.axhline(0, color=GREY, linewidth=0.5)
         axes.set(xlabel="step", ylabel="came so far", xlim=(0, last[-1]))
         ends = [
-            End(fitting(name, ACROSS_A_LINE), float(each.sum()), inks[name])
-            for name, each in lines.items()
+            End(fitting(name, MAX_LABEL_LETTERS), float(by_step.sum()), colors[name])
+            for name, by_step in lines.items()
         ]
         name_ends(axes, ends)
         heading(figure, "When it came through them")
-    table = pd.DataFrame(
-        {"step": last, **{name: np.cumsum(by_step) for name, by_step in lines.items()}}
-    )
-    return Picture("components-when", figure, table)
+    so_far = {name: np.cumsum(by_step) for name, by_step in lines.items()}
+    return Picture("components-when", figure, pd.DataFrame({"step": last, **so_far}))
+
+
+def strongest_components(explanation: Explanation) -> list[ComponentPart]:
+    return sorted(explanation.components, key=lambda part: -abs(part.together))
 
 
 def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None) -> Picture:
-    """Draw what came of each step, or of each stretch up to its last step, added up from the first."""
+    """Draw the change in each step, or in each stretch up to its last step, added up from the first step."""
     last = np.arange(len(by_step)) if last_step is None else last_step
     table = pd.DataFrame({"step": last + 1, "so_far": np.cumsum(by_step)})
     with house_style():
@@ -366,30 +356,32 @@ def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None)
 
 
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
-    """Draw predicted over actual changes: a dot for each removal, point and output whose effect is known."""
+    """Draw predicted over actual changes: a dot for each removal, query and output with a known effect."""
     rows = [
-        (k, removal.influential, len(removal.examples), name, came)
+        (k, removal.influential, len(removal.examples), predicted, actual)
         for k, removal in enumerate(retrained.removals)
-        for name, came in zip(
+        for predicted, actual in zip(
             retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True
         )
-        if np.isfinite(name)
+        if np.isfinite(predicted)
     ]
-    table = pd.DataFrame(
-        rows, columns=["removal", "influential", "left_out", "predicted", "actual"]
-    )
+    columns = ["removal", "influential", "left_out", "predicted", "actual"]
+    table = pd.DataFrame(rows, columns=columns)
+    is_influential = table["influential"].astype(bool)
+    others = "random examples" if is_influential.any() else "each example by itself"
     with house_style():
         figure = Figure(figsize=(NARROW, NARROW), layout="constrained")
         axes = figure.subplots()
         axes.axline((0, 0), slope=1, color=BLACK, linewidth=0.5)
-        most = table["influential"].astype(bool)
-        others = "random examples" if most.any() else "each example by itself"
-        for influential, ink, name in ((False, GREY, others), (True, BLUE, "the most influential")):
-            chosen = table[most == influential]
-            if chosen.empty:
+        for influential, color, name in (
+            (False, GREY, others),
+            (True, BLUE, "the most influential"),
+        ):
+            dots = table[is_influential == influential]
+            if dots.empty:
                 continue
             axes.plot(
-                chosen["actual"], chosen["predicted"], "o", color=ink, alpha=0.6, markeredgewidth=0, label=name,
+                dots["actual"], dots["predicted"], "o", color=color, alpha=0.6, markeredgewidth=0, label=name,
                 rasterized=len(table) > 1000,
             )  # fmt: skip
         axes.set(
@@ -401,85 +393,89 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
     return Picture("checked", figure, table)
 
 
+def bars_height(bars: int) -> float:
+    """Return the height of a figure of bars in inches."""
+    return 0.8 + 0.17 * bars
+
+
 def bar_figure(names: Sequence[str], values: Array, label: str, title: str) -> Figure:
     """Draw a bar for each name, in one panel."""
     with house_style():
-        figure = Figure(figsize=(NARROW, 0.8 + 0.17 * len(names)), layout="constrained")
+        figure = Figure(figsize=(NARROW, bars_height(len(names))), layout="constrained")
         named_bars(figure.subplots(), names, values, label)
         heading(figure, title)
     return figure
 
 
 def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
-    """Draw bars downwards: blue raises the output, orange lowers it."""
-    axes.barh(
-        range(len(values)), values, color=[BLUE if value >= 0 else VERMILION for value in values]
-    )
+    """Draw bars downwards."""
+    axes.barh(range(len(values)), values, color=[ink(value) for value in values])
     axes.set_yticks(range(len(values)), list(names))
     axes.set_ylim(len(values) - 0.5, -0.5)
     axes.axvline(0, color=BLACK, linewidth=0.5)
     axes.set_xlabel(label)
 
 
-# --- The same of what `attribute` and `load_run(…).contributions` give, as matplotlib axes.
+# --- Pictures of the data set that `attribute` and `load_run(…).contributions` return.
 
 
 @dataclass(frozen=True)
 class AttributionPlots:
-    """Pictures of one point, each as the axes that it is drawn on; `axes.figure` is what `savefig` writes.
+    """Pictures of one query, each as the matplotlib axes on which it is drawn.
 
-    `probe` is the place of the point, and `out` names an output, if there are several. What is not here is what
-    xarray's own `plot` has.
+    `probe` is the index of the query, and `out` names an output, if there are several. All other attributes are those
+    of xarray's `plot`.
     """
 
-    found: xr.Dataset
+    arrays: xr.Dataset
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(xr.Dataset(self.found.data_vars, self.found.coords).plot, name)
+        return getattr(xr.Dataset(self.arrays.data_vars, self.arrays.coords).plot, name)
 
     def contributions(
-        self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None, top: int = BARS
+        self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None, top: int = MAX_BARS
     ) -> Axes:
-        """Draw the examples that added most to an output, or took most from it."""
+        """Draw the examples with the largest contributions."""
         parts = self.array(CONTRIBUTION, probe, out)
-        order = np.argsort(-np.abs(parts.to_numpy()), kind="stable")[:top]
-        names = [fitting(str(name), ACROSS_A_LINE) for name in parts["example"].to_numpy()[order]]
-        title = f"What made {self.name_of(probe)}"
-        return bar_figure(names, parts.to_numpy()[order], "added on the way", title).axes[0]
+        order = strongest_first(parts.to_numpy())[:top]
+        names = [fitting(str(name), MAX_LABEL_LETTERS) for name in parts["example"].to_numpy()]
+        return bar_figure(
+            [names[k] for k in order],
+            parts.to_numpy()[order],
+            "added on the way",
+            f"What made {self.name_of(probe)}",
+        ).axes[0]
 
     def components(self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
-        """Draw what came through each component, examples and decay together; it takes `by=`."""
+        """Draw the part of each component, with decay. Needs `attribute(by=…)`."""
         parts = self.array(BY_COMPONENT, probe, out).sum("example")
-        if DECAY_BY_COMPONENT in self.found:
+        if DECAY_BY_COMPONENT in self.arrays:
             parts = parts + self.array(DECAY_BY_COMPONENT, probe, out)
-        names = [fitting(str(name), ACROSS_A_LINE) for name in parts[COMPONENT].to_numpy()]
+        names = [fitting(str(name), MAX_LABEL_LETTERS) for name in parts[COMPONENT].to_numpy()]
         title = f"Through which components {self.name_of(probe)} moved"
         return bar_figure(names, parts.to_numpy(), "examples and decay did", title).axes[0]
 
     def timeline(self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
-        """Draw when it came, added up from the first step on."""
+        """Draw the change of the output over the steps, added up from the first step."""
         by_step = self.array(BY_STEP, probe, out)
         last = by_step[LAST_STEP].to_numpy() if LAST_STEP in by_step.coords else None
         return when(by_step.to_numpy(), f"When {self.name_of(probe)} came", last).figure.axes[0]
 
     def array(self, name: str, probe: int | np.integer[Any], out: str | int | None) -> xr.DataArray:
-        """An array at one point and output."""
-        if name not in self.found:
+        """Return an array at one query and output."""
+        if name not in self.arrays:
             advice = "; attribute with by=" if "component" in name else ""
             raise WrongArgument(f"there is no '{name}' here to draw{advice}", "plot")
-        points = self.found.sizes["probe"]
-        if (
-            isinstance(probe, bool)
-            or not isinstance(probe, int | np.integer)
-            or not -points <= probe < points
-        ):
+        points = self.arrays.sizes["probe"]
+        is_index = isinstance(probe, int | np.integer) and not isinstance(probe, bool)
+        if not is_index or not -points <= probe < points:
             raise WrongArgument(
                 f"probe={probe!r}: it takes a number below {points}, the place of a point", "probe"
             )
-        parts = one_output(self.found[name], out).isel(probe=probe)
+        parts = one_output(self.arrays[name], out).isel(probe=probe)
         if not bool(np.isfinite(parts).all()):
             raise WrongArgument(f"probe={probe}: this point was not attributed", "probe")
         return parts
 
     def name_of(self, probe: int | np.integer[Any]) -> str:
-        return f"point {self.found['probe'].to_numpy()[probe]}"
+        return f"point {self.arrays['probe'].to_numpy()[probe]}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from ntkexp.records.sweep import MARGIN, Expected
+from ntkexp.records.sweep import DEFAULT_MARGIN, Expected
 from ntkexp.text import MISSING, aligned, percent
 from tests.report.analysis.trials import DESIGNS, SWEEPS, Design, Laws, laws
 
 HEADER = ("design", "seeds", "held", "bends", "agrees", "differs", "−1 agrees with −½", "agrees (true)", "bends (true)")
-EDGE, FAR = Expected(MARGIN), Expected(0.5)
+EDGE, FAR = Expected(DEFAULT_MARGIN), Expected(0.5)
 
 
 def rates(found: Laws) -> list[str]:

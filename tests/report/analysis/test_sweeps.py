@@ -13,7 +13,7 @@ import pytest
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, read_sealed, sealed_text
-from ntkexp.records.sweep import MARGIN, Expected, read_sweep
+from ntkexp.records.sweep import DEFAULT_MARGIN, Expected, read_sweep
 from ntkexp.report.analysis.estimate import compare as compare_estimates
 from ntkexp.report.analysis.estimate import mean_of
 from ntkexp.report.analysis.power_law import power_law
@@ -200,7 +200,7 @@ def test_a_straight_law_is_seldom_called_curved(name: str, seeds: int) -> None:
 @pytest.mark.parametrize("bound", [None, "upper"])
 def test_verdicts_are_seldom_false(name: str, seeds: int, bound: None) -> None:
     """At the edge of the margin either verdict is false, and nowhere more often; however much chance there is."""
-    found, edge = tried(name, seeds), Expected(-MARGIN, bound=bound)
+    found, edge = tried(name, seeds), Expected(-DEFAULT_MARGIN, bound=bound)
     much, little = found.words(edge), found.words(edge, 0.01)
     assert max(much["agrees"], much["larger"], little["agrees"], little["larger"]) <= 0.05
     assert little["undecided"] >= 0.9
@@ -241,7 +241,7 @@ def test_as_many_more_seeds_as_are_said_decide(value: float) -> None:
 
 
 def test_what_hardly_any_number_of_seeds_decides_has_none() -> None:
-    (edge,) = estimates(MARGIN + np.array([[-1.0], [1.0], [0.001]]))
+    (edge,) = estimates(DEFAULT_MARGIN + np.array([[-1.0], [1.0], [0.001]]))
     assert compare_estimates(edge, Expected(0.0)).more is None
 
 

@@ -25,7 +25,7 @@ from ntkexp.records.contributions import LeaveOut, LeftOut
 from ntkexp.records.results import Seconds, write_timings
 from ntkexp.records.sweep import read_sweep, write_sweep
 from ntkexp.report.claims import holm_rejections, outlook, summarise_claims
-from ntkexp.report.comparison import CHOICES, LONGEST, grouped
+from ntkexp.report.comparison import GROUPING_KEYS, MAX_SETTINGS_LETTERS, grouped
 from ntkexp.report.explain import worst_points
 from ntkexp.report.inventory import flatten_config
 from ntkexp.report.leave_out import agreement_of
@@ -111,9 +111,9 @@ def test_every_run_is_in_one_group_with_its_errors(outputs: Path) -> None:
     groups = grouped(runs)
     assert sorted(run.path for group in groups for run in group.runs) == sorted(run.path for run in runs)
     for group in groups:
-        parts = {tuple(flatten_config(run.config).get(key) for key in CHOICES) for run in group.runs}
+        parts = {tuple(flatten_config(run.config).get(key) for key in GROUPING_KEYS) for run in group.runs}
         assert len(parts) == 1 or len(parts) == len(group.runs)
-        assert group.table["run"].str.len().max() <= LONGEST
+        assert group.table["run"].str.len().max() <= MAX_SETTINGS_LETTERS
         for one, (_, row) in zip(group.runs, group.table.iterrows(), strict=True):
             here = [each for each in one.ladder if each.split == main_split(one.ladder)]
             errors = {each.machine: each.relative_error for each in here if each.relative_error is not None}

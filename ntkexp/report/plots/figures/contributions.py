@@ -1,6 +1,7 @@
-"""Which training examples made a prediction? The largest |𝒮(x, xᵢ)| for the surest, a typical and the least sure point.
+"""The training examples that made three predictions: the largest |𝒮(x, xᵢ)| for the surest, a typical and the least
+sure query.
 
-With several outputs, the contributions to the one that the network gives the point.
+With several outputs, the largest output at the query is explained.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import explained_rule
 from ntkexp.records.data import OUT_NAME
 from ntkexp.report.examples import Example, example, output_name, phase_of
-from ntkexp.report.explain import largest_explained, read_at, where_read
+from ntkexp.report.parts import (
+    attributed,
+    attributed_in_blocks,
+    largest_attributed,
+    strongest_first,
+)
 from ntkexp.report.plots import examples
 from ntkexp.report.plots.examples import TOP, Explained, fitting, spell_prediction
 from ntkexp.report.plots.style import heading
@@ -27,18 +33,18 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-class Read(NamedTuple):
-    """What is known of the points of a split."""
+class SplitParts(NamedTuple):
+    """The contributions to the queries of a split, by the best rule."""
 
     rule: str
     split: str
-    known: NDArray[np.int64]
-    parts: xr.DataArray  # too many to be read at once, perhaps
+    known: NDArray[np.int64]  # the attributed queries
+    parts: xr.DataArray  # [probe, out, example], which may exceed the memory
     outputs: NDArray[np.float64]
 
 
-def read(run: Run) -> Read | None:
-    """Read the contributions to the points that the run is judged by, if there are any."""
+def read(run: Run) -> SplitParts | None:
+    """Read the contributions to the split by which the run is judged; None if there are none."""
     rule = explained_rule(run.rules)
     split = next(
         (s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])),
@@ -48,88 +54,100 @@ def read(run: Run) -> Read | None:
         return None
     parts = run.parts(rule).isel(probe=run.points[split])
     outputs = run.predictions.sel(machine="f_T").isel(probe=run.points[split]).to_numpy()
-    known = np.flatnonzero(where_read(parts).any(axis=1))  # with some optimizers a few points alone
+    known = np.flatnonzero(attributed_in_blocks(parts).any(axis=1))
     if not known.size or not np.isfinite(outputs).all() or not parts.size:
         return None
-    return Read(rule, split, known, parts, outputs)
+    return SplitParts(rule, split, known, parts, outputs)
 
 
 def draw(run: Run) -> Figure | None:
-    found = read(run)
-    if found is None:
+    read_parts = read(run)
+    if read_parts is None:
         return None
-    figure = examples.draw(explain(run, found))
-    heading(figure, answer(found.parts.isel(probe=found.known), run.parts(found.rule).attrs))
+    figure = examples.draw(explain(run, read_parts))
+    attributes = run.parts(read_parts.rule).attrs
+    heading(figure, answer(read_parts.parts.isel(probe=read_parts.known), attributes))
     return figure
 
 
 def table(run: Run) -> pd.DataFrame:
-    found = read(run)
-    rows = explain(run, found) if found else []
-    lines = [
+    read_parts = read(run)
+    explained = explain(run, read_parts) if read_parts else []
+    rows = [
         (row.role, row.point.index, row.point.name, shown.index, shown.name, value)
-        for row in rows
+        for row in explained
         for shown, value in zip(row.top, row.shares.tolist(), strict=True)
     ]
-    return pd.DataFrame(
-        lines, columns=["point", "index", "target", "example", "its_target", "contribution"]
-    )
+    columns = ["point", "index", "target", "example", "its_target", "contribution"]
+    return pd.DataFrame(rows, columns=columns)
 
 
-def explain(run: Run, read: Read) -> list[Explained]:
-    """Explain three of the points that are known, chosen by how far their largest output is from zero or from the next
-    one; or by a measure, where that is explained.
+def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
+    """Explain the surest, a typical and the least sure query, by the margin of the largest output.
+
+    Of a measure or of values, explain the queries with the largest, the median and the smallest output.
     """
-    split, known, outputs = read.split, read.known, read.outputs
-    sure = (
-        np.abs(outputs[:, 0])
-        if outputs.shape[1] == 1
-        else np.diff(np.sort(outputs, axis=1)[:, -2:])[:, 0]
-    )
-    if measured := OUT_NAME in run.data and outputs.shape[1] == 1:
-        sure = outputs[:, 0]
-    order = known[np.argsort(sure[known], kind="stable")]
-    by_class = len(run.data["classes"]) > 0 and not measured
-    roles = ("surest", "typical", "least sure") if by_class else ("largest", "typical", "smallest")
+    split = read_parts.split
+    outputs = read_parts.outputs
+    is_measure = OUT_NAME in run.data and outputs.shape[1] == 1
+    if is_measure:
+        sureness = outputs[:, 0]
+    elif outputs.shape[1] == 1:
+        sureness = np.abs(outputs[:, 0])
+    else:
+        sureness = np.diff(np.sort(outputs, axis=1)[:, -2:])[:, 0]
+    known = read_parts.known
+    order = known[np.argsort(sureness[known], kind="stable")]
+    roles = ("largest", "typical", "smallest")
+    if len(run.data["classes"]) > 0 and not is_measure:
+        roles = ("surest", "typical", "least sure")
+
     explanations = []
     for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
-        of_all = read.parts.isel(probe=k).to_numpy()
-        column = largest_explained(outputs[k, list(run.outs)], of_all)
-        chosen, here = run.outs[column], of_all[column]
-        top = np.argsort(-np.abs(here), kind="stable")[:TOP]
-        most = tuple(labelled(run, "train", i) for i in top.tolist())
-        output = output_name(run, chosen, outputs.shape[1], phase_of(run, split, k))
-        prediction = spell_prediction(output, float(outputs[k, chosen]))
-        explanations.append(Explained(role, prediction, labelled(run, split, k), most, here[top]))
+        by_output = read_parts.parts.isel(probe=k).to_numpy()
+        column = largest_attributed(outputs[k, list(run.outs)], by_output)
+        contributions = by_output[column]
+        top = strongest_first(contributions)[:TOP]
+        out = run.outs[column]
+        output = output_name(run, out, outputs.shape[1], phase_of(run, split, k))
+        explained = Explained(
+            role=role,
+            prediction=spell_prediction(output, float(outputs[k, out])),
+            point=labelled(run, split, k),
+            top=tuple(labelled(run, "train", i) for i in top),
+            shares=contributions[top],
+        )
+        explanations.append(explained)
     return explanations
 
 
 def labelled(run: Run, split: str, k: int) -> Example:
-    """Put one example under a name that fits: its class, or its values with the sign that the axes use."""
-    found = example(run, split, k)
-    return replace(
-        found,
-        name=fitting(found.name if len(run.data["classes"]) else found.name.replace("-", "−")),
-    )
+    """Return an example with a name that fits below its picture, with the minus sign of the axes."""
+    shown = example(run, split, k)
+    name = shown.name if len(run.data["classes"]) else shown.name.replace("-", "−")
+    return replace(shown, name=fitting(name))
 
 
-def answer(parts: xr.DataArray, facts: dict[str, Any]) -> str:
-    """Write the title: how concentrated the contributions are, and how well their parts are known."""
-    top, total, most = min(10, parts.shape[-1]), 0.0, 0.0
+def answer(parts: xr.DataArray, attributes: dict[str, Any]) -> str:
+    """Return the title: the share of the largest contributions, and the accuracy of the parts."""
+    top = min(10, parts.shape[-1])
+    total = 0.0
+    largest = 0.0
     for block in blocks(parts):
         rows = np.abs(block).reshape(-1, block.shape[-1])
-        sizes = np.partition(rows[read_at(rows)], -top, axis=1)
-        total, most = total + sizes.sum(), most + sizes[:, -top:].sum()
-    part = percent(most / total) if total > 0 else "0 %"
+        sizes = np.partition(rows[attributed(rows)], -top, axis=1)
+        total += sizes.sum()
+        largest += sizes[:, -top:].sum()
+    share = percent(largest / total) if total > 0 else "0 %"
     where = f"each of {len(parts)} points" if len(parts) > 1 else "a point"
-    error, cancellation = facts.get("error_bar"), facts.get("cancellation")
-    trust = (
-        [f"each is known to {percent(error)}"] if error is not None and np.isfinite(error) else []
+    accuracy = []
+    error = attributes.get("error_bar")
+    if error is not None and np.isfinite(error):
+        accuracy.append(f"each is known to {percent(error)}")
+    cancellation = attributes.get("cancellation")
+    if cancellation is not None and np.isfinite(cancellation):
+        accuracy.append(f"they cancel {short(cancellation)}-fold")
+    title = (
+        f"The top {top} of {parts.shape[-1]} examples for {where} make {share} of its contributions"
     )
-    trust += (
-        [f"they cancel {short(cancellation)}-fold"]
-        if cancellation is not None and np.isfinite(cancellation)
-        else []
-    )
-    trusted = f"; {', and '.join(trust)}" if trust else ""
-    return f"The top {top} of {parts.shape[-1]} examples for {where} make {part} of its contributions{trusted}"
+    return "; ".join([title, *([", and ".join(accuracy)] if accuracy else [])])

@@ -1,0 +1,89 @@
+"""The leave-out effects of a run: predicted by its sweep, or measured by training without each example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntkexp.records.contributions import (
+    EFFECT,
+    RETRAINED,
+    STORE,
+    LeaveOut,
+    read_leave_out,
+    refuse_odd_leave_out,
+)
+from ntkexp.report.leave_out import Agreement, agreement_of
+from ntkexp.report.run import Run
+
+Array: TypeAlias = NDArray[np.float64]
+
+
+def effects_of_run(run: Run) -> Array | None:
+    """Return the effect of each example on each attributed output, [probe, out, example]."""
+    if EFFECT not in run.contributions:
+        return None
+    return np.asarray(run.contributions[EFFECT].to_numpy(), dtype=float)
+
+
+@dataclass(frozen=True, eq=False)
+class KnownEffects:
+    """The effects of a run, and their agreement with trainings that left examples out."""
+
+    predicted: Array  # [probe, out, example]
+    outs: tuple[int, ...]  # labels of the axis `out`
+    check: LeaveOut | None
+    agreement: Agreement | None
+    is_actual: bool = False  # whether `predicted` was measured by training without each example
+
+    def at(self, query: int, out: int) -> tuple[Array, bool] | None:
+        """Return the effects on one output, and whether trainings measured them. None if they are unknown."""
+        column = self.outs.index(out)
+        if self.check is not None and query in self.check.probe:
+            actual = self.check.alone(self.predicted.shape[2])
+            if actual is not None:
+                return actual[self.check.probe.index(query), column], True
+        effects = self.predicted[query, column]
+        return (effects, self.is_actual) if np.isfinite(effects).all() else None
+
+    def credible_at(self, query: int, out: int) -> tuple[Array | None, bool, str]:
+        """Return the effects on one output, whether trainings measured them, and the reason to withhold them.
+
+        Predicted effects are withheld if the run's own trainings without examples contradict them.
+        """
+        known = self.at(query, out)
+        if known is None:
+            return None, False, ""
+        effects, is_actual = known
+        if not is_actual and self.agreement is not None and not self.agreement.believed:
+            return None, False, self.agreement.sentence
+        return effects, is_actual, ""
+
+
+def known_effects(run: Run) -> KnownEffects | None:
+    """Read the effects of a run and the trainings that check them."""
+    predicted = effects_of_run(run)
+    if predicted is None:
+        return None
+    facts = run.contributions[EFFECT].attrs
+    is_actual = facts.get("kind") == RETRAINED
+    if not (run.path / STORE).exists():
+        return KnownEffects(predicted, run.outs, None, None, is_actual)
+    path = run.sealed(STORE)
+    refuse_odd_leave_out(path, run.axes.lengths, len(run.outs))
+    check = read_leave_out(path)
+    growth = 1.0 if is_actual else float(facts.get("growth") or inf)  # JSON has no infinity
+    return KnownEffects(predicted, run.outs, check, agreement_of(check, growth), is_actual)
+
+
+def influence(parts: Array) -> Array:
+    """Return the size of each example's effects on all outputs, [example], given [probe, out, example].
+
+    >>> influence(np.array([[[3.0, 0.0], [4.0, np.nan]]]))
+    array([5., 0.])
+    """
+    return np.asarray(np.sqrt(np.nansum(np.square(parts), axis=(0, 1))))

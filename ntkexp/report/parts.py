@@ -1,0 +1,360 @@
+"""The stored parts of one output at one query: by example, step, component and position of a text.
+
+    f_T − f_0 = Σᵢ 𝒮(x, xᵢ) + decay + … = Σ over steps = Σ over components       𝒮(x, xᵢ) = Σ over positions of xᵢ
+
+`OutputParts` reads every one of these arrays. Explanations, tables and pictures are made of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntkexp.records.contributions import (
+    BY_COMPONENT,
+    BY_COMPONENT_STEP,
+    BY_POSITION,
+    BY_STEP,
+    COMPONENT,
+    DECAY_BY_COMPONENT,
+    HALF_BY,
+    LAST_STEP,
+)
+from ntkexp.records.results import RETRACED
+from ntkexp.report.examples import example
+from ntkexp.report.run import Run, blocks
+from ntkexp.report.tables import Column, Table, format_signed, signed_column, text_column
+from ntkexp.text import MISSING, percent, printable
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Array: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class OutputParts:
+    """The arrays of `records.contributions` at one output of one query, by one rule."""
+
+    run: Run
+    rule: str
+    query: int  # index along the axis `probe`
+    out: int  # label along the axis `out`
+
+    def read(self, kind: str) -> Array | None:
+        """Return the array of a kind without its axes `probe` and `out`; None if the run lacks it."""
+        stored = self.run.by_rule(kind, self.rule)
+        if stored is None:
+            return None
+        return np.asarray(stored.isel(probe=self.query).sel(out=self.out).to_numpy(), dtype=float)
+
+    def total(self, kind: str) -> float:
+        """Return a part that belongs to no example, such as `decay`; 0 if the run lacks it."""
+        part = self.read(kind)
+        return 0.0 if part is None else float(part)
+
+
+def strongest_first(values: Array) -> list[int]:
+    """Return the indices of values in the order of their absolute values, the largest first.
+
+    >>> strongest_first(np.array([1.0, -3.0, 2.0, 1.0]))
+    [1, 2, 0, 3]
+    """
+    order: list[int] = np.argsort(-np.abs(values), kind="stable").tolist()
+    return order
+
+
+# --- Attributed outputs. The contributions to other outputs are NaN: some optimizers attribute only a few queries.
+
+
+def attributed(contributions: Array) -> NDArray[np.bool_]:
+    """Return which outputs were attributed, given contributions [..., example]."""
+    return np.asarray(np.isfinite(contributions).all(axis=-1))
+
+
+def attributed_in_blocks(contributions: xr.DataArray) -> NDArray[np.bool_]:
+    """Return which outputs were attributed. Read contributions in blocks that fit into memory."""
+    return np.concatenate([attributed(block) for block in blocks(contributions)])
+
+
+def largest_attributed(outputs: Array, contributions: Array) -> int:
+    """Return the index of the largest attributed output."""
+    return int(np.where(attributed(contributions), outputs, -np.inf).argmax())
+
+
+# --- By step: the time at which training moved an output.
+#
+#     d(s) = f_s − f_0,      most_by: the first s with |d(t) − d(T)| ≤ ½ |d(T)| for all t ≥ s
+#
+# The effect of a gradient counts at the step of the gradient, even if the optimizer's memory applies it later.
+
+
+@dataclass(frozen=True, eq=False)
+class Movement:
+    """The change of an output in each stretch of steps, and the last step of each stretch."""
+
+    by_step: Array
+    last_step: NDArray[np.int64]
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of the training."""
+        return int(self.last_step[-1]) + 1
+
+    @property
+    def most_by(self) -> int | None:
+        """The number of steps after which more than half of the change had come for good.
+
+        None if the output did not change.
+
+        >>> Movement(np.array([1.0, -3.0, 4.0, 0.5]), np.arange(4)).most_by
+        3
+        """
+        so_far = np.cumsum(self.by_step)
+        change = so_far[-1]
+        if not change:
+            return None
+        far_away = np.flatnonzero(np.abs(so_far - change) > abs(change) / 2)
+        if not len(far_away):
+            return int(self.last_step[0]) + 1
+        return int(self.last_step[far_away[-1] + 1]) + 1
+
+    @property
+    def sentence(self) -> str:
+        """Say when most of the change came.
+
+        >>> Movement(np.array([3.0, 1.0, 0.5, 0.5]), np.arange(4)).sentence
+        'most of what training changed here came in the first 25 % of its steps (1 of 4)'
+        """
+        most_by = self.most_by
+        if most_by is None:
+            return ""
+        return (
+            f"most of what training changed here came in the first {percent(most_by / self.steps)} "
+            f"of its steps ({most_by} of {self.steps})"
+        )
+
+
+def movement(parts: OutputParts) -> Movement | None:
+    """Return the change of an output by steps, if the run recorded it."""
+    by_step = parts.read(BY_STEP)
+    if by_step is None or not len(by_step) or not np.isfinite(by_step).all():
+        return None
+    return Movement(by_step, parts.run.contributions[LAST_STEP].to_numpy())
+
+
+# --- By example: the path time h at which half of an example's contribution had come.
+#
+#     mᵢ(t) = |Σ_c K_t(x, xᵢ)_c ℓ′ᵢ(t)_c|,    ∫₀ʰ mᵢ = ½ ∫₀ᵀ mᵢ
+#
+# The stored tangent kernels give mᵢ, and the trapezoidal rule the integrals. If data come in phases, the integrals
+# cover the phase of the example; kernels are stored at its ends. An optimizer with memory applies a gradient later,
+# which no kernel of one moment shows. Its runs have h only if `path.backward` stored it.
+
+
+def halfway(parts: OutputParts) -> Array:
+    """Return h of each training example as a fraction of the path time, or NaN if it is unknown."""
+    stored = parts.read(HALF_BY)
+    if stored is not None:
+        return stored
+    run = parts.run
+    fractions = np.full(run.kernels.sizes["train"], np.nan)
+    gradients = run.kernels.get("output_gradient")
+    has_memory = (run.path / RETRACED).is_file()
+    if has_memory or "tangent" not in run.kernels or "time" not in run.metrics:
+        return fractions
+    if gradients is None or gradients.sizes["snapshot"] < 2:
+        return fractions
+
+    # mᵢ at the steps of the stored kernels, [snapshot, example]
+    steps = run.kernels["step"].to_numpy()
+    times = run.metrics.set_index("step")["time"].reindex(steps).to_numpy(dtype=float)
+    kernel = run.kernels["tangent"].isel(probe=parts.query, out=parts.out).to_numpy()
+    mass = np.abs(np.einsum("sic,sic->si", kernel, gradients.to_numpy()))
+
+    path_time = times[-1] - times[0]
+    for i in range(len(fractions)):
+        snapshots = learning_snapshots(run, i, steps)
+        own_times = times[snapshots]
+        if len(own_times) and times[-1] > times[0]:
+            h = half(own_times, mass[snapshots, i])
+            since_start = own_times[0] - times[0] + h * (own_times[-1] - own_times[0])
+            fractions[i] = since_start / path_time
+    return fractions
+
+
+def learning_snapshots(run: Run, example: int, steps: NDArray[np.int64]) -> slice:
+    """Return the snapshots of the phase in which an example is learned, or all if there are no phases."""
+    if "train_phase" not in run.data:
+        return slice(None)
+    learned = run.metrics["step"][run.metrics["phase"] == run.data["train_phase"][example]]
+    if learned.empty:
+        return slice(0)
+    return slice(*np.searchsorted(steps, [learned.iloc[0], learned.iloc[-1] + 2]).tolist())
+
+
+def half(times: Array, mass: Array) -> float:
+    """Return the time at which half of the integral of `mass` is reached, as a fraction of the range of times.
+
+    >>> half(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.0, 1.0]))
+    0.5
+    """
+    # trapezoidal rule
+    integral = np.concatenate([[0.0], np.cumsum(np.diff(times) * (mass[1:] + mass[:-1]) / 2)])
+    if not np.isfinite(integral).all() or integral[-1] <= 0 or times[-1] <= times[0]:
+        return float("nan")
+    time = np.interp(integral[-1] / 2, integral, times)
+    return float((time - times[0]) / (times[-1] - times[0]))
+
+
+# --- By component of the network: the parameters through which examples and decay moved the output.
+
+
+@dataclass(frozen=True, eq=False)
+class ComponentPart:
+    """The change of an output through the parameters of one component."""
+
+    name: str
+    added: float  # Σᵢ 𝒮(x, xᵢ; component)
+    mass: float  # Σᵢ |𝒮(x, xᵢ; component)|
+    decay: float
+    movement: Movement  # of `together`
+
+    @property
+    def together(self) -> float:
+        """The component's share of f_T − f_0."""
+        return self.added + self.decay
+
+
+def component_parts(parts: OutputParts) -> tuple[ComponentPart, ...]:
+    """Return the part of each component in the order of the run, or nothing if the run has no components."""
+    by_component = parts.read(BY_COMPONENT)  # [example, component]
+    by_step = parts.read(BY_COMPONENT_STEP)  # [step, component]
+    if by_component is None or by_step is None:
+        return ()
+    decay = parts.read(DECAY_BY_COMPONENT)
+    if decay is None:
+        decay = np.zeros(by_component.shape[1])
+    contributions = parts.run.contributions
+    last_step: NDArray[np.int64] = contributions[LAST_STEP].to_numpy()
+    return tuple(
+        ComponentPart(
+            name=str(name),
+            added=float(by_component[:, k].sum()),
+            mass=float(np.abs(by_component[:, k]).sum()),
+            decay=float(decay[k]),
+            movement=Movement(by_step[:, k], last_step),
+        )
+        for k, name in enumerate(contributions[COMPONENT].to_numpy())
+    )
+
+
+def tabulate_components(components: tuple[ComponentPart, ...]) -> Table:
+    """Return a row for each component, the strongest first. The rows add up to all examples and decay."""
+    mass = sum(part.mass for part in components) or 1.0
+    columns = (
+        text_column("component"),
+        signed_column("added"),
+        signed_column("decay"),
+        signed_column("in all"),
+        Column("of all parts", spell=percent, adds=True),
+        Column("most by step", others=MISSING),
+    )
+    rows = [
+        (part.name, part.added, part.decay, part.together, part.mass / mass, part.movement.most_by)
+        for part in sorted(components, key=lambda part: -abs(part.together))
+    ]
+    return Table(columns, tuple(rows))
+
+
+# --- By position of a training text: the place of the loss that added a part.
+
+STRONGEST_COLOR_PERCENT = 60  # the saturation of the position that added or took most
+
+
+@dataclass(frozen=True)
+class PositionPart:
+    """The part of an output that the loss at one position of a training text added."""
+
+    example: int  # index of the text among the training examples
+    name: str  # of the text
+    position: int
+    token: str  # at this position; empty if unknown
+    added: float
+
+
+def position_parts(parts: OutputParts) -> tuple[PositionPart, ...]:
+    """Return the part of each position, text by text, or nothing if the run has no positions."""
+    by_position = parts.read(BY_POSITION)  # [example, position]
+    if by_position is None:
+        return ()
+    tokens = tokens_of(parts.run, *by_position.shape)
+    texts = [example(parts.run, "train", place) for place in range(len(by_position))]
+    names = [text.name if text.text else f"#{text.index}" for text in texts]
+    return tuple(
+        PositionPart(place, names[place], position, tokens[place][position], float(added))
+        for (place, position), added in np.ndenumerate(by_position)
+        if added or tokens[place][position]
+    )
+
+
+def tokens_of(run: Run, examples: int, positions: int) -> list[list[str]]:
+    """Return the tokens of each text as words or numbers; empty strings if texts have no token per position."""
+    numbers = run.data["train_shown"]
+    words = run.data.get("train_tokens")
+    if numbers.shape != (examples, positions) or not np.issubdtype(numbers.dtype, np.integer):
+        return [[""] * positions] * examples
+    if words is not None:
+        return [[printable(str(word)) for word in row] for row in words]
+    return [["" if number < 0 else str(number) for number in row] for row in numbers]
+
+
+def tabulate_positions(positions: tuple[PositionPart, ...]) -> Table:
+    """Return a row for each position, the strongest first. The rows add up to all examples."""
+    columns = (
+        text_column("example"),
+        Column("position"),
+        text_column("token"),
+        signed_column("added"),
+    )
+    ordered = sorted(positions, key=lambda part: -abs(part.added))
+    rows = [(part.name, part.position, part.token, part.added) for part in ordered]
+    return Table(columns, tuple(rows))
+
+
+@dataclass(frozen=True)
+class ShadedToken:
+    """A token with the colour of its part, mixed with `percent` of it into the colour of the paper."""
+
+    text: str
+    added: str
+    color: str
+    percent: int
+
+
+def shaded_texts(
+    positions: tuple[PositionPart, ...], examples: list[int]
+) -> list[tuple[str, list[ShadedToken]]]:
+    """Return the names and shaded tokens of some texts."""
+    texts: dict[int, list[PositionPart]] = {place: [] for place in examples}
+    for part in positions:
+        if part.example in texts:
+            texts[part.example].append(part)
+    strongest = max((abs(part.added) for text in texts.values() for part in text), default=0.0)
+    return [
+        (text[0].name, [shaded(part, strongest or 1.0) for part in text])
+        for text in texts.values()
+        if text
+    ]
+
+
+def shaded(part: PositionPart, strongest: float) -> ShadedToken:
+    """Return a token in the palette's blue if its loss raised the output, in vermilion if it lowered it."""
+    color = "c0072b2" if part.added > 0 else "cd55e00"
+    saturation = round(STRONGEST_COLOR_PERCENT * abs(part.added) / strongest)
+    return ShadedToken(
+        part.token or f"[{part.position}]", format_signed(part.added), color, saturation
+    )

@@ -1,0 +1,116 @@
+"""The training examples of a removal, by place, number in the source, id, class or influence.
+
+    3        the example at this place among the training examples
+    20..29   all examples from one place to another
+    #17      the example with this number in the source, as tables show it
+    class:3  all examples of a class
+    3f9a…    the example with this id; the beginning of a digest is enough
+    top:10   the examples of the largest influence
+
+If the ids of a loop's examples are numbers, plain numbers are ids and not places.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntkexp.mistake import WrongArgument, nearest
+from ntkexp.report.examples import example_names, has_names
+from ntkexp.report.parts import strongest_first
+from ntkexp.report.run import Run
+
+MIN_DIGEST_LETTERS = 6  # of the beginning of a digest
+MAX_LISTED_CLASSES = 12
+FORMS = "give places such as 3,20..29, #17 for a number in the source, an id, class:NAME or top:N"
+
+
+def choose_group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
+    """Return the places of the named examples. `influence` is called only for `top:`."""
+    count = len(run.data["train_index"])
+    group: set[int] = set()
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        group |= set(find_examples(run, word, count, influence))
+    if not group:
+        raise refusal(text, f"it names no training example; {FORMS}")
+    if len(group) == count:
+        raise refusal(text, f"these are all {count} training examples; leave some of them")
+    return sorted(group)
+
+
+def refusal(word: str, reason: str) -> WrongArgument:
+    return WrongArgument(f"without={word}: {reason}", "without")
+
+
+def find_examples(
+    run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]
+) -> Sequence[int]:
+    """Return the places of the examples that one word names."""
+    kind, _, name = word.partition(":")
+    if kind == "class" and name:
+        return find_class(run, word, name)
+    if kind == "top" and name:
+        if not name.isdigit() or not 0 < int(name) <= count:
+            raise refusal(word, f"top takes a number from 1 to {count}")
+        return strongest_first(influence())[: int(name)]
+    numbers = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", word)
+    if numbers:
+        return find_numbers(run, word, int(numbers[1]), int(numbers[2] or numbers[1]), count)
+    return find_name(run, word)
+
+
+def find_class(run: Run, word: str, name: str) -> list[int]:
+    classes = [str(class_name) for class_name in run.data["classes"]]
+    if not classes:
+        raise refusal(word, f"the targets of {run.name} are no classes")
+    if name not in classes:
+        some = f"; there are {', '.join(classes[:MAX_LISTED_CLASSES])}"
+        raise refusal(word, f"there is no such class{nearest(name, classes) or some}")
+    places: list[int] = np.flatnonzero(run.data["train_target"] == classes.index(name)).tolist()
+    return places
+
+
+def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequence[int]:
+    """Return the examples from the first to the last number. Numbers are ids if all ids are numbers, else places."""
+    if last < first:
+        raise refusal(word, f"it counts downwards; write {last}..{first}")
+    if has_names(run):
+        names = example_names(run)
+        if all(name.isdecimal() for name in names):
+            matches = [k for k, name in enumerate(names) if first <= int(name) <= last]
+            if not matches:
+                raise refusal(word, "no training example has this id, and ids here are numbers")
+            return matches
+        # a digest may consist of digits only
+        matches = [k for k, name in enumerate(names) if name == word]
+        if matches:
+            return matches
+    if last >= count:
+        raise refusal(
+            word,
+            f"the training examples have places 0 to {count - 1}; "
+            f"write #{last} if you mean a number in the source",
+        )
+    return range(first, last + 1)
+
+
+def find_name(run: Run, word: str) -> list[int]:
+    """Return the examples with this id or beginning of an id, or with the source number of #17."""
+    names = example_names(run)
+    if re.fullmatch(r"#\d+", word):
+        matches = [k for k, name in enumerate(names) if name == word[1:]]
+        matches = matches or np.flatnonzero(run.data["train_index"] == int(word[1:])).tolist()
+        if not matches:
+            raise refusal(word, "no training example has this number in the source")
+        return matches
+    matches = [k for k, name in enumerate(names) if name == word]
+    if not matches and len(word) >= MIN_DIGEST_LETTERS:
+        matches = [k for k, name in enumerate(names) if name.startswith(word)]
+    if not matches:
+        raise refusal(word, f"no training example is called that; {FORMS}")
+    if len({names[k] for k in matches}) > 1:
+        raise refusal(word, f"the names of {len(matches)} examples begin so; write more of it")
+    return matches
