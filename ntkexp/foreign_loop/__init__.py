@@ -35,6 +35,7 @@ The files, in an order in which each imports only earlier ones:
     first_step           proof (a) of the first step, right after it
     again, watch         the loop run again with other weights of its examples; the hooks that record
     gallery, run_folder  examples to be shown; the attribution as a run that `ntkexp report` shows
+    loop_sums            sums over steps by example, component and position, and their memory
     attribution, effects the sum over steps, from the last to the first; leave-out effects
     trace, follow        the user's object and its folder; the entry point
     loop_breakdown       the change without some examples, divided among all others

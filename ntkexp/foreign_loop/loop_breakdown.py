@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.effects.plan import IN_CACHE
+from ntkexp.effects.plan import CACHED_NUMBERS
 from ntkexp.effects.sweep import MEANS, MeanName
 from ntkexp.effects.trajectory import FlatWeights
 from ntkexp.foreign_loop.again import Again, LoopAgain, trained_again
@@ -112,6 +112,6 @@ def trained_twice(
         second=second_training,
         weights=Pair(weighing.left(names).to(end), without.left(names).to(end)),
         mean=MEANS[weighing.mean],
-        together=max(1, IN_CACHE // first_training.flat.size),
+        together=max(1, CACHED_NUMBERS // first_training.flat.size),
     )
     return pair, first

@@ -12,7 +12,8 @@ from ntkexp.path.recording import STRETCHES
 from ntkexp.path.settings import Kernels
 from ntkexp.text import SECONDS_PER_YEAR, duration
 
-# --- The memory of a run: what it needs whatever happens, and how many points may be read at once with the rest.
+# --- The memory of a run: what it needs whatever happens, and how many points may be read at once
+# with the rest.
 #
 # program         Python, torch and what else is loaded
 # weights         both ends of a step, positions inside it, their difference and mean, the gradient and its parts
@@ -35,8 +36,8 @@ SPILLED = 8 * ROW_BLOCK_BYTES
 
 
 def copies_of_drawn(number_bytes: int) -> float:
-    """How often a run holds what drawing its weights takes, or less than that: a weight is drawn as one to four numbers
-    of four bytes."""
+    """How often a run holds what drawing its weights takes, or less than that: a weight is drawn as
+    one to four numbers of four bytes."""
     return WEIGHT_COPIES * number_bytes / 16
 
 
@@ -73,7 +74,8 @@ class Budget:
 
     @property
     def spills(self) -> bool:
-        """Whether contributions, where they are all that is summed up, lie on disk: in memory they would not fit."""
+        """Whether contributions, where they are all that is summed up, lie on disk: in memory they
+        would not fit."""
         may = self.disk and self.kernels == "none"
         return may and self.memory_gb * 1e9 < self.always + self.sums + 2 * self.per_point
 
@@ -117,7 +119,8 @@ class Budget:
 
     @property
     def kernel_outputs(self) -> int:
-        """How many gradients a training example has, and numbers in a kernel for each output of a point."""
+        """How many gradients a training example has, and numbers in a kernel for each output of a
+        point."""
         return self.outputs if self.kernels == "all" else 1
 
     @property
@@ -130,7 +133,8 @@ class Budget:
 
     @property
     def block(self) -> int:
-        """How many points are read at once: with up to half of what is free, so that tapes can be kept as well."""
+        """How many points are read at once: with up to half of what is free, so that tapes can be
+        kept as well."""
         free = self.memory_gb * 1e9 - self.fixed
         if free < 2 * self.per_point:
             needed = (self.fixed + 2 * self.per_point) / 1e9
@@ -141,7 +145,8 @@ class Budget:
         return min(self.points, int(free / 2 / self.per_point))
 
     def chunk(self, wanted: int) -> int:
-        """How many points are attributed at once by a sum backwards: each has an adjoint for every rule and output."""
+        """How many points are attributed at once by a sum backwards: each has an adjoint for every
+        rule and output."""
         adjoint = (
             (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes
         )
@@ -166,12 +171,14 @@ class Budget:
         return 2 * self.points * self.tape_bytes < free
 
 
-# --- How long a run takes, from shapes alone: the same experiment is estimated the same on every machine and day.
+# --- How long a run takes, from shapes alone: the same experiment is estimated the same on every
+# machine and day.
 #
 # seconds   on one core of an ordinary processor: START + steps · positions · (BASE + points · work · RATE) work
 # of one point: its weights, and for every number on its tape what the features cost
 #
-# What would outlast its user is refused before it begins; a run that ends at a loss is not known by its steps.
+# What would outlast its user is refused before it begins; a run that ends at a loss is not known by
+# its steps.
 
 
 START, BASE, RATE = 3.0, 0.003, 8e-11

@@ -1,4 +1,5 @@
-"""Sums forwards: over every step, or over time along a flow, with how well their parts are known."""
+"""Sums forwards: over every step, or over time along a flow, with how well their parts are
+known."""
 
 from __future__ import annotations
 
@@ -30,20 +31,23 @@ from ntkexp.path.rule.base import Piece
 from ntkexp.path.step import Step
 from ntkexp.shapes import Weights
 
-# --- What takes in the steps of a path and gives its integrals, with what can be said of their error.
+# --- What takes in the steps of a path and gives its integrals, with what can be said of their
+# error.
 #
 # Steps may come from a descent, from a recorded trajectory, or from a loop that someone else wrote.
 
 
 class Error(NamedTuple):
-    """Estimates of ‖𝒮 − 𝒮_integral‖, and of the same for the sums over i where these are not exact."""
+    """Estimates of ‖𝒮 − 𝒮_integral‖, and of the same for the sums over i where these are not
+    exact."""
 
     parts: float
     sums: float | None = None
 
 
 class AbstractAccumulator(Resumable, ABC):
-    """Takes in step after step; `integrals` are complete when the last one is taken, also on the way back."""
+    """Takes in step after step; `integrals` are complete when the last one is taken, also on the
+    way back."""
 
     @property
     @abstractmethod
@@ -52,14 +56,16 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """Take in a step, at which a kernel may be due; what it adds by each rule, if that was measured."""
+        """Take in a step, at which a kernel may be due; what it adds by each rule, if that was
+        measured."""
 
     def close(self, step: Step) -> None:
         """End sooner than was planned, before this step; most have nothing to finish."""
         return
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
-        """Go back over the steps from the weights at the end, if need be; how many are done of how many."""
+        """Go back over the steps from the weights at the end, if need be; how many are done of how
+        many."""
         return iter(())
 
     @property
@@ -81,7 +87,8 @@ class AbstractAccumulator(Resumable, ABC):
         """The estimated error of the integrals by a rule after `steps` steps, where known."""
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
-        """The share of the path's time by which half of each contribution was done, where that was seen."""
+        """The share of the path's time by which half of each contribution was done, where that was
+        seen."""
         return None
 
     @abstractmethod
@@ -91,20 +98,23 @@ class AbstractAccumulator(Resumable, ABC):
 
 # --- How well the parts are known, though their sum is exact.
 #
-# A secant Jacobian is not the only matrix that closes a step; the one that the parts 𝒮(x, xᵢ) should come from is
-# the integral of the tangent along it, which the mean over n equal pieces approaches like n⁻². Hence, on a step,
+# A secant Jacobian is not the only matrix that closes a step; the one that the parts 𝒮(x, xᵢ)
+# should come from is the integral of the tangent along it, which the mean over n equal pieces
+# approaches like n⁻². Hence, on a step,
 #
 #     e = (S_2n − S_n) · 4/3        (4ᵏ⁺¹/(4ᵏ⁺¹ − 1) after k extrapolations)
 #
-# is the error of S_n. It is measured on m of the T steps, evenly spread, and the size of the whole error is
-# estimated without bias from their squares and products, since errors of different steps may add up or cancel:
+# is the error of S_n. It is measured on m of the T steps, evenly spread, and the size of the whole
+# error is estimated without bias from their squares and products, since errors of different steps
+# may add up or cancel:
 #
 #     ‖Σ_s e_s‖² ≈ T/m Σ‖e‖² + T(T−1)/(m(m−1)) (‖Σe‖² − Σ‖e‖²)
 
 
 @dataclass(kw_only=True)
 class ErrorBar(Resumable):
-    """Accumulates the error of the parts on a sample of steps; `gain` is the factor in front of the difference."""
+    """Accumulates the error of the parts on a sample of steps; `gain` is the factor in front of the
+    difference."""
 
     rule: str  # whose error is measured
     coarse: tuple[Piece, ...]

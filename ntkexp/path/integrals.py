@@ -1,6 +1,5 @@
-"""The two integrals along a path, accumulated step by step without keeping the trajectory, in all, by phase, and by
-step.
-"""
+"""The two integrals along a path, accumulated step by step without keeping the trajectory, in all,
+by phase, and by step."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ from ntkexp.path.step_kernel import StepBlock
 
 
 class Rounding(NamedTuple):
-    """What rounds along a path: Σ‖terms of f‖ at its start, and eps of the shortest numbers between weights and f."""
+    """What rounds along a path: Σ‖terms of f‖ at its start, and eps of the shortest numbers between
+    weights and f."""
 
     terms: float
     eps: float
@@ -53,9 +53,8 @@ class Tally:
         summed: Float[Tensor, "point out"],
         expected: Float[Tensor, "point out"],
     ) -> None:
-        """Count the kernel and the contributions of a step at some points, `summed` Σᵢ Δ𝒮ᵢ, and how far the change of
-        their outputs is from what it should be.
-        """
+        """Count the kernel and the contributions of a step at some points, `summed` Σᵢ Δ𝒮ᵢ, and how
+        far the change of their outputs is from what it should be."""
         change = block.outputs(1.0) - block.outputs(0.0)
         missed, changed, outputs, mass, net, squares = fetched(
             (expected - change).square().sum(),
@@ -76,9 +75,8 @@ class Tally:
     def miss(self, rounding: Rounding) -> Closure | None:
         """How far a secant is from its step, if rounding does not explain it.
 
-        What is summed are contributions, so their size counts as well. Where the outputs themselves are not numbers any
-        more the run has diverged, and says so.
-        """
+        What is summed are contributions, so their size counts as well. Where the outputs themselves
+        are not numbers any more the run has diverged, and says so."""
         size = rounding.terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
         closure = Closure(sqrt(self.missed), bound(size, rounding.eps))
         return None if closure.holds or not isfinite(self.outputs + self.changed) else closure
@@ -110,13 +108,14 @@ def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
 #     contributions   𝒮(x, xᵢ) = −Σ_s η_s K_s(x, xᵢ) ℓ′ᵢ(s)     [probe, out, train]
 #     decay           𝒟(x) = −Σ_s λη_s J_s(x)·θ_s               [probe, out]
 #
-# so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x) to the accuracy with which the rule reads a step; exactly, for
-# secants.
+# so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x) to the accuracy with which the rule reads a step;
+# exactly, for secants.
 
 
 @dataclass(frozen=True)
 class Integrals(Resumable):
-    """𝒦 and 𝒮 by one rule; a 𝒦 without training examples is not accumulated, nor is any kernel made."""
+    """𝒦 and 𝒮 by one rule; a 𝒦 without training examples is not accumulated, nor is any kernel
+    made."""
 
     pieces: tuple[Piece, ...]
     kernel: Float[Tensor, "probe out kept out_"]  # of all training examples, or of none
@@ -139,7 +138,8 @@ class Integrals(Resumable):
 
     def add(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Accumulate one step at one block of points; what it adds to 𝒦 and 𝒮, and takes from 𝒟."""
-        # K_s = ⟨J̄(x), J(xᵢ)⟩ and J̄·(λη ⊙ θ); where no kernels are made, J(xᵢ)ᵀℓ′ᵢ stands for J(xᵢ)
+        # K_s = ⟨J̄(x), J(xᵢ)⟩ and J̄·(λη ⊙ θ); where no kernels are made, J(xᵢ)ᵀℓ′ᵢ stands for
+        # J(xᵢ)
         if self.by_component is None:
             kernel, shrunk = block.kernel(self.pieces, step.side, step.decay)
         else:
@@ -185,7 +185,8 @@ class Integrals(Resumable):
 
 
 def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain, rules: int = 1) -> Integrals:
-    """Nothing accumulated by the rule of these pieces; NaN at points where the path is not integrated."""
+    """Nothing accumulated by the rule of these pieces; NaN at points where the path is not
+    integrated."""
     if domain.points.makes_kernels:
         kernel = domain.sums(4)
     else:
@@ -201,24 +202,27 @@ def contract(
     return torch.einsum("qcnd,nd->qcn", kernel, output_gradient)
 
 
-# --- What came of each step: all that its gradients contributed, and what decay of the weights took away.
+# --- What came of each step: all that its gradients contributed, and what decay of the weights took
+# away.
 #
 #     Σᵢ Δ𝒮(x, xᵢ; s) + Δ𝒟(x; s)        [step, probe, out],        whose sum over s is f_T(x) − f_0(x)
 #
-# as far as the rule closes. By an optimizer that remembers nothing that is by how much the step moved the output;
-# what another remembers of a gradient counts where the gradient was taken. Long paths are summed over stretches of
-# 2, 4, 8, … steps, the shortest that need no more than `MOST` numbers, or `FEWEST` stretches: a path may end sooner
-# than planned, so stretches are joined two by two when there would be too many.
+# as far as the rule closes. By an optimizer that remembers nothing that is by how much the step
+# moved the output; what another remembers of a gradient counts where the gradient was taken. Long
+# paths are summed over stretches of 2, 4, 8, … steps, the shortest that need no more than `MOST`
+# numbers, or `FEWEST` stretches: a path may end sooner than planned, so stretches are joined two by
+# two when there would be too many.
 
 
 MOST, FEWEST = 2**23, 128
-"""Numbers that all rules keep together, which are 67 MB, and stretches that are kept if they take more than that."""
+"""Numbers that all rules keep together, which are 67 MB, and stretches that are kept if they take
+more than that."""
 
 
 @dataclass(kw_only=True)
 class StepTotals(Resumable):
-    """Stretches of steps, one after another from the first step on, with their sums; `edges` are where they begin, and
-    the step after the last.
+    """Stretches of steps, one after another from the first step on, with their sums; `edges` are
+    where they begin, and the step after the last.
 
     >>> totals = StepTotals(zero=torch.zeros(1, 1), most=2)
     >>> for step, added in enumerate([1.0, 2.0, 3.0]):
@@ -249,9 +253,8 @@ class StepTotals(Resumable):
             self.extend()
 
     def extend(self, end: int | None = None) -> None:
-        """Have one stretch more, up to before this step, or as long as others are; two become one if there are too
-        many.
-        """
+        """Have one stretch more, up to before this step, or as long as others are; two become one
+        if there are too many."""
         if len(self.sums) == self.most:
             self.sums = [
                 first + second
@@ -293,7 +296,8 @@ def most_stretches(domain: Domain, rules: int) -> int:
     return max(FEWEST, MOST // max(1, rules * numbers) // 2 * 2)
 
 
-# --- The same by component, where components are told apart: shares of 𝒮, of 𝒟, and of what came of each step.
+# --- The same by component, where components are told apart: shares of 𝒮, of 𝒟, and of what came of
+# each step.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,7 +318,8 @@ class ComponentSums(Resumable):
         shares: Sequence[tuple[Float[Tensor, "chosen out train"], Float[Tensor, "chosen out"]]],
         rounding: Sequence[Float[Tensor, "chosen out"]] = (),
     ) -> None:
-        """Take in what a step added to 𝒮 and 𝒟 at some of the points, by each component, and what rounding did."""
+        """Take in what a step added to 𝒮 and 𝒟 at some of the points, by each component, and what
+        rounding did."""
         parts, decay = (torch.stack(each, -1) for each in zip(*shares, strict=True))
         self.parts[rows] += parts
         self.decay[rows] += decay
@@ -332,13 +337,14 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
     )
 
 
-# --- What a path has added up by the end of each of its phases, so that each phase's share is a difference.
+# --- What a path has added up by the end of each of its phases, so that each phase's share is a
+# difference.
 #
 #     𝒮_p(x, xᵢ) = 𝒮(x, xᵢ; T_p) − 𝒮(x, xᵢ; T_{p−1}),        f(T_p) − f(T_{p−1}) = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
 #
-# where T_p is the step at which phase p ends. An optimizer that remembers moves weights by gradients of earlier
-# phases too: 𝒮(·; T) is then the sum over the gradients until T of what they did until T, and has a pass
-# backwards of its own.
+# where T_p is the step at which phase p ends. An optimizer that remembers moves weights by
+# gradients of earlier phases too: 𝒮(·; T) is then the sum over the gradients until T of what they
+# did until T, and has a pass backwards of its own.
 
 
 class Sums(NamedTuple):
@@ -381,7 +387,8 @@ def marks_from(
 
 
 class Share(NamedTuple):
-    """What was added in one phase by one rule: the sums at its end, but for those at its beginning."""
+    """What was added in one phase by one rule: the sums at its end, but for those at its
+    beginning."""
 
     end: Sums
     begin: Sums | None  # of the first phase, zero
@@ -400,7 +407,8 @@ class Share(NamedTuple):
 
 
 def by_phase(marks: Sequence[Mark], end: Mark, rule: str, phases: int) -> list[Share]:
-    """The shares of the phases by a rule, from the sums at their ends; a phase that was not reached has none.
+    """The shares of the phases by a rule, from the sums at their ends; a phase that was not reached
+    has none.
 
     >>> import torch
     >>> ones = Sums(torch.ones(1, 1, 1), torch.zeros(1, 1))

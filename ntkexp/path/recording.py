@@ -1,5 +1,7 @@
-"""What a way back needs of a path, recorded: the weights at every step, ℓ′, and the optimizer's state; played back as
-steps or differentiated.
+"""The recording of a path for the backward pass: the weights at every step, ℓ′, and the optimizer's
+memory.
+
+`Playback` reads it as steps, `RecordedTraining` as a training that can be differentiated.
 """
 
 from __future__ import annotations
@@ -32,13 +34,12 @@ from ntkexp.path.step import Descent, Step, TrainingRecipe, sizes_of
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
-# --- What a way back needs of a path: the weights at every step, ℓ′, and the recorded part of the optimizer's memory.
-#
-# Row s of the trajectory is [θ_s, memory after step s, ℓ′(s)], the weights parameter by parameter.
+# --- The rows of a recording. Row s of the trajectory is [θ_s, memory after step s, ℓ′(s)], with
+# the weights parameter by parameter.
 
 
 class Recorded(NamedTuple):
-    """A row: θ_s, the memory after the step, and ℓ′(s)."""
+    """One row: θ_s, the memory after the step, and ℓ′(s)."""
 
     weights: Weights
     memory: Memory
@@ -46,17 +47,17 @@ class Recorded(NamedTuple):
 
 
 def row_length(weights: Weights, records: tuple[str, ...], pull: Float[Tensor, "train out"]) -> int:
-    """How many numbers a row has."""
+    """Return the length of a row."""
     return (1 + len(records)) * sum(weight.numel() for weight in weights.values()) + pull.numel()
 
 
 Room: TypeAlias = Callable[[int, int], Trajectory]
-"""Allocates `rows` rows of `length` numbers."""
+"""A function that allocates `rows` rows of `length` numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """Steps as rows; `like` gives names and shapes of weights, `pull` the shape of ℓ′."""
+    """Steps as rows, for weights like `like` and ℓ′ like `pull`."""
 
     rows: Trajectory
     like: Weights
@@ -64,7 +65,7 @@ class Recording:
     pull: Float[Tensor, "train out"]
 
     def write(self, step: Step) -> None:
-        """Keep a step."""
+        """Write a step."""
         groups = [step.view.weights, *(step.memory[part] for part in self.records)]
         self.put(
             step.index,
@@ -72,32 +73,31 @@ class Recording:
         )
 
     def close(self, steps: int, end: Weights) -> None:
-        """Keep the weights after the last step."""
+        """Write the weights after the last step."""
         self.put(steps, [end[name] for name in self.like])
 
     def put(self, row: int, tensors: list[Tensor]) -> None:
-        """Write tensors one after another, and zeros behind the last."""
+        """Write tensors one after another, and fill the row with zeros."""
         numbers = [tensor.detach().cpu().reshape(-1).numpy() for tensor in tensors]
         missing = self.rows.size - sum(map(len, numbers))
         self.rows.write(row, np.concatenate([*numbers, np.zeros(missing, self.rows.kind)]))
 
     def read(self, step: int) -> Recorded:
-        """What was kept of a step."""
+        """Read a step."""
         row = torch.from_numpy(self.rows.read(step))
         groups: list[dict[str, Tensor]] = []
-        at = 0
+        start = 0
         for _ in range(1 + len(self.records)):
             groups.append({})
             for name, weight in self.like.items():
                 numbers = row[
-                    at : at + weight.numel()
-                ].clone()  # of its own storage, as a parameter has one
+                    start : start + weight.numel()
+                ].clone()  # parameters do not share storage
                 groups[-1][name] = numbers.view(weight.shape).to(weight.device)
-                at += weight.numel()
-        pull = (
-            row[len(row) - self.pull.numel() :].clone().view(self.pull.shape).to(self.pull.device)
-        )
-        return Recorded(groups[0], dict(zip(self.records, groups[1:], strict=True)), pull)
+                start += weight.numel()
+        pull = row[len(row) - self.pull.numel() :].clone().view(self.pull.shape)
+        memory = dict(zip(self.records, groups[1:], strict=True))
+        return Recorded(groups[0], memory, pull.to(self.pull.device))
 
 
 def new_recording(
@@ -107,14 +107,14 @@ def new_recording(
     pull: Float[Tensor, "train out"],
     room: Room,
 ) -> Recording:
-    """An empty recording of `steps` steps."""
+    """Allocate a recording of `steps` steps."""
     rows = room(steps + 1, row_length(like, records, pull))
     return Recording(rows=rows, like=like, records=records, pull=pull)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Playback:
-    """The steps that were recorded, with what is not in their rows: they may be gone over in any order."""
+    """The recorded steps, in any order, completed by what the rows do not hold."""
 
     recording: Recording
     points: Points
@@ -123,7 +123,7 @@ class Playback:
     weight_decay: float
 
     def __iter__(self) -> Iterator[Step]:
-        """The steps from the first to the last; each begins at the very weights that the one before ends at."""
+        """Yield the steps in order. Each begins at the same tensors as the one before ends at."""
         start = None
         for index in range(len(self.step_sizes)):
             step = self.step(index, start=start)
@@ -131,7 +131,8 @@ class Playback:
             start = step.end
 
     def step(self, index: int, *, start: Weights | None = None, end: Weights | None = None) -> Step:
-        """One of them; an end that is known already is taken as it is, with the tapes that are kept of it."""
+        """Return one step. A known start or end keeps its tensors, and so the tapes made at
+        them."""
         recorded = self.recording.read(index)
         return Step(
             index=index,
@@ -145,10 +146,8 @@ class Playback:
         )
 
 
-# --- A recorded descent as a training that can be differentiated: what each step took in, from its row and its
-# settings.
-#
-# The recording holds `optimizer.records` and `optimizer.differentiated`.
+# --- A recorded run as a training that can be differentiated. The recording holds
+# `optimizer.records` and `optimizer.differentiated`.
 
 
 class Frame(NamedTuple):
@@ -211,7 +210,7 @@ class AbstractRecordedTraining(AbstractTrajectory):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTraining(AbstractRecordedTraining):
-    """The steps of a descent, whose sizes are known, from their rows."""
+    """The recorded steps of a run."""
 
     recording: Recording
     descent: Descent
@@ -251,7 +250,7 @@ class RecordedTraining(AbstractRecordedTraining):
     def losses(
         self, rows: Int[Tensor, " row"], weights: Float[Tensor, " weight"]
     ) -> Float[Tensor, " row"]:
-        """ℓ of these examples, with what scales the loss."""
+        """Return the scaled losses ℓ of these examples."""
         points, descent = self.descent.points, self.descent
         outputs = points.reader.function(self.flat.weights(weights), points.inputs[rows])
         return descent.loss.value(outputs, descent.targets[rows]) * descent.scale
@@ -265,11 +264,9 @@ def update_of(
     memory: Memory,
     before: Memory,
 ) -> Update:
-    """How a step of an optimizer took its gradient in, as one linear update of all weights, given what was recorded of
-    its memory after the step and before.
+    """Return a step of a run as one linear update of all weights, from the recorded memory.
 
-    Along all weights as one vector S, N and d are vectors too, and the other letters, which an optimizer of the
-    runner has in common for all parameters, are numbers.
+    S, N and d are vectors over all weights. The other coefficients are the same for all parameters.
     """
     flat, linear = flat_like(like), optimizer.linear_steps(index, sizes, memory)
 
@@ -278,12 +275,13 @@ def update_of(
             return 0.0
         return flat.vector({name: spread(numbers[name], weight) for name, weight in like.items()})
 
-    # what it was divided by, if it was: √v, or the largest so far
+    # the denominator: √v, or the largest so far
     denominator, divisor = None, optimizer.spread_at(index)
     if divisor is not None:
         now = {part: flat.vector(weights) for part, weights in memory.items()}
         then = {part: flat.vector(weights) for part, weights in before.items()}
-        latest, nothing = "latest" if divisor.largest else "square", torch.zeros_like(now["mean"])
+        latest = "latest" if divisor.largest else "square"
+        nothing = torch.zeros_like(now["mean"])
         denominator = Denominator(
             second=divisor.second,
             root=divisor.root,
@@ -304,13 +302,12 @@ def update_of(
     return Update(place=slice(None), linear=whole, denominator=denominator)
 
 
-# --- When each example acted on each point, where that is known step by step: the time by which half of it was done.
+# --- The time by which each example had half of its effect on a point.
 #
 #     m_i(r) = |contribution of example i at step r|,        Σ_{r before h} m_i(r) = ½ Σ_r m_i(r)
 #
-# A gradient that is remembered acts at the step it is taken, by all that the steps after it make of it; no kernel
-# of a moment knows of that. The masses are kept for at most `STRETCHES` stretches of the path, and spread evenly
-# inside them.
+# A remembered gradient counts at its own step, with the effect that all later steps give it. Masses
+# are summed over at most `STRETCHES` stretches of the path, and spread evenly within each.
 
 
 STRETCHES = 20
@@ -318,7 +315,8 @@ STRETCHES = 20
 
 @dataclass(frozen=True)
 class Halves(Resumable):
-    """Masses by stretch; `edges` are the steps at which stretches begin, and the one after the last."""
+    """Masses by stretch. `edges` are the first steps of the stretches, and the step after the
+    last."""
 
     edges: tuple[int, ...]
     mass: Float[Tensor, "stretch probe out train"]
@@ -326,13 +324,13 @@ class Halves(Resumable):
     checkpointed: ClassVar[tuple[str, ...]] = ("mass",)
 
     def add(self, step: int, place: slice, parts: Float[Tensor, "chosen out train"]) -> None:
-        """Take in what a step contributed at some of the points."""
+        """Add the contributions of a step at some of the points."""
         self.mass[bisect_right(self.edges, step) - 1, place] += parts.abs()
 
     def add_rows(
         self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "probe out row"]
     ) -> None:
-        """Take in what the rows of a step contributed to all points, each of the example that is named for it.
+        """Add the contributions of the rows of a step. `rows` are the places of their examples.
 
         >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))
         >>> halves.add_rows(0, torch.tensor([1, 1]), torch.tensor([[[3.0, -1.0]]]))
@@ -344,7 +342,7 @@ class Halves(Resumable):
         self.mass[bisect_right(self.edges, step) - 1].index_add_(2, examples, summed.abs())
 
     def by(self, step_sizes: Sequence[float]) -> Float[Tensor, "probe out train"]:
-        """The share of the path's time by which half was done; NaN where nothing was.
+        """Return the share of the path's time until half of the mass; NaN without mass.
 
         >>> halves = Halves((0, 1, 2), torch.tensor([1.0, 3.0]).view(2, 1, 1, 1))
         >>> halves.by([1.0, 1.0]).item()  # a third of the second step, which makes three quarters
@@ -363,7 +361,7 @@ class Halves(Resumable):
 
 
 def halves_at_zero(steps: int, like: Float[Tensor, "probe out train"]) -> Halves:
-    """The state before the first step of a path of `steps` steps."""
+    """Begin with no mass, for a path of `steps` steps."""
     count = min(steps, STRETCHES)
     edges = tuple(round(k * steps / count) for k in range(count + 1)) if count else (0,)
     return Halves(edges, torch.zeros_like(like).expand(max(count, 1), *like.shape).clone())

@@ -26,7 +26,7 @@ from torch.func import jacrev, jvp, vjp
 
 from ntkexp.effects.curvature import at_once, load_forward_mode
 from ntkexp.effects.curvature import scores as taken_back
-from ntkexp.effects.plan import IN_CACHE
+from ntkexp.effects.plan import CACHED_NUMBERS
 from ntkexp.effects.sweep import MEANS, sweep_from
 from ntkexp.effects.trajectory import TakenBatch
 from ntkexp.kernel.read.program_cache import ProgramCache
@@ -156,7 +156,7 @@ def effects(rerun: Rerun, asked: Asked, *, one_step: bool) -> Float[Tensor, "poi
     """What the sweep back says."""
     with tempfile.TemporaryDirectory() as folder:
         training = recorded(rerun, folder)
-        vectors, together = slopes(asked, training.end), max(1, IN_CACHE // rerun.flat.size)
+        vectors, together = slopes(asked, training.end), max(1, CACHED_NUMBERS // rerun.flat.size)
         sweep = sweep_from(training, vectors, MEANS["renormalised"], together, one_step=one_step)
         for _ in sweep.steps_back():
             pass

@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import ntkexp
-from ntkexp.foreign_loop.attribution import sums_at_zero
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import By, components_of
 from ntkexp.report.explain import explain, format_explanation
 from ntkexp.report.page.build import explanation_pictures, point_view
 from ntkexp.report.parts import tabulate_components
 from ntkexp.report.tables import json_rows
-from tests.foreign_loop import loops
 from tests.foreign_loop.loops import LOOPS, Body, Maker, followed, loop, momentum, nesterov, plain
 from tests.foreign_loop.test_names import CASES, CLOSE, WORDS, apart, by_hand
 from tests.run.small import ran
@@ -149,12 +147,9 @@ def test_other_components_are_refused_before_training(said: str, by: By) -> None
 
 
 def test_what_they_take_is_refused_beyond_the_memory() -> None:
-    outputs, sizes = torch.zeros(3, 3, dtype=torch.float64), (loops.EXAMPLES, loops.STEPS)
-    least = 9 * (2 * loops.EXAMPLES + loops.STEPS) * 8 / 1e9  # of 9 outputs, without components
-    components = {name: frozenset({f"{name}.weight"}) for name in ("first", "second", "third")}
-    assert sums_at_zero(outputs, *sizes, 1.5 * least).by_component is None
-    with pytest.raises(Mistake, match=r"by 3 components takes .* by fewer components, or attribute"):
-        sums_at_zero(outputs, *sizes, 1.5 * least, components)
+    trace = followed(loop(momentum), plain)
+    with pytest.raises(Mistake, match=r"by 6 components take .* by fewer components, or attribute"):
+        trace.attribute(by="parameter", memory_gb=1e-6)
 
 
 def test_a_folder_knows_what_was_asked(tmp_path: Path) -> None:

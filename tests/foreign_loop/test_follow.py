@@ -433,9 +433,9 @@ def test_a_trace_is_shown_in_a_line_and_goes_on(tmp_path: Path) -> None:
 
 def needed(trace: Trace) -> float:
     """What attribution says that it takes, in GB."""
-    with pytest.raises(Mistake, match=r"memory_gb=1e-06: what \d+ examples add to .* takes") as refusal:
+    with pytest.raises(Mistake, match=r"memory_gb=1e-06: contributions of \d+ examples to .* take") as refusal:
         trace.attribute(memory_gb=1e-6)
-    found = re.search(r"takes ([\d.e-]+) GB", str(refusal.value))
+    found = re.search(r"take ([\d.e-]+) GB", str(refusal.value))
     assert found is not None
     return float(found.group(1))
 

@@ -16,7 +16,12 @@ from torch import nn, optim
 
 from ntkexp.cli.main import run as command
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.rule import LONG, PARTS, PIECE, Signatures
+from ntkexp.foreign_loop.rule import (
+    LONG_SUM_DIVISOR,
+    MAX_SUMMED,
+    SIGNATURE_PARTS,
+    Signatures,
+)
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_module
@@ -388,12 +393,13 @@ def test_effects_are_refused_where_no_derivative_is_known() -> None:
 def test_signatures_of_long_tensors_are_no_less_exact() -> None:
     """Sums of pieces: a long one in single precision would round by as much as a step moves a large table."""
     generator = torch.Generator().manual_seed(0)
-    tensor, signatures = torch.randn(PARTS * 40 * PIECE + 5, generator=generator), Signatures()
-    wide = tensor.numel() // PARTS
-    rows, rest = tensor[: PARTS * wide].view(PARTS, wide).double(), tensor[PARTS * wide :].double()
+    tensor, signatures = torch.randn(SIGNATURE_PARTS * 40 * MAX_SUMMED + 5, generator=generator), Signatures()
+    wide = tensor.numel() // SIGNATURE_PARTS
+    whole = SIGNATURE_PARTS * wide
+    rows, rest = tensor[:whole].view(SIGNATURE_PARTS, wide).double(), tensor[whole:].double()
     expected = torch.cat([
         rows @ signatures.drawn(wide, tensor).double(),
         (rest @ signatures.drawn(len(rest), tensor).double()).view(1),
     ])  # fmt: skip
     missed = (signatures.of({"w": tensor})["w"].double() - expected).norm()
-    assert missed <= sqrt(PIECE) / LONG * torch.finfo(torch.float32).eps * expected.norm()
+    assert missed <= sqrt(MAX_SUMMED) / LONG_SUM_DIVISOR * torch.finfo(torch.float32).eps * expected.norm()
