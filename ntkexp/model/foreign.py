@@ -306,7 +306,8 @@ def import_library(package: str, extra: str) -> Any:  # the types of another lib
 # --- torchvision with a torch that does not match its compiled part, such as the usual torchvision
 # with torch for CPUs.
 #
-# timm and transformers use the Python part of torchvision alone. It works if the two operators are declared whose shape functions torchvision registers.
+# timm and transformers use the Python part of torchvision alone. It works if the two operators are
+# declared whose shape functions torchvision registers.
 
 
 BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
