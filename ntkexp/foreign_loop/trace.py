@@ -413,7 +413,7 @@ class Trace:
         how = Circumstances(autocast=self.called.casts)
         if not self.called.is_cast(how):
             return (Replayed(self.function, weights, self.queries, outputs),)
-        cast_eps = self.called.room(how)
+        cast_eps = self.called.cast_eps_of(how)
         candidates = list[Replayed]()
         for function in self.called.as_evaluated:
             # some contexts do not fit the model's dtypes

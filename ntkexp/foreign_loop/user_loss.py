@@ -154,7 +154,7 @@ class CallShare:
     factor: float  # κ
     examples: int
     numbers: int  # of outputs
-    room: float  # relative tolerance of κ
+    tolerance: float  # relative, of κ
     counts: Float[Tensor, " row"] | None = None  # weights in the mean, if `loss=` gives them
     targets: float | None = None  # total target weight, if the loss calls cross_entropy
 
@@ -216,7 +216,7 @@ class CallLoss:
             factor=factor,
             examples=len(self.call.names),
             numbers=outputs.numel(),
-            room=FACTOR_PRECISION * eps + ROUNDING_FACTOR * (gap + rounding),
+            tolerance=FACTOR_PRECISION * eps + ROUNDING_FACTOR * (gap + rounding),
             counts=counts,
             targets=targets.whole,
         )

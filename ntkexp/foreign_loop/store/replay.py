@@ -157,7 +157,7 @@ class ReplayedLoop:
                 {name: part for name, part in change.items() if name in recorded}
             )
 
-        cast_eps = self.called.room_of(calls, exact=self.exact)
+        cast_eps = self.called.cast_eps(calls, exact=self.exact)
         factors, _ = factors_between(
             signature, recorded, event["step"], facts_of(calls), cast_eps, noise
         )
