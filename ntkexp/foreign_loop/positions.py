@@ -57,7 +57,8 @@ class Positions:
 def positions_of(
     steps: Iterable[Sequence[ModelCall]], couples: Callable[[ModelCall], bool]
 ) -> Positions:
-    """Find the axis of positions from the calls of all steps, or raise if the signs do not agree."""
+    """Find the axis of positions from the calls of all steps, or raise if the signs do not
+    agree."""
     axes = set[int]()
     first_shape: tuple[int, ...] = ()
     longest = {1: 0, 2: 0}
@@ -156,8 +157,8 @@ def by_inputs(call: ModelCall) -> int | None:
 class PositionGradients(Sequence[Jacobian]):
     """J_itᵀ ∂L/∂f_it of the examples of a call, one position after another.
 
-    A position is computed when it is read, and stored while the stored ones fit into `buffer_bytes`.
-    Positions at which no example has a loss are left out.
+    A position is computed when it is read, and stored while the stored ones fit into
+    `buffer_bytes`. Positions at which no example has a loss are left out.
     """
 
     reader: Reader
@@ -203,7 +204,8 @@ class LoopPositions:
         free_gb: float,
         memory_gb: float,
     ) -> LoopPositions:
-        """Begin with zeros, or raise if they do not fit into the `free_gb` that other sums leave."""
+        """Begin with zeros, or raise if they do not fit into the `free_gb` that other sums
+        leave."""
         outputs = prod(parts.shape[:2])
         examples = parts.shape[2]
         numbers = outputs * (examples * positions.longest + positions.rows)  # the sum, and one step
@@ -222,7 +224,8 @@ class LoopPositions:
         calls: Sequence[tuple[PositionGradients, Int[Tensor, " _"]]],
         kernel: Float[Tensor, "probe out row"],
     ) -> None:
-        """Subtract the kernel of the calls of a step, each given with the places of its examples."""
+        """Subtract the kernel of the calls of a step, each given with the places of its
+        examples."""
         start = 0
         for gradients, places in calls:
             for position in gradients.present:

@@ -108,7 +108,10 @@ class Trace:
         """Advice on names of examples, or nothing if they have names."""
         if not self.examples or not all(map(is_digest, self.examples)):
             return ""
-        return "named by digests of what they hold; follow(…, ids='dataset') names them by their places in a Dataset"
+        return (
+            "named by digests of what they hold; follow(…, ids='dataset') names them by their "
+            "places in a Dataset"
+        )
 
     def refresh(self) -> None:
         """Read the store again, because the loop may have gone on."""

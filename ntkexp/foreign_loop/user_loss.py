@@ -68,7 +68,8 @@ def losses_of(
 
 
 def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tensor, " row"] | None:
-    """Return the checked weights of the examples of a call in their mean, if the user gives them."""
+    """Return the checked weights of the examples of a call in their mean, if the user gives
+    them."""
     try:
         with torch.no_grad():
             losses, counts = losses_of(loss, outputs.detach(), call)

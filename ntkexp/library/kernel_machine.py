@@ -59,9 +59,10 @@ class KernelMachine:
     """The predictor f̂(x) = f_0(x) + Σᵢ K(x, xᵢ) aᵢ of training with the fixed kernel K under
     squared loss:
 
-        a = g(K(X, X) + ridge) (y − f_0(X)),    g(λ) = 1/λ                    after endless training,
-                                                g(λ) = (1 − e^{−tλ/n})/λ      for a time t of gradient flow,
-                                                g(λ) = (1 − (1 − ηλ/n)ᵏ)/λ    for k steps of size η,
+        a = g(K(X, X) + ridge) (y − f_0(X))
+        g(λ) = 1/λ                    after endless training
+        g(λ) = (1 − e^{−tλ/n})/λ      after a time t of gradient flow
+        g(λ) = (1 − (1 − ηλ/n)ᵏ)/λ    after k steps of size η
 
     The loss is the mean over the n examples, Σ‖f − y‖²/2n, as in `ntkexp kernel predict`.
 

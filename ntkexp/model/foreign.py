@@ -29,7 +29,7 @@ from ntkexp.records.atomic import read_object
 
 # --- A foreign module, adapted to the inputs of the data and the outputs of the loss.
 #
-#     tokens → integers        outputs [example] → [example, 1]        new tensors → dtype of the inputs
+#     tokens → integers      outputs [example] → [example, 1]      new tensors → dtype of inputs
 #
 # Before training the module runs on a few examples, so that misfits are reported in one line.
 
@@ -218,7 +218,8 @@ def let_import(files: Iterable[Path], folders: Sequence[Path]) -> None:
 
 
 def admit_module(name: str, folders: Iterable[Path]) -> list[Path]:
-    """Allow to import a module or package from the first folder that has it, and return its files."""
+    """Allow to import a module or package from the first folder that has it, and return its
+    files."""
     for folder in folders:
         files = [folder / f"{name}.py", *(folder / name).rglob("*.py")]
         if there := [file for file in files if file.is_file()]:

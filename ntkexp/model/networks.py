@@ -1,4 +1,5 @@
-"""Dense and convolutional networks, linear models, radial basis functions, and free lists of layers."""
+"""Dense and convolutional networks, linear models, radial basis functions, and free lists of
+layers."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 steps.
 
         gradient   Σᵢ Jᵢᵀℓ′ᵢ of the recorded calls, times the factors from its signature: proof (a)
-    step       by the optimizer with its recorded settings; its weights must have the recorded signature
+    step       by the optimizer with its recorded settings; the weights must have their signature
 
 If there is a checkpoint on both sides of a step, only the gradient is replayed.
 """
