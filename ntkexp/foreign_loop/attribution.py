@@ -219,10 +219,12 @@ class LoopBackward:
         credited = credit_of_examples(step, calls, gradient, factors, self.divided, cast=cast)
         if not cast and not self.divided:
             return {}, credited
-        by_examples = gradient | {name: part * gradient[name] for name, part in credited.items()}
         rounding = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
         for name in step.with_grad:
-            rounding[name] = step.gradient[name] - factors[name] * by_examples[name]
+            by_examples = gradient[name]
+            if name in credited:
+                by_examples = credited[name] * by_examples
+            rounding[name] = step.gradient[name] - factors[name] * by_examples
         return rounding, credited
 
     def query_ends(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> QueryEnds:
@@ -230,9 +232,11 @@ class LoopBackward:
         statistics = numbers_of(steps.statistics(step.index))
         later = numbers_of(steps.statistics(step.index + 1))
         before = self.reader.record(step.start | statistics, self.queries)
-        if all(torch.equal(value, later[name]) for name, value in statistics.items()):
-            return QueryEnds(before, self.later)
-        return QueryEnds(before, self.reader.record(end | statistics, self.queries))
+        after = self.later
+        moved = any(not torch.equal(value, later[name]) for name, value in statistics.items())
+        if moved:
+            after = self.reader.record(end | statistics, self.queries)
+        return QueryEnds(before, after)
 
     def rows_of(self, step: FollowedStep, like: Tensor) -> Int[Tensor, " row"]:
         """Return the place of the example of each row of the calls."""
@@ -432,9 +436,11 @@ def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
     if not wholes:
         return []
     first, *others = wholes
-    rows = {name: sum((whole[name] for whole in others), part) for name, part in first.items()}
-    blocks = tuple(Rows(row.reshape(1, 1, -1), name) for name, row in rows.items())
-    return [[Jacobian(blocks, 1, 1)]]
+    blocks = []
+    for name, part in first.items():
+        row = sum((whole[name] for whole in others), part)
+        blocks.append(Rows(row.reshape(1, 1, -1), name))
+    return [[Jacobian(tuple(blocks), 1, 1)]]
 
 
 def ratio(part: Tensor, whole: Tensor) -> float:

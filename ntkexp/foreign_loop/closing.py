@@ -1,4 +1,5 @@
-"""The final check of an attribution: the parts add up to the change of the outputs, and how strongly they cancel.
+"""The final check of an attribution: the parts add up to the change of the outputs, and how
+strongly they cancel.
 
     Σ contributions + decay + rounding + … = f_T − f_0        to a tolerance of
 
@@ -7,9 +8,9 @@
     + Σ_s ‖J̄_s Δθ_s − Δf_s‖                   the secant of each step closes to this
     + 64 eps Σ|parts|                         parts are rounded, which counts for at most 1 % of the change
 
-A result that misses its sum by more is refused. Parts that are far larger than their sum still add up in double
-precision, but a single one of them says little: the check states the ratio, and the parameter that causes it.
-"""
+A result that misses its sum by more is refused. Parts that are far larger than their sum still add
+up in double precision, but a single one of them says little: the check states the ratio, and the
+parameter that causes it."""
 
 from __future__ import annotations
 
@@ -71,7 +72,10 @@ class Closing:
         if not self.change:
             return "the outputs at the queries did not change"
         share = short(self.relative(self.missed))
-        return f"the parts add up to the change of the outputs, to {share} of it; contributions {self.cancel}"
+        return (
+            f"the parts add up to the change of the outputs, to {share} of it; contributions "
+            f"{self.cancel}"
+        )
 
     @property
     def cancel(self) -> str:
@@ -87,7 +91,8 @@ class Closing:
         share = short(self.relative(self.missed))
         bound = short(self.relative(self.tolerance))
         raise Mistake(
-            f"the parts of the examples miss the change of the outputs by {share} of it, where rounding explains "
+            f"the parts of the examples miss the change of the outputs by {share} of it, where "
+            "rounding explains "
             f"{bound}; contributions {self.cancel}; train in float64{freeze}"
         )
 
@@ -116,7 +121,8 @@ class ClosingSums:
         unclosed: Float[Tensor, "probe out"],
         terms: Sequence[Float[Tensor, "probe out"]],
     ) -> None:
-        """Add the sizes of the terms of a step, its closure, and the effect of rounding its weights."""
+        """Add the sizes of the terms of a step, its closure, and the effect of rounding its
+        weights."""
         for term in terms:
             self.mass += term.abs()
         self.unclosed += unclosed.norm()
@@ -150,7 +156,8 @@ class ClosingSums:
         names: Sequence[str],
         like: Float[Tensor, "probe out"],
     ) -> None:
-        """Find the parameter in which the parts of a step cancel, if one makes up more than half of them."""
+        """Find the parameter in which the parts of a step cancel, if one makes up more than half of
+        them."""
         masses = {}
         for name in names:
             one = adjoint.of([name])
@@ -202,9 +209,9 @@ def total_magnitude(numbers: Tensor) -> float:
 #
 #     f_T − f_0 = Σ contributions + decay + rounding        f in the precision of the weights that move
 #
-# At each step `rounding` is the effect of the consumed gradient minus the gradient of the examples without casts, for
-# the same ∂L/∂f. It belongs to no example. The outputs of the loop itself are those under casts; their distance from f
-# is reported apart.
+# At each step `rounding` is the effect of the consumed gradient minus the gradient of the examples
+# without casts, for the same ∂L/∂f. It belongs to no example. The outputs of the loop itself are
+# those under casts; their distance from f is reported apart.
 
 
 def casts_sentence(found: xr.Dataset) -> str:
@@ -217,8 +224,10 @@ def casts_sentence(found: xr.Dataset) -> str:
     ours, theirs = float((found["rounding"] ** 2).sum() ** 0.5), float(found.attrs["away"])
     shares = [short(each / moved) if moved else short(each) for each in (ours, theirs)]
     return (
-        f"{' and '.join(causes)} moved gradients by up to {short(float(found['casts_error'].max()))} of themselves, "
-        f"and so the outputs by {shares[0]} of what training changed, which no example added; outputs are read without "
+        f"{' and '.join(causes)} moved gradients by up to "
+        f"{short(float(found['casts_error'].max()))} of themselves, "
+        f"and so the outputs by {shares[0]} of what training changed, which no example added; "
+        "outputs are read without "
         f"casts, {shares[1]} of that change away from those with them"
     )
 
@@ -230,10 +239,12 @@ def rounding_sentence(found: xr.Dataset) -> str:
         return ""
     if "rounds" in found.attrs:
         return (
-            f"{found.attrs['rounds']} rounds its steps to shorter numbers, which did {short(share)} of what training "
+            f"{found.attrs['rounds']} rounds its steps to shorter numbers, which did "
+            f"{short(share)} of what training "
             "changed (`rounding`), and no example did"
         )
     return (
-        f"rounding did {short(share)} of what training changed: gradients that cancel were divided by their own size, "
+        f"rounding did {short(share)} of what training changed: gradients that cancel were divided "
+        "by their own size, "
         "which no example added; a larger eps of the optimizer avoids this"
     )

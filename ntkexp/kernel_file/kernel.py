@@ -33,7 +33,7 @@ from ntkexp.limit.network import Network
 from ntkexp.loss import Squared
 from ntkexp.model.base import LearningTask, ScaledOutput
 from ntkexp.model.functional import load_tensors
-from ntkexp.path.budget import RATE
+from ntkexp.path.budget import SECONDS_PER_WORK
 from ntkexp.records.atomic import Damaged
 from ntkexp.records.folder import results_version
 
@@ -292,7 +292,7 @@ class EmpiricalKernel(AbstractKernel):
     def seconds(self) -> float:
         modules, _ = self.drawn
         weights = sum(weight.numel() for module in modules for weight in module.parameters())
-        return weights * self.width * RATE
+        return weights * self.width * SECONDS_PER_WORK
 
     def between(
         self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]

@@ -74,9 +74,7 @@ class BackwardSum:
     them."""
 
     adjoint: Adjoint | None = None  # U; None before the first Jacobian
-    momentum_decay: Mapping[str, float] = field(
-        default_factory=dict
-    )  # β of the step after the next
+    momentum_decay: Mapping[str, float] = field(default_factory=dict)  # β of the last step added
     mixed: set[str] = field(default_factory=set)  # parameters that some step so far mixed
     saved: Sequence[Tensor] = ()  # U of a checkpoint
     components: Sequence[Collection[str]] = ()
@@ -110,17 +108,11 @@ class BackwardSum:
                 terms.add_secant(weight, secant, change, with_gradient_scale=not forms_v)
         self.momentum_decay = coefficients.momentum_decay
 
-        # V = α U + N ⊙ J̄, and the terms ⟨V, ·⟩. Where V is not formed, α multiplies the products
-        # with U
+        # V = α U + N ⊙ J̄, and the terms ⟨V, ·⟩
         assert self.adjoint is not None
-        v, gain = self.adjoint, in_numbers(coefficients.momentum_gain)
-        if gradient_part is not None:
-            v = self.adjoint.scaled(spread_all(coefficients.momentum_gain, step.start))
-            v.add(gradient_part)
-            gain = dict.fromkeys(coefficients.momentum_gain, 1.0)
-        v_of_examples = v.scaled(step.credit) if step.credit else v
+        v = coefficients.adjoint_of_gradient(self.adjoint, gradient_part, step.start)
         for terms in sums:
-            terms.add_adjoint(v, v_of_examples, gain, change)
+            terms.add_adjoint(v, change)
         return self.result(sums, change)
 
     def decay_by_one_number(self) -> float:
@@ -140,14 +132,18 @@ class BackwardSum:
         if not self.mixed:
             return secant
 
-        def mixed(block: Block) -> Block:
-            if not isinstance(block, Rows) or block.name not in coefficients.mixing:
-                return block
-            matrices = block.rows.view(*block.rows.shape[:2], *step.start[block.name].shape)
-            return Rows(coefficients.mixing[block.name].adjoint(matrices).flatten(2), block.name)
-
         jacobian = secant.with_rows(self.mixed, step.start)
-        return replace(jacobian, blocks=tuple(map(mixed, jacobian.blocks)))
+        blocks: list[Block] = []
+        for block in jacobian.blocks:
+            mixing = coefficients.mixing.get(block.name) if isinstance(block, Rows) else None
+            if not isinstance(block, Rows) or mixing is None:
+                blocks.append(block)
+                continue
+            shape = step.start[block.name].shape
+            matrices = block.rows.view(*block.rows.shape[:2], *shape)
+            rows = mixing.adjoint(matrices).flatten(2)
+            blocks.append(Rows(rows, block.name))
+        return replace(jacobian, blocks=tuple(blocks))
 
     def first_adjoint(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
         """Return U = 0, or U of the checkpoint."""
@@ -178,11 +174,11 @@ class StepCoefficients:
     """The coefficients of a step by parameter, and the vectors that V and J̄ are multiplied
     with."""
 
-    momentum_scale: Weights  # S
-    gradient_scale: Mapping[str, Coefficient]  # N
-    momentum_gain: Mapping[str, Coefficient]  # α
-    momentum_decay: Mapping[str, float]  # β
-    mixing: Mapping[str, Mixing]  # M
+    momentum_scale: dict[str, Tensor]  # S
+    gradient_scale: dict[str, Coefficient]  # N
+    momentum_gain: dict[str, Coefficient]  # α
+    momentum_decay: dict[str, float]  # β
+    mixing: dict[str, Mixing]  # M
     l2: Weights  # λθ; empty if zero
     decoupled_decay: Weights  # dθ; empty if zero
     residual: Weights  # r; empty if zero
@@ -190,20 +186,30 @@ class StepCoefficients:
     @classmethod
     def of(cls, step: BackwardStep) -> StepCoefficients:
         """Read the coefficients of the linear step of every parameter."""
-        linear = {name: step.linear.get(name, IDLE) for name in step.start}
-        l2 = {name: one.l2 for name, one in linear.items()}
-        decoupled_decay = {name: one.decoupled_decay for name, one in linear.items()}
-        return cls(
-            momentum_scale={
-                name: spread(one.momentum_scale, step.start[name]) for name, one in linear.items()
-            },
-            gradient_scale={name: one.gradient_scale for name, one in linear.items()},
-            momentum_gain={name: one.momentum_gain for name, one in linear.items()},
-            momentum_decay={name: one.momentum_decay for name, one in linear.items()},
-            mixing={name: one.mixing for name, one in linear.items() if one.mixing is not None},
+        read = cls({}, {}, {}, {}, {}, {}, {}, {})
+        l2: dict[str, Coefficient] = {}
+        decoupled_decay: dict[str, Coefficient] = {}
+        residual: dict[str, Tensor] = {}
+        for name, weight in step.start.items():
+            linear = step.linear.get(name, IDLE)
+            read.momentum_scale[name] = spread(linear.momentum_scale, weight)
+            read.gradient_scale[name] = linear.gradient_scale
+            read.momentum_gain[name] = linear.momentum_gain
+            read.momentum_decay[name] = linear.momentum_decay
+            if linear.mixing is not None:
+                read.mixing[name] = linear.mixing
+            if linear.residual is not None:
+                residual[name] = linear.residual
+            l2[name] = linear.l2
+            decoupled_decay[name] = linear.decoupled_decay
+        if residual:
+            zeros = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
+            residual = zeros | residual
+        return replace(
+            read,
             l2=decayed(l2, step.start),
             decoupled_decay=decayed(decoupled_decay, step.start),
-            residual=residuals(linear, step.start),
+            residual=residual,
         )
 
     def need_v(self, credit: Weights) -> bool:
@@ -213,6 +219,29 @@ class StepCoefficients:
         if any(isinstance(coefficient, Tensor) for coefficient in coefficients):
             return True
         return bool(credit) and any(self.gradient_scale.values())
+
+    def adjoint_of_gradient(
+        self, adjoint: Adjoint, gradient_part: Adjoint | None, weights: Weights
+    ) -> ScaledAdjoint:
+        """Return V = α U + N ⊙ J̄, or, without the second term, U and the numbers α."""
+        if gradient_part is None:
+            return ScaledAdjoint(adjoint, in_numbers(self.momentum_gain))
+        v = adjoint.scaled(spread_all(self.momentum_gain, weights))
+        v.add(gradient_part)
+        return ScaledAdjoint(v, dict.fromkeys(self.momentum_gain, 1.0))
+
+
+class ScaledAdjoint(NamedTuple):
+    """An adjoint, and a number for each parameter that multiplies it."""
+
+    adjoint: Adjoint
+    scale: Mapping[str, float]
+
+    def applied(self, vector: Weights) -> Float[Tensor, "probe out"]:
+        """Return the inner product with a vector."""
+        if (scale := common(self.scale)) is not None:
+            return scale * self.adjoint.applied(vector)
+        return self.adjoint.applied({name: self.scale[name] * v for name, v in vector.items()})
 
 
 @dataclass
@@ -270,31 +299,27 @@ class TermSums:
         if self.step.rounding:
             self.rounding = self.rounding - weight * part.applied(self.step.rounding)
 
-    def add_adjoint(
-        self,
-        v: Adjoint,
-        v_of_examples: Adjoint,
-        gain: Mapping[str, float],
-        like: Float[Tensor, "probe out"],
-    ) -> None:
-        """Add ⟨V, c Jᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩, where V is α times the vector given."""
-        # α c, taken out of the product if it is the same for all parameters
+    def add_adjoint(self, v: ScaledAdjoint, like: Float[Tensor, "probe out"]) -> None:
+        """Add ⟨V, c Jᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩."""
+        # V of gradients that are not rounding
+        credited = v.adjoint.scaled(self.step.credit) if self.step.credit else v.adjoint
+
+        # the scale of V times c, taken out of the product if all parameters share it
         factor = self.step.factor or {}
-        scales = {name: alpha * factor.get(name, 1.0) for name, alpha in gain.items()}
+        scales = {name: each * factor.get(name, 1.0) for name, each in v.scale.items()}
         scale = common(scales)
         right = self.examples
         if scale is None:
             right = (jacobian.scaled(scales) for jacobian in self.examples)
             scale = 1.0
-        self.kernel = self.kernel + scale * kernel_between(
-            v_of_examples.of(self.names), right, like
-        )
+        product = kernel_between(credited.of(self.names), right, like)
+        self.kernel = self.kernel + scale * product
 
-        part = v.of(self.names)
-        if self.coefficients.l2 and part.parts:
-            self.decay = self.decay - inner_product(part, self.coefficients.l2, gain)
-        if self.step.rounding and part.parts:
-            self.rounding = self.rounding - inner_product(part, self.step.rounding, gain)
+        part = ScaledAdjoint(v.adjoint.of(self.names), v.scale)
+        if self.coefficients.l2 and part.adjoint.parts:
+            self.decay = self.decay - part.applied(self.coefficients.l2)
+        if self.step.rounding and part.adjoint.parts:
+            self.rounding = self.rounding - part.applied(self.step.rounding)
 
     def result(self, like: Float[Tensor, "probe out"]) -> StepTerms:
         """Return the terms; a term without any product is zero for each output."""
@@ -318,28 +343,9 @@ def decayed(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
     return {name: weight * factors[name] for name, weight in weights.items()}
 
 
-def residuals(linear: Mapping[str, LinearStep], weights: Weights) -> Weights:
-    """Return r of every parameter; nothing if no step has one."""
-    known = {name: one.residual for name, one in linear.items() if one.residual is not None}
-    if not known:
-        return {}
-    return {
-        name: known[name] if name in known else torch.zeros_like(weights[name]) for name in linear
-    }
-
-
 def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
     """Return the coefficients that are one number for their parameter."""
     return {name: each for name, each in coefficients.items() if not isinstance(each, Tensor)}
-
-
-def inner_product(
-    adjoint: Adjoint, vector: Weights, gain: Mapping[str, float]
-) -> Float[Tensor, "probe out"]:
-    """Return ⟨α U, v⟩, with an α for each parameter."""
-    if (alpha := common(gain)) is not None:
-        return alpha * adjoint.applied(vector)
-    return adjoint.applied({name: gain[name] * part for name, part in vector.items()})
 
 
 def common(numbers: Mapping[str, float]) -> float | None:

@@ -350,13 +350,21 @@ class Halves(Resumable):
         """
         if not step_sizes:
             return torch.full_like(self.mass[0], torch.nan)
-        elapsed = torch.tensor([0.0, *step_sizes]).to(self.mass).cumsum(0)[list(self.edges)]
-        before = torch.cat([torch.zeros_like(self.mass[:1]), self.mass.cumsum(0)])
+        # time and mass at the edges of the stretches
+        times = torch.tensor([0.0, *step_sizes]).to(self.mass).cumsum(0)
+        elapsed = times[list(self.edges)]
+        zero = torch.zeros_like(self.mass[:1])
+        before = torch.cat([zero, self.mass.cumsum(0)])
         half = before[-1:] / 2
-        stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=len(self.mass) - 1)
-        start, made = before.gather(0, stretch), self.mass.gather(0, stretch)
+
+        # the stretch in which half is reached, and the time in it
+        last = len(self.mass) - 1
+        stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=last)
+        start = before.gather(0, stretch)
+        mass = self.mass.gather(0, stretch)
         begun = elapsed[stretch]
-        time = begun + (half - start) / made * (elapsed[stretch + 1] - begun)
+        length = elapsed[stretch + 1] - begun
+        time = begun + (half - start) / mass * length
         return (time / elapsed[-1])[0]
 
 

@@ -11,7 +11,7 @@ pass goes back from the end of each.
 The error of the parts is measured by the same pass with twice the substeps, at a sample of m of the
 Q points:
 
-    e(x, ·) = (𝒮_2n(x, ·) − 𝒮_n(x, ·)) · 4/3,    ‖𝒮 − 𝒮_integral‖² ≈ Q/m Σ_{m of Q points} ‖e(x, ·)‖²
+    e(x, ·) = (𝒮_2n(x, ·) − 𝒮_n(x, ·)) · 4/3,  ‖𝒮 − 𝒮_integral‖² ≈ Q/m Σ_{m of Q points} ‖e(x, ·)‖²
 
 A sample of steps, as the forward sum takes, would not do: the error of a step's Jacobian enters the
 adjoint, and through it the parts of all earlier steps. Points do not share adjoints."""
@@ -73,12 +73,13 @@ class RulePass:
     ) -> None:
         """Add one step at the points of a chunk."""
         result, parts = add_step(self.integrals, self.sum, step, back, block, rows)
-        summed_parts, terms = parts.sum(2), result.terms
-        self.tallies[step.index].add(
-            block, terms.kernel, parts, summed_parts, expected=result.change
-        )
+        terms = result.terms
+        summed_parts = parts.sum(2)
+        change = summed_parts + terms.decay + terms.rounding
+        tally = self.tallies[step.index]
+        tally.add(block, terms.kernel, parts, summed_parts, expected=result.change)
         self.halves.add(step.index, chunk, parts)
-        self.totals.add(step.index, rows, summed_parts + terms.decay + terms.rounding)
+        self.totals.add(step.index, rows, change)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -398,10 +399,11 @@ class TwoPasses(AbstractAccumulator):
         return self.recording
 
     def error(self, rule: str, steps: int) -> Error | None:
-        if self.second is None or self.second.finer is None or self.second.finer.rule != rule:
+        finer = None if self.second is None else self.second.finer
+        if self.second is None or finer is None or finer.rule != rule:
             return None
-        finer = self.second.finer
-        contributions = self.second.rules[rule].integrals.contributions[self.domain.rows]
+        integrals = self.second.rules[rule].integrals
+        contributions = integrals.contributions[self.domain.rows]
         difference = finer.integrals.contributions - contributions[finer.sample]
         points = len(contributions) / len(finer.sample)
         return Error(finer.gain * float(difference.norm()) * sqrt(points))

@@ -308,7 +308,7 @@ def test_effects_are_held_against_trainings_without_examples(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_where_a_sweep_takes_longer_effects_are_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.foreign_loop.effects.OUTPUTS", 0.5)  # 18 examples, 9 outputs
+    monkeypatch.setattr("ntkexp.foreign_loop.effects.OUTPUTS_PER_TRAINING", 0.5)  # 18 examples, 9 outputs
     given = (loops.momentum, loops.plain)
     folder = tmp_path / "outputs" / "runs" / "mine"
     found = repeated(*given, to=folder).attribute(effects=True, again=lambda: repeated(*given))["effect"]
@@ -329,7 +329,7 @@ def test_where_a_sweep_takes_longer_effects_are_trainings(tmp_path: Path, monkey
 
 @pytest.mark.slow
 def test_a_loss_that_was_not_trained_with_is_refused_without_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.foreign_loop.effects.OUTPUTS", 0.5)
+    monkeypatch.setattr("ntkexp.foreign_loop.effects.OUTPUTS_PER_TRAINING", 0.5)
     trace = followed(loop(loops.momentum), loops.plain, loss=lambda outputs, call: outputs.square().sum(1))
     with pytest.raises(Mistake, match="is not the loss that was trained with"):
         trace.attribute(effects=True, again=lambda: repeated(loops.momentum, loops.plain))
