@@ -91,7 +91,7 @@ class LoopBackward:
         secant = self.reader.along(ends.before, ends.after, as_copies=True)
 
         # U ← S ⊙ J̄ + β U,  V = α U + N ⊙ J̄,  and the inner products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩, −⟨V, e⟩
-        right = StepRows(step, calls, self.calls.room)
+        right = StepRows(step, calls, self.calls.buffer_bytes)
         back = BackwardStep(
             start=step.start,
             difference={name: end[name] - weight for name, weight in step.start.items()},
@@ -169,7 +169,7 @@ class LoopBackward:
         if self.is_cast(step) or any(call.statistics is not None for call in step.calls):
             gradient, replayed = self.replay_by_autograd(step, begun, replayed)
         consumed = {name: step.gradient[name] for name in step.with_grad}
-        tolerance = called.room_of(step.calls, exact=step.exact)
+        tolerance = called.cast_eps(step.calls, exact=step.exact)
         noise = partial(called.noise, step.calls, begun)
         factors, error = factors_between(
             gradient, consumed, step.index, facts_of(step.calls), tolerance, noise
@@ -196,7 +196,7 @@ class LoopBackward:
             replace(
                 replay,
                 outputs=output.to(replay.outputs),
-                cast_eps=called.room(call.how, exact=step.exact),
+                cast_eps=called.cast_eps_of(call.how, exact=step.exact),
             )
             for replay, output, call in zip(replayed, outputs, step.calls, strict=True)
         ]
@@ -373,7 +373,9 @@ class StepRows:
     calls whose batches norms couple, if any; and one for each position of each example, if
     contributions by position are asked for."""
 
-    def __init__(self, step: FollowedStep, calls: Sequence[CallGradients], room: float) -> None:
+    def __init__(
+        self, step: FollowedStep, calls: Sequence[CallGradients], buffer_bytes: float
+    ) -> None:
         self.coupled = [
             call.whole is not None
             for call, followed in zip(calls, step.calls, strict=True)
@@ -382,7 +384,7 @@ class StepRows:
         batch = coupled_row(calls)
         positions = [call.by_position for call in calls if call.by_position is not None]
         for each in positions:
-            each.room = room / len(positions)  # bytes
+            each.buffer_bytes = buffer_bytes / len(positions)
         self.jacobians = Chain([call.features for call in calls] + batch + [*positions])
         self.examples = len(self.coupled)
         self.first_position = self.examples + len(batch)
