@@ -1,28 +1,28 @@
 """Is a network trained by gradient descent a kernel machine, and which one?
 
-The command `ntkexp` runs experiments; these functions are its library:
+The command `ntkexp` runs experiments. The library has these functions and classes:
 
     tangent_kernel(module, x1, x2)                    K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ
-    TangentKernel(module)(x1, x2)                     the same as an object, which scikit-learn and DataLoaders know
+    TangentKernel(module)(x1, x2)                     the kernel as an object for scikit-learn
     KernelMachine(kernel).fit(x, y).predict(x)        training with a fixed kernel, in closed form
     secant_kernel(module, start, end, probes, train)  K̄(x, x′) = J̄(start → end; x) J(start; x′)ᵀ
-    infinite_kernel(spec, x1, x2)                     the kernels of an infinitely wide network: NNGP and tangent
-    load_run(folder)                                  a finished run, as data frames and a data set
-    follow(model, optimizer, queries=x)               a training loop of one's own, proved and attributed to examples
-    AbstractOptimizerRule, LinearStep                 how an optimizer of one's own takes gradients in, for `follow`
-    validate(run, scores)                             scores compared with trainings without some examples: LDS, QLD
-    lightning.Follow, huggingface.Follow              the same as callbacks of Lightning and of Hugging Face's Trainer
-    bridges.QuandaExplainer, .DattriAttributor        scores of a followed loop, in the shapes of other libraries
+    infinite_kernel(spec, x1, x2)                     NNGP and tangent kernel at infinite width
+    load_run(folder)                                  a finished run as tables and a data set
+    follow(model, optimizer, queries=x)               attribution of your own training loop to examples
+    AbstractOptimizerRule, LinearStep                 rules by which `follow` reads other optimizers
+    validate(run, scores)                             scores compared with retraining: LDS, QLD
+    lightning.Follow, huggingface.Follow              `follow` as a callback of Lightning and Trainer
+    bridges.QuandaExplainer, .DattriAttributor        scores of a followed loop for other libraries
 
-What is refused raises a `Mistake`, whose message is one line.
+Functions raise a `Mistake` with a one-line message if they refuse their arguments.
 """
 
 from __future__ import annotations
 
 import sys
 
-# `python -m ntkexp` puts the working folder first on the path, where a file `typing.py` would replace Python's.
-# The folder stays if the package itself lies there.
+# `python -m ntkexp` puts the working folder first on the path, where a file `typing.py` would hide
+# Python's own module. Remove the folder, unless it contains the package.
 if (
     sys.argv[:1] == ["-m"]
     and "ntkexp" in sys.orig_argv
@@ -76,11 +76,11 @@ HOMES = {
     "validate": "ntkexp.validation",
 }
 CALLBACKS = frozenset({"huggingface", "lightning"})
-"""Modules that need a library which not everybody has."""
+"""Modules that need an optional library."""
 
 
 def __dir__() -> list[str]:
-    """What users call, and what this module has as any module does."""
+    """Return the public names and the module's own double-underscore names."""
     return sorted(
         {
             *__all__,
@@ -92,8 +92,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import a function when it is first asked for: `import ntkexp` loads neither torch nor pandas."""
-    from importlib import import_module  # noqa: PLC0415  nothing is loaded before it is asked for
+    """Import a public name at its first use, so that `import ntkexp` loads neither torch nor pandas."""
+    from importlib import import_module  # noqa: PLC0415  loaded at the first use only
 
     if name == "__version__":
         return import_module("ntkexp.records.folder").package_version()

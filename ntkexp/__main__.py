@@ -1,6 +1,6 @@
-"""`ntkexp`, and `python -m ntkexp`: an interruption during import ends in the same line as later ones."""
+"""The commands `ntkexp` and `python -m ntkexp`. Ctrl-C prints one line, even during imports."""
 
-# ruff: noqa: PLC0415  what is imported here takes time, in which Ctrl-C may come
+# ruff: noqa: PLC0415  imports take time, and Ctrl-C during an import must be caught
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 
 
 def main() -> None:
-    """Run the command of `sys.argv`."""
+    """Run the command in `sys.argv`."""
     try:
-        from ntkexp.cli.main import main as obey
+        from ntkexp.cli.main import main as run_command
 
-        obey()
+        run_command()
     except KeyboardInterrupt:
         sys.stderr.write("ntkexp: interrupted\n")
         sys.exit(130)

@@ -1,7 +1,8 @@
 """A component is a value: a frozen, typed set of fields, which are its keys in YAML.
 
-Every choice an experiment makes (a model, a loss, an optimizer, …) is a subclass of that choice's `Abstract…` base,
-named by `_target_` in one YAML file, which is called as the component is: there is no registry.
+An experiment chooses a model, a loss, an optimizer and so on. Each option of such a choice subclasses
+the choice's `Abstract…` base. One YAML file, which has the option's name, refers to the class by
+`_target_`. There is no registry.
 
 >>> from ntkexp.path.rule.base import Secant
 >>> Secant().fields(), Secant().option
@@ -18,23 +19,23 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ntkexp.naming import class_path, option_name
 
-# Beyond these ends no machine holds or finishes a count, and arithmetic fails before memory does. They are far from
-# what is reasonable: what fits between them is measured against `memory_gb`, and against time.
+# No machine holds or finishes larger counts, and with them arithmetic would overflow before memory
+# runs out. Smaller counts are compared with `memory_gb` and with the expected duration.
 LARGEST = 10**7
 DEEPEST = 1000
 LONGEST = 10**12
 
 Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
-"""Of examples, units, features."""
+"""A number of examples, units or features."""
 
 CountOrNone: TypeAlias = Annotated[int, Field(ge=0, le=LARGEST)]
-"""The same, or none."""
+"""A count that may be zero."""
 
 Depth: TypeAlias = Annotated[int, Field(ge=1, le=DEEPEST)]
-"""Of layers one after the other, or pixels of a window."""
+"""A number of consecutive layers, or of pixels along a window."""
 
 Steps: TypeAlias = Annotated[int, Field(ge=1, le=LONGEST)]
-"""Of an optimizer."""
+"""A number of steps of an optimizer."""
 
 
 class Component(BaseModel):
@@ -46,31 +47,31 @@ class Component(BaseModel):
 
     @property
     def option(self) -> str:
-        """The component has this name: in tables, in names of folders, and where it is asked for."""
+        """The component's name on the command line, in tables and in folder names."""
         return option_name(class_path(type(self)))
 
     def files(self) -> tuple[Path, ...]:
-        """The files this component reads; their contents belong to the identity of a run."""
+        """Return the files that this component reads. A run's identity includes their contents."""
         return ()
 
     def code(self) -> tuple[Path, ...]:
-        """The Python files this component runs; the command line wants them trusted."""
+        """Return the Python files that this component runs. The user must have trusted them."""
         return ()
 
     def fields(self) -> dict[str, Any]:
-        """The component is plain data, `_target_` first and every default filled in."""
+        """Return the component as plain data: `_target_`, then all fields with their defaults."""
         return {"_target_": class_path(type(self))} | {
             name: plain(getattr(self, name)) for name in type(self).model_fields
         }
 
 
 def can_be_built(kind: type[Component]) -> bool:
-    """Whether a kind of component is none that only others are made from."""
+    """Return whether a component class is concrete."""
     return not (inspect.isabstract(kind) or kind.__name__.startswith("Abstract"))
 
 
 def plain(value: Any) -> Any:
-    """The value of a field as JSON knows it."""
+    """Convert the value of a field to types that JSON can store."""
     if isinstance(value, Component):
         return value.fields()
     if isinstance(value, dict):

@@ -1,12 +1,7 @@
 """Numbers that describe a kernel, the hidden units and the contributions of a run.
 
-A tangent kernel in numbers: its spectrum, its alignment with the targets, and its distance from another kernel.
-
-The largest eigenvalue of a symmetric matrix that is known by its products with vectors alone (Lanczos 1950).
-
-With orthonormal v_1, v_2, … from v_{k+1} ∝ A v_k, made orthogonal to all before, A becomes tridiagonal. Its largest
-eigenvalue there is Rayleigh's quotient of the best of all vectors that were reached: it comes from below, and needs a
-tenth of the products that A v, A²v, … by themselves would need.
+The file has four parts: eigenvalues of a kernel, distances between kernels, activations of hidden units,
+and the integrals of a run.
 
 >>> matrix = torch.diag(torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64))
 >>> round(largest_eigenvalue(lambda vector: matrix @ vector, torch.ones(3, dtype=torch.float64)), 12)
@@ -28,69 +23,82 @@ from torch import Tensor, nn
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.on_disk import blocks, summed
 
-PRODUCTS, SETTLED = (
-    100,
-    1e-7,
-)  # at most 100 products, until one more changes the value by less than 1e-7
+MAX_LANCZOS_PRODUCTS = 100
+LANCZOS_TOLERANCE = 1e-7
+"""Stop if one more product changes the eigenvalue by less than this share."""
 
 
 def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
-    """Find λ_max on the space that products span from a vector of any shape; NaN where a product is not finite."""
-    if not (length := norm(start)):
+    """Compute λ_max of a symmetric matrix A from its products with vectors (Lanczos 1950).
+
+    Orthonormal vectors v_1, v_2, … with v_{k+1} ∝ A v_k make A tridiagonal. The largest eigenvalue of
+    the tridiagonal matrix approaches λ_max from below and needs about a tenth of the products of
+    power iteration. `start` may have any shape. Return the first inner product that is not finite.
+    """
+    length = norm(start)
+    if not length:
         return 0.0
-    basis, diagonal, beside, eigenvalue = [start / length], list[float](), list[float](), 0.0
-    while len(diagonal) < PRODUCTS:
+    basis = [start / length]
+    diagonal: list[float] = []
+    off_diagonal: list[float] = []
+    eigenvalue = 0.0
+    while len(diagonal) < MAX_LANCZOS_PRODUCTS:
+        # α_k = v_kᵀ A v_k
         image = product(basis[-1])
         diagonal.append(inner(image, basis[-1]))
         if not isfinite(diagonal[-1]):
             return diagonal[-1]
-        # λ_max of the tridiagonal matrix
-        upper = torch.diag(torch.tensor(beside, dtype=torch.float64), 1)
+        # λ_max of the tridiagonal matrix with α on its diagonal and β beside it
+        upper = torch.diag(torch.tensor(off_diagonal, dtype=torch.float64), 1)
         tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + upper + upper.mH
-        before, eigenvalue = eigenvalue, float(torch.linalg.eigvalsh(tridiagonal)[-1])
-        for vector in 2 * basis:  # once would leave what rounding had left of a vector
+        previous = eigenvalue
+        eigenvalue = float(torch.linalg.eigvalsh(tridiagonal)[-1])
+        # v_{k+1}: orthogonalise twice, because rounding spoils the first pass
+        for vector in 2 * basis:
             image = image - inner(image, vector) * vector
-        if abs(eigenvalue - before) <= SETTLED * eigenvalue or norm(image) <= torch.finfo(
-            image.dtype
-        ).eps * abs(eigenvalue):
+        beta = norm(image)
+        has_settled = abs(eigenvalue - previous) <= LANCZOS_TOLERANCE * eigenvalue
+        if has_settled or beta <= torch.finfo(image.dtype).eps * abs(eigenvalue):
             break
-        beside.append(norm(image))
-        basis.append(image / beside[-1])
+        off_diagonal.append(beta)
+        basis.append(image / beta)
     return eigenvalue
 
 
-def inner(one: Tensor, other: Tensor) -> float:
-    """Multiply two vectors of any shape."""
-    return float(torch.dot(one.flatten(), other.flatten()))
+def inner(left: Tensor, right: Tensor) -> float:
+    """Return the inner product of two tensors of the same shape."""
+    return float(torch.dot(left.flatten(), right.flatten()))
 
 
 def norm(vector: Tensor) -> float:
-    """Measure the length of a vector of any shape."""
+    """Return the Euclidean norm of a tensor of any shape."""
     return sqrt(inner(vector, vector))
 
 
-# --- What a tangent kernel among the training examples says about training, in numbers.
+# --- The tangent kernel among the training examples
 #
 # With the eigenvalues λ of the (M·C)×(M·C) matrix K and p = λ/Σλ:
 #
 #     effective rank    exp(−Σ p log p)
-#     stability         η w λ_max max ℓ″ / 2: gradient descent on a quadratic with this kernel is stable below 1
+#     stability         η w λ_max max ℓ″ / 2: gradient descent on a quadratic is stable below 1
 
 
 TOP = 10
-DENSE = 4096  # entries; all eigenvalues of a larger matrix would take minutes at every snapshot
+"""Number of leading eigenvalues in the metrics."""
+MAX_DENSE_ENTRIES = 4096
+"""All eigenvalues of a larger matrix would take minutes at every snapshot."""
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Eigenvalues stand from the largest down, with their eigenvectors."""
+    """Eigenvalues in descending order, and their eigenvectors."""
 
     values: Float[Tensor, " mode"]
     modes: Float[Tensor, "entry mode"]
 
     @property
     def effective_rank(self) -> float:
-        """exp of the entropy of the normalised eigenvalues.
+        """Return exp(−Σ p log p) for the normalised eigenvalues p.
 
         >>> Spectrum(torch.tensor([2.0, 2.0, 0.0]), torch.eye(3)).effective_rank
         2.0
@@ -101,42 +109,42 @@ class Spectrum:
 
     @property
     def condition(self) -> float:
-        """λ_max/λ_min; infinite where λ_min is zero to rounding."""
-        smallest, largest = float(self.values[-1]), float(self.values[0])
-        noise = len(self.values) * torch.finfo(self.values.dtype).eps * largest
-        return largest / smallest if smallest > noise else float("inf")
+        """Return λ_max/λ_min, or infinity if λ_min is zero up to rounding."""
+        largest = float(self.values[0])
+        smallest = float(self.values[-1])
+        rounding = len(self.values) * torch.finfo(self.values.dtype).eps * largest
+        return largest / smallest if smallest > rounding else float("inf")
 
     def share(self, vectors: Float[Tensor, "entry *vector"], top: int) -> float:
-        """How much of ‖v‖² lies in the eigenspace of the `top` largest eigenvalues, of all vectors together."""
-        inside = self.modes[:, :top].mH @ vectors
-        whole = float(vectors.square().sum())
-        return float(inside.square().sum()) / whole if whole else float("nan")
+        """Return the share of Σ‖v‖² in the span of the `top` leading eigenvectors."""
+        coordinates = self.modes[:, :top].mH @ vectors
+        total = float(vectors.square().sum())
+        return float(coordinates.square().sum()) / total if total else float("nan")
 
 
 def spectrum(kernel: Float[Tensor, "train out train out_"]) -> Spectrum:
-    """Find the eigenvalues and eigenvectors of the kernel as a matrix."""
+    """Compute the eigenvalues and eigenvectors of the kernel's (M·C)×(M·C) matrix."""
     matrix = kernel.flatten(2).flatten(0, 1)
     values, modes = torch.linalg.eigh((matrix + matrix.mH) / 2)
     return Spectrum(values.flip(0), modes.flip(1))
 
 
 def largest_kernel_eigenvalue(kernel: Float[Tensor, "train out train out_"]) -> float:
-    """λ_max: from all eigenvalues of a matrix that is small enough, from below by products with a larger one."""
+    """Compute λ_max: by a full decomposition for small matrices, by Lanczos for large ones."""
     matrix = kernel.flatten(2).flatten(0, 1)
-    if len(matrix) <= DENSE:
+    if len(matrix) <= MAX_DENSE_ENTRIES:
         return float(torch.linalg.eigvalsh((matrix + matrix.mH) / 2)[-1])
     return largest_eigenvalue(matrix.__matmul__, matrix.diagonal().sqrt())
 
 
-# --- How far a kernel is from another one: from that of the start, from that of infinite width, from that of the
-# labels.
+# --- Distances between two kernels
 #
-# drift             ‖K − K′‖/‖K′‖ alignment         ⟨K, K′⟩/(‖K‖‖K′‖); centred (CKA) with H = 1 − 11ᵀ/M on both
-# sides
+#     kernel change    ‖K − K′‖/‖K′‖
+#     alignment        ⟨K, K′⟩/(‖K‖‖K′‖); CKA is the alignment of H K H and H K′ H, H = 1 − 11ᵀ/M
 
 
 def drift(kernel: Float[Tensor, "..."], start: Float[Tensor, "..."]) -> float:
-    """Find the distance of a kernel from where it started, relative to the start.
+    """Return the kernel change ‖K − K_0‖/‖K_0‖.
 
     >>> import torch
     >>> drift(1.5 * torch.eye(4), torch.eye(4))
@@ -146,7 +154,7 @@ def drift(kernel: Float[Tensor, "..."], start: Float[Tensor, "..."]) -> float:
 
 
 def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
-    """Find the cosine between two kernels.
+    """Return the alignment ⟨K, K′⟩/(‖K‖‖K′‖), the cosine between two kernels.
 
     >>> import torch
     >>> alignment(torch.eye(4), torch.eye(4) * 3)
@@ -158,35 +166,32 @@ def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
 def label_alignment(
     kernel: Float[Tensor, "train kept train kept_"], targets: Float[Tensor, "train out"]
 ) -> float:
-    """Find the CKA of the kernel, averaged over outputs, with the kernel yyᵀ of the targets."""
+    """Return the CKA of the kernel with y yᵀ; the kernel is averaged over outputs first."""
     averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
     return alignment(centred(averaged), centred(targets @ targets.t()))
 
 
 def centred(kernel: Float[Tensor, "train train"]) -> Float[Tensor, "train train"]:
-    """H K H."""
+    """Return H K H with H = 1 − 11ᵀ/M."""
     return kernel - kernel.mean(0, keepdim=True) - kernel.mean(1, keepdim=True) + kernel.mean()
 
 
-# --- Hidden units in numbers: which are on for which example, where slopes jump, and whether units are tuned to one
-# task.
+# --- Hidden units: active or not, kinks, and tuning to tasks
 
 
-# --- Activation patterns: which units of a piecewise linear network are on, for which example.
-
-
-KINKED = ("relu", "leaky_relu", "abs")
+KINKED_AT_ZERO = ("relu", "leaky_relu", "abs")
+"""Operations with a kink at 0 alone, by their names on the tape."""
 
 
 def pattern(tape: Tape) -> Bool[Tensor, " unit"]:
-    """The sign at every kink that weights can move, over examples and units."""
-    moving = tape.from_inputs & tape.from_weights
-    arguments = [entry.slots[0] for entry in tape.entries if entry.name in KINKED]
-    signs = [tape[slot].detach().flatten() > 0 for slot in arguments if slot in moving]
+    """Return the activation pattern: the sign of each argument of a kinked operation.
+
+    The pattern contains all examples and units whose sign depends on inputs and weights.
+    """
+    variable = tape.from_inputs & tape.from_weights
+    arguments = [entry.slots[0] for entry in tape.entries if entry.name in KINKED_AT_ZERO]
+    signs = [tape[slot].detach().flatten() > 0 for slot in arguments if slot in variable]
     return torch.cat(signs) if signs else torch.zeros(0, dtype=torch.bool)
-
-
-# --- Kinks of a network: operations on its way from weights to outputs whose slope jumps.
 
 
 KINKED_OPERATIONS = {
@@ -207,31 +212,27 @@ KINKED_OPERATIONS = {
     "max_pool3d_with_indices": "max pooling",
     "adaptive_max_pool2d": "max pooling",
 }
-"""The operations, each by the name that people know."""
+"""Operations whose slope jumps: the name on the tape, and the common name."""
 
 
 def kinks(tape: Tape) -> list[str]:
-    """Name the operations with kinks among whose arguments are some that weights move, each once."""
-    moved = tape.from_weights
-    found = [
-        KINKED_OPERATIONS[entry.name]
-        for entry in tape.entries
-        if entry.name in KINKED_OPERATIONS and not moved.isdisjoint(entry.slots)
-    ]
-    return list(dict.fromkeys(found))
+    """Return the common names of the kinked operations whose arguments depend on weights."""
+    names: dict[str, None] = {}
+    for entry in tape.entries:
+        depends_on_weights = not tape.from_weights.isdisjoint(entry.slots)
+        if entry.name in KINKED_OPERATIONS and depends_on_weights:
+            names[KINKED_OPERATIONS[entry.name]] = None
+    return list(names)
 
 
-# --- Whether hidden units are tuned to one task, from what they do at the points of each.
-#
-#     selectivity    Σ_u |r_u(A) − r_u(B)| / Σ_u (r_u(A) + r_u(B))
-#
-# with r_u(T) the deviation of unit u's activity over the points of task T. It is 0 where all units answer to both
-# alike, 1 where each answers to one alone; of more than two tasks, the mean over pairs. Units are what the
-# readout takes: the layer with weights that is called last, where others came before it.
+def selectivity(responses: Sequence[Float[Tensor, " unit"]]) -> float | None:
+    """Return how far hidden units are tuned to one task each, averaged over pairs of tasks.
 
+        selectivity = Σ_u |r_u(A) − r_u(B)| / Σ_u (r_u(A) + r_u(B))
 
-def selectivity(answers: Sequence[Float[Tensor, " unit"]]) -> float | None:
-    """Compare what units answer to each task; nothing where there is nothing to compare.
+    r_u(T) is the standard deviation of the activity of unit u over the points of task T. The
+    selectivity is 0 if all units respond equally to both tasks, and 1 if each responds to one only.
+    Return None if there are fewer than two tasks or no unit responds.
 
     >>> selectivity([torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])])
     1.0
@@ -239,47 +240,54 @@ def selectivity(answers: Sequence[Float[Tensor, " unit"]]) -> float | None:
     0.0
     """
     contrasts = [
-        (one - other).abs().sum() / (one + other).sum() for one, other in combinations(answers, 2)
+        (first - second).abs().sum() / (first + second).sum()
+        for first, second in combinations(responses, 2)
     ]
     mean = float(torch.stack(contrasts).mean()) if contrasts else math.nan
     return mean if math.isfinite(mean) else None
 
 
 def activity(network: nn.Module, call: Callable[[], object]) -> Float[Tensor, "point unit"] | None:
-    """What the readout of a network takes during a call of it; nothing where no layer with weights came before."""
-    heard: list[Tensor] = []
+    """Return the inputs of the readout during a call of the network.
 
-    def hear(_: nn.Module, given: tuple[object, ...]) -> None:
-        heard.extend(value.detach() for value in given[:1] if isinstance(value, Tensor))
+    The readout is the last layer with weights. Return None if no other layer with weights precedes it.
+    """
+    layer_inputs: list[Tensor] = []
 
-    layers = [
+    def record_input(_: nn.Module, arguments: tuple[object, ...]) -> None:
+        if arguments and isinstance(arguments[0], Tensor):
+            layer_inputs.append(arguments[0].detach())
+
+    layers_with_weights = [
         layer
         for layer in network.modules()
         if not list(layer.children()) and list(layer.parameters())
     ]
-    handles = [layer.register_forward_pre_hook(hear) for layer in layers]
+    handles = [layer.register_forward_pre_hook(record_input) for layer in layers_with_weights]
     try:
         with torch.no_grad():
             call()
     finally:
         for handle in handles:
             handle.remove()
-    return heard[-1].flatten(1) if len(heard) > 1 else None
+    return layer_inputs[-1].flatten(1) if len(layer_inputs) > 1 else None
 
 
-# --- What can be said of the integrals of a whole run, in numbers.
+# --- The integrals of a run: the path kernel 𝒦 and the contributions 𝒮
 #
-# cancellation           Σ|𝒮| / Σ_x |Σᵢ 𝒮|: how far the parts exceed their sum
-# top_k                  the share of |𝒮| that comes from the k largest contributors to a point, on average
-# coefficient_variation  of aᵢ(x) = 𝒦(x, xᵢ)⁻¹ 𝒮(x, xᵢ) over the points x, the median over examples: zero for a kernel
-#                        machine whose coefficients do not depend on the query
-# left_out               the share of pairs whose 𝒦 is too small to divide by
-# symmetry_defect        ‖𝒦 − 𝒦ᵀ‖/‖𝒦‖ among the training examples
-# psd_defect             −λ_min/λ_max of the symmetric part of 𝒦 there, if λ_min is negative
+#     cancellation           Σ|𝒮| / Σ_x |Σᵢ 𝒮|
+#     top_k                  mean share of the k largest contributors in Σᵢ|𝒮| of a query
+#     coefficient_variation  relative standard deviation of aᵢ(x) = 𝒦(x, xᵢ)⁻¹ 𝒮(x, xᵢ) over the
+#                            queries x, median over examples; zero for a kernel machine whose
+#                            coefficients do not depend on the query
+#     left_out               share of pairs (x, xᵢ) whose 𝒦 is too small to divide by
+#     symmetry_defect        ‖𝒦 − 𝒦ᵀ‖/‖𝒦‖ among the training examples
+#     psd_defect             max(0, −λ_min/λ_max) of the symmetric part of 𝒦 among them
 
 
-TOPS = (1, 5, 10)
-SMALL = 1e-3  # of the largest 𝒦
+TOP_CONTRIBUTORS = (1, 5, 10)
+MIN_KERNEL_SHARE = 1e-3
+"""Do not divide by kernel blocks smaller than this share of the largest entry of 𝒦."""
 
 
 def summary(
@@ -287,49 +295,54 @@ def summary(
     contributions: Float[Tensor, "probe out train"],
     train: int,
 ) -> dict[str, float]:
-    """Find all of these; the first `train` points are the training examples (none, if the path was not read there)."""
+    """Compute the numbers of the table above.
+
+    The first `train` queries are the training examples; 0 if the run has no queries there.
+    """
     mass = torch.stack([block.abs().sum() for block in blocks(contributions)]).sum()
     facts = {"cancellation": ratio(mass, summed(contributions).abs().sum())}
-    facts |= {f"top_{k}": top_share(contributions, k) for k in TOPS}
-    facts |= coefficients(kernel, contributions) if is_square(kernel) else {}
-    return facts | (defects(kernel[:train]) if train and is_square(kernel) else {})
+    facts |= {f"top_{k}": top_share(contributions, k) for k in TOP_CONTRIBUTORS}
+    if is_square(kernel):
+        facts |= coefficients(kernel, contributions)
+        if train:
+            facts |= defects(kernel[:train])
+    return facts
 
 
 def is_square(kernel: Float[Tensor, "probe out train out_"]) -> bool:
-    """Whether the path was read at every output, and its kernel kept."""
+    """Return whether the run stored its kernel, for all pairs of outputs."""
     return kernel.shape[1] == kernel.shape[3] and kernel.shape[2] > 0
 
 
 def top_share(contributions: Float[Tensor, "probe out train"], k: int) -> float:
-    """Find the share of the k largest contributors.
+    """Return the mean share of the k largest contributors in Σᵢ|𝒮| of a query.
 
     >>> top_share(torch.tensor([[[3.0, -1.0]]]), 1)
     0.75
     """
     k = min(k, contributions.shape[2])
-    sizes = (block.abs().sum(1) for block in blocks(contributions))
-    return float(
-        torch.cat([each.topk(k, dim=1).values.sum(1) / each.sum(1) for each in sizes]).mean()
-    )
+    shares = []
+    for block in blocks(contributions):
+        sizes = block.abs().sum(1)  # [probe, train]
+        shares.append(sizes.topk(k, dim=1).values.sum(1) / sizes.sum(1))
+    return float(torch.cat(shares).mean())
 
 
 def coefficients(
     kernel: Float[Tensor, "probe out train out_"], contributions: Float[Tensor, "probe out train"]
 ) -> dict[str, float]:
-    """How much the coefficients of the kernel machine depend on the query."""
-    blocks = kernel.transpose(1, 2)  # [probe, train, out, out_]
-    sizes = (
-        torch.linalg.svdvals(blocks)[..., -1]
-        if blocks.shape[2] > 1
-        else blocks[..., 0].abs()[..., 0]
-    )
-    usable = (sizes > 0) & (sizes >= SMALL * blocks.abs().amax())
-    divisor = torch.where(usable[..., None, None], blocks, torch.eye(blocks.shape[2]).to(blocks))
-    parts = contributions.transpose(1, 2)[..., None].to(divisor)
-    solved = torch.linalg.solve(divisor, parts)[..., 0]  # [probe, train, out]
-    known = torch.where(usable[..., None], solved, torch.nan)
-    mean = known.nanmean(0)
-    deviation = (known - mean).square().nanmean(0).sqrt()
+    """Measure how much the coefficients aᵢ(x) of the kernel machine depend on the query."""
+    pair_blocks = kernel.transpose(1, 2)  # [probe, train, out, out_]
+    outputs = pair_blocks.shape[2]
+    sizes = smallest_singular_values(pair_blocks)
+    usable = (sizes > 0) & (sizes >= MIN_KERNEL_SHARE * pair_blocks.abs().amax())
+    # aᵢ(x) = 𝒦(x, xᵢ)⁻¹ 𝒮(x, xᵢ), NaN for unusable blocks
+    divisor = torch.where(usable[..., None, None], pair_blocks, torch.eye(outputs).to(pair_blocks))
+    right_side = contributions.transpose(1, 2)[..., None].to(divisor)
+    solved = torch.linalg.solve(divisor, right_side)[..., 0]  # [probe, train, out]
+    solved = torch.where(usable[..., None], solved, torch.nan)
+    mean = solved.nanmean(0)
+    deviation = (solved - mean).square().nanmean(0).sqrt()
     variation = (deviation / mean.abs()).flatten()
     return {
         "coefficient_variation": float(variation.nanmedian()),
@@ -337,8 +350,15 @@ def coefficients(
     }
 
 
+def smallest_singular_values(matrices: Float[Tensor, "*batch out out_"]) -> Float[Tensor, "*batch"]:
+    if matrices.shape[-1] == 1:
+        return matrices[..., 0].abs()[..., 0]
+    values: Tensor = torch.linalg.svdvals(matrices)
+    return values[..., -1]
+
+
 def defects(kernel: Float[Tensor, "train out train out_"]) -> dict[str, float]:
-    """How far the path kernel is from being a kernel."""
+    """Measure how far the path kernel is from a symmetric, positive semi-definite kernel."""
     matrix = kernel.flatten(2).flatten(0, 1)
     values = torch.linalg.eigvalsh((matrix + matrix.mH) / 2)
     return {
@@ -347,6 +367,6 @@ def defects(kernel: Float[Tensor, "train out train out_"]) -> dict[str, float]:
     }
 
 
-def ratio(above: Tensor, below: Tensor) -> float:
-    """above / below, or NaN where there is nothing to divide by."""
-    return float(above / below) if below else float("nan")
+def ratio(numerator: Tensor, denominator: Tensor) -> float:
+    """Return the quotient, or NaN if the denominator is zero."""
+    return float(numerator / denominator) if denominator else float("nan")

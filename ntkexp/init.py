@@ -1,9 +1,9 @@
 """Initialisation: scales of weights, and the form of the output.
 
-With h the network that the layers make, W_std and b_std their scales (see `layer.affine`):
+h is the network that the layers compose. `layer.affine` defines the scales W_std and b_std.
 
     plain           f = α h
-    antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start, so that f_0 = 0 and K_0 is that of h
+    antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start: f_0 = 0, and K_0 is the kernel of h
     centred         f = α (h(θ) − h(θ_0)), with the loss divided by α² (Chizat, Oyallon & Bach 2019): α → ∞ is lazy
 """
 
@@ -16,15 +16,15 @@ from pydantic import Field
 from ntkexp.component import Component
 from ntkexp.layer.affine import Conv, Dense, Parametrisation
 
-LARGEST = 1e20
-"""A scale, beyond which kernels of deep networks are not numbers."""
+MAX_WEIGHT_SCALE = 1e20
+"""Kernels of deep networks overflow beyond this scale of weights."""
 
 
 class AbstractInit(Component):
-    """A parametrisation has its scales; each subclass says what a dense layer looks like under it."""
+    """A parametrisation with its scales. It makes the layers with weights of every architecture."""
 
-    W_std: float = Field(gt=0, le=LARGEST)
-    b_std: float = Field(ge=0, le=LARGEST)
+    W_std: float = Field(gt=0, le=MAX_WEIGHT_SCALE)
+    b_std: float = Field(ge=0, le=MAX_WEIGHT_SCALE)
     alpha: float = Field(1.0, gt=0)
     antisymmetric: bool = False
     centred: bool = False
@@ -40,11 +40,9 @@ class AbstractInit(Component):
         return self.param
 
     def dense(self, features: int) -> Dense:
-        """Make a hidden dense layer."""
         return Dense(features=features, W_std=self.W_std, b_std=self.b_std, param=self.param)
 
     def conv(self, features: int, window: int, stride: int = 1, circular: bool = False) -> Conv:
-        """Make a convolution."""
         return Conv(
             features=features,
             W_std=self.W_std,
@@ -56,7 +54,6 @@ class AbstractInit(Component):
         )
 
     def readout(self, features: int) -> Dense:
-        """Make the last layer."""
         return Dense(
             features=features, W_std=self.W_std, b_std=self.b_std, param=self.param_readout
         )
@@ -65,7 +62,7 @@ class AbstractInit(Component):
 class Standard(AbstractInit):
     """Standard parametrisation: what deep learning libraries do.
 
-    Weights of variance W_std²/fan_in, used as they are: the kernel grows with the width.
+    The weights themselves have variance W_std²/fan_in. The kernel grows with the width.
     """
 
     @property
@@ -76,7 +73,8 @@ class Standard(AbstractInit):
 class NTK(AbstractInit):
     """NTK parametrisation (Jacot, Gabriel & Hongler 2018).
 
-    Unit weights, scaled by 1/√fan_in in the forward pass: the kernel has a limit as the width grows.
+    Weights have variance 1, and the forward pass scales them by 1/√fan_in. The kernel converges as
+    the width grows.
     """
 
     @property
@@ -87,9 +85,8 @@ class NTK(AbstractInit):
 class MeanField(AbstractInit):
     """Mean-field parametrisation (Mei, Montanari & Nguyen 2018): the readout is an average over neurons.
 
-    Hidden layers as under NTK parametrisation, the readout scaled by 1/width instead of 1/√width.
-
-    Features then move at any width, once the step size is measured against the largest stable one.
+    Hidden layers use the NTK parametrisation. The readout is scaled by 1/width instead of 1/√width.
+    If the step size is a fixed share of the largest stable one, features change at any width.
     """
 
     @property

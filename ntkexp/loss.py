@@ -14,156 +14,197 @@ from ntkexp.component import Component
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
-# The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ) with wᵢ = 1/M for a mean over M examples and 1 for a sum.
-# Weights are the experiment's business; everything here is per example and unweighted.
+# The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ), with wᵢ = 1/M for a mean over M examples and wᵢ = 1 for a sum.
+# The experiment applies the weights; every method below is per example and unweighted.
 
 
-TRIED = 16
-"""Examples at whose targets a loss is compared with differences."""
+CHECKED_EXAMPLES = 16
+"""Compare a loss with finite differences at the targets of this many examples."""
 
 
 class AbstractLoss(Component):
-    """value, output gradient and the bound max ℓ″ that sets the largest stable step."""
+    """A loss: its value, its output gradient, and the bound max ℓ″ that sets the largest stable step."""
 
     curvature: ClassVar[float]
-    smooth: ClassVar[bool] = True  # whether ℓ′ has no jumps
-    is_quadratic: ClassVar[bool] = (
-        False  # ℓ = ½ curvature ‖f − y‖², so that flows have closed forms
-    )
+    smooth: ClassVar[bool] = True
+    """ℓ′ has no jumps."""
+    is_quadratic: ClassVar[bool] = False
+    """ℓ = ½ curvature ‖f − y‖², so gradient flow has a closed form."""
     reduction: Literal["mean", "sum"] = "mean"
 
     @abstractmethod
     def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
-        """Class labels as the targets this loss compares outputs with."""
+        """Turn class labels into targets."""
 
     @final
     def targets(self, target: Tensor, classes: int) -> Float[Tensor, "example out"]:
-        """What outputs are compared with: encoded labels, or real values where there are no classes."""
+        """Encode labels, or, if the data have no classes, turn real values into targets."""
         return self.encode(target, classes) if classes else self.real(target)
 
     def real(self, values: Float[Tensor, "example value"]) -> Float[Tensor, "example out"]:
-        """Real values as targets."""
+        """Turn real values into targets."""
         raise Mistake(
-            f"loss={self.option} takes class labels, and the data has real values; choose loss=squared"
+            f"loss={self.option} takes class labels, and the data has real values; "
+            "choose loss=squared"
         )
 
     @abstractmethod
     def value(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """ℓ(f, y), summed over outputs."""
+        """Return ℓ(f, y), summed over outputs."""
 
     @abstractmethod
     def output_gradient(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, "example out"]:
-        """∂ℓ/∂f."""
+        """Return ∂ℓ/∂f."""
 
     def log_probability(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """log p(y), where outputs are read as those of a distribution over the classes."""
+        """Return log p(y) for losses that define a distribution over the classes."""
         raise Mistake(
-            f"loss={self.option} makes no probabilities of outputs; use loss=cross_entropy or logistic, or another "
-            "measure, such as margin"
+            f"loss={self.option} makes no probabilities of outputs; use loss=cross_entropy or "
+            "logistic, or another measure, such as margin"
         )
 
     @final
     def refuse_unlike_differences(self, targets: Float[Tensor, "example out"]) -> None:
-        """Refuse an output gradient that is not the derivative of the value, and a loss of an example that depends on
-        others, at random outputs in double precision.
+        """Raise if the output gradient is not the derivative of the value, or if examples interact.
+
+        The check compares both with finite differences at random outputs in double precision.
         """
-        some = targets[:TRIED].double()
-        for f, d in random_outputs(some):
-            value, slope = self.value(f, some), (self.output_gradient(f, some) * d).sum(1)
+        checked = targets[:CHECKED_EXAMPLES].double()
+        for outputs, direction in random_outputs(checked):
+            value = self.value(outputs, checked)
+            slope = (self.output_gradient(outputs, checked) * direction).sum(1)
             if value.shape != slope.shape:
                 raise Mistake(
-                    f"loss={self.option}: value gives {list(value.shape)} for {len(f)} examples; give one each"
+                    f"loss={self.option}: value gives {list(value.shape)} for {len(outputs)} "
+                    "examples; give one each"
                 )
-            alone = (
-                self.value(f[-1:], some[-1:]),
-                (self.output_gradient(f[-1:], some[-1:]) * d[-1:]).sum(1),
+            self.refuse_interaction(outputs, direction, checked)
+            differences = Differences(outputs, direction)
+            if not differences.agree_with(slope, lambda f: self.value(f, checked)):
+                raise Mistake(
+                    f"loss={self.option}: output_gradient is not the derivative of value, by "
+                    "differences at random outputs; a kernel of its path would be that of another "
+                    "loss"
+                )
+
+    @final
+    def refuse_interaction(self, outputs: Tensor, direction: Tensor, targets: Tensor) -> None:
+        """Raise if the last example has another value or slope in the batch than alone."""
+
+        def last_value_and_slope(f: Tensor, d: Tensor, y: Tensor) -> Tensor:
+            slope = (self.output_gradient(f, y) * d).sum(1)
+            return torch.stack([self.value(f, y)[-1], slope[-1]])
+
+        in_batch = last_value_and_slope(outputs, direction, targets)
+        alone = last_value_and_slope(outputs[-1:], direction[-1:], targets[-1:])
+        if not torch.allclose(alone, in_batch, rtol=1e-9, atol=1e-12):
+            raise Mistake(
+                f"loss={self.option}: the loss of an example depends on others; compute it from "
+                "this example alone"
             )
-            if not torch.allclose(
-                torch.cat(alone), torch.stack([value[-1], slope[-1]]), rtol=1e-9, atol=1e-12
-            ):
-                raise Mistake(
-                    f"loss={self.option}: the loss of an example depends on others; let it be of each by itself"
-                )
-            if not bool(lies_between(slope, lambda at: self.value(at, some), f, d).all()):
-                raise Mistake(
-                    f"loss={self.option}: output_gradient is not the derivative of value, by differences at random "
-                    "outputs; a kernel of its path would be that of another loss"
-                )
 
     @final
     def refuse_unlike_second_differences(self, targets: Float[Tensor, "example out"]) -> None:
-        """Refuse a value of which autograd has other derivatives than it and the output gradient have by differences:
-        effects take both from it."""
-        some = targets[:TRIED].double()
-        for f, d in random_outputs(some):
-            of_value, of_gradient = self.derivatives(f, d, some)
-            for each, along, of in (
-                (of_value, lambda at: self.value(at, some), "value"),
-                (
-                    of_gradient,
-                    lambda at, d=d: (self.output_gradient(at, some) * d).sum(1),
-                    "output_gradient",
-                ),
-            ):
-                if not bool(lies_between(each, along, f, d).all()):
-                    raise Mistake(
-                        f"loss={self.option}: autograd's derivatives of value are not those of {of}, by differences at "
-                        "random outputs, and effects are made of them; look for detach, no_grad or numbers in value"
-                    )
+        """Raise if autograd's derivatives of the value differ from finite differences.
+
+        Leave-out effects take the first and the second derivative from autograd.
+        """
+        checked = targets[:CHECKED_EXAMPLES].double()
+        for outputs, direction in random_outputs(checked):
+            slope, curvature = self.derivatives(outputs, direction, checked)
+            differences = Differences(outputs, direction)
+
+            def slope_at(f: Tensor, direction: Tensor = direction) -> Tensor:
+                return (self.output_gradient(f, checked) * direction).sum(1)
+
+            if not differences.agree_with(slope, lambda f: self.value(f, checked)):
+                raise self.autograd_mistake("value")
+            if not differences.agree_with(curvature, slope_at):
+                raise self.autograd_mistake("output_gradient")
 
     @final
-    def derivatives(self, f: Tensor, d: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and second derivative of each value along d, as autograd has them."""
-        f = f.clone().requires_grad_()
-        slope = curvature = f.new_zeros(len(f))
-        if (value := self.value(f, targets).sum()).requires_grad:
-            (first,) = torch.autograd.grad(value, f, create_graph=True, materialize_grads=True)
-            slope = (first * d).sum(1)
+    def autograd_mistake(self, method: str) -> Mistake:
+        return Mistake(
+            f"loss={self.option}: autograd's derivatives of value do not match {method}, by "
+            "differences at random outputs, and effects are computed from them; look for detach, "
+            "no_grad or numbers in value"
+        )
+
+    @final
+    def derivatives(
+        self, outputs: Tensor, direction: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return autograd's first and second derivative of each value along the direction."""
+        outputs = outputs.clone().requires_grad_()
+        slope = outputs.new_zeros(len(outputs))
+        curvature = slope
+        value = self.value(outputs, targets).sum()
+        if value.requires_grad:
+            (gradient,) = torch.autograd.grad(
+                value, outputs, create_graph=True, materialize_grads=True
+            )
+            slope = (gradient * direction).sum(1)
         if slope.requires_grad:
-            (second,) = torch.autograd.grad(slope.sum(), f, materialize_grads=True)
-            curvature = (second * d).sum(1)
+            (second,) = torch.autograd.grad(slope.sum(), outputs, materialize_grads=True)
+            curvature = (second * direction).sum(1)
         return slope.detach(), curvature
 
     def weight(self, examples: int) -> float:
-        """wᵢ when a step sums over this many examples."""
+        """Return wᵢ for a step on this many examples."""
         return 1.0 / self.divisor(examples)
 
     def divisor(self, examples: int) -> int:
-        """What a sum over this many examples is divided by."""
+        """Return the divisor of a sum over this many examples: their number for a mean, else 1."""
         return examples if self.reduction == "mean" else 1
 
 
 def random_outputs(targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs nearer to the targets and farther away, each with a direction."""
-    chance = stream("loss")
-    for size in (0.1, 1.0, 3.0):
-        f, d = (
-            torch.randn(targets.shape, generator=chance, dtype=torch.float64).to(targets)
-            for _ in range(2)
-        )
-        yield targets + size * f, d
+    """Yield outputs at three distances from the targets, each with a random direction."""
+    generator = stream("loss")
+    for distance in (0.1, 1.0, 3.0):
+        offset = torch.randn(targets.shape, generator=generator, dtype=torch.float64).to(targets)
+        direction = torch.randn(targets.shape, generator=generator, dtype=torch.float64).to(targets)
+        yield targets + distance * offset, direction
 
 
-def lies_between(slope: Tensor, along: Callable[[Tensor], Tensor], f: Tensor, d: Tensor) -> Tensor:
-    """Whether a derivative along d lies between the differences to both sides: at a kink it may lie anywhere there,
-    where a function is smooth they are as close as the step is short.
-    """
-    between, value = torch.zeros_like(slope, dtype=torch.bool), along(f)
-    for h in (1e-5, 1e-6):
-        sides = torch.stack([(along(f + s * h * d) - value) / (s * h) for s in (1, -1)])
-        rounding = 100 * torch.finfo(torch.float64).eps * (value.abs() + f.abs().amax(1) + 1) / h
-        between |= (sides.amin(0) - rounding <= slope) & (slope <= sides.amax(0) + rounding)
-    return between
+class Differences:
+    """One-sided difference quotients at some outputs, along one direction for each example."""
+
+    def __init__(self, outputs: Tensor, direction: Tensor) -> None:
+        self.outputs = outputs
+        self.direction = direction
+
+    def agree_with(self, slope: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
+        """Compare the derivative of a function with its difference quotients on both sides.
+
+        The derivative must lie between the two quotients. At a kink it may lie anywhere between
+        them; where the function is smooth, they differ by no more than a multiple of the step.
+        """
+        value = function(self.outputs)
+        agrees = torch.zeros_like(slope, dtype=torch.bool)
+        eps = torch.finfo(torch.float64).eps
+        for h in (1e-5, 1e-6):
+            quotients = torch.stack(
+                [
+                    (function(self.outputs + sign * h * self.direction) - value) / (sign * h)
+                    for sign in (1, -1)
+                ]
+            )
+            rounding = 100 * eps * (value.abs() + self.outputs.abs().amax(1) + 1) / h
+            above_lower = quotients.amin(0) - rounding <= slope
+            below_upper = slope <= quotients.amax(0) + rounding
+            agrees |= above_lower & below_upper
+        return bool(agrees.all())
 
 
 def signs(labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
-    """One-vs-rest targets ±1; two classes share a single output, +1 for the second.
+    """Return one-vs-rest targets ±1; two classes share a single output, +1 for the second.
 
     >>> signs(torch.tensor([0, 1]), 2).tolist()
     [[-1.0], [1.0]]
@@ -178,7 +219,8 @@ class Squared(AbstractLoss):
 
     Two classes become ±1 at one output; more become one-hot vectors, centred so that each row sums to zero.
 
-    >>> f, y = torch.tensor([[3.0]]), torch.tensor([[1.0]])
+    >>> f = torch.tensor([[3.0]])
+    >>> y = torch.tensor([[1.0]])
     >>> Squared().value(f, y), Squared().output_gradient(f, y)
     (tensor([2.]), tensor([[2.]]))
     """
@@ -239,7 +281,8 @@ class CrossEntropy(AbstractLoss):
 class Hinge(AbstractLoss):
     """Hinge loss ℓ = max(0, 1 − y f) with y = ±1, one-vs-rest and summed over outputs.
 
-    Piecewise linear, so ℓ″ bounds nothing; 1 is taken by convention, as for the squared error.
+    ℓ is piecewise linear, so no ℓ″ limits the step; `curvature` is 1 by convention, as for the
+    squared error.
 
     >>> import torch
     >>> f, y = torch.tensor([[0.5, 2.0]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)
@@ -292,6 +335,6 @@ class Logistic(AbstractLoss):
     def log_probability(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """log σ(yf) of a single output; of several, one-vs-rest, of that of the class alone."""
-        own = targets.argmax(1, keepdim=True)
-        return torch.nn.functional.logsigmoid((targets * outputs).gather(1, own))[:, 0]
+        """Return log σ(y f) at the output of the example's class."""
+        label = targets.argmax(1, keepdim=True)
+        return torch.nn.functional.logsigmoid((targets * outputs).gather(1, label))[:, 0]

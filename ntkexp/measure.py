@@ -1,8 +1,8 @@
-"""What a run explains at each point: its outputs, or a measure g of them, which is a part of the function followed.
+"""Measures: a run explains the outputs at each query, or a number g computed from them.
 
     m(θ; x) = g(f(θ; x), y)            m_T(x) − m_0(x) = Σᵢ 𝒮(x, xᵢ) + 𝒟(x)
 
-y is the point's target, as the loss encodes it, and the secant passes through g as through any layer.
+y is the query's target, encoded by the loss. The secant treats g as one more layer of the network.
 """
 
 from __future__ import annotations
@@ -22,31 +22,34 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @runtime_checkable
 class Objective(Protocol):
-    """What measures need to know of a loss."""
+    """The methods of a loss that measures call."""
 
     @property
     def option(self) -> str:
-        """Its name."""
+        """The loss's name on the command line."""
 
     def value(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """ℓ(f, y)."""
+        """Return ℓ(f, y)."""
 
     def log_probability(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """log p(y), or a mistake."""
+        """Return log p(y), or raise a `Mistake` if the loss defines no probabilities."""
 
 
 class AbstractMeasure(Component):
-    """What is explained at each point."""
+    """A choice of the quantity that a run explains at each query."""
 
     @abstractmethod
     def of_run(
         self, objective: Objective, targets: Float[Tensor, "example out"], classes: int
     ) -> MeasuredOutputs | None:
-        """The measure under this loss, or none where it is the outputs themselves; refused where it does not exist."""
+        """Return the measure under this loss, or None for the outputs themselves.
+
+        Raise a `Mistake` if the loss or the data do not define the measure.
+        """
 
 
 class Output(AbstractMeasure):
@@ -59,7 +62,7 @@ class Output(AbstractMeasure):
 
 
 class AbstractNumber(AbstractMeasure):
-    """One number for each point, from its outputs and its target."""
+    """One number for each query, computed from its outputs and its target."""
 
     takes_classes: ClassVar[bool] = True
 
@@ -69,9 +72,8 @@ class AbstractNumber(AbstractMeasure):
     ) -> MeasuredOutputs:
         if self.takes_classes and not classes:
             raise Mistake("the data have real values and no classes; choose loss or output")
-        self.values(
-            objective, torch.zeros_like(targets[:1]), targets[:1]
-        )  # which a loss may refuse
+        # Evaluate once, because the loss may refuse, e.g. if it defines no probabilities.
+        self.values(objective, torch.zeros_like(targets[:1]), targets[:1])
         return MeasuredOutputs(measure=self, objective=objective)
 
     @abstractmethod
@@ -104,7 +106,7 @@ class Loss(AbstractNumber):
 
 
 class LogProbability(AbstractNumber):
-    """The log-probability that the network gives the class of a point, log p(y), under a loss that has one.
+    """The log-probability log p(y) of the query's class, for losses that define one.
 
     >>> from ntkexp.loss import Logistic
     >>> LogProbability().values(Logistic(), torch.zeros(1, 1), torch.ones(1, 1)).exp().tolist()
@@ -121,7 +123,7 @@ class LogProbability(AbstractNumber):
 
 
 class Probability(AbstractNumber):
-    """The probability that the network gives the class of a point, p(y), under a loss that has one.
+    """The probability p(y) of the query's class, for losses that define one.
 
     >>> from ntkexp.loss import CrossEntropy
     >>> Probability().values(CrossEntropy(), torch.zeros(1, 4), torch.eye(4)[:1]).tolist()
@@ -138,8 +140,9 @@ class Probability(AbstractNumber):
 
 
 class Margin(AbstractNumber):
-    """By how much the output of a point's class exceeds the largest of the others, f_y − max_{c ≠ y} f_c; of a single
-    output, ±f. It is positive where the point is classified right.
+    """The margin f_y − max_{c ≠ y} f_c of the query's class over the others; with a single output, ±f.
+
+    The margin is positive if the query is classified correctly.
 
     >>> from ntkexp.loss import Squared
     >>> f, y = torch.tensor([[1.0, 4.0, 2.0]]), torch.tensor([[0.0, 1.0, 0.0]])
@@ -155,21 +158,18 @@ class Margin(AbstractNumber):
     ) -> Float[Tensor, " example"]:
         if outputs.shape[1] == 1:
             return (outputs * targets.sign())[:, 0]
-        order = targets.argsort(
-            1
-        )  # the class of the point is the last, as its target is the largest
-        return (
-            outputs.gather(1, order[:, -1:])
-            - outputs.gather(1, order[:, :-1]).amax(1, keepdim=True)
-        )[:, 0]
+        order = targets.argsort(1)  # the query's class comes last: its target is the largest
+        output_of_class = outputs.gather(1, order[:, -1:])
+        largest_other = outputs.gather(1, order[:, :-1]).amax(1, keepdim=True)
+        return (output_of_class - largest_other)[:, 0]
 
 
-# --- A measure under the loss of a run: as a function of weights, and of outputs alone.
+# --- A measure under the loss of a run
 
 
 @dataclass(frozen=True)
 class MeasuredOutputs:
-    """g of some outputs, given the targets of the same points."""
+    """g as a function of outputs and targets."""
 
     measure: AbstractNumber
     objective: Objective
@@ -179,7 +179,7 @@ class MeasuredOutputs:
         return self.measure.option
 
     def of(self, function: Function) -> Function:
-        """g ∘ f, of inputs that are pairs (x, y)."""
+        """Return g ∘ f as a function of weights and of pairs (x, y)."""
 
         def measured(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)
@@ -193,23 +193,26 @@ class MeasuredOutputs:
     def __call__(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, "example 1"]:
-        """g(f, y), as the one output of each point."""
+        """Return g(f, y) as a column."""
         return self.measure.values(self.objective, outputs, targets)[:, None]
 
     def slopes(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """‖∂g/∂f‖, by which rounding of the outputs enters the measure; at least 1, as g rounds too."""
+        """Return max(‖∂g/∂f‖, 1), the factor between rounding errors of outputs and of the measure.
+
+        The factor is at least 1, because computing g rounds too.
+        """
         with torch.enable_grad():
-            given = outputs.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self(given, targets).sum(), given)
-        found: Tensor = gradient.norm(dim=1).clamp(min=1.0)
-        return found
+            leaf = outputs.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self(leaf, targets).sum(), leaf)
+        slopes: Tensor = gradient.norm(dim=1).clamp(min=1.0)
+        return slopes
 
 
 @dataclass(frozen=True)
 class MeasuredPoints:
-    """The same at all points of a run, whose targets are known."""
+    """A measure together with the targets of all points of a run."""
 
     measured: MeasuredOutputs
     targets: Float[Tensor, "point out"]

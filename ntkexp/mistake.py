@@ -1,7 +1,8 @@
-"""A user's mistake in one line: what was given, what it means, what to try.
+"""A user's mistake in one line: the value, why it is wrong, and what to try.
 
-The command line prints it after `ntkexp: ` and exits with status 2; a program gets it as a `ValueError`. No message
-names an option of the command line: by the kind of a mistake, `ntkexp.cli.options` knows which one puts it right.
+The command line prints the line after `ntkexp: ` and exits with status 2. In a program, a `Mistake` is a
+`ValueError`. Messages name no command-line options: `ntkexp.cli.options` adds the right one, depending
+on the class of the mistake.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ from operator import index
 from pathlib import Path, PurePath
 from stat import S_ISDIR, S_ISREG
 
-CLOSE = 0.6
-"""How much of two names of files must agree."""
+MIN_FILE_SIMILARITY = 0.6
+"""Suggest a file only if its name is at least this similar (ratio of `SequenceMatcher`)."""
 
 HIDDEN: dict[str, str] = {}
-"""Values that a configuration took from the environment, each with how it referred to it: YAML of others may ask for a
-password, and what goes wrong with that is printed and kept."""
-SHORTEST = 4  # letters of a value that is hidden: "1" is no secret, and stands everywhere
+"""Values that a configuration took from the environment, each with its reference in the YAML file.
+
+A YAML file from another person may refer to a password. Error messages, which are printed and
+stored, then show the reference instead of the value.
+"""
+SHORTEST = 4
+"""Hide values of at least this many letters. A shorter one, such as "1", occurs in other text too."""
 
 
 def without_secrets(text: str) -> str:
-    """Put references in place of the values that came from the environment.
+    """Replace values from the environment by their references.
 
     >>> HIDDEN["hunter2"] = "${oc.env:PASSWORD}"
     >>> without_secrets("model.width=hunter2: it takes a whole number")
@@ -37,7 +42,7 @@ def without_secrets(text: str) -> str:
 
 
 class Mistake(ValueError):
-    r"""Something the user can put right; its message is one line, with advice.
+    r"""An error that the user can correct. Its message is one line and contains advice.
 
     >>> print(Mistake("data.path=two\nlines"))
     data.path=two\nlines
@@ -48,7 +53,7 @@ class Mistake(ValueError):
 
 
 class WrongArgument(Mistake):
-    """An argument that cannot be, or does not go with another; `arguments` are named in the message as Python does.
+    """A wrong argument, or a wrong combination; `arguments` are the Python names in the message.
 
     >>> print(WrongArgument("folds=1: it takes a number of folds ≥ 2", "folds"))
     folds=1: it takes a number of folds ≥ 2
@@ -60,7 +65,7 @@ class WrongArgument(Mistake):
 
 
 class Untrusted(Mistake):
-    """Python code that is not trusted would run: `source`, a package or a file."""
+    """Code from `source`, a package or a file that the user has not trusted, would run."""
 
     def __init__(self, message: str, source: str) -> None:
         super().__init__(message)
@@ -68,27 +73,27 @@ class Untrusted(Mistake):
 
 
 class NoPlace(Mistake):
-    """Results cannot lie where they were to; the message ends by asking for another place."""
+    """Results cannot be written to the folder; the message ends with a request for another place."""
 
 
 class NoData(Mistake):
-    """This machine does not have the files of a set of data; the message ends by telling where they come from."""
+    """The files of a data set are missing; the message ends with where to get them."""
 
 
 class Useless(Mistake):
-    """An earlier result is damaged, or of something else; the message ends by asking to compute it again."""
+    """An earlier result is damaged or belongs to another computation; the message asks to recompute it."""
 
 
 class HydraSetting(Mistake):
-    """An option of Hydra itself, which has no effect here."""
+    """An option of Hydra itself, which `ntkexp` ignores."""
 
 
 class UnknownKey(Mistake):
-    """A key of the configuration is like none that there is."""
+    """A configuration contains a key that does not exist."""
 
 
 def first_line(error: BaseException) -> str:
-    r"""What an error says before it goes into details: a line, and the next one if it only announces that.
+    r"""Return the first line of an error, and also the second if the first ends with a colon.
 
     >>> first_line(ValueError("sizes differ:\n  3 and 4\nsee the manual"))
     'sizes differ: 3 and 4'
@@ -102,21 +107,21 @@ def first_line(error: BaseException) -> str:
 
 
 def in_short(value: object, most: int = 40) -> str:
-    """A value as Python writes it, cut.
+    """Return the first `most` characters of a value's `repr`.
 
     >>> in_short("a" * 50, most=8), in_short(10**5000)
     ("'aaaaaaa", 'a number of more than 4300 digits')
     """
     try:
         return repr(value)[:most]
-    except ValueError:  # which Python does not write out
+    except ValueError:  # Python refuses to print very long integers
         return "a number of more than 4300 digits"
 
 
 def checked_number(
     name: str, value: object, least: float = 0.0, most: float = 1e300, *, above: bool = False
 ) -> float:
-    """A number from `least` on, or only `above` it, up to `most`; anything else is refused by the name it has.
+    """Return the value as a float from `least` to `most`, or raise. `above` excludes `least` itself.
 
     >>> checked_number("ridge", 0.5), checked_number("time", inf, most=inf)
     (0.5, inf)
@@ -124,21 +129,28 @@ def checked_number(
     Traceback (most recent call last):
     ntkexp.mistake.WrongArgument: memory_gb='much': it takes a number > 0
     """
-    try:
-        number = nan if isinstance(value, str | bytes) else float(value)  # type: ignore[arg-type]  # refused below
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one of tensors
-        number = nan
+    number = as_float(value)
     if not least <= number <= most or (above and number == least):
-        end = f" and ≤ {most:g}" if number > most or number == inf else ""
+        sign = ">" if above else "≥"
+        upper_bound = f" and ≤ {most:g}" if number > most or number == inf else ""
         raise WrongArgument(
-            f"{name}={in_short(value)}: it takes a number {'>' if above else '≥'} {least:g}{end}",
-            name,
+            f"{name}={in_short(value)}: it takes a number {sign} {least:g}{upper_bound}", name
         )
     return number
 
 
+def as_float(value: object) -> float:
+    """Convert a value to a float, or to NaN if it is text or no number."""
+    if isinstance(value, str | bytes):
+        return nan
+    try:
+        return float(value)  # type: ignore[arg-type]  # checked here
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # tensors raise RuntimeError
+        return nan
+
+
 def checked_count(name: str, value: object, least: int, most: int = 10**7) -> int:
-    """A whole number in a range; anything else is refused by the name it has.
+    """Return the value as an integer from `least` to `most`, or raise.
 
     >>> checked_count("steps", 3, 0)
     3
@@ -157,8 +169,10 @@ def checked_count(name: str, value: object, least: int, most: int = 10**7) -> in
     return number
 
 
-def refuse_special(path: Path, given: str, largest: int) -> int:
-    """Refuse a pipe or a device, to which there may be no end, and a file too large to be meant; its size in bytes.
+def refuse_special(path: Path, shown_as: str, largest: int) -> int:
+    """Raise for pipes and devices, which may never end, and for files above `largest` bytes.
+
+    Return the size in bytes.
 
     >>> refuse_special(Path("/dev/zero"), "data.path='/dev/zero'", 100)
     Traceback (most recent call last):
@@ -167,17 +181,17 @@ def refuse_special(path: Path, given: str, largest: int) -> int:
     status = path.stat()
     if not S_ISREG(status.st_mode) and not S_ISDIR(status.st_mode):
         raise Mistake(
-            f"{given} is a pipe or a device; write what it gives into a file, and name that"
+            f"{shown_as} is a pipe or a device; write what it gives into a file, and name that"
         )
     if status.st_size > largest:
         raise Mistake(
-            f"{given} has {status.st_size} bytes, and files are read up to {largest}; name a smaller one"
+            f"{shown_as} has {status.st_size} bytes, and files are read up to {largest}; name a smaller one"
         )
     return status.st_size
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Hint at the spelling that was probably meant, or say nothing.
+    """Return a hint at the most similar known word, or an empty text.
 
     >>> nearest("widht", ["width", "depth"])
     "; did you mean 'width'?"
@@ -185,12 +199,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     ("; did you mean 'relu'?", '')
     """
     spelt = {name.lower(): name for name in known}
-    close = get_close_matches(word.lower(), spelt, n=1, cutoff=0.5)
-    return f"; did you mean '{spelt[close[0]]}'?" if close else ""
+    matches = get_close_matches(word.lower(), spelt, n=1, cutoff=0.5)
+    return f"; did you mean '{spelt[matches[0]]}'?" if matches else ""
 
 
 def nearest_file(name: str, files: Iterable[str]) -> str:
-    """Hint at a file: one of its kind whose name is close without the ending, or of its name and another kind.
+    """Return a hint at a similar file: a similar name with the same ending, or the same name with another.
 
     >>> nearest_file("irsi.csv", ["iris.csv", "docs"]), nearest_file("iris.csv", ["iris.parquet"])
     ("; did you mean 'iris.csv'?", "; did you mean 'iris.parquet'?")
@@ -199,13 +213,12 @@ def nearest_file(name: str, files: Iterable[str]) -> str:
     """
     wanted = PurePath(name)
 
-    def likeness(file: PurePath) -> float:
-        alike = SequenceMatcher(None, wanted.stem, file.stem).ratio()
-        return (
-            alike
-            if file.suffix.lower() == wanted.suffix.lower()
-            else float(file.stem == wanted.stem)
-        )
+    def similarity(file: PurePath) -> float:
+        if file.suffix.lower() != wanted.suffix.lower():
+            return float(file.stem == wanted.stem)
+        return SequenceMatcher(None, wanted.stem, file.stem).ratio()
 
-    close = max(map(PurePath, files), key=likeness, default=wanted)
-    return f"; did you mean '{close}'?" if close != wanted and likeness(close) >= CLOSE else ""
+    closest = max(map(PurePath, files), key=similarity, default=wanted)
+    if closest == wanted or similarity(closest) < MIN_FILE_SIMILARITY:
+        return ""
+    return f"; did you mean '{closest}'?"

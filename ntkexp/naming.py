@@ -1,9 +1,10 @@
-"""How components are named: by their module, or by their package where several files share one.
+"""Names of components: module and class, or package and class if a package has several files.
 
     ntkexp.loss.Squared    the class Squared of ntkexp/loss.py
     ntkexp.model.MLP       the class MLP of one of the files in ntkexp/model
 
-Configurations name components like this, and identities of runs hash the names: a file can be moved within its package.
+Configurations contain these names, and the identity of a run hashes them. A class can therefore move
+to another file of its package without changing any identity.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ CLASS = re.compile(r"^class ([A-Z]\w*)[(:]", re.MULTILINE)
 WORD_START = re.compile(r"(?<=.)(?=[A-Z][a-z])")
 
 LAZY_PACKAGES: set[str] = set()
-"""The packages that `classes_of` serves, as far as they are imported."""
+"""The imported packages that use `classes_of`."""
 
 
 def class_path(kind: type) -> str:
-    """The path by which a class is named: its package and its name where the package is lazy, else its module and name.
+    """Return the name of a class in configurations, which omits the file if the package is lazy.
 
     >>> from fractions import Fraction
     >>> from ntkexp.loss import Squared
@@ -46,16 +47,18 @@ def is_in_this_package(path: str) -> bool:
 
 
 def option_name(path: str) -> str:
-    """The name of a component as an option, from its path: the words of its class in lower case.
+    """Return the option name of a component: the words of its class name in lower case.
 
-    >>> option_name("ntkexp.model.DeepLinear"), option_name("ntkexp.optimizer.AdamW"), option_name("my_parts.LeakyReLU")
-    ('deep_linear', 'adamw', 'leaky_relu')
+    >>> option_name("ntkexp.model.DeepLinear"), option_name("ntkexp.optimizer.AdamW")
+    ('deep_linear', 'adamw')
+    >>> option_name("my_parts.LeakyReLU")
+    'leaky_relu'
     """
     return WORD_START.sub("_", path.rpartition(".")[2]).lower()
 
 
 def module_names(package: ModuleType) -> list[str]:
-    """The files of a package, sorted; subpackages are not among them.
+    """Return the sorted module names of a package, without subpackages.
 
     >>> from ntkexp.report.plots import together
     >>> module_names(together)
@@ -66,17 +69,17 @@ def module_names(package: ModuleType) -> list[str]:
 
 @cache
 def module_of_class(folders: tuple[str, ...]) -> dict[str, str]:
-    """The file of each class in these folders, from their text: nothing is imported."""
-    files = (file for folder in folders for file in sorted(Path(folder).glob("*.py")))
-    return {
-        name: file.stem
-        for file in files
-        for name in CLASS.findall(file.read_text(encoding="utf-8"))
-    }
+    """Map each class name to its module by searching the source text, without importing it."""
+    modules: dict[str, str] = {}
+    for folder in folders:
+        for file in sorted(Path(folder).glob("*.py")):
+            for name in CLASS.findall(file.read_text(encoding="utf-8")):
+                modules[name] = file.stem
+    return modules
 
 
 def classes_of(package: str) -> Callable[[str], object]:
-    """The `__getattr__` of a package, which imports the file of a class when the class is first used."""
+    """Return a `__getattr__` for a package that imports the module of a class at its first use."""
     LAZY_PACKAGES.add(package)
 
     def import_class(name: str) -> object:

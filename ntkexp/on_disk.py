@@ -1,11 +1,12 @@
-"""Arrays that exceed the memory are kept in a file and read a few rows at a time.
+"""Arrays that exceed the memory: a file stores them, and a few rows are in memory at a time.
 
-Such a tensor is used like any other: the system reads what is looked at, and writes what was changed. What `row_blocks`
-and `blocks` iterate over is released after each turn, so that only a few rows take memory at any time. In memory it
-is cut in the same way, and what is made of it is the same wherever it lies. The file has no name: it is gone with the
-process, however that ends.
+A tensor in a memory-mapped file works like any other tensor: the operating system reads and writes
+its pages. `row_blocks` and `blocks` release the pages of a block before they go on to the next, so only
+a few rows occupy memory at a time. They cut tensors in memory into the same blocks, so results do not
+depend on where a tensor is stored. The file has no name and vanishes when the process ends, even if
+the process is killed.
 
->>> [rows for rows in row_blocks(torch.zeros(5, 2))]  # a small one is one block
+>>> [rows for rows in row_blocks(torch.zeros(5, 2))]  # a small tensor is one block
 [slice(0, 5, None)]
 """
 
@@ -28,68 +29,73 @@ from torch import Tensor
 
 from ntkexp.mistake import NoPlace
 
-AT_ONCE = 32_000_000  # bytes
-LIBRARY = ctypes.CDLL(None)
-DONT_NEED = 4  # of madvise: a page of a shared file is read again from there
+ROW_BLOCK_BYTES = 32_000_000
+C_LIBRARY = ctypes.CDLL(None)
+MADV_DONTNEED = 4
+"""Advice of `madvise`: drop pages; the next access reads them from the file again."""
 
 
-def refuse_small_disk(folder: Path, room: int) -> None:
-    """Refuse a folder whose disk has less room than contributions need, before the first is computed."""
-    if (free := disk_usage(folder).free) < room:
+def refuse_small_disk(folder: Path, required_bytes: int) -> None:
+    """Raise, before contributions are computed, if the disk cannot hold them."""
+    free_bytes = disk_usage(folder).free
+    if free_bytes < required_bytes:
         raise NoPlace(
-            f"contributions, their checkpoints and results take {room / 1e9:.2g} GB of disk and {folder} has "
-            f"{free / 1e9:.2g} GB free; raise memory_gb, lower data.train, data.probe or data.test, or choose another "
-            "place"
+            f"contributions, their checkpoints and results take {required_bytes / 1e9:.2g} GB of "
+            f"disk and {folder} has {free_bytes / 1e9:.2g} GB free; raise memory_gb, lower "
+            "data.train, data.probe or data.test, or choose another place"
         )
 
 
 def zeros_on_disk(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros in a file of this folder, which need no memory; the room on the disk is taken at once."""
+    """Return zeros in a file of this folder. The call reserves the disk space at once."""
+    count = prod(shape)
     with NamedTemporaryFile(dir=folder, prefix=".sums-") as file:
-        os.posix_fallocate(file.fileno(), 0, (count := prod(shape)) * dtype.itemsize)
+        os.posix_fallocate(file.fileno(), 0, count * dtype.itemsize)
         return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(*shape)
 
 
 def is_on_disk(numbers: Tensor) -> bool:
-    """Whether a tensor, or what it is a part of, lies in a file."""
+    """Return whether a tensor's storage is a file."""
     return numbers.device.type == "cpu" and numbers.untyped_storage().filename is not None
 
 
 def release_pages(numbers: Tensor) -> None:
-    """Let go of the memory that was taken to look at a tensor in a file, or at a part of one."""
+    """Release the memory of a file's pages that were read through this tensor or view."""
     if is_on_disk(numbers):
         storage = numbers.untyped_storage()
-        LIBRARY.madvise(
-            ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), DONT_NEED
+        C_LIBRARY.madvise(
+            ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), MADV_DONTNEED
         )
 
 
 def row_blocks(numbers: Tensor) -> Iterator[slice]:
-    """Where blocks of rows lie, one after the other."""
-    count, step = len(numbers), max(1, AT_ONCE // max(1, numbers[:1].nbytes))
+    """Yield the slices of consecutive blocks of rows, and release the pages of each afterwards."""
+    count = len(numbers)
+    row_bytes = max(1, numbers[:1].nbytes)
+    step = max(1, ROW_BLOCK_BYTES // row_bytes)
     for start in range(0, max(1, count), step):
         yield slice(start, min(start + step, count))
         release_pages(numbers)
 
 
 def blocks(numbers: Tensor) -> Iterator[Tensor]:
-    """Look at blocks of rows, one after the other."""
-    return (numbers[place] for place in row_blocks(numbers))
+    """Yield consecutive blocks of rows."""
+    return (numbers[rows] for rows in row_blocks(numbers))
 
 
 def summed(numbers: Tensor) -> Tensor:
-    """Add up the last axis."""
+    """Sum over the last axis."""
     return torch.cat([block.sum(-1) for block in blocks(numbers)])
 
 
 @dataclass(frozen=True)
 class RowsInFile:
-    """Numbers that were kept in a file of their own: rows are read when they are asked for.
+    """An array in a file. Indexing reads the requested rows.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     np.arange(6.0).tofile(place := Path(folder) / "numbers")
-    ...     RowsInFile(place, (3, 2), np.dtype(float))[1:2]
+    ...     np.arange(6.0).tofile(file := Path(folder) / "numbers")
+    ...     RowsInFile(file, (3, 2), np.dtype(float))[1:2]
     tensor([[2., 3.]], dtype=torch.float64)
     """
 
@@ -99,42 +105,43 @@ class RowsInFile:
 
     def __getitem__(self, rows: slice) -> Tensor:
         start, stop, _ = rows.indices(self.shape[0])
-        row, bounds = prod(self.shape[1:]), (stop - start, *self.shape[1:])
+        row_size = prod(self.shape[1:])
         numbers = np.fromfile(
-            self.path, self.dtype, (stop - start) * row, offset=start * row * self.dtype.itemsize
+            self.path,
+            self.dtype,
+            count=(stop - start) * row_size,
+            offset=start * row_size * self.dtype.itemsize,
         )
-        return torch.from_numpy(numbers.reshape(bounds))
+        return torch.from_numpy(numbers.reshape(stop - start, *self.shape[1:]))
 
 
 def copy_rows(numbers: Tensor, others: Tensor | RowsInFile) -> None:
-    """Copy other numbers into a tensor."""
-    for place in row_blocks(numbers):
-        numbers[place].copy_(others[place])
+    """Copy the rows of `others` into `numbers`, block by block."""
+    for rows in row_blocks(numbers):
+        numbers[rows].copy_(others[rows])
         if isinstance(others, Tensor):
             release_pages(others)
 
 
 def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
-    """Copy numbers to where another tensor lies: into a file beside its own, or onto its device.
+    """Copy numbers into a new file next to the file of `like`, or onto the device of `like`.
 
     >>> copied_like(torch.ones(2), like=torch.zeros(3))
     tensor([1., 1.])
     """
-    whole = numbers[:0]
+    no_rows = numbers[:0]
     if is_on_disk(like):
-        made = zeros_on_disk(
-            Path(like.untyped_storage().filename or "").parent, numbers.shape, whole.dtype
-        )
+        folder = Path(like.untyped_storage().filename or "").parent
+        copied = zeros_on_disk(folder, numbers.shape, no_rows.dtype)
     else:
-        made = whole.new_empty(tuple(numbers.shape), device=like.device)
-    copy_rows(made, numbers)
-    return made
+        copied = no_rows.new_empty(tuple(numbers.shape), device=like.device)
+    copy_rows(copied, numbers)
+    return copied
 
 
 @dataclass(frozen=True)
 class RowsOfArray:
-    """A tensor, less another if there is one, is an array of numpy for reading a few rows; either may lie in a
-    file.
+    """A tensor minus the optional tensor `less`; indexing returns rows as NumPy arrays. Both may be files.
 
     >>> RowsOfArray(torch.tensor([3.0, 5.0]), less=torch.tensor([1.0, 1.0]))[1:]
     array([4.], dtype=float32)

@@ -1,56 +1,59 @@
-"""Progress of long computations: what is reported, independent of how it is shown."""
+"""The interface through which a long computation reports its progress, however it is displayed."""
+
+# ruff: noqa: B027  callbacks do nothing unless they are overridden
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Literal, TypeAlias
+
+Unit: TypeAlias = Literal["step", "run"]
+"""The parts of a task: many short steps, or a few long runs that deserve a line each."""
 
 
 class AbstractProgress(ABC):
-    """One task goes on at a time: `start`, any number of `step`s and remarks, `stop`."""
+    """Display of one task at a time: `start`, then any number of `step`s and remarks, then `stop`.
 
-    @abstractmethod
-    def start(self, name: str, steps: int, done: int) -> None:
-        """A task of `steps` steps begins, some of them already done."""
+    A task of runs also shows the runs at work, each as a part with steps of its own.
+    """
 
-    @abstractmethod
-    def step(self, step: int, loss: float | None, drift: float | None) -> None:
-        """`step` steps are done; the training loss and how far the kernel has moved are given where they are known."""
+    hint: str = ""
+    """Advice that follows the remark that a result exists already."""
 
-    @abstractmethod
-    def found(self, path: Path) -> None:
-        """The result is there already, and nothing is computed unless that is forced."""
+    def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
+        """Begin a task of `steps` steps (or runs), some of them already done."""
+
+    def step(self, done: int, note: str = "") -> None:
+        """Report that `done` steps are complete; the note holds numbers such as the loss."""
+
+    def show_part(self, name: str, done: int | None, steps: int | None) -> None:
+        """Report how far a run at work is, if it is known."""
+
+    def drop_part(self, name: str) -> None:
+        """Remove a run that has ended from the display."""
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """Make a remark of one line."""
+        """Show a remark of one line."""
 
     def warn(self, text: str) -> None:
-        """A remark of consequence, such as that work was lost: it is shown where other remarks are not."""
+        """Show a remark of consequence, such as lost work; quiet commands show it too."""
         self.say(text)
 
-    @abstractmethod
+    def found(self, path: Path) -> None:
+        """Report that the result exists already, so that nothing is computed."""
+        self.say(f"{path} is finished{self.hint}")
+
     def stop(self) -> None:
-        """The task has ended, whether or not it came to its last step."""
+        """End the task, complete or not."""
 
 
 class Silent(AbstractProgress):
-    """Progress that is not shown.
+    """A display of nothing.
 
     >>> Silent().say("nothing is printed")
     """
 
-    def start(self, name: str, steps: int, done: int) -> None:
-        pass
-
-    def step(self, step: int, loss: float | None, drift: float | None) -> None:
-        pass
-
-    def found(self, path: Path) -> None:
-        pass
-
     def say(self, text: str) -> None:
-        pass
-
-    def stop(self) -> None:
         pass

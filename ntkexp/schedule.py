@@ -11,23 +11,22 @@ from ntkexp.component import LONGEST, Component, Steps
 
 
 class AbstractSchedule(Component):
-    """A factor for every step, after a linear warm-up over the first `warm_up` steps."""
+    """A factor for the step size at every step, with a linear warm-up over `warm_up` steps."""
 
     warm_up: int = Field(0, ge=0, le=LONGEST)
 
     @abstractmethod
     def shape(self, step: int, steps: int) -> float:
-        """The factor without the warm-up."""
+        """Return the factor without the warm-up."""
 
     def factor(self, step: int, steps: int) -> float:
-        """What the step size is multiplied with at this step."""
-        return min(1.0, (step + 1) / (self.warm_up + 1)) * self.shape(step, steps)
+        """Return the factor of the step size at this step."""
+        warm_up = min(1.0, (step + 1) / (self.warm_up + 1))
+        return warm_up * self.shape(step, steps)
 
 
 class Constant(AbstractSchedule):
-    """A step size that stays what it is.
-
-    A schedule whose factor is 1.
+    """A constant step size.
 
     >>> [Constant(warm_up=3).factor(step, 10) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
@@ -53,7 +52,7 @@ class Cosine(AbstractSchedule):
 
 
 class Step(AbstractSchedule):
-    """A step size that is multiplied by the same factor at regular intervals.
+    """A step size that falls by the same factor at regular intervals.
 
     factor = decay^⌊s/every⌋.
 
@@ -69,9 +68,7 @@ class Step(AbstractSchedule):
 
 
 class List(AbstractSchedule):
-    """A step size that is written out, step by step.
-
-    factor = the step's entry in a list; the last entry stays.
+    """A list of factors, one for each step; the last one applies to all later steps.
 
     >>> [List(factors=(1, 0.1)).factor(step, 4) for step in range(4)]
     [1.0, 0.1, 0.1, 0.1]

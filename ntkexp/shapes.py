@@ -1,7 +1,8 @@
 """Types that all parts share, and the names of their axes.
 
-`probe` is a point where the network is read and `out` one of its outputs there; `train` is a training example and
-`out_` one of its outputs. A kernel always has the axes [probe, out, train, out_].
+The axis `probe` counts queries, the points whose outputs are explained, and `out` the outputs of a
+query. The axis `train` counts training examples, and `out_` their outputs. A kernel always has the
+axes [probe, out, train, out_].
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ else:
     Tensor = Any
 
 Weights: TypeAlias = dict[str, Tensor]
-"""Named parameters, as `module.named_parameters()` names them."""
+"""Parameters by the names of `module.named_parameters()`."""
 
 Inputs: TypeAlias = Tensor | tuple[object, ...] | Mapping[str, object]
-"""One tensor [example, …], several by position, or several by name; what is not a tensor among them is a constant."""
+"""One tensor [example, …], or positional or named arguments. Non-tensor arguments are constants."""
 
 Function: TypeAlias = Callable[[Weights, Inputs], Tensor]
-"""Weights and inputs [example, …] to outputs [example, out]."""
+"""A map from weights and inputs [example, …] to outputs [example, out]."""

@@ -2,11 +2,12 @@
 
     stream(purpose, seed, …) = torch's generator, started at the first 32 bits of sha256("purpose/seed/…")
 
-32 bits are all that torch's generator reads of a start. There is no other door to chance.
+torch's generator uses only 32 bits of a seed. The package draws all its random numbers from `stream`.
 
->>> torch.equal(torch.rand(3, generator=stream("weights", 0)), torch.rand(3, generator=stream("weights", 0)))
+>>> draw = torch.rand(3, generator=stream("weights", 0))
+>>> torch.equal(draw, torch.rand(3, generator=stream("weights", 0)))
 True
->>> torch.equal(torch.rand(3, generator=stream("weights", 0)), torch.rand(3, generator=stream("examples", 0)))
+>>> torch.equal(draw, torch.rand(3, generator=stream("examples", 0)))
 False
 """
 
@@ -18,38 +19,38 @@ from typing import Literal, TypeAlias
 import torch
 
 Purpose: TypeAlias = Literal[
-    "examples",  # what a source of data makes up: inputs, and what is to be learned
-    "order",  # of the examples before they are cut into splits
-    "noise",  # on training targets
-    "weights",  # before training
+    "examples",  # inputs and targets of synthetic data
+    "order",  # the order of the examples before they are split
+    "noise",  # noise on training targets
+    "weights",  # initial weights
     "batches",
-    "trial",  # inputs that a network is tried on before it meets the data
-    "ownership",  # numbers by which a module shows which example owns what
-    "sketch",  # where the elements of a parameter go, and with which signs
-    "sketch error",  # vectors by which a sketch is compared with what it is a sketch of
-    "independence",  # orders and parts of a batch that are run to see whether its examples are independent
-    "loss",  # outputs at which a loss is compared with differences
-    "half",  # examples of which half is left out, and then the rest
-    "random kernel",  # of a machine that knows nothing
-    "left out",  # which examples a training is repeated without
-    "cue",  # of a task, beside its inputs
-    "signature",  # by which a tensor is recognised
-    "signs",  # of the rounding of weights
-    "rounding",  # noise that shows what rounding does to a gradient
-    "terms",  # shares by which the terms of a gradient are measured
-    "rounding",  # the shares by which the terms of a gradient are measured
-    "outputs",  # random sums of outputs, which a replay is compared with, and noise in what it is given
-    "removals",  # examples that are left out to see what changes
+    "trial",  # inputs for trying out a network before it meets the data
+    "ownership",  # numbers that reveal which example owns a row of a tensor
+    "sketch",  # positions and signs of a parameter's elements in a sketch
+    "sketch error",  # vectors for measuring the error of a sketch
+    "independence",  # orders and subsets of a batch, for checking that its examples are independent
+    "loss",  # outputs for comparing a loss with finite differences
+    "half",  # the two halves of the examples that are removed one after the other
+    "random kernel",  # the kernel machine that knows nothing about the data
+    "left out",  # the examples without which a training is repeated
+    "cue",  # the task cues that are appended to inputs
+    "signature",  # numbers that identify a tensor
+    "signs",  # signs of weight perturbations of rounding size
+    "rounding",  # noise and shares that measure rounding errors of gradients and of their terms
+    "terms",  # shares that measure the terms of a gradient
+    "outputs",  # random sums of outputs, and noise in inputs, for checking a replay
+    "removals",  # examples whose removal is measured
     "monte carlo",  # networks whose kernels are averaged
-    "process",  # draws with which networks are compared
-    "faithfulness",  # a cotangent by which a module's gradients are compared with its values
-    "pixels",  # where they go in images that are scrambled
-    "near pairs",  # axes on which examples are projected to find those that are nearly equal
-    "splits",  # parts of the examples that a kernel learns from
+    "process",  # draws of a Gaussian process that networks are compared with
+    "faithfulness",  # a cotangent for comparing a module's gradients with its values
+    "pixels",  # the pixel permutation of scrambled images
+    "near pairs",  # projection axes for finding nearly equal examples
+    "splits",  # the parts of the examples that a kernel learns from
 ]
 
 
 def stream(purpose: Purpose, *numbers: int) -> torch.Generator:
-    """The stream of a purpose, for a seed and whatever else tells one draw from another."""
+    """Return the generator for a purpose; the numbers are the seed and, if needed, an index."""
     name = "/".join(map(str, (purpose, *numbers)))
-    return torch.Generator().manual_seed(int.from_bytes(sha256(name.encode()).digest()[:4], "big"))
+    seed = int.from_bytes(sha256(name.encode()).digest()[:4], "big")
+    return torch.Generator().manual_seed(seed)

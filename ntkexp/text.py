@@ -1,4 +1,4 @@
-"""Numbers and tables as plain text: significant digits only, aligned, no boxes."""
+"""Numbers, names and tables as plain text: significant digits only, aligned columns, no boxes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 MISSING = "–"
 LONGEST_NAME = 60
-ODD_LETTERS = "\u200c\u200d\xa0\u202f\u3000"  # joiners in words of some scripts and in emoji, and wide or fixed blanks
-DAY = 86_400.0  # seconds
-YEAR = 365.25 * DAY
+ODD_LETTERS = "\u200c\u200d\xa0\u202f\u3000"
+"""Unprintable characters that stay: joiners in some scripts and emoji, and wide or fixed blanks."""
+SECONDS_PER_DAY = 86_400.0
+SECONDS_PER_YEAR = 365.25 * SECONDS_PER_DAY
 
 
 def short(number: float | None) -> str:
-    """Spell three significant digits between a thousandth and ten thousand, an order of magnitude outside.
+    """Write a number with three significant digits; outside 1e-3 … 1e4 with an exponent and fewer.
 
     >>> [short(x) for x in (0.1234, 42.0, 0.99994, 3.7e-15, 0.0, 123456.0, None)]
     ['0.123', '42', '1', '4e-15', '0', '1.2e5', '–']
@@ -23,14 +24,18 @@ def short(number: float | None) -> str:
         return MISSING
     if math.isinf(number):
         return "∞" if number > 0 else "−∞"
-    if number == 0 or 1e-3 <= abs(number) < 1e4:
-        return f"{number:.3g}" if abs(number) < 999.5 else f"{number:.0f}"
-    digits, exponent = f"{number:.{0 if abs(number) < 1e-3 else 1}e}".split("e")
+    size = abs(number)
+    if size == 0 or 1e-3 <= size < 999.5:
+        return f"{number:.3g}"
+    if 999.5 <= size < 1e4:
+        return f"{number:.0f}"
+    decimals = 0 if size < 1e-3 else 1
+    digits, exponent = f"{number:.{decimals}e}".split("e")
     return f"{digits}e{int(exponent)}"
 
 
 def share(number: float) -> str:
-    """Spell a fraction in words that can follow 'misses by'.
+    """Write a fraction so that it can follow 'misses by'.
 
     >>> [share(x) for x in (0.12, 0.0034, 3e-6, 1.5, 40.0)]
     ['12 %', '0.34 %', '3e-6', '150 %', '40 times what was learned']
@@ -41,7 +46,7 @@ def share(number: float) -> str:
 
 
 def percent(number: float) -> str:
-    """Spell a fraction in hundredths, to two digits.
+    """Write a fraction in per cent with two digits.
 
     >>> [percent(x) for x in (0.0312, 0.5, 1.234, 1e-7)]
     ['3.1 %', '50 %', '120 %', '1e-5 %']
@@ -51,7 +56,7 @@ def percent(number: float) -> str:
 
 
 def rate(share: float | None) -> str:
-    """Spell a share of all as papers print it.
+    """Write a share in per cent with one decimal, as papers do.
 
     >>> rate(0.98765), rate(None)
     ('98.8 %', '–')
@@ -60,27 +65,27 @@ def rate(share: float | None) -> str:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """Set columns two blanks apart, the ones that hold numbers to the right.
+    """Format a table with columns two blanks apart; `right` marks columns aligned to the right.
 
     >>> print(aligned(("machine", "error"), (("secant", "4e-15"), ("left", "0.12")), (False, True)))
     machine  error
     secant   4e-15
     left      0.12
     """
-    lines = [[printable(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    cells = [
-        [
+    table = [[printable(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        cells = [
             cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(*line, strict=True)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
         ]
-        for line in ((row, widths, right) for row in lines)
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in cells)
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def printable(text: str) -> str:
-    r"""Spell control characters, and those that turn the direction of writing round, by their codes.
+    r"""Replace control characters and direction marks by their escape codes.
 
     >>> printable("5 µm"), printable("a\n\x1b[31mb\u202e")
     ('5 µm', 'a\\n\\x1b[31mb\\u202e')
@@ -91,7 +96,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    r"""Spell such characters by their codes, and keep the ends of lines.
+    r"""Replace such characters in every line, and keep the line breaks.
 
     >>> printable_lines("a\n\x1b[31mb")
     'a\n\\x1b[31mb'
@@ -100,7 +105,7 @@ def printable_lines(text: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    r"""Spell a name that comes from data: on one line of a bounded length, on which nothing acts on a terminal.
+    r"""Return a name from the data on one line of limited length, without terminal control codes.
 
     >>> shown_name("two\nlines"), shown_name(""), shown_name("n" * 99)[-2:]
     ('two\\nlines', '""', 'n…')
@@ -113,9 +118,9 @@ FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
 def as_cell(text: str) -> str:
-    """Write text into a table so that a spreadsheet takes it for text, not for a formula that it carries out.
+    """Return text for a CSV cell that no spreadsheet will run as a formula.
 
-    An apostrophe comes before it, as people type it there; a number stays a number.
+    An apostrophe marks such text, as users of spreadsheets type it. A number stays a number.
 
     >>> [as_cell(text) for text in ("=cmd|x", "-1.5", "@a", "'=b", "left", "")]
     ["'=cmd|x", '-1.5', "'@a", "''=b", 'left', '']
@@ -124,7 +129,7 @@ def as_cell(text: str) -> str:
 
 
 def of_cell(cell: str) -> str:
-    """Read the text that `as_cell` wrote.
+    """Return the text that `as_cell` received.
 
     >>> [of_cell(as_cell(text)) for text in ("=cmd|x", "-1.5", "''=b", "'b'")]
     ['=cmd|x', '-1.5', "''=b", "'b'"]
@@ -133,7 +138,7 @@ def of_cell(cell: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number as it stands, such as -1e-3."""
+    """Return whether a text without blanks or underscores is a number, such as -1e-3."""
     try:
         float(text)
     except ValueError:
@@ -142,7 +147,7 @@ def is_number(text: str) -> bool:
 
 
 def spoken(machine: str) -> str:
-    """Spell a machine's name in words.
+    """Write the name of a kernel machine in words.
 
     >>> spoken("frozen_start"), spoken("rbf_identity")
     ('frozen start', 'RBF identity')
@@ -151,16 +156,18 @@ def spoken(machine: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join names in a row, with an 'and' before the last.
+    """Join names with commas and a final 'and'.
 
     >>> listed(["this", "that", "the other"])
     'this, that and the other'
     """
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def counted(count: int, noun: str) -> str:
-    """Spell things by their number.
+    """Write a count and its noun, in the plural if needed.
 
     >>> counted(1, "seed"), counted(3, "seed"), counted(1200, "run")
     ('1 seed', '3 seeds', '1,200 runs')
@@ -169,23 +176,29 @@ def counted(count: int, noun: str) -> str:
 
 
 def several(names: Sequence[str]) -> str:
-    """Name some of many.
+    """List the first three names and count the others.
 
     >>> several(["a", "b"]), several("abcd"), several("abcde")
     ('a, b', 'a, b, c and 1 other', 'a, b, c and 2 others')
     """
     rest = len(names) - 3
-    return f"{', '.join(names[:3])} and {counted(rest, 'other')}" if rest > 0 else ", ".join(names)
+    if rest <= 0:
+        return ", ".join(names)
+    return f"{', '.join(names[:3])} and {counted(rest, 'other')}"
 
 
 def duration(seconds: float) -> str:
-    """Spell how long something takes: in seconds, minutes, hours, days or years.
+    """Write a duration in seconds, minutes, hours, days or years.
 
     >>> duration(3.2), duration(200), duration(9000), duration(0), duration(1e6), duration(1e11)
     ('3 s', '3.3 min', '2.5 h', '0 s', '12 days', '3.2e+03 years')
     """
     if seconds < 100:
         return f"{seconds:.0f} s"
-    if seconds < 4 * DAY:
-        return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-    return f"{seconds / DAY:.0f} days" if seconds < 2 * YEAR else f"{seconds / YEAR:.2g} years"
+    if seconds < 6000:
+        return f"{seconds / 60:.1f} min"
+    if seconds < 4 * SECONDS_PER_DAY:
+        return f"{seconds / 3600:.1f} h"
+    if seconds < 2 * SECONDS_PER_YEAR:
+        return f"{seconds / SECONDS_PER_DAY:.0f} days"
+    return f"{seconds / SECONDS_PER_YEAR:.2g} years"

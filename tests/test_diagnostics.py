@@ -88,7 +88,7 @@ def test_shares_of_a_vector() -> None:
 def test_products_with_vectors_stand_in_for_a_large_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = diagonal([1.0, 4.0, 2.0]) + 0.1 * kernel_of(normal(3, 3))
     exact = largest_kernel_eigenvalue(kernel)
-    monkeypatch.setattr(chapter, "DENSE", 2)
+    monkeypatch.setattr(chapter, "MAX_DENSE_ENTRIES", 2)
     assert abs(largest_kernel_eigenvalue(kernel) - exact) <= 100 * EPS * exact  # three vectors span the space
 
 

@@ -111,14 +111,14 @@ class Weighed(Squared):
 def test_a_value_that_autograd_differentiates_otherwise_has_no_effects(wrong: AbstractLoss, of: str) -> None:
     targets = example("squared", 3, seed=0)[1]
     wrong.refuse_unlike_differences(targets)  # all that parts are made of is right
-    with pytest.raises(Mistake, match=f"autograd's derivatives of value are not those of {of}"):
+    with pytest.raises(Mistake, match=f"autograd's derivatives of value do not match {of}"):
         wrong.refuse_unlike_second_differences(targets)
 
 
 def test_a_run_with_effects_holds_second_derivatives_against_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Squared, "value", Weighed.value)
     survey(small(*FEW))
-    with pytest.raises(Mistake, match="and effects are made of them"):
+    with pytest.raises(Mistake, match="and effects are computed from them"):
         survey(small(*FEW, "path.effects=derivative"))
 
 

@@ -182,8 +182,10 @@ def test_the_recursion_is_the_derivative_of_the_weights_by_every_gradient(name: 
     bracket, total = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     for step in reversed(range(steps)):
         linear = made.recursion(step, sizes[step], memories[step])["w"]
-        bracket = linear.scale + linear.carry * bracket  # β is the same at every step but the first, before which m = 0
-        total -= (linear.intake * bracket + linear.ahead) * gradients[step]
+        bracket = (
+            linear.momentum_scale + linear.momentum_decay * bracket
+        )  # β is the same at every step but the first, before which m = 0
+        total -= (linear.momentum_gain * bracket + linear.gradient_scale) * gradients[step]
     torch.testing.assert_close(start + total, weights["w"], rtol=1e-13, atol=0.0)
 
 

@@ -22,8 +22,9 @@ from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.ground_truth import FOLDER, Outputs, TrainingWithout, read_ground_truth
+from ntkexp.report.analysis.rank_correlation import spearman
 from ntkexp.report.loaded_run import load_run
-from ntkexp.report.validation import linear_datamodeling_score, spearman
+from ntkexp.report.validation import linear_datamodeling_score
 from ntkexp.run.execute import execute
 from ntkexp.validation import RunSubject, asked_points
 from tests.foreign_loop import loops
@@ -38,7 +39,7 @@ SMALL: dict[str, Any] = {"leave_out": 4, "top": 2, "trainings": 9, "queries": 5,
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ntkexp.run.execute, "painter", stand_in)
+        patch.setattr(ntkexp.run.execute, "draw_run", stand_in)
         return execute(small(*WORDS), WORDS, tmp_path_factory.mktemp("outputs"), False, Silent())
 
 
@@ -191,7 +192,7 @@ def test_a_followed_loop_is_carried_out_without_examples() -> None:
         ({"queries": 0}, "queries=0: it takes a whole number"),
         ({"trainings": 2}, "trainings=2: ranks of fewer than 3 say nothing"),
         ({"fresh": -1}, "fresh=-1"),
-        ({"scores": np.zeros((24, 5))}, r"its shape is \(24, 5\).*turn it around"),
+        ({"scores": np.zeros((24, 5))}, r"its shape is \(24, 5\).*transpose it"),
         ({"scores": np.full((5, 24), np.nan)}, "not finite"),
         ({"scores": np.array(["a"])}, "not numbers"),
         ({"split": "tset"}, "test"),

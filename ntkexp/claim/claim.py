@@ -1,7 +1,7 @@
-"""A claim: its protocol (`claim.look`), with the statement, its source, and what would refute it, in words.
+"""A claim: its protocol (`claim.look`), together with its statement, its source, and what would refute it.
 
-The digest covers all of these: another threshold makes another claim, in another folder. The digest covers neither the
-picture of a claim nor the file that defines a trial or a quantity.
+The digest covers all four. A claim with another threshold is another claim, in another folder. The
+digest does not cover the picture of a claim, nor the file that defines a trial or a quantity.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ntkexp.component import Component
 
 
 class Published(Component):
-    """A claim was made in this paper, and there."""
+    """The paper that makes a claim, and the section."""
 
     paper: str = Field(min_length=1)
     section: str = ""
@@ -32,47 +32,45 @@ class Published(Component):
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim as it was read, at one of its sizes."""
+    """A claim at one of its sizes (quick, default, full)."""
 
     name: str
     statement: str
     source: Published
     refutes: str
     protocol: Protocol
-    picture: AbstractPicture  # it shows what was found, and is nothing that was said beforehand
+    picture: AbstractPicture  # not covered by the digest
 
     @property
     def looks(self) -> dict[str, Look]:
         return self.protocol.looks
 
     def with_looks(self, looks: Mapping[str, Look]) -> Claim:
-        """The claim with each of its looks at one of their planned times."""
+        """Return the claim with these looks, for example at a later stage."""
         return replace(self, protocol=Protocol(**looks))
 
     @property
     def fields(self) -> dict[str, Any]:
-        words = {
+        """The plain data that the digest covers."""
+        return {
             "statement": self.statement,
             "source": self.source.fields(),
             "refutes": self.refutes,
+            "looks": {name: look.fields for name, look in self.looks.items()},
         }
-        return words | {"looks": {name: look.fields for name, look in self.looks.items()}}
 
     @property
     def registered_fields(self) -> dict[str, Any]:
-        """The same fields, of control and second look those alone in which they differ from the claim's own look."""
-        looks = dict(self.fields["looks"])
+        """The plain data, where control and second look list only their differences from the main look."""
+        fields = self.fields
+        looks = dict(fields.pop("looks"))
         main = looks.pop(MAIN)
-        others = {name: differing(look, main) for name, look in looks.items()}
-        return (
-            {key: value for key, value in self.fields.items() if key != "looks"}
-            | {MAIN: main}
-            | others
-        )
+        differences = {name: differing(look, main) for name, look in looks.items()}
+        return {**fields, MAIN: main, **differences}
 
     @property
     def digest(self) -> str:
-        """8 hexadecimal digits of what was said beforehand."""
+        """The first 8 hexadecimal digits of the SHA-256 of the fields."""
         return sha256(json.dumps(self.fields, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -81,15 +79,17 @@ class Claim:
 
 
 def differing(fields: Mapping[str, Any], others: Any) -> dict[str, Any]:
-    """Give the fields in which plain data differ from others.
+    """Return the fields of plain data that differ from `others`.
 
-    >>> differing({"seeds": [0], "trial": {"width": 4, "depth": 1}}, {"seeds": [0], "trial": {"width": 8, "depth": 1}})
+    >>> trial = {"seeds": [0], "trial": {"width": 4, "depth": 1}}
+    >>> differing(trial, {"seeds": [0], "trial": {"width": 8, "depth": 1}})
     {'trial': {'width': 4}}
     """
-    found = {}
+    differences = {}
     for key, value in fields.items():
-        other = others.get(key)
-        if key not in others or value != other:
-            mappings = isinstance(value, Mapping) and isinstance(other, Mapping)
-            found[key] = differing(value, other) if mappings else value
-    return found
+        if key not in others:
+            differences[key] = value
+        elif value != others[key]:
+            nested = isinstance(value, Mapping) and isinstance(others[key], Mapping)
+            differences[key] = differing(value, others[key]) if nested else value
+    return differences

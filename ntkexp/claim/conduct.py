@@ -37,6 +37,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import digest as file_digest
 from ntkexp.experiment.identity import files_of
 from ntkexp.mistake import Mistake
+from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import Json, read_sealed, sealed_text, to_text, write_atomically
 from ntkexp.records.claim import (
     PICTURE,
@@ -56,7 +57,7 @@ from ntkexp.report.run import Run, load_tables
 from ntkexp.report.tables import format_csv
 from ntkexp.run.environment import Clock, commit
 from ntkexp.sweep.definition import Definition
-from ntkexp.sweep.jobs import AbstractSweepListener, Conductor, RemainingTime
+from ntkexp.sweep.jobs import Conductor, JobProgress, RemainingTime
 from ntkexp.sweep.plan import Plan, RunStatus, record, runs_to_do, statuses
 from ntkexp.sweep.plan import plan as sweep_plan
 
@@ -268,7 +269,7 @@ class Workshop:
     """Who carries claims out, who hears of it, and what is trusted."""
 
     engine: AbstractEngine
-    listener: AbstractSweepListener
+    progress: AbstractProgress
     trust: tuple[str, ...] = ()
     retry_failed: bool = False
 
@@ -281,7 +282,7 @@ def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStat
     ended: dict[str, Ended] = {}
     if begun:  # pictures of single runs are drawn when they are looked at
         conductor = Conductor(
-            whole, workshop.engine, workshop.listener, workshop.trust, pictures=False
+            whole, workshop.engine, workshop.progress, workshop.trust, pictures=False
         )
         conductor.conduct(begun)
         ended = conductor.ended
@@ -316,22 +317,22 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
     home, logs = str(Path.cwd()), str(planned.out / "sweeps")
     if not left:
         return
-    done, workers = len(planned.trials) - len(left), workshop.engine.workers
-    clock = RemainingTime({job.name: 1.0 for job in left}, workers, believed=0.0)
-    workshop.listener.begin(planned.claim.name, len(planned.trials), done, workers, clock.ahead)
+    clock = RemainingTime({job.name: 1.0 for job in left}, workshop.engine.workers, believed=0.0)
+    total = len(planned.trials)
+    jobs = JobProgress(workshop.progress, clock, total, total - len(left))
+    jobs.start(planned.claim.name)
     try:
         tasks = (Task(job.name, job, home, logs) for job in left)
         with closing(
             run_jobs(workshop.engine, tasks)
         ) as events:  # after a failure no other trial goes on
             for event in events:
-                clock.see(event)
-                workshop.listener.see(event, clock.ahead)
+                jobs.see(event)
                 if isinstance(event, Ended) and event.how not in {"done", "found"}:
                     reason = event.reason or "no reason given"
                     raise Mistake(f"{planned.claim.name}: {event.name} {event.how}: {reason}")
     finally:
-        workshop.listener.end()
+        workshop.progress.stop()
 
 
 # --- Measure and judge a claim by what its runs and trials have left, and write everything down.

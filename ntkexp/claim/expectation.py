@@ -1,4 +1,15 @@
-"""What a claim expects of its figures, each a rule that judges a table: identity, slope, bound, order, and others."""
+"""Expectations: rules that a claim states about its figures, before they are measured.
+
+A rule turns the rows of a table into evidence: a figure with its interval over seeds and the range where
+it should lie, or errors and their bounds. `ntkexp.claim.judge` decides.
+
+Identity    every error lies below its bound
+Bound       the mean over seeds is at most, or at least, a limit
+Equality    the mean over seeds equals a value
+Order       figures at one level are larger than those at another
+Slope       a figure is a power of an axis
+Location    the position of a figure's extreme along an axis
+"""
 
 from __future__ import annotations
 
@@ -16,130 +27,144 @@ from pydantic import Field, model_validator
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.sweep import Expected, level
-from ntkexp.report.analysis.estimate import Estimate, mean_of, power_law
+from ntkexp.report.analysis.estimate import Estimate, mean_of
 from ntkexp.report.analysis.laws import limit
+from ntkexp.report.analysis.power_law import power_law
 from ntkexp.text import percent, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-# --- What is expected of figures: which rows it speaks of, and what they say of it, for `ntkexp.claim.judge` to
-# judge.
-#
-# A rule makes a table's rows, which have a `seed`, a `value` and where they lie, into evidence: a figure with its
-# interval over seeds beside the range where it should lie, or errors beside their bounds. It decides nothing
-# itself.
-
-
-SEEDS = 5
-"""Seeds of an invented table."""
-ADDED = ("each", "within")
+INVENTED_SEEDS = 5
+"""The number of seeds of an invented table."""
+INVENTED_POSITIONS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""The positions along the axis of an invented power law."""
+LATER_FIELDS = ("each", "within")
+"""Fields that rules got after claims had been digested."""
+SMALLEST_DRAWN = 1e-18
+"""Smaller errors are drawn here, because zero has no logarithm."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with its interval over seeds, beside the range where it should lie."""
+    """A figure with its interval over seeds, and the range where it should lie.
+
+    Attributes:
+        strict: True if the edges do not belong to the range.
+        log: True if the figure and the range are logarithms of the shown ones.
+        note: A remark on the figure, or the reason why there is no interval.
+        doubt: The reason why nothing may be concluded.
+    """
 
     estimate: Estimate
     expected: Expected
-    strict: bool = False  # whether the edges of the range are no part of it
-    log: bool = False  # whether figure and range are logarithms of what is shown
-    note: str = ""  # what else is said of the figure; where there is no interval, why
-    doubt: str = ""  # why nothing may be concluded from the figure
+    strict: bool = False
+    log: bool = False
+    note: str = ""
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors beside their bounds: how many rows lie beyond."""
+    """Errors and their bounds: how many rows exceed them, and the largest error per seed."""
 
     beyond: int
     rows: int
-    least: float  # the worst error of the best seed
-    worst: float  # and of the worst
+    least: float  # the largest error of the best seed
+    worst: float  # the largest error of the worst seed
 
 
 class AbstractExpectation(Component, ABC):
-    """A rule says which figures support a claim; `where` chooses the rows it speaks of, by their columns.
+    """A rule that says which figures support a claim.
 
-    `each` names columns at every level of which the rule must hold by itself: opposite misses then do not cancel.
+    `where` selects rows by the values of their columns. `each` names columns; the rule must hold
+    separately at every level of these columns, so that opposite deviations cannot cancel.
     """
 
     where: dict[str, Any] = Field(default_factory=dict)
     each: tuple[str, ...] = ()
 
+    null: ClassVar[float | None] = None
+    """The figure to be found if the claim is false, if the rule implies one. A claim can name its own."""
+
     def fields(self) -> dict[str, Any]:
-        """The rule is plain data; what was added to rules after claims had been digested stands there if it is set."""
+        """Return the rule as plain data.
+
+        Fields that were added later are omitted unless they are set, so that old digests stay valid.
+        """
         return {
-            name: value for name, value in super().fields().items() if value or name not in ADDED
+            name: value
+            for name, value in super().fields().items()
+            if value or name not in LATER_FIELDS
         }
 
     @abstractmethod
     def evidence(self, table: pd.DataFrame) -> Interval | Errors:
-        """What rows that all have a number say of what is expected."""
+        """Return the evidence in rows that all have a number."""
 
     def levels(self, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """The rows of each level at which it must hold by itself; all of them, where it is judged once."""
+        """Split the rows by the levels of `each`; without `each`, return all rows together."""
         if not self.each:
             return {"": rows}
         for key in self.each:
             find_column(rows, key, "each")
-        return {
-            ", ".join(f"{key}={value}" for key, value in zip(self.each, place, strict=True)): group
-            for place, group in rows.groupby(list(self.each), sort=False, dropna=False)
-        }
-
-    null: ClassVar[float | None] = None
-    """What is found where the claim does not hold, if the rule alone says that; a claim names its own (`null:`)."""
+        groups = {}
+        for values, group in rows.groupby(list(self.each), sort=False, dropna=False):
+            pairs = zip(self.each, values, strict=True)
+            groups[", ".join(f"{key}={value}" for key, value in pairs)] = group
+        return groups
 
     @abstractmethod
     def contains(self, figure: float) -> bool:
-        """Whether a figure lies within what is expected, and not at an edge of it."""
+        """Return whether a figure lies strictly inside the expected range."""
 
     @property
     @abstractmethod
     def words(self) -> str:
-        """What is expected, in a few words."""
+        """The expected range in a few words."""
 
     @property
     def whole_words(self) -> str:
+        """The expected range, the selected rows, and the columns of `each`."""
         rows = ", ".join(f"{key}={value}" for key, value in self.where.items())
         words = f"{self.words} where {rows}" if rows else self.words
         return f"{words} at each {' and '.join(self.each)}" if self.each else words
 
     @abstractmethod
     def invent(
-        self, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+        self, offset: float, generator: np.random.Generator, seeds: int = INVENTED_SEEDS
     ) -> pd.DataFrame:
-        """Invent a table whose truth is at this offset: −1 well inside what is expected, 0 at its edge, 1 outside."""
-
-    @abstractmethod
-    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        """Draw the rows that it speaks of, seed by seed."""
-
-    @abstractmethod
-    def mark(self, axes: Axes) -> None:
-        """Mark what is expected, and name the axes."""
+        """Invent a table whose truth lies inside the range (−1), at its edge (0) or outside (1)."""
 
     @property
     def places(self) -> tuple[float, ...]:
-        """Truths at which the rule is tried."""
+        """The offsets for simulations."""
         return (-1.0, 0.0, 1.0)
+
+    @abstractmethod
+    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+        """Draw the selected rows, seed by seed."""
+
+    @abstractmethod
+    def mark(self, axes: Axes) -> None:
+        """Mark the expected range, and label the axes."""
 
 
 def select_rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Choose the rows with these values; a list of values chooses all of them.
+    """Select the rows with these values; a list of values selects each of them.
 
-    >>> select_rows(pd.DataFrame({"depth": [1, 2, 3], "value": [4.0, 5.0, 6.0]}), {"depth": [1, 3]})["value"].tolist()
+    >>> table = pd.DataFrame({"depth": [1, 2, 3], "value": [4.0, 5.0, 6.0]})
+    >>> select_rows(table, {"depth": [1, 3]})["value"].tolist()
     [4.0, 6.0]
     """
     for key, chosen in where.items():
         column = find_column(table, key, "where")
-        levels = [level(value) for value in (chosen if isinstance(chosen, list) else [chosen])]
-        if not column.isin(levels).any():
-            there = ", ".join(map(str, dict.fromkeys(column.tolist())))
-            raise Mistake(f"where: no row has {key}={chosen}; there are {there}")
-        table = table[column.isin(levels)]
+        values = chosen if isinstance(chosen, list) else [chosen]
+        matches = column.isin([level(value) for value in values])
+        if not matches.any():
+            present = ", ".join(map(str, dict.fromkeys(column.tolist())))
+            raise Mistake(f"where: no row has {key}={chosen}; there are {present}")
+        table = table[matches]
     return table
 
 
@@ -152,27 +177,23 @@ def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
     return table[key]
 
 
-ZERO = 1e-18
-"""Errors below are drawn here: zero has no logarithm."""
-
-
 class Identity(AbstractExpectation):
-    """Identity: every error lies under its bound, the row's own where the table has a column `bound`.
+    """Identity: every error lies below its bound.
 
-    Errors are at most `tolerance`, or what their rows say is explained by rounding, if that is more.
+    The bound is `tolerance`, or the column `bound` if the table has one, which then holds the rounding
+    error of each row. A single row above its bound refutes the identity. The interval reaches from the
+    best seed to the worst.
 
-    One row beyond refutes it: this is no matter of chance, and the interval reaches from the best seed to the
-    worst.
+    >>> errors = pd.DataFrame({"seed": [0, 1], "value": [3e-15, 4e-15]})
+    >>> [Identity().evidence(errors.assign(bound=bound)).beyond for bound in (1e-12, 1e-16)]
+    [0, 2]
 
-    >>> table = pd.DataFrame({"seed": [0, 1], "value": [3e-15, 4e-15], "bound": [1e-12, 1e-12]})
-    >>> Identity().evidence(table).beyond, Identity().evidence(table.assign(bound=1e-16)).beyond
-    (0, 2)
+    NaN lies below no bound. An infinite bound, as of a singular kernel, explains nothing.
 
-    An error that is no number lies under no bound, and a bound without end, as that of a singular kernel, explains
-    nothing.
-
-    >>> Identity().evidence(table.assign(bound=math.inf)).beyond, Identity().evidence(table * math.nan).beyond
-    (2, 2)
+    >>> Identity().evidence(errors.assign(bound=math.inf)).beyond
+    2
+    >>> Identity().evidence(errors.assign(bound=1e-12) * math.nan).beyond
+    2
     """
 
     null: ClassVar[float | None] = math.inf
@@ -187,54 +208,54 @@ class Identity(AbstractExpectation):
 
     @property
     def places(self) -> tuple[float, ...]:
-        """Chance has no part in it, so there is no edge at which it is undecided."""
+        """The offsets for simulations; without chance there is no undecided edge."""
         return (-1.0, 1.0)
 
     def evidence(self, table: pd.DataFrame) -> Errors:
         bounds = table["bound"].astype(float) if "bound" in table else self.tolerance
         errors = table["value"].abs()
         worst = errors.groupby(table["seed"]).max()
-        under = (errors <= bounds) & np.isfinite(bounds)
-        return Errors(int((~under).sum()), len(table), float(worst.min()), float(worst.max()))
+        below = (errors <= bounds) & np.isfinite(bounds)
+        return Errors(int((~below).sum()), len(table), float(worst.min()), float(worst.max()))
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        errors = np.sort(np.maximum(table["value"].abs().to_numpy(dtype=float), ZERO))
-        axes.plot(np.arange(1, len(errors) + 1) / len(errors), errors, "o", color=colour, zorder=3)
+        errors = table["value"].abs().to_numpy(dtype=float)
+        drawn = np.sort(np.maximum(errors, SMALLEST_DRAWN))
+        axes.plot(np.arange(1, len(drawn) + 1) / len(drawn), drawn, "o", color=colour, zorder=3)
 
     def mark(self, axes: Axes) -> None:
-        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
+        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
 
         log_axis(axes, "y")
         axes.axhline(self.tolerance, color=VERMILION, linewidth=0.8, linestyle="--")
         axes.set(xlabel="share of rows with a smaller error", ylabel="error")
 
     def invent(
-        self, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+        self, offset: float, generator: np.random.Generator, seeds: int = INVENTED_SEEDS
     ) -> pd.DataFrame:
-        """Invent errors below the bound; outside, one of them is ten times above it."""
+        """Invent errors below the bound; outside, one error is ten times the bound."""
         values = self.tolerance * 10 ** -generator.uniform(0.01, 4, 10 * seeds)
         if offset > 0:
             values[generator.integers(len(values))] = 10 * self.tolerance
         return pd.DataFrame({"seed": np.arange(len(values)) % seeds, "value": values})
 
 
-# --- One figure per seed, averaged over seeds: on its own scale, or by logarithms, where margins are shares.
+# --- Averages: one figure per seed, averaged over seeds, on a linear or a logarithmic scale.
 #
 # linear   value ± margin                log   value/(1 + margin) … value·(1 + margin)
 
 
-TOGETHER = {"mean": "mean", "least": "min", "largest": "max"}
+AGGREGATIONS = {"mean": "mean", "least": "min", "largest": "max"}
 
 
 class AbstractAverage(AbstractExpectation):
-    """Rows of a seed are put together into its figure: their mean, the least, or the largest of them.
+    """A rule on the mean over seeds of one figure per seed.
 
-    Figures that lie `within` two ends, as shares and correlations do, have an interval that lies there too.
+    The figure of a seed is the mean, the least or the largest of its rows. If figures lie `within` a
+    range, as shares and correlations do, their interval does too.
     """
 
-    strict: ClassVar[bool] = (
-        False  # whether a figure at the edge of what is expected is none that was expected
-    )
+    strict: ClassVar[bool] = False  # True if the edges do not belong to the range
     margin: float = Field(ge=0)
     scale: Literal["linear", "log"] = "linear"
     rows: Literal["mean", "least", "largest"] = "mean"
@@ -242,112 +263,121 @@ class AbstractAverage(AbstractExpectation):
 
     @model_validator(mode="after")
     def refuse_ends(self) -> Self:
-        """The ends are a lower and an upper one, of figures as they are."""
         if self.within is not None and (self.scale == "log" or not self.within[0] < self.within[1]):
             raise Mistake(
-                f"within={list(self.within)}: give the lower end, then the upper one, with scale: linear"
+                f"within={list(self.within)}: give the lower end, then the upper one, "
+                "with scale: linear"
             )
         return self
 
     @property
-    @abstractmethod
-    def expected(self) -> Expected:
-        """The range that is expected, on the scale."""
-
-    def contains(self, figure: float) -> bool:
-        if self.scale == "log" and figure <= 0:
-            return self.expected.low == -math.inf
-        return self.expected.low < self.scaled(figure) < self.expected.high
-
-    def figures(self, table: pd.DataFrame) -> list[float]:
-        return self.per_seed(table).tolist()
-
-    def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
-        """Make a table in which seeds have these figures."""
-        return pd.DataFrame({"seed": range(len(figures)), "value": figures})
-
-    def evidence(self, table: pd.DataFrame) -> Interval:
-        figures = self.figures(table)
-        if self.within is not None and figures:
-            beyond = next(
-                (figure for figure in figures if not self.within[0] <= figure <= self.within[1]),
-                None,
-            )
-            if beyond is not None:
-                raise Mistake(
-                    f"within={list(self.within)}: a seed's figure is {short(beyond)}; give ends that hold it"
-                )
-        estimate = replace(mean_of(figures), within=self.within)
-        return Interval(estimate, self.expected, strict=self.strict, log=self.scale == "log")
-
-    def scaled(self, value: float) -> float:
-        """A number of the configuration, on the scale."""
-        if self.scale == "log" and value <= 0:
-            raise Mistake(f"{value} has no logarithm; it takes numbers above 0 with scale: log")
-        return math.log(value) if self.scale == "log" else value
+    def is_log(self) -> bool:
+        return self.scale == "log"
 
     @property
-    def reach(self) -> float:
-        return math.log1p(self.margin) if self.scale == "log" else self.margin
+    @abstractmethod
+    def expected(self) -> Expected:
+        """The expected range, on the scale."""
 
-    def per_seed(self, table: pd.DataFrame) -> pd.Series[float]:
-        """Put the rows of each seed together."""
-        values = table["value"].astype(float)
-        if self.scale == "log":
-            if (values <= 0).any():
-                raise Mistake(
-                    "scale: log takes figures above 0, and some are not; write scale: linear"
-                )
-            values = values.map(math.log)
-        found: pd.Series[float] = values.groupby(table["seed"]).agg(TOGETHER[self.rows])
-        return found
-
-    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        figures = np.array(self.figures(table))
-        shown = np.exp(figures) if self.scale == "log" else figures
-        mean = math.exp(figures.mean()) if self.scale == "log" else figures.mean()
-        axes.plot(range(len(shown)), shown, "o", color=colour, zorder=3)
-        axes.axhline(mean, color=colour, linewidth=0.8, zorder=2)
-
-    def mark(self, axes: Axes) -> None:
-        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
-
-        if self.scale == "log":
-            log_axis(axes, "y")
-        low, high = axes.get_ylim()
-        ends = [
-            math.exp(end) if self.scale == "log" else end
-            for end in (self.expected.low, self.expected.high)
-        ]
-        # An open end of the band lies at the edge of the picture, or at the band's other end if that is farther out.
-        finite = [end for end in ends if math.isfinite(end) and end != 0]
-        band = np.clip(ends, min([low, *finite]), max([high, *finite]))
-        axes.axhspan(*band, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
-        axes.set(xlabel="seed", ylabel=self.label, xticks=[])
+    @property
+    def margin_words(self) -> str:
+        return percent(self.margin) if self.is_log else short(self.margin)
 
     @property
     def label(self) -> str:
         return "figure of a seed"
 
+    def contains(self, figure: float) -> bool:
+        if self.is_log and figure <= 0:
+            return self.expected.low == -math.inf
+        return self.expected.low < self.scaled(figure) < self.expected.high
+
+    def scaled(self, value: float) -> float:
+        """Return a number of the configuration, on the scale."""
+        if not self.is_log:
+            return value
+        if value <= 0:
+            raise Mistake(f"{value} has no logarithm; it takes numbers above 0 with scale: log")
+        return math.log(value)
+
+    @property
+    def scaled_margin(self) -> float:
+        return math.log1p(self.margin) if self.is_log else self.margin
+
+    def evidence(self, table: pd.DataFrame) -> Interval:
+        figures = self.figures(table)
+        if self.within is not None:
+            low, high = self.within
+            outside = [figure for figure in figures if not low <= figure <= high]
+            if outside:
+                raise Mistake(
+                    f"within={list(self.within)}: a seed's figure is {short(outside[0])}; "
+                    "give ends that hold it"
+                )
+        estimate = replace(mean_of(figures), within=self.within)
+        return Interval(estimate, self.expected, strict=self.strict, log=self.is_log)
+
+    def figures(self, table: pd.DataFrame) -> list[float]:
+        """Return the figure of each seed, on the scale."""
+        return self.per_seed(table).tolist()
+
+    def per_seed(self, table: pd.DataFrame) -> pd.Series[float]:
+        values = table["value"].astype(float)
+        if self.is_log:
+            if (values <= 0).any():
+                raise Mistake(
+                    "scale: log takes figures above 0, and some are not; write scale: linear"
+                )
+            values = values.map(math.log)
+        figures: pd.Series[float] = values.groupby(table["seed"]).agg(AGGREGATIONS[self.rows])
+        return figures
+
+    def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
+        """Return a table whose seeds have these figures."""
+        return pd.DataFrame({"seed": range(len(figures)), "value": figures})
+
+    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+        figures = np.array(self.figures(table))
+        mean = figures.mean()
+        if self.is_log:
+            figures = np.exp(figures)
+            mean = math.exp(mean)
+        axes.plot(range(len(figures)), figures, "o", color=colour, zorder=3)
+        axes.axhline(mean, color=colour, linewidth=0.8, zorder=2)
+
+    def mark(self, axes: Axes) -> None:
+        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
+
+        ends = [self.expected.low, self.expected.high]
+        if self.is_log:
+            log_axis(axes, "y")
+            ends = [math.exp(end) for end in ends]
+
+        # An open end of the band lies at the edge of the picture, or at the other end of the band.
+        low, high = axes.get_ylim()
+        finite = [end for end in ends if math.isfinite(end) and end != 0]
+        band = np.clip(ends, min([low, *finite]), max([high, *finite]))
+        axes.axhspan(*band, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
+        axes.set(xlabel="seed", ylabel=self.label, xticks=[])
+
     def invent(
-        self, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+        self, offset: float, generator: np.random.Generator, seeds: int = INVENTED_SEEDS
     ) -> pd.DataFrame:
-        """Invent figures of seeds; the unit is the margin, or 1 where there is none."""
-        expected, unit = self.expected, self.reach or 1.0
-        edge, outwards = (expected.low, -1.0) if expected.bound == "lower" else (expected.high, 1.0)
-        truth = (
-            expected.value
-            if offset < 0 and expected.bound is None
-            else edge + outwards * offset * unit
-        )
+        """Invent the figures of seeds. The unit is the margin, or 1 if the margin is 0."""
+        expected = self.expected
+        unit = self.scaled_margin or 1.0
+        if offset < 0 and expected.bound is None:
+            truth = expected.value
+        elif expected.bound == "lower":
+            truth = expected.low - offset * unit
+        else:
+            truth = expected.high + offset * unit
         figures = truth + 0.4 * unit * generator.standard_normal(seeds)
-        return self.table_of(np.exp(figures) if self.scale == "log" else figures)
+        return self.table_of(np.exp(figures) if self.is_log else figures)
 
 
 class Bound(AbstractAverage):
-    """Bound: the mean over seeds is at most, or at least, a limit, and the margin is allowed for.
-
-    The mean of the figures lies on one side of `limit`: `upper` bounds it from above.
+    """Bound: the mean over seeds is at most (`upper`) or at least (`lower`) a limit, up to the margin.
 
     >>> table = pd.DataFrame({"seed": [0, 1, 2], "value": [0.21, 0.19, 0.2]})
     >>> from ntkexp.claim.judge import judge_part
@@ -362,18 +392,16 @@ class Bound(AbstractAverage):
 
     @property
     def expected(self) -> Expected:
-        return Expected(self.scaled(self.limit), self.reach, self.side)
+        return Expected(self.scaled(self.limit), self.scaled_margin, self.side)
 
     @property
     def words(self) -> str:
-        margin = percent(self.margin) if self.scale == "log" else short(self.margin)
-        return f"{'≤' if self.side == 'upper' else '≥'} {short(self.limit)} ± {margin}"
+        sign = "≤" if self.side == "upper" else "≥"
+        return f"{sign} {short(self.limit)} ± {self.margin_words}"
 
 
 class Equality(AbstractAverage):
-    """Equality: the mean over seeds is a value, to within a margin (equivalence by two one-sided tests).
-
-    The mean of the figures equals `value`.
+    """Equality: the mean over seeds equals `value` up to the margin (two one-sided tests).
 
     >>> table = pd.DataFrame({"seed": [0, 1, 2], "value": [2.01, 1.99, 2.0]})
     >>> from ntkexp.claim.judge import judge_part
@@ -386,23 +414,26 @@ class Equality(AbstractAverage):
 
     @property
     def expected(self) -> Expected:
-        return Expected(self.scaled(self.value), self.reach)
+        return Expected(self.scaled(self.value), self.scaled_margin)
 
     @property
     def words(self) -> str:
-        return f"{short(self.value)} ± {percent(self.margin) if self.scale == 'log' else short(self.margin)}"
+        return f"{short(self.value)} ± {self.margin_words}"
 
 
 class Order(AbstractAverage):
-    """Order: figures at one level lie above those at another of the same seed, by more than the margin.
+    """Order: figures at one level are larger than those at another, by more than the margin.
 
-    Where the column `along` is `above`, figures are larger than where it is `below`: as large is not enough.
+    Figures of the same seed are compared, where the column `along` is `above` and where it is `below`.
+    Equal figures refute the order.
 
         linear   above − below > margin        log   above/below > 1 + margin
 
-    >>> table = pd.DataFrame({"rule": ["left", "secant"] * 3, "seed": [0, 0, 1, 1, 2, 2], "value": [5, 1, 6, 1, 5, 2]})
+    >>> levels, seeds = ["left", "secant"] * 3, [0, 0, 1, 1, 2, 2]
+    >>> table = pd.DataFrame({"rule": levels, "seed": seeds, "value": [5, 1, 6, 1, 5, 2]})
     >>> from ntkexp.claim.judge import judge_part
-    >>> judge_part(Order(along="rule", above="left", below="secant", margin=1.0), table).verdict
+    >>> order = Order(along="rule", above="left", below="secant", margin=1.0)
+    >>> judge_part(order, table).verdict
     'supported'
     """
 
@@ -411,55 +442,55 @@ class Order(AbstractAverage):
     above: Any
     below: Any
 
-    null: ClassVar[float | None] = 0.0  # with logarithms, no ratio is so far from what is expected
+    null: ClassVar[float | None] = 0.0  # on the log scale too: the ratio that is farthest away
 
     @property
     def expected(self) -> Expected:
-        return Expected(self.reach, 0.0, "lower")
+        return Expected(self.scaled_margin, 0.0, "lower")
 
     @property
     def words(self) -> str:
-        if self.scale == "log":
+        if self.is_log:
             return f"{self.above} > {short(1 + self.margin)} × {self.below}"
         return f"{self.above} − {self.below} > {short(self.margin)}"
 
     @property
     def label(self) -> str:
-        return f"{self.above} {'/' if self.scale == 'log' else '−'} {self.below}"
+        return f"{self.above} {'/' if self.is_log else '−'} {self.below}"
 
     def figures(self, table: pd.DataFrame) -> list[float]:
         find_column(table, self.along, "along")
-        above, below = (
-            self.per_seed(select_rows(table, {self.along: one})) for one in (self.above, self.below)
-        )
+        above = self.per_seed(select_rows(table, {self.along: self.above}))
+        below = self.per_seed(select_rows(table, {self.along: self.below}))
         differences = (above - below).dropna()
         if len(differences) < max(len(above), len(below)):
             raise Mistake(
-                f"along={self.along}: some seeds are at {self.above} or {self.below} alone, and have no pair"
+                f"along={self.along}: some seeds are at {self.above} or {self.below} alone, "
+                "and have no pair"
             )
         return differences.tolist()
 
     def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
         base = np.ones_like(figures)
-        above = base * figures if self.scale == "log" else base + figures
+        above = base * figures if self.is_log else base + figures
         seeds = [*range(len(figures))] * 2
         levels = [self.above] * len(figures) + [self.below] * len(figures)
         return pd.DataFrame({self.along: levels, "seed": seeds, "value": [*above, *base]})
 
 
-PLACES = (1.0, 2.0, 4.0, 8.0, 16.0)
+# --- Rules along an axis.
 
 
 class Slope(AbstractExpectation):
-    """Slope: a figure is a power of an axis, with this exponent, to within a margin; or bounded by it from one side.
+    """Slope: a figure is a power of the axis `along`, with this exponent up to the margin.
 
-    The slope of log figure against log `along` is `value`; with a bound, at most (upper) or at least (lower).
-
-    Seeds have an exponent each (`ntkexp.report.analysis.estimate`). A line that bends has a slope over its range
-    alone, which is said.
+    With a `bound`, the exponent is at most (upper) or at least (lower) `value`. Each seed has its own
+    exponent (`ntkexp.report.analysis.power_law`). A note says if the line bends; the slope then
+    describes this range of the axis only.
 
     >>> widths = [1.0, 2.0, 4.0] * 2
-    >>> table = pd.DataFrame({"width": widths, "seed": [0, 0, 0, 1, 1, 1], "value": [1 / w for w in widths]})
+    >>> values = [1 / width for width in widths]
+    >>> table = pd.DataFrame({"width": widths, "seed": [0, 0, 0, 1, 1, 1], "value": values})
     >>> from ntkexp.claim.judge import judge_part
     >>> judge_part(Slope(along="width", value=-1.0, margin=0.1), table).verdict
     'supported'
@@ -489,17 +520,16 @@ class Slope(AbstractExpectation):
                 f"along: {self.along} is not a column of numbers, so figures have no slope along it"
             )
         refuse_several(table, self.along)
-        values = np.asarray(table["value"], dtype=np.float64)
-        if (values <= 0).any():
-            none = "some figures are not above 0, and have no logarithm"
-            return Interval(Estimate(math.nan), self.expected, note=none)
-        law = power_law(
-            np.asarray(positions, dtype=np.float64), values, table["seed"].to_numpy(dtype=np.int64)
-        )
-        bends = (
-            f"the line bends, by {short(law.curvature.value)} per factor e" if law.curved else ""
-        )
-        return Interval(law.exponent, self.expected, note=bends)
+        x = np.asarray(positions, dtype=np.float64)
+        y = np.asarray(table["value"], dtype=np.float64)
+        if (y <= 0).any():
+            note = "some figures are not above 0, and have no logarithm"
+            return Interval(Estimate(math.nan), self.expected, note=note)
+        law = power_law(x, y, table["seed"].to_numpy(dtype=np.int64))
+        note = ""
+        if law.curved:
+            note = f"the line bends, by {short(law.curvature.value)} per factor e"
+        return Interval(law.exponent, self.expected, note=note)
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
         draw_seeds(axes, table, self.along, colour)
@@ -508,8 +538,14 @@ class Slope(AbstractExpectation):
         axes.plot(logs.index, logs.map(math.exp), "o", color=colour, zorder=3)
 
     def mark(self, axes: Axes) -> None:
-        """Draw the slope that is expected through the middle of the picture."""
-        from ntkexp.report.plots.style import VERMILION, End, log_axis, name_ends, tick  # noqa: PLC0415  drawing is slow to load
+        """Draw the expected slope through the middle of the picture."""
+        from ntkexp.report.plots.style import (  # noqa: PLC0415  slow to import
+            VERMILION,
+            End,
+            log_axis,
+            name_ends,
+            tick,
+        )
 
         log_axis(axes, "x")
         log_axis(axes, "y")
@@ -521,24 +557,33 @@ class Slope(AbstractExpectation):
             y = np.asarray(points[-1].get_ydata(), dtype=float)
             heights = np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** self.value
             axes.plot(x, heights, "--", color=VERMILION, linewidth=0.8, zorder=2)
-            name_ends(
-                axes, [End(f"expected {limit(self.expected)}", float(heights[-1]), VERMILION)]
-            )
+            end = End(f"expected {limit(self.expected)}", float(heights[-1]), VERMILION)
+            name_ends(axes, [end])
         axes.set(xlabel=self.along, ylabel="figure")
 
     def invent(
-        self, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+        self, offset: float, generator: np.random.Generator, seeds: int = INVENTED_SEEDS
     ) -> pd.DataFrame:
-        """Invent seeds with slopes of their own, and noise at each place."""
+        """Invent a slope per seed, and noise at each position."""
         sign = -1.0 if self.bound == "lower" else 1.0
-        middle = self.value if self.bound is None else self.value - sign * self.margin
-        truth = middle if offset < 0 else self.value + sign * self.margin * (1 + 1.5 * offset)
+        if offset >= 0:
+            truth = self.value + sign * self.margin * (1 + 1.5 * offset)
+        elif self.bound is None:
+            truth = self.value
+        else:
+            truth = self.value - sign * self.margin
+        positions = INVENTED_POSITIONS
         slopes = truth + 0.3 * self.margin * generator.standard_normal((seeds, 1))
         heights = generator.standard_normal((seeds, 1))
-        noise = 0.3 * self.margin * generator.standard_normal((seeds, len(PLACES)))
-        values = np.exp(heights + slopes * np.log(PLACES) + noise)
-        rows = {self.along: [*PLACES] * seeds, "seed": np.repeat(np.arange(seeds), len(PLACES))}
-        return pd.DataFrame({**rows, "value": values.ravel()})
+        noise = 0.3 * self.margin * generator.standard_normal((seeds, len(positions)))
+        values = np.exp(heights + slopes * np.log(positions) + noise)
+        return pd.DataFrame(
+            {
+                self.along: [*positions] * seeds,
+                "seed": np.repeat(np.arange(seeds), len(positions)),
+                "value": values.ravel(),
+            }
+        )
 
 
 def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None:
@@ -547,16 +592,14 @@ def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None
 
 
 def as_number(value: object) -> float:
-    """Take a value on an axis as a number; NaN if it is none."""
-    return (
-        float(value)
-        if isinstance(value, int | float) and not isinstance(value, bool)
-        else float("nan")
-    )
+    """Return a value of an axis as a float, or NaN if it is not a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    return float(value)
 
 
 def refuse_several(table: pd.DataFrame, along: str) -> None:
-    """Refuse rows among which one seed lies twice at a place: they belong to several lines."""
+    """Raise if a seed has several rows at one position, which means several lines."""
     if table.duplicated([along, "seed"]).any():
         raise Mistake(
             f"along={along}: a seed has several rows at one place; choose a line by `where`"
@@ -564,14 +607,12 @@ def refuse_several(table: pd.DataFrame, along: str) -> None:
 
 
 class Location(AbstractExpectation):
-    """Location: where along an axis a figure is largest (or least), as a share of where it should be.
+    """Location: a figure is largest (or least) at the position `value` along an axis.
 
-    The figure has its extreme along `along` at `value`, up to the share `margin`.
-
-        log place of seed = the top of the parabola through the extreme point and its neighbours, in log axis
-        expected: value/(1 + margin) … value·(1 + margin)
-
-    A seed whose extreme lies at an end of the axis has not been located, and then nothing is decided.
+    The margin is a share of the position. The position of a seed is the vertex of the parabola through
+    the extreme point and its neighbours, with the axis in logarithms. It is expected between
+    value/(1 + margin) and value·(1 + margin). If the extreme of a seed lies at an end of the axis, the
+    rule stays undecided.
     """
 
     along: str
@@ -587,6 +628,10 @@ class Location(AbstractExpectation):
         return Expected(math.log(self.value), math.log1p(self.margin))
 
     @property
+    def sign(self) -> int:
+        return 1 if self.extreme == "largest" else -1
+
+    @property
     def words(self) -> str:
         return f"{self.extreme} at {short(self.value)} ± {percent(self.margin)}"
 
@@ -594,26 +639,26 @@ class Location(AbstractExpectation):
         find_column(table, self.along, "along")
         refuse_several(table, self.along)
         locations = [self.locate(rows) for _, rows in table.groupby("seed", sort=True)]
-        finite = [location for location in locations if not math.isnan(location)]
-        lost = len(locations) - len(finite)
-        doubt = f"{lost} of {len(locations)} seeds have it at an end of the axis" if lost else ""
-        return Interval(mean_of(finite), self.expected, log=True, doubt=doubt)
+        inside = [location for location in locations if not math.isnan(location)]
+        doubt = ""
+        if lost := len(locations) - len(inside):
+            doubt = f"{lost} of {len(locations)} seeds have it at an end of the axis"
+        return Interval(mean_of(inside), self.expected, log=True, doubt=doubt)
 
     def locate(self, rows: pd.DataFrame) -> float:
-        """Locate the extreme of one seed, as the logarithm of its place; NaN at an end."""
+        """Return the logarithm of the position of one seed's extreme; at an end, return NaN."""
         ordered = rows.sort_values(self.along)
         x = ordered[self.along].to_numpy(dtype=float)
         if len(x) < 3 or (x <= 0).any():
             raise Mistake(
                 f"along={self.along}: an extreme is located among three positive places or more"
             )
-        y = ordered["value"].to_numpy(dtype=float) * (1 if self.extreme == "largest" else -1)
+        y = ordered["value"].to_numpy(dtype=float) * self.sign
         top = int(np.argmax(y))
-        return (
-            math.nan
-            if top in {0, len(y) - 1}
-            else vertex(np.log(x[top - 1 : top + 2]), y[top - 1 : top + 2])
-        )
+        if top in {0, len(y) - 1}:
+            return math.nan
+        neighbours = slice(top - 1, top + 2)
+        return vertex(np.log(x[neighbours]), y[neighbours])
 
     def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
         draw_seeds(axes, table, self.along, colour)
@@ -621,35 +666,43 @@ class Location(AbstractExpectation):
         axes.plot(means.index, means, "o-", color=colour, zorder=3)
 
     def mark(self, axes: Axes) -> None:
-        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  drawing is slow to load
+        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
 
         log_axis(axes, "x")
-        low, high = math.exp(self.expected.low), math.exp(self.expected.high)
+        low = math.exp(self.expected.low)
+        high = math.exp(self.expected.high)
         axes.axvspan(low, high, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
         axes.set(xlabel=self.along, ylabel="figure")
 
     def invent(
-        self, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+        self, offset: float, generator: np.random.Generator, seeds: int = INVENTED_SEEDS
     ) -> pd.DataFrame:
-        """Invent a hump for each seed, somewhere around the truth."""
-        centre, reach = self.expected.value, self.expected.margin
+        """Invent a hump per seed."""
+        centre = self.expected.value
+        reach = self.expected.margin
         truth = centre if offset < 0 else centre + reach * (1 + 1.5 * offset)
         tops = truth + 0.4 * reach * generator.standard_normal((seeds, 1))
         x = centre + reach * np.arange(-6, 11)
-        sign = 1 if self.extreme == "largest" else -1
-        values = sign * np.exp(-(((x - tops) / (3 * reach)) ** 2))
-        rows = {self.along: np.tile(np.exp(x), seeds), "seed": np.repeat(np.arange(seeds), len(x))}
-        return pd.DataFrame({**rows, "value": values.ravel()})
+        values = self.sign * np.exp(-(((x - tops) / (3 * reach)) ** 2))
+        return pd.DataFrame(
+            {
+                self.along: np.tile(np.exp(x), seeds),
+                "seed": np.repeat(np.arange(seeds), len(x)),
+                "value": values.ravel(),
+            }
+        )
 
 
 def vertex(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Find the vertex of the parabola through three points, of which the middle one is highest.
+    """Return the vertex of the parabola through three points, the middle one being the highest.
 
-    >>> round(vertex(np.array([0.0, 1.0, 3.0]), np.array([0.0, 1.0, -3.0])), 6)  # y = 2x − x²
+    >>> x = np.array([0.0, 1.0, 3.0])
+    >>> round(vertex(x, 2 * x - x**2), 6)
     1.0
     """
-    before, after = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
-    if before == after:
+    slope_before = (y[1] - y[0]) / (x[1] - x[0])
+    slope_after = (y[2] - y[1]) / (x[2] - x[1])
+    if slope_before == slope_after:
         return float(x[1])
-    share = before / (before - after)
+    share = slope_before / (slope_before - slope_after)
     return float((x[0] + x[1]) / 2 + share * (x[2] - x[0]) / 2)

@@ -1,28 +1,28 @@
-"""The judge: from the tables of a claim's looks to its verdict. All that is decided of a claim is decided here.
+"""The judge: from the tables of the looks to the verdict on a claim.
 
-1. One part of what is expected. Seeds are the independent units: the rows give a figure for each seed, and
+1. One part of the expectation. Seeds are the independent units: the rows give a figure per seed, and
 
-       interval = mean ± t_{ν, 97.5 %} s/√n,  ν = n − 1         range = value ± margin, or one side of it
+       interval = mean ± t_{ν, 97.5 %} s/√n,  ν = n − 1      range = value ± margin, or one side of it
 
-   supported   the interval lies inside of the range (equivalence: two one-sided tests, each at 2.5 %)
-   refuted     it lies wholly outside
-   undecided   it lies across an edge, or there is none
+   supported   the interval lies inside the range (equivalence: two one-sided tests, each at 2.5 %)
+   refuted     it lies entirely outside
+   undecided   it crosses an edge, or there is no interval
 
-   p is the probability of so good a figure by chance, were the truth at the edge (`analysis.estimate.compare`). An
-   identity has neither interval nor p: one error above its bound refutes it. The interval of figures that lie within
-   two ends, such as correlations, is Student's of their log odds. A part that must hold `each` by each is several.
+   p is the probability of a figure at least as far from the edge, if the true value lies at the edge
+   (`analysis.estimate.compare`). An identity has neither interval nor p: one error above its bound
+   refutes it. If figures have a range, as correlations do, the interval is formed on the log-odds
+   scale. A part with `each` must hold at each level, and counts as several parts.
 
-2. Several parts, m of them, which must all hold:
+2. The m parts of a look, which must all hold:
 
-   supported   every part is; p = max p_k (an intersection of tests needs no correction)
-   refuted     a part is, beyond chance among m parts: p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
+   supported   every part is supported; p = max p_k (an intersection needs no correction)
+   refuted     a part has p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
 
-3. The looks. One may be planned to be judged several times, with more and more of its seeds, until it is decided; 5 %
-   are split over the times (`Look.level`), and p is multiplied by 5 %/level. Where the control comes out supported too,
-   the claim's own look decides nothing. A claim is supported if its own look and the second one are.
+3. The looks. A look may be judged at several planned stages with growing numbers of seeds, until it is
+   decided. The stages share 5 % (`Look.level`), and p is multiplied by 5 %/level. If the control is
+   supported, the main look decides nothing. A claim is supported if the main and the second look are.
 
-4. All claims together. Verdicts are counted with Holm's correction over their p, by
-   `ntkexp.report.claims.holm_rejections`.
+4. All claims. `ntkexp.report.claims.holm_rejections` applies Holm's correction to their p.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from ntkexp.claim.quantity import Column, Measured
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json
 from ntkexp.records.claim import pair_verdict
-from ntkexp.report.analysis.estimate import CHANCE, LEVEL, MOST, compare
+from ntkexp.report.analysis.estimate import LEVEL, MAX_REPETITIONS, ONE_SIDED_LEVEL, compare
 from ntkexp.text import short
 
 Word: TypeAlias = Literal["supported", "refuted", "undecided"]
@@ -60,9 +60,11 @@ Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on a part or on a look, and the figure that it rests on, with its interval.
+    """The verdict on a part or a look, and the figure that it rests on.
 
-    If the verdict is undecided, `more` is the number of further seeds that would probably decide it.
+    Attributes:
+        more: The number of further seeds that would probably decide, if undecided.
+        part: The index of the deciding part of a look, which has this figure.
     """
 
     verdict: Word
@@ -72,56 +74,62 @@ class Finding:
     p: float | None = None
     more: int | None = None
     note: str = ""
-    part: int = 0  # of a look: the one that decides, whose figure this is
+    part: int = 0
 
     def noting(self, *notes: str) -> Finding:
-        """The same, with a note of these, as far as they say anything."""
+        """Return the finding with these notes in place of its own; empty notes are omitted."""
         return replace(self, note="; ".join(filter(None, notes)))
 
     def doubted(self, reason: str) -> Finding:
-        """The figure stays, and nothing is concluded from it."""
+        """Return the finding without a verdict. The figure stays."""
         return replace(self, verdict="undecided", p=None, more=None).noting(self.note, reason)
 
 
-# --- 1. One part of what is expected.
+# --- 1. One part of the expectation.
 
 
 def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LEVEL) -> Finding:
-    """Judge one part by the rows that it speaks of; of one that must hold at each level of columns, all must."""
+    """Judge one part by the rows that it selects. With `each`, it must hold at every level."""
     rows = select_rows(table, part.where)
-    each = {place: judge_rows(part, group, level) for place, group in part.levels(rows).items()}
+    findings = {name: judge_rows(part, group, level) for name, group in part.levels(rows).items()}
     if not part.each:
-        return each[""]
-    found = join_parts([*each.values()])
-    holds = [place for place, one in each.items() if one.verdict == "supported" != found.verdict]
-    place, where = [*each][found.part], f", and it holds at {', '.join(holds)}" if holds else ""
-    note = f"the figure is of {place}" if found.verdict == "supported" else f"at {place}{where}"
-    return replace(found, part=0).noting(note, found.note)
+        return findings[""]
+    joined = join_parts([*findings.values()])
+    deciding = [*findings][joined.part]
+    if joined.verdict == "supported":
+        note = f"figure of {deciding}"
+    else:
+        supported = [name for name in findings if findings[name].verdict == "supported"]
+        note = f"fails at {deciding}" if joined.verdict == "refuted" else f"undecided at {deciding}"
+        if supported:
+            note += f", holds at {', '.join(supported)}"
+    return replace(joined, part=0).noting(note, joined.note)
 
 
 def judge_rows(part: AbstractExpectation, rows: pd.DataFrame, level: float = LEVEL) -> Finding:
-    """Judge rows by a part of what is expected; where some of them have no number, nothing is decided."""
+    """Judge rows by one part. Rows without a number leave it undecided."""
     finite = np.isfinite(rows["value"].to_numpy(dtype=float))
     try:
-        evidence = part.evidence(rows[finite])
-        finding = (
-            judge_errors(evidence)
-            if isinstance(evidence, Errors)
-            else judge_interval(evidence, level)
-        )
+        finding = judge_evidence(part.evidence(rows[finite]), level)
     except Mistake:
         if finite.all():
             raise
-        finding = Finding("undecided", math.nan)  # what is left may be no whole table
-    without = int((~finite).sum())
-    return finding.doubted(f"{without} of {len(rows)} rows have no number") if without else finding
+        finding = Finding("undecided", math.nan)  # the finite rows alone may be an incomplete table
+    missing = int((~finite).sum())
+    return finding.doubted(f"{missing} of {len(rows)} rows have no number") if missing else finding
+
+
+def judge_evidence(evidence: Interval | Errors, level: float) -> Finding:
+    if isinstance(evidence, Errors):
+        return judge_errors(evidence)
+    return judge_interval(evidence, level)
 
 
 def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
-    """Judge whether the whole interval lies in the range that was expected, outside of it, or neither.
+    """Judge whether the interval lies inside the expected range, outside, or across an edge.
 
-    The interval misses the truth with a probability of `level`, and p is multiplied by 5 %/level: a verdict has
-    p ≤ 2.5 % at every level.
+    The interval misses the true value with probability `level`. p is multiplied by 5 %/level, so a
+    verdict has p ≤ 2.5 % at every level.
 
     >>> from ntkexp.records.sweep import Expected
     >>> from ntkexp.report.analysis.estimate import Estimate
@@ -129,62 +137,60 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
     >>> [judge_interval(Interval(slope, Expected(value))).verdict for value in (-1.0, -0.5)]
     ['supported', 'refuted']
     """
-    estimate, expected = evidence.estimate, evidence.expected
-    finding = Finding("undecided", estimate.value, *estimate.interval(level), note=evidence.note)
-    compared = compare(estimate, expected, strict=evidence.strict, level=level)
+    estimate = evidence.estimate
+    comparison = compare(estimate, evidence.expected, strict=evidence.strict, level=level)
+    low, high = estimate.interval(level)
+    finding = Finding("undecided", estimate.value, low, high, note=evidence.note)
     if not estimate.known or math.isnan(estimate.value):
         finding = replace(finding, note=evidence.note or "there is no interval")
-    elif compared.where != "across":
-        p = None if compared.p is None else min(1.0, compared.p * LEVEL / level)
-        finding = replace(
-            finding, verdict="supported" if compared.where == "inside" else "refuted", p=p
-        )
+    elif comparison.where == "across":
+        finding = replace(finding, more=comparison.more)
+        if not comparison.more:
+            never = f"too close to the threshold: {MAX_REPETITIONS} seeds would not settle it"
+            finding = finding.noting(never, evidence.note)
     else:
-        never = (
-            "" if compared.more else f"too close to the threshold: {MOST} seeds would not settle it"
-        )
-        finding = replace(finding, more=compared.more).noting(never, evidence.note)
-    if evidence.log:  # what was judged are logarithms, what is shown is not
+        verdict: Word = "supported" if comparison.where == "inside" else "refuted"
+        p = None if comparison.p is None else min(1.0, comparison.p * LEVEL / level)
+        finding = replace(finding, verdict=verdict, p=p)
+
+    # Logarithms were judged; the figures themselves are shown.
+    if evidence.log:
         low, figure, high = np.exp([finding.low, finding.figure, finding.high]).tolist()
         finding = replace(finding, low=low, figure=figure, high=high)
     return finding.doubted(evidence.doubt) if evidence.doubt else finding
 
 
 def judge_errors(errors: Errors) -> Finding:
-    """Judge an identity: all errors lie under their bounds, or one does not, and chance has no part in it."""
-    note = f"{errors.beyond} of {errors.rows} rows lie beyond" if errors.beyond else ""
-    return Finding(
-        "refuted" if errors.beyond else "supported",
-        errors.worst,
-        errors.least,
-        errors.worst,
-        note=note,
-    )
+    """Judge an identity: every error must lie below its bound. Chance plays no role."""
+    if errors.beyond:
+        note = f"{errors.beyond} of {errors.rows} errors exceed their bounds"
+        return Finding("refuted", errors.worst, errors.least, errors.worst, note=note)
+    return Finding("supported", errors.worst, errors.least, errors.worst)
 
 
-# --- 2. Several parts, which must all hold.
+# --- 2. The parts of a look, which must all hold.
 
 
 def join_parts(findings: Sequence[Finding]) -> Finding:
-    """Join the m parts of a look: all must hold, and one that fails beyond chance among m refutes it.
+    """Join the m parts of a look.
 
-    The figure is that of the part which decides: of the first that is refuted, else undecided, else of the first. As
-    many more seeds are asked for as the part needs that needs most.
+    The figure comes from the deciding part: the first refuted one, else the first undecided one, else
+    the first part. `more` is the largest number of seeds that any part needs.
     """
     parts = [replace(finding, part=part) for part, finding in enumerate(findings)]
     refuted = [finding for finding in parts if finding.verdict == "refuted"]
 
-    # Refuted: p_k ≤ 2.5 %/m of one part (an identity has no p), and then p = m min p_k.
-    beyond = [
-        finding for finding in refuted if finding.p is None or finding.p <= CHANCE / len(parts)
-    ]
-    if beyond:
-        chances = [finding.p for finding in beyond if finding.p is not None]
-        certain = len(chances) < len(beyond)
-        return replace(beyond[0], p=None if certain else min(1.0, len(parts) * min(chances)))
+    # Refuted: a part has p_k ≤ 2.5 %/m, or is an identity (no p). Then p = m min p_k.
+    level = ONE_SIDED_LEVEL / len(parts)
+    significant = [finding for finding in refuted if finding.p is None or finding.p <= level]
+    if significant:
+        chances = [finding.p for finding in significant if finding.p is not None]
+        if len(chances) < len(significant):
+            return replace(significant[0], p=None)
+        return replace(significant[0], p=min(1.0, len(parts) * min(chances)))
 
-    # Undecided: a part is, or is refuted by itself but not beyond chance among m parts.
-    undecided = [finding.doubted("refuted alone, not among all its parts") for finding in refuted]
+    # Undecided: a part is undecided, or refuted only without the correction.
+    undecided = [finding.doubted("refuted only without correction") for finding in refuted]
     undecided += [finding for finding in parts if finding.verdict == "undecided"]
     if undecided:
         needed = [finding.more for finding in undecided if finding.more is not None]
@@ -195,106 +201,101 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
     return replace(parts[0], p=max(chances) if chances else None)
 
 
-# --- 3. The looks: the claim's own, its control, and the second.
+# --- 3. The looks: main, control and second.
 
 
 def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
-    """Judge one look by the table of its quantity; runs that failed leave it undecided, with the first reason."""
+    """Judge one look, and return the judged table too. Failed runs leave the look undecided."""
     table = look.quantity.of(measured)
     finding = judge_table(look, table)
-    states = (
-        measured.table["state"]
-        if "state" in measured.table
-        else pd.Series("done", measured.table.index)
-    )
-    failed = measured.table[states.fillna("done") != "done"]  # rows of a trial have no state
+    if "state" not in measured.table:
+        return table, finding
+    states = measured.table["state"].fillna("done")  # the rows of a trial have no state
+    failed = measured.table[states != "done"]
     if len(failed):
         reason = next(filter(None, map(str, failed["reason"])), "they are not finished")
-        finding = finding.doubted(
-            f"{len(failed)} of {len(measured.table)} runs have no result: {reason}"
-        )
+        count = f"{len(failed)} of {len(measured.table)} runs"
+        finding = finding.doubted(f"{count} have no result: {reason}")
     return table, finding
 
 
 def judge_table(look: Look, table: pd.DataFrame) -> Finding:
-    """Judge all parts of a look, at the level of the planned time that it is at."""
+    """Judge all parts of a look, at the level of its current stage."""
     parts = [judge_part(part, table, look.level) for part in look.expectation]
-    finding = say_what_holds(join_parts(parts), look.expectation, parts)
+    finding = note_supported_parts(join_parts(parts), look.expectation, parts)
     if not look.planned:
         return finding
-    times = f"judged with {len(look.seeds_now)} of {len(look.seeds)} seeds, by {100 * (1 - look.level):.3g} % intervals"
-    goes_on = (
-        look.after("undecided") is not look
-    )  # as planned, so that no other seeds are called for
-    more = None if goes_on else finding.more
-    return replace(finding, more=more).noting(times, finding.note)
+    seeds = f"judged with {len(look.seeds_now)} of {len(look.seeds)} seeds"
+    interval = f"{100 * (1 - look.level):.3g} % intervals"
+    if look.after("undecided") is not look:
+        finding = replace(finding, more=None)  # the next stage is planned already
+    return finding.noting(f"{seeds}, {interval}", finding.note)
 
 
-def say_what_holds(
+def note_supported_parts(
     finding: Finding, expected: Sequence[AbstractExpectation], parts: Sequence[Finding]
 ) -> Finding:
-    """Say which other parts hold, and with what figures, where one does not.
+    """Add the supported parts to the note of a look that is not supported.
 
     >>> falls, holds = Finding("refuted", 1.2, 1.1, 1.4), Finding("supported", 28.8, 12.0, 69.4)
-    >>> say_what_holds(falls, RULES[3:5], [falls, holds]).note
-    'what holds: left − secant > 0.1 (28.8, 12 to 69.4)'
+    >>> note_supported_parts(falls, RULES[3:5], [falls, holds]).note
+    'supported parts: left − secant > 0.1 (28.8, 12 to 69.4)'
     """
     if finding.verdict == "supported":
         return finding
-    holding = [
-        f"{part.whole_words} ({short(found.figure)}, {short(found.low)} to {short(found.high)})"
-        for part, found in zip(expected, parts, strict=True)
-        if found.verdict == "supported"
+    supported = [
+        f"{rule.whole_words} ({short(part.figure)}, {short(part.low)} to {short(part.high)})"
+        for rule, part in zip(expected, parts, strict=True)
+        if part.verdict == "supported"
     ]
-    words = f"what holds: {'; '.join(holding)}" if holding else ""
+    words = f"supported parts: {'; '.join(supported)}" if supported else ""
     return finding.noting(finding.note, words)
 
 
 def judge_protocol(
     protocol: Protocol, measured: Mapping[str, Measured]
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Finding]]:
-    """Judge all looks at a claim: the tables that were judged, and what was found, by the names of the looks."""
-    judged = {name: judge_look(look, measured[name]) for name, look in protocol.looks.items()}
-    findings = weigh_control({name: finding for name, (_, finding) in judged.items()}, protocol)
-    return {name: table for name, (table, _) in judged.items()}, findings
+    """Judge all looks, and return the judged tables and the findings by name."""
+    tables: dict[str, pd.DataFrame] = {}
+    findings: dict[str, Finding] = {}
+    for name, look in protocol.looks.items():
+        tables[name], findings[name] = judge_look(look, measured[name])
+    return tables, weigh_control(findings, protocol)
 
 
 def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
-    """Withhold the verdict of the claim's own look where the control is supported, and say where it is off the null."""
-    weighed = {**findings, CONTROL: say_if_off_null(findings[CONTROL], protocol)}
-    if (
-        findings[CONTROL].verdict == "supported"
-    ):  # figures that would support anything say nothing of the claim
-        weighed[MAIN] = findings[MAIN].doubted(
-            "the control comes out supported too, so this look decides nothing"
-        )
+    """Withhold the verdict of the main look if the control is supported as well.
+
+    A note says if the interval of the control misses the null.
+    """
+    control = findings[CONTROL]
+    weighed = {**findings, CONTROL: note_missed_null(control, protocol)}
+    if control.verdict == "supported":
+        reason = "the control is supported too, so this look decides nothing"
+        weighed[MAIN] = findings[MAIN].doubted(reason)
     return weighed
 
 
-def say_if_off_null(control: Finding, protocol: Protocol) -> Finding:
-    """Say of a control that it does not lie at the null; one with other parts than the claim has none."""
+def note_missed_null(control: Finding, protocol: Protocol) -> Finding:
+    """Note that the interval of a control misses the null, if its parts are those of the claim."""
     nulls = protocol.main.nulls
     if len(nulls) != len(protocol.control.expectation) or math.isnan(control.low):
         return control
     null = nulls[control.part]
-    exact = isinstance(
-        protocol.control.expectation[control.part], Identity
-    )  # where any error will do
-    if null is None or exact or control.low <= null <= control.high:
+    if null is None or control.low <= null <= control.high:
         return control
-    return control.noting(control.note, f"it does not lie at the null, {short(null)}")
+    if isinstance(protocol.control.expectation[control.part], Identity):
+        return control  # the null of an identity is any error
+    return control.noting(control.note, f"the interval misses the null, {short(null)}")
 
 
-# --- The judge is tried: rules judge invented tables whose truth is known, inside, outside and at the edge.
-#
-# false verdicts        the worst share, over places of the truth, of verdicts that are wrong; at the edge, of any
-# support, refute       the share of tables that are decided, well inside and outside of what was expected
+# --- Simulations of the judge: rules judge invented tables with known truth inside, outside and at the edge.
 
 
-TABLES, TRIALS = 500, 200
-"""Invented tables for a rule, and for a design, whose tables are many."""
-WRONG = {-1.0: ("refuted",), 0.0: ("supported", "refuted"), 1.0: ("supported",)}
-"""The verdicts that are wrong, by where the truth is."""
+TABLES_PER_RULE = 500
+TABLES_PER_DESIGN = 200
+WRONG_VERDICTS = {-1.0: ("refuted",), 0.0: ("supported", "refuted"), 1.0: ("supported",)}
+"""The wrong verdicts for a truth inside the range, at its edge, and outside."""
 
 RULES: tuple[AbstractExpectation, ...] = (
     Identity(),
@@ -310,7 +311,13 @@ RULES: tuple[AbstractExpectation, ...] = (
 
 @dataclass(frozen=True)
 class Tried:
-    """How a rule did on tables at each place: the shares of verdicts."""
+    """The error rate and the power of a rule or design.
+
+    Attributes:
+        false: The rate of wrong verdicts, for the worst position of the truth.
+        support: The rate of `supported` for a truth inside the range.
+        refute: The rate of `refuted` for a truth outside.
+    """
 
     rule: str
     tables: int
@@ -329,31 +336,33 @@ class Tried:
         }
 
 
-def try_judging(rule: AbstractExpectation, tables: int = TABLES, seed: int = 0) -> Tried:
-    """Judge tables whose truth is at each place."""
+def try_judging(rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: int = 0) -> Tried:
+    """Simulate the judgement of one rule."""
     generator = np.random.default_rng(seed)
-    rates: dict[float, list[str]] = {
-        truth: [judge_part(rule, rule.invent(truth, generator)).verdict for _ in range(tables)]
-        for truth in rule.places
-    }
-    false = max(rates[truth].count(word) for truth in rule.places for word in WRONG[truth]) / tables
+    verdicts: dict[float, list[str]] = {}
+    for truth in rule.places:
+        verdicts[truth] = [
+            judge_part(rule, rule.invent(truth, generator)).verdict for _ in range(tables)
+        ]
+    wrong = [verdicts[truth].count(word) for truth in rule.places for word in WRONG_VERDICTS[truth]]
     return Tried(
         rule=f"{rule.option}: {rule.words}",
         tables=tables,
-        false=false,
-        support=rates[-1.0].count("supported") / tables,
-        refute=rates[1.0].count("refuted") / tables,
+        false=max(wrong) / tables,
+        support=verdicts[-1.0].count("supported") / tables,
+        refute=verdicts[1.0].count("refuted") / tables,
     )
 
 
-# --- Designs are tried as well: what is done to decide a claim in the end.
+# --- Simulations of whole designs: several stages, several parts, a pair of looks.
 
 
 @dataclass(frozen=True)
 class JudgingDesign:
-    """How often a claim is judged, of how many parts, and whether by a pair of looks.
+    """A look with its stages and parts, alone or as a pair of looks.
 
-    `shared` parts are of the same draws, as quantities of one run are, others of draws of their own.
+    If `shared`, all parts read the same draws, as quantities of one run do. Otherwise each part has
+    its own draws.
     """
 
     name: str
@@ -364,40 +373,43 @@ class JudgingDesign:
     def judge(
         self, truths: Sequence[float], seconds: Sequence[float], generator: np.random.Generator
     ) -> str:
-        """Invent what the looks see, where the truths of their parts are at these places; the verdict of the pair."""
+        """Invent tables with the truths of the parts in both looks, and return the verdict."""
         main = self.judge_look(truths, generator)
-        return pair_verdict(main, self.judge_look(seconds, generator)) if self.pair else main
+        if not self.pair:
+            return main
+        return pair_verdict(main, self.judge_look(seconds, generator))
 
     def judge_look(self, truths: Sequence[float], generator: np.random.Generator) -> str:
-        # A table of all seeds, of which the first are seen first
+        # A table of all seeds
         draw = int(generator.integers(2**32))
         tables = []
-        for place, (part, truth) in enumerate(zip(self.look.expectation, truths, strict=True)):
-            of_part = np.random.default_rng([draw, 0 if self.shared else place])
-            tables.append(part.invent(truth, of_part, len(self.look.seeds)).assign(quantity=place))
+        for index, (part, truth) in enumerate(zip(self.look.expectation, truths, strict=True)):
+            part_generator = np.random.default_rng([draw, 0 if self.shared else index])
+            rows = part.invent(truth, part_generator, len(self.look.seeds))
+            tables.append(rows.assign(quantity=index))
         table = pd.concat(tables, ignore_index=True)
 
-        # As often as planned, until it is decided
+        # Stage by stage, until it is decided
         look = self.look.at(0)
         while True:
             finding = judge_table(look, table[table["seed"].isin(look.seeds_now)])
-            then = look.after(finding.verdict)
-            if then is look:
+            following = look.after(finding.verdict)
+            if following is look:
                 return finding.verdict
-            look = then
+            look = following
 
 
 def look_of(*parts: AbstractExpectation, planned: tuple[int, ...] = (5,)) -> Look:
-    """A look at invented tables, each part at rows of its own."""
+    """Return a look at invented tables, where each part selects its own rows."""
     placed = tuple(
-        part.model_copy(update={"where": {"quantity": place}}) for place, part in enumerate(parts)
+        part.model_copy(update={"where": {"quantity": index}}) for index, part in enumerate(parts)
     )
-    return Look(
-        {}, None, tuple(range(planned[-1])), Column(column="value"), placed, planned=planned
-    )
+    seeds = tuple(range(planned[-1]))
+    return Look({}, None, seeds, Column(column="value"), placed, planned=planned)
 
 
-EQUAL, FALLS = Equality(value=1.0, margin=0.1), Slope(along="width", value=-1.0, margin=0.2)
+EQUAL = Equality(value=1.0, margin=0.1)
+FALLS = Slope(along="width", value=-1.0, margin=0.2)
 ABOVE = Order(along="rule", above="left", below="secant", margin=0.1)
 DESIGNS = (
     JudgingDesign("looks at 6 and 24 seeds", look_of(EQUAL, planned=(6, 24))),
@@ -413,32 +425,32 @@ DESIGNS = (
 )
 
 
-def try_design(design: JudgingDesign, tables: int = TRIALS, seed: int = 0) -> Tried:
-    """Judge tables at which a design could err: all parts at their edges, one of them, or the second look alone.
+def try_design(design: JudgingDesign, tables: int = TABLES_PER_DESIGN, seed: int = 0) -> Tried:
+    """Simulate a design where it could err.
 
-    At an edge every verdict is wrong but `not replicated` and `undecided`. Where the claim is true but for the second
-    look, to support it is wrong.
+    If the truths of all parts, or of one part, lie at the edge, only `not replicated` and `undecided`
+    are right. If the claim is true except for the second look, `supported` is wrong.
     """
-    generator, parts = np.random.default_rng(seed), len(design.look.expectation)
-    inside, edges, edge, outside = (
-        [-1.0] * parts,
-        [0.0] * parts,
-        [0.0] + [-1.0] * (parts - 1),
-        [1.0] + [-1.0] * (parts - 1),
-    )
+    generator = np.random.default_rng(seed)
+    parts = len(design.look.expectation)
+    inside = [-1.0] * parts
+    all_edges = [0.0] * parts
+    one_edge = [0.0] + [-1.0] * (parts - 1)
+    one_outside = [1.0] + [-1.0] * (parts - 1)
 
-    def share(main: Sequence[float], second: Sequence[float], *words: str) -> float:
+    def rate(main: Sequence[float], second: Sequence[float], *words: str) -> float:
         return sum(design.judge(main, second, generator) in words for _ in range(tables)) / tables
 
     wrong = [
-        share(edges, inside, "supported", "refuted"),
-        share(edge, inside, "supported", "refuted"),
+        rate(all_edges, inside, "supported", "refuted"),
+        rate(one_edge, inside, "supported", "refuted"),
     ]
-    wrong += [share(inside, edge, "supported")] if design.pair else []
+    if design.pair:
+        wrong.append(rate(inside, one_edge, "supported"))
     return Tried(
         rule=design.name,
         tables=tables,
         false=max(wrong),
-        support=share(inside, inside, "supported"),
-        refute=share(outside, inside, "refuted"),
+        support=rate(inside, inside, "supported"),
+        refute=rate(one_outside, inside, "refuted"),
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """The looks at a claim, the record of the verdict, and the tables that were judged."""
+    """The looks at a claim, the record of the verdict, and the judged tables."""
 
     looks: Mapping[str, Look]
     record: ClaimRecord
@@ -31,11 +31,14 @@ class JudgedClaim:
 
     @property
     def table(self) -> pd.DataFrame:
-        """The table of the claim's own look."""
+        """The table of the main look."""
         return self.tables[MAIN]
 
     def rows(self, *columns: str, look: str = MAIN) -> pd.DataFrame:
-        """Find the rows that have all of these columns, each once, though several of its numbers may be judged."""
+        """Return the rows that have all of these columns.
+
+        A row that was judged by several of its numbers appears once.
+        """
         table = self.tables[look]
         for name in columns:
             find_column(table, name, "picture")
@@ -44,15 +47,16 @@ class JudgedClaim:
 
 
 class PublishedNumber(Component):
-    """A number that a paper gives, to stand beside the same number as it was found here, by the paper's protocol.
+    """A number from a paper, to be shown next to the same number measured here.
 
-    `what` says what the number is, and of what data; here it is the mean over seeds of the rows that are chosen. If it
-    lies `within` two ends, as shares do, its interval lies there too.
+    `what` describes the number and its data. The number measured here is the mean over seeds of the
+    rows that `where` selects. If it lies `within` a range, as shares do, its interval does too.
 
     numbers: [{what: "f(10) after a step", value: 35.6, where: {quantity: after, x: 10}}]
 
     >>> rows = pd.DataFrame({"seed": [0, 1], "quantity": ["after", "after"], "value": [35.6, 35.6]})
-    >>> PublishedNumber(what="f(10) after a step", value=35.6, where={"quantity": "after"}).estimate(rows).value
+    >>> number = PublishedNumber(what="f(10)", value=35.6, where={"quantity": "after"})
+    >>> number.estimate(rows).value
     35.6
     """
 
@@ -62,7 +66,7 @@ class PublishedNumber(Component):
     within: Range | None = None
 
     def estimate(self, table: pd.DataFrame) -> Estimate:
-        """Find the number in a table that was judged; it is NaN at sizes that leave its rows out."""
+        """Estimate the number from a judged table. Without rows, as at a smaller size, it is NaN."""
         for key, value in self.where.items():
             table = table[find_column(table, key, "picture.numbers.where").isin([level(value)])]
         figures = table["value"].astype(float).groupby(table["seed"]).mean()
@@ -79,14 +83,14 @@ class PublishedNumber(Component):
         }
 
 
-# --- The picture of a claim is drawn from the judged tables. It decides nothing, and the claim's digest does not
-# cover it.
-#
-# picture: {_target_: ntkexp.claim.picture.ScalarStep, published: what the paper's own figure shows}
-
-
 class AbstractPicture(Component, ABC):
-    """A picture has a caption: what the paper's figure shows, which is `published`, and what the rows show here."""
+    """A picture of a claim, drawn from the judged tables.
+
+    It decides nothing, and the digest of the claim does not cover it. `published` describes the
+    figure of the paper.
+
+    picture: {_target_: ntkexp.claim.picture.ScalarStep, published: A line and a step.}
+    """
 
     published: str = ""
     numbers: tuple[PublishedNumber, ...] = ()
@@ -96,20 +100,19 @@ class AbstractPicture(Component, ABC):
         """Draw the picture."""
 
     def here(self, judged: JudgedClaim) -> str:
-        """Say in whole sentences what the rows show; nothing where the picture's title says it."""
+        """Describe the rows in whole sentences. Return nothing if the title of the picture suffices."""
         return ""
 
     def table(self, judged: JudgedClaim) -> pd.DataFrame | None:
-        """Make the table that the paper has, if it has one: its numbers, and beside them those found here."""
-        return (
-            pd.DataFrame([one.row(judged.table) for one in self.numbers]) if self.numbers else None
-        )
+        """Return the numbers of the paper and those measured here, if the paper has any."""
+        if not self.numbers:
+            return None
+        return pd.DataFrame([number.row(judged.table) for number in self.numbers])
 
     def caption(self, judged: JudgedClaim) -> str:
-        """Say what the paper shows, and what is shown here."""
-        here = self.here(judged)
-        parts = [
-            f"Published: {self.published}" if self.published else "",
-            f"Here: {here}" if here else "",
-        ]
-        return " ".join(filter(None, parts))
+        parts = []
+        if self.published:
+            parts.append(f"Published: {self.published}")
+        if here := self.here(judged):
+            parts.append(f"Here: {here}")
+        return " ".join(parts)

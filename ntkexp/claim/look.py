@@ -1,9 +1,9 @@
-"""The looks at a claim: its protocol, stated before anything is measured.
+"""The protocol of a claim: three looks, stated before anything is measured.
 
-Look        runs or a trial with these seeds; the quantity that is measured; its expected value, with a margin; the
-            null, which the margin excludes; and how often the look is judged
-Protocol    the three looks that decide: the claim's own; a control, which must not come out supported; and a second
-            look, with seeds of another family, mostly on other data
+Look        the runs or the trial, the seeds, the measured quantity, the expected value with its margin,
+            the null that the margin excludes, and the planned numbers of seeds
+Protocol    the main look; a control, which must not come out supported; and a second look with other
+            seeds, mostly on other data
 """
 
 from __future__ import annotations
@@ -27,35 +27,41 @@ PAPERS = "ntkexp.claim.papers"
 
 @dataclass(frozen=True)
 class Look:
-    """A look at a claim: what is run with which seeds, what is measured of it, and what is expected."""
+    """One look at a claim.
+
+    Attributes:
+        nulls: For each part of the expectation, the figure to be found if the claim is false.
+        planned: The look is judged with each of these numbers of seeds, until it is decided. If
+            empty, it is judged once, with all seeds.
+        stage: The index of the current number in `planned`.
+    """
 
     runs: Mapping[str, Definition]
     trial: AbstractTrial | None
     seeds: tuple[int, ...]
     quantity: AbstractQuantity
     expectation: tuple[AbstractExpectation, ...]
-    nulls: tuple[
-        float | None, ...
-    ] = ()  # by parts of the expectation, what is found where the claim does not hold
-    planned: tuple[
-        int, ...
-    ] = ()  # with how many seeds it is judged, each time it is; none: once, with all of them
-    stage: int = -1  # which of these it is now
+    nulls: tuple[float | None, ...] = ()
+    planned: tuple[int, ...] = ()
+    stage: int = -1
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The numbers of seeds with which it is judged, one time after another."""
+        """The planned numbers of seeds."""
         return self.planned or (len(self.seeds),)
 
     @property
     def level(self) -> float:
-        """The share of false verdicts that is spent now: 5 % are split over the planned times as their seeds are.
+        """The error probability that the current stage may spend.
+
+        The total of 5 % is split over the stages in proportion to their numbers of seeds:
 
             level of n_k seeds = 5 % · n_k/(n_1 + … + n_K)
 
-        So little is spent early, and by Bonferroni's inequality all times together stay within 5 %, whatever is judged
-        and however the times depend on each other. O'Brien and Fleming's bounds would spend 5 % more exactly, for sums
-        of normal numbers whose variance is known; here it is estimated from few seeds, and several parts are joined.
+        So early stages spend little. By Bonferroni's inequality the stages together stay within 5 %,
+        however they depend on each other. The bounds of O'Brien and Fleming would be less
+        conservative, but they need normal sums of known variance; here the variance is estimated
+        from few seeds, and several parts are combined.
 
         >>> look = Look({}, None, tuple(range(24)), None, (), planned=(6, 24))
         >>> [round(look.at(stage).level, 12) for stage in (0, 1)]
@@ -65,57 +71,57 @@ class Look:
 
     @property
     def seeds_now(self) -> tuple[int, ...]:
+        """The seeds of the current stage."""
         return self.seeds[: self.sizes[self.stage]]
 
     @property
     def runs_now(self) -> dict[str, Definition]:
+        """The sweeps, with the seeds of the current stage."""
         return {
             name: replace(definition, seeds=self.seeds_now)
             for name, definition in self.runs.items()
         }
 
     def at(self, stage: int) -> Look:
-        """The look as it is judged at this of its planned times, counted from 0."""
+        """Return the look at this stage."""
         return replace(self, stage=stage)
 
     def after(self, verdict: str) -> Look:
-        """The look at the next of its planned times, or as it is where it is decided, or was judged with all seeds."""
+        """Return the look at its next stage; at the last stage or if decided, return it unchanged."""
         last = self.stage in {-1, len(self.sizes) - 1}
         return self if last or verdict != "undecided" else self.at(self.stage + 1)
 
     def words(self, first: int) -> str:
-        """What is expected, in a few words, this part of it before the others."""
-        ordered = (
-            self.expectation[first],
-            *self.expectation[:first],
-            *self.expectation[first + 1 :],
-        )
-        return "; ".join(part.whole_words for part in ordered)
+        """Describe the expectation in a few words, with part number `first` in front."""
+        others = (*self.expectation[:first], *self.expectation[first + 1 :])
+        return "; ".join(part.whole_words for part in (self.expectation[first], *others))
 
     @property
     def fields(self) -> dict[str, Any]:
-        # Sweeps without circumstances such as memory, which make no other claim
-        runs = {}
-        for name, definition in self.runs.items():
-            base = [text for text in definition.base if split(text).key not in CIRCUMSTANCES]
-            runs[name] = {
-                "axes": {key: list(values) for key, values in definition.axes.items()},
-                "base": base,
-            }
-        return {
-            "runs": runs,
+        """The plain data that the digest covers."""
+        fields: dict[str, Any] = {
+            "runs": {name: sweep_fields(definition) for name, definition in self.runs.items()},
             "trial": None if self.trial is None else without_files(self.trial.fields()),
             "seeds": list(self.seeds),
-            **({"planned": list(self.planned)} if self.planned else {}),
-            **({"null": list(self.nulls)} if self.nulls else {}),
-            "quantity": without_files(self.quantity.fields()),
-            "expectation": [part.fields() for part in self.expectation],
         }
+        if self.planned:
+            fields["planned"] = list(self.planned)
+        if self.nulls:
+            fields["null"] = list(self.nulls)
+        fields["quantity"] = without_files(self.quantity.fields())
+        fields["expectation"] = [part.fields() for part in self.expectation]
+        return fields
+
+
+def sweep_fields(definition: Definition) -> dict[str, Any]:
+    """Return a sweep as plain data, without circumstances such as memory, which decide nothing."""
+    base = [text for text in definition.base if split(text).key not in CIRCUMSTANCES]
+    return {"axes": {key: list(values) for key, values in definition.axes.items()}, "base": base}
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What decides a claim: the looks at it, each with its runs, seeds, quantity, expectation and margins."""
+    """The three looks that decide a claim."""
 
     main: Look
     control: Look
@@ -127,10 +133,10 @@ class Protocol:
 
 
 def without_files(fields: Any) -> Any:
-    """Plain data of trials and quantities, their classes spelled by what they are instead of where they stand.
+    """Replace the modules of trials and quantities by their roles, in plain data.
 
-    A class of `ntkexp.claim.papers` may move between its files, or out of them, and is the same in every digest; models
-    and data that are there for controls alone have no other place.
+    So a class of `ntkexp.claim.papers` may move to another file without a change of digests. Models
+    and data of that package have no role, and keep their module.
 
     >>> without_files({"_target_": "ntkexp.claim.papers.LaterTask", "task": 1})
     {'_target_': 'ntkexp.claim.quantity.LaterTask', 'task': 1}
@@ -144,7 +150,6 @@ def without_files(fields: Any) -> Any:
     cleaned = {key: without_files(value) for key, value in fields.items()}
     package, _, name = str(cleaned.get("_target_", "")).rpartition(".")
     if package == PAPERS:
-        cleaned["_target_"] = (
-            f"{getattr(getattr(import_module(package), name), 'role', package)}.{name}"
-        )
+        role = getattr(getattr(import_module(package), name), "role", package)
+        cleaned["_target_"] = f"{role}.{name}"
     return cleaned

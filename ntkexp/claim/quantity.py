@@ -1,4 +1,8 @@
-"""What a claim measures of its runs, rows with a `value` each: columns of a table, alone or together, and crossings."""
+"""Quantities: what a claim measures of its runs or of its trial.
+
+A quantity makes a table with a row per figure and the columns `seed` and `value`. Expectations judge
+such tables.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +23,21 @@ from ntkexp.mistake import Mistake, nearest
 from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.run import Run
 
-# --- What was measured for one look at a claim: a table with a row for each run, or for each row of a trial.
-#
-# runs    the name of the runs among those of the claim; of a trial: `trial` run     the folder of the run
-# seed, and the axes of the runs, and every number that a run yields
-
-
 HEAD = ("runs", "run", "seed", "state", "reason")
+"""Columns that are not measured: the name of the sweep or `trial`, the folder of the run, and others."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The table, the runs behind it that could be read, by the names of their folders, and what a seed draws."""
+    """The measurements for one look.
+
+    Attributes:
+        table: A row per run or per row of the trial, with the columns `runs`, `seed`, the axes of the
+            sweeps, and every measured number.
+        known: The readable runs, by the names of their folders.
+        axes: The axes of the sweeps.
+        draws: A description of what each seed draws.
+    """
 
     table: pd.DataFrame
     known: Mapping[str, Run]
@@ -39,48 +46,48 @@ class Measured:
 
     @property
     def numbers(self) -> list[str]:
+        """The columns that hold measured numbers."""
         names = [str(name) for name in self.table if name not in (*HEAD, *self.axes)]
         return [name for name in names if pd.api.types.is_numeric_dtype(self.table[name])]
 
     def by_run(
         self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]
     ) -> pd.DataFrame:
-        """Measure each run; a row for each of these numbers, told apart by the column `quantity`, NaN of no run."""
-        runs = [self.known.get(name) for name in self.table["run"]]
-        numbers = [dict.fromkeys(names, math.nan) if run is None else measure(run) for run in runs]
+        """Measure each run, and return a row per run and name. A missing run gives NaN."""
+        numbers = []
+        for folder in self.table["run"]:
+            run = self.known.get(folder)
+            numbers.append(dict.fromkeys(names, math.nan) if run is None else measure(run))
         parts = [
             self.table.assign(quantity=name, value=[row[name] for row in numbers]) for name in names
         ]
         return pd.concat(parts, ignore_index=True)
 
 
-# --- What a claim measures of its runs: rows with a `value` each, from which an expectation is judged.
-
-
 class AbstractQuantity(Component, ABC):
-    """A named function of what was measured."""
+    """A function of the measurements."""
 
     role: ClassVar[str] = "ntkexp.claim.quantity"
-    """Digests know a quantity of this package by its role and its class, in whichever file that stands."""
+    """Digests name a quantity of this package by its role and class, not by the file of the class."""
 
     @abstractmethod
     def of(self, measured: Measured) -> pd.DataFrame:
-        """Make a table with the columns `seed` and `value`, and those by which rows are told apart.
+        """Return a table with the columns `seed` and `value`, and columns that label the rows.
 
-        A row that should have a number and has none is NaN, and then nothing is decided; what does not apply is left
-        out. A column `bound` is what rounding alone explains of a row's error.
+        A missing number is NaN, and leaves the look undecided. If a run has no such quantity, omit its
+        row. An optional column `bound` holds the rounding error of each row.
         """
 
     def refuse_early(self) -> None:
-        """Refuse what can be known to be no number of a run, before any is begun."""
+        """Raise before any run starts, if the runs cannot yield the quantity."""
 
 
 class Column(AbstractQuantity):
-    """A column of the table, as it stands: a number of each run (`report.analysis.quantities`), or of a trial's rows.
+    """A column of the table: a number of each run (`report.analysis.quantities`) or of a trial.
 
-    Rows have the number that stands in this column.
+    Rows have the number in this column.
 
-    quantity: drift        is short for        quantity: {_target_: ntkexp.claim.quantity.Column, column: drift}
+    `quantity: drift` is short for `quantity: {_target_: ntkexp.claim.quantity.Column, column: drift}`.
     """
 
     column: str
@@ -96,27 +103,28 @@ def column_numbers(measured: Measured, name: str) -> pd.Series[float]:
     columns = measured.numbers
     if name not in columns:
         raise Mistake(
-            f"quantity: the runs yield no {name}; they yield {', '.join(columns)}{nearest(name, columns)}"
+            f"quantity: the runs yield no {name}; they yield {', '.join(columns)}"
+            f"{nearest(name, columns)}"
         )
     return measured.table[name].astype(float)
 
 
 def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Tables below each other, told apart by `quantity`; runs that were not asked for a quantity have no row of it."""
-    table = pd.concat(
-        [each.assign(quantity=name) for name, each in tables.items()], ignore_index=True
-    )
+    """Stack tables, with their names in the column `quantity`.
+
+    Sweeps without any value of a quantity have no row for it.
+    """
+    named = [table.assign(quantity=name) for name, table in tables.items()]
+    table = pd.concat(named, ignore_index=True)
     has_values = table.groupby(["runs", "quantity"])["value"].transform("count") > 0
     return table[has_values].reset_index(drop=True)
 
 
 class Columns(AbstractQuantity):
-    """Several columns below each other: a row for each, told apart by the column `quantity`.
+    """Several columns, stacked. The column `quantity` holds the name of each.
 
-    Rows have the numbers of these columns, one after the other.
-
-    Runs that were not asked for a number, such as the errors of a machine that reads another rule, have no row of
-    it.
+    Rows have the numbers in these columns. Sweeps that do not yield a number, such as the error of a
+    kernel machine that integrates by another rule, have no row for it.
     """
 
     columns: tuple[str, ...] = Field(min_length=2)
@@ -126,20 +134,18 @@ class Columns(AbstractQuantity):
             describe(name)
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        table = measured.table
         return stacked(
             {
-                name: table.assign(quantity=name, value=column_numbers(measured, name))
+                name: measured.table.assign(value=column_numbers(measured, name))
                 for name in self.columns
             }
         )
 
 
 class Together(AbstractQuantity):
-    """Several quantities below each other, told apart by the column `quantity`, which holds the name that each is
-    given.
+    """Several quantities, stacked. The column `quantity` holds the name of each.
 
-    Rows have the numbers of these quantities, each of the runs that have any of it.
+    Rows have the numbers of these quantities, for the sweeps that yield them.
     """
 
     names: tuple[str, ...] = Field(min_length=1)
@@ -147,14 +153,12 @@ class Together(AbstractQuantity):
 
     @model_validator(mode="after")
     def refuse_names(self) -> Self:
-        """Every part has a name of its own."""
         refuse_unnamed("quantity.names", self.names, "parts", self.parts)
         return self
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return stacked(
-            {name: part.of(measured) for name, part in zip(self.names, self.parts, strict=True)}
-        )
+        named = zip(self.names, self.parts, strict=True)
+        return stacked({name: part.of(measured) for name, part in named})
 
     def refuse_early(self) -> None:
         for part in self.parts:
@@ -162,14 +166,14 @@ class Together(AbstractQuantity):
 
 
 class Crossing(AbstractQuantity):
-    """Where along an axis a figure crosses a level: the place on the straight line, in logarithms, between the
-    neighbours around it. Rows have one place for each seed and each value of the column `by`.
+    """The position along an axis where a figure crosses a level.
 
-    Rows have the place along `along` where the column is `level`.
+    Rows have the position along `along` where the column crosses `level`, for each seed and each
+    value of `by`. The position is interpolated linearly in logarithms between the two neighbours:
 
-        log place = log x₀ + (log level − log y₀) (log x₁ − log x₀)/(log y₁ − log y₀)
+        log x = log x₀ + (log level − log y₀) (log x₁ − log x₀)/(log y₁ − log y₀)
 
-    A figure that does not cross the level, or more than once, has no place: the row is NaN.
+    If a figure crosses the level never or several times, its row is NaN.
     """
 
     column: str
@@ -182,34 +186,38 @@ class Crossing(AbstractQuantity):
         for key, name in (("along", self.along), ("by", self.by)):
             if name not in table:
                 raise Mistake(
-                    f"quantity.{key}: the table has no column {name}{nearest(name, map(str, table))}"
+                    f"quantity.{key}: the table has no column {name}"
+                    f"{nearest(name, map(str, table))}"
                 )
         figures = table.assign(figure=column_numbers(measured, self.column))
         figures = figures[figures[self.along].notna()]
         rows = [
-            {"runs": runs, "seed": seed, self.by: by, "value": self.place(group)}
+            {"runs": runs, "seed": seed, self.by: by, "value": self.position(group)}
             for (runs, seed, by), group in figures.groupby(["runs", "seed", self.by], sort=True)
         ]
         return pd.DataFrame(rows)
 
-    def place(self, group: pd.DataFrame) -> float:
-        """The place of one seed at one value of `by`."""
+    def position(self, group: pd.DataFrame) -> float:
         ordered = group.sort_values(self.along)
-        x, y = (ordered[name].to_numpy(dtype=np.float64) for name in (self.along, "figure"))
-        return math.nan if (x <= 0).any() or not (y > 0).all() else crossing(x, y, self.level)
+        x = ordered[self.along].to_numpy(dtype=np.float64)
+        y = ordered["figure"].to_numpy(dtype=np.float64)
+        if (x <= 0).any() or not (y > 0).all():
+            return math.nan
+        return crossing(x, y, self.level)
 
 
 def crossing(x: NDArray[np.float64], y: NDArray[np.float64], level: float) -> float:
-    """Find the place.
+    """Return the x where y crosses the level.
 
     >>> round(crossing(np.array([1.0, 2.0, 8.0]), np.array([4.0, 2.0, 0.5]), 1.0), 12)  # y = 4/x
     4.0
     """
-    log_x, log_y = np.log(x), np.log(y / level)
+    log_x = np.log(x)
+    log_y = np.log(y / level)
     changes = np.flatnonzero((log_y[:-1] >= 0) != (log_y[1:] >= 0))
     if len(changes) != 1:
         return math.nan
     k = int(changes[0])
-    return float(
-        np.exp(log_x[k] - log_y[k] * (log_x[k + 1] - log_x[k]) / (log_y[k + 1] - log_y[k]))
-    )
+    run = log_x[k + 1] - log_x[k]
+    rise = log_y[k + 1] - log_y[k]
+    return float(np.exp(log_x[k] - log_y[k] * run / rise))

@@ -126,7 +126,7 @@ def claims(
     chosen.limit_threads()  # before torch is imported, which composing does
     from ntkexp.claim.conduct import Workshop
     from ntkexp.config.compose import composer
-    from ntkexp.sweep.jobs import sweep_listener
+    from ntkexp.report.progress import progress_listener
 
     repeat = options(out, trust, config_dir)
     ensure_writable(out.expanduser())
@@ -135,7 +135,7 @@ def claims(
         polite_kill(),
         interruptible(lambda: "; the same command continues from the last checkpoints"),
     ):
-        workshop = Workshop(chosen, sweep_listener(quiet), trusted(trust), retry_failed)
+        workshop = Workshop(chosen, progress_listener(quiet), trusted(trust), retry_failed)
         outcomes = list(judged(names, size, made, workshop, place, repeat, quiet=quiet))
     records = [record for record in outcomes if record is not None]
     entered = registered(made.builder.choices, place)

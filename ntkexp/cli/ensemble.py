@@ -61,7 +61,7 @@ def ensemble(
             experiment,
             given,
             networks,
-            lambda name, done: listening.step(before[name] + done, None, None),
+            lambda name, done: listening.step(before[name] + done),
         )
     finally:
         listening.stop()

@@ -57,8 +57,8 @@ def report(
     ] = None,
 ) -> None:
     """Put finished runs and sweeps onto one page, outputs/report/index.html."""
+    from ntkexp.report.drawing import uncollected
     from ntkexp.report.material import gather, what_came_out, what_was_run
-    from ntkexp.report.painter import uncollected
 
     with uncollected():
         outputs = out.expanduser() if out is not None and form is Format.html else OUTPUTS

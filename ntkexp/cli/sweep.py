@@ -74,10 +74,16 @@ def sweep(
     write_down(plan, before, changed=False)
     found, ended = before, dict[str, Ended]()
     if begun:  # else nothing is loaded that carries runs out
-        from ntkexp.sweep.jobs import Conductor, sweep_listener
+        from ntkexp.report.progress import progress_listener
+        from ntkexp.sweep.jobs import Conductor
 
         conductor = Conductor(
-            plan, chosen, sweep_listener(common.quiet), trusted(common.trusted), fail_fast, log=log
+            plan,
+            chosen,
+            progress_listener(common.quiet),
+            trusted(common.trusted),
+            fail_fast,
+            log=log,
         )
         ended = conductor.ended
         with (

@@ -73,29 +73,29 @@ class StateAdjoint:
         pulled = torch.zeros_like(self.weights)
         for update in step.updates:
             place, linear = update.place, update.linear
-            p = taken[place] + linear.coupled * step.weights[place]
+            p = taken[place] + linear.l2 * step.weights[place]
             pulled[:, place] = self.through(update, p)
-            self.weights[:, place] *= 1 - linear.lost
-            if linear.coupled:
-                self.weights[:, place] += linear.coupled * pulled[:, place]
+            self.weights[:, place] *= 1 - linear.decoupled_decay
+            if linear.l2:
+                self.weights[:, place] += linear.l2 * pulled[:, place]
         return pulled
 
     def through(self, update: Update, p: Float[Tensor, " part"]) -> Float[Tensor, "vector part"]:
         """Take an update back: what is pulled on p."""
         felt, linear = self.weights[:, update.place], update.linear
-        moved = linear.scale * felt
-        straight = isinstance(linear.ahead, Tensor) or linear.ahead != 0.0
-        pulled = -linear.ahead * felt if straight else torch.zeros_like(felt)
+        moved = linear.momentum_scale * felt
+        straight = isinstance(linear.gradient_scale, Tensor) or linear.gradient_scale != 0.0
+        pulled = -linear.gradient_scale * felt if straight else torch.zeros_like(felt)
         if update.denominator is not None:
             pulled += self.through_denominator(update.denominator, update.place, moved, p)
-        if not linear.carry and self.memory is None:
-            return pulled.sub_(moved, alpha=float(linear.intake))
+        if not linear.momentum_decay and self.memory is None:
+            return pulled.sub_(moved, alpha=float(linear.momentum_gain))
         if self.memory is None:
             self.memory = torch.zeros_like(self.weights)
         memory = self.memory[:, update.place]
         memory += moved
-        pulled.sub_(memory, alpha=float(linear.intake))
-        memory *= linear.carry
+        pulled.sub_(memory, alpha=float(linear.momentum_gain))
+        memory *= linear.momentum_decay
         return pulled
 
     def through_denominator(
@@ -300,12 +300,12 @@ def changes_without(
     `gradient` is what the step took in, before it was clipped.
     """
     examples, without = gradients_without(step, mean)
-    if step.heard is not None:
-        without = without * step.heard
+    if step.with_grad is not None:
+        without = without * step.with_grad
     p, left = clipped(gradient[None], step.clip_norm), clipped(without, step.clip_norm)
     found = []
     for update in step.updates:
-        decay = update.linear.coupled * step.weights[update.place]
+        decay = update.linear.l2 * step.weights[update.place]
         found.append(
             change_of(examples, update, p[0, update.place] + decay, left[:, update.place] + decay)
         )
@@ -344,19 +344,19 @@ def change_of(
 ) -> Change:
     """What an update does differently that takes in `left` in place of p."""
     change, linear, by = left - p, update.linear, update.denominator
-    remembered = linear.intake * change
+    remembered = linear.momentum_gain * change
     latest = largest = None
     if by is None:
-        moved = -linear.scale * remembered
+        moved = -linear.momentum_scale * remembered
     else:
         u = (by.second * by.latest_before + (1 - by.second) * left.square()).sqrt()
         t = u if by.largest_before is None else torch.maximum(u, by.largest_before.sqrt())
         n = divided(by, by.latest.sqrt() if by.largest is None else by.largest.sqrt())
-        moved = -linear.scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
+        moved = -linear.momentum_scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
         latest = u - by.latest.sqrt()
         largest = None if by.largest is None else t - by.largest.sqrt()
     return Change(
-        examples, update.place, moved - linear.ahead * change, -remembered, latest, largest
+        examples, update.place, moved - linear.gradient_scale * change, -remembered, latest, largest
     )
 
 
@@ -403,7 +403,7 @@ class AdjointSweep:
         step = self.trajectory.step(index)
         recorded = recorded_gradient(step.batches, step.weights)
         clipping = Clipping(
-            recorded.gradient if step.heard is None else recorded.gradient * step.heard,
+            recorded.gradient if step.with_grad is None else recorded.gradient * step.with_grad,
             step.clip_norm,
         )
         taken, exact = clipping.factor * clipping.gradient, self.one_step and bool(step.batches)

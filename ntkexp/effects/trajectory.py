@@ -152,7 +152,7 @@ class TrainedStep:
     batches: tuple[TakenBatch, ...]
     updates: tuple[Update, ...]  # weights without one stay as they are
     clip_norm: float | None = None
-    heard: Float[Tensor, " weight"] | None = (
+    with_grad: Float[Tensor, " weight"] | None = (
         None  # 0 for weights whose gradient was not used, 1 for others
     )
 

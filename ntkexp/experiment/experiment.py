@@ -83,6 +83,11 @@ class Experiment(Component):
         """The steps at which another phase of the data begins."""
         return tuple(accumulate(self.data.phase_steps(self.steps)))[:-1]
 
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss: 1/α² where the network is centred."""
+        return self.init.alpha**-2 if self.init.centred else 1.0
+
     def timetable(self) -> AbstractTimetable:
         """When tangent kernels are kept."""
         return self.path.timetable(self.steps, self.switches)
@@ -136,7 +141,7 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
-        """What the path, effects and sketches of kernels do not go with."""
+        """Refuse effects that neither a derivative nor trainings without an example can give."""
         _ = self.integration  # which refuses what it does not go with itself
 
         # an effect is a derivative through steps whose rule is known, or comes from trainings where these are few
@@ -152,30 +157,6 @@ class Experiment(Component):
                 "gradient; "
                 "use path.effects=true with path.mean=renormalised, which trains without each example where that takes "
                 "few trainings, or one of ntkexp's optimizers"
-            )
-
-        if not self.path.explains_outputs and self.kernel.sketch is not None:
-            raise Mistake(
-                f"path.measure={self.path.measure.option}: sketches are of gradients of outputs; leave out "
-                f"kernel.sketch={self.kernel.sketch}, or use path.measure=output"
-            )
-
-        # outputs are sketched together, their traces are not; and a sketch keeps the sum of a step, which is all that
-        # an optimizer without a memory makes of its gradient
-        if self.kernel.sketch is not None and self.path.kernels == "trace":
-            raise Mistake(
-                f"kernel.sketch={self.kernel.sketch}: traces are not sketched; leave out kernel.sketch, or use "
-                "path.kernels=all"
-            )
-        if self.kernel.sketch is not None and (self.optimizer.remembers or self.optimizer.flows):
-            what = (
-                "carries past gradients from step to step"
-                if self.optimizer.remembers
-                else "follows a curve"
-            )
-            raise Mistake(
-                f"kernel.sketch={self.kernel.sketch}: optimizer={self.optimizer.option} {what}, so no sketch of a step "
-                "keeps the sum of its parts; leave out kernel.sketch, or use optimizer=gd or sgd"
             )
         return self
 

@@ -19,20 +19,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.foreign_loop.batch_norm import BatchNormMode, TermGradients, numbers_of
+from ntkexp.foreign_loop.batch_gradients import TermGradients
+from ntkexp.foreign_loop.batch_norm import BatchNormMode, numbers_of
 from ntkexp.foreign_loop.call import ModelCall, facts_of
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
 from ntkexp.foreign_loop.closing import ClosingSums
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
-from ntkexp.foreign_loop.model_function import CHANGED, Replayed
 from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
+from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.kernel.features.adjoint import CACHED, MULTIPLIED_OUT
+from ntkexp.kernel.features.adjoint import CACHED
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
+from ntkexp.kernel.features.gram import PIECE_BYTES, PIECE_ELEMENTS
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
@@ -228,8 +230,10 @@ class StepCost:
         recorded = self.tape.bytes_per_example * (
             points * (3 + 2 * outputs) + self.rows * (2 + outputs)
         )
+        rows = max(self.rows, self.outputs)
+        piece = max(PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows)
         numbers = self.adjoints * self.outputs * self.parameters + min(
-            MULTIPLIED_OUT, self.rows * self.parameters
+            piece, rows * self.parameters
         )
         numbers += PARTS * min(CACHED, (self.rows + 1) * self.outputs * self.parameters)
         return numbers * self.tape.outputs.element_size() + recorded
@@ -373,7 +377,7 @@ class Backwards:
         except Mistake as error:
             raise Mistake(f"step {step.index}: {error}") from error
         self.announce(calls, steps)
-        found = {name: torch.zeros_like(step.start[name]) for name in step.heard}
+        found = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
         for each in calls:
             total = each.total(step.start)
             for name in found:
@@ -384,13 +388,13 @@ class Backwards:
         # rounding alone remains; Adam divides it by its own size, so that it moves weights as far as a gradient would
         factors, missed = self.prove(step, begun, found, [each.replayed for each in calls])
         cast = self.is_cast(step)
-        self.divided |= {name for name in step.heard if step.linear[name].divides}
+        self.divided |= {name for name in step.with_grad if step.linear[name].divides}
         credited = credit_of_examples(step, calls, found, factors, self.divided, cast=cast)
         beside = dict[str, Tensor]()
         if cast or self.divided:
             known = found | {name: part * found[name] for name, part in credited.items()}
             beside = {
-                name: step.gradient[name] - factors[name] * known[name] for name in step.heard
+                name: step.gradient[name] - factors[name] * known[name] for name in step.with_grad
             }
         nothing = (
             {n: torch.zeros_like(w) for n, w in step.start.items() if n not in beside}
@@ -444,7 +448,7 @@ class Backwards:
 
         # added up by example and by step
         proofs = (
-            min(factors[name] for name in step.heard) if step.heard else 0.0,
+            min(factors[name] for name in step.with_grad) if step.with_grad else 0.0,
             missed,
             step.rule_error,
             share_of(closure, change.norm()),
@@ -481,8 +485,8 @@ class Backwards:
             return
         assert self.sum.adjoint is not None
         examples = [jacobian for each in calls if each.can_be_reread for jacobian in each.features]
-        felt = self.sum.adjoint.scaled_in(credited)
-        self.added.closing.find_parameter(felt, examples, step.heard, parts[:, :, 0])
+        felt = self.sum.adjoint.scaled(credited)
+        self.added.closing.find_parameter(felt, examples, step.with_grad, parts[:, :, 0])
 
     def begin(self, step: FollowedStep) -> None:
         """Add the effect of momentum from before the followed steps, −⟨βU, m⟩. No followed example caused it."""
@@ -512,7 +516,7 @@ class Backwards:
         called = self.calls.called
         if self.is_cast(step) or any(call.statistics is not None for call in step.calls):
             nothing, outputs = (
-                {name: torch.zeros_like(step.start[name]) for name in step.heard},
+                {name: torch.zeros_like(step.start[name]) for name in step.with_grad},
                 list[Tensor](),
             )
             found = nothing | called.gradient(step.calls, begun, outputs.append)
@@ -524,7 +528,7 @@ class Backwards:
                 )
                 for each, given, call in zip(replayed, outputs, step.calls, strict=True)
             ]
-        consumed = {name: step.gradient[name] for name in step.heard}
+        consumed = {name: step.gradient[name] for name in step.with_grad}
         room = called.room_of(step.calls, exact=step.exact)
         noise = partial(called.noise, step.calls, begun)
         factors, missed = factors_between(
@@ -597,7 +601,7 @@ def credit_of_examples(
     Only parameters that this step or a later one divides by past gradients are looked at, as a memory carries rounding
     on to later steps. Parameters whose gradients are all known are left out.
     """
-    gradient = {name: step.gradient[name] for name in step.heard if name in divided}
+    gradient = {name: step.gradient[name] for name in step.with_grad if name in divided}
     if not gradient:
         return {}
     jacobians = (jacobian for call in calls if call.can_be_reread for jacobian in call.features)

@@ -1,7 +1,9 @@
-"""One recorded call of the model: its circumstances, its inputs, and the gradient ∂L/∂f that came back to its outputs.
+"""One recorded call of the model: its inputs, its circumstances, and the gradient ∂L/∂f of its
+outputs.
 
-A call depends on its weights, its inputs and its circumstances: the modes of the layers, the states of the random
-number generators, and autocast. Under the same circumstances a replay gives the same bits.
+The outputs of a call depend on the weights, the inputs and the circumstances: the modes of the
+layers, the states of the random number generators, autocast, and the allowed kernels. A replay
+under the same circumstances gives the same bits.
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ from ntkexp.foreign_loop.example_names import digests
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs, Weights
 
-# --- The states of torch's own generators: what is drawn next follows from them.
+# --- States of torch's random number generators. A state determines all numbers that are drawn
+# next.
 #
-# A state of the CPU's takes 5 kB, one of a GPU's 16 bytes.
+# The state of the CPU's generator takes 5 kB, that of a GPU 16 bytes.
 
 
 CPU = "cpu"
 
 
 def generator_states(module: nn.Module) -> dict[str, Tensor]:
-    """The states of the generators that a module may draw from, by their devices.
+    """Return the states of the generators that a module may use, by device.
 
     >>> list(generator_states(nn.Linear(1, 1)))
     ['cpu']
@@ -39,50 +42,56 @@ def generator_states(module: nn.Module) -> dict[str, Tensor]:
     if torch.accelerator.current_accelerator() is None:
         return {CPU: torch.get_rng_state()}
     devices = {weight.device for weight in module.parameters()}
-    places = [CPU, *sorted(str(device) for device in devices if has_generator(device))]
-    return {place: generator_state(place) for place in places}
+    names = [CPU, *sorted(str(device) for device in devices if has_generator(device))]
+    return {name: generator_state(name) for name in names}
 
 
 def has_generator(device: torch.device) -> bool:
-    """Whether numbers are drawn on a device by a generator of its own.
+    """Return True if a device has a random number generator besides the CPU's.
 
     >>> has_generator(torch.device("cpu")), has_generator(torch.device("meta"))
     (False, False)
     """
     try:
         return hasattr(torch.get_device_module(device), "get_rng_state")
-    except RuntimeError:  # torch knows nothing but the name
+    except RuntimeError:  # torch has no module for this kind of device
         return False
 
 
-def generator_state(place: str) -> Tensor:
-    """The state of the generator of a device."""
-    state: Tensor = (
-        torch.get_rng_state()
-        if place == CPU
-        else torch.get_device_module(place).get_rng_state(place)
-    )
+def generator_state(device: str) -> Tensor:
+    """Return the state of the generator of a device."""
+    if device == CPU:
+        return torch.get_rng_state()
+    state: Tensor = torch.get_device_module(device).get_rng_state(device)
     return state
 
 
-def device_generators() -> list[str]:
-    """The devices besides the processor whose generators this process may have used.
+def set_generator_states(states: Mapping[str, Tensor]) -> None:
+    """Set the generators of some devices."""
+    for device, state in states.items():
+        if device == CPU:
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)
 
-    A GPU that was never used is not initialized only to be asked for its state.
+
+def device_generators() -> list[str]:
+    """Return the accelerators whose generators this process may have used.
+
+    A GPU that was never used is not initialized for this question.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return []
     module = torch.get_device_module(accelerator)
-    is_used = getattr(module, "is_initialized", lambda: True)()
-    return (
-        [f"{accelerator.type}:{index}" for index in range(module.device_count())] if is_used else []
-    )
+    if not getattr(module, "is_initialized", lambda: True)():
+        return []
+    return [f"{accelerator.type}:{index}" for index in range(module.device_count())]
 
 
 @contextmanager
 def beginning_at(states: Mapping[str, Tensor]) -> Iterator[None]:
-    """Generators begin at these states, and stand afterwards where they stood before.
+    """Set generators to these states, and restore the previous states at the end.
 
     >>> state = torch.get_rng_state()
     >>> with beginning_at({"cpu": state}):
@@ -90,38 +99,29 @@ def beginning_at(states: Mapping[str, Tensor]) -> Iterator[None]:
     >>> torch.equal(first, torch.rand(3))
     True
     """
-
-    def set_states(states: Mapping[str, Tensor]) -> None:
-        for place, state in states.items():
-            if place == CPU:
-                torch.set_rng_state(state)
-            else:
-                torch.get_device_module(place).set_rng_state(state, place)
-
-    before = {place: generator_state(place) for place in states}
+    before = {device: generator_state(device) for device in states}
     try:
-        set_states(states)
+        set_generator_states(states)
         yield
     finally:
-        set_states(before)
+        set_generator_states(before)
 
 
-# --- Autocast: the context in which a call was made whose products are formed in shorter numbers than weights have.
+# --- Autocast.
 
 
 @dataclass(frozen=True)
 class Autocast:
-    """Casts on a kind of device to numbers of a `kind`, each weight's once in the context or at every use; of the
-    `whole` model, or of a part that enters autocast by itself."""
+    """An autocast context: products are formed in a shorter dtype than the weights have."""
 
     device: str
-    kind: str
-    cached: bool
-    whole: bool = True
+    kind: str  # the shorter dtype
+    cached: bool  # each weight is cast once in the context, instead of at every use
+    whole: bool = True  # the context encloses the model; else a part of the model enters it
 
     @classmethod
     def now(cls, device: str, *, whole: bool = True) -> Autocast | None:
-        """The one that we are in.
+        """Return the current context, or None outside of autocast.
 
         >>> with torch.autocast("cpu", torch.bfloat16):
         ...     Autocast.now("cpu")
@@ -134,20 +134,18 @@ class Autocast:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The numbers that are cast to."""
-        found: torch.dtype = getattr(torch, self.kind)
-        return found
+        dtype: torch.dtype = getattr(torch, self.kind)
+        return dtype
 
     def again(self) -> AbstractContextManager[object]:
-        """Such a context, unless the model enters it by itself."""
-        return (
-            torch.autocast(self.device, self.dtype, cache_enabled=self.cached)
-            if self.whole
-            else nullcontext()
-        )
+        """Enter the same context, unless a replay of the model enters it."""
+        if not self.whole:
+            return nullcontext()
+        return torch.autocast(self.device, self.dtype, cache_enabled=self.cached)
 
 
-# --- The kernels that torch may choose among: others cast otherwise, so a call is replayed by its own.
+# --- Kernels that torch chooses among. Different kernels round casts differently, so a replay
+# allows the same ones.
 
 
 KERNELS: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] = {
@@ -160,42 +158,45 @@ KERNELS: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] = {
     "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     "mkldnn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
 }
-"""Of attention, and of products on processors: whether each is allowed now, and how to say so."""
+"""Kernels of attention, and of products on CPUs: the function that reads a switch, and the one that
+sets it."""
 
 
 def forbidden_kernels() -> frozenset[str]:
-    """Those that may not be chosen now, as inside `torch.nn.attention.sdpa_kernel`.
+    """Return the kernels that are switched off now, for example by
+    `torch.nn.attention.sdpa_kernel`.
 
     >>> from torch.nn.attention import SDPBackend, sdpa_kernel
     >>> with sdpa_kernel(SDPBackend.MATH):
     ...     sorted(forbidden_kernels())
     ['cudnn', 'flash', 'mem_efficient']
     """
-    return frozenset(name for name, (allowed, _) in KERNELS.items() if not allowed())
+    return frozenset(name for name, (is_allowed, _) in KERNELS.items() if not is_allowed())
 
 
 @contextmanager
 def without_kernels(forbidden: frozenset[str]) -> Iterator[None]:
-    """Choose among all kernels but these."""
+    """Switch exactly these kernels off."""
     before = forbidden_kernels()
-    try:
+
+    def set_switches(off: frozenset[str]) -> None:
         for name in before ^ forbidden:
-            KERNELS[name][1](name not in forbidden)
+            _, allow = KERNELS[name]
+            allow(name not in off)
+
+    try:
+        set_switches(forbidden)
         yield
     finally:
-        for name in before ^ forbidden:
-            KERNELS[name][1](name not in before)
+        set_switches(before)
 
 
-# --- The circumstances of a call: what it depends on besides weights and inputs.
-#
-# Layers are in training mode or in evaluation, most of them as the whole model is. Generators begin in a state, which
-# is only of interest if the call draws from them. Products may be formed in shorter numbers, and by some kernels only.
+# --- The circumstances of a call.
 
 
 @dataclass(frozen=True)
 class LayerModes:
-    """Whether the model trains, and the layers that do `otherwise`.
+    """The mode of the model, training or evaluation, and the layers in the other mode.
 
     >>> net = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1))
     >>> net[1].eval()
@@ -209,16 +210,15 @@ class LayerModes:
 
     @classmethod
     def of(cls, module: nn.Module) -> LayerModes:
-        trains = module.training
-        return cls(
-            trains,
-            frozenset(name for name, each in module.named_modules() if each.training != trains),
+        otherwise = (
+            name for name, layer in module.named_modules() if layer.training != module.training
         )
+        return cls(module.training, frozenset(otherwise))
 
     def give(self, module: nn.Module) -> None:
-        """Put a module in them."""
-        for name, each in module.named_modules():
-            each.training = self.trains != (name in self.otherwise)
+        """Put the layers of a module into these modes."""
+        for name, layer in module.named_modules():
+            layer.training = self.trains != (name in self.otherwise)
 
 
 EVALUATION = LayerModes()
@@ -226,71 +226,77 @@ EVALUATION = LayerModes()
 
 @dataclass(frozen=True, eq=False)
 class Circumstances:
-    """The modes, the states of the generators that were drawn from, by their devices, the casts, and the kernels that
-    were forbidden."""
+    """The state of the program that affects a call."""
 
     modes: LayerModes = EVALUATION
-    states: Mapping[str, Tensor] = field(default_factory=dict)
+    states: Mapping[str, Tensor] = field(default_factory=dict)  # of generators that the call used
     autocast: Autocast | None = None
-    forbidden: frozenset[str] = frozenset()
+    forbidden: frozenset[str] = frozenset()  # kernels
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Draw and cast as then; modes are the module's affair, and kernels those of the way back too."""
-        with (
-            beginning_at(self.states),
-            nullcontext() if self.autocast is None else self.autocast.again(),
-        ):
+        """Restore generators and autocast for a replay.
+
+        The caller restores modes, which belong to the module, and kernels, which backward needs
+        too.
+        """
+        autocast = nullcontext() if self.autocast is None else self.autocast.again()
+        with beginning_at(self.states), autocast:
             yield
 
     @property
     def content(self) -> dict[str, object]:
-        """All of it as plain content, for a file."""
-        otherwise = sorted(self.modes.otherwise)
-        casts = None if self.autocast is None else list(astuple(self.autocast))
-        forbidden = {"forbidden": sorted(self.forbidden)} if self.forbidden else {}
-        modes = {"trains": self.modes.trains, "otherwise": otherwise}
-        return {**modes, "states": dict(self.states), "casts": casts, **forbidden}
+        """Plain content for a file."""
+        content: dict[str, object] = {
+            "trains": self.modes.trains,
+            "otherwise": sorted(self.modes.otherwise),
+            "states": dict(self.states),
+            "casts": None,
+        }
+        if self.autocast is not None:
+            content["casts"] = list(astuple(self.autocast))
+        if self.forbidden:
+            content["forbidden"] = sorted(self.forbidden)
+        return content
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Circumstances:
-        """The same from its plain content."""
-        states = {place: state.clone() for place, state in content.get("states", {}).items()}
-        modes = LayerModes(content.get("trains", False), frozenset(content.get("otherwise", ())))
+        """Rebuild from plain content."""
         casts = content.get("casts")
-        forbidden = frozenset(content.get("forbidden", ()))
-        return cls(modes, states, None if casts is None else Autocast(*casts), forbidden)
+        return cls(
+            modes=LayerModes(content.get("trains", False), frozenset(content.get("otherwise", ()))),
+            states={device: state.clone() for device, state in content.get("states", {}).items()},
+            autocast=None if casts is None else Autocast(*casts),
+            forbidden=frozenset(content.get("forbidden", ())),
+        )
+
+
+# --- The call.
 
 
 @dataclass
 class ModelCall:
-    """A call at the weights of a step, `at`; `gradient` is ∂L/∂f of each example as autograd had it, once it did, in
-    the latest pass, `backward`. Examples that were not `called` by names go by what they hold; `signed` is the
-    signature of the outputs and `shape` their shape, `statistics` are the running ones before the call and after it,
-    where calls move them."""
+    """A call at the weights of step `at`."""
 
     at: int
     inputs: Inputs
-    called: tuple[str, ...] | None = None
+    given_names: tuple[str, ...] | None = None  # of the examples; else their digests
     how: Circumstances = field(default_factory=Circumstances)
-    gradient: Float[Tensor, "example out"] | None = None
-    backward: int = -1
-    signed: Float[Tensor, "example row"] | None = None
-    shape: tuple[int, ...] = ()
-    statistics: tuple[Weights, Weights] | None = None
-    sums_of_loss: tuple[Tensor, Tensor] | None = (
-        None  # of the losses, and of what counts in their mean, for a log
-    )
-    other_outputs: list[str] = field(
-        default_factory=list
-    )  # of the model, to which gradients came in the first step
+    gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
+    backward: int = -1  # the id of the latest backward pass that reached the outputs
+    signed: Float[Tensor, "example row"] | None = None  # the signature of the outputs
+    shape: tuple[int, ...] = ()  # of the outputs
+    statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the call
+    sums_of_loss: tuple[Tensor, Tensor] | None = None  # Σℓ and Σm, for a log
+    other_outputs: list[str] = field(default_factory=list)  # with gradients in the first step
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the examples; digests take time, and are not formed in the loop."""
-        return digests(self.inputs) if self.called is None else self.called
+        """The names of the examples. Digests take time, so they are computed after the loop."""
+        return digests(self.inputs) if self.given_names is None else self.given_names
 
     def add_gradient(self, gradient: Tensor, backward: int) -> None:
+        """Add the gradient of one backward pass."""
         self.backward = backward
         rows = gradient.detach().clone()
         rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
@@ -298,7 +304,7 @@ class ModelCall:
 
 
 def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
-    """The inputs of a call, as the library takes them; a tensor without axes is a number that all examples share.
+    """Return the inputs of a call. A tensor without axes becomes a number that all examples share.
 
     >>> call_inputs((), {"x": torch.ones(2), "items": torch.tensor(3)})
     {'x': tensor([1., 1.]), 'items': 3}
@@ -307,19 +313,24 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
         raise Mistake(
             "the model is called with inputs by position and by name at once; call it with one kind"
         )
-    only = kwargs or (args[0] if len(args) == 1 else args)
-    if not isinstance(only, Tensor | tuple | dict):
+    inputs: object = kwargs or args
+    if len(args) == 1:
+        inputs = args[0]
+    if not isinstance(inputs, Tensor | tuple | dict):
         raise Mistake(
-            f"the model is called with a {type(only).__name__}; tensors are followed, by position or by name"
+            f"the model is called with a {type(inputs).__name__}; tensors are followed, by "
+            "position or by name"
         )
-    found: Inputs = tree_map(
-        lambda leaf: leaf.item() if isinstance(leaf, Tensor) and not leaf.dim() else leaf, only
-    )
-    return found
+
+    def as_number(leaf: object) -> object:
+        return leaf.item() if isinstance(leaf, Tensor) and not leaf.dim() else leaf
+
+    result: Inputs = tree_map(as_number, inputs)
+    return result
 
 
 def facts_of(calls: Sequence[ModelCall]) -> StepFacts:
-    """Return the facts about the calls of a step that a refusal of their gradient needs."""
+    """Return the facts about the calls of a step that an error about their gradient states."""
     return StepFacts(
         rows=sum(len(call.names) for call in calls),
         drew=any(call.how.states for call in calls),

@@ -25,7 +25,7 @@ from torch import Tensor
 from ntkexp.kernel.features.adjoint import Adjoint
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.mistake import Mistake
-from ntkexp.path.points import products
+from ntkexp.path.step_kernel import kernel_between
 from ntkexp.records.results import FLOOR_EPS
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
@@ -154,7 +154,7 @@ class ClosingSums:
         for name in names:
             one = adjoint.of([name])
             masses[name] = float(
-                products(one, (each.of([name]) for each in right), like).abs().sum()
+                kernel_between(one, (each.of([name]) for each in right), like).abs().sum()
             )
         largest = max(masses, key=lambda name: masses[name])
         self.parameter = largest if 2 * masses[largest] > sum(masses.values()) else ""

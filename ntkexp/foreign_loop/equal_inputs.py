@@ -1,19 +1,19 @@
-"""Rows with equal inputs have one digest, and count as one example; a sentence says of how many this may be wrong.
+"""Signs that rows with equal inputs are several examples.
 
-A loop that draws an example twice looks like one that has two examples with equal inputs, and in shuffled epochs
-nothing tells which of the two a row is. Rows are therefore never numbered by their order, which would mix
-the contributions of two examples. The contribution of a digest is exact, as the sum over all of its rows. Four signs of
-several examples are reported:
+Rows with equal inputs have one digest, so they count as one example, whose contribution is the sum
+over all of its rows. A loop that draws an example twice looks like a loop with two examples of
+equal inputs, and in shuffled epochs nothing shows which of the two a row is. To number rows by
+their order would mix their contributions. Four signs of several examples are reported instead:
 
-    equal rows in one call, different ∂L/∂f     they are several, with other labels or weights
+    equal rows in one call, different ∂L/∂f     several, with other labels or weights
     equal rows in one call, the same ∂L/∂f      several, or one that was drawn twice
-    ∂L/∂f = κ(p − 1ₖ) of several classes k      several that come in different calls, with other labels
-    used twice as often as nearly all others    several that come in different calls, or one that is drawn more often
+    ∂L/∂f = κ(p − 1ₖ) of several classes k      several in different calls, with other labels
+    used twice as often as nearly all others    several in different calls, or one that is drawn often
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,10 @@ from ntkexp.text import counted, several
 if TYPE_CHECKING:
     import xarray as xr
 
-EQUAL_INPUTS = "equal_inputs"
-"""The attribute that holds the sentence."""
-DIFFERENT = 0.06  # share of the largest ∂L/∂f of a call: 8 eps of bfloat16, as casts may round equal rows differently
-USUAL = 0.9  # share of the examples that show no sign, and are used equally often up to an incomplete epoch
-FEWEST = 10  # examples among which this can be seen
+EQUAL_INPUTS = "equal_inputs"  # the attribute with the sentence
+ROUNDED_SHARE = 0.06  # of the largest ∂L/∂f of a call: 8 eps of bfloat16, for casts of equal rows
+USUAL_SHARE = 0.9  # of the examples: they show no sign and are used equally often
+FEWEST_EXAMPLES = 10  # fewer examples show nothing unusual
 
 
 @dataclass
@@ -39,10 +38,10 @@ class RepeatedInputs:
     """Digests that occur several times in a call, and the number of uses of every digest."""
 
     used: Counter[str] = field(default_factory=Counter)
-    together: set[str] = field(default_factory=set)  # in one call
+    together: set[str] = field(default_factory=set)  # several times in one call
     differing: set[str] = field(default_factory=set)  # in one call, with different ∂L/∂f
-    classes: dict[str, int] = field(default_factory=dict)  # the first that ∂L/∂f raises
-    other_classes: set[str] = field(default_factory=set)  # examples of which it raises several
+    classes: dict[str, int] = field(default_factory=dict)  # the first class that ∂L/∂f raises
+    other_classes: set[str] = field(default_factory=set)  # digests with several such classes
 
     def add(self, call: ModelCall) -> None:
         """Count the rows of a call, unless `ids=` names them."""
@@ -52,17 +51,16 @@ class RepeatedInputs:
         for name, raised in zip(call.names, classes_of(call), strict=True):
             if raised >= 0 and self.classes.setdefault(name, raised) != raised:
                 self.other_classes.add(name)
-        if len(set(call.names)) == len(call.names):
-            return
-        places = dict[str, list[int]]()
-        for place, name in enumerate(call.names):
-            places.setdefault(name, []).append(place)
-        random = bool(call.how.states)  # masks of dropout give equal rows different ∂L/∂f
-        for name, equal in places.items():
-            if len(equal) == 1:
+
+        rows_of = defaultdict[str, list[int]](list)
+        for row, name in enumerate(call.names):
+            rows_of[name].append(row)
+        is_random = bool(call.how.states)  # dropout gives equal rows different ∂L/∂f
+        for name, rows in rows_of.items():
+            if len(rows) == 1:
                 continue
             self.together.add(name)
-            if call.gradient is not None and not random and are_different(call.gradient, equal):
+            if call.gradient is not None and not is_random and are_different(call.gradient, rows):
                 self.differing.add(name)
 
     def often(self) -> set[str]:
@@ -73,27 +71,28 @@ class RepeatedInputs:
         {'l'}
         """
         least = min(self.used.values(), default=0)
-        usual = sum(times <= least + 1 for times in self.used.values())
-        if len(self.used) < FEWEST or usual < USUAL * len(self.used):
+        usual = sum(uses <= least + 1 for uses in self.used.values())
+        if len(self.used) < FEWEST_EXAMPLES or usual < USUAL_SHARE * len(self.used):
             return set()
-        return {
-            name for name, times in self.used.items() if times > least + 1 and times >= 2 * least
-        }
+        fewest = max(least + 2, 2 * least)
+        return {name for name, uses in self.used.items() if uses >= fewest}
 
     def relabelled(self) -> set[str]:
-        """Return the digests whose rows raise several classes; none if many do, as soft labels make them."""
-        few = (1 - USUAL) * len(self.used)
+        """Return the digests whose rows raise several classes. If many do, labels are soft, and
+        none is returned."""
+        few = (1 - USUAL_SHARE) * len(self.used)
         return self.other_classes if len(self.other_classes) <= max(few, 1.0) else set()
 
     @property
     def facts(self) -> dict[str, str]:
-        """Return the sentence as an attribute; nothing if no inputs repeat."""
+        """The sentence as an attribute; empty if no inputs repeat."""
         labels = self.differing | self.relabelled()
+        drawn_twice = self.together - labels
         signs = {
             "with different ∂L/∂f (other labels?)": labels,
-            "several times in one call (or drawn twice?)": self.together - labels,
+            "several times in one call (or drawn twice?)": drawn_twice,
             "used twice as often as the others (or drawn more often?)": self.often()
-            - self.together
+            - drawn_twice
             - labels,
         }
         parts = [
@@ -103,14 +102,15 @@ class RepeatedInputs:
         ]
         if not parts:
             return {}
-        advice = "name rows by ids='dataset' or a function, ids=…, to tell them apart"
         return {
-            EQUAL_INPUTS: f"rows with equal inputs count as one example ({'; '.join(parts)}); {advice}"
+            EQUAL_INPUTS: f"rows with equal inputs count as one example ({'; '.join(parts)}); name rows by "
+            "ids='dataset' or a function, ids=…, to tell them apart"
         }
 
 
 def classes_of(call: ModelCall) -> list[int]:
-    """Return the class that a softmax cross-entropy raises in each row, or −1 where ∂L/∂f is not of one.
+    """Return the class that a softmax cross-entropy raises in each row, or −1 if ∂L/∂f has another
+    form.
 
     κ(p − 1ₖ) sums to zero, and only its entry for the label k is negative.
 
@@ -121,18 +121,21 @@ def classes_of(call: ModelCall) -> list[int]:
     if call.gradient is None or len(call.shape) != 2:
         return [-1] * len(call.names)
     gradient = call.gradient
-    sizes = gradient.abs().amax(1)
-    of_softmax = (gradient.sum(1).abs() <= DIFFERENT * sizes) & ((gradient < 0).sum(1) == 1)
-    found: list[int] = torch.where(of_softmax, gradient.argmin(1), -1).tolist()
-    return found
+    sums_to_zero = gradient.sum(1).abs() <= ROUNDED_SHARE * gradient.abs().amax(1)
+    has_one_negative = (gradient < 0).sum(1) == 1
+    classes: list[int] = torch.where(
+        sums_to_zero & has_one_negative, gradient.argmin(1), -1
+    ).tolist()
+    return classes
 
 
-def are_different(gradient: Tensor, places: list[int]) -> bool:
-    """Whether the rows at some places differ by more than rounding."""
-    rows = gradient[places]
-    return float((rows - rows[0]).abs().max()) > DIFFERENT * float(gradient.abs().max())
+def are_different(gradient: Tensor, rows: list[int]) -> bool:
+    """Return True if some rows differ by more than rounding."""
+    values = gradient[rows]
+    spread = float((values - values[0]).abs().max())
+    return spread > ROUNDED_SHARE * float(gradient.abs().max())
 
 
-def equal_inputs_sentence(found: xr.Dataset) -> str:
-    """Return the sentence on inputs that repeat; an empty one if none do."""
-    return str(found.attrs.get(EQUAL_INPUTS, ""))
+def equal_inputs_sentence(attribution: xr.Dataset) -> str:
+    """Return the sentence on inputs that repeat, or an empty one."""
+    return str(attribution.attrs.get(EQUAL_INPUTS, ""))

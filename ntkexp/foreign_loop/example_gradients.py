@@ -1,7 +1,7 @@
-"""The gradients Jᵀℓ′ of the examples of a call, at the weights at which it was called.
+"""The gradients Jᵀℓ′ of the examples of a call, at the weights of the call.
 
-A call whose examples do not depend on one another is read from a tape. If norms couple its batch, the gradient of an
-example is that of its own term through the whole batch.
+The gradients of independent examples are read from a tape. If norms couple the batch, an example
+gets the gradient of its term through the whole batch.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ntkexp.foreign_loop.batch_norm import (
-    BatchNormMode,
+from ntkexp.foreign_loop.batch_gradients import (
+    CoupledOutputs,
     TermGradients,
     at_constants,
     constants_of,
-    differentiated,
-    numbers_of,
 )
+from ntkexp.foreign_loop.batch_norm import BatchNormMode, numbers_of
 from ntkexp.foreign_loop.call import LayerModes, ModelCall
-from ntkexp.foreign_loop.model_function import CalledModule, Replayed
+from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.positions import PositionGradients, Positions
+from ntkexp.foreign_loop.signatures import Replayed
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
@@ -32,40 +32,39 @@ from ntkexp.shapes import Function, Weights
 
 @dataclass(frozen=True)
 class CallReaders:
-    """Readers of the calls of a loop, one for the module in each of its modes: what was found out of it stays known."""
+    """Readers of the calls of a loop, one for each combination of layer modes. A reader keeps its
+    checks and programs."""
 
     called: CalledModule
     trained: frozenset[str]
     batch_norm: BatchNormMode = "exact"
-    room: float = 1e9  # bytes that gradients of examples may take
-    positions: Positions | None = None  # whose gradients are read as well
+    room: float = 1e9  # bytes for gradients of examples
+    positions: Positions | None = None  # to read gradients of positions too
     readers: dict[LayerModes, Reader] = field(default_factory=dict)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
-        """Jᵀℓ′ of every example of a call, at these weights; and the call as it was replayed for that."""
+        """Return Jᵀℓ′ of every example of a call at these weights, and the replayed outputs."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")
         function = self.called.at(call)
         if self.called.couples(call):
             return self.pulled_through_batch(call, function, weights)
-        beside = {} if call.statistics is None else numbers_of(call.statistics[0])
-        reader, tape = self.recorded(call, function, weights | beside)
-        came = call.gradient.to(tape.outputs.dtype)
-        features = reader.weighted(tape, came, as_copies=True)
-        found = CallGradients([features], Replayed(function, weights, call.inputs, tape.outputs))
-        if self.positions is None:
-            return found
-        return replace(
-            found,
-            by_position=PositionGradients(
-                reader, tape, came.reshape(call.shape), self.positions.axis
-            ),
-        )
+        statistics: Weights = {} if call.statistics is None else numbers_of(call.statistics[0])
+        reader, tape = self.recorded(call, function, weights | statistics)
+        output_gradient = call.gradient.to(tape.outputs.dtype)
+        jacobian = reader.weighted(tape, output_gradient, as_copies=True)
+        replayed = Replayed(function, weights, call.inputs, tape.outputs)
+        by_position = None
+        if self.positions is not None:
+            by_position = PositionGradients(
+                reader, tape, output_gradient.reshape(call.shape), self.positions.axis
+            )
+        return CallGradients([jacobian], replayed, by_position=by_position)
 
     def recorded(
         self, call: ModelCall, function: Function, weights: Weights
     ) -> tuple[Reader, Tape]:
-        """A call on a tape, and the reader of it: each of its examples depends on no other."""
+        """Record a call whose examples are independent, with the reader of its modes."""
         modes = call.how.modes
         if modes not in self.readers:
             self.readers[modes] = Reader(function, self.trained, programs=ProgramCache())
@@ -75,52 +74,55 @@ class CallReaders:
     def pulled_through_batch(
         self, call: ModelCall, function: Function, weights: Weights
     ) -> CallGradients:
-        """The same where norms couple the batch: of an example's term through all of it, or at constant statistics,
-        which also show whether anything else couples examples."""
+        """Return the gradients of examples whose batch is coupled by norms."""
         assert call.gradient is not None
-        outputs, leaves, graph_bytes = differentiated(function, weights, call.inputs, self.trained)
-        came = call.gradient.reshape(outputs.shape).to(outputs.dtype)
-        begun, keep = time.monotonic(), self.batch_norm == "exact"
-        found = torch.autograd.grad(
-            outputs, list(leaves.values()), came, retain_graph=keep, materialize_grads=True
-        )
-        seconds = time.monotonic() - begun
-        whole, rows = dict(zip(leaves, found, strict=True)), outputs.detach()
+        coupled = CoupledOutputs.of(function, weights, call.inputs, self.trained)
+        output_gradient = call.gradient.reshape(coupled.outputs.shape).to(coupled.outputs.dtype)
+
+        # the gradient of the whole batch
+        is_exact = self.batch_norm == "exact"
+        start = time.monotonic()
+        totals = coupled.gradients(output_gradient, keep=is_exact)
+        seconds = time.monotonic() - start
+        whole = dict(zip(coupled.leaves, totals, strict=True))
+
+        # at constant statistics, where the reader also checks that nothing else couples examples
         features: Sequence[Jacobian] = ()
-        if self.batch_norm == "constant" or call.how.modes not in self.readers:
+        if not is_exact or call.how.modes not in self.readers:
             constants = constants_of(function, weights, call.inputs)
             reader, tape = self.recorded(call, at_constants(function), weights | constants)
             features = [reader.weighted(tape, call.gradient.to(tape.outputs.dtype), as_copies=True)]
-        if self.batch_norm == "exact":
-            features = TermGradients(outputs, came, leaves, graph_bytes, self.room)
-        rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
-        return CallGradients(
-            features, Replayed(function, weights, call.inputs, rows), whole, seconds
-        )
+
+        # or of each term, through the batch
+        if is_exact:
+            features = TermGradients(coupled, output_gradient, self.room)
+        outputs = coupled.outputs.detach()
+        rows = outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
+        replayed = Replayed(function, weights, call.inputs, rows)
+        return CallGradients(features, replayed, whole, seconds)
 
 
 @dataclass(frozen=True)
 class CallGradients:
-    """Jᵀℓ′ of the examples of a call, some at a time, and the call as it was replayed for that. Where norms couple its
-    batch, `whole` is the gradient of all, which the examples' may not add up to."""
+    """Jᵀℓ′ of the examples of a call, in groups, and the replayed outputs."""
 
     features: Sequence[Jacobian]
     replayed: Replayed
-    whole: Weights | None = None
-    seconds: float = 0.0  # that a pass back took
+    whole: Weights | None = None  # the gradient of a coupled batch, which may differ from the sum
+    seconds: float = 0.0  # of one backward pass
     by_position: PositionGradients | None = None
 
     @property
     def can_be_reread(self) -> bool:
-        """Whether `features` can be gone through twice without a pass backwards for each example."""
+        """True if a second reading of `features` needs no further backward passes."""
         return not isinstance(self.features, TermGradients) or self.features.fits
 
     def total(self, weights: Weights) -> Weights:
-        """The gradient of the call."""
+        """Return the gradient of the call."""
         if self.whole is not None:
             return {
                 name: self.whole.get(name, torch.zeros_like(weight))
                 for name, weight in weights.items()
             }
-        (features,) = self.features
-        return features.total(weights)
+        (jacobian,) = self.features
+        return jacobian.total(weights)

@@ -1,8 +1,8 @@
-"""By what names the examples of a call go.
+"""Names of the examples of a call.
 
-nothing given     digests of what each example holds: `digests`; equal_inputs.py says if one may be several
-ids=…             names that the user's function of the call gives, or a keyword of the model holds: `names_of`
-ids="dataset"     their indices in the Dataset that a DataLoader reads: `RecordedLoading`
+no `ids`          digests of the examples' content: `digests`; `equal_inputs` finds ambiguous ones
+ids=function      names from a function of the call, or from a keyword of the model: `names_of`
+ids="dataset"     indices in the Dataset that a DataLoader reads: `RecordedLoading`
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import arguments
 from ntkexp.shapes import Inputs
 
-# --- A call of the model as functions of the user's see it: those that name its examples, and those that give losses.
+DIGEST_LENGTH = 16  # hexadecimal digits
 
 
 @dataclass(frozen=True)
 class SeenCall:
-    """What the model was called with, and the names of its examples, once they have some."""
+    """A call of the model as functions of the user receive it: `ids`, `loss` and `measure`."""
 
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
-    ids: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()  # names of the examples
 
     @classmethod
     def of(cls, inputs: Inputs, ids: tuple[str, ...] = ()) -> SeenCall:
-        """The call with these inputs.
+        """Return the call with these inputs.
 
         >>> SeenCall.of((1, 2)).args, SeenCall.of({"x": 3}).kwargs["x"]
         ((1, 2), 3)
         """
-        placed, named = arguments(inputs)
-        return cls(placed, named, ids)
+        args, kwargs = arguments(inputs)
+        return cls(args, kwargs, ids)
 
 
 Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
-"""The names of the examples of a call: a function of it, or the keyword that holds them."""
+"""A function call ↦ names of its examples, or the keyword that holds them."""
 
 
 def digests(inputs: Inputs) -> tuple[str, ...]:
-    """Each example by what it holds, so that neither shuffling nor epochs nor duplicates need an index.
+    """Return a digest of the content of each example. It does not depend on batches, order or
+    epochs.
 
     >>> import torch
     >>> one, other, again = digests(torch.tensor([[1.0], [2.0], [1.0]]))
@@ -62,22 +63,24 @@ def digests(inputs: Inputs) -> tuple[str, ...]:
     """
     columns = [tensor.detach().cpu()[:, None].flatten(1).contiguous() for tensor in tensors(inputs)]
     rows = zip(*(column.view(torch.uint8).numpy() for column in columns), strict=True)
-    return tuple(
-        sha256(b"".join(part.tobytes() for part in row)).hexdigest()[:DIGITS] for row in rows
-    )
+    return tuple(digest_of(b"".join(part.tobytes() for part in row)) for row in rows)
+
+
+def digest_of(content: bytes) -> str:
+    return sha256(content).hexdigest()[:DIGEST_LENGTH]
 
 
 def is_digest(name: str) -> bool:
-    """Whether a name is what `digests` gives.
+    """Return True if a name looks like a digest.
 
     >>> is_digest(digests(torch.ones(1, 2))[0]), is_digest("17")
     (True, False)
     """
-    return len(name) == DIGITS and set(name) <= set("0123456789abcdef")
+    return len(name) == DIGEST_LENGTH and set(name) <= set("0123456789abcdef")
 
 
 def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
-    """The names of the examples of a call, if they have some.
+    """Return the names that `ids` gives to the examples of a call, or None without `ids`.
 
     >>> import torch
     >>> names_of({"x": torch.ones(2, 3), "row": torch.tensor([4, 7])}, "row")
@@ -87,139 +90,153 @@ def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
     """
     if ids is None:
         return None
-    if isinstance(ids, str):
-        if not isinstance(inputs, Mapping) or ids not in inputs:
-            raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
-        found: object = inputs[ids]
+    values: object
+    if callable(ids):
+        values = ids(SeenCall.of(inputs))
+    elif isinstance(inputs, Mapping) and ids in inputs:
+        values = inputs[ids]
     else:
-        found = ids(SeenCall.of(inputs))
-    if not isinstance(found, Tensor | Sequence):
+        raise Mistake(f"ids={ids!r}: the model is not called with such a keyword")
+    if not isinstance(values, Tensor | Sequence):
         raise Mistake(
-            f"ids=: it gives a {type(found).__name__}; give a list with a name for each example of a call"
+            f"ids=: it gives a {type(values).__name__}; give a list with a name for each example "
+            "of a call"
         )
-    names = tuple(map(str, found.tolist() if isinstance(found, Tensor) and found.dim() else found))
-    if len(names) != (count := examples(inputs)):
+    if isinstance(values, Tensor) and values.dim():
+        values = values.tolist()
+    names = tuple(map(str, values))
+    count = examples(inputs)
+    if len(names) != count:
         raise Mistake(
-            f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for each"
+            f"ids=: it gives {len(names)} names for the {count} examples of a call; give one for "
+            "each"
         )
     return names
 
 
-# --- ids="dataset": examples go by their indices in the Dataset that a DataLoader reads.
+# --- ids="dataset": the indices of the examples in the Dataset that a DataLoader reads.
 #
-# While a loop is followed, the indices that each DataLoader requests of its Dataset are recorded, batch by batch, and
-# digests of the rows of the batch. A call goes by the indices of the rows that it is made with. Whatever leaves more
-# than one answer is refused: rows that were changed on their way to the model, that stand elsewhere too, or in no known
-# order.
+# While a loop is followed, every batch that a DataLoader loads is recorded: the indices that it
+# requested from its Dataset, and digests of the rows. A call is named by the indices of its rows.
+# Ambiguous calls are refused: rows that were changed on the way to the model, that occur several
+# times, or whose order is unknown.
 
 
-DIGITS = 16  # of a digest, which is a name
 DATASET = "dataset"  # the value of `ids=`
-RECENT = 256  # batches among which the rows of a call are looked for: a loop may gather some before it calls the model
+RECENT_BATCHES = (
+    256  # are searched for the rows of a call: a loop may gather batches before it calls the model
+)
 
 REQUESTED = "_ntkexp_requested"
-"""The indices that an iterator has requested of its Dataset, and not loaded yet."""
+"""The attribute of an iterator with the indices that it has requested and not loaded yet."""
 
-Places: TypeAlias = tuple[int, ...]
+Indices: TypeAlias = tuple[int, ...]
 """The indices of the rows of a call."""
 
 
 @dataclass(frozen=True)
 class RecordedBatch:
-    """The indices of a batch, and the digests of the rows of each of its tensors."""
+    """A loaded batch: its indices, and the digests of the rows of each of its tensors."""
 
     dataset: object
-    indices: Places
+    indices: Indices
     columns: tuple[tuple[str, ...], ...]
 
-    def places(self, rows: tuple[str, ...]) -> set[Places]:
-        """Where these rows can stand one behind another."""
-        last = len(self.indices) - len(rows)
-        found = (
-            self.indices[at : at + len(rows)]
-            for column in self.columns
-            for at in range(last + 1)
-            if column[at] == rows[0] and column[at : at + len(rows)] == rows
-        )
-        return set(found)
+    def places(self, rows: tuple[str, ...]) -> set[Indices]:
+        """Return the indices of all consecutive rows with these digests."""
+        matches = set[Indices]()
+        for column in self.columns:
+            for start in range(len(self.indices) - len(rows) + 1):
+                end = start + len(rows)
+                if column[start] == rows[0] and column[start:end] == rows:
+                    matches.add(self.indices[start:end])
+        return matches
 
 
 @dataclass
 class RecordedLoading:
-    """The latest batches of all DataLoaders, and the indices that are under way to each, in order."""
+    """The latest batches of all DataLoaders."""
 
-    batches: deque[RecordedBatch] = field(default_factory=lambda: deque(maxlen=RECENT))
-    reason: str = "no DataLoader was read while it was followed"  # why nothing is known
+    batches: deque[RecordedBatch] = field(default_factory=lambda: deque(maxlen=RECENT_BATCHES))
+    reason: str = "no DataLoader was read while it was followed"  # why no batch is recorded
 
     def names(self, call: SeenCall) -> list[str]:
-        """The indices of the rows of a call: every tensor whose rows differ has to agree on them."""
+        """Return the indices of the rows of a call, on which all of its tensors with different rows
+        must agree."""
         leaves = tree_leaves((call.args, dict(call.kwargs)))
-        columns = [digests(each) for each in leaves if isinstance(each, Tensor) and each.dim()]
-        telling = [rows for rows in columns if len(set(rows)) > 1] or columns
-        found, known = set[Places](), list[RecordedBatch]()
-        for batch in self.batches:
-            here = [batch.places(rows) for rows in telling]
-            if here and (both := set.intersection(*here)):
-                found |= both
-                known.append(batch)
-        if len(found) == 1 and len({id(batch.dataset) for batch in known}) == 1:
-            return [str(index) for index in next(iter(found))]
+        columns = [digests(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+        with_different_rows = [rows for rows in columns if len(set(rows)) > 1]
+        columns = with_different_rows or columns
 
-        reason = (
-            self.reason
-            if not self.batches
-            else "the model is not called with rows of a batch as they were loaded"
-        )
-        if len(found) > 1:
+        candidates = set[Indices]()
+        datasets = set[int]()
+        for batch in self.batches:
+            matches = [batch.places(rows) for rows in columns]
+            common = set.intersection(*matches) if matches else set()
+            if common:
+                candidates |= common
+                datasets.add(id(batch.dataset))
+        if len(candidates) == 1 and len(datasets) == 1:
+            return [str(index) for index in candidates.pop()]
+
+        if len(candidates) > 1:
             reason = "rows of several places hold what the model is called with"
-        elif known and len({id(batch.dataset) for batch in known}) > 1:
+        elif len(datasets) > 1:
             reason = "DataLoaders read several Datasets that hold the same"
+        elif self.batches:
+            reason = "the model is not called with rows of a batch as they were loaded"
+        else:
+            reason = self.reason
         raise Mistake(
-            f"ids='dataset': {reason}; let the Dataset give its index too, and name it by a function, ids=…"
+            f"ids='dataset': {reason}; let the Dataset give its index too, and name it by a "
+            "function, ids=…"
         )
 
     def record(self, iterator: Any, batch: object) -> None:
-        """Record a batch that was loaded, unless its rows have no known indices."""
+        """Record a loaded batch, or the reason why the indices of its rows are unknown."""
         requested = vars(iterator).get(REQUESTED)
         indices = requested.popleft() if requested else None
-        known = isinstance(indices, list | tuple) and all(
-            isinstance(each, int | Tensor) for each in indices
-        )
         if isinstance(iterator._dataset, IterableDataset):
             self.reason = "the DataLoader reads an IterableDataset, which has no indices"
         elif indices is None:
             self.reason = "the DataLoader was begun before it was followed"
-        elif not known:
+        elif not are_indices(indices):
             self.reason = "the DataLoader asks for no batches of indices"
         elif iterator._collate_fn is not default_collate:
             self.reason = "the DataLoader has a collate_fn of its own, which may put rows elsewhere"
         elif not getattr(iterator, "_in_order", True):
             self.reason = "the DataLoader gives batches in another order than it asks for them (in_order=False)"
         else:
-            leaves = [
-                each for each in tree_leaves(batch) if isinstance(each, Tensor) and each.dim()
-            ]
-            columns = tuple(digests(each) for each in leaves if len(each) == len(indices))
+            leaves = tree_leaves(batch)
+            rows = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+            columns = tuple(digests(leaf) for leaf in rows if len(leaf) == len(indices))
             self.batches.append(RecordedBatch(iterator._dataset, tuple(map(int, indices)), columns))
+
+
+def are_indices(value: object) -> bool:
+    """Return True for a list of integers, which a batch sampler gives."""
+    if not isinstance(value, list | tuple):
+        return False
+    return all(isinstance(index, int | Tensor) for index in value)
 
 
 @contextmanager
 def recorded_loading() -> Iterator[RecordedLoading]:
-    """Record what DataLoaders load, in this process or by workers, which are asked for batches ahead."""
-    recorded, kind = RecordedLoading(), loading._BaseDataLoaderIter
+    """Patch DataLoader iterators to record batches, which this process loads, or workers that are
+    asked ahead."""
+    recorded = RecordedLoading()
+    kind = loading._BaseDataLoaderIter
     next_index: Callable[..., Any] = kind._next_index
     next_batch: Callable[..., Any] = kind.__next__
     reset: Callable[..., Any] = kind._reset
 
     def record_request(iterator: Any) -> Any:
-        found = next_index(iterator)
+        indices = next_index(iterator)
         if not iterator._num_workers:
-            vars(iterator)[REQUESTED] = deque([found])
-        elif REQUESTED in vars(
-            iterator
-        ):  # other workers were asked for batches that were not recorded
-            vars(iterator)[REQUESTED].append(found)
-        return found
+            vars(iterator)[REQUESTED] = deque([indices])
+        elif REQUESTED in vars(iterator):  # else workers have batches that were not recorded
+            vars(iterator)[REQUESTED].append(indices)
+        return indices
 
     def record_batch(iterator: Any) -> Any:
         batch = next_batch(iterator)
@@ -230,16 +247,16 @@ def recorded_loading() -> Iterator[RecordedLoading]:
         vars(iterator)[REQUESTED] = deque()
         return reset(iterator, *args, **kwargs)
 
-    own: dict[str, Callable[..., Any]] = {
+    patches: dict[str, Callable[..., Any]] = {
         "_next_index": record_request,
         "__next__": record_batch,
         "_reset": forget_requests,
     }
-    before = {name: vars(kind)[name] for name in own}
+    originals = {name: vars(kind)[name] for name in patches}
     try:
-        for name, function in own.items():
-            setattr(kind, name, function)
+        for name, patch in patches.items():
+            setattr(kind, name, patch)
         yield recorded
     finally:
-        for name, function in before.items():
-            setattr(kind, name, function)
+        for name, original in originals.items():
+            setattr(kind, name, original)

@@ -29,6 +29,7 @@ from ntkexp.foreign_loop.arguments import (
 )
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
+from ntkexp.foreign_loop.first_step import FirstStepProof
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, gathered_queries
 from ntkexp.foreign_loop.model_function import CalledModule, evaluate_at_queries
 from ntkexp.foreign_loop.outside import (
@@ -39,17 +40,18 @@ from ntkexp.foreign_loop.outside import (
     same_values,
 )
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
-from ntkexp.foreign_loop.step import AbstractStore, EndpointStore
+from ntkexp.foreign_loop.step import AbstractStore
 from ntkexp.foreign_loop.step_log import LogStep, StepLog
 from ntkexp.foreign_loop.store.chosen import ChosenStore, Steps, chosen_steps
 from ntkexp.foreign_loop.store.disk import DiskStore
+from ntkexp.foreign_loop.store.endpoints import EndpointStore
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.store.memory import MemoryStore
 from ntkexp.foreign_loop.store.shards import Processes, current_processes
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer, known_optimizer
 from ntkexp.foreign_loop.trace import Trace, outputs_at_ends
 from ntkexp.foreign_loop.user_loss import ExampleLoss
-from ntkexp.foreign_loop.watch import FirstStepProof, Watch, refuse_followed
+from ntkexp.foreign_loop.watch import Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import copied

@@ -34,7 +34,7 @@ from ntkexp.foreign_loop.clipping import factor_between
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.user_loss import (
-    SPREAD,
+    ROUNDING_FACTOR,
     CallLoss,
     CallShare,
     ExampleLoss,
@@ -94,7 +94,7 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
     rows: NDArray[Any] | None = None
     moved = []
     for step, _ in steps.forwards():
-        for name in step.heard:
+        for name in step.with_grad:
             times[name] += 1
             if "betas" in step.settings[name]:
                 memory[name] = after(step, name, memory.get(name))
@@ -113,7 +113,7 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
 
 def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
     """The parts of a parameter after a step, [part, weight]."""
-    coupled = step.linear[name].coupled
+    coupled = step.linear[name].l2
     p = (
         step.gradient[name] + coupled * step.start[name] if coupled else step.gradient[name]
     ).reshape(-1)
@@ -331,8 +331,8 @@ class FollowedTraining(AbstractTrajectory):
             index=index,
             weights=self.flat.vector(followed.start),
             batches=tuple(batch for batch, _ in both),
-            updates=tuple(self.update(followed, name) for name in followed.heard),
-            heard=self.heard(followed),
+            updates=tuple(self.update(followed, name) for name in followed.with_grad),
+            with_grad=self.with_grad(followed),
         )
         found = self.clipped(followed, step)
         if self.weighing.mean == "renormalised":
@@ -379,28 +379,31 @@ class FollowedTraining(AbstractTrajectory):
             step.of(name),
             None if self.memory is None else self.memory.denominator(step, name),
         )
-        if isinstance(linear.scale, Tensor):
-            linear = replace(linear, scale=linear.scale.reshape(-1))
+        if isinstance(linear.momentum_scale, Tensor):
+            linear = replace(linear, momentum_scale=linear.momentum_scale.reshape(-1))
         return Update(place=self.flat.places[name], linear=linear, denominator=denominator)
 
-    def heard(self, step: FollowedStep) -> Float[Tensor, " weight"]:
+    def with_grad(self, step: FollowedStep) -> Float[Tensor, " weight"]:
         """1 for weights whose gradients were consumed, 0 for others."""
-        heard = set(step.heard)
+        with_grad = set(step.with_grad)
         return self.flat.vector(
-            {n: torch.full_like(w, float(n in heard)) for n, w in step.start.items()}
+            {n: torch.full_like(w, float(n in with_grad)) for n, w in step.start.items()}
         )
 
     def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
         """The step with what its gradient was multiplied with."""
         if not step.batches:
             return step
-        heard = self.heard(followed)
+        with_grad = self.with_grad(followed)
         nothing = {name: torch.zeros_like(weight) for name, weight in followed.start.items()}
-        consumed = self.flat.vector(nothing | dict(followed.gradient)) * heard
-        found = gradient(step.batches, step.weights) * heard
+        consumed = self.flat.vector(nothing | dict(followed.gradient)) * with_grad
+        found = gradient(step.batches, step.weights) * with_grad
 
         def multiplied(multiple: float) -> Tensor:
-            return gradient([batch.times(multiple) for batch in step.batches], step.weights) * heard
+            return (
+                gradient([batch.times(multiple) for batch in step.batches], step.weights)
+                * with_grad
+            )
 
         factor, rounding = self.factor(step.index, found, consumed, multiplied)
         if is_power_of_two(factor, rounding):
@@ -418,7 +421,7 @@ class FollowedTraining(AbstractTrajectory):
             ROUNDS * torch.finfo(self.end.dtype).eps,
         )
         if missed > rounding or is_power_of_two(factor, rounding) < is_power_of_two(factor, NEAR):
-            rounding += SPREAD * cancelled(multiplied)
+            rounding += ROUNDING_FACTOR * cancelled(multiplied)
         if not missed <= rounding:
             raise Mistake(
                 f"step {index}: the gradients of some parameters were multiplied with other factors than those of "

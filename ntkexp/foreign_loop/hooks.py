@@ -1,12 +1,13 @@
-"""Hooks on a followed model and its optimizers, none of which works on a copy of these.
+"""Hooks on a followed model and its optimizers.
 
-`copy.deepcopy`, `pickle`, `torch.save` and a new process copy a module together with its hooks. A copy is no part of
-the followed loop, and it may live longer than that loop, in a program without this package:
+`copy.deepcopy`, `pickle`, `torch.save` and new processes copy a module together with its hooks. A
+copy is not part of the followed loop, and may outlive it in a program without this package.
+`FollowHook` does nothing on a copy:
 
     the same object, in this process     the hook works
-    a shallow copy (`copy.copy`)         the hook works: parameters are shared, so gradients come to the followed ones
-    a replica, a forked process          the hook sees that it is not the followed object, and does nothing
-    a deep copy, a pickle, a file        hold a method of the standard library that does nothing, in place of the hook
+    a shallow copy (`copy.copy`)         the hook works, because parameters are shared
+    a replica, a forked process          the hook compares objects, and does nothing
+    a deep copy, a pickle, a file        hold `nullcontext().__exit__` instead of the hook
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
+
+from ntkexp.model.functional import parts_of
 
 FOLLOWING: WeakSet[FollowHook] = WeakSet()
 """The hooks of this process."""
@@ -28,11 +33,12 @@ class FollowHook:
     """A hook that calls `react` when `owner`, a module or an optimizer, is called or takes a step.
 
     >>> from copy import deepcopy
-    >>> net, seen = torch.nn.Linear(1, 1), []
-    >>> hook = net.register_forward_pre_hook(FollowHook(net, lambda module, inputs: seen.append("called")))
-    >>> for each in (net, deepcopy(net)):
-    ...     _ = each(torch.ones(1, 1))
-    >>> seen
+    >>> net, events = torch.nn.Linear(1, 1), []
+    >>> hook = FollowHook(net, lambda module, inputs: events.append("called"))
+    >>> handle = net.register_forward_pre_hook(hook)
+    >>> for module in (net, deepcopy(net)):
+    ...     _ = module(torch.ones(1, 1))
+    >>> events
     ['called']
     """
 
@@ -48,30 +54,87 @@ class FollowHook:
         return self.react(owner, *event)
 
     def follows(self, owner: object) -> bool:
-        """Return whether this is the followed object, or a module that shares its parameters."""
+        """Return True for the followed object and for a module that shares its parameters."""
         if owner is self.owner:
             return True
-        shared = isinstance(owner, nn.Module) and isinstance(self.owner, nn.Module)
-        return shared and owner._parameters is self.owner._parameters  # type: ignore[attr-defined]
+        if not isinstance(owner, nn.Module) or not isinstance(self.owner, nn.Module):
+            return False
+        return owner._parameters is self.owner._parameters
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        """Return what copies and pickles hold: `nullcontext().__exit__` takes any arguments and does nothing."""
+        """Return the stand-in for copies and pickles: `nullcontext().__exit__`, which takes any
+        arguments."""
         return getattr, (nullcontext(), "__exit__")
 
 
 def is_traced() -> bool:
-    """Return whether a call is traced for another program (`torch.export`, `torch.jit.trace`).
-
-    That program shall hold the operations of the model, and none of the hooks.
-    """
+    """Return True during `torch.export` and `torch.jit.trace`, whose programs shall hold no hooks."""
     return torch.compiler.is_exporting() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
 def silence() -> None:
-    """Stop the hooks of a forked process: the loop goes on in the process that it was forked from."""
+    """Stop the hooks in a forked process. The loop goes on in its parent."""
     for hook in FOLLOWING:
         hook.forked = True
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, where no process is forked
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=silence)
+
+
+# --- Hooks on the gradients of outputs.
+#
+# Under autocast, libraries cast an output once more after the model has formed its loss. Then no
+# gradient reaches the output that the model returns, and the hook belongs on the tensor before the
+# cast.
+
+
+CAST_NODE = "ToCopyBackward0"
+"""The name of a cast in autograd's graph."""
+
+Listener: TypeAlias = Callable[[Tensor], Tensor | None]
+"""Receives a gradient, and may return another one to replace it."""
+
+
+def listen(output: Tensor, listener: Listener, *, past_casts: bool) -> None:
+    """Call a listener with the gradient of an output, or of the tensor that it was cast from.
+
+    >>> gradients, hidden = [], torch.ones(2, requires_grad=True) * 3
+    >>> listen(hidden.double(), gradients.append, past_casts=True)
+    >>> hidden.sum().backward()
+    >>> gradients
+    [tensor([1., 1.])]
+    """
+    node = output.grad_fn
+    if not past_casts or node is None or node.name() != CAST_NODE:
+        hook = partial(listener)
+        unserializable_hook(hook)  # type: ignore[no-untyped-call]  # torch.save(output) gives no warning
+        output.register_hook(hook)  # type: ignore[no-untyped-call]
+        return
+    index = output.output_nr
+    while node is not None and node.name() == CAST_NODE:
+        node, index = node.next_functions[0]
+
+    def at_node(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        gradient = gradients[index]
+        replacement = None if gradient is None else listener(gradient)
+        if replacement is None:
+            return None
+        return (*gradients[:index], replacement, *gradients[index + 1 :])
+
+    assert node is not None
+    node.register_prehook(at_node)
+
+
+def listen_to_others(answer: object, output: Tensor, names: list[str]) -> None:
+    """Append the names of other outputs of the model that receive a gradient. An error names them."""
+
+    def note(name: str, gradient: Tensor | None) -> None:
+        if gradient is not None and name not in names and bool(gradient.any()):
+            names.append(name)
+
+    for name, other in parts_of(answer).items():
+        if not isinstance(other, Tensor) or other is output or not other.requires_grad:
+            continue
+        if other.dim() and len(other) == len(output):
+            listen(other, partial(note, repr(name)), past_casts=False)

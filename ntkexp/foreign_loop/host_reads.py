@@ -1,4 +1,5 @@
-"""Reads of a device by the host: a program waits for each of them, so many small tensors are copied with one.
+"""Reads of a device by the host. The program waits for each read, so small
+tensors are copied together.
 
 >>> read_numbers([torch.tensor(1.0), torch.tensor(2)])
 [1.0, 2.0]
@@ -12,34 +13,34 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-SMALL = 2**16
-"""Numbers of a tensor that is copied together with others; a larger one would take its memory twice."""
+MAX_JOINED_NUMBERS = 2**16  # of a tensor: joining a larger one would take its memory twice
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors on the processor; small ones of one kind come with one transfer.
+    """Return the tensors on the CPU. Small ones of one device and dtype come with one transfer.
 
     >>> [tensor.tolist() for tensor in to_host([torch.ones(2), torch.zeros(1, 2)])]
     [[1.0, 1.0], [[0.0, 0.0]]]
     """
     copies = list(tensors)
-    together: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
-    for place, tensor in enumerate(tensors):
+    groups = defaultdict[tuple[torch.device, torch.dtype], list[int]](list)
+    for index, tensor in enumerate(tensors):
         if tensor.device.type == "cpu":
             continue
-        if tensor.numel() > SMALL:
-            copies[place] = tensor.cpu()
+        if tensor.numel() > MAX_JOINED_NUMBERS:
+            copies[index] = tensor.cpu()
         else:
-            together[tensor.device, tensor.dtype].append(place)
+            groups[tensor.device, tensor.dtype].append(index)
 
-    for places in together.values():
-        joined = torch.cat([tensors[place].reshape(-1) for place in places]).cpu()
-        parts = torch.split(joined, [tensors[place].numel() for place in places])
-        for place, part in zip(places, parts, strict=True):
-            copies[place] = part.view(tensors[place].shape)
+    for indices in groups.values():
+        flat = [tensors[index].reshape(-1) for index in indices]
+        joined = torch.cat(flat).cpu()
+        parts = torch.split(joined, [len(part) for part in flat])
+        for index, part in zip(indices, parts, strict=True):
+            copies[index] = part.view(tensors[index].shape)
     return copies
 
 
 def read_numbers(numbers: Sequence[Tensor]) -> list[float]:
-    """Return numbers, each a tensor of one element."""
+    """Return tensors of one element as numbers."""
     return [float(number) for number in to_host(numbers)]

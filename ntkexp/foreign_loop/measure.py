@@ -1,12 +1,12 @@
-"""What is asked of the model at the queries: a measure g of its outputs, which is a part of the function followed.
+"""A measure of the outputs at the queries, which is explained instead of the outputs.
 
     m(θ) = g(f(θ; x), x)            m_T − m_0 = Σ contributions + decay + casts + outside
 
-A loss, a log-probability, a margin, the direction of a probe: the secant passes through g as through any layer, so that
-the parts add up to the change of m to rounding. One number for each query also needs one vector of weight space for
-each query, in place of one for each output.
+g may be a loss, a log-probability, a margin, or a projection. The secant passes through g as
+through any layer, so the parts add up to the change of m to rounding. One number for each query
+also needs one adjoint for each query, instead of one for each output.
 
-`measure` sees the queries of a call at once, each in its place: all of them, or those of a batch of a DataLoader.
+`measure` receives the queries of one call together: all queries, or one batch of a DataLoader.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial as bound_to
+from functools import partial
 from hashlib import sha256
 from types import CellType, CodeType, FunctionType, MethodType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -38,29 +38,38 @@ from ntkexp.records.contributions import MEASURE
 from ntkexp.shapes import Function, Inputs, Weights
 
 Measure: TypeAlias = Callable[[Tensor, SeenCall], Tensor | Mapping[str, Tensor]]
-"""Outputs of a call of the queries and the call ↦ a number for each query, [Q] or [Q, M], or names of some of [Q]."""
+"""(outputs, call) ↦ numbers for the queries of a call, [Q] or [Q, M], or a dict of names to tensors
+[Q]."""
 
 RANDOM = "the module draws random numbers"
 FORMS = "give a tensor [queries], or [queries, numbers], or a dict of names to tensors [queries]"
 
 
+class NamedValues(NamedTuple):
+    """The numbers of some queries, and the names or places of the columns."""
+
+    names: Sequence[str | int]
+    values: Float[Tensor, "query out"]
+
+
 @dataclass(frozen=True)
 class QueryCalls:
-    """The calls in which the queries are asked: how many queries each has, and the names of all queries."""
+    """The calls that evaluate the queries: the number of queries of each, and the names of all
+    queries."""
 
     sizes: tuple[int, ...]
     ids: tuple[str, ...]
 
     def __iter__(self) -> Iterator[slice]:
-        """The places of the queries of each call."""
-        begun = 0
+        """Yield the places of the queries of each call."""
+        start = 0
         for size in self.sizes:
-            yield slice(begun, begun + size)
-            begun += size
+            yield slice(start, start + size)
+            start += size
 
     @property
     def content(self) -> dict[str, Json]:
-        """As plain content, for a file."""
+        """Plain content for a file."""
         return {"sizes": list(self.sizes), "ids": list(self.ids)}
 
     @classmethod
@@ -70,10 +79,11 @@ class QueryCalls:
 
 @dataclass(frozen=True)
 class MeasuredQueries:
-    """A measure of the queries of some calls.
+    """A measure, and the calls that evaluate the queries.
 
-    >>> asked = MeasuredQueries(lambda outputs, call: outputs.logsumexp(1), QueryCalls((2,), ("0", "1")))
-    >>> asked.values(torch.zeros(2, 4), torch.zeros(2, 1)).exp()
+    >>> queries = QueryCalls((2,), ("0", "1"))
+    >>> measured = MeasuredQueries(lambda outputs, call: outputs.logsumexp(1), queries)
+    >>> measured.values(torch.zeros(2, 4), torch.zeros(2, 1)).exp()
     tensor([[4.],
             [4.]])
     """
@@ -83,7 +93,7 @@ class MeasuredQueries:
 
     @property
     def described(self) -> str:
-        """Which measure it is, as config.json has it."""
+        """The name and digest of the measure, as in config.json."""
         return described(self.measure)
 
     @property
@@ -91,7 +101,7 @@ class MeasuredQueries:
         return self.described.split()[0]
 
     def of(self, function: Function) -> Function:
-        """g ∘ f, at all queries."""
+        """Return g ∘ f at all queries."""
 
         def measured(weights: Weights, inputs: Inputs) -> Tensor:
             return self.values(function(weights, inputs), inputs)
@@ -99,108 +109,100 @@ class MeasuredQueries:
         return measured
 
     def values(self, outputs: Tensor, inputs: Inputs) -> Float[Tensor, "query out"]:
-        """The numbers of all queries, call by call, in the precision of the outputs; in float32 at least."""
-        outputs = outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
+        """Return the numbers of all queries in the precision of the outputs, at least float32."""
+        outputs = at_least_float(outputs)
         if len(self.calls.sizes) == 1:
-            return self.of_call(outputs, inputs, self.calls.ids)[1]
-        each = [
-            self.of_call(outputs[where], part(inputs, where), self.calls.ids[where])[1]
+            return self.of_call(outputs, inputs, self.calls.ids).values
+        return torch.cat([call.values for call in self.by_call(outputs, inputs)])
+
+    def by_call(self, outputs: Tensor, inputs: Inputs) -> list[NamedValues]:
+        """Measure the queries of each call."""
+        return [
+            self.of_call(outputs[where], part(inputs, where), self.calls.ids[where])
             for where in self.calls
         ]
-        return torch.cat(each)
 
-    def of_call(
-        self, outputs: Tensor, inputs: Inputs, ids: tuple[str, ...]
-    ) -> tuple[Sequence[str | int], Float[Tensor, "query out"]]:
-        """The numbers of the queries of one call, and how they go: by names, or by places."""
-        given = self.measure(outputs, SeenCall.of(inputs, ids))
-        names: Sequence[str | int] = [MEASURE]
-        columns: list[Any] = [given]
-        if isinstance(given, Mapping):
-            names, columns = list(given), list(given.values())
+    def of_call(self, outputs: Tensor, inputs: Inputs, ids: tuple[str, ...]) -> NamedValues:
+        """Measure the queries of one call, and check the form of the result."""
+        result = self.measure(outputs, SeenCall.of(inputs, ids))
+        if isinstance(result, Mapping):
+            names = list(result)
             if not names or not all(isinstance(name, str) for name in names):
                 raise Mistake(f"measure=: it gives a dict with the names {names}; {FORMS}")
-        elif isinstance(given, Tensor) and given.dim() == 2 and given.numel():
-            names = range(given.shape[1])
-        for name, column in zip(names, columns, strict=False):
-            of = f" for '{name}'" if isinstance(given, Mapping) else ""
-            if not isinstance(column, Tensor):
-                raise Mistake(f"measure=: it gives a {type(column).__name__}{of}; {FORMS}")
-            if column.shape != (len(ids), len(names))[: 2 if isinstance(names, range) else 1]:
-                count = f"{len(ids)} queries" if len(ids) > 1 else "1 query"
-                raise Mistake(
-                    f"measure=: it gives a tensor of shape {list(column.shape)}{of}, and was given {count}; {FORMS}"
-                )
-            if not column.is_floating_point():
-                raise Mistake(
-                    f"measure=: it gives numbers of {column.dtype}{of}, which have no gradient; give floating numbers, "
-                    "such as the margin in place of whether it is > 0"
-                )
-        found: Tensor = columns[0] if isinstance(names, range) else torch.stack(columns, 1)
-        return names, found.to(outputs.dtype)
+            for name, column in result.items():
+                refuse_form(column, (len(ids),), f" for '{name}'")
+            return NamedValues(names, torch.stack(list(result.values()), 1).to(outputs.dtype))
+        if isinstance(result, Tensor) and result.dim() == 2 and result.numel():
+            count = result.shape[1]
+            refuse_form(result, (len(ids), count))
+            return NamedValues(range(count), result.to(outputs.dtype))
+        refuse_form(result, (len(ids),))
+        return NamedValues([MEASURE], torch.stack([result], 1).to(outputs.dtype))
 
     def out_names(self, outputs: Tensor, queries: Inputs) -> list[str] | list[int]:
-        """The names of the numbers; what is wrong with them at these outputs is refused."""
-        outputs = outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
+        """Return the names of the numbers, or raise if the measure does not fit these outputs."""
+        outputs = at_least_float(outputs)
         try:
             with torch.no_grad():
-                each = [
-                    self.of_call(outputs[where], part(queries, where), self.calls.ids[where])
-                    for where in self.calls
-                ]
+                calls = self.by_call(outputs, queries)
         except Mistake:
             raise
-        except Exception as error:  # the user's own
+        except Exception as error:  # any error of the user's function
             raise failure(
                 "measure", "the outputs of a call of the queries,", outputs, error
             ) from error
-        first, _ = each[0]
-        for where, (names, found) in zip(self.calls, each, strict=True):
-            if list(names) != list(first):
+        first = list(calls[0].names)
+        for where, call in zip(self.calls, calls, strict=True):
+            if list(call.names) != first:
                 raise Mistake(
-                    f"measure=: it gives {list(first)} for one call and {list(names)} for another; give the same"
+                    f"measure=: it gives {first} for one call and {list(call.names)} for another; "
+                    "give the same"
                 )
-            if not bool(found.isfinite().all()):
-                row, column = (~found.isfinite()).nonzero()[0].tolist()
+            infinite = (~call.values.isfinite()).nonzero()
+            if len(infinite):
+                row, column = infinite[0].tolist()
                 raise Mistake(
-                    f"measure=: '{names[column]}' of query {where.start + row} is {float(found[row, column])}, from "
-                    "which nothing can be explained; give finite numbers, log_softmax in place of softmax().log()"
+                    f"measure=: '{call.names[column]}' of query {where.start + row} is "
+                    f"{float(call.values[row, column])}, from which nothing can be explained; give "
+                    "finite numbers, log_softmax in place of softmax().log()"
                 )
         return [*map(str, first)] if isinstance(first[0], str) else [*map(int, first)]
 
     def refuse_unexplained(self, outputs: Tensor, queries: Inputs) -> None:
-        """Refuse a measure that no secant leads through, or that mixes queries: g by itself, at these outputs."""
+        """Raise if no secant leads through the measure at these outputs, or if it mixes queries."""
         with torch.enable_grad():
-            if not self.values(outputs.detach().requires_grad_(), queries).requires_grad:
+            values = self.values(outputs.detach().requires_grad_(), queries)
+            if not values.requires_grad:
                 raise Mistake(
-                    "measure=: its numbers have no gradient in the outputs (a constant, a count, detach(), numpy?), so "
-                    "no example adds to them; let them follow from `outputs` by operations of torch that have one"
+                    "measure=: its numbers have no gradient in the outputs (a constant, a count, "
+                    "detach(), numpy?), so no example adds to them; let them follow from "
+                    "`outputs` by operations of torch that have one"
                 )
         with self.rewording():
-            reader, tape = self.by_itself(outputs, queries)
+            reader, tape = self.recorded(outputs, queries)
             reader.findings.independent.keep(tape.operations, True)
             reader.checks.faithful_owners(tape)
 
     def refuse_mixed(self, outputs: Tensor, queries: Inputs) -> None:
-        """Refuse a measure that mixes queries: g by itself is computed with many other queries in a query's company."""
+        """Raise if the number of a query depends on other queries."""
         with self.rewording():
-            reader, tape = self.by_itself(outputs, queries)
+            reader, tape = self.recorded(outputs, queries)
             reader.checks.refuse_dependence(tape)
 
-    def by_itself(self, outputs: Tensor, queries: Inputs) -> tuple[Reader, Tape]:
-        """g as a function of one weight, which is 1 and multiplies these outputs; and what it does with them."""
+    def recorded(self, outputs: Tensor, queries: Inputs) -> tuple[Reader, Tape]:
+        """Record g alone, as a function of one weight, which is 1 and multiplies these outputs."""
 
-        def alone(weights: Weights, inputs: Inputs) -> Tensor:
+        def scaled_measure(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)
-            given, asked = inputs
-            return self.values(given * weights["one"], asked)  # type: ignore[operator,arg-type]  # as they are put below
+            fixed_outputs, fixed_queries = inputs
+            return self.values(fixed_outputs * weights["one"], fixed_queries)  # type: ignore[operator,arg-type]  # see below
 
-        reader = Reader(alone, frozenset({"one"}), whole=True)
+        reader = Reader(scaled_measure, frozenset({"one"}), whole=True)
         return reader, reader.record({"one": outputs.new_ones(())}, (outputs, queries))
 
     @contextmanager
     def rewording(self) -> Iterator[None]:
-        """Say of the measure what is refused of a function."""
+        """Turn an error about a module into one about the measure."""
         try:
             yield
         except Mistake as error:
@@ -208,7 +210,7 @@ class MeasuredQueries:
 
     @staticmethod
     def reworded(reason: str) -> str:
-        """What is said of a module, of a measure.
+        """Return what an error about a module means for a measure.
 
         >>> MeasuredQueries.reworded(COUPLED)[:40]
         'the number of a query depends on other q'
@@ -217,24 +219,47 @@ class MeasuredQueries:
             return reason.removeprefix("measure=: ")
         if COUPLED in reason:
             return (
-                "the number of a query depends on other queries, so it cannot be attributed alone; give a number "
-                "for each, and take means or ranks over queries afterwards"
+                "the number of a query depends on other queries, so it cannot be attributed "
+                "alone; give a number for each, and take means or ranks over queries afterwards"
             )
         if CHANGING in reason or reason.startswith(RANDOM):
             return "it gives other numbers when it runs again; let it draw no random numbers, and count nothing"
         if UNFAITHFUL in reason:
             return (
-                "its gradients are not the derivatives of its values (look for detach(), no_grad() or an "
-                "autograd.Function); let its numbers follow from `outputs` by operations of torch"
+                "its gradients are not the derivatives of its values (look for detach(), "
+                "no_grad() or an autograd.Function); let its numbers follow from `outputs` by "
+                "operations of torch"
             )
         return f"{reason}; write it without that"
 
 
-# --- The queries as they are given: in one piece, or as batches of a DataLoader, which make a call each.
+def at_least_float(outputs: Tensor) -> Tensor:
+    """Convert dtypes shorter than float32 to float32."""
+    return outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
+
+
+def refuse_form(values: object, shape: tuple[int, ...], name: str = "") -> None:
+    """Raise unless the values are a floating tensor of this shape, with one row for each query."""
+    if not isinstance(values, Tensor):
+        raise Mistake(f"measure=: it gives a {type(values).__name__}{name}; {FORMS}")
+    if values.shape != shape:
+        count = "1 query" if shape[0] == 1 else f"{shape[0]} queries"
+        raise Mistake(
+            f"measure=: it gives a tensor of shape {list(values.shape)}{name}, and was given "
+            f"{count}; {FORMS}"
+        )
+    if not values.is_floating_point():
+        raise Mistake(
+            f"measure=: it gives numbers of {values.dtype}{name}, which have no gradient; give "
+            "floating numbers, such as the margin in place of whether it is > 0"
+        )
+
+
+# --- The queries, in one piece or as batches of a DataLoader. A batch is one call.
 
 
 def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
-    """All queries, and how many each call has.
+    """Return all queries, and the number of queries of each call.
 
     >>> inputs, sizes = gathered_queries(DataLoader(torch.ones(5, 3), batch_size=2))
     >>> inputs.shape, sizes
@@ -245,12 +270,11 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
         return inputs, (examples(inputs),)
     if isinstance(queries.sampler, RandomSampler | DistributedSampler):
         raise Mistake(
-            "queries=: the DataLoader shuffles, or gives a part, so that it is not known which query is which; give "
-            "one with shuffle=False"
+            "queries=: the DataLoader shuffles, or gives a part, so that it is not known which "
+            "query is which; give one with shuffle=False"
         )
-    with beginning_at(
-        {"cpu": torch.get_rng_state()}
-    ):  # a loader draws a seed, and the loop is to draw what it would
+    # a DataLoader draws a seed, which must not change the random numbers of the loop
+    with beginning_at({"cpu": torch.get_rng_state()}):
         batches = [as_inputs(batch) for batch in queries]
     if not batches:
         raise Mistake("queries=: they are empty; give inputs at which the model is to be explained")
@@ -258,7 +282,7 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
 
 
 def joined(batches: list[Inputs]) -> Inputs:
-    """Batches of the same form as one.
+    """Concatenate batches of the same form.
 
     >>> joined([{"x": torch.ones(2), "cache": False}, {"x": torch.zeros(1), "cache": False}])
     {'x': tensor([1., 1., 0.]), 'cache': False}
@@ -266,21 +290,21 @@ def joined(batches: list[Inputs]) -> Inputs:
     try:
         first, *rest = batches
         if isinstance(first, Tensor):
-            return torch.cat(batches)  # type: ignore[arg-type]  # others have the form of the first, or fail
+            return torch.cat(batches)  # type: ignore[arg-type]  # another form fails here
         if isinstance(first, Mapping):
             if any(set(first) != set(other) for other in rest):
                 raise KeyError("names")
             return {key: joined_leaves([batch[key] for batch in batches]) for key in first}  # type: ignore[call-overload,index]
-        return tuple(joined_leaves(list(each)) for each in zip(*batches, strict=True))
+        return tuple(joined_leaves(list(leaves)) for leaves in zip(*batches, strict=True))
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         raise Mistake(
-            "queries=: batches of the DataLoader have different forms "
-            f"({first_line(error)}); let them have the same names and lengths, such as texts filled up to one length"
+            f"queries=: batches of the DataLoader have different forms ({first_line(error)}); let "
+            "them have the same names and lengths, such as texts filled up to one length"
         ) from error
 
 
 def joined_leaves(leaves: list[Any]) -> Any:
-    """Tensors one behind another; what is not a tensor has to be the same in all."""
+    """Concatenate tensors. Other values must be equal in all batches."""
     if all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
         return torch.cat(leaves)
     if any(isinstance(leaf, Tensor) or leaf != leaves[0] for leaf in leaves):
@@ -289,64 +313,63 @@ def joined_leaves(leaves: list[Any]) -> Any:
 
 
 def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str, ...]:
-    """The names that a measure sees: those that `ids` gives, call by call; or else the places of the queries."""
+    """Return the names of the queries that a measure receives: from `ids`, or their places."""
     if ids is None or ids == DATASET:
         return tuple(map(str, range(sum(sizes))))
-    found = list[str]()
+    names = list[str]()
     for where in QueryCalls(sizes, ()):
         try:
-            found.extend(names_of(part(queries, where), ids) or ())
+            names.extend(names_of(part(queries, where), ids) or ())
         except Mistake:
             raise
-        except Exception as error:  # the user's own
+        except Exception as error:  # any error of the user's function
             raise Mistake(
-                f"ids=: it fails at the queries ({type(error).__name__}: {first_line(error)}), whose names measure= "
-                "sees as call.ids; let it name them too"
+                f"ids=: it fails at the queries ({type(error).__name__}: {first_line(error)}), "
+                "whose names measure= sees as call.ids; let it name them too"
             ) from error
-    return tuple(found)
+    return tuple(names)
 
 
-# --- Which measure it is: two traces with different ones are not one.
-#
-# By its name, its code and what it holds. Its numbers at the queries are compared with what they were when the loop was
-# followed, before anything is said of them: `model_function.OutputsAtEnds`.
+# --- The identity of a measure. A trace continues only with the same measure: the same name, code
+# and constants. Its values at the queries are also compared with the live model's, by
+# `signatures.OutputsAtEnds`.
 
 
 def described(measure: Measure) -> str:
-    """A measure as it stands in config.json: its name, and a digest of its code and of what it holds.
+    """Return the name of a measure, and a digest of its code and its constants.
 
     >>> one, other = (described(lambda outputs, call, k=k: outputs[:, k]) for k in (0, 1))
     >>> one.split()[0], one == other
     ('<lambda>', False)
     """
-    seen = sha256()
+    content = sha256()
 
-    def take(part: object) -> None:
-        """What decides the numbers, as far as it can be seen."""
-        match part:
+    def add(value: object) -> None:
+        """Add everything that is known to affect the numbers."""
+        match value:
             case CodeType():
-                seen.update(part.co_code + repr(part.co_names).encode())
-                take(part.co_consts)
+                content.update(value.co_code + repr(value.co_names).encode())
+                add(value.co_consts)
             case FunctionType():
                 cells = [
-                    each.cell_contents for each in part.__closure__ or () if each != CellType()
+                    cell.cell_contents for cell in value.__closure__ or () if cell != CellType()
                 ]
-                take([part.__code__, part.__defaults__, cells])
+                add([value.__code__, value.__defaults__, cells])
             case MethodType():
-                take(part.__func__)
-            case bound_to():
-                take([part.func, part.args, *part.keywords.items()])
+                add(value.__func__)
+            case partial():
+                add([value.func, value.args, *value.keywords.items()])
             case Tensor():
-                seen.update(digest([part], str(part.shape)))
+                content.update(digest([value], str(value.shape)))
             case list() | tuple():
-                for each in part:
-                    take(each)
+                for item in value:
+                    add(item)
             case bool() | int() | float() | str() | None:
-                seen.update(repr(part).encode())
+                content.update(repr(value).encode())
             case _:
-                seen.update(type(part).__qualname__.encode())
+                content.update(type(value).__qualname__.encode())
 
-    inner = measure.func if isinstance(measure, bound_to) else measure
+    inner = measure.func if isinstance(measure, partial) else measure
     named = inner if isinstance(inner, FunctionType | MethodType) else type(inner)
-    take(measure)
-    return f"{named.__name__} {seen.hexdigest()[:16]}"
+    add(measure)
+    return f"{named.__name__} {content.hexdigest()[:16]}"

@@ -1,14 +1,15 @@
-"""Positions: contributions told apart by the places of a text whose losses made them.
+"""Contributions split by the positions of a text.
 
     contribution(x, xᵢ) = Σ_t by_position(x, xᵢ, t)
 
-Outputs of a call are [example, position, class], or [example, class, position] as cross_entropy takes them. An
-example's gradient is a sum over its positions, and contributions are linear in it:
+Outputs of a call are [example, position, class], or [example, class, position] as `cross_entropy`
+takes them. The gradient of an example is a sum over its positions, and contributions are linear in
+the gradient:
 
     Jᵢᵀ ℓ′ᵢ = Σ_t J_itᵀ ∂L/∂f_it
 
-so each position takes one back-propagation of the call with ∂L/∂f of that position alone. Where ∂L/∂f is zero, as at
-padding and at targets that are ignored, by_position is zero.
+So each position takes one back-propagation of the call, with ∂L/∂f of that position alone. At
+padding and ignored targets ∂L/∂f is zero, and so is by_position.
 """
 
 from __future__ import annotations
@@ -32,86 +33,87 @@ if TYPE_CHECKING:
     from ntkexp.kernel.read.reader import Reader
     from ntkexp.kernel.record.tape import Tape
 
-AXES = 3
-CANCELS, MOST = (
-    64,
-    0.01,
-)  # eps, and at most that share: softmax and its gradient, rounded, over a vocabulary
+OUTPUT_AXES = 3
+SOFTMAX_SUM_EPS = 64  # eps: rounding of Σ_c ∂L/∂f_tc over a vocabulary, relative to Σ_c |∂L/∂f_tc|
+MAX_SOFTMAX_SUM = 0.01  # the largest such share, for dtypes with a large eps
 
 
-# --- Which axis of the outputs is that of the positions.
+# --- The axis of positions in the outputs.
 #
-# A loss by softmax takes a sum to 1 over classes, so ∂L/∂f sums to zero over that axis, Σ_c ∂L/∂f_tc = 0, and the
-# other one is of positions. And positions are as many as those of the texts that go in. Each of these that can tell
-# the axes apart has to point to the same one, at every call.
+# Two signs can show it. A softmax loss has Σ_c ∂L/∂f_tc = 0, so ∂L/∂f sums to zero over the axis of
+# classes. And the axis of positions is as long as the texts that go in. Every sign that shows an
+# axis must show the same one.
 
 
 @dataclass(frozen=True)
 class Positions:
-    """The axis of outputs that is of positions, how many the longest call has, and the most rows, each a position of an
-    example, that the calls of a step have."""
+    """The axis of positions in the outputs, and the sizes that memory depends on."""
 
     axis: int
-    longest: int
-    rows: int
+    longest: int  # positions of the longest call
+    rows: int  # the most (example, position) pairs of a step
 
 
 def positions_of(
     steps: Iterable[Sequence[ModelCall]], couples: Callable[[ModelCall], bool]
 ) -> Positions:
-    """Those of the calls of all steps, before any of these is explained."""
-    found, shape, longest, rows = set[int](), list[int](), {1: 0, 2: 0}, {1: 0, 2: 0}
+    """Find the axis of positions from the calls of all steps, or raise if the signs do not agree."""
+    axes = set[int]()
+    first_shape: tuple[int, ...] = ()
+    longest = {1: 0, 2: 0}
+    rows = {1: 0, 2: 0}
     for calls in steps:
         for call in calls:
-            if couples(call):
-                raise Mistake(
-                    f"step {call.at}: positions=True: BatchNorm in training mode couples the texts of a batch, and "
-                    "positions are not told apart there; leave positions=True out"
-                )
-            refuse_no_positions(call)
-            found |= {axis for axis in (by_loss(call), by_inputs(call)) if axis is not None}
-            shape = shape or list(call.shape)
-            longest = {axis: max(most, call.shape[axis]) for axis, most in longest.items()}
-        rows = {
-            axis: max(most, sum(c.shape[0] * c.shape[axis] for c in calls))
-            for axis, most in rows.items()
-        }
-    if len(found) != 1:
-        which = (
-            "the loss and the lengths of texts disagree"
-            if found
-            else "neither the loss nor the texts tell"
-        )
+            refuse_no_positions(call, coupled=couples(call))
+            axes |= {axis for axis in (by_loss(call), by_inputs(call)) if axis is not None}
+            first_shape = first_shape or call.shape
+        for axis in (1, 2):
+            longest[axis] = max([longest[axis], *(call.shape[axis] for call in calls)])
+            pairs = sum(call.shape[0] * call.shape[axis] for call in calls)
+            rows[axis] = max(rows[axis], pairs)
+    if len(axes) != 1:
+        which = "neither the loss nor the texts tell"
+        if axes:
+            which = "the loss and the lengths of texts disagree"
         raise Mistake(
-            f"positions=True: one axis of outputs of shape {shape} is of positions and one of classes, and {which} "
-            "which; call the model with texts [example, position], and let the loss take softmax over classes"
+            f"positions=True: one axis of outputs of shape {list(first_shape)} is of positions and "
+            f"one of classes, and {which} which; call the model with texts [example, position], "
+            "and let the loss take softmax over classes"
         )
-    (axis,) = found
+    (axis,) = axes
     return Positions(axis, longest[axis], rows[axis])
 
 
-def refuse_no_positions(call: ModelCall) -> None:
-    """Refuse outputs without an axis of positions.
+def refuse_no_positions(call: ModelCall, *, coupled: bool = False) -> None:
+    """Raise if the outputs have no axis of positions, or if norms couple the batch.
 
     >>> refuse_no_positions(ModelCall(7, torch.ones(6, 2), shape=(6, 10)))
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: step 7: positions=True: the loop's calls give outputs of shape [6, 10]; their axes have to \
 be [example, position, class] or [example, class, position]
     """
+    if coupled:
+        raise Mistake(
+            f"step {call.at}: positions=True: BatchNorm in training mode couples the texts of a "
+            "batch, and positions are not told apart there; leave positions=True out"
+        )
     if not call.shape:
         raise Mistake(
-            "positions=True: the trace is an older one, without the shapes of outputs; follow the loop again"
+            "positions=True: the trace is an older one, without the shapes of outputs; follow the "
+            "loop again"
         )
-    if len(call.shape) != AXES:
+    if len(call.shape) != OUTPUT_AXES:
         raise Mistake(
-            f"step {call.at}: positions=True: the loop's calls give outputs of shape {list(call.shape)}; their axes "
-            "have to be [example, position, class] or [example, class, position]"
+            f"step {call.at}: positions=True: the loop's calls give outputs of shape "
+            f"{list(call.shape)}; their axes have to be [example, position, class] or [example, "
+            "class, position]"
         )
 
 
 def by_loss(call: ModelCall) -> int | None:
-    """The axis of positions if ∂L/∂f sums to zero over the other one, and not over both; here of [example, class,
-    position].
+    """Return the axis of positions if ∂L/∂f sums to zero over the other one alone.
+
+    The outputs below are [example, class, position].
 
     >>> f, y = torch.randn(2, 7, 5, requires_grad=True), torch.ones(2, 5, dtype=torch.long)
     >>> torch.nn.functional.cross_entropy(f, y).backward()
@@ -121,65 +123,75 @@ def by_loss(call: ModelCall) -> int | None:
     """
     assert call.gradient is not None
     gradient = call.gradient.reshape(call.shape)
-    room = min(CANCELS * torch.finfo(gradient.dtype).eps, MOST)
-    gradient = gradient if gradient.element_size() >= torch.float32.itemsize else gradient.float()
+    tolerance = min(SOFTMAX_SUM_EPS * torch.finfo(gradient.dtype).eps, MAX_SOFTMAX_SUM)
+    if gradient.element_size() < torch.float32.itemsize:
+        gradient = gradient.float()
 
-    def cancels(axis: int) -> bool:
-        return float(gradient.sum(axis).norm()) <= room * float(gradient.abs().sum(axis).norm())
+    def sums_to_zero(axis: int) -> bool:
+        size = float(gradient.abs().sum(axis).norm())
+        return float(gradient.sum(axis).norm()) <= tolerance * size
 
-    here, there = cancels(2), cancels(1)
-    return None if here == there else 1 if here else 2
+    zero_over_last = sums_to_zero(2)
+    if zero_over_last == sums_to_zero(1):
+        return None
+    return 1 if zero_over_last else 2
 
 
 def by_inputs(call: ModelCall) -> int | None:
-    """The axis of positions if it alone is as long as the texts, [example, position], that went in."""
+    """Return the axis that is as long as the input texts [example, position], if it is the only
+    one."""
     lengths = {
-        each.shape[1]
-        for each in tensors(call.inputs)
-        if each.dim() == 2 and not each.is_floating_point()
+        tensor.shape[1]
+        for tensor in tensors(call.inputs)
+        if tensor.dim() == 2 and not tensor.is_floating_point()
     }
-    found = [axis for axis in (1, 2) if call.shape[axis] in lengths]
-    return found[0] if len(found) == 1 else None
+    axes = [axis for axis in (1, 2) if call.shape[axis] in lengths]
+    return axes[0] if len(axes) == 1 else None
 
 
-# --- Their gradients, and what they add.
+# --- Gradients of positions, and their contributions.
 
 
 @dataclass
 class PositionGradients(Sequence[Jacobian]):
-    """J_itᵀ ∂L/∂f_it of the examples of a call, one position after another, made when it runs for; what fits into
-    the memory is made once. Positions at which no example has a loss are left out."""
+    """J_itᵀ ∂L/∂f_it of the examples of a call, one position after another.
+
+    A position is computed when it is read, and stored while the stored ones fit into `room` bytes.
+    Positions at which no example has a loss are left out.
+    """
 
     reader: Reader
     tape: Tape
-    came: Float[Tensor, "example one other"]
-    axis: int  # of the positions
+    output_gradient: Float[Tensor, "example one other"]
+    axis: int  # of positions
     room: float = 0.0  # bytes
-    made: dict[int, Jacobian] = field(default_factory=dict)
-    held: int = 0
+    stored: dict[int, Jacobian] = field(default_factory=dict)
+    stored_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.split = self.came.movedim(self.axis, 0)
-        self.present: list[int] = self.split.ne(0).flatten(1).any(1).nonzero().flatten().tolist()
+        self.split = self.output_gradient.movedim(self.axis, 0)
+        has_loss = self.split.ne(0).flatten(1).any(1)
+        self.present: list[int] = has_loss.nonzero().flatten().tolist()
 
     def __len__(self) -> int:
         return len(self.present)
 
     def __getitem__(self, place: Any) -> Any:
-        if place in self.made:
-            return self.made[place]
-        here = torch.zeros_like(self.came)
-        here.movedim(self.axis, 0)[self.present[place]] = self.split[self.present[place]]
-        found = self.reader.weighted(self.tape, here.flatten(1), as_copies=True)
-        if self.held + found.nbytes <= self.room:
-            self.made[place], self.held = found, self.held + found.nbytes
-        return found
+        if place in self.stored:
+            return self.stored[place]
+        position = self.present[place]
+        gradient = torch.zeros_like(self.output_gradient)
+        gradient.movedim(self.axis, 0)[position] = self.split[position]
+        jacobian = self.reader.weighted(self.tape, gradient.flatten(1), as_copies=True)
+        if self.stored_bytes + jacobian.nbytes <= self.room:
+            self.stored[place] = jacobian
+            self.stored_bytes += jacobian.nbytes
+        return jacobian
 
 
 @dataclass
 class LoopPositions:
-    """What each position of each example added so far. Calls may have different numbers of positions: there are as many
-    as the longest call has."""
+    """The contributions so far of each position of each example, up to the longest call."""
 
     parts: Float[Tensor, "probe out example position"]
 
@@ -191,16 +203,16 @@ class LoopPositions:
         room_gb: float,
         memory_gb: float,
     ) -> LoopPositions:
-        """Nothing added yet; what does not fit beside the other sums is refused."""
-        outputs, examples = prod(parts.shape[:2]), parts.shape[2]
-        numbers = outputs * (
-            examples * positions.longest + positions.rows
-        )  # the sum, and a step of it
+        """Begin with zeros, or raise if they do not fit into the `room_gb` that other sums leave."""
+        outputs = prod(parts.shape[:2])
+        examples = parts.shape[2]
+        numbers = outputs * (examples * positions.longest + positions.rows)  # the sum, and one step
         needed = numbers * parts.element_size() / 1e9
         if needed > room_gb:
             raise Mistake(
-                f"memory_gb={memory_gb:g}: what {counted(positions.longest, 'position')} of {examples} examples add to "
-                f"{outputs} outputs of the queries takes {needed:.2g} GB; give fewer queries, or "
+                f"memory_gb={memory_gb:g}: what {counted(positions.longest, 'position')} of "
+                f"{examples} examples add to {outputs} outputs of the queries takes {needed:.2g} "
+                "GB; give fewer queries, or "
                 f"attribute(memory_gb={1.1 * (memory_gb - room_gb + needed):.2g})"
             )
         return cls(parts.new_zeros(*parts.shape, positions.longest))
@@ -210,10 +222,11 @@ class LoopPositions:
         calls: Sequence[tuple[PositionGradients, Int[Tensor, " _"]]],
         kernel: Float[Tensor, "probe out row"],
     ) -> None:
-        """Add the calls of a step, each with the places of its examples."""
-        begun = 0
-        for gradients, rows in calls:
+        """Subtract the kernel of the calls of a step, each given with the places of its examples."""
+        start = 0
+        for gradients, places in calls:
             for position in gradients.present:
-                added = -kernel[:, :, begun : begun + len(rows)].to(self.parts.dtype)
-                self.parts[..., position].index_add_(2, rows, added)
-                begun += len(rows)
+                end = start + len(places)
+                added = -kernel[:, :, start:end].to(self.parts.dtype)
+                self.parts[..., position].index_add_(2, places, added)
+                start = end

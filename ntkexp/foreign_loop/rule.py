@@ -71,10 +71,10 @@ class AbstractOptimizerRule(ABC):
     ...         c = first * before + (1 - first) * taken.gradient
     ...         size = torch.where(c == 0, 0.0, group["lr"] / c.abs())
     ...         return LinearStep(
-    ...             scale=size * first / second,
-    ...             ahead=size * ((1 - first) - first * (1 - second) / second),
-    ...             carry=second,
-    ...             intake=1 - second,
+    ...             momentum_scale=size * first / second,
+    ...             gradient_scale=size * ((1 - first) - first * (1 - second) / second),
+    ...             momentum_decay=second,
+    ...             momentum_gain=1 - second,
     ...         )
     ...     def momentum(self, group, state):
     ...         return state.get("m")
@@ -306,10 +306,10 @@ class RuleProof:
         what tensors have to be formed is formed in `room`, before this returns."""
         pulled, after = seen
         asked, scale = {"pulled": pulled, "after": after}, 1.0
-        if isinstance(step.intake, Tensor):
-            asked["taken in"] = self.read(step.intake * p_of(step, taken))
-        if step.rest is not None:
-            asked["rest"] = self.read(step.rest)
+        if isinstance(step.momentum_gain, Tensor):
+            asked["taken in"] = self.read(step.momentum_gain * p_of(step, taken))
+        if step.residual is not None:
+            asked["residual"] = self.read(step.residual)
         if step.moves_in_numbers is None:
             if momentum is not None:
                 asked["memory"] = self.read(momentum)
@@ -343,13 +343,13 @@ class RuleProof:
         ).eps
 
         # σ(p), σ(α ⊙ p), σ(m) by the rule, and what is left of the step without it: (1 − d)σ(θ₋) − σ(θ) − σ(r)
-        pulled = pulled + step.coupled * before if step.coupled else pulled
-        taken_in = read["taken in"] if "taken in" in read else step.intake * pulled
-        memory = taken_in + (0.0 if known is None else step.carry * known)
-        made = step.carry * self.made.get(name, 0.0) + size(taken_in)
-        left, whole = (1 - float(step.lost)) * before - after, size(before) + size(after)
-        if "rest" in read:
-            left, whole = left - read["rest"], whole + size(read["rest"])
+        pulled = pulled + step.l2 * before if step.l2 else pulled
+        taken_in = read["taken in"] if "taken in" in read else step.momentum_gain * pulled
+        memory = taken_in + (0.0 if known is None else step.momentum_decay * known)
+        made = step.momentum_decay * self.made.get(name, 0.0) + size(taken_in)
+        left, whole = (1 - float(step.decoupled_decay)) * before - after, size(before) + size(after)
+        if "residual" in read:
+            left, whole = left - read["residual"], whole + size(read["residual"])
 
         # σ(S ⊙ m + N ⊙ p), of the optimizer's m, which is compared with the rule's where it decides. Of numbers that is
         # read only where the rule's does not explain the step: each may have rounding of long ago.
@@ -358,7 +358,7 @@ class RuleProof:
             left, whole = left - moves[1] * pulled, whole + abs(moves[1]) * size(pulled)
         explained = (
             moves is not None
-            and step.rest is None
+            and step.residual is None
             and size(left - moves[0] * memory) <= rounds * whole
         )
         if momentum is not None and not explained:
@@ -383,19 +383,23 @@ class RuleProof:
         self, step: LinearStep, taken: StepInput, momentum: Tensor | None, room: Tensor
     ) -> tuple[float, Tensor]:
         """σ(M(S ⊙ m + N ⊙ p)), as a number and the signature it multiplies; without a memory m is α ⊙ p."""
-        m = step.intake * p_of(step, taken) if momentum is None else momentum
-        if step.below is not None and not isinstance(step.scale, Tensor) and step.moves_by_memory:
-            return step.scale, self.read(torch.div(m, step.below, out=room))
-        whole = step.scale * m
-        if not step.moves_by_memory:
-            whole = whole + step.ahead * p_of(step, taken)
-        whole = whole if step.below is None else whole.div_(step.below)
+        m = step.momentum_gain * p_of(step, taken) if momentum is None else momentum
+        if (
+            step.denominator is not None
+            and not isinstance(step.momentum_scale, Tensor)
+            and step.moves_by_momentum
+        ):
+            return step.momentum_scale, self.read(torch.div(m, step.denominator, out=room))
+        whole = step.momentum_scale * m
+        if not step.moves_by_momentum:
+            whole = whole + step.gradient_scale * p_of(step, taken)
+        whole = whole if step.denominator is None else whole.div_(step.denominator)
         return 1.0, self.read(whole if step.mixing is None else step.mixing.of(whole))
 
 
 def p_of(step: LinearStep, taken: StepInput) -> Tensor:
     """g + λθ."""
-    return taken.gradient.add(taken.weight, alpha=step.coupled) if step.coupled else taken.gradient
+    return taken.gradient.add(taken.weight, alpha=step.l2) if step.l2 else taken.gradient
 
 
 def astray(where: str, missed: float) -> str:

@@ -59,8 +59,8 @@ from ntkexp.records.folder import (
 from ntkexp.records.kernels import KERNELS, create_kernels, finish_kernels, write_predictions
 from ntkexp.records.own_files import remove_store
 from ntkexp.records.results import FOLLOWED, MetricsWriter, Result, rounding_floor, write_results
+from ntkexp.report.drawing import draw_run
 from ntkexp.report.examples import Example, named_example
-from ntkexp.report.painter import painter
 from ntkexp.report.top_examples import top_examples_of
 from ntkexp.shapes import Inputs
 from ntkexp.text import short
@@ -262,8 +262,7 @@ def write_run(
         folder.write_sealed(PROVENANCE, provenance(folder))
         steps, outcome = found.sizes["step"], outcome_sentence(found, TraceFolder(folder))
         folder.write_sealed("progress.json", {"step": steps, "steps": steps, "outcome": outcome})
-        with painter() as paint:
-            pictures = folder.write_pictures(dict(paint(path)))
+        pictures = folder.write_pictures(draw_run(path))
         checked = [] if check is None else [STORE]
         written = [*WRITTEN, *checked, *pictures]
         folder.finish(

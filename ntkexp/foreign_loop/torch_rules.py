@@ -74,7 +74,7 @@ class SGDRule(AbstractTorchRule):
             float(group["weight_decay"]),
         )
         if not momentum:
-            return LinearStep(size, coupled=decay)
+            return LinearStep(size, l2=decay)
         carry, intake = (momentum, 1 - float(group["dampening"])) if taken.times else (0.0, 1.0)
         if group["nesterov"]:
             return LinearStep(size * momentum, size, carry, intake, decay)
@@ -117,12 +117,12 @@ class AdamRule(AbstractTorchRule):
             sqrt(1 - second**count),
         )
         return LinearStep(
-            scale=rate * root / (1 - first**count),
-            carry=float(first),
-            intake=1 - float(first),
-            coupled=0.0 if decouples else decay,
-            lost=lost if decouples else 0.0,
-            below=torch.sqrt(square, out=room).add_(group["eps"] * root),
+            momentum_scale=rate * root / (1 - first**count),
+            momentum_decay=float(first),
+            momentum_gain=1 - float(first),
+            l2=0.0 if decouples else decay,
+            decoupled_decay=lost if decouples else 0.0,
+            denominator=torch.sqrt(square, out=room).add_(group["eps"] * root),
         )
 
 
@@ -150,9 +150,12 @@ class RMSpropRule(AbstractTorchRule):
         rate, decay = float(group["lr"]), float(group["weight_decay"])
         if group["momentum"] > 0:
             return LinearStep(
-                rate, carry=float(group["momentum"]), intake=below.reciprocal(), coupled=decay
+                rate,
+                momentum_decay=float(group["momentum"]),
+                momentum_gain=below.reciprocal(),
+                l2=decay,
             )
-        return LinearStep(rate, coupled=decay, below=below)
+        return LinearStep(rate, l2=decay, denominator=below)
 
 
 class AdagradRule(AbstractTorchRule):
@@ -169,7 +172,7 @@ class AdagradRule(AbstractTorchRule):
     ) -> LinearStep:
         rate = float(group["lr"]) / (1 + (float(state["step"]) - 1) * group["lr_decay"])
         below = torch.sqrt(state["sum"], out=room).add_(group["eps"])
-        return LinearStep(rate, coupled=float(group["weight_decay"]), below=below)
+        return LinearStep(rate, l2=float(group["weight_decay"]), denominator=below)
 
 
 class AdadeltaRule(AbstractTorchRule):
@@ -191,7 +194,7 @@ class AdadeltaRule(AbstractTorchRule):
         square, eps = state["square_avg"], group["eps"]
         moved = taken.state.get("acc_delta", torch.zeros_like(square))
         below = torch.add(square, eps, out=room).sqrt_().div_(moved.add(eps).sqrt_())
-        return LinearStep(float(group["lr"]), coupled=float(group["weight_decay"]), below=below)
+        return LinearStep(float(group["lr"]), l2=float(group["weight_decay"]), denominator=below)
 
 
 class AdamaxRule(AbstractTorchRule):
@@ -209,11 +212,11 @@ class AdamaxRule(AbstractTorchRule):
     ) -> LinearStep:
         first = float(group["betas"][0])
         return LinearStep(
-            scale=float(group["lr"]) / (1 - first ** float(state["step"])),
-            carry=first,
-            intake=1 - first,
-            coupled=float(group["weight_decay"]),
-            below=state["exp_inf"],
+            momentum_scale=float(group["lr"]) / (1 - first ** float(state["step"])),
+            momentum_decay=first,
+            momentum_gain=1 - first,
+            l2=float(group["weight_decay"]),
+            denominator=state["exp_inf"],
         )
 
 
@@ -240,13 +243,13 @@ class NAdamRule(AbstractTorchRule):
         )
         product = float(state["mu_product"])
         return LinearStep(
-            scale=rate * ahead / (1 - product * ahead),
-            ahead=rate * (1 - now) / (1 - product),
-            carry=float(first),
-            intake=1 - float(first),
-            coupled=decay_of(group)[0],
-            lost=decay_of(group)[1],
-            below=torch.div(state["exp_avg_sq"], 1 - second**count, out=room)
+            momentum_scale=rate * ahead / (1 - product * ahead),
+            gradient_scale=rate * (1 - now) / (1 - product),
+            momentum_decay=float(first),
+            momentum_gain=1 - float(first),
+            l2=decay_of(group)[0],
+            decoupled_decay=decay_of(group)[1],
+            denominator=torch.div(state["exp_avg_sq"], 1 - second**count, out=room)
             .sqrt_()
             .add_(group["eps"]),
         )
@@ -274,17 +277,21 @@ class RAdamRule(AbstractTorchRule):
         longest, unbiased = 2 / (1 - second) - 1, 1 - second**count
         length = longest - 2 * count * second**count / unbiased
         step = LinearStep(
-            scale=float(group["lr"]) / (1 - first**count),
-            carry=float(first),
-            intake=1 - float(first),
-            coupled=decay_of(group)[0],
-            lost=decay_of(group)[1],
+            momentum_scale=float(group["lr"]) / (1 - first**count),
+            momentum_decay=float(first),
+            momentum_gain=1 - float(first),
+            l2=decay_of(group)[0],
+            decoupled_decay=decay_of(group)[1],
         )
         if length <= 5.0:
             return step
         shorter = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
         below = torch.sqrt(state["exp_avg_sq"], out=room).add_(group["eps"])
-        return replace(step, scale=float(step.scale) * sqrt(unbiased * shorter), below=below)
+        return replace(
+            step,
+            momentum_scale=float(step.momentum_scale) * sqrt(unbiased * shorter),
+            denominator=below,
+        )
 
 
 def decay_of(group: Mapping[str, Any]) -> tuple[float, float]:
@@ -309,7 +316,9 @@ class ASGDRule(AbstractTorchRule):
     ) -> LinearStep:
         first = torch.as_tensor(float(group["lr"]), dtype=state["eta"].dtype)
         rate = float(taken.state.get("eta", first))
-        return LinearStep(rate, coupled=float(group["weight_decay"]), lost=group["lambd"] * rate)
+        return LinearStep(
+            rate, l2=float(group["weight_decay"]), decoupled_decay=group["lambd"] * rate
+        )
 
 
 class AdafactorRule(AbstractTorchRule):
@@ -341,7 +350,9 @@ class AdafactorRule(AbstractTorchRule):
         below = square.clamp(min=least * least).sqrt_()
         size = max(smallest, rms(taken.weight)) * min(rate, 1 / sqrt(count))
         clipped = max(1.0, rms(taken.gradient / below) / group["d"])
-        return LinearStep(size / clipped, lost=rate * float(group["weight_decay"]), below=below)
+        return LinearStep(
+            size / clipped, decoupled_decay=rate * float(group["weight_decay"]), denominator=below
+        )
 
 
 def rms(tensor: Tensor) -> float:
@@ -409,10 +420,10 @@ class MuonRule(AbstractTorchRule):
         ahead = size * (1 - momentum) if group["nesterov"] else 0.0
         return replace(
             self.watched(group, state, taken, None),
-            scale=size * momentum if group["nesterov"] else size,
-            ahead=ahead,
+            momentum_scale=size * momentum if group["nesterov"] else size,
+            gradient_scale=ahead,
             mixing=Mixing(matrix / float(first), by_rows=rows > columns),
-            rest=None,
+            residual=None,
         )
 
     def watched(
@@ -426,11 +437,11 @@ class MuonRule(AbstractTorchRule):
         update, momentum = self.update(group, state, taken), float(group["momentum"])
         *_, made = newton_schulz(update, group)
         return LinearStep(
-            scale=0.0,
-            carry=momentum,
-            intake=1 - momentum,
-            lost=float(group["lr"]) * float(group["weight_decay"]),
-            rest=made.to(update.dtype) * adjusted_rate(group, *update.shape),
+            momentum_scale=0.0,
+            momentum_decay=momentum,
+            momentum_gain=1 - momentum,
+            decoupled_decay=float(group["lr"]) * float(group["weight_decay"]),
+            residual=made.to(update.dtype) * adjusted_rate(group, *update.shape),
         )
 
     def update(

@@ -36,11 +36,12 @@ from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_gradients import CallReaders
 from ntkexp.foreign_loop.example_names import is_digest
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
-from ntkexp.foreign_loop.model_function import CalledModule, OutputsAtEnds, Replayed
+from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.outside import memory_kept, outside_sentence, release_memory
 from ntkexp.foreign_loop.positions import Positions, positions_of
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.run_folder import Decode, Gallery, ShownExamples, shown, texts, write_run
+from ntkexp.foreign_loop.signatures import OutputsAtEnds, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.store.chosen import share_sentence
 from ntkexp.foreign_loop.store.disk import LoopOnDisk

@@ -1,1 +1,52 @@
-"""Tangent and secant kernels of functions of weights: operations are recorded once, then evaluated at least cost."""
+"""Tangent and secant kernels of functions of weights, from one recording of the operations.
+
+Each line imports only from the lines above it:
+
+record      the operations of a function on one batch: recorded on a tape, run again as a program
+secant      rules that pass a difference of weights through a tape; uses of weights, and their examples
+features    Jacobians as blocks of factors or rows; kernels and adjoints computed from them
+sketch      kernels of gradients that are projected at random, with error bars
+read        from tapes to Jacobians: checks, programs, and the order in which examples are read
+
+Other parts of the package import the names below from here. The file of a name is imported when the
+name is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ntkexp.kernel.features.adjoint import Adjoint as Adjoint
+    from ntkexp.kernel.features.gram import gram as gram
+    from ntkexp.kernel.features.jacobian import Jacobian as Jacobian
+    from ntkexp.kernel.read.plan import Outputs as Outputs
+    from ntkexp.kernel.read.program_cache import ProgramCache as ProgramCache
+    from ntkexp.kernel.read.reader import Reader as Reader
+    from ntkexp.kernel.record.casts import Casts as Casts
+    from ntkexp.kernel.record.tape import Tape as Tape
+    from ntkexp.kernel.record.taping import columns as columns
+    from ntkexp.kernel.record.taping import plain_kernels as plain_kernels
+    from ntkexp.kernel.secant.call import NoRule as NoRule
+    from ntkexp.kernel.secant.segment import Closure as Closure
+    from ntkexp.kernel.secant.segment import Segment as Segment
+else:
+    FILES = {
+        "Adjoint": "features.adjoint",
+        "gram": "features.gram",
+        "Jacobian": "features.jacobian",
+        "Outputs": "read.plan",
+        "ProgramCache": "read.program_cache",
+        "Reader": "read.reader",
+        "Casts": "record.casts",
+        "Tape": "record.tape",
+        "columns": "record.taping",
+        "plain_kernels": "record.taping",
+        "NoRule": "secant.call",
+        "Closure": "secant.segment",
+        "Segment": "secant.segment",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in FILES:
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        return getattr(import_module(f"{__name__}.{FILES[name]}"), name)

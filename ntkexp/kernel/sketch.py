@@ -17,7 +17,6 @@ from torch import Tensor
 from ntkexp.kernel.features.assemble import positions_in
 from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
 from ntkexp.kernel.secant.uses import View
-from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 
 # --- Where the elements of a parameter go in a sketch, and with which signs: the tables of a random projection.
@@ -151,11 +150,6 @@ class Sketch:
         first, *rest = map(self.of_block, blocks)
         return sum(rest, start=first)
 
-    def of_weights(self, weights: Weights) -> Float[Tensor, " size"]:
-        """Sᵀ v, for a v in the shape of the weights."""
-        rows = (Rows(weights[name].reshape(1, 1, -1), name) for name in self.shapes)
-        return self.of(rows)[0, 0]
-
     def of_block(self, block: Block) -> Float[Tensor, "example out size"]:
         """The sketch of what one use, or some, gave."""
         match block:
@@ -229,39 +223,11 @@ def operations(
     return together, apart
 
 
-# --- The kernel of two sketches, and how a sketched step still closes.
-#
-# Along plain (stochastic) gradient descent the contributions −η K̄ℓ′ of a step sum to the change of the network,
-# for Σᵢ J(xᵢ)ᵀℓ′ᵢ = g is the way the weights go. A sketch misses that by its error. So weight space is split into
-# the direction ĝ = g/‖g‖, which is treated exactly, and all that is orthogonal to it, which is sketched:
-#
-#     K̂ = (J̄ĝ)(Jĝ)ᵀ + (J̄S − J̄ĝ·ĝᵀS)(JS − Jĝ·ĝᵀS)ᵀ
-#
-# It has no bias either, and K̂ℓ′ sums to J̄g whatever S is, for (JS − Jĝ·ĝᵀS)ᵀℓ′ = Sᵀg − Sᵀĝ‖g‖ = 0. With a
-# memory, as of Adam, the contributions of a step are of gradients of other steps, which do not lie in one
-# direction.
-
-
-@dataclass(frozen=True)
-class Sketched:
-    """J S of some points and, where a direction is treated apart, J ĝ."""
-
-    rows: Float[Tensor, "example out size"]
-    along: Float[Tensor, "example out"] | None = None
-
-    def apart(
-        self, along: Float[Tensor, "example out"], direction: Float[Tensor, " size"]
-    ) -> Sketched:
-        """Treat Jĝ apart, given the sketch of ĝ."""
-        return Sketched(self.rows - along[:, :, None] * direction, along)
-
-
-def sketched_gram(left: Sketched, right: Sketched) -> Float[Tensor, "probe out train out_"]:
-    """K̂ of two sketches."""
-    found = torch.einsum("qck,ndk->qcnd", left.rows, right.rows)
-    if left.along is None or right.along is None:
-        return found
-    return found.add_(left.along[:, :, None, None] * right.along)
+def sketched_gram(
+    left: Float[Tensor, "probe out size"], right: Float[Tensor, "train out_ size"]
+) -> Float[Tensor, "probe out train out_"]:
+    """K̂ = (J S)(J′ S)ᵀ."""
+    return torch.einsum("qck,ndk->qcnd", left, right)
 
 
 # --- How far a sketched kernel is from the kernel, without the kernel: from a few random vectors V of normal numbers.

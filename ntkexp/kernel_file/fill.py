@@ -97,7 +97,7 @@ def fill(
         try:
             with closing(counts):
                 for count in counts:
-                    progress.step(tiles - len(left) + count, None, None)
+                    progress.step(tiles - len(left) + count)
         finally:
             progress.stop()
         drop_half_written(path.rglob("*"))  # what a killed process left half written

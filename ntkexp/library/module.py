@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_flatten
 
+from ntkexp.kernel import Casts, Reader, Tape, columns
 from ntkexp.kernel.read.checks import Findings
-from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.casts import Casts, remark, with_casts
+from ntkexp.kernel.record.casts import remark, with_casts
 from ntkexp.kernel.record.program import same
-from ntkexp.kernel.record.tape import Tape, as_inputs, examples, map_tensors, tensors
-from ntkexp.kernel.record.taping import columns, is_out_of_memory
+from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, tensors
+from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.mistake import Mistake, first_line, nearest
 from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing, function_of, hooked
 from ntkexp.shapes import Inputs, Weights

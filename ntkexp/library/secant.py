@@ -11,16 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read.plan import Outputs
-from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel import Casts, Closure, Jacobian, Outputs, Reader, Tape, columns
 from ntkexp.kernel.read.sketched import batches
-from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
-from ntkexp.kernel.record.tape import Tape, examples
-from ntkexp.kernel.record.taping import columns
-from ntkexp.kernel.secant.segment import Closure, explained
+from ntkexp.kernel.record.tape import examples
+from ntkexp.kernel.secant.segment import explained
 from ntkexp.library.module import (
     finite,
     named,

@@ -19,11 +19,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.features.gram import gram, trace
-from ntkexp.kernel.features.jacobian import Jacobian, in_few_uses
-from ntkexp.kernel.read.plan import Outputs, chunks, threads_for, wanted, work
+from ntkexp.kernel import Casts, Jacobian, NoRule, Outputs, Reader, Tape, gram
+from ntkexp.kernel.features.gram import trace
+from ntkexp.kernel.features.jacobian import in_few_uses
+from ntkexp.kernel.read.plan import chunks, threads_for, wanted, work
 from ntkexp.kernel.read.program_cache import outline
-from ntkexp.kernel.read.reader import FITS, Reader, fits
+from ntkexp.kernel.read.reader import FITS, fits
 from ntkexp.kernel.read.sketched import (
     InTurns,
     SketchedKernel,
@@ -32,10 +33,8 @@ from ntkexp.kernel.read.sketched import (
     remark,
     sketched_kernel,
 )
-from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
-from ntkexp.kernel.record.tape import Tape, as_inputs, examples, part
-from ntkexp.kernel.secant.call import NoRule
+from ntkexp.kernel.record.tape import as_inputs, examples, part
 from ntkexp.library.module import (
     finite,
     is_plain,

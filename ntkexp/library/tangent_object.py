@@ -20,8 +20,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from ntkexp.kernel import Casts
 from ntkexp.kernel.read.reader import kernel_bytes
-from ntkexp.kernel.record.casts import Casts
 from ntkexp.kernel.record.products import full_precision
 from ntkexp.kernel.record.tape import as_inputs, examples, part, tensors
 from ntkexp.library.module import named, of_module, reader_of, refuse_unfit

@@ -1,8 +1,7 @@
-"""The kernels of an infinitely wide network, as a function: block by block, in bounded memory, each by the engine that
-suits it.
+"""The kernels of an infinitely wide network, computed block by block in bounded memory.
 
-The places of the blocks follow from shapes alone, and each block from its own examples: they can be computed in any
-order, by any process, and again after a kill, to the same bits.
+The blocks depend on shapes only, and the numbers of a block on its own examples only. Processes can
+therefore compute blocks in any order, and again after a kill, with the same bits.
 """
 
 from __future__ import annotations
@@ -26,59 +25,67 @@ from ntkexp.limit.near import all_from_distances, resolves, with_near_pairs
 from ntkexp.limit.network import Kernels, Network, Side, cuts, network
 from ntkexp.mistake import Mistake, in_short, nearest
 
-# --- An engine computes a block: which one is chosen by what it knows and by shapes, never by clocks.
+# --- Engines: each computes the kernels of a block. The choice depends on layers and shapes, not on timings.
 
 
 ENGINES = ("auto", "torch", "fused")
 Engine: TypeAlias = Literal["auto", "torch", "fused"]
 Run: TypeAlias = Callable[[Side, Side, bool], Kernels]
-"""Two sides, and whether they are the same ↦ the kernels of a block, whose entries are finite."""
-ENOUGH = 3e7  # pairs of pixels times layers: a tenth of a second in torch, against the second that numba takes to load
+"""The map from two sides, and whether they are the same, to the finite kernels of a block."""
+MIN_FUSED_WORK = 3e7
+"""Pixel pairs times layers from which the fused engine pays: torch takes 0.1 s, loading numba 1 s."""
+
+
+def fused_obstacle(net: Network, x: Tensor) -> str | None:
+    """Return why the fused engine cannot compute these inputs, if it cannot, whatever the layers are."""
+    if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
+        return f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
+    scales = [scale for layer in every_layer(net.layers) for _, scale in layer]
+    if x.requires_grad or any(
+        isinstance(scale, Tensor) and scale.requires_grad for scale in scales
+    ):
+        return "it has no derivatives"
+    return None
 
 
 def engine_of(
     engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: float, threads: int | None
 ) -> Run:
-    """The requested engine, or the faster one for this number of pairs of examples."""
+    """Return the requested engine, or for `auto` the faster one for this number of example pairs."""
     if not isinstance(engine, str) or engine not in ENGINES:
         raise Mistake(
             f"engine={engine} is none of {', '.join(ENGINES)}{nearest(str(engine), ENGINES)}"
         )
     by_torch = partial(limit_network.kernels, net, memory_gb=memory_gb)
-    if engine == "torch" or (engine == "auto" and net.work * pairs < ENOUGH):
+    if engine == "torch" or (engine == "auto" and net.work * pairs < MIN_FUSED_WORK):
         return by_torch
-    # What the fused engine does not do, whatever the layers are; then whether it knows the layers.
-    scales = [scale for layer in every_layer(net.layers) for _, scale in layer]
-    if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
-        reason = f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
-    elif x.requires_grad or any(
-        isinstance(scale, Tensor) and scale.requires_grad for scale in scales
-    ):
-        reason = "it has no derivatives"
-    else:
+    obstacle = fused_obstacle(net, x)
+    if obstacle is None:
         try:
             fused_program = program(net.layers, net.shape)
         except NoFusedForm as missing:
-            reason = f"{missing} has no fused form"
-        else:
-            from ntkexp.limit.fused.run import kernels as fused_kernels  # noqa: PLC0415  numba loads slowly
+            obstacle = f"{missing} has no fused form"
+    if obstacle is not None:
+        if engine == "fused":
+            raise Mistake(f"engine=fused: {obstacle}; choose torch")
+        return by_torch
+    from ntkexp.limit.fused.run import kernels as fused_kernels  # noqa: PLC0415  numba loads slowly
 
-            threads = threads or torch.get_num_threads()
-            return partial(fused_kernels, fused_program, net, threads=threads, memory_gb=memory_gb)
-    if engine == "fused":
-        raise Mistake(f"engine=fused: {reason}; choose torch")
-    return by_torch
+    threads = threads or torch.get_num_threads()
+    return partial(fused_kernels, fused_program, net, threads=threads, memory_gb=memory_gb)
 
 
-WORK = 2**32  # pairs of pixels times layers in a block: seconds to a minute
-SIDES = (16, 2048)
+MAX_BLOCK_WORK = 2**32
+"""Pixel pairs times layers in a block: seconds to a minute."""
+MIN_BLOCK_SIDE = 16
+MAX_BLOCK_SIDE = 2048
 
 __all__ = ["BlockSlices", "KernelBlock", "block_slices", "blocks", "compute", "network"]
 
 
 @dataclass(frozen=True)
 class BlockSlices:
-    """A block has this place; the rows and columns of a `same` block are the same examples."""
+    """Rows and columns of a block; in a `same` block both are the same examples."""
 
     rows: slice
     columns: slice
@@ -87,7 +94,7 @@ class BlockSlices:
 
 @dataclass(frozen=True)
 class KernelBlock:
-    """Both kernels are known at a place."""
+    """Both kernels of a block."""
 
     place: BlockSlices
     nngp: Float[Tensor, "row column"]
@@ -95,7 +102,7 @@ class KernelBlock:
 
     @property
     def mirrored(self) -> KernelBlock:
-        """The block on the other side of the diagonal is this one, transposed."""
+        """The transposed block on the other side of the diagonal."""
         place = BlockSlices(self.place.columns, self.place.rows, self.place.same)
         return KernelBlock(place, self.nngp.t(), self.ntk.t())
 
@@ -103,16 +110,18 @@ class KernelBlock:
 def block_slices(
     net: Network, rows: int, columns: int | None, side: int | None = None
 ) -> list[BlockSlices]:
-    """The places of all blocks, row by row; of a symmetric kernel (`columns` is None) those on and above the diagonal.
+    """Return all blocks row by row, or those on and above the diagonal if `columns` is None.
+
+    `side` sets the number of examples on each side of a block.
 
     >>> from ntkexp.layer.affine import Dense
     >>> net = network((Dense(features=1),), (2,))
     >>> [(place.rows, place.columns) for place in block_slices(net, 5, None, side=3)][:2]
     [(slice(0, 3, None), slice(0, 3, None)), (slice(0, 3, None), slice(3, 5, None))]
     """
-    # What is done once per example costs little beside a block, and little is lost with a block.
-    least, most = SIDES
-    size = side or min(most, max(least, isqrt(WORK // net.work)))
+    # Large enough that the work per example is small compared with the work per pair, and small
+    # enough that a kill loses little.
+    size = side or min(MAX_BLOCK_SIDE, max(MIN_BLOCK_SIDE, isqrt(MAX_BLOCK_WORK // net.work)))
     return [
         BlockSlices(row, column, columns is None and row == column)
         for row in cuts(rows, size)
@@ -131,9 +140,7 @@ def compute(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> KernelBlock:
-    """Compute one block of both kernels between `x1` and `x2` (or `x1` itself), by the engine that suits it, in about
-    `memory_gb`.
-    """
+    """Compute one block of both kernels between `x1` and `x2`, or `x1` itself, in about `memory_gb`."""
     left = net.side(x1[place.rows])
     right = left if place.same else net.side((x1 if x2 is None else x2)[place.columns])
     run = engine_of(engine, net, left.x, len(left.x) * len(right.x), memory_gb, threads)
@@ -156,21 +163,22 @@ def blocks(
     threads: int | None = None,
     side: int | None = None,
 ) -> Iterator[KernelBlock]:
-    """Compute all blocks of both kernels, one at a time; `side` is how many examples long they are, if not as long as
-    usual.
-    """
+    """Compute all blocks of both kernels, one at a time."""
     for place in block_slices(net, len(x1), None if x2 is None else len(x2), side):
         yield compute(net, place, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)
 
 
-MOST = 1e9  # GB
+MAX_MEMORY_GB = 1e9
+MAX_THREADS = 10**9
 
 
 class InfiniteKernels(NamedTuple):
-    """The kernels of an infinitely wide network, between the examples of two sides."""
+    """Both kernels of an infinitely wide network."""
 
-    nngp: Float[Tensor, "row column"]  # of its outputs before training
-    ntk: Float[Tensor, "row column"]  # by which it is trained
+    nngp: Float[Tensor, "row column"]
+    """The covariance of the outputs before training."""
+    ntk: Float[Tensor, "row column"]
+    """The tangent kernel."""
 
 
 def infinite_kernel(
@@ -182,10 +190,10 @@ def infinite_kernel(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> InfiniteKernels:
-    """The kernels of layers that are written down; `ntkexp.infinite_kernel` says what they are, and reads modules too.
+    """Compute both kernels of a specification; `ntkexp.infinite_kernel` documents it and reads modules too.
 
-    Without x2 the examples are paired with themselves, and where one meets itself nothing is rounded that is 1 by
-    definition. Beside its result, a call takes up to `memory_gb`.
+    Without `x2`, pair the examples of `x1` with each other. The correlation of an example with itself is
+    then exactly 1. A call uses up to `memory_gb` in addition to its result.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     >>> nngp, ntk = infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x)
@@ -194,14 +202,15 @@ def infinite_kernel(
             [1.0000, 3.0000]], dtype=torch.float64)
     """
     refuse_unfit(x1, x2, memory_gb)
-    if threads is not None and (not isinstance(threads, int) or not 0 < threads < MOST):
+    is_thread_count = isinstance(threads, int) and 0 < threads < MAX_THREADS
+    if threads is not None and not is_thread_count:
         raise Mistake(f"threads={in_short(threads)}: it takes a whole number > 0")
     net = network(parse_layers(spec), tuple(x1.shape[1:]))
     shape = (len(x1), len(x1 if x2 is None else x2))
-    side = (
-        max(shape) if len(net.shape) == 1 else None
-    )  # beside its result, a block of vectors takes next to nothing
-    nngp, ntk = x1.new_empty(shape), x1.new_empty(shape)
+    # A block of vectors needs hardly any memory in addition to its result.
+    side = max(shape) if len(net.shape) == 1 else None
+    nngp = x1.new_empty(shape)
+    ntk = x1.new_empty(shape)
     for block in blocks(
         net, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads, side=side
     ):
@@ -214,40 +223,56 @@ def infinite_kernel(
 
 
 def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
-    """Inputs are finite numbers, of one shape."""
-    if not isinstance(memory_gb, int | float) or not 0 < memory_gb < MOST:
+    """Raise unless the inputs are finite floating-point tensors with equal example shapes."""
+    if not isinstance(memory_gb, int | float) or not 0 < memory_gb < MAX_MEMORY_GB:
         raise Mistake(
-            f"memory_gb={in_short(memory_gb)}: it takes a number > 0, and the machine has less than {MOST:g}"
+            f"memory_gb={in_short(memory_gb)}: it takes a number > 0, and the machine has less "
+            f"than {MAX_MEMORY_GB:g}"
         )
-    for name, x in (("x1", x1), *(() if x2 is None else (("x2", x2),))):
-        if not isinstance(x, Tensor):
-            raise Mistake(f"{name} is a {type(x).__name__}; give a tensor [example, …]")
-        if x.is_nested or x.layout is not torch.strided or x.is_meta or x.is_quantized:
-            raise Mistake(
-                f"{name} is nested, sparse, quantized or without numbers; give a plain tensor [example, …]"
-            )
-        if x.dim() < 2 or not x.is_floating_point():
-            raise Mistake(
-                f"{name} is {x.dtype} of shape {list(x.shape)}; it takes floating numbers [example, …]"
-            )
+    inputs = {"x1": x1}
+    if x2 is not None:
+        inputs["x2"] = x2
+    for name, x in inputs.items():
+        refuse_tensor(name, x)
         if x.shape[1:] != x1.shape[1:] or x.dtype != x1.dtype:
             raise Mistake(
                 f"x1 has examples of shape {list(x1.shape[1:])} and {x1.dtype}, "
                 f"x2 of {list(x.shape[1:])} and {x.dtype}; they are of one kind"
             )
-        # The largest entry of each example, or what is not finite there.
-        if x[:1].numel():
-            parts = split_portions(x.detach().flatten(1), x[0].numel())
-            sizes = torch.cat([torch.maximum(part.amax(1), -part.amin(1)) for part in parts])
-        else:
-            sizes = x.detach().flatten(1).sum(1)
-        kind = torch.finfo(sizes.dtype)
-        tiny = (sizes > 0) & (
-            sizes < (kind.tiny / kind.eps) ** 0.5
-        )  # whose squares are no normal numbers
-        for odd, what, advice in (
-            (~sizes.isfinite(), "has entries that are not finite, the first", ""),
-            (tiny, "is so small that its squares lose digits,", "; scale it up"),
-        ):
-            if odd.any():
-                raise Mistake(f"{name} {what} in example {int(odd.nonzero()[0])}{advice}")
+        refuse_numbers(name, x)
+
+
+def refuse_tensor(name: str, x: Tensor) -> None:
+    """Raise unless x is a plain floating-point tensor [example, …]."""
+    if not isinstance(x, Tensor):
+        raise Mistake(f"{name} is a {type(x).__name__}; give a tensor [example, …]")
+    if x.is_nested or x.layout is not torch.strided or x.is_meta or x.is_quantized:
+        raise Mistake(
+            f"{name} is nested, sparse, quantized or without numbers; give a plain tensor "
+            "[example, …]"
+        )
+    if x.dim() < 2 or not x.is_floating_point():
+        raise Mistake(
+            f"{name} is {x.dtype} of shape {list(x.shape)}; it takes floating numbers [example, …]"
+        )
+
+
+def refuse_numbers(name: str, x: Tensor) -> None:
+    """Raise if an entry is not finite, or if an example is so small that its squares underflow."""
+    # The largest absolute entry of each example; not finite if an entry is not.
+    if x[:1].numel():
+        parts = split_portions(x.detach().flatten(1), x[0].numel())
+        sizes = torch.cat([torch.maximum(part.amax(1), -part.amin(1)) for part in parts])
+    else:
+        sizes = x.detach().flatten(1).sum(1)
+    infinite = ~sizes.isfinite()
+    if infinite.any():
+        first = int(infinite.nonzero()[0])
+        raise Mistake(f"{name} has entries that are not finite, the first in example {first}")
+    limits = torch.finfo(sizes.dtype)
+    tiny = (sizes > 0) & (sizes < (limits.tiny / limits.eps) ** 0.5)
+    if tiny.any():
+        first = int(tiny.nonzero()[0])
+        raise Mistake(
+            f"{name} is so small that its squares lose digits, in example {first}; scale it up"
+        )

@@ -1,15 +1,15 @@
-"""Pairs of examples that are nearly equal or opposite, whose kernels are computed again from their distances.
+"""Pairs of nearly equal or opposite examples: recompute their kernels from distances.
 
-The engines know a pair by its covariance c. Rounding moves the correlation ρ = c/√(q₁q₂) by a few eps, and so the angle
-of the pair by eps/√(2(1 − |ρ|)), and with it the tangent kernel of a ReLU: at a distance of 1e-7 it has nine digits
-left, and at 1e-4 in single precision four. From the distance itself none are lost.
-
-Most examples are far from each other, so the engines stay as they are, and only near pairs are computed twice.
+The engines compute a pair's angle from its covariance c. Rounding changes the correlation ρ = c/√(q₁q₂)
+by a few eps and the angle by eps/√(2(1 − |ρ|)). The tangent kernel of a ReLU network depends on the
+angle: at a distance of 1e-7 it keeps nine digits, and in single precision at 1e-4 four. A computation
+from the distance ‖x − x′‖ loses no digits. Near pairs are rare, so only these are computed twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import sqrt
 from typing import TypeAlias
 
@@ -24,129 +24,153 @@ from ntkexp.layer.spec import every_layer
 from ntkexp.limit.network import Kernels, Network, Side, cuts, finite, kernels_of_pairs
 from ntkexp.stream import stream
 
-NEAR = {torch.float64: 1e-6, torch.float32: 1e-5}
-"""1 − |ρ| of the inputs, up to which a pair is near: there a layer loses 1e-13 of a kernel, or 2e-5."""
-DEVIATIONS = 3.0  # at half the distance, where twice as much would be lost, these are six
+MAX_NEAR_REST = {torch.float64: 1e-6, torch.float32: 1e-5}
+"""A pair is near if 1 − |ρ| of its inputs is at most this. A layer then loses 1e-13 or 2e-5 of a kernel."""
+SEARCH_DEVIATIONS = 3.0
+"""Search radius in standard deviations of a projected difference. At half the distance, where rounding
+costs twice as much, the radius is six deviations."""
 PROJECTIONS = 2
 Places: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
+"""Row and column indices of pairs."""
 
 
 def resolves(network: Network) -> bool:
-    """Whether distances help: a layer needs them, and pixels meet only themselves on the way."""
-    layers = (
-        layer for layer in every_layer(network.layers) if isinstance(layer, AbstractPointwise)
-    )
-    return any(layer.resolves for layer in layers) and network.pairs == Pairs.equal(
-        network.shape[1:]
+    """Return whether distances help: a layer uses them, and pixels are paired only with themselves."""
+    pairs_equal_pixels = network.pairs == Pairs.equal(network.shape[1:])
+    layers = every_layer(network.layers)
+    return pairs_equal_pixels and any(
+        isinstance(layer, AbstractPointwise) and layer.resolves for layer in layers
     )
 
 
 def with_near_pairs(
     network: Network, left: Side, right: Side, same: bool, kernels: Kernels
 ) -> Kernels:
-    """The kernels of a block, with those of near pairs from their distances."""
-    rest = NEAR.get(left.x.dtype)
+    """Replace the kernels of near pairs by values computed from distances."""
+    rest = MAX_NEAR_REST.get(left.x.dtype)
     if rest is None or not resolves(network):
         return kernels
-    changed = False
+    block = BlockSides(network, left, right, same)
+    has_changed = False
     for places in near_pairs(left.x.detach().flatten(1), right.x.detach().flatten(1), same, rest):
-        changed |= fill(network, left, right, same, kernels, places)
-    return finite(kernels) if changed else kernels
+        has_changed |= block.fill(kernels, places)
+    return finite(kernels) if has_changed else kernels
 
 
 def all_from_distances(network: Network, left: Side, right: Side, same: bool) -> Kernels:
-    """The kernels of a block in which an engine could not tell near neighbours apart."""
-    shape = len(left.x), len(right.x)
-    kernels = left.x.new_zeros(shape), left.x.new_zeros(shape)
-    for row in range(shape[0]):
-        columns = torch.arange(row + 1 if same else 0, shape[1], device=left.x.device)
-        fill(network, left, right, same, kernels, (torch.full_like(columns, row), columns))
+    """Compute a block from distances, if an engine could not resolve near pairs."""
+    rows, columns = len(left.x), len(right.x)
+    kernels = left.x.new_zeros(rows, columns), left.x.new_zeros(rows, columns)
+    block = BlockSides(network, left, right, same)
+    for row in range(rows):
+        others = torch.arange(row + 1 if same else 0, columns, device=left.x.device)
+        block.fill(kernels, (torch.full_like(others, row), others))
     if same:
-        everyone = torch.arange(shape[0], device=left.x.device)
-        own = kernels_of_pairs(network, left, right, same=True)
-        for whole, values in zip(kernels, own, strict=True):
-            whole[everyone, everyone] = values
+        diagonal = torch.arange(rows, device=left.x.device)
+        values_by_kernel = kernels_of_pairs(network, left, right, same=True)
+        for kernel, values in zip(kernels, values_by_kernel, strict=True):
+            kernel[diagonal, diagonal] = values
     return finite(kernels)
 
 
-def fill(
-    network: Network, left: Side, right: Side, same: bool, kernels: Kernels, places: Places
-) -> bool:
-    """Fill in the pairs at these places, and their mirror images if both sides are the same. Return whether there were
-    any."""
-    rows, columns = places
-    if not len(rows):
-        return False
-    found = kernels_of_pairs(network, left.part(rows), right.part(columns), same=False)
-    for whole, values in zip(kernels, found, strict=True):
-        whole[rows, columns] = values
-        if same:
-            whole[columns, rows] = values
-    return True
+@dataclass(frozen=True)
+class BlockSides:
+    """A network, and the two sides of a block."""
+
+    network: Network
+    left: Side
+    right: Side
+    same: bool
+
+    def fill(self, kernels: Kernels, places: Places) -> bool:
+        """Write the kernels of some pairs, and their mirror images if both sides are the same.
+
+        Return False if there are no pairs.
+        """
+        rows, columns = places
+        if not len(rows):
+            return False
+        pairs = self.left.part(rows), self.right.part(columns)
+        values_by_kernel = kernels_of_pairs(self.network, *pairs, same=False)
+        for kernel, values in zip(kernels, values_by_kernel, strict=True):
+            kernel[rows, columns] = values
+            if self.same:
+                kernel[columns, rows] = values
+        return True
 
 
-# --- The search. Near examples, divided by their lengths, have nearly the same projections on any axis, or opposite
-# ones. So examples are sorted by one projection, neighbours in this order are compared by others, and few remain.
+# --- The search for near pairs
+#
+# Near examples, divided by their norms, have nearly equal or nearly opposite projections on every axis.
+# Sort the examples by one projection, compare neighbours in this order by the other projections, and
+# compute the distances of the few pairs that remain.
 
 
 def near_pairs(
     x1: Float[Tensor, "row number"], x2: Float[Tensor, "column number"], same: bool, rest: float
 ) -> Iterator[Places]:
-    """The places of pairs with 1 − |ρ| ≤ rest, some at a time; above the diagonal if both sides are the same."""
-    axes = torch.randn(
-        PROJECTIONS, x1.shape[1], generator=stream("near pairs"), dtype=torch.float64
-    ).to(x1)
-    lengths1, keys = projected(x1, axes)
-    lengths2, others = (lengths1, keys) if same else projected(x2, axes)
-    reach = DEVIATIONS * sqrt(
-        2 * rest
-    )  # u − v has the length √(2 (1 − ρ)), and projections of this deviation
+    """Yield groups of pairs with 1 − |ρ| ≤ rest, above the diagonal if both sides are the same."""
+    generator = stream("near pairs")
+    axes = torch.randn(PROJECTIONS, x1.shape[1], generator=generator, dtype=torch.float64).to(x1)
+    norms1, keys1 = projected(x1, axes)
+    norms2, keys2 = (norms1, keys1) if same else projected(x2, axes)
+    # ‖u − v‖ = √(2 (1 − ρ)) for unit vectors; their projections differ by about as much.
+    radius = SEARCH_DEVIATIONS * sqrt(2 * rest)
     for sign in (1.0, -1.0):
-        for places in within(keys[0], sign * others[0], reach):
+        for candidates in within(keys1[0], sign * keys2[0], radius):
+            places = candidates
             if same:
-                places = kept(places, places[0] < places[1])  # noqa: PLW2901  fewer with each test
-            for key, other in zip(keys[1:], others[1:], strict=True):
-                apart = (key[places[0]] - sign * other[places[1]]).abs()
-                places = kept(places, apart <= reach)  # noqa: PLW2901
+                places = select(places, places[0] < places[1])
+            for key1, key2 in zip(keys1[1:], keys2[1:], strict=True):
+                gap = (key1[places[0]] - sign * key2[places[1]]).abs()
+                places = select(places, gap <= radius)
             for part in cuts(len(places[0]), max(1, PORTION // x1.shape[1])):
                 rows, columns = places[0][part], places[1][part]
-                difference = x1[rows] / lengths1[rows] - sign * x2[columns] / lengths2[columns]
-                yield kept((rows, columns), difference.square().sum(1) <= 2 * rest)
+                difference = x1[rows] / norms1[rows] - sign * x2[columns] / norms2[columns]
+                yield select((rows, columns), difference.square().sum(1) <= 2 * rest)
 
 
-def kept(
-    places: Places, chosen: Bool[Tensor, " pair"]
+def select(
+    places: Places, mask: Bool[Tensor, " pair"]
 ) -> tuple[Int[Tensor, " some"], Int[Tensor, " some"]]:
-    return places[0][chosen], places[1][chosen]
+    return places[0][mask], places[1][mask]
 
 
 def projected(
     x: Float[Tensor, "example number"], axes: Float[Tensor, "axis number"]
 ) -> tuple[Float[Tensor, "example 1"], Float[Tensor, "axis example"]]:
-    """The lengths of examples, and the projections of their units. An example of zeros is far from all others."""
-    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    length = torch.where(length > 0, length, 1.0)
-    keys = [
-        torch.mv(x, axis) / length[:, 0] for axis in axes
-    ]  # faster than a product with a narrow matrix
-    return length, torch.stack(keys)
+    """Return the norms of the examples, and the projections of their unit vectors.
+
+    A zero example gets norm 1, so that it is far from all others.
+    """
+    norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    norm = torch.where(norm > 0, norm, 1.0)
+    # Faster than one product with a narrow matrix.
+    keys = [torch.mv(x, axis) / norm[:, 0] for axis in axes]
+    return norm, torch.stack(keys)
 
 
 def within(
-    keys: Float[Tensor, " row"], others: Float[Tensor, " column"], reach: float
+    keys: Float[Tensor, " row"], others: Float[Tensor, " column"], radius: float
 ) -> Iterator[Places]:
-    """The places of pairs of numbers that differ by at most `reach`, some at a time.
+    """Yield groups of pairs of numbers that differ by at most `radius`.
 
-    >>> [[each.tolist() for each in some] for some in within(torch.tensor([0.0, 5.0]), torch.tensor([5.5, 0.5]), 1.0)]
-    [[[0, 1], [1, 0]]]
+    >>> keys, others = torch.tensor([0.0, 5.0]), torch.tensor([5.5, 0.5])
+    >>> [(rows.tolist(), columns.tolist()) for rows, columns in within(keys, others, 1.0)]
+    [([0, 1], [1, 0])]
     """
+    # For each key: its first match in sorted order, and the number of matches.
     ordered, order = others.sort()
-    first = torch.searchsorted(ordered, keys - reach)
-    counts = torch.searchsorted(ordered, keys + reach, right=True) - first
+    first = torch.searchsorted(ordered, keys - radius)
+    counts = torch.searchsorted(ordered, keys + radius, right=True) - first
+    # Groups of consecutive keys with about PORTION matches together
     group = counts.cumsum(0) // PORTION
     sizes = torch.unique_consecutive(group, return_counts=True)[1].tolist()
-    for some in torch.split(torch.arange(len(keys), device=keys.device), sizes):
-        rows = torch.repeat_interleave(some, counts[some])
-        begun = torch.repeat_interleave(counts[some].cumsum(0) - counts[some], counts[some])
-        place = torch.arange(len(rows), device=keys.device) - begun
-        yield rows, order[first[rows] + place]
+    for keys_of_group in torch.split(torch.arange(len(keys), device=keys.device), sizes):
+        group_counts = counts[keys_of_group]
+        rows = torch.repeat_interleave(keys_of_group, group_counts)
+        matches_before = torch.repeat_interleave(
+            group_counts.cumsum(0) - group_counts, group_counts
+        )
+        match = torch.arange(len(rows), device=keys.device) - matches_before
+        yield rows, order[first[rows] + match]

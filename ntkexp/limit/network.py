@@ -1,6 +1,4 @@
-"""Layers as a network whose limit is taken, and the readable engine: the recursion in torch, on any device,
-differentiable.
-"""
+"""A network of infinite width, and the engine in torch: readable, differentiable, for every device."""
 
 from __future__ import annotations
 
@@ -20,13 +18,16 @@ from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten
 from ntkexp.mistake import Mistake
 
-CHUNK = 2**20  # numbers in a tensor, so that what follows one another meets in the cache
+CHUNK_NUMBERS = 2**20
+"""Numbers in a tensor, few enough that successive operations find them in the cache."""
 Kernels = tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]
 """NNGP and tangent kernel."""
 
 
 def network(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Network:
-    """The network for examples of this shape: the layers fit it, have a limit, and end in vectors, or are refused.
+    """Return the network for examples of this shape.
+
+    Raise if the layers do not fit the shape, have no infinite-width limit, or end in images.
 
     >>> from ntkexp.layer.linear import MaxPool
     >>> network((MaxPool(), Flatten()), (3, 8, 8))
@@ -37,18 +38,17 @@ def network(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Networ
         raise Mistake("a network without layers has no kernel; give it at least one")
     if 0 in shape or not shape:
         raise Mistake(
-            f"examples of shape {list(shape)} have no kernel; give them a channel and a pixel at least"
+            f"examples of shape {list(shape)} have no kernel; give them a channel and a pixel at "
+            "least"
         )
-    if isinstance(layers[0], Flatten):  # of inputs: their kernel is that of vectors
-        return (
-            network((*layers[1:],), (prod(shape),))
-            if len(layers) > 1
-            else Network((), (prod(shape),))
-        )
-    after = base.shapes(layers, shape)[-1]
-    if len(after) > 1:
+    if isinstance(layers[0], Flatten):  # the inputs are vectors
+        size = prod(shape)
+        return network((*layers[1:],), (size,)) if len(layers) > 1 else Network((), (size,))
+    output_shape = base.shapes(layers, shape)[-1]
+    if len(output_shape) > 1:
         raise Mistake(
-            f"the layers end in {list(after)}, an image; end them with Flatten or GlobalAvgPool, and Dense"
+            f"the layers end in {list(output_shape)}, an image; end them with Flatten or "
+            "GlobalAvgPool, and Dense"
         )
     base.carry(layers, Signal())
     return Network(layers, shape)
@@ -56,100 +56,110 @@ def network(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Networ
 
 @dataclass(frozen=True)
 class Network:
-    """Layers, and the shape of the examples that reach the first of them."""
+    """Layers, and the shape of an example."""
 
     layers: tuple[AbstractLayer, ...]
     shape: tuple[int, ...]
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The pairs of pixels of two inputs that play a part."""
+        """The pixel pairs of two inputs that the outputs depend on."""
         return base.need(self.layers, Pairs((), ()), self.shape)
 
     @cached_property
     def own(self) -> Pairs:
-        """The pairs of pixels of an input with itself that play a part."""
+        """The pixel pairs of one input that its variances depend on."""
         return base.need_own(self.layers, None, self.shape) or Pairs.equal(self.shape[1:])
 
     @property
     def work(self) -> int:
-        """What a pair of examples takes: pairs of pixels times layers."""
+        """The cost of a pair of examples: pixel pairs times layers."""
         return self.pairs.count * max(1, len(self.layers))
 
     def side(self, x: Float[Tensor, "example *shape"]) -> Side:
-        """Examples as one side of a kernel: their variances are found once, not once for every pair."""
+        """Compute the variances of examples, once for all pairs that contain them."""
         x = x.reshape(-1, *self.shape)
-        parts = torch.split(x, max(1, CHUNK // self.own.count))
-        found = [
+        parts = torch.split(x, max(1, CHUNK_NUMBERS // self.own.count))
+        by_part = [
             base.push(self.layers, Covariance.alone(part, self.own), self.shape).left
             for part in parts
         ]
-        return Side(x, tuple(torch.cat(each) for each in zip(*found, strict=True)))
+        variances = [torch.cat(of_layer) for of_layer in zip(*by_part, strict=True)]
+        return Side(x, tuple(variances))
 
 
 @dataclass(frozen=True)
 class Side:
-    """Examples, and the variances that each nonlinear layer meets."""
+    """Examples, and their variances at the input of each nonlinear layer."""
 
     x: Float[Tensor, "example *shape"]
     variances: Variances
 
     def part(self, rows: slice | Int[Tensor, " row"]) -> Side:
-        """Take the side of some of the examples."""
+        """Return the side with these examples only."""
         return Side(self.x[rows], tuple(variance[rows] for variance in self.variances))
 
 
 def finite(kernels: Kernels) -> Kernels:
-    """The same kernels, if all entries are finite."""
+    """Return the kernels, or raise if an entry is not finite."""
     for name, values in zip(("NNGP", "tangent"), kernels, strict=True):
-        # A sum is quick, and not finite if an entry is not.
+        # Check the sum first: it is fast, and not finite if an entry is not.
         if not values.detach().sum().isfinite() and not values.isfinite().all():
-            kind = str(values.dtype).removeprefix("torch.")
+            dtype = str(values.dtype).removeprefix("torch.")
             raise Mistake(
-                f"the {name} kernel has entries beyond {kind}; lower W_std, or scale the inputs down"
+                f"the {name} kernel has entries beyond {dtype}; lower W_std, or scale the inputs "
+                "down"
             )
     return kernels
 
 
-# --- The readable engine: the recursion in torch, on any device and in any precision, differentiable.
+# --- The engine in torch
 #
-# A block is cut into chunks so that memory is bounded, and so that on a CPU a chunk's tensors stay in the cache.
-# Where both sides are the same, each pair of chunks is computed once, and the kernels are symmetric to the last
-# bit.
+# It cuts a block into chunks, which bounds the memory and, on a CPU, keeps a chunk's tensors in the
+# cache. If both sides are the same, it computes each pair of chunks once, and the kernels are
+# symmetric to the last bit.
 
 
-COPIES = 32  # tensors of a chunk's size that live at once: 19 to 29 on dense, pooled, residual and GELU networks
+COPIES = 32
+"""Tensors of a chunk's size that exist at once; 19 to 29 were measured on several architectures."""
 
 
 def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: float) -> Kernels:
+    """Compute both kernels of a block."""
     rows, columns = chunk(network, left, right, memory_gb)
     shape = (len(left.x), len(right.x))
-    nngp, ntk = left.x.new_empty(shape), left.x.new_empty(shape)
+    block = left.x.new_empty(shape), left.x.new_empty(shape)
     for row in cuts(shape[0], rows):
         for column in cuts(shape[1], rows if same else columns):
             if same and column.start < row.start:
                 continue
-            one, two, itself = left.part(row), right.part(column), same and row == column
+            one = left.part(row)
+            two = right.part(column)
+            itself = same and row == column
             start = Covariance.between(
                 one.x, two.x, network.pairs, one.variances, two.variances, itself
             )
-            kernels = kernels_of(base.push(network.layers, start, network.shape))
-            for whole, values in zip((nngp, ntk), kernels, strict=True):
-                whole[row, column] = symmetric(values) if itself else values
+            chunks = kernels_of(base.push(network.layers, start, network.shape))
+            for kernel, values in zip(block, chunks, strict=True):
+                kernel[row, column] = symmetric(values) if itself else values
                 if same and not itself:
-                    whole[column, row] = values.t()
-    return finite((nngp, ntk))
+                    kernel[column, row] = values.t()
+    return finite(block)
 
 
 def kernels_of_pairs(
     network: Network, left: Side, right: Side, same: bool
 ) -> tuple[Tensor, Tensor]:
-    """K and Θ of each example on the left with the one on the right at the same place, from their distances: no digits
-    of nearly equal or opposite examples cancel."""
-    size = max(1, CHUNK // max(network.pairs.count, left.x[0].numel()))
-    nngp, ntk = list[Tensor](), list[Tensor]()
+    """Compute K and Θ of the k-th left with the k-th right example, for all k, from distances.
+
+    No digits cancel, even if the examples are nearly equal or opposite.
+    """
+    size = max(1, CHUNK_NUMBERS // max(network.pairs.count, left.x[0].numel()))
+    nngp: list[Tensor] = []
+    ntk: list[Tensor] = []
     for part in cuts(len(left.x), size):
-        one, two = left.part(part), right.part(part)
+        one = left.part(part)
+        two = right.part(part)
         start = Covariance.of_pairs(one.x, two.x, network.pairs, one.variances, two.variances, same)
         kernels = kernels_of(base.push(network.layers, start, network.shape))
         nngp.append(kernels[0][:, 0])
@@ -158,30 +168,32 @@ def kernels_of_pairs(
 
 
 def kernels_of(covariance: Covariance) -> Kernels:
-    """K and Θ of two sides."""
     assert covariance.ntk is not None
     return covariance.nngp, covariance.ntk
 
 
 def chunk(network: Network, left: Side, right: Side, memory_gb: float) -> tuple[int, int]:
-    """The number of rows, and of columns, that are computed at a time."""
-    if any(values.requires_grad for side in (left, right) for values in (side.x, *side.variances)):
-        return len(left.x), len(right.x)  # the graph keeps everything, however it is cut
+    """Return the number of rows and columns of a chunk."""
+    tensors = [left.x, *left.variances, right.x, *right.variances]
+    if any(values.requires_grad for values in tensors):
+        return len(left.x), len(right.x)  # autograd stores all chunks anyway
     pairs = network.pairs.count
-    most = int(memory_gb * 1e9 / (COPIES * left.x.element_size()))
-    if most < pairs:
-        needed = 1.05 * COPIES * left.x.element_size() * pairs / 1e9  # rounded, it is still enough
+    bytes_per_number = COPIES * left.x.element_size()
+    max_numbers = int(memory_gb * 1e9 / bytes_per_number)
+    if max_numbers < pairs:
+        needed = 1.05 * bytes_per_number * pairs / 1e9  # enough even after rounding
         raise Mistake(
-            f"one pair of these examples needs {needed:.2g} GB, and a block may take {memory_gb:g}; raise memory_gb"
+            f"one pair of these examples needs {needed:.2g} GB, and a block may take "
+            f"{memory_gb:g}; raise memory_gb"
         )
     if left.x.device.type == "cpu":
-        most = min(most, max(CHUNK, pairs))
-    rows = min(len(left.x), max(1, isqrt(most // pairs)))
-    return rows, max(1, most // (pairs * rows))
+        max_numbers = min(max_numbers, max(CHUNK_NUMBERS, pairs))
+    rows = min(len(left.x), max(1, isqrt(max_numbers // pairs)))
+    return rows, max(1, max_numbers // (pairs * rows))
 
 
 def cuts(count: int, size: int) -> Iterator[slice]:
-    """The slices into which a length is cut.
+    """Yield slices of at most `size` that cover `count`.
 
     >>> list(cuts(5, 3))
     [slice(0, 3, None), slice(3, 5, None)]
@@ -190,5 +202,5 @@ def cuts(count: int, size: int) -> Iterator[slice]:
 
 
 def symmetric(values: Tensor) -> Tensor:
-    """A matrix whose upper triangle is put on both sides."""
+    """Return a symmetric matrix with this upper triangle."""
     return values.triu() + values.triu(1).t()

@@ -1,5 +1,8 @@
-"""A module as a function of its weights, and what must be put right first: checkpoints of activations, several
-outputs, batch norm of one example.
+"""A module as a function of its weights.
+
+`function_of` turns a module into a function (weights, inputs) ↦ outputs. The other functions here
+prepare for that: they copy modules, choose one of several outputs, report layers that depend on the
+batch, and switch off checkpoints of activations, which recompute with wrong weights.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from ntkexp.kernel.record.tape import examples, map_tensors
 from ntkexp.kernel.record.taping import is_out_of_memory
@@ -31,20 +34,21 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 
 def weights_of(module: nn.Module) -> Weights:
-    """The parameters that are trained, detached from the module's graph."""
+    """Return the trained parameters, detached from the module's graph."""
     return {
         name: weight.detach() for name, weight in module.named_parameters() if weight.requires_grad
     }
 
 
 def load_tensors(path: Path, device: str = "cpu", *, mmap: bool = False) -> dict[str, Any]:
-    """Tensors and numbers that torch has saved; nothing of a file that holds anything else is carried out."""
+    """Load a file that `torch.save` wrote. A file that holds other objects is refused; none of its
+    code is run."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # the refusal says it
-            tensors: dict[str, Any] = torch.load(
+        with warnings.catch_warnings(action="ignore"):  # the error below says the same
+            content: dict[str, Any] = torch.load(
                 path, map_location=device, weights_only=True, mmap=mmap
             )
-        return dict(tensors)
+        return dict(content)
     except (
         UnpicklingError,
         RuntimeError,
@@ -59,41 +63,109 @@ def load_tensors(path: Path, device: str = "cpu", *, mmap: bool = False) -> dict
         ) from None
 
 
-def function_of(module: nn.Module, output: str | int | None = None) -> Function:
-    """Turn the module into a function: weights, inputs ↦ outputs. Weights and buffers that are not given are the
-    module's own.
+# --- The function of a module.
 
-    A tuple of inputs is given by position, a mapping by name; `output` picks one of several outputs.
 
-    Buffers are passed as copies: a module that writes to one does not change itself.
+def function_of(
+    module: nn.Module,
+    output: str | int | None = None,
+    *,
+    any_mode: bool = False,
+) -> Function:
+    """Return the module as a function (weights, inputs) ↦ outputs.
+
+    The function takes a tuple of inputs by position and a mapping by name. Weights and buffers that
+    a caller leaves out are those of the module. Buffers are passed as copies, so a call does not
+    change the module. `output` picks one of several outputs. Layers that are random or couple the
+    examples of a batch are refused unless `any_mode`.
     """
-    if reasons := list(training_modes(module)):
-        in_training = any(layer.training for layer in module.modules())
-        advice = "call module.eval() first" if in_training else "let it track running statistics"
-        raise Mistake(
-            f"{reasons[0]}; {advice}, so that each output depends on its own example alone"
-        )
-    return function_as_it_is(module, output)
+    if not any_mode:
+        refuse_training_modes(module)
+
+    def function(weights: Weights, inputs: Inputs) -> Tensor:
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        args, kwargs = arguments(inputs)
+        single = InOrder() if examples(inputs) == 1 else nullcontext()
+        with without_checkpoints(), single:
+            answer = called(module, {**buffers, **weights}, args, kwargs)
+        return choose_output(answer, output)
+
+    return function
+
+
+def arguments(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Split inputs into arguments by position and by name."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple):
+        return inputs, {}
+    return (inputs,), {}
+
+
+def called(
+    module: nn.Module,
+    values: Mapping[str, Tensor],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None = None,
+) -> Any:
+    """Call a module with other parameters and buffers.
+
+    A layer that a module holds twice has two names for each parameter. Each value replaces the
+    parameter under all of its names; `functional_call` alone would leave the new value behind in
+    such a layer. Embeddings with `max_norm` change their weights in place, and get a copy.
+
+    >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
+    >>> before = layer.weight
+    >>> called(twice, {"0.weight": torch.zeros(1, 1)}, (torch.ones(1, 1),)).tolist(), layer.weight is before
+    ([[0.0]], True)
+    """
+    names = dict(named_members(module, all_names=True))
+    value_of = {id(names[name]): value for name, value in values.items()}
+    for weight in weights_with_max_norm(module):
+        value_of[id(weight)] = value_of.get(id(weight), weight).clone()
+    replaced = {
+        name: value_of[id(member)]
+        for name, member in named_members(module)
+        if id(member) in value_of
+    }
+    return functional_call(module, replaced, args, dict(kwargs or {}), tie_weights=False)
+
+
+def weights_with_max_norm(module: nn.Module) -> Iterator[Tensor]:
+    """Yield the weights of embeddings with `max_norm`, which every lookup shortens in place."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            yield from layer.parameters(recurse=False)
+
+
+def named_members(module: nn.Module, *, all_names: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and buffers of all layers. A layer that is held twice comes once, or under
+    `all_names`."""
+    for prefix, layer in module.named_modules(remove_duplicate=not all_names):
+        yield from layer.named_parameters(prefix, recurse=False, remove_duplicate=False)
+        yield from layer.named_buffers(prefix, recurse=False, remove_duplicate=False)
 
 
 def copied(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Module:
-    """Copy a module. `memo` maps ids of objects to what stands for them in the copy, as for `copy.deepcopy`.
+    """Return a copy of a module. As for `copy.deepcopy`, `memo` maps ids of objects to replacements
+    in the copy.
 
-    A layer may hold a tensor that it has computed, with its graph: a hidden state that it keeps for later, or the
-    weight of the older `weight_norm` and of pruning. torch refuses to copy such a tensor, so its numbers are copied.
+    A layer may hold a computed tensor with its graph, such as a hidden state, or the weight under
+    `weight_norm` or pruning. `deepcopy` refuses such tensors, so the copy holds their values
+    without the graph.
 
     >>> from torch.nn.utils import prune
     >>> layer = prune.l1_unstructured(nn.Linear(2, 2), "weight", 0.5)
     >>> layer.weight.is_leaf, copied(layer).weight.is_leaf
     (False, True)
     """
-    known = dict(memo or {})
+    replacements = dict(memo or {})
     for layer in module.modules():
-        for value in tree_flatten(vars(layer))[0]:
+        for value in tree_leaves(vars(layer)):
             if isinstance(value, Tensor) and not value.is_leaf:
-                known[id(value)] = value.detach().clone()
+                replacements[id(value)] = value.detach().clone()
     try:
-        return deepcopy(module, known)
+        return deepcopy(module, replacements)
     except Exception as error:  # a module may hold anything, such as a lock or an open file
         if is_out_of_memory(error):
             raise
@@ -103,67 +175,21 @@ def copied(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Modul
         ) from error
 
 
-def function_as_it_is(module: nn.Module, output: str | int | None = None) -> Function:
-    """The same, whatever its layers do."""
-
-    def function(weights: Weights, inputs: Inputs) -> Tensor:
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        placed, named = arguments(inputs)
-        with without_checkpoints(), InOrder() if examples(inputs) == 1 else nullcontext():
-            answer = called(module, {**buffers, **weights}, placed, named)
-        return choose_output(answer, output)
-
-    return function
+# --- Layers that are random, or that couple the examples of a batch.
 
 
-def arguments(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
-    """The inputs by position and those by name."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
-
-
-def called(
-    module: nn.Module,
-    values: Mapping[str, Tensor],
-    placed: tuple[object, ...],
-    named: Mapping[str, object] | None = None,
-) -> Any:
-    """Call a module with other parameters and buffers, which go wherever the module holds one that they name.
-
-    Every place is named once. A layer that stands in a module twice has two names for each, and torch's own call would
-    leave the latest values behind in it. Embeddings with `max_norm` shorten a copy of their weights.
-
-    >>> import torch
-    >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
-    >>> before = layer.weight
-    >>> called(twice, {"0.weight": torch.zeros(1, 1)}, (torch.ones(1, 1),)).tolist(), layer.weight is before
-    ([[0.0]], True)
-    """
-    names = dict(held(module, named_once=False))
-    by_tensor = {id(names[name]): value for name, value in values.items()}
-    for weight in renormed(module):
-        by_tensor[id(weight)] = by_tensor.get(id(weight), weight).clone()
-    places = {name: by_tensor[id(value)] for name, value in held(module) if id(value) in by_tensor}
-    return functional_call(module, places, placed, dict(named or {}), tie_weights=False)
-
-
-def renormed(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the weights that an embedding with `max_norm` shortens in place whenever it looks rows up in them."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
-            yield from layer.parameters(recurse=False)
-
-
-def held(module: nn.Module, *, named_once: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """The parameters and buffers at every place that holds one, each place by one of its names or by all."""
-    for prefix, layer in module.named_modules(remove_duplicate=named_once):
-        yield from layer.named_parameters(prefix, recurse=False, remove_duplicate=False)
-        yield from layer.named_buffers(prefix, recurse=False, remove_duplicate=False)
+def refuse_training_modes(module: nn.Module) -> None:
+    """Raise if outputs are random or depend on the rest of the batch."""
+    reason = next(training_modes(module), None)
+    if reason is None:
+        return
+    in_training = any(layer.training for layer in module.modules())
+    advice = "call module.eval() first" if in_training else "let it track running statistics"
+    raise Mistake(f"{reason}; {advice}, so that each output depends on its own example alone")
 
 
 def training_modes(module: nn.Module) -> Iterator[str]:
-    """The reasons why outputs would be random, or depend on the rest of the batch: layers in training mode."""
+    """Describe each layer that couples the batch or draws random numbers."""
     yield from batch_statistics(module)
     for name, layer in module.named_modules():
         if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
@@ -171,7 +197,7 @@ def training_modes(module: nn.Module) -> Iterator[str]:
 
 
 def batch_statistics(module: nn.Module) -> Iterator[str]:
-    """The reasons why outputs would depend on the rest of the batch: norms in training mode."""
+    """Describe each layer that normalises by the statistics of its batch."""
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
             untracked = ", track_running_stats=False" if layer.running_mean is None else ""
@@ -179,8 +205,8 @@ def batch_statistics(module: nn.Module) -> Iterator[str]:
 
 
 def hooked(module: nn.Module) -> Iterator[str]:
-    """The trained parameters with hooks, by which `backward` may give them another gradient than the derivative, or
-    move them.
+    """Yield the trained parameters with hooks. A hook may change the gradient in `backward`, or
+    move the weight.
 
     >>> layer = nn.Linear(1, 1)
     >>> hook = layer.bias.register_hook(torch.sign)
@@ -192,8 +218,12 @@ def hooked(module: nn.Module) -> Iterator[str]:
             yield name
 
 
+# --- One of several outputs.
+
+
 def choose_output(answer: object, output: str | int | None) -> Tensor:
-    """The answer itself, or the part of a mapping, a dataclass or a tuple that `output` names.
+    """Return the answer of a module, or the tensor in a mapping, dataclass or tuple that `output`
+    names.
 
     >>> choose_output({"logits": torch.ones(2), "loss": None}, "logits")
     tensor([1., 1.])
@@ -202,38 +232,34 @@ def choose_output(answer: object, output: str | int | None) -> Tensor:
         return answer
     if not (output is None or isinstance(output, str | int)):
         raise Mistake(
-            f"output={in_short(output)} is a {type(output).__name__}; give the name or the place of one tensor, or let "
-            "the model return several as one (torch.cat)"
+            f"output={in_short(output)} is a {type(output).__name__}; give the name or the place "
+            "of one tensor, or let the model return several as one (torch.cat)"
         )
     parts = parts_of(answer)
-    kind, tensors = (
-        type(answer).__name__,
-        [name for name, value in parts.items() if isinstance(value, Tensor)],
-    )
-    listed = f"its tensors are {', '.join(map(repr, tensors))}" if tensors else "it holds no tensor"
+    kind = type(answer).__name__
+    tensors = [name for name, value in parts.items() if isinstance(value, Tensor)]
+    listed = "it holds no tensor"
+    if tensors:
+        listed = f"its tensors are {', '.join(map(repr, tensors))}"
     if output is None:
-        raise Mistake(
-            f"the module gives a {kind}, not a tensor: {listed}; say which is meant with output="
-        )
+        raise Mistake(f"the module gives a {kind}, not a tensor: {listed}; name one with output=")
     if not parts:
         raise Mistake(
             f"output={output!r}: the module gives a {kind}, which has no parts; leave output out"
         )
     value = parts.get(output)
-    if not isinstance(value, Tensor):
-        hint = (
-            nearest(output, [name for name in tensors if isinstance(name, str)])
-            if isinstance(output, str)
-            else ""
-        )
-        raise Mistake(
-            f"output={output!r} is not a tensor of the {kind} that the module gives{hint}; {listed}"
-        )
-    return value
+    if isinstance(value, Tensor):
+        return value
+    hint = ""
+    if isinstance(output, str):
+        hint = nearest(output, [name for name in tensors if isinstance(name, str)])
+    raise Mistake(
+        f"output={output!r} is not a tensor of the {kind} that the module gives{hint}; {listed}"
+    )
 
 
 def parts_of(answer: object) -> dict[str | int, object]:
-    """Return the parts of an answer by their names or places.
+    """Return the parts of an answer by name or place.
 
     >>> parts_of((torch.ones(2), None))
     {0: tensor([1., 1.]), 1: None}
@@ -243,26 +269,9 @@ def parts_of(answer: object) -> dict[str | int, object]:
     if is_dataclass(answer):
         return {field.name: getattr(answer, field.name) for field in fields(answer)}
     if isinstance(answer, tuple | list):
-        return {
-            **dict(enumerate(answer)),
-            **dict(zip(getattr(answer, "_fields", ()), answer, strict=False)),
-        }
+        names = getattr(answer, "_fields", ())  # of a named tuple
+        return {**dict(enumerate(answer)), **dict(zip(names, answer, strict=False))}
     return {}
-
-
-def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> bool:
-    """Return whether a function that does not take these inputs takes them as the only example of a batch.
-
-    >>> function = function_of(nn.Linear(3, 1))
-    >>> batch_axis_missing(function, {}, torch.ones(3)), batch_axis_missing(function, {}, torch.ones(2))
-    (True, False)
-    """
-    try:
-        with torch.no_grad():
-            answer = function(weights, map_tensors(lambda tensor: tensor[None].clone(), inputs))
-    except Exception:  # the module's own
-        return False
-    return bool(answer.dim()) and len(answer) == 1
 
 
 BATCH_AXIS = (
@@ -270,32 +279,51 @@ BATCH_AXIS = (
 )
 
 
-# --- Checkpoints of activations: a module that computes parts of itself again on its way back computes them once.
+def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> bool:
+    """Return True if a function takes these inputs only after an axis of one example was added.
+
+    >>> function = function_of(nn.Linear(3, 1))
+    >>> batch_axis_missing(function, {}, torch.ones(3)), batch_axis_missing(function, {}, torch.ones(2))
+    (True, False)
+    """
+    try:
+        with torch.no_grad():
+            outputs = function(weights, map_tensors(lambda tensor: tensor[None].clone(), inputs))
+    except Exception:  # any error of the user's module
+        return False
+    return bool(outputs.dim()) and len(outputs) == 1
+
+
+# --- Checkpoints of activations.
 #
-# That saves memory and changes no value. Computed again, a part would take the weights that the module holds by
-# then, and not those that it was given.
+# A checkpointed part of a module is computed again during backward. The second computation would
+# use the weights that the module holds by then, instead of the weights of the call. So every part
+# is computed once, which costs memory and changes no value.
 
 
-class Forgetful:
-    """Takes the place of torch's function that forgets at once: the part is computed as if it were to stay."""
+class RunOnce:
+    """Replaces torch's `CheckpointFunction`, and runs the part without a checkpoint."""
 
     @staticmethod
     def apply(part: Callable[..., Any], _: bool, *args: Any) -> Any:
         return part(*args)
 
 
-def nothing(*_: Any, **__: Any) -> Iterator[None]:
-    """Do nothing before and after a part."""
+def no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
+    """Replace the generator around a checkpointed part."""
     yield
 
 
-INSTEAD = {"CheckpointFunction": Forgetful, "_checkpoint_without_reentrant_generator": nothing}
-"""What is asked instead of torch's two ways to forget what is in a part."""
+WITHOUT_CHECKPOINTS = {
+    "CheckpointFunction": RunOnce,
+    "_checkpoint_without_reentrant_generator": no_checkpoint,
+}
+"""Replacements for the two checkpoint mechanisms of `torch.utils.checkpoint`."""
 
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """Everything is computed once.
+    """Disable checkpoints of activations.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> with without_checkpoints():
@@ -303,41 +331,39 @@ def without_checkpoints() -> Iterator[None]:
     >>> type(y.grad_fn).__name__
     'SinBackward0'
     """
-    before = {name: getattr(checkpoint, name) for name in INSTEAD}
-    for name, other in INSTEAD.items():
-        setattr(checkpoint, name, other)
+    originals = {name: getattr(checkpoint, name) for name in WITHOUT_CHECKPOINTS}
+    for name, replacement in WITHOUT_CHECKPOINTS.items():
+        setattr(checkpoint, name, replacement)
     try:
         yield
     finally:
-        for name, own in before.items():
-            setattr(checkpoint, name, own)
+        for name, original in originals.items():
+            setattr(checkpoint, name, original)
 
 
-# --- Batch norm of a single example, of which torch finds wrong gradients on CPUs.
+# --- Batch norm of a single example.
 #
-# What comes back to it may lie with its channels last in memory, as from x.flatten(2).transpose(1, 2). Of one
-# image torch 2.13 then takes numbers of one channel for those of another; of several it does not, nor where they
-# lie in order.
+# On CPUs, torch 2.13 computes wrong gradients for batch norm of one image if the incoming gradient
+# has its channels last in memory, as after x.flatten(2).transpose(1, 2). It mixes up channels.
+# Batches of several images are right.
 
 
 BATCH_NORMS = (torch.batch_norm, functional.batch_norm)
 
 
 class InOrder(TorchFunctionMode):
-    """Gradients come back in order to the batch norm of one example.
+    """Makes gradients contiguous before they reach the batch norm of a single example.
 
     >>> x = torch.zeros(1, 2, 2, 2, requires_grad=True)
     >>> with InOrder():
     ...     y = functional.batch_norm(x, torch.zeros(2), torch.tensor([1.0, 4.0]), eps=0.0)
-    >>> turned = torch.arange(0.0, 16.0, 2.0).view(4, 2).t().view(1, 2, 2, 2)
-    >>> torch.autograd.grad(y, x, turned)[0].flatten().tolist()
+    >>> channels_last = torch.arange(0.0, 16.0, 2.0).view(4, 2).t().view(1, 2, 2, 2)
+    >>> torch.autograd.grad(y, x, channels_last)[0].flatten().tolist()
     [0.0, 4.0, 8.0, 12.0, 1.0, 3.0, 5.0, 7.0]
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in BATCH_NORMS and len(result) == 1:
-            return result.flatten().view(
-                result.shape
-            )  # what comes back to it is in the order of its axes
+            return result.flatten().view(result.shape)  # its backward copies the gradient in order
         return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, Self, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -104,81 +104,123 @@ class Mixing:
         return weight @ self.matrix if self.by_rows else self.matrix.mT @ weight
 
 
+RENAMED = {
+    "scale": "momentum_scale",
+    "ahead": "gradient_scale",
+    "carry": "momentum_decay",
+    "intake": "momentum_gain",
+    "coupled": "l2",
+    "lost": "decoupled_decay",
+    "below": "denominator",
+    "rest": "residual",
+}
+"""Former names of the fields of a linear step, and their names today."""
+
+
 @dataclass(frozen=True)
 class LinearStep:
-    """How the gradient g of a parameter was taken in:
+    """The step of one parameter, as a linear map of its gradient g:
 
-        p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p) − r
+        p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p)/n − r
 
-    S and N may be given as numbers over a tensor n, `below`. M is the identity but where weights of a matrix are mixed.
-    r is what moved the weights and is linear in no gradient, such as rounding.
+    Each coefficient is one number, or a tensor with a number for each weight. M is the identity unless an optimizer
+    such as Muon mixes the weights of a matrix. r is the part of the step that is linear in no gradient, such as
+    rounding.
     """
 
-    scale: Coefficient  # S
-    ahead: Coefficient = 0.0  # N
-    carry: float = 0.0  # β
-    intake: Coefficient = 1.0  # α
-    coupled: float = 0.0  # λ
-    lost: Coefficient = 0.0  # d
-    below: Tensor | None = None  # n
+    momentum_scale: Coefficient  # S
+    gradient_scale: Coefficient = 0.0  # N
+    momentum_decay: float = 0.0  # β
+    momentum_gain: Coefficient = 1.0  # α
+    l2: float = 0.0  # λ
+    decoupled_decay: Coefficient = 0.0  # d
+    denominator: Tensor | None = None  # n, by which S and N are divided; None: 1
     mixing: Mixing | None = None  # M
-    rest: Tensor | None = None  # r
+    residual: Tensor | None = None  # r
+
+    def __new__(cls, *_: object, **fields: object) -> Self:
+        """Raise if a field goes by its former name.
+
+        >>> LinearStep(scale=0.1)
+        Traceback (most recent call last):
+        ntkexp.mistake.Mistake: LinearStep: scale= is now momentum_scale=
+        """
+        if former := RENAMED.keys() & fields.keys():
+            renamed = ", ".join(f"{n}= is now {RENAMED[n]}=" for n in RENAMED if n in former)
+            raise Mistake(f"LinearStep: {renamed}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Refuse what is no coefficient, of a rule of one's own.
+        """Raise if a user's rule gives something that is no coefficient.
 
-        >>> LinearStep(scale="0.1")
+        >>> LinearStep(momentum_scale="0.1")
         Traceback (most recent call last):
-        ntkexp.mistake.Mistake: LinearStep: scale='0.1': it takes a number, or a tensor shaped like the parameter
+        ntkexp.mistake.Mistake: LinearStep: momentum_scale='0.1': it takes a number, or a tensor shaped like the \
+parameter
         """
-        for name in ("scale", "ahead", "carry", "intake", "coupled", "lost"):
-            value = getattr(self, name)
+        coefficients = {
+            "momentum_scale": self.momentum_scale,
+            "gradient_scale": self.gradient_scale,
+            "momentum_decay": self.momentum_decay,
+            "momentum_gain": self.momentum_gain,
+            "l2": self.l2,
+            "decoupled_decay": self.decoupled_decay,
+        }
+        for name, value in coefficients.items():
             if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
-                given = f"LinearStep: {name}={in_short(value)}"
-                raise Mistake(f"{given}: it takes a number, or a tensor shaped like the parameter")
+                raise Mistake(
+                    f"LinearStep: {name}={in_short(value)}: it takes a number, or a tensor shaped "
+                    "like the parameter"
+                )
 
     @property
     def moves_in_numbers(self) -> tuple[float, float] | None:
         """S and N, if each is one number for all weights of the parameter."""
-        if (
-            isinstance(self.scale, Tensor)
-            or isinstance(self.ahead, Tensor)
-            or self.below is not None
-        ):
+        if self.denominator is not None or self.mixing is not None:
             return None
-        if self.mixing is not None:
+        if isinstance(self.momentum_scale, Tensor) or isinstance(self.gradient_scale, Tensor):
             return None
-        return self.scale, self.ahead
+        return self.momentum_scale, self.gradient_scale
 
     @property
-    def moves_by_memory(self) -> bool:
+    def moves_by_momentum(self) -> bool:
         """Whether N is zero."""
-        return not isinstance(self.ahead, Tensor) and self.ahead == 0.0
+        return not isinstance(self.gradient_scale, Tensor) and self.gradient_scale == 0.0
 
     @property
     def divides(self) -> bool:
-        """Whether something differs between the weights of the parameter, as what its step is divided by."""
-        return self.moves_in_numbers is None or isinstance(self.intake, Tensor)
+        """Whether weights of the parameter move by different multiples, as after a division."""
+        return self.moves_in_numbers is None or isinstance(self.momentum_gain, Tensor)
 
     def divided(self) -> LinearStep:
-        """The same step with n in S and N.
+        """Return the same step with S/n and N/n in place of S, N and n.
 
-        >>> LinearStep(scale=1.0, below=torch.tensor([2.0, 4.0])).divided().scale
+        >>> LinearStep(1.0, denominator=torch.tensor([2.0, 4.0])).divided().momentum_scale
         tensor([0.5000, 0.2500])
         """
-        if self.below is None:
+        if self.denominator is None:
             return self
-        inverse = self.below.reciprocal()
-        ahead = 0.0 if self.moves_by_memory else inverse * self.ahead
-        return replace(self, scale=inverse * self.scale, ahead=ahead, below=None)
+        inverse = self.denominator.reciprocal()
+        gradient_scale = 0.0 if self.moves_by_momentum else inverse * self.gradient_scale
+        return replace(
+            self,
+            momentum_scale=inverse * self.momentum_scale,
+            gradient_scale=gradient_scale,
+            denominator=None,
+        )
 
     def reversed(self) -> LinearStep:
-        """The step up the gradient: it takes −g in as this one does g, with −m for its memory."""
-        return replace(self, scale=-self.scale, ahead=-self.ahead, coupled=-self.coupled)
+        """Return the step up the gradient (`maximize`): it maps −g and −m as this step maps g and m."""
+        return replace(
+            self,
+            momentum_scale=-self.momentum_scale,
+            gradient_scale=-self.gradient_scale,
+            l2=-self.l2,
+        )
 
 
-IDLE = LinearStep(scale=0.0, carry=1.0, intake=0.0)
-"""A parameter that got no gradient stays where it is, and so does what is remembered of it."""
+IDLE = LinearStep(momentum_scale=0.0, momentum_decay=1.0, momentum_gain=0.0)
+"""The step of a parameter without a gradient: its weights and its momentum stay the same."""
 
 
 class Spread(NamedTuple):
@@ -258,8 +300,11 @@ class AbstractOptimizer(Component):
         if not decay:
             return found
         if self.decouples:
-            return {name: replace(each, lost=decay * sizes[name]) for name, each in found.items()}
-        return {name: replace(each, coupled=decay) for name, each in found.items()}
+            return {
+                name: replace(each, decoupled_decay=decay * sizes[name])
+                for name, each in found.items()
+            }
+        return {name: replace(each, l2=decay) for name, each in found.items()}
 
     @property
     def differentiated(self) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class Momentum(AbstractBatched, AbstractStable):
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
         intake = 1 - self.dampening * (step > 0)
         return {
-            name: LinearStep(size, carry=self.momentum, intake=intake)
+            name: LinearStep(size, momentum_decay=self.momentum, momentum_gain=intake)
             for name, size in sizes.items()
         }
 
@@ -231,7 +231,7 @@ class AbstractAdam(AbstractAdaptive):
         first, found = self.betas[0], {}
         for name, square in memory["square"].items():
             scale = sizes[name] / (1 - first ** (step + 1)) / self.spread(step, square)
-            found[name] = LinearStep(scale, carry=first, intake=1 - first)
+            found[name] = LinearStep(scale, momentum_decay=first, momentum_gain=1 - first)
         return found
 
 

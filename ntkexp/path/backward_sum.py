@@ -18,6 +18,7 @@ from ntkexp.kernel.features.blocks import Block, Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.optimizer.base import IDLE, AbstractOptimizer, Coefficient, LinearStep, Mixing, spread
+from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import (
     Integrals,
@@ -31,10 +32,11 @@ from ntkexp.path.integrals import (
     states,
     totals_at_zero,
 )
-from ntkexp.path.points import Domain, Points, StepBlock, cut, products, summed
+from ntkexp.path.points import Points, cut, summed
 from ntkexp.path.recording import Halves, Playback, Recording, halves_at_zero
 from ntkexp.path.settings import Path
 from ntkexp.path.step import Step
+from ntkexp.path.step_kernel import StepBlock, kernel_between
 from ntkexp.shapes import Weights
 
 # --- The sum backwards: from the last step to the first, with one vector U of weight space for each output.
@@ -115,19 +117,23 @@ class BackwardSum:
     def take(self, step: StepBack, pieces: Iterable[tuple[float, Jacobian]]) -> TakenBack:
         """Take one step back. J̄ is the sum of the pieces, each a Jacobian and its weight."""
         linear = {name: step.linear.get(name, IDLE) for name in step.start}
-        scale = {name: spread(each.scale, step.start[name]) for name, each in linear.items()}  # S
-        ahead = {name: each.ahead for name, each in linear.items()}  # N
-        intake = {name: each.intake for name, each in linear.items()}  # α
+        scale = {
+            name: spread(each.momentum_scale, step.start[name]) for name, each in linear.items()
+        }  # S
+        ahead = {name: each.gradient_scale for name, each in linear.items()}  # N
+        intake = {name: each.momentum_gain for name, each in linear.items()}  # α
         mixings = {
             name: each.mixing for name, each in linear.items() if each.mixing is not None
         }  # M
-        self.mix(mixings.keys(), step.start)
+        self.mixed |= mixings.keys()
         forms_v = bool(self.mixed) or needs_v(ahead, intake, step.credit)
         rest = rests(linear, step.start)  # r
         straight: Adjoint | None = None  # N ⊙ J̄, where V is formed
         ahead_in_numbers = not forms_v and any(ahead.values())
-        coupled = times({name: each.coupled for name, each in linear.items()}, step.start)  # λθ
-        lost = times({name: each.lost for name, each in linear.items()}, step.start)  # dθ
+        coupled = times({name: each.l2 for name, each in linear.items()}, step.start)  # λθ
+        lost = times(
+            {name: each.decoupled_decay for name, each in linear.items()}, step.start
+        )  # dθ
         factor = step.factor or {}
 
         def right_of(names: Collection[str] | None) -> Iterator[Jacobian]:
@@ -167,12 +173,12 @@ class BackwardSum:
                 if ahead_in_numbers:
                     part = some.scaled(in_numbers(ahead))
                     into = part if step.factor is None else part.scaled(factor)
-                    kernel[k] = kernel[k] + weight * products(into, right_of(names), pushed)
+                    kernel[k] = kernel[k] + weight * kernel_between(into, right_of(names), pushed)
                     decay[k] = decay[k] - weight * part.applied(coupled) if coupled else decay[k]
                     beside[k] = (
                         beside[k] - weight * part.applied(step.beside) if step.beside else beside[k]
                     )
-        self.carry = {name: each.carry for name, each in linear.items()}
+        self.carry = {name: each.momentum_decay for name, each in linear.items()}
         assert self.adjoint is not None
 
         # V = α U + N ⊙ J̄, or U, which α multiplies below
@@ -183,7 +189,7 @@ class BackwardSum:
         scales = {name: each * factor.get(name, 1.0) for name, each in numbers_in.items()}
         alike = common(scales)
         felt_of_examples = (
-            felt.scaled_in(step.credit) if step.credit else felt
+            felt.scaled(step.credit) if step.credit else felt
         )  # V where gradients are those of examples
         for k, names in enumerate(parts):
             into_v = (
@@ -191,35 +197,25 @@ class BackwardSum:
                 if alike is not None
                 else (each.scaled(scales) for each in right_of(names))
             )
-            share = products(felt_of_examples.of(names), into_v, pushed)
+            share = kernel_between(felt_of_examples.of(names), into_v, pushed)
             kernel[k] = kernel[k] + (1.0 if alike is None else alike) * share
             for sums, vector in ((decay, coupled), (beside, step.beside)):
                 if vector and felt.of(names).parts:
                     sums[k] = sums[k] - through(felt.of(names), vector, numbers_in)
         return summed_shares(kernel, decay, beside, pushed, told_apart=bool(self.components))
 
-    def mix(self, names: Set[str], weights: Weights) -> None:
-        """From here on U has vectors for these parameters."""
-        if not names <= self.mixed:
-            self.mixed |= names
-            self.adjoint = None if self.adjoint is None else self.adjoint.with_rows(names, weights)
-
     def begun(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
         """U before the first step back, or that of the checkpoint."""
         adjoint = zero_adjoint(jacobian, weights)
         for part, total in zip(adjoint.parts.values(), self.saved, strict=False):
-            part.total.copy_(total)
+            part.copy_(total)
         self.saved = ()
         return adjoint
 
     @property
     def state(self) -> list[Tensor]:
         """U, for a checkpoint."""
-        return (
-            [part.total for part in self.adjoint.parts.values()]
-            if self.adjoint
-            else list(self.saved)
-        )
+        return list(self.adjoint.parts.values()) if self.adjoint else list(self.saved)
 
 
 def needs_v(
@@ -282,10 +278,10 @@ def mixed_back(
 
 def rests(linear: Mapping[str, LinearStep], weights: Weights) -> Weights:
     """r of every parameter; nothing, if none has any."""
-    if all(each.rest is None for each in linear.values()):
+    if all(each.residual is None for each in linear.values()):
         return {}
     return {
-        n: torch.zeros_like(weights[n]) if each.rest is None else each.rest
+        n: torch.zeros_like(weights[n]) if each.residual is None else each.residual
         for n, each in linear.items()
     }
 
@@ -415,7 +411,7 @@ class SecondPass:
         if index + 1 < self.length:  # the step after it was taken back before the checkpoint
             step = self.steps.step(index + 1)
             linear = self.optimizer.linear_steps(step.index, step.sizes, step.memory)
-            carry = {name: each.carry for name, each in linear.items()}
+            carry = {name: each.momentum_decay for name, each in linear.items()}
         few = self.domain.explained.some(self.domain.attributed[chunk])
         for name, rule in self.rules.items():
             components = tuple(self.domain.components.values())

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from ntkexp.kernel.read.plan import AT_ONCE
 from ntkexp.mistake import Mistake
-from ntkexp.on_disk import AT_ONCE as LOOKED_AT
+from ntkexp.on_disk import ROW_BLOCK_BYTES
 from ntkexp.path.integrals import FEWEST, MOST
 from ntkexp.path.recording import STRETCHES
 from ntkexp.path.settings import Kernels
-from ntkexp.text import YEAR, duration
+from ntkexp.text import SECONDS_PER_YEAR, duration
 
 # --- The memory of a run: what it needs whatever happens, and how many points may be read at once with the rest.
 #
@@ -31,7 +31,7 @@ PROGRAM = 0.6e9
 WEIGHT_COPIES = 9
 SQUARE_COPIES = 5
 SUM_BYTES = 8  # contributions are added up in float64
-SPILLED = 8 * LOOKED_AT
+SPILLED = 8 * ROW_BLOCK_BYTES
 
 
 def copies_of_drawn(number_bytes: int) -> float:
@@ -204,7 +204,7 @@ def refuse_years(seconds: float, what: str, device: str, remedy: str) -> None:
     ntkexp.mistake.Mistake: steps=9: this would take about 32 years on one core, more than 10 years; lower steps
     """
     patience = PATIENCE.get(device.partition(":")[0], PATIENCE["cuda"])
-    if seconds > patience * YEAR:
+    if seconds > patience * SECONDS_PER_YEAR:
         raise Mistake(
             f"{what}: this would take about {duration(seconds)} on one core, more than {patience:g} years; "
             f"lower {remedy}"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ntkexp.on_disk import blocks, release_pages
 from ntkexp.path.checkpoint import Resumable
+from ntkexp.path.domain import Domain
 from ntkexp.path.integrals import (
     Integrals,
     Mark,
@@ -24,7 +25,6 @@ from ntkexp.path.integrals import (
     marks_from,
     states,
 )
-from ntkexp.path.points import Domain
 from ntkexp.path.recording import Recording
 from ntkexp.path.rule.base import Piece
 from ntkexp.path.step import Step

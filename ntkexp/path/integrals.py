@@ -18,9 +18,10 @@ from ntkexp.kernel.secant.segment import Closure, bound
 from ntkexp.on_disk import RowsInFile, RowsOfArray, copied_like, release_pages
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.components import Components
-from ntkexp.path.points import Domain, StepBlock
+from ntkexp.path.domain import Domain
 from ntkexp.path.rule.base import Piece
 from ntkexp.path.step import Step
+from ntkexp.path.step_kernel import StepBlock
 
 # --- What one step adds to the contributions of one rule, in a few numbers, and whether it closes.
 
@@ -143,9 +144,8 @@ class Integrals(Resumable):
             kernel, shrunk = block.kernel(self.pieces, step.side, step.decay)
         else:
             # of each component, of which the whole is the sum
-            terms = block.kernels_by_component(
-                self.pieces, step.side, step.decay, self.by_component.components
-            )
+            components = self.by_component.components.values()
+            terms = block.kernels(self.pieces, step.side, step.decay, components)
             makes_kernels, size = bool(self.kernel.shape[2]), step.step_size
             shares = [
                 (

@@ -12,9 +12,9 @@ from typing import ClassVar, NamedTuple
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
 from ntkexp.path.backward_sum import TwoPasses
+from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import RULE, AbstractAccumulator, ErrorBar, FlowIntegral, StepSum
 from ntkexp.path.integrals import integrals_at_zero, totals_at_zero
-from ntkexp.path.points import Domain
 from ntkexp.path.recording import Room, new_recording
 from ntkexp.path.rule.base import Left
 from ntkexp.path.settings import Path

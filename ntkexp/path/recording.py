@@ -4,6 +4,7 @@ steps or differentiated.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from ntkexp.effects.trajectory import (
 from ntkexp.optimizer.base import AbstractOptimizer, Coefficient, Memory, Sizes, spread
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.points import NetworkView, Points
-from ntkexp.path.step import Descent, Step, sizes_of
+from ntkexp.path.step import Descent, Step, TrainingRecipe, sizes_of
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
@@ -150,8 +151,66 @@ class Playback:
 # The recording holds `optimizer.records` and `optimizer.differentiated`.
 
 
+class Frame(NamedTuple):
+    """The weights before a step, as one vector, and the optimizer's memory after it."""
+
+    weights: Float[Tensor, " weight"]
+    memory: Memory
+
+
+class AbstractRecordedTraining(AbstractTrajectory):
+    """A training by a `TrainingRecipe`, with a frame for every step and one for the end."""
+
+    @property
+    @abstractmethod
+    def recipe(self) -> TrainingRecipe: ...
+
+    @property
+    @abstractmethod
+    def like(self) -> Weights:
+        """Weights that give the names and shapes."""
+
+    @abstractmethod
+    def step_size(self, index: int) -> float:
+        """Return η_s."""
+
+    @abstractmethod
+    def frame(self, index: int) -> Frame:
+        """Read the frame of a step; that after the last step has no memory."""
+
+    @abstractmethod
+    def batch(self, index: int) -> TakenBatch:
+        """Return the examples of a step, with their shares in its loss."""
+
+    @property
+    def examples(self) -> int:
+        return len(self.recipe.targets)
+
+    @cached_property
+    def flat(self) -> FlatWeights:
+        return flat_like(self.like)
+
+    @property
+    def end(self) -> Float[Tensor, " weight"]:
+        return self.frame(self.length).weights
+
+    def step(self, index: int) -> TrainedStep:
+        frame = self.frame(index)
+        memory_before = self.frame(index - 1).memory if index else {}
+        optimizer = self.recipe.optimizer
+        sizes = sizes_of(self.like, self.recipe.factors, self.step_size(index))
+        update = update_of(optimizer, self.like, index, sizes, frame.memory, memory_before)
+        return TrainedStep(
+            index=index,
+            weights=frame.weights,
+            batches=(self.batch(index),),
+            updates=(update,),
+            clip_norm=optimizer.clip_norm,
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
-class RecordedTraining(AbstractTrajectory):
+class RecordedTraining(AbstractRecordedTraining):
     """The steps of a descent, whose sizes are known, from their rows."""
 
     recording: Recording
@@ -159,44 +218,34 @@ class RecordedTraining(AbstractTrajectory):
     step_sizes: Sequence[float]
 
     @property
+    def recipe(self) -> Descent:
+        return self.descent
+
+    @property
+    def like(self) -> Weights:
+        return self.recording.like
+
+    @property
     def length(self) -> int:
         return len(self.step_sizes)
 
-    @property
-    def examples(self) -> int:
-        return self.descent.points.train
+    def step_size(self, index: int) -> float:
+        return self.step_sizes[index]
 
-    @cached_property
-    def flat(self) -> FlatWeights:
-        return flat_like(self.recording.like)
+    def frame(self, index: int) -> Frame:
+        recorded = self.recording.read(index)
+        return Frame(self.flat.vector(recorded.weights), recorded.memory)
 
-    @property
-    def end(self) -> Float[Tensor, " weight"]:
-        return self.flat.vector(self.recording.read(self.length).weights)
-
-    def step(self, index: int) -> TrainedStep:
-        recorded, descent = self.recording.read(index), self.descent
-        before = self.recording.read(index - 1).memory if index else {}
-        sizes = sizes_of(self.recording.like, descent.factors, self.step_sizes[index])
-        # what the step was taken on; an example that was drawn twice has two rows
+    def batch(self, index: int) -> TakenBatch:
+        """Return the batch with a row for every draw: an example that was drawn twice has two."""
+        descent = self.descent
         drawn = descent.optimizer.batch_indices(index, self.examples, descent.seed)
         rows = (torch.arange(self.examples) if drawn is None else drawn).to(descent.targets.device)
-        batch = TakenBatch(
+        return TakenBatch(
             examples=rows,
             shares=descent.targets.new_full((len(rows),), descent.loss.weight(len(rows))),
             losses=partial(self.losses, rows),
             is_mean=descent.loss.reduction == "mean",
-        )
-        return TrainedStep(
-            index=index,
-            weights=self.flat.vector(recorded.weights),
-            batches=(batch,),
-            updates=(
-                update_of(
-                    descent.optimizer, self.recording.like, index, sizes, recorded.memory, before
-                ),
-            ),
-            clip_norm=descent.optimizer.clip_norm,
         )
 
     def losses(
@@ -248,9 +297,9 @@ def update_of(
     one = next(iter(linear.values()))
     whole = replace(
         one,
-        scale=vector({name: each.scale for name, each in linear.items()}),
-        ahead=vector({name: each.ahead for name, each in linear.items()}),
-        lost=vector({name: each.lost for name, each in linear.items()}),
+        momentum_scale=vector({name: each.momentum_scale for name, each in linear.items()}),
+        gradient_scale=vector({name: each.gradient_scale for name, each in linear.items()}),
+        decoupled_decay=vector({name: each.decoupled_decay for name, each in linear.items()}),
     )
     return Update(place=slice(None), linear=whole, denominator=denominator)
 

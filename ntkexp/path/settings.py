@@ -31,7 +31,7 @@ Kernels: TypeAlias = Literal["all", "trace", "none"]
 
 
 class Kernel(Component):
-    """Exact kernels, or kernels of gradients projected at random to `sketch` dimensions."""
+    """The kernels of kernel files: exact, or of gradients projected at random to `sketch` dimensions."""
 
     sketch: int | None = Field(None, ge=1, le=LARGEST)
 

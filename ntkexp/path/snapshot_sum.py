@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.path.checkpoint import Resumable
+from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import Integrals, StepTotals, Tally, contract
-from ntkexp.path.points import Domain
 from ntkexp.path.step import Step, decay, sizes_of
 
 # --- The exact moments of the loss between two snapshots of the kernel, gathered before the second one is known.

@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.secant.segment import Segment
+from ntkexp.kernel import Jacobian, Segment
 from ntkexp.loss import AbstractLoss
 from ntkexp.optimizer.base import AbstractOptimizer, Arc, Memory, Sizes
-from ntkexp.path.points import NetworkView, Points, RightSide, summed, total, unit
+from ntkexp.path.points import NetworkView, Points, summed
 from ntkexp.path.rule.base import Gauss
 from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Weights
@@ -68,22 +68,15 @@ class Step:
         return Segment(self.view.weights, self.end, self.view.points.reader.trained)
 
     @cached_property
-    def side(self) -> RightSide:
+    def side(self) -> list[Jacobian]:
         """What kernels of the step are with, each weight's part times its factor of the step size: J(θ_s; xᵢ), or where
         contributions alone are summed up, the gradients of the examples, Σ_c ℓ′_c J_c, as one output of each.
-
-        Of a sketch, the direction of the step is exact.
         """
         view, points = self.view, self.view.points
         blocks = view.right if points.makes_kernels else view.pulled(self.output_gradient)
         if any(factor != 1 for factor in self.factors.values()):
             blocks = [block.scaled(self.factors) for block in blocks]
-        blocks = list(blocks)
-        if points.sketch is None:
-            return RightSide(blocks)
-        weights, pull = view.weights, self.output_gradient
-        gradient = total(blocks, pull, weights) if points.makes_kernels else summed(blocks, weights)
-        return RightSide(blocks, points.sketch, unit(gradient))
+        return list(blocks)
 
     @property
     def sizes(self) -> Sizes:
@@ -169,6 +162,25 @@ def phase_at(phases: Sequence[Phase], step: int) -> Phase:
     return next((phase for phase in phases if step < phase.stop), phases[-1])
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecipe:
+    """Everything that decides a training but the network: targets, loss, optimizer and schedule."""
+
+    targets: Float[Tensor, "train out"]
+    loss: AbstractLoss
+    scale: float  # multiplies the loss: 1/α² where the network is centred
+    optimizer: AbstractOptimizer
+    factors: Mapping[str, float]  # of the step size, by weight
+    schedule: AbstractSchedule
+    step_size: float  # before the schedule
+    steps: int  # of the schedule
+    seed: int  # of the batches
+
+    def size(self, index: int) -> float:
+        """Return the step size η_s."""
+        return self.step_size * self.schedule.factor(index, self.steps)
+
+
 # --- The descent: training by small steps on a fixed set of examples, as a stream of steps.
 #
 # The gradient of a step is Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), taken from the same Jacobians that make the right side of the
@@ -178,19 +190,10 @@ def phase_at(phases: Sequence[Phase], step: int) -> Phase:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent:
-    """What is trained on what, and how."""
+class Descent(TrainingRecipe):
+    """A training of the network at `points`, whose first ones are the training examples."""
 
     points: Points
-    targets: Float[Tensor, "train out"]
-    loss: AbstractLoss
-    scale: float  # multiplies the loss: 1/α² where the network is centred
-    optimizer: AbstractOptimizer
-    factors: Mapping[str, float]  # of the step size, by weight
-    schedule: AbstractSchedule
-    step_size: float
-    steps: int
-    seed: int
     phases: tuple[Phase, ...] = ()  # none: all examples are learned in every step
 
     def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
@@ -236,10 +239,6 @@ class Descent:
         """∇L at other weights than those at which a step begins."""
         view = NetworkView(self.points, weights)
         return summed(view.pulled(self.output_gradient(index, view.train_outputs)), weights)
-
-    def size(self, index: int) -> float:
-        """η_s."""
-        return self.step_size * self.schedule.factor(index, self.steps)
 
     def weight(self, examples: int) -> float:
         """The weight wᵢ of each example in a step on n examples."""

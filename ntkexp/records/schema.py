@@ -105,10 +105,6 @@ class PathSettings(Record):
     probes: Annotated[list[Split], Field(min_length=1, max_length=3)] = ["train", "probe", "test"]
 
 
-class KernelSettings(Record):
-    sketch: Annotated[int, Field(strict=True, ge=1)] | None = None
-
-
 class Followed(Record):
     processes: Annotated[int, Field(strict=True, ge=1, le=10**6)]
     optimizers: Annotated[list[Text], Field(min_length=1)]
@@ -122,7 +118,6 @@ class Config(Record):
     """
 
     path: PathSettings = PathSettings()
-    kernel: KernelSettings = KernelSettings()
     follow: Followed | None = None
     run: None = None
     state: None = None

@@ -186,7 +186,7 @@ class StepPair:
         if not step.batches or not (clips or divides):
             return torch.zeros_like(step.weights)
         found = gradient(step.batches, step.weights)
-        return found if step.heard is None else found * step.heard
+        return found if step.with_grad is None else found * step.with_grad
 
     @cached_property
     def mean(self) -> TrainedStep:
@@ -212,14 +212,14 @@ def mean_update(first: Update, second: Update, step: int) -> Update:
     for letter in ("carry", "intake", "ahead", "coupled", "lost"):
         refuse_other_size(getattr(one, letter), getattr(other, letter), step)
     if first.denominator is None or second.denominator is None:
-        refuse_other_size(one.scale, other.scale, step)
+        refuse_other_size(one.momentum_scale, other.momentum_scale, step)
         return first
     by = (first.denominator, second.denominator)
     n = Pair(*map(divided, by))
-    size = Pair(one.scale * n.first, other.scale * n.second)
+    size = Pair(one.momentum_scale * n.first, other.momentum_scale * n.second)
     refuse_other_size(size.first, size.second, step)
     ratio = Pair(by[0].mean / n.first, by[1].mean / n.second).mean
-    linear = replace(one, scale=size.first / n.mean)
+    linear = replace(one, momentum_scale=size.first / n.mean)
     return replace(first, linear=linear, denominator=mean_denominator(*by, ratio * n.mean))
 
 

@@ -5,7 +5,7 @@ if asked.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,26 +24,22 @@ from ntkexp.effects.curvature import at_once
 from ntkexp.effects.plan import IN_CACHE
 from ntkexp.effects.sweep import MEANS
 from ntkexp.effects.trajectory import (
-    AbstractTrajectory,
     FlatWeights,
     TakenBatch,
-    TrainedStep,
     flat_like,
 )
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem
 from ntkexp.kernel.record.casts import with_casts
 from ntkexp.kernel.record.taping import plain_kernels
-from ntkexp.loss import AbstractLoss
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
-from ntkexp.optimizer.base import AbstractOptimizer, Memory
-from ntkexp.path.recording import update_of
-from ntkexp.path.step import sizes_of
+from ntkexp.optimizer.base import Memory
+from ntkexp.path.recording import AbstractRecordedTraining, Frame
+from ntkexp.path.step import TrainingRecipe, sizes_of
 from ntkexp.progress import AbstractProgress
 from ntkexp.removal.between import Ledger, Pair, TrainingPair
 from ntkexp.removal.retraining import AbstractRetraining, OutputsAt, split_change
-from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Function, Weights
 from ntkexp.text import short
 
@@ -76,22 +72,13 @@ class Drawn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rerun:
-    """What is trained on what, how, and for how long."""
+class Rerun(TrainingRecipe):
+    """A training that can be carried out again, `length` steps long."""
 
     function: Function
     start: Weights
     inputs: Float[Tensor, "train *shape"]
-    targets: Float[Tensor, "train out"]
-    loss: AbstractLoss
-    scale: float  # multiplies the loss
-    optimizer: AbstractOptimizer
-    factors: Mapping[str, float]  # of the step size, by weight
-    schedule: AbstractSchedule
-    step_size: float
-    steps: int  # that the schedule is made for
-    length: int  # that are taken
-    seed: int
+    length: int
     memory_gb: float = 4.0
     renormalises: bool = (
         True  # whether a mean is one over what is left, or over the whole batch as it was
@@ -147,14 +134,6 @@ class Rerun:
         if not self.renormalises:
             return torch.full_like(whole, self.scale / float(drawn.times.sum()))
         return self.scale / torch.where(whole == 0, 1.0, whole)
-
-    def size(self, step: int) -> float:
-        """The step size η_s."""
-        return self.step_size * self.schedule.factor(step, self.steps)
-
-    def sizes(self, step: int) -> dict[str, float]:
-        """The step size of every parameter."""
-        return dict(sizes_of(self.start, self.factors, self.size(step)))
 
     def outputs(
         self, vector: Float[Tensor, " weight"], inputs: Tensor
@@ -281,8 +260,9 @@ def moved(
         [rerun.optimizer.clipping(flat.weights(row)) for row in gradient]
     )
     taken = gradient * clippings[:, None]
+    sizes = sizes_of(rerun.start, rerun.factors, rerun.size(step))
     after, kept = rerun.optimizer.update(
-        step, flat.weights(weights), flat.weights(taken), rerun.sizes(step), memory
+        step, flat.weights(weights), flat.weights(taken), sizes, memory
     )
     return flat.vector(after), kept
 
@@ -317,7 +297,7 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
         inputs=problem.inputs[:train],
         targets=problem.targets[:train],
         loss=experiment.loss,
-        scale=experiment.init.alpha**-2 if experiment.init.centred else 1.0,
+        scale=experiment.loss_scale,
         optimizer=experiment.optimizer,
         factors=experiment.optimizer.factors(problem.weights),
         schedule=experiment.schedule,
@@ -395,7 +375,7 @@ def drifted(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilmedTraining(AbstractTrajectory):
+class FilmedTraining(AbstractRecordedTraining):
     """The run of this number, in which the examples had these weights."""
 
     rerun: Rerun
@@ -404,37 +384,25 @@ class FilmedTraining(AbstractTrajectory):
     weight: Float[Tensor, " train"]
 
     @property
+    def recipe(self) -> Rerun:
+        return self.rerun
+
+    @property
+    def like(self) -> Weights:
+        return self.rerun.start
+
+    @property
     def length(self) -> int:
         return self.rerun.length
 
-    @property
-    def examples(self) -> int:
-        return self.rerun.examples
+    def step_size(self, index: int) -> float:
+        return self.rerun.size(index)
 
-    @property
-    def flat(self) -> FlatWeights:
-        return self.rerun.flat
-
-    @property
-    def end(self) -> Float[Tensor, " weight"]:
-        return self.film.read(self.length, WEIGHTS, self.run)
-
-    def step(self, index: int) -> TrainedStep:
-        rerun, after, before = self.rerun, self.memory(index), self.memory(index - 1)
-        return TrainedStep(
-            index=index,
-            weights=self.film.read(index, WEIGHTS, self.run),
-            batches=(self.batch(index),),
-            updates=(
-                update_of(rerun.optimizer, rerun.start, index, rerun.sizes(index), after, before),
-            ),
-            clip_norm=rerun.optimizer.clip_norm,
-        )
-
-    def memory(self, index: int) -> Memory:
-        """What the optimizer remembered after a step; nothing before the first."""
-        parts = [part for part in self.film.parts if part != WEIGHTS and index >= 0]
-        return {part: self.flat.weights(self.film.read(index, part, self.run)) for part in parts}
+    def frame(self, index: int) -> Frame:
+        """Read θ before a step, and the memory after it."""
+        parts = {part: self.film.read(index, part, self.run) for part in self.film.parts}
+        weights = parts.pop(WEIGHTS)
+        return Frame(weights, {part: self.flat.weights(vector) for part, vector in parts.items()})
 
     def batch(self, index: int) -> TakenBatch:
         """What the step was taken on, each example once, however often it was drawn."""
@@ -444,22 +412,18 @@ class FilmedTraining(AbstractTrajectory):
         return TakenBatch(
             examples=drawn.rows,
             shares=left * divided,
-            losses=self.losses(drawn.rows),
+            losses=partial(
+                losses, self.rerun, self.rerun.inputs[drawn.rows], self.rerun.targets[drawn.rows]
+            ),
             is_mean=self.rerun.loss.reduction == "mean",
             per_weight=drawn.times * divided,
         )
-
-    def losses(
-        self, rows: Int[Tensor, " row"]
-    ) -> Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]:
-        """ℓ of these examples; what scales the loss is in their shares."""
-        return partial(losses, self.rerun, self.rerun.inputs[rows], self.rerun.targets[rows])
 
 
 def losses(
     rerun: Rerun, inputs: Tensor, targets: Tensor, weights: Float[Tensor, " weight"]
 ) -> Float[Tensor, " row"]:
-    """The losses of some examples."""
+    """Return ℓᵢ of some examples, without the scale of the loss, which their shares contain."""
     return rerun.loss.value(rerun.outputs(weights, inputs), targets)
 
 
@@ -486,7 +450,7 @@ def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress)
     for taken in retrain(rerun, torch.stack(tuple(weight))):
         film.write(taken.step, taken.found)
         film.write(taken.step + 1, {WEIGHTS: taken.weights})
-        progress.step(taken.step + 1, None, None)
+        progress.step(taken.step + 1)
     return film
 
 

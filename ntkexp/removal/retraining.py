@@ -288,7 +288,7 @@ def split_change(
     parts = []
     for some in outputs:
         progress.start("back", pair.first.length, 0)
-        parts.append(pair.ledger(some, lambda behind: progress.step(behind, None, None)))
+        parts.append(pair.ledger(some, progress.step))
     return joined(parts)
 
 

@@ -12,5 +12,5 @@ explain, ledger, forgetting                explanations of a prediction, of a re
 top_examples, plots                        tables and figures of the strongest examples, and their files
 scores                                     contributions with scores, pictures and a notebook display
 loaded_run                                 a run with pictures and a notebook display: `ntkexp.load_run`
-painter, events, page                      pictures beside a training, TensorBoard, HTML pages
+drawing, events, page                      pictures at the end of a run, TensorBoard, HTML pages
 """

@@ -101,7 +101,6 @@ class Explanation:
     warning: str = ""  # why leave-out effects are withheld
     movement: Movement | None = None
     sharing: str = ""  # the class of the output in each phase, if phases share it
-    sketch: int | None = None  # dimensions of the sketch of gradients
     components: tuple[ComponentPart, ...] = ()
     positions: tuple[PositionPart, ...] = ()
 
@@ -218,7 +217,6 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         warning=warning,
         movement=movement(parts),
         sharing=sharing(run, out, len(end)),
-        sketch=run.config.get("kernel", {}).get("sketch"),
         components=component_parts(parts),
         positions=position_parts(parts),
     )
@@ -339,11 +337,6 @@ def notes(explanation: Explanation) -> list[str]:
         remarks.append(
             "added: on the way, in this training; "
             f"if left out: how much the output would change without it, {how}"
-        )
-    if explanation.sketch is not None:
-        remarks.append(
-            f"added, by sketches (kernel.sketch={explanation.sketch}): "
-            "only the sum is exact, no part and no order of parts"
         )
     if explanation.components:
         remarks.append(

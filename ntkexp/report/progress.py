@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, occasional lines elsewhere. Results go to stdout."""
+"""Displays of progress: a bar on a terminal, lines elsewhere. Both go to stderr; stdout is for results."""
 
 from __future__ import annotations
 
@@ -7,48 +7,53 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ntkexp.progress import AbstractProgress, Silent
+from ntkexp.progress import AbstractProgress, Unit
 from ntkexp.text import counted, duration, printable_lines
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
 
-MAX_SILENT_SECONDS = 10.0  # between two plain lines
-MIN_ESTIMATE_SECONDS = 0.5  # after which the duration of a task is estimated
-LONG_TASK_SECONDS = 10.0  # shorter tasks are not announced
+SECONDS = 10.0
+"""The longest silence, in seconds, of plain lines while steps are taken."""
+
+KNOWN = 0.5
+"""Seconds after which the duration of a task is estimated."""
+
+LONG = 10.0
+"""Tasks that take fewer seconds are not displayed."""
 
 
-def progress_listener(quiet: bool, again: str = "") -> AbstractProgress:
-    """Return the listener for a command. `again` says how to compute a finished result again."""
+def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
+    """Return the display for a command: nothing but warnings, a bar on a terminal, or lines.
+
+    `hint` follows the remark that a result exists already.
+    """
     if quiet:
         return Quiet()
-    return Bar(again) if sys.stderr.isatty() else ProgressLines(sys.stderr, again=again)
+    return Bar(hint) if sys.stderr.isatty() else ProgressLines(sys.stderr, hint=hint)
 
 
 class Announced:
-    """A task that announces its duration if it is long, and then shows its progress.
-
-    A task shorter than `LONG_TASK_SECONDS` shows nothing.
+    """A task whose progress is displayed only once it is known to take longer than `LONG` seconds.
 
     >>> times = (60.0 * minute for minute in range(9))
-    >>> announced = Announced("attribution", 3, ProgressLines(sys.stdout, times.__next__), times.__next__)
+    >>> lines = ProgressLines(sys.stdout, times.__next__)
+    >>> announced = Announced("attribution", 3, lines, times.__next__)
     >>> for _ in range(3):
     ...     announced.step()
-    attribution takes about 3.0 min
-    attribution: 3 steps, 1 of them done
+    attribution: 3 steps, 1 of them done; 2.0 min left
     attribution: step 2 of 3  60 s left
     attribution: step 3 of 3
 
-    The first step includes the preparation, so the duration is estimated from the later steps.
+    The first step does one-time work, so later steps predict the rest once there are any.
 
     >>> times = iter([0.0, 6.0, 7.0, 7.0, 8.0])
-    >>> announced = Announced("attribution", 12, ProgressLines(sys.stdout, times.__next__), times.__next__)
+    >>> lines = ProgressLines(sys.stdout, times.__next__)
+    >>> announced = Announced("attribution", 12, lines, times.__next__)
     >>> announced.step(), announced.step()
-    attribution takes about 17 s
-    attribution: 12 steps, 2 of them done
+    attribution: 12 steps, 2 of them done; 10 s left
     (None, None)
     """
 
@@ -65,36 +70,34 @@ class Announced:
         self.clock = clock
         self.begun = clock()
         self.done = 0
-        self.announced = False
+        self.displayed = False
         self.first_seconds = 0.0  # of the first step
 
     def step(self) -> None:
-        """Count one step."""
         self.done += 1
-        if self.announced:
-            self.progress.step(self.done, None, None)
+        if self.displayed:
+            self.progress.step(self.done)
             return
-        spent = self.clock() - self.begun
+        elapsed = self.clock() - self.begun
         if self.done == 1:
-            self.first_seconds = spent
-            total = spent * self.steps
-            is_known = spent > LONG_TASK_SECONDS
+            self.first_seconds = elapsed
+            seconds_per_step = elapsed
+            is_known = elapsed > LONG
         else:
-            per_step = (spent - self.first_seconds) / (self.done - 1)
-            total = self.first_seconds + per_step * (self.steps - 1)
-            is_known = spent >= MIN_ESTIMATE_SECONDS
-        if is_known and total > LONG_TASK_SECONDS and self.done < self.steps:
-            self.announced = True
-            self.progress.say(f"{self.name} takes about {duration(total)}")
-            self.progress.start(self.name, self.steps, self.done)
+            seconds_per_step = (elapsed - self.first_seconds) / (self.done - 1)
+            is_known = elapsed >= KNOWN
+        left = seconds_per_step * (self.steps - self.done)
+        if is_known and elapsed + left > LONG and self.done < self.steps:
+            self.displayed = True
+            self.progress.start(self.name, self.steps, self.done, note=f"{duration(left)} left")
 
     def stop(self) -> None:
-        if self.announced:
+        if self.displayed:
             self.progress.stop()
 
 
 def in_place(quiet: bool) -> AbstractProgress:
-    """Return the listener for a function call: a bar in a terminal or notebook, else lines with the remaining time."""
+    """Return the display for a Python function: a bar also in a notebook, or lines with the time left."""
     if quiet:
         return Quiet()
     if sys.stderr.isatty() or "ipykernel" in sys.modules:
@@ -107,7 +110,7 @@ LOGGERS = ("ntkexp", "ntkexp.follow")
 
 @contextmanager
 def quiet_log(quiet: bool) -> Iterator[None]:
-    """Suppress the package's log messages below errors, if `quiet`.
+    """Drop what this package logs below errors, if it is to be quiet.
 
     >>> with quiet_log(True):
     ...     logging.getLogger("ntkexp.follow").warning("takes 3 GB")
@@ -126,18 +129,11 @@ def quiet_log(quiet: bool) -> Iterator[None]:
             logger.removeFilter(is_error)
 
 
-def measures_in_words(loss: float | None, drift: float | None) -> str:
-    """Spell the known numbers of a step.
+class Quiet(AbstractProgress):
+    """A display of warnings alone."""
 
-    >>> measures_in_words(0.25, None), measures_in_words(0.25, 0.125)
-    ('loss 0.25', 'loss 0.25  drift 0.125')
-    """
-    measures = {"loss": loss, "drift": drift}
-    return "  ".join(f"{name} {value:.3g}" for name, value in measures.items() if value is not None)
-
-
-class Quiet(Silent):
-    """A listener that prints warnings only."""
+    def say(self, text: str) -> None:
+        pass
 
     def warn(self, text: str) -> None:
         with suppress(BrokenPipeError):
@@ -145,76 +141,73 @@ class Quiet(Silent):
 
 
 class ProgressLines(AbstractProgress):
-    """A listener that prints a line for every tenth of the steps, or after `MAX_SILENT_SECONDS`.
+    """A line for every tenth of the steps, or for every run, and at least one in `SECONDS`.
 
-    With a clock, lines show the remaining time.
+    With a clock, lines also tell the time left.
 
     >>> lines = ProgressLines(sys.stdout)
     >>> lines.start("training", steps=2, done=0)
     training: 2 steps
-    >>> lines.step(1, 0.25, None)
+    >>> lines.step(1, "loss 0.25")
     training: step 1 of 2  loss 0.25
+    >>> lines.start("width", steps=30, done=28, unit="run", note="about 3 min")
+    width: 30 runs, 28 of them done; about 3 min
+    >>> lines.step(29, "mlp-w32-s0 is done")
+    width: run 29 of 30  mlp-w32-s0 is done
     """
 
     def __init__(
-        self, stream: TextIO, clock: Callable[[], float] | None = None, again: str = ""
+        self, stream: TextIO, clock: Callable[[], float] | None = None, hint: str = ""
     ) -> None:
         self.stream = stream
         self.clock = clock
-        self.again = again
-        self.name = ""
-        self.steps = 0
-        self.first_step = 0
-        self.begun = 0.0  # when the clock is given
-        self.last_line_step = 0
-        self.last_line_time = time.monotonic()
+        self.hint = hint
 
-    def start(self, name: str, steps: int, done: int) -> None:
+    def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
         self.name = name
         self.steps = steps
+        self.unit = unit
         self.first_step = done
         self.begun = 0.0 if self.clock is None else self.clock()
-        self.last_line_step = done
-        self.last_line_time = time.monotonic()
-        self.say(f"{name}: {counted(steps, 'step')}" + (f", {done} of them done" if done else ""))
+        self.written_step = done
+        self.written_at = time.monotonic()
+        done_already = f", {done} of them done" if done else ""
+        ending = f"; {note}" if note else ""
+        self.say(f"{name}: {counted(steps, unit)}{done_already}{ending}")
 
-    def step(self, step: int, loss: float | None, drift: float | None) -> None:
-        is_tenth = 10 * step // self.steps > 10 * self.last_line_step // self.steps
-        if is_tenth or time.monotonic() - self.last_line_time > MAX_SILENT_SECONDS:
-            self.last_line_step = step
-            self.last_line_time = time.monotonic()
-            words = f"{measures_in_words(loss, drift)}{self.left(step)}"
-            self.say(f"{self.name}: step {step} of {self.steps}  {words}".rstrip())
+    def step(self, done: int, note: str = "") -> None:
+        tenth = 10 * done // self.steps > 10 * self.written_step // self.steps
+        late = time.monotonic() - self.written_at > SECONDS
+        if tenth or late or self.unit == "run":
+            self.written_step = done
+            self.written_at = time.monotonic()
+            text = f"{self.name}: {self.unit} {done} of {self.steps}  {note}{self.time_left(done)}"
+            self.say(text.rstrip())
 
-    def left(self, step: int) -> str:
-        """Spell the remaining time; empty without a clock."""
-        if self.clock is None or not self.first_step < step < self.steps:
+    def time_left(self, done: int) -> str:
+        if self.clock is None or not self.first_step < done < self.steps:
             return ""
-        per_step = (self.clock() - self.begun) / (step - self.first_step)
-        return f"{duration(per_step * (self.steps - step))} left"
-
-    def found(self, path: Path) -> None:
-        self.say(f"{path} is finished{self.again}")
+        seconds_per_step = (self.clock() - self.begun) / (done - self.first_step)
+        return f"{duration(seconds_per_step * (self.steps - done))} left"
 
     def say(self, text: str) -> None:
         with suppress(BrokenPipeError):  # a closed pipe is no reason to stop training
             self.stream.write(f"{printable_lines(text)}\n")
             self.stream.flush()
 
-    def stop(self) -> None:
-        pass
-
 
 class Bar(AbstractProgress):
-    """A listener that shows a bar with the step, loss, drift and remaining time."""
+    """A bar with the steps, a note and the time left; and a bar for every run at work."""
 
-    def __init__(self, again: str = "") -> None:
-        self.again = again
-        self.bar: Progress | None = None
+    def __init__(self, hint: str = "") -> None:
+        self.hint = hint
+        self.bars: Progress | None = None
         self.task: TaskID | None = None
+        self.parts: dict[str, TaskID] = {}
 
-    def start(self, name: str, steps: int, done: int) -> None:
-        from rich.console import Console  # noqa: PLC0415  slow
+    def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
+        # rich is slow to import, and lines do not need it
+        from rich.console import Console  # noqa: PLC0415
         from rich.progress import (  # noqa: PLC0415
             BarColumn,
             MofNCompleteColumn,
@@ -224,30 +217,43 @@ class Bar(AbstractProgress):
         )
 
         self.stop()
-        columns = (
+        columns: list[ProgressColumn] = [
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[now]}"),
-        )
-        self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
-        self.task = self.bar.add_task(name, total=steps, completed=done, now="")
-        self.bar.start()
+            TextColumn("{task.fields[note]}"),
+        ]
+        if unit == "step":  # the note of a run tells the time left: runs take unequal times
+            columns.append(TimeRemainingColumn())
+        console = Console(stderr=True)
+        self.bars = Progress(*columns, console=console, transient=unit == "run")
+        self.task = self.bars.add_task(name, total=steps, completed=done, note=note)
+        self.bars.start()
 
-    def step(self, step: int, loss: float | None, drift: float | None) -> None:
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, completed=step, now=measures_in_words(loss, drift))
+    def step(self, done: int, note: str = "") -> None:
+        if self.bars is not None and self.task is not None:
+            self.bars.update(self.task, completed=done, note=note)
 
-    def found(self, path: Path) -> None:
-        self.say(f"{path} is finished{self.again}")
+    def show_part(self, name: str, done: int | None, steps: int | None) -> None:
+        if self.bars is None:
+            return
+        if name not in self.parts:
+            self.parts[name] = self.bars.add_task(f"  {name}", total=steps, note="")
+        self.bars.update(self.parts[name], completed=done, total=steps)
+
+    def drop_part(self, name: str) -> None:
+        if self.bars is not None and name in self.parts:
+            self.bars.remove_task(self.parts.pop(name))
 
     def say(self, text: str) -> None:
-        if self.bar is None:
+        if self.bars is None:
             sys.stderr.write(f"{printable_lines(text)}\n")
         else:
-            self.bar.console.print(printable_lines(text), markup=False, highlight=False)
+            self.bars.console.print(printable_lines(text), markup=False, highlight=False)
 
     def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-        self.bar = self.task = None
+        if self.bars is not None:
+            self.bars.stop()
+        self.bars = None
+        self.task = None
+        self.parts = {}

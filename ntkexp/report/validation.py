@@ -1,10 +1,12 @@
-"""How well scores of training examples predict trainings without some of them.
+"""Compare scores of training examples with retraining without some examples.
 
-    LDS    mean over queries q of Spearman over trainings S of  −Σ_{i left out of S} τ(q, i)  with  f_S(q)
-    QLD    mean over queries q of the harm that is done to q by leaving out its top examples by τ
+    LDS    mean over queries q of the Spearman correlation, over trainings S,
+           between −Σ_{i left out of S} τ(q, i) and f_S(q)
+    QLD    mean over queries q of the loss of f(q) after removing the top examples of q by τ
 
-A score τ(q, i) is positive where example i raises the query's measure f. The linear datamodeling score is of S. M. Park
-et al. (2023), arXiv:2303.14186; its interval resamples queries and trainings together, as both were drawn.
+A score τ(q, i) is positive if example i increases f(q). The linear datamodeling score (LDS) is due to
+S. M. Park et al. (2023), arXiv:2303.14186. Its interval resamples queries and trainings, because both
+were drawn.
 """
 
 from __future__ import annotations
@@ -20,18 +22,19 @@ from ntkexp.mistake import Mistake, WrongArgument, first_line
 from ntkexp.records.atomic import Json
 from ntkexp.records.ground_truth import GroundTruth
 from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate
-from ntkexp.report.tables import Column, Table, format_text
+from ntkexp.report.analysis.rank_correlation import mean_known, spearman
+from ntkexp.report.tables import Column, Table, Value, format_text
 from ntkexp.text import counted, listed, percent, short
 
 Scores: TypeAlias = NDArray[np.float64]
-"""[query, example]: a query is an output at a point."""
+"""Scores [query, example]; a query is one output at one point."""
 
 RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class DatamodelingScore:
-    """The LDS of some scores, and an interval that holds it with 95 % confidence; NaN for queries that never change."""
+    """An LDS with its 95 % interval. `by_query` is NaN for queries that never change."""
 
     value: float
     low: float
@@ -45,50 +48,39 @@ def linear_datamodeling_score(
     outputs: NDArray[np.float64],
     resamples: int = RESAMPLES,
 ) -> DatamodelingScore:
-    """The LDS of scores [query, example], given `left_out` [training, example] and `outputs` [training, query].
+    """Compute the LDS of scores [query, example].
+
+    Args:
+        scores: τ [query, example].
+        left_out: The examples that each training leaves out [training, example].
+        outputs: The output of each training at each query [training, query].
+        resamples: The number of bootstrap samples of the interval.
 
     >>> left_out = np.eye(3, dtype=bool)
-    >>> linear_datamodeling_score(np.array([[3.0, 2.0, 1.0]]), left_out, np.array([[0.1], [0.2], [0.9]])).value
+    >>> outputs = np.array([[0.1], [0.2], [0.9]])
+    >>> linear_datamodeling_score(np.array([[3.0, 2.0, 1.0]]), left_out, outputs).value
     1.0
     """
     predicted = -(left_out.astype(float) @ scores.T)
     by_query = spearman(predicted, outputs)
-    generator, found = np.random.default_rng(0), []
+
+    # Bootstrap: draw trainings and queries with replacement
+    generator = np.random.default_rng(0)
+    trainings, queries = outputs.shape
+    means = []
     for _ in range(resamples):
-        rows, queries = (generator.integers(0, count, count) for count in outputs.shape)
-        at = np.ix_(rows, queries)
-        found.append(mean_known(spearman(predicted[at], outputs[at])))
+        drawn_trainings = generator.integers(0, trainings, trainings)
+        drawn_queries = generator.integers(0, queries, queries)
+        sample = np.ix_(drawn_trainings, drawn_queries)
+        means.append(mean_known(spearman(predicted[sample], outputs[sample])))
     tail = 100 * (1 - CONFIDENCE) / 2
-    known = [value for value in found if np.isfinite(value)]
+    known = [mean for mean in means if np.isfinite(mean)]
     low, high = np.percentile(known, [tail, 100 - tail]) if known else (np.nan, np.nan)
     return DatamodelingScore(mean_known(by_query), float(low), float(high), by_query)
 
 
-def spearman(predicted: NDArray[np.float64], actual: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The correlation of ranks down each column; ties share their mean rank, and a constant column gives NaN.
-
-    >>> spearman(np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]), np.array([[1.0, 7.0], [8.0, 7.0], [9.0, 7.0]]))
-    array([ 1., nan])
-    """
-    from scipy.stats import rankdata  # noqa: PLC0415  slow, and most reports need none
-
-    first, second = (rankdata(part, axis=0) for part in (predicted, actual))
-    first, second = first - first.mean(0), second - second.mean(0)
-    size = np.sqrt((first**2).sum(0) * (second**2).sum(0))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        found = np.where(size > 0, (first * second).sum(0) / size, np.nan)
-    diverged = ~(np.isfinite(predicted).all(0) & np.isfinite(actual).all(0))  # NaN has no rank
-    return np.where(diverged, np.nan, np.round(found, 15))
-
-
-def mean_known(values: NDArray[np.float64]) -> float:
-    """The mean of what is known; NaN if nothing is."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else float("nan")
-
-
 def top_examples(scores: Scores, count: int, *, lower_is_better: bool) -> list[tuple[int, ...]]:
-    """For each query those `count` examples that did it most good by these scores, in ascending order.
+    """Return the `count` most helpful examples of each query, in ascending order.
 
     >>> top_examples(np.array([[0.1, -3.0, 2.0]]), 1, lower_is_better=False)
     [(2,)]
@@ -99,54 +91,52 @@ def top_examples(scores: Scores, count: int, *, lower_is_better: bool) -> list[t
     return [tuple(sorted(row.tolist())) for row in order[:, :count]]
 
 
-# --- What was found, and how it is shown.
+# --- The result.
 
 
 @dataclass(frozen=True)
 class ValidatedScore:
-    """How one kind of scores fared."""
+    """The LDS and QLD of one method."""
 
     name: str
     lds: DatamodelingScore
     harm: Estimate | None = None  # QLD
 
+    @property
+    def constant_queries(self) -> int:
+        """The number of queries without a rank correlation."""
+        return int((~np.isfinite(self.lds.by_query)).sum())
+
+    @property
+    def row(self) -> tuple[Value, ...]:
+        harm: tuple[float | None, ...] = (None, None, None)
+        if self.harm is not None:
+            harm = (self.harm.value, self.harm.low, self.harm.high)
+        queries = len(self.lds.by_query) - self.constant_queries
+        return (self.name, self.lds.value, self.lds.low, self.lds.high, queries, *harm)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """How scores fared, and the ground truth that they were compared with."""
+    """The validated methods, and the ground truth that they were compared with."""
 
     truth: GroundTruth
     scores: tuple[ValidatedScore, ...]
-    harm_by_chance: Estimate | None = None  # of leaving out as many examples at random
-    top: int | None = None  # how many examples QLD leaves out
+    harm_by_chance: Estimate | None = None  # QLD of equally many random examples
+    top: int | None = None  # the number of examples that QLD removes
     metasmoothness: float | None = None
     lower_is_better: bool = False
     doubts: tuple[str, ...] = ()
 
     @property
     def table(self) -> Table:
-        """A row for each score, the best first."""
-        columns = (
-            Column("score", number=False),
-            Column("LDS"),
-            Column("low"),
-            Column("high"),
-            Column("queries"),
-            Column("QLD"),
-            Column("QLD low"),
-            Column("QLD high"),
-        )
-        rows = []
-        for each in sorted(
+        """A table with one row per method, the best first."""
+        numbers = ("LDS", "low", "high", "queries", "QLD", "QLD low", "QLD high")
+        columns = (Column("score", number=False), *map(Column, numbers))
+        best_first = sorted(
             self.scores, key=lambda score: -np.nan_to_num(score.lds.value, nan=-2.0)
-        ):
-            known = int(np.isfinite(each.lds.by_query).sum())
-            harm = (
-                (None, None, None)
-                if each.harm is None
-                else (each.harm.value, each.harm.low, each.harm.high)
-            )
-            rows.append((each.name, each.lds.value, each.lds.low, each.lds.high, known, *harm))
+        )
+        rows = [score.row for score in best_first]
         if (chance := self.harm_by_chance) is not None:
             rows.append(
                 ("at random", None, None, None, None, chance.value, chance.low, chance.high)
@@ -155,44 +145,41 @@ class Validation:
 
     @property
     def sentences(self) -> list[str]:
-        """What the numbers are of, and what speaks against them."""
+        """The definitions of the numbers, and reasons to doubt them."""
         trainings, examples = self.truth.left_out.shape
         size = int(self.truth.left_out[0].sum())
         seeds = f", each from {counted(self.truth.fresh, 'fresh seed')}" if self.truth.fresh else ""
-        said = [
-            f"LDS: rank correlation of predicted with actual outputs of {counted(trainings, 'training')} without "
-            f"{counted(size, 'example')} of {examples}{seeds}, averaged over queries; 95 % interval over queries and "
-            "trainings"
+        sentences = [
+            f"LDS: rank correlation of predicted with actual outputs of "
+            f"{counted(trainings, 'training')} without {counted(size, 'example')} of "
+            f"{examples}{seeds}, averaged over queries; 95 % interval over queries and trainings"
         ]
         if self.top is not None:
-            what = "rise" if self.lower_is_better else "fall"
-            said.append(
-                f"QLD: {what} of a query's measure after training without its top {counted(self.top, 'example')}, "
-                "averaged over queries"
+            change = "rise" if self.lower_is_better else "fall"
+            sentences.append(
+                f"QLD: {change} of a query's output after training without its top "
+                f"{counted(self.top, 'example')}, averaged over queries"
             )
         if self.metasmoothness is not None:
-            said.append(
-                f"metasmoothness {short(self.metasmoothness)} (1: weights change smoothly with the data)"
+            sentences.append(
+                f"metasmoothness {short(self.metasmoothness)} "
+                "(1: weights change smoothly with the data)"
             )
         constant = [
-            f"{each.name} ({counted(int((~np.isfinite(each.lds.by_query)).sum()), 'query')})"
-            for each in self.scores
-            if not np.isfinite(each.lds.by_query).all()
+            f"{score.name} ({counted(score.constant_queries, 'query')})"
+            for score in self.scores
+            if score.constant_queries
         ]
         if constant:
-            said.append(
+            sentences.append(
                 f"left out, because scores or outputs are constant or not finite: {listed(constant)}"
             )
-        return [*said, *self.doubts]
+        return [*sentences, *self.doubts]
 
     def as_json(self) -> dict[str, Json]:
-        """All of it as plain data."""
-        rows = [
-            dict(zip((column.name for column in self.table.columns), row, strict=True))
-            for row in self.table.rows
-        ]
+        names = [column.name for column in self.table.columns]
         return {
-            "scores": rows,
+            "scores": [dict(zip(names, row, strict=True)) for row in self.table.rows],
             "trainings": len(self.truth.left_out),
             "left_out": percent(float(self.truth.left_out[0].mean())),
             "fresh_seeds": self.truth.fresh,
@@ -205,38 +192,43 @@ class Validation:
         return "\n".join([format_text(self.table), "", *self.sentences])
 
 
+# --- Scores of other methods.
+
+
 def read_scores(path: Path) -> NDArray[np.generic]:
-    """Scores from a file of NumPy."""
+    """Read an array from a file of `numpy.save`."""
     try:
-        found = np.load(path, allow_pickle=False)
+        scores = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise WrongArgument(
-            f"scores={path} is not an array of NumPy ({type(error).__name__}); numpy.save writes one",
+            f"scores={path} is not an array of NumPy ({type(error).__name__}); "
+            "numpy.save writes one",
             "scores",
         ) from None
-    if not isinstance(found, np.ndarray):
+    if not isinstance(scores, np.ndarray):
         raise WrongArgument(f"scores={path} holds several arrays; numpy.save writes one", "scores")
-    return found
+    return scores
 
 
-def checked_scores(found: object, shape: tuple[int, int, int], where: str) -> Scores:
-    """Scores of [point, out, example], or of [point, example] where there is one output, as [query, example]."""
+def checked_scores(scores: object, shape: tuple[int, int, int], where: str) -> Scores:
+    """Return scores [point, out, example] as [query, example], or raise if they do not fit.
+
+    If there is a single output, the axis `out` may be missing.
+    """
     try:
-        array = np.asarray(found)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # of rows of several lengths, or of a tensor
-        raise Mistake(f"{where}: they are no array: {first_line(error)}") from error
+        array = np.asarray(scores)
+    except (TypeError, ValueError, RuntimeError) as error:  # rows of unequal length, or a tensor
+        raise Mistake(f"{where}: not an array: {first_line(error)}") from error
     points, outs, examples = shape
     if array.dtype.kind not in "fiu":
         raise Mistake(f"{where}: it holds {array.dtype}, not numbers")
-    if array.shape not in ({shape, (points, examples)} if outs == 1 else {shape}):
-        turned = "; turn it around (.T)" if array.shape == (examples, points) else ""
-        one = f" or {points, examples}" if outs == 1 else ""
+    shapes = {shape, (points, examples)} if outs == 1 else {shape}
+    if array.shape not in shapes:
+        transposed = "; transpose it (.T)" if array.shape == (examples, points) else ""
+        without_out = f" or {points, examples}" if outs == 1 else ""
         raise Mistake(
-            f"{where}: its shape is {array.shape}, and [point, out, example] is {shape}{one}{turned}"
+            f"{where}: its shape is {array.shape}, and [point, out, example] is "
+            f"{shape}{without_out}{transposed}"
         )
     if not np.isfinite(array).all():
         raise Mistake(f"{where}: some scores are not finite")

@@ -42,8 +42,8 @@ from ntkexp.records.results import MACHINE, RETRACED, Seconds, read_rows, write_
 from ntkexp.removal.between import Ledger, Pair
 from ntkexp.removal.rerun import again, ledger_between
 from ntkexp.removal.retraining import removal_of
+from ntkexp.report.drawing import draw_run
 from ntkexp.report.live_log import LiveLog, open_log
-from ntkexp.report.painter import painter
 from ntkexp.run.environment import Clock, all_threads, check_device, fix_circumstances, provenance
 from ntkexp.run.folder_listener import data_arrays, listen, log_keys_of, write_outcome
 from ntkexp.run.loop import run
@@ -88,10 +88,9 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     if saved is not None:
         clock.parts["earlier"] = Seconds(*saved.get("took", (nan, nan)))
     try:
-        with painter() if request.pictures else nullcontext(lambda folder: ()) as paint:
-            setting, outcome = carry_through(request, saved, clock)
-            with clock.times("draw"):
-                pictures = folder.write_pictures(dict(paint(folder.path)))
+        setting, outcome = carry_through(request, saved, clock)
+        with clock.times("draw"):
+            pictures = folder.write_pictures(draw_run(folder.path) if request.pictures else {})
     except (Exception, KeyboardInterrupt):
         folder.note_error(traceback.format_exc())
         raise

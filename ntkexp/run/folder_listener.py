@@ -1,5 +1,7 @@
-"""A listener that keeps what it hears in the run folder as it happens, with checkpoints; Ctrl-C lets a step be
-finished; and what came out of it, written down file by file.
+"""Writing a run folder: rows, kernels and checkpoints while the run goes on, and its results at the
+end.
+
+A first Ctrl-C lets the current step finish and writes a checkpoint.
 """
 
 from __future__ import annotations
@@ -47,31 +49,32 @@ from ntkexp.records.kernels import (
 from ntkexp.records.results import RETRACED, MetricsWriter, write_results
 from ntkexp.report.live_log import LiveLog
 from ntkexp.run.environment import Clock
-from ntkexp.run.loop import AbstractListener
+from ntkexp.run.loop import AbstractListener, Way
 from ntkexp.run.metrics import SHARE_COLUMNS, Observer, Row
 from ntkexp.run.outcome import ChangesByPhase, Outcome
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import METRICS, TRAJECTORY, Checkpoint, RunState, save
 from ntkexp.shapes import Weights
 
-# --- A first Ctrl-C (or SIGTERM) lets a step be finished and its checkpoint be written; a second one interrupts.
+# --- Ctrl-C or SIGTERM: the first one ends the run after the current step and its checkpoint, a
+# second one at once.
 
 
 @dataclass
 class Interrupt:
-    """Whether the run was asked to stop, and whether its last step is behind."""
+    """Requests to stop, and whether the last step is complete."""
 
     asked: bool = False
     over: bool = False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """The handler of both signals."""
+        """Handle either signal."""
         if self.asked or self.over:
             raise KeyboardInterrupt
         self.asked = True
 
     def end(self) -> None:
-        """There are no more steps to finish."""
+        """Stop deferring: no step is left."""
         self.over = True
         if self.asked:
             raise KeyboardInterrupt
@@ -79,7 +82,7 @@ class Interrupt:
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
-    """Both signals go to the interrupt, and afterwards to their previous handlers."""
+    """Send both signals to an `Interrupt` inside the block."""
     interrupt = Interrupt()
     before = {
         number: signal.signal(number, interrupt.receive)
@@ -92,24 +95,54 @@ def deferred_interrupt() -> Iterator[Interrupt]:
             signal.signal(number, handler)
 
 
-# --- What came out of a run, written down file by file: the same bytes each time, but for the weights' container.
+# --- The results of a run. They have the same bytes each time, except for the container of the
+# weights.
 
 
 def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
-    """What came out, file by file."""
-    path, evidence, read = folder.path, outcome.evidence, setting.domain.read
-    # 𝒦 of each rule, behind the snapshots that were written on the way
-    kernels = path / "kernels.zarr"
-    finish_kernels(kernels)
+    """Write all results of a run."""
+    path = folder.path
+    read = setting.domain.read
+    write_kernels(path / "kernels.zarr", setting, outcome)
+    write_contributions_of_run(path, setting, outcome)
+
+    # f_0, f_T and the prediction of each machine, or the explained measure of these outputs
+    evidence = outcome.evidence
+    outputs = {
+        "f_0": evidence.explained(evidence.start),
+        "f_T": evidence.explained(evidence.end),
+    }
+    for rung in outcome.rungs:
+        if isinstance(rung.outcome, Prediction) and rung.outcome.through is evidence.measured:
+            outputs[rung.name] = rung.outcome.outputs
+    predictions = {name: to_numpy(value[read]) for name, value in outputs.items()}
+    write_predictions(path / "predictions.zarr", predictions)
+
+    write_results(path / "results.csv", outcome.ladder)
+    with being_written(path / "weights.pt") as file:
+        torch.save(end_weights(setting.problem.weights, outcome.weights), file)
+
+
+def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
+    """Append the path kernel of each rule to the snapshots."""
+    evidence = outcome.evidence
+    finish_kernels(path)
+    # an explained measure has no kernel for pairs of outputs
+    if not evidence.keeps_kernels or evidence.measured is not None:
+        return
+    attributed = evidence.attributed[setting.domain.read].nonzero()[:, 0].tolist()
     for name, integral in evidence.paths.items():
-        if (
-            evidence.keeps_kernels and evidence.measured is None
-        ):  # which has no kernel of pairs of outputs
-            attributed = evidence.attributed[read].nonzero()[:, 0].tolist()
-            write_path_kernel(
-                kernels, name, to_numpy(integral.kernel), attributed, evidence.integrated
-            )
-    # 𝒮 and 𝒟 of each rule, what happened in each phase, and effects
+        kernel = to_numpy(integral.kernel)
+        write_path_kernel(path, name, kernel, attributed, evidence.integrated)
+
+
+def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -> None:
+    """Write contributions and decay of each rule, the changes of each phase, and the leave-out
+    effects.
+    """
+    store = path / "contributions.zarr"
+    evidence = outcome.evidence
+    read = setting.domain.read
     decays = bool(setting.experiment.optimizer.weight_decay)
     parts = {
         name: contributions_by_rule(
@@ -122,41 +155,20 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
         for name, integral in evidence.paths.items()
     }
     examples = setting.problem.data.train.index.tolist()
-    write_contributions(path / "contributions.zarr", parts, examples, evidence.integrated)
+    write_contributions(store, parts, examples, evidence.integrated)
     if outcome.phases is not None:
-        add_phases(
-            path / "contributions.zarr", phases_of(setting, outcome.phases, read, decays=decays)
-        )
+        add_phases(store, phases_of(setting, outcome.phases, read, decays=decays))
     if outcome.effects is not None:
-        add_effect(
-            path / "contributions.zarr",
-            to_numpy(outcome.effects.values[read]),
-            outcome.effects.facts,
-        )
+        add_effect(store, to_numpy(outcome.effects.values[read]), outcome.effects.facts)
         if outcome.effects.check is not None:
             write_leave_out(path / STORE, outcome.effects.check)
-    # f_0, f_T and f̂ of each machine, or the measure of them that the path was integrated of, and the ladder
-    predicted = {
-        rung.name: rung.outcome.outputs
-        for rung in outcome.rungs
-        if isinstance(rung.outcome, Prediction) and rung.outcome.through is evidence.measured
-    }
-    outputs = {
-        "f_0": evidence.explained(evidence.start),
-        "f_T": evidence.explained(evidence.end),
-        **predicted,
-    }
-    write_predictions(
-        path / "predictions.zarr", {name: to_numpy(value[read]) for name, value in outputs.items()}
-    )
-    write_results(path / "results.csv", outcome.ladder)
-    with being_written(path / "weights.pt") as file:
-        torch.save(end_weights(setting.problem.weights, outcome.weights), file)
 
 
 def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
-    """The weights of both ends by the same names, for pickle writes again what is equal but not the same: a run that
-    went on from its last step would differ in its bytes.
+    """Return the weights before and after training under the same name objects.
+
+    pickle stores each string object once. Equal names in two objects would change the bytes of a
+    resumed run.
     """
     return {"start": start, "end": {name: end[name] for name in start}}
 
@@ -169,17 +181,22 @@ def contributions_by_rule(
     *,
     decays: bool,
 ) -> ContributionsByRule:
-    """The arrays of a rule at the points that were read, on a path of `steps` steps."""
+    """Return the arrays of a rule at the queries, for a path of `steps` steps."""
     by_component = None
     if shares is not None:
-        parts, by_step = to_numpy(shares.parts), to_numpy(shares.totals.stacked().movedim(0, 2))
-        by_component = ByComponent(list(shares.components), parts, to_numpy(shares.decay), by_step)
+        by_component = ByComponent(
+            list(shares.components),
+            to_numpy(shares.parts),
+            to_numpy(shares.decay),
+            to_numpy(shares.totals.stacked().movedim(0, 2)),
+        )
+    rounding = integral.rounding
+    if rounding is not None and not rounding.any():
+        rounding = None
     return ContributionsByRule(
         parts=RowsOfArray(integral.contributions),
         decay=to_numpy(integral.decay) if decays else None,
-        rounding=None
-        if integral.rounding is None or not integral.rounding.any()
-        else to_numpy(integral.rounding),
+        rounding=None if rounding is None else to_numpy(rounding),
         half_by=None if integral.half_by is None else to_numpy(integral.half_by),
         by_step=ByStep(to_numpy(totals.stacked().movedim(0, 2)), totals.until(steps)),
         by_component=by_component,
@@ -190,15 +207,16 @@ def contributions_by_rule(
 def phases_of(
     setting: Setting, phases: ChangesByPhase, read: slice, *, decays: bool
 ) -> ContributionsByPhase:
-    """What happened in each phase at the points that were read."""
-    problem, points = setting.problem, np.zeros(len(setting.problem.targets), dtype=np.int64)
-    for places in problem.phases.values():
-        for number, place in enumerate(places, start=1):
-            points[place] = number
+    """Return the changes of each phase at the queries."""
+    problem = setting.problem
+    phase_of_point = np.zeros(len(problem.targets), dtype=np.int64)
+    for slices in problem.phases.values():
+        for number, points in enumerate(slices, start=1):
+            phase_of_point[points] = number
     return ContributionsByPhase(
         names=problem.data.phases,
-        examples=points[: problem.train],
-        points=points[read],
+        examples=phase_of_point[: problem.train],
+        points=phase_of_point[read],
         change=to_numpy(phases.change[:, read]),
         parts={
             rule: [share.contributions for share in shares]
@@ -212,27 +230,24 @@ def phases_of(
 
 
 def data_arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
-    """The examples of every split, for `data.npz`."""
-    classes = len(setting.problem.data.classes)
-    found: dict[str, np.ndarray[Any, Any]] = {
-        "classes": np.array(setting.problem.data.classes, dtype=str)
-    }
+    """Return the arrays of `data.npz`: the examples of every split."""
+    data = setting.problem.data
+    arrays: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(data.classes, dtype=str)}
     if setting.measured is not None:
-        found[OUT_NAME] = np.array([setting.measured.name], dtype=str)
+        arrays[OUT_NAME] = np.array([setting.measured.name], dtype=str)
     for name in ("train", "probe", "test"):
-        split = getattr(setting.problem.data, name)
-        found |= {
-            f"{name}_{part}": getattr(split, part).numpy()
-            for part in ("shown", "inputs", "target", "index")
-        }
-        found[f"{name}_targets"] = setting.experiment.loss.targets(split.target, classes).numpy()
+        split = getattr(data, name)
+        for part in ("shown", "inputs", "target", "index"):
+            arrays[f"{name}_{part}"] = getattr(split, part).numpy()
+        targets = setting.experiment.loss.targets(split.target, len(data.classes))
+        arrays[f"{name}_targets"] = targets.numpy()
         if split.phase is not None:
-            found[f"{name}_phase"] = split.phase.numpy() + 1
-    if setting.problem.data.phases:
-        found["phases"] = np.array(setting.problem.data.phases, dtype=str)
-    if setting.problem.data.phase_classes:
-        found["phase_classes"] = np.array(setting.problem.data.phase_classes, dtype=str)
-    return found
+            arrays[f"{name}_phase"] = split.phase.numpy() + 1
+    if data.phases:
+        arrays["phases"] = np.array(data.phases, dtype=str)
+    if data.phase_classes:
+        arrays["phase_classes"] = np.array(data.phase_classes, dtype=str)
+    return arrays
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -240,12 +255,14 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 PATIENCE = 20
-"""How often as long as it took to save sums on disk nothing is saved: so checkpoints take a twentieth of the time."""
+"""Least interval between checkpoints of sums on disk, in multiples of the time that the last one
+took.
+"""
 
 
 @dataclass(kw_only=True)
 class FolderListener(AbstractListener):
-    """Keeps rows, kernels and checkpoints in a run folder, as they come."""
+    """A listener that writes rows, kernels and checkpoints to a run folder."""
 
     folder: RunFolder
     setting: Setting
@@ -256,14 +273,14 @@ class FolderListener(AbstractListener):
     clock: Clock
     interrupt: Interrupt
     log: LiveLog | None = None
-    log_keys: dict[str, str] = field(default_factory=dict)  # by which logs are continued
-    snapshots: dict[str, tuple[int, str]] = field(default_factory=dict)  # the seals of their files
-    taken: int = 0  # how many snapshots
+    log_keys: dict[str, str] = field(default_factory=dict)  # keys with which logs continue
+    snapshot_seals: dict[str, tuple[int, str]] = field(default_factory=dict)
+    snapshots: int = 0
     rows: Trajectory | None = None
-    way: str = ""  # on which the run is, when it has gone forwards
+    way: Way | None = None  # the reverse pass at work
     drift: float | None = None
     saved_at: float = field(default_factory=time.monotonic)
-    took: float = 0.0  # to save
+    save_seconds: float = 0.0  # of the last checkpoint
     shown_at: float = 0.0
 
     def on_row(self, row: Row) -> None:
@@ -278,28 +295,23 @@ class FolderListener(AbstractListener):
         kernel: Float[Tensor, "point kept train kept_"],
         output_gradient: Float[Tensor, "train out_"],
     ) -> None:
-        read, gradient = to_numpy(kernel[self.setting.domain.read]), to_numpy(output_gradient)
-        write_snapshot(self.folder.path / KERNELS, self.taken, step, read, gradient)
-        self.snapshots |= sealed(self.folder.path, snapshot_chunks(self.folder.path, self.taken))
-        self.taken += 1
+        path = self.folder.path
+        read = to_numpy(kernel[self.setting.domain.read])
+        write_snapshot(path / KERNELS, self.snapshots, step, read, to_numpy(output_gradient))
+        self.snapshot_seals |= sealed(path, snapshot_chunks(path, self.snapshots))
+        self.snapshots += 1
 
     def on_step(self, state: RunState, loss: float) -> None:
-        self.progress.step(state.step, loss, self.drift)
+        drift = "" if self.drift is None else f"  drift {self.drift:.3g}"
+        self.progress.step(state.step, f"loss {loss:.3g}{drift}")
         self.show({"step": state.step, "steps": self.setting.experiment.steps, "loss": loss})
         self.checkpoint(state)
 
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        self.show_progress("back", state, done, whole)
-
-    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        self.show_progress("effects", state, done, whole)
-
-    def show_progress(self, way: str, state: RunState, done: int, whole: int) -> None:
-        """Show how far a way over the steps that were taken has led."""
+    def on_step_back(self, state: RunState, way: Way, done: int, total: int) -> None:
         if self.way != way:
             self.way = way
-            self.progress.start(f"{self.folder.path.name}, {way}", whole, done - 1)
-        self.progress.step(done, None, None)
+            self.progress.start(f"{self.folder.path.name}, {way}", total, done - 1)
+        self.progress.step(done)
         self.show({"step": state.step, "steps": self.setting.experiment.steps, way: done})
         self.checkpoint(state)
 
@@ -319,56 +331,60 @@ class FolderListener(AbstractListener):
         return self.folder.path
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
-        kind, domain = self.setting.experiment.dtype, self.setting.domain
-        self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, kind, self.of)
+        domain = self.setting.domain
+        dtype = self.setting.experiment.dtype
+        self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, dtype, self.of)
         self.rows.allocate()
+        gigabytes = f"{self.rows.room / 1e9:.2g} GB"
         if self.setting.experiment.integration.passes == 1:
-            self.progress.say(f"the trajectory is kept, in {self.rows.room / 1e9:.2g} GB")
+            self.progress.say(f"the trajectory is kept, in {gigabytes}")
         else:
             self.progress.say(
-                f"this optimizer remembers: {len(domain.attributed)} points (path.attributed) are attributed by a "
-                f"second pass, {domain.chunk} at a time, over a trajectory of {self.rows.room / 1e9:.2g} GB"
+                f"this optimizer has memory: a second pass attributes {len(domain.attributed)} points "
+                f"(path.attributed), {domain.chunk} at a time, over a trajectory of {gigabytes}"
             )
         return self.rows
 
     def show(self, state: dict[str, Json]) -> None:
-        """Keep progress.json, once a second."""
+        """Write progress.json, at most once a second."""
         if time.monotonic() - self.shown_at >= 1.0:
             self.shown_at = time.monotonic()
             self.folder.write_sealed("progress.json", state)
 
     def checkpoint(self, state: RunState) -> None:
-        """Save now and then, and when the run is asked to stop; after one of sums on disk, which takes long, so much
-        later that most of the time is the run's.
+        """Write a checkpoint if one is due or the run was asked to stop.
+
+        Checkpoints of sums on disk take long. They are due so rarely that most of the time is left
+        for training.
         """
         interval = self.setting.experiment.checkpoint_seconds
         if self.setting.domain.spills:
-            interval = max(interval, PATIENCE * self.took)
+            interval = max(interval, PATIENCE * self.save_seconds)
         if self.interrupt.asked or time.monotonic() - self.saved_at >= interval:
             begun = time.monotonic()
             self.save(state)
             self.saved_at = time.monotonic()
-            self.took = self.saved_at - begun
+            self.save_seconds = self.saved_at - begun
         if self.interrupt.asked:
             raise KeyboardInterrupt
 
     def save(self, state: RunState) -> None:
-        """The checkpoint; what it counts is on disk before it."""
+        """Write a checkpoint, after all files that it counts on are on disk."""
         if self.rows is not None:
             self.rows.secure()
-        held = {
+        state_and_seals = {
             "run": state.state,
             "threads": self.threads,
-            "took": astuple(self.clock.whole),
-            "snapshots": self.taken,
-            "seals": self.snapshots | {METRICS: self.metrics.mark},
+            "took": astuple(self.clock.total),
+            "snapshots": self.snapshots,
+            "seals": self.snapshot_seals | {METRICS: self.metrics.mark},
             "logs": self.log_keys,
         }
-        save(self.folder, held, state.step, self.of)
+        save(self.folder, state_and_seals, state.step, self.of)
 
 
 def log_keys_of(saved: Checkpoint | None) -> dict[str, str]:
-    """The keys of the logs that a run had until its checkpoint."""
+    """Return the keys of the logs that a run had at its checkpoint."""
     return dict(saved.get("logs", {})) if saved else {}
 
 
@@ -383,13 +399,19 @@ def listen(
     clock: Clock,
     log: LiveLog | None = None,
 ) -> Iterator[FolderListener]:
-    """The listener of a run, which goes on where it was left."""
-    columns, seals = Observer(setting).columns, dict(saved["seals"]) if saved else {}
-    metrics_bytes = seals.pop(METRICS)[0] if saved else None
-    log_keys = log_keys_of(saved) | ({} if log is None else {log.name: log.key})
-    progress.start(
-        folder.path.name, setting.experiment.steps, len(saved["run"]["step_sizes"]) if saved else 0
-    )
+    """Open the listener of a run, which continues from a checkpoint if there is one."""
+    seals = {}
+    metrics_bytes = None
+    steps_done = 0
+    if saved is not None:
+        seals = dict(saved["seals"])
+        metrics_bytes = seals.pop(METRICS)[0]
+        steps_done = len(saved["run"]["step_sizes"])
+    log_keys = log_keys_of(saved)
+    if log is not None:
+        log_keys[log.name] = log.key
+    progress.start(folder.path.name, setting.experiment.steps, steps_done)
+    columns = Observer(setting).columns
     with (
         deferred_interrupt() as interrupt,
         MetricsWriter(folder.path / METRICS, columns, metrics_bytes) as metrics,
@@ -405,6 +427,6 @@ def listen(
             interrupt=interrupt,
             log=log,
             log_keys=log_keys,
-            snapshots=seals,
-            taken=saved["snapshots"] if saved else 0,
+            snapshot_seals=seals,
+            snapshots=saved["snapshots"] if saved else 0,
         )

@@ -1,13 +1,16 @@
-"""The story of a run: follow the path from where it stands, go back over it if need be, and report to a listener what
-happens.
+"""The training loop of a run: its steps forwards, its reverse passes, and the callbacks that report
+them.
 """
+
+# ruff: noqa: B027  callbacks do nothing unless they are overridden
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,113 +22,77 @@ from ntkexp.run.outcome import Ending, Outcome, ending_before, outcome_of, steps
 from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState, begin
 
+Way: TypeAlias = Literal["back", "effects"]
+"""The reverse passes: of the path integrals, and of the leave-out effects."""
+
 
 class AbstractListener(ABC):
-    """The events of a run, for logs, files and progress."""
+    """Callbacks of a run, for files, logs and progress. All do nothing unless they are
+    overridden.
+    """
 
+    @property
     @abstractmethod
+    def scratch(self) -> Path:
+        """A folder for arrays that do not fit into memory."""
+
+    def trajectory(self, rows: int, size: int) -> Trajectory:
+        """Allocate `rows` rows of `size` numbers, for the recording of a reverse pass."""
+        trajectory = Trajectory(self.scratch / "trajectory.bin", rows, size, "float64")
+        trajectory.allocate()
+        return trajectory
+
+    def on_remark(self, text: str) -> None:
+        """The run announces what it is about to do."""
+
     def on_row(self, row: Row) -> None:
-        """The numbers of a step."""
+        """The metrics of a step are known."""
 
-    @abstractmethod
     def on_snapshot(
         self,
         step: int,
         kernel: Float[Tensor, "point kept train kept_"],
         output_gradient: Float[Tensor, "train out_"],
     ) -> None:
-        """The tangent kernel at a step, and ℓ′ of all training examples, whatever the batch."""
+        """The tangent kernel at a step is known, and ℓ′ of all training examples, whatever the
+        batch.
+        """
 
-    @abstractmethod
     def on_step(self, state: RunState, loss: float) -> None:
         """A step is complete: the moment for a checkpoint."""
 
-    @abstractmethod
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        """A step of the reverse pass is complete, `done` of `whole`: the moment for a checkpoint."""
+    def on_step_back(self, state: RunState, way: Way, done: int, total: int) -> None:
+        """A step of a reverse pass is complete, `done` of `total`: the moment for a checkpoint."""
 
-    @abstractmethod
-    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        """A step of the effects' reverse pass is complete, `done` of `whole`: the moment for a checkpoint."""
-
-    @abstractmethod
-    def on_remark(self, text: str) -> None:
-        """The run says a sentence of what it is about to do."""
-
-    @abstractmethod
     def on_late_rows(self, rows: Sequence[Row]) -> None:
-        """What the gradients of every step did, as the way back has found."""
+        """The reverse pass has found the share of every step."""
 
-    @abstractmethod
     def on_end(self) -> None:
-        """The path is behind, there and back; what follows keeps no checkpoints."""
-
-    @property
-    @abstractmethod
-    def scratch(self) -> Path:
-        """A folder for what does not fit into the memory."""
-
-    @abstractmethod
-    def trajectory(self, rows: int, size: int) -> Trajectory:
-        """Storage of `rows` rows of `size` numbers, for the recording of a reverse pass."""
+        """Both passes are complete; no checkpoint follows."""
 
 
+@dataclass(frozen=True)
 class SilentListener(AbstractListener):
-    """No progress, and nothing is stored but the trajectory for the reverse pass, in this folder."""
+    """A listener that stores nothing but the trajectory for a reverse pass, in this folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_row(self, row: Row) -> None:
-        pass
-
-    def on_snapshot(
-        self,
-        step: int,
-        kernel: Float[Tensor, "point out train out_"],
-        output_gradient: Float[Tensor, "train out_"],
-    ) -> None:
-        pass
-
-    def on_step(self, state: RunState, loss: float) -> None:
-        pass
-
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        pass
-
-    def on_late_rows(self, rows: Sequence[Row]) -> None:
-        pass
-
-    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        pass
-
-    def on_remark(self, text: str) -> None:
-        pass
-
-    def on_end(self) -> None:
-        pass
+    folder: Path
 
     @property
     def scratch(self) -> Path:
         return self.folder
 
-    def trajectory(self, rows: int, size: int) -> Trajectory:
-        made = Trajectory(self.folder / "trajectory.bin", rows, size, "float64")
-        made.allocate()
-        return made
 
-
-# --- The story of a run: follow the path from where it stands, go back over it if need be, tell a listener what
-# happens, look at what came of it.
+# --- A run: train forwards from the current state, go backwards if the path integral needs it, and
+# collect the outcome.
 #
-# A run is pure: it writes nothing itself. The listener may keep checkpoints, from which the same run goes on to
+# The loop writes no file. The listener may store checkpoints, from which the same run continues to
 # the same bits.
 
 
 def run(
     setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] | None = None
 ) -> Outcome:
-    """A whole run, or the rest of one."""
+    """Carry out a run, from its start or from a saved state."""
     state = begin(setting, listener.trajectory, listener.scratch)
     if setting.sweep is not None:
         listener.on_remark(setting.sweep.sentence)
@@ -135,38 +102,42 @@ def run(
     reverse_pass(state, listener)
     listener.on_end()
 
-    # where the path has led
-    observer, view = Observer(setting), NetworkView(setting.points, state.weights)
-    outputs, kernel = view.outputs, view.kept_kernel()
-    row, keeps = (
-        observer.step(state.step, state.time, outputs, state.weights),
-        bool(state.timetable.room),
-    )
-    if keeps:
-        row |= observer.kernels.row(
-            kernel, view, state.step, state.step_sizes[-1] if state.step else None
-        )
-    listener.on_row(row)
-    if keeps:
-        listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
+    # the network after the last step
+    observer = Observer(setting)
+    view = NetworkView(setting.points, state.weights)
+    outputs = view.outputs
+    kernel = view.kept_kernel()
+    row = observer.step(state.step, state.time, outputs, state.weights)
+    if not state.timetable.room:
+        listener.on_row(row)
+        return outcome_of(state, outputs, kernel, ending)
+    step_size = state.step_sizes[-1] if state.step else None
+    listener.on_row(row | observer.kernels.row(kernel, view, state.step, step_size))
+    listener.on_snapshot(state.step, kernel, observer.output_gradient(outputs))
     return outcome_of(state, outputs, kernel, ending)
 
 
 def train_steps(state: RunState, listener: AbstractListener) -> Ending:
-    """Take the remaining steps; why there are no more."""
-    setting, observer = state.setting, Observer(state.setting)
-    first = observer.loss(setting.start.outputs, 0)
+    """Take the remaining steps. Return the reason why they end."""
+    setting = state.setting
+    observer = Observer(setting)
+    first_loss = observer.loss(setting.start.outputs, 0)
     for step in setting.descent.walk(state.weights, state.memory, state.step):
         row = observer.row(step, state.time)
-        loss = cast("float", row["loss"])  # which every row has
-        if (ending := ending_before(setting, loss, first, step.index)) is not None:
+        loss = cast("float", row["loss"])  # every row has one
+        ending = ending_before(setting, loss, first_loss, step.index)
+        if ending is not None:
             state.accumulator.close(step)
             return ending
-        if due := state.timetable.due(step.index):
+
+        # the tangent kernel, if it is due
+        due = state.timetable.due(step.index)
+        if due:
             kernel = step.view.kept_kernel() if step.index else setting.start.kernel
             listener.on_snapshot(step.index, kernel, observer.output_gradient(step.view.outputs))
             state.timetable.saw(step.index, kernel[: setting.points.train])
             row |= observer.kernels.row(kernel, step.view, step.index, step.step_size)
+
         tallies = state.advance(step, due=due)
         listener.on_row(row | share_row(tallies, setting.experiment.path.closing))
         listener.on_step(state, loss)
@@ -174,14 +145,18 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
 
 
 def reverse_pass(state: RunState, listener: AbstractListener) -> None:
-    """Go back over the path from its last step: with memory, what a step did is known once the later ones are."""
-    for done, whole in state.steps_back():
-        listener.on_step_back(state, done, whole)
+    """Go backwards from the last step: an optimizer with memory lets a gradient act in later steps,
+    too.
+    """
+    for done, total in state.steps_back():
+        listener.on_step_back(state, "back", done, total)
     if state.effects is not None:
-        for done, whole in state.effects.steps_back(state.weights, state.step_sizes):
-            listener.on_sweep(state, done, whole)
-    closing = state.setting.experiment.path.closing
-    if (late := state.accumulator.late_tallies) is not None:
-        listener.on_late_rows(
-            [{"step": step} | share_row(tallies, closing) for step, tallies in enumerate(late)]
-        )
+        for done, total in state.effects.steps_back(state.weights, state.step_sizes):
+            listener.on_step_back(state, "effects", done, total)
+
+    # the shares of each step, which only the reverse pass knows
+    late = state.accumulator.late_tallies
+    if late is not None:
+        closing = state.setting.experiment.path.closing
+        rows = [{"step": step} | share_row(tallies, closing) for step, tallies in enumerate(late)]
+        listener.on_late_rows(rows)

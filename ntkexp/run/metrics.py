@@ -1,4 +1,4 @@
-"""What is logged along the way: a row of numbers for every step, more where a tangent kernel is kept."""
+"""The metrics of a run: one row of numbers for every step, with more columns where a tangent kernel is kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ntkexp.diagnostics import (
-    DENSE,
+    MAX_DENSE_ENTRIES,
     TOP,
     activity,
     alignment,
@@ -34,11 +34,10 @@ from ntkexp.run.setting import Setting
 from ntkexp.shapes import Weights
 
 Row: TypeAlias = dict[str, float | int | None]
-"""Numbers of the log by the names of their columns."""
+"""The metrics of a step, by column."""
 
 
-# --- What is logged of a tangent kernel that is kept: how far it has moved, its eigenvalues, and what steps make of
-# it.
+# --- Metrics of a kept tangent kernel: kernel change, eigenvalues, and the stability of the step.
 
 
 RESIDUAL_TOPS = (1, 5, 10)
@@ -54,30 +53,32 @@ SELECTIVITY = "selectivity"
 
 @dataclass(frozen=True)
 class KernelObserver:
-    """Compares the kernels that it sees with the first."""
+    """Metrics of kernels, relative to the first kernel."""
 
     setting: Setting
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The part of the header that is of kernels."""
-        sketch = ("sketch_error",) if self.setting.points.sketch else ()
-        return (*KERNEL_COLUMNS, *sketch, *((SELECTIVITY,) if self.setting.problem.phases else ()))
+        """The columns about kernels."""
+        columns = list(KERNEL_COLUMNS)
+        if self.setting.problem.phases:
+            columns.append(SELECTIVITY)
+        return tuple(columns)
 
     @cached_property
     def train_limit(self) -> Float[Tensor, "train kept train kept_"] | None:
-        """K_∞ among the training examples, where it is known."""
-        if isinstance(self.setting.start.limit, DoesNotApply):
+        """K_∞ among the training examples, if it is known."""
+        limit = self.setting.start.limit
+        if isinstance(limit, DoesNotApply):
             return None
-        limit, outputs = self.setting.start.limit, self.setting.problem.outputs
-        whole = (
-            limit.of_all(outputs) if self.setting.points.makes_kernels else limit.traced(outputs)
-        )
-        return whole[: self.setting.points.train]
+        outputs = self.setting.problem.outputs
+        makes_kernels = self.setting.points.makes_kernels
+        kernel = limit.of_all(outputs) if makes_kernels else limit.traced(outputs)
+        return kernel[: self.setting.points.train]
 
     @cached_property
     def pattern(self) -> Bool[Tensor, " unit"]:
-        """The activation pattern on the training examples at the start."""
+        """The activation pattern on the training examples before training."""
         return activation_pattern(self.setting.points, self.setting.problem.weights)
 
     def row(
@@ -87,18 +88,14 @@ class KernelObserver:
         step: int,
         step_size: float | None,
     ) -> Row:
-        """The numbers of a tangent kernel, or of its trace over outputs; λ_max is always that of the kernel.
+        """Return the metrics of a tangent kernel, or of its trace over outputs. λ_max always refers to the kernel."""
+        setting = self.setting
+        points = setting.points
+        here = kernel[: points.train]
+        start = setting.start.kernel[: points.train]
+        targets = setting.problem.targets[: points.train]
 
-        How stable a step is depends on the examples that it is on.
-        """
-        setting, points, descent = self.setting, self.setting.points, self.setting.descent
-        train = points.train
-        here, start, targets = (
-            kernel[:train],
-            setting.start.kernel[:train],
-            setting.problem.targets[:train],
-        )
-        # how far K_s has moved from K_0, and from the kernel of infinite width
+        # the change of K_s since K_0, and its distance from K_∞
         changed = activation_pattern(points, view.weights) != self.pattern
         row: Row = {
             "drift": drift(here, start),
@@ -107,37 +104,53 @@ class KernelObserver:
             "trace": float(here.flatten(2).flatten(0, 1).trace()),
             "pattern_change": float(changed.double().mean()) if len(changed) else None,
         }
-        if (limit := self.train_limit) is not None:
+        limit = self.train_limit
+        if limit is not None:
             row["limit_distance"] = drift(here, limit)
             row["limit_alignment"] = alignment(here, limit)
-        # its eigenvalues, and the share of the residual in the first of them
+
+        # eigenvalues, and the share of the residual along the first eigenvectors
         row |= self.modes(here, view.train_outputs - targets)
         if not points.makes_kernels:
             row["lambda_max"] = view.largest_eigenvalue(slice(None))
-        # η w λ_max ℓ″/2 of the examples that the step is on: below 1 it is stable
-        if step_size is not None and (top := row["lambda_max"]) is not None:
-            weight = descent.weight(train)
-            if setting.domain.switches:
-                phase = descent.phase(step)
-                weight, own = descent.weight(phase.count), here[phase.examples, :, phase.examples]
-                top = (
-                    largest_kernel_eigenvalue(own)
-                    if points.makes_kernels
-                    else view.largest_eigenvalue(phase.examples)
-                )
-            row["stability"] = step_size * weight * top * setting.experiment.loss.curvature / 2
+        top = row["lambda_max"]
+        if step_size is not None and top is not None:
+            row["stability"] = self.stability(here, view, step, step_size, top)
+
         if setting.problem.phases:
             row[SELECTIVITY] = unit_selectivity(setting, view.weights)
-        return row if points.sketch is None else row | {"sketch_error": view.sketch_error(here)}
+        return row
+
+    def stability(
+        self,
+        kernel: Float[Tensor, "train kept train kept_"],
+        view: NetworkView,
+        step: int,
+        step_size: float,
+        top: float,
+    ) -> float:
+        """Return η w λ_max ℓ″/2 for the examples of a step. A step is stable below 1."""
+        descent = self.setting.descent
+        points = self.setting.points
+        weight = descent.weight(points.train)
+        if self.setting.domain.switches:
+            phase = descent.phase(step)
+            weight = descent.weight(phase.count)
+            if points.makes_kernels:
+                own_kernel = kernel[phase.examples, :, phase.examples]
+                top = largest_kernel_eigenvalue(own_kernel)
+            else:
+                top = view.largest_eigenvalue(phase.examples)
+        return step_size * weight * top * self.setting.experiment.loss.curvature / 2
 
     def modes(
         self, kernel: Float[Tensor, "train kept train kept_"], residual: Float[Tensor, "train out"]
     ) -> Row:
-        """The numbers of the eigenvalues, of a kernel that is finite and small enough; of a larger one, the first."""
+        """Return the metrics of the eigenvalues: all of them for a small kernel, λ_max for a large one."""
         if not kernel.isfinite().all():
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
-        if entries > DENSE:
+        if entries > MAX_DENSE_ENTRIES:
             return {"lambda_max": largest_kernel_eigenvalue(kernel)}
         modes = spectrum(kernel)
         row: Row = {
@@ -145,11 +158,11 @@ class KernelObserver:
             "condition": modes.condition,
             "effective_rank": modes.effective_rank,
         }
-        row |= {f"eigenvalue_{k + 1}": float(value) for k, value in enumerate(modes.values[:TOP])}
-        return row | {
-            f"residual_top_{k}": modes.share(residual.reshape(entries, -1), k)
-            for k in RESIDUAL_TOPS
-        }
+        for k, value in enumerate(modes.values[:TOP]):
+            row[f"eigenvalue_{k + 1}"] = float(value)
+        for k in RESIDUAL_TOPS:
+            row[f"residual_top_{k}"] = modes.share(residual.reshape(entries, -1), k)
+        return row
 
 
 def activation_pattern(points: Points, weights: Weights) -> Bool[Tensor, " unit"]:
@@ -157,25 +170,29 @@ def activation_pattern(points: Points, weights: Weights) -> Bool[Tensor, " unit"
 
 
 def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
-    """Whether units became tuned to one of the tasks that are learned in turn: their selectivity at the probe points of
-    each, or where there are none, at training examples; nothing of a single task.
+    """Return how selective units are for one of the tasks that are learned one after another.
+
+    Activities are measured at the queries of each task, or at its training examples if there are no queries. A single
+    task has no selectivity.
     """
-    module, points, phases = setting.problem.module, setting.points, setting.problem.phases
-    answers = []
+    module = setting.problem.module
+    points = setting.points
+    phases = setting.problem.phases
+    deviations = []
     for phase in phases.get("probe") or phases.get("train", ()):
         parts = torch.split(points.inputs[phase], points.block)
         activities = [
             activity(module.network, partial(called, module, weights, (part,))) for part in parts
         ]
         units = [part for part in activities if part is not None]
-        # the deviation of each unit's activity over the points of a task takes two of them
+        # a standard deviation over the points of a task needs two of them
         if not units or phase.stop - phase.start < 2:
             return None
-        answers.append(torch.cat(units).std(0))
-    return selectivity(answers)
+        deviations.append(torch.cat(units).std(0))
+    return selectivity(deviations)
 
 
-# --- What is logged along the way: a row of numbers for every step.
+# --- The metrics of every step.
 
 
 STEP_COLUMNS = (
@@ -194,45 +211,52 @@ SHARE_COLUMNS = ("closure", "contribution_mass", "contribution_sum", "kernel_mas
 
 @dataclass(frozen=True)
 class Observer:
-    """Compares what it sees with the start of training."""
+    """Metrics of steps, relative to the start of training."""
 
     setting: Setting
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The header of the log."""
-        layers = (f"weights_moved.{name}" for name in self.setting.problem.weights)
-        tasks = (f"{column}{name}" for column in ("loss", "accuracy") for name in self.tasks)
-        phases = ("phase", *tasks) if self.setting.problem.phases else ()
+        """The header of metrics.csv."""
+        layers = [f"weights_moved.{name}" for name in self.setting.problem.weights]
+        phases = []
+        if self.setting.problem.phases:
+            phases.append("phase")
+            phases += [f"{column}{name}" for column in ("loss", "accuracy") for name in self.tasks]
         return (*STEP_COLUMNS, *phases, *layers, *SHARE_COLUMNS, *self.kernels.columns)
 
     @cached_property
     def kernels(self) -> KernelObserver:
-        """Where a kernel is kept, it is asked as well."""
+        """The metrics of kept kernels."""
         return KernelObserver(self.setting)
 
     def splits(self, step: int) -> dict[str, slice]:
-        """Where training and probe examples are, by what is added to the names of their columns.
+        """Return the slices of training examples and queries, by the suffix of their columns.
 
-        Where there are phases, these are the examples of the step's own, and those of every phase follow.
+        With phases, these are the examples of the step's phase, followed by the examples of every phase.
         """
         if self.setting.problem.phases:
-            here = f"_{self.phase(step)}"
-            own = {name: points for name, points in self.tasks.items() if name.endswith(here)}
-            return {name.removesuffix(here): points for name, points in own.items()} | self.tasks
+            suffix = f"_{self.phase(step)}"
+            current = {
+                name.removesuffix(suffix): points
+                for name, points in self.tasks.items()
+                if name.endswith(suffix)
+            }
+            return current | self.tasks
         slices = {"": slice(0, self.setting.points.train)}
-        if probe := self.setting.problem.places.get("probe"):
-            slices["_probe"] = probe
+        queries = self.setting.problem.places.get("probe")
+        if queries:
+            slices["_probe"] = queries
         return slices
 
     @cached_property
     def tasks(self) -> dict[str, slice]:
-        """Where training and probe examples of every phase are, counted from 1, if there are phases."""
+        """The slices of training examples and queries of every phase, counted from 1."""
         phases = self.setting.problem.phases
-        read = {"": phases.get("train", ()), "_probe": phases.get("probe", ())}
+        by_split = {"": phases.get("train", ()), "_probe": phases.get("probe", ())}
         return {
             f"{name}_{number}": points
-            for name, slices in read.items()
+            for name, slices in by_split.items()
             for number, points in enumerate(slices, start=1)
             if points.stop > points.start
         }
@@ -245,30 +269,26 @@ class Observer:
         return self.objective(float(self.summed_loss(outputs, points)), points)
 
     def summed_loss(self, outputs: Float[Tensor, "point out"], points: slice) -> Float[Tensor, ""]:
-        """The losses of a split's examples, added up."""
-        return self.setting.experiment.loss.value(
+        """Return Σᵢ ℓᵢ over the examples of a split."""
+        losses = self.setting.experiment.loss.value(
             outputs[points], self.setting.problem.targets[points]
-        ).sum()
+        )
+        return losses.sum()
 
     def objective(self, summed: float, points: slice) -> float:
-        """The objective that this makes, with the split's own weights."""
-        return (
-            summed
-            * self.setting.experiment.loss.weight(points.stop - points.start)
-            * self.setting.descent.scale
-        )
+        """Return the objective for a summed loss, by the reduction and scale of the loss."""
+        weight = self.setting.experiment.loss.weight(points.stop - points.start)
+        return summed * weight * self.setting.descent.scale
 
     def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
-        """ℓ′ of every training example."""
+        """Return ℓ′ of every training example."""
         points = slice(0, self.setting.points.train)
         return self.setting.experiment.loss.output_gradient(
             outputs[points], self.setting.problem.targets[points]
         )
 
     def row(self, step: Step, time: float) -> Row:
-        """The numbers of a step before it is taken: how long it is as well, and by how much its gradient was shortened,
-        where it might have been.
-        """
+        """Return the metrics of a step: its size, its weights before, and the factor of clipping."""
         clips = self.setting.experiment.optimizer.clip_norm is not None
         row = self.step(step.index, time, step.view.outputs, step.view.weights)
         return row | {"step_size": step.step_size, "clipping": step.clipping if clips else None}
@@ -276,49 +296,45 @@ class Observer:
     def step(
         self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights
     ) -> Row:
-        """The numbers of every step, for which a device is waited for once."""
-        start, targets, splits = (
-            self.setting.problem.weights,
-            self.setting.problem.targets,
-            self.splits(step),
-        )
+        """Return the metrics of the network after `step` steps. All numbers leave the device in one transfer."""
+        problem = self.setting.problem
+        splits = self.splits(step)
         numbers = {
             "loss" + name: self.summed_loss(outputs, points) for name, points in splits.items()
         }
-        for name, points in splits.items() if self.setting.problem.data.classes else ():
-            numbers["accuracy" + name] = (
-                (predicted_label(outputs[points]) == predicted_label(targets[points]))
-                .double()
-                .mean()
-            )
+        if problem.data.classes:
+            for name, points in splits.items():
+                hits = predicted_label(outputs[points]) == predicted_label(problem.targets[points])
+                numbers["accuracy" + name] = hits.double().mean()
+        start = problem.weights
         differences = squared_norms({name: weights[name] - start[name] for name in start})
         values = iter(fetched(*numbers.values(), *differences.values()))
-        seen = {name: next(values) for name in numbers}
-        seen |= {
-            "loss" + name: self.objective(seen["loss" + name], points)
-            for name, points in splits.items()
-        }
-        row: Row = {"step": step, "time": time} | dict.fromkeys(
-            "accuracy" + name for name in splits
-        )
-        if self.setting.problem.phases:
+        measured = {name: next(values) for name in numbers}
+        for name, points in splits.items():
+            measured["loss" + name] = self.objective(measured["loss" + name], points)
+
+        row: Row = {"step": step, "time": time}
+        row |= dict.fromkeys("accuracy" + name for name in splits)
+        if problem.phases:
             row["phase"] = self.phase(step)
+        row |= measured
+
         # ‖θ_s − θ_0‖/‖θ_0‖, in total and for each parameter
         moved = dict(zip(differences, values, strict=True))
-        row |= seen | {"weights_moved": root_ratio(sum(moved.values()), sum(self.sizes.values()))}
-        return row | {
-            f"weights_moved.{name}": root_ratio(moved[name], self.sizes[name]) for name in moved
-        }
+        row["weights_moved"] = root_ratio(sum(moved.values()), sum(self.sizes.values()))
+        for name, squared in moved.items():
+            row[f"weights_moved.{name}"] = root_ratio(squared, self.sizes[name])
+        return row
 
     @cached_property
     def sizes(self) -> dict[str, float]:
-        """‖θ_0‖², parameter by parameter."""
-        found = squared_norms(self.setting.problem.weights)
-        return dict(zip(found, fetched(*found.values()), strict=True))
+        """‖θ_0‖² of every parameter."""
+        norms = squared_norms(self.setting.problem.weights)
+        return dict(zip(norms, fetched(*norms.values()), strict=True))
 
 
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
-    """What the first rule said of a step, and how far one is from it that closes; nothing before it is integrated."""
+    """Return the sums of a step by the first rule, and the closure of the exact rule; nothing before integration."""
     if not tallies:
         return {}
     first = next(iter(tallies.values()))
@@ -331,7 +347,7 @@ def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row
 
 
 def squared_norms(weights: Weights) -> dict[str, Float[Tensor, ""]]:
-    """‖·‖² of every parameter.
+    """Return ‖θ‖² of every parameter.
 
     >>> import torch
     >>> squared_norms({"w": torch.tensor([3.0, 4.0])})

@@ -384,10 +384,7 @@ def split_regions(state: RunState) -> dict[str, Region]:
 
 
 def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
-    """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known.
-
-    Of those by sketches nothing is said but their sum: how far parts exceed it would be off by as much as the parts.
-    """
+    """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known."""
     setting, integrals = state.setting, state.accumulator.integrals[rule]
     read, train = setting.domain.attributed, setting.points.train
     rows = setting.domain.rows
@@ -404,15 +401,11 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
         return {}
     # whether all training examples were read, at outputs as they are learned by
     every_train = setting.measured is None and int((read < train).sum()) == train
-    found = (
-        {} if setting.points.sketch else summary(kernel, contributions, train if every_train else 0)
-    )
+    found = summary(kernel, contributions, train if every_train else 0)
     if setting.experiment.optimizer.weight_decay:
         found["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())
     error = state.accumulator.error(rule, state.step)
-    if (
-        error is not None and setting.points.sketch is None
-    ):  # which would be off by more than what it measures
+    if error is not None:
         found["error_bar"] = relative_error(error.parts, contributions)
         if error.sums is not None:
             found["sum_error_bar"] = relative_error(error.sums, summed(contributions) + decay)

@@ -21,22 +21,31 @@ from ntkexp.kernel.read.reader import Cost, Reader, costs
 from ntkexp.kernel.record.casts import remark, with_casts
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
-from ntkexp.kernel.sketch import Sketch
 from ntkexp.machine.base import DoesNotApply, LimitKernels
 from ntkexp.measure import AbstractMeasure, MeasuredPoints, Objective
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.path.budget import Budget, core_seconds, refuse_endless
 from ntkexp.path.components import Components, components_of
+from ntkexp.path.domain import Domain
 from ntkexp.path.integrals import Rounding
 from ntkexp.path.integration import fair_counts
-from ntkexp.path.points import Domain, NetworkView, Points
+from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.step import Descent, Phase, phases_of
 
 # --- What no run is begun for: kernels beyond the memory, steps beyond a lifetime, networks that cannot learn.
 
 
 LEAST_ROWS = 8  # of a block of two points, four times
+
+
+def refuse_sketch(experiment: Experiment) -> None:
+    """Refuse sketched kernels, which only kernel files have."""
+    if (size := experiment.kernel.sketch) is not None:
+        raise Mistake(
+            f"kernel.sketch={size}: kernels along a path are exact; for large networks use path.kernels=none or "
+            f"trace, or sketch one kernel by ntkexp kernel tangent kernel.sketch={size}"
+        )
 
 
 def refuse_vast(experiment: Experiment) -> None:
@@ -96,6 +105,7 @@ class Survey:
 
 def survey(experiment: Experiment) -> Survey:
     """Draw the problem, unless its kernels alone are too large, and look at two of its points."""
+    refuse_sketch(experiment)
     refuse_vast(experiment)
     problem = draw_problem(experiment)
     experiment.loss.refuse_unlike_differences(problem.targets)
@@ -122,12 +132,6 @@ def survey(experiment: Experiment) -> Survey:
         budget_of(experiment, problem, read),
         experiment.path.chosen_outputs(problem.outputs),
     )
-    sketch, size = None, experiment.kernel.sketch
-    if size is not None:
-        trained = {
-            name: weight.shape for name, weight in problem.weights.items() if name in reader.trained
-        }
-        sketch = Sketch(size, experiment.seed, trained)
     points = Points(
         reader=reader,
         inputs=problem.inputs,
@@ -135,7 +139,6 @@ def survey(experiment: Experiment) -> Survey:
         block=budget.block,
         keep=budget.keep,
         chosen=outputs if measured is None and len(outputs) < problem.outputs else None,
-        sketch=sketch,
         kernels=experiment.path.kernels,
     )
     explained = (
@@ -195,11 +198,6 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
     by = experiment.path.by
     if by is None:
         return {}
-    if experiment.kernel.sketch is not None:
-        raise Mistake(
-            f"path.by={by}: a sketch (kernel.sketch={experiment.kernel.sketch}) mixes the parameters of components; "
-            "leave one of them out"
-        )
     trained = point(problem.weights).trained
     return components_of(by, [name for name in problem.weights if name in trained], "path.by")
 
@@ -350,7 +348,7 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
         points=points,
         targets=problem.targets[: points.train],
         loss=experiment.loss,
-        scale=loss_scale(experiment),
+        scale=experiment.loss_scale,
         optimizer=experiment.optimizer,
         factors=experiment.optimizer.factors(problem.weights),
         schedule=experiment.schedule,
@@ -371,7 +369,7 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
         measured=survey.measured,
         sweep=sweep_setting(experiment, survey) if experiment.path.effects else None,
         rounding=Rounding(terms=float(sizes.sum()), eps=survey.tape.eps),
-        remarks=setting_remarks(experiment, survey, start),
+        remarks=setting_remarks(experiment, survey),
     )
 
 
@@ -380,8 +378,7 @@ def start_of(
 ) -> Start:
     """The network at its start, unless it cannot be trained.
 
-    The largest stable step is the least of those of all phases, each by the kernel among its own examples, which no
-    sketch stands for: what is trained does not depend on how it is read.
+    The largest stable step is the smallest one over all phases, each from the kernel among its own examples.
     """
     view = NetworkView(points, problem.weights)
     finite = view.outputs.isfinite().all(1)
@@ -393,10 +390,9 @@ def start_of(
 
     # λ_max of the kernel among the examples of each phase
     kernel, keeps = view.kept_kernel(), experiment.path.keeps_kernels
-    exact = keeps and points.sketch is None
     tops = [
         largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples])
-        if exact
+        if keeps
         else view.largest_eigenvalue(phase.examples)
         for phase in phases
     ]
@@ -407,7 +403,7 @@ def start_of(
         )
 
     # the curvature of the objective is at most w λ_max ℓ″
-    weights = [experiment.loss.weight(phase.count) * loss_scale(experiment) for phase in phases]
+    weights = [experiment.loss.weight(phase.count) * experiment.loss_scale for phase in phases]
     steepest = max(weight * top for weight, top in zip(weights, tops, strict=True))
     return Start(
         outputs=view.outputs,
@@ -415,11 +411,6 @@ def start_of(
         limit=limit_kernels(experiment, problem.inputs, points.train, problem.data.vocabulary),
         largest_stable_step=2 / (steepest * experiment.loss.curvature),
     )
-
-
-def loss_scale(experiment: Experiment) -> float:
-    """What the loss is multiplied with."""
-    return experiment.init.alpha**-2 if experiment.init.centred else 1.0
 
 
 def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
@@ -454,30 +445,12 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
     )
 
 
-def setting_remarks(experiment: Experiment, survey: Survey, start: Start) -> tuple[str, ...]:
-    """What the network's numbers cost, and why its kernels do; a rule that closes says itself what it cannot. Of
-    sketched kernels, how far they are from kernels, and what they are good for.
+def setting_remarks(experiment: Experiment, survey: Survey) -> tuple[str, ...]:
+    """Return what casts do to the numbers, and why Jacobians are read example by example, if they are.
+
+    A rule that closes every step needs no such remark: it refuses what it has no difference rule for.
     """
     points, path = survey.points, experiment.path
     casts = remark(function_of(survey.problem.module), survey.tape, path.casts)
     obstacle = points.reader.obstacle(survey.tape) if path.closing is None else None
-    obstacles = [each for each in (casts, obstacle) if each is not None]
-    if points.sketch is None:
-        return tuple(obstacles)
-    given = f"kernel.sketch={experiment.kernel.sketch}"
-    if path.keeps_kernels:
-        view = NetworkView(points, survey.problem.weights)
-        share = view.sketch_error(start.kernel[: points.train])
-        obstacles.append(
-            f"kernels are sketches ({given}), the first within {share:.1%} of its norm: they are good for drift, "
-            "spectra, alignment and sums, not for single contributions; machines that are made of kernels are no more "
-            "exact"
-        )
-    else:
-        obstacles.append(f"contributions are from sketches ({given}): only their sums are exact")
-    many = sum(shape.numel() for shape in points.sketch.shapes.values())
-    if points.sketch.size >= many:
-        obstacles.append(
-            f"{given} is no less than the {many:,} weights: without it kernels are exact, and take less"
-        )
-    return tuple(obstacles)
+    return tuple(each for each in (casts, obstacle) if each is not None)

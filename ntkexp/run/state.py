@@ -1,4 +1,6 @@
-"""Where a run stands on its path, what it has accumulated, and the checkpoint that says so."""
+"""The state of an unfinished run: weights, accumulated sums, and the checkpoint that stores
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +24,7 @@ from ntkexp.kernel.secant.segment import Closure
 from ntkexp.model.functional import load_tensors
 from ntkexp.on_disk import RowsInFile, blocks, is_on_disk, refuse_small_disk
 from ntkexp.optimizer.base import Memory
+from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, Marked
 from ntkexp.path.integrals import Tally
 from ntkexp.path.recording import RecordedTraining, Recording, Room, new_recording
@@ -42,32 +45,34 @@ from ntkexp.run.setting import Setting, SweepSetting
 from ntkexp.shapes import Weights
 from ntkexp.text import several
 
-# --- The effects of a run: what leaving each example out would change, found by sweeps back over its recorded steps.
+# --- The reverse pass of the leave-out effects: sweeps back over the recorded steps.
 #
-# The attributed points are taken in chunks whose adjoints fit into memory;
-# every chunk goes over the whole recording.
+# The attributed points are split into chunks whose adjoints fit into memory. Each chunk needs one
+# sweep over the whole recording.
 
 
 @dataclass(kw_only=True)
 class EffectsPass:
-    """The steps as they are recorded, and the sweeps over them, which are made when all of them are known."""
+    """The recorded steps of a run, and the sweeps that differentiate them once all steps are
+    known.
+    """
 
     setting: Setting
     asked: SweepSetting
     recording: Recording
-    keeps: bool  # whether the steps are kept here, or by another who goes back over them
+    writes: bool  # False if the path integral writes the recording
     effects: Float[Tensor, "attributed integrated train"]
     sweeps: ChunkedSweep | None = None
-    saved: Mapping[str, Any] | None = None  # of a checkpoint
+    saved: Mapping[str, Any] | None = None  # from a checkpoint, until the sweeps begin
 
     def add(self, step: Step) -> None:
-        """Take in a step that was taken."""
-        if self.keeps:
+        """Record a step."""
+        if self.writes:
             self.recording.write(step)
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
-        """Sweep back over what is left; how many steps are done of how many."""
-        if self.keeps:
+        """Run the remaining sweeps. Yield the number of completed steps and the total."""
+        if self.writes:
             self.recording.close(len(step_sizes), end)
         path = self.setting.experiment.path
         training = RecordedTraining(
@@ -89,12 +94,13 @@ class EffectsPass:
     def end_gradients(
         self, training: RecordedTraining, chunk: slice
     ) -> Float[Tensor, "vector weight"]:
-        """∂F/∂θ_T of all outputs of some points, one after another."""
-        read, outputs = self.setting.points, list(self.setting.domain.integrated)
+        """Return ∂F/∂θ_T, one row for each output of each point of a chunk."""
+        read = self.setting.points
+        outputs = list(self.setting.domain.integrated)
 
         def outputs_at(weights: Tensor, one: Tensor) -> Tensor:
-            found: Tensor = read.reader.function(training.flat.weights(weights), one)
-            return found[0, outputs]
+            values: Tensor = read.reader.function(training.flat.weights(weights), one)
+            return values[0, outputs]
 
         points = self.asked.points[chunk]
         return torch.cat(
@@ -103,47 +109,51 @@ class EffectsPass:
 
     @property
     def growth(self) -> float:
-        """How much more outputs feel of the weights at most than of those at the end."""
+        """The largest adjoint norm along the training, relative to the norm at its end."""
         return float("inf") if self.sweeps is None else self.sweeps.growth
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """All that a checkpoint needs, as plain data and tensors."""
+        """The content of a checkpoint, as plain data and tensors."""
         if self.sweeps is not None:
             return self.sweeps.state
         return self.saved or {"done": 0, "effects": self.effects, "sizes": None, "sweep": None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Keep the state of a checkpoint until the sweeps begin."""
         self.saved = state
 
 
-# --- Sums that lie on disk are kept in files beside the checkpoint that names them: sums-STEP-NUMBER.bin.
+# --- Sums that do not fit into memory: each checkpoint stores them in files sums-STEP-NUMBER.bin.
 #
-# Every checkpoint has files of its own, which are there whole before it is, and those of the one before go when
-# it is: a kill at any moment leaves a checkpoint with all of its files.
+# The files of a checkpoint are complete before the checkpoint is written. They are removed only
+# after the next checkpoint is written. So a kill at any moment leaves a checkpoint with all its
+# files.
 
 
 FILES = "sums-*.bin"
-KEPT = "kept in"
-"""The key of what stands in a checkpoint for numbers of another file."""
+FILE_KEY = "kept in"
+"""The key in a checkpoint under which the name of a file replaces an array."""
 
 
 def save_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
-    """Write the part of a state that lies on disk, at a step; the state with names in its place, and their seals."""
+    """Write the arrays of a state that are on disk to files. Return the state with file names, and
+    the seals.
+    """
     seals: dict[str, tuple[int, str]] = {}
 
-    def kept(leaf: Any) -> Any:
+    def saved(leaf: Any) -> Any:
         if not (isinstance(leaf, Tensor) and is_on_disk(leaf)):
             return leaf
         name = f"sums-{step}-{len(seals)}.bin"
         seals[name] = write_rows(folder / name, leaf)
-        return {KEPT: name, "shape": list(leaf.shape), "kind": leaf[:0].numpy().dtype.name}
+        return {FILE_KEY: name, "shape": list(leaf.shape), "kind": leaf[:0].numpy().dtype.name}
 
-    return tree_map(kept, state), seals
+    return tree_map(saved, state), seals
 
 
 def write_rows(path: Path, numbers: Tensor) -> tuple[int, str]:
-    """Write numbers to a file, some rows at a time; the mark of the file."""
+    """Write an array to a file, block by block. Return the seal of the file."""
     sealing = Sealing()
     with being_written(path) as file:
         for block in blocks(numbers):
@@ -154,46 +164,49 @@ def write_rows(path: Path, numbers: Tensor) -> tuple[int, str]:
 
 
 def load_sums(folder: Path, state: Any) -> Any:
-    """A state with what its names stand for, of which nothing is read yet."""
+    """Replace the file names in a state by arrays that are read on demand."""
 
-    def found(leaf: Any) -> Any:
-        if not is_name(leaf):
+    def loaded(leaf: Any) -> Any:
+        if not is_file_name(leaf):
             return leaf
-        return RowsInFile(folder / leaf[KEPT], tuple(leaf["shape"]), np.dtype(leaf["kind"]))
+        return RowsInFile(folder / leaf[FILE_KEY], tuple(leaf["shape"]), np.dtype(leaf["kind"]))
 
-    return tree_map(found, state, is_leaf=is_name)
+    return tree_map(loaded, state, is_leaf=is_file_name)
 
 
-def is_name(part: Any) -> bool:
-    return isinstance(part, dict) and KEPT in part
+def is_file_name(part: Any) -> bool:
+    return isinstance(part, dict) and FILE_KEY in part
 
 
 def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
-    """Remove the sums of other checkpoints than that with these files."""
+    """Remove all files of sums except the named ones."""
     for path in folder.glob(FILES):
         if path.name not in but:
             path.unlink()
 
 
-# --- checkpoint.pt: where an unfinished run stands, and the seals of all files that the rest of it relies on.
+# --- checkpoint.pt: the state of an unfinished run, and the seals of all files that the rest of the
+# run uses.
 #
-# The contents are listed below, and `run.folder_listener` decides when a checkpoint is written.
-#
-# It is sealed for its run. Nothing is made of it before its own seal and theirs have been looked at: a run goes
-# on to the same bytes, or begins anew.
+# `run.folder_listener` decides when to write a checkpoint. The checkpoint is sealed with the
+# identity of its run. Loading verifies this seal and all others first, so a resumed run either ends
+# in the same bytes or begins again.
 
 
-TRAJECTORY, METRICS = "trajectory.bin", "metrics.csv"
+TRAJECTORY = "trajectory.bin"
+METRICS = "metrics.csv"
 
 BEGINNING = (CONFIG, OVERRIDES, "data.npz")
-"""What is written before the first step."""
+"""The files that are written before the first step."""
+
+CHECKPOINT_KEYS = {"run", "threads", "snapshots", "seals", "sums"}
 
 Checkpoint: TypeAlias = Mapping[str, Any]
 """A state in plain tensors and numbers, with the seals."""
 
 
 def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
-    """Keep a state at a step; its `seals` are part of it."""
+    """Write a checkpoint for the run with identity `of`; its `seals` are part of the state."""
     run, sums = save_sums(folder.path, step, state["run"])
     with being_sealed(folder.path / CHECKPOINT, of) as file:
         torch.save({**state, "run": run, "sums": sums}, file)
@@ -201,37 +214,43 @@ def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
 
 
 def load(folder: RunFolder, of: str) -> Checkpoint | None:
-    """The state that was kept, if one was, with the folder taken back to it; or `Damaged`."""
+    """Return the checkpoint, if there is one, and undo later changes to the folder. Raise `Damaged`
+    if a seal fails.
+    """
     path = folder.path / CHECKPOINT
     if not path.is_file():
         return None
+
+    # the checkpoint and the files from before the first step
     refuse(folder, folder.broken(*BEGINNING) if sealed_for(path, of) else [CHECKPOINT])
     state: Checkpoint = load_tensors(path, mmap=True)
-    refuse(
-        folder,
-        [CHECKPOINT] if {"run", "threads", "snapshots", "seals", "sums"} - state.keys() else [],
-    )
+    if CHECKPOINT_KEYS - state.keys():
+        refuse(folder, [CHECKPOINT])
+
+    # the resumed run writes the rows after the checkpoint again
     seals: Seals = {**state["seals"], **state["sums"]}
-    metrics, size = folder.path / METRICS, seals[METRICS][0]
+    metrics = folder.path / METRICS
+    size = seals[METRICS][0]
     if metrics.is_file() and metrics.stat().st_size > size:
-        os.truncate(metrics, size)  # lines behind the checkpoint are written again
+        os.truncate(metrics, size)
+
     refuse(folder, broken(folder.path, seals))
     folder.forget([CHECKPOINT, TRAJECTORY, BEGUN, *BEGINNING, *seals, *event_files(folder.path)])
     return {**state, "run": load_sums(folder.path, state["run"])}
 
 
 def refuse(folder: RunFolder, wrong: list[str]) -> None:
-    """Refuse a folder whose files are not as they were written."""
+    """Raise `Damaged` if any file differs from what the run wrote."""
     if wrong:
         raise Damaged(f"{folder.path} is damaged: {several(wrong)} not as it was written")
 
 
-# --- Where a run stands on its path, and what it has accumulated so far.
+# --- The state of a run after some of its steps.
 
 
 @dataclass(kw_only=True)
 class RunState:
-    """A run after `step` steps is at these weights, with what was accumulated."""
+    """A run after `step` steps: its weights and everything accumulated so far."""
 
     setting: Setting
     weights: Weights
@@ -241,10 +260,8 @@ class RunState:
     memory: Memory = field(default_factory=dict)
     step_sizes: list[float] = field(default_factory=list)
     clippings: list[float] = field(default_factory=list)
-    misses: dict[int, Closure] = field(default_factory=dict)  # at steps that a rule should close
-    turns: list[Float[Tensor, "point out"]] = field(
-        default_factory=list
-    )  # f where another phase begins
+    misses: dict[int, Closure] = field(default_factory=dict)  # steps that an exact rule misses
+    turns: list[Float[Tensor, "point out"]] = field(default_factory=list)  # f at each new phase
     effects: EffectsPass | None = None
 
     @property
@@ -257,7 +274,9 @@ class RunState:
         return sum(self.step_sizes, start=0.0)
 
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
-        """Take one step, at which a kernel may be due; what it adds by each rule, if that was measured."""
+        """Add one step, with its kernel if one is `due`. Return the measured sums of the step by
+        rule, if any.
+        """
         if step.index in self.setting.domain.switches:
             self.turns.append(step.view.outputs.clone())
         tallies = self.accumulator.add(step, due=due)
@@ -266,28 +285,34 @@ class RunState:
         self.summed_gradient += step.impulse
         self.step_sizes.append(step.step_size)
         self.clippings.append(step.clipping)
-        self.weights, self.memory = step.end, step.memory
+        self.weights = step.end
+        self.memory = step.memory
         self.check(step.index, tallies)
         return tallies
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
-        """Go back over the path, if it is integrated so; how many steps are done of how many."""
+        """Run the reverse pass of the path integrals, if there is one. Yield the completed steps
+        and the total.
+        """
         yield from self.accumulator.steps_back(self.weights, self.step_sizes)
         for step, tallies in enumerate(self.accumulator.late_tallies or ()):
             self.check(step, tallies)
 
     def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
-        """Remember a step that is not closed, though its rule closes."""
+        """Note the step if an exact rule misses the change of the outputs by more than rounding
+        explains.
+        """
         closing = self.setting.experiment.path.closing
         if closing is None or closing.option not in tallies:
             return
-        found = tallies[closing.option].miss(self.setting.rounding)
-        if found is not None:
-            self.misses[step] = found
+        miss = tallies[closing.option].miss(self.setting.rounding)
+        if miss is not None:
+            self.misses[step] = miss
 
     @property
     def state(self) -> dict[str, Any]:
-        """All that a checkpoint needs, as plain data and tensors."""
+        """The content of a checkpoint, as plain data and tensors."""
+        misses = {step: (closure.error, closure.bound) for step, closure in self.misses.items()}
         return {
             "weights": self.weights,
             "memory": dict(self.memory),
@@ -296,14 +321,13 @@ class RunState:
             "summed_gradient": self.summed_gradient,
             "step_sizes": self.step_sizes,
             "clippings": self.clippings,
-            "misses": {
-                step: (closure.error, closure.bound) for step, closure in self.misses.items()
-            },
+            "misses": misses,
             "turns": self.turns,
             "effects": None if self.effects is None else self.effects.state,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the content of a checkpoint."""
         device = self.summed_gradient.device
         self.weights, self.memory = tree_map(
             lambda leaf: leaf.to(device), (state["weights"], state["memory"])
@@ -320,54 +344,65 @@ class RunState:
 
 
 def spilled(setting: Setting) -> int:
-    """Bytes on disk of sums that do not fit into the memory: as they are, in two checkpoints at the moment when one
-    replaces the other, and as what the run leaves, before which there is one checkpoint less.
+    """Return the bytes on disk for sums that do not fit into memory.
+
+    There are up to three copies: the sums themselves, and two checkpoints while one replaces the
+    other. The final results replace the second checkpoint.
     """
-    experiment, phases = setting.experiment, len(setting.experiment.switches) + 1
+    experiment = setting.experiment
+    phases = len(experiment.switches) + 1
     rules = len(experiment.path.rule)
-    summed, left = (
-        rules * phases + bool(experiment.path.finer),
-        rules * (1 + phases if phases > 1 else 1),
-    )
-    return (
-        (2 * summed + max(summed, left)) * prod(setting.domain.shape[:3]) * torch.float64.itemsize
-    )
+    summed = rules * phases + bool(experiment.path.finer)
+    results = rules * (1 + phases if phases > 1 else 1)
+    numbers = (2 * summed + max(summed, results)) * prod(setting.domain.shape[:3])
+    return numbers * torch.float64.itemsize
 
 
 def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState:
-    """The state before the first step; an integration that goes back takes room for its recording, and what does not
-    fit into the memory lies in a folder, if there is one.
+    """Return the state before the first step.
+
+    `room` allocates the recording of a reverse pass. Sums that do not fit into memory go to the
+    folder `scratch`.
     """
-    experiment, weights = setting.experiment, setting.problem.weights
+    experiment = setting.experiment
+    weights = setting.problem.weights
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
     if domain.scratch is not None:
-        saved_bytes = sum(
-            path.stat().st_size for path in domain.scratch.glob(FILES)
-        )  # the sums of a checkpoint
+        saved_bytes = sum(path.stat().st_size for path in domain.scratch.glob(FILES))
         refuse_small_disk(domain.scratch, spilled(setting) - saved_bytes)
-    accumulator, sweep = experiment.integration.begin(domain, weights, room), setting.sweep
+    accumulator = experiment.integration.begin(domain, weights, room)
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)
-    effects = None
-    if sweep is not None and not sweep.retrains:
-        recording = (
-            accumulator.recorded()
-        )  # steps are recorded for effects alone, unless they are anyway
-        records, pull = experiment.optimizer.differentiated, domain.no_pull()
-        effects = EffectsPass(
-            setting=setting,
-            asked=sweep,
-            recording=recording or new_recording(domain.steps, weights, records, pull, room),
-            keeps=recording is None,
-            effects=domain.like.new_zeros(
-                len(sweep.points), len(domain.integrated), setting.points.train
-            ),
-        )
     return RunState(
         setting=setting,
         weights=weights,
         accumulator=accumulator,
         timetable=experiment.timetable(),
         summed_gradient=torch.zeros_like(setting.descent.targets),
-        effects=effects,
+        effects=effects_pass(setting, domain, accumulator, room),
+    )
+
+
+def effects_pass(
+    setting: Setting, domain: Domain, accumulator: AbstractAccumulator, room: Room
+) -> EffectsPass | None:
+    """Return the reverse pass of the leave-out effects, if the experiment asks for one."""
+    sweep = setting.sweep
+    if sweep is None or sweep.retrains:
+        return None
+    recording = accumulator.recorded()
+    writes = recording is None
+    if recording is None:
+        records = setting.experiment.optimizer.differentiated
+        recording = new_recording(
+            domain.steps, setting.problem.weights, records, domain.no_pull(), room
+        )
+    return EffectsPass(
+        setting=setting,
+        asked=sweep,
+        recording=recording,
+        writes=writes,
+        effects=domain.like.new_zeros(
+            len(sweep.points), len(domain.integrated), setting.points.train
+        ),
     )

@@ -1,19 +1,15 @@
 """The runs of a sweep as jobs, brought to their end: what is finished stays, what is dead goes on, and what another
 process is at is waited for; what is reported meanwhile, and how long it will still take.
-
-A terminal shows a line for every worker and a bar for all; elsewhere there is a line for every run that has ended.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
 from ntkexp.config.build import admit, build
 from ntkexp.engine.base import (
@@ -32,162 +28,10 @@ from ntkexp.engine.base import (
 from ntkexp.experiment.experiment import USUAL
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
-from ntkexp.progress import AbstractProgress
+from ntkexp.progress import AbstractProgress, Unit
 from ntkexp.run.execute import execute
 from ntkexp.sweep.plan import Estimator, Plan, PlannedRun, longest_first
 from ntkexp.text import counted, duration
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-
-# --- Progress of a sweep: what is reported, independent of how it is shown.
-
-
-class AbstractSweepListener(ABC):
-    """A listener hears `begin`, any number of events and remarks, and `end`."""
-
-    @abstractmethod
-    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
-        """A sweep of `runs` runs continues, `done` of them finished; the estimated duration of the others, if known."""
-
-    @abstractmethod
-    def see(self, event: Event, ahead: float | None) -> None:
-        """Something happened to a run; about how many seconds remain, if known."""
-
-    @abstractmethod
-    def say(self, text: str) -> None:
-        """There is a remark of one line."""
-
-    def warn(self, text: str) -> None:
-        """A remark of consequence, which quiet commands print as well."""
-        self.say(text)
-
-    @abstractmethod
-    def end(self) -> None:
-        """The sweep is over, or was interrupted."""
-
-
-class NoListener(AbstractSweepListener):
-    """Prints warnings alone."""
-
-    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
-        pass
-
-    def see(self, event: Event, ahead: float | None) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
-
-    def warn(self, text: str) -> None:
-        with suppress(BrokenPipeError):
-            sys.stderr.write(f"{text}\n")
-
-    def end(self) -> None:
-        pass
-
-
-def about_duration(seconds: float | None, then: str = "") -> str:
-    """How long something takes, if that is known.
-
-    >>> about_duration(200.0), about_duration(60.0, " to go"), about_duration(None)
-    ('about 3.3 min', 'about 60 s to go', '')
-    """
-    return "" if seconds is None else f"about {duration(seconds)}{then}"
-
-
-def sweep_listener(quiet: bool) -> AbstractSweepListener:
-    """The listener that suits the output: a terminal, a file, or none."""
-    if quiet:
-        return NoListener()
-    return Board() if sys.stderr.isatty() else Lines(sys.stderr)
-
-
-class Lines(AbstractSweepListener):
-    """A line for every run that has ended.
-
-    >>> lines = Lines(sys.stdout)
-    >>> lines.begin("width", 30, 28, 2, 200.0)
-    width: 30 runs, 28 of them done; about 3.3 min with 2 workers
-    >>> lines.see(Ended("mlp-w32-s0", "done"), 60.0)
-    29/30  mlp-w32-s0 is done; about 60 s to go
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self.stream, self.runs, self.ended = stream, 0, 0
-
-    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
-        self.runs, self.ended = runs, done
-        done_already = f", {done} of them done" if done else ""
-        takes = [about_duration(seconds), f"with {counted(workers, 'worker')}"]
-        self.say(f"{name}: {counted(runs, 'run')}{done_already}; {' '.join(filter(None, takes))}")
-
-    def see(self, event: Event, ahead: float | None) -> None:
-        if isinstance(event, Ended) and event.how != "held":
-            self.ended += 1
-            how = {"found": "done", "broken": "stopped"}.get(event.how, event.how)
-            words = [
-                f"{self.ended}/{self.runs}  {event.name} is {how}",
-                about_duration(ahead, " to go"),
-            ]
-            self.say("; ".join(filter(None, words)))
-
-    def say(self, text: str) -> None:
-        with suppress(BrokenPipeError):  # a closed pipe is no reason to stop
-            self.stream.write(f"{text}\n")
-            self.stream.flush()
-
-    def end(self) -> None:
-        pass
-
-
-class Board(AbstractSweepListener):
-    """Bars: of all runs, and of each that is at work."""
-
-    def __init__(self) -> None:
-        self.bars: Progress | None = None
-        self.whole: TaskID | None = None
-        self.running: dict[str, TaskID] = {}
-
-    def begin(self, name: str, runs: int, done: int, workers: int, seconds: float | None) -> None:
-        from rich.console import Console  # noqa: PLC0415  slow, and lines need none
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415  the same
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[now]}"),
-        )
-        self.bars = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.whole = self.bars.add_task(
-            name, total=runs, completed=done, now=about_duration(seconds)
-        )
-        self.bars.start()
-
-    def see(self, event: Event, ahead: float | None) -> None:
-        if self.bars is None or self.whole is None:
-            return
-        match event:
-            case Began():
-                self.running[event.name] = self.bars.add_task(f"  {event.name}", total=None, now="")
-            case Stepped():
-                self.bars.update(self.running[event.name], completed=event.step, total=event.steps)
-            case Ended():
-                if event.name in self.running:
-                    self.bars.remove_task(self.running.pop(event.name))
-                self.bars.advance(self.whole, event.how != "held")
-        self.bars.update(self.whole, now=about_duration(ahead, " to go"))
-
-    def say(self, text: str) -> None:
-        if self.bars is not None:
-            self.bars.console.print(text, markup=False, highlight=False)
-
-    def end(self) -> None:
-        if self.bars is not None:
-            self.bars.stop()
-
 
 # --- How long it will still take: what is left of the estimated work, at the speed of the work that was seen.
 #
@@ -217,6 +61,7 @@ class RemainingTime:
     spent: float = 0.0  # worker seconds of runs that ended
 
     def see(self, event: Event) -> None:
+        """Take in what happened to a job."""
         match event:
             case Began():
                 self.begun[event.name], self.shares[event.name] = time.monotonic(), 0.0
@@ -239,6 +84,57 @@ class RemainingTime:
             return None
         speed = (seen + self.believed) / (busy + self.believed)
         return max(sum(left.values()) / self.workers, *left.values(), 0.0) / speed
+
+
+@dataclass
+class JobProgress:
+    """The display of jobs on an engine: one task, whose runs at work are its parts.
+
+    >>> import sys
+    >>> from ntkexp.report.progress import ProgressLines
+    >>> lines = ProgressLines(sys.stdout)
+    >>> jobs = JobProgress(lines, RemainingTime({"a": 100.0, "b": 100.0}, workers=2), 30, 28)
+    >>> jobs.start("width")
+    width: 30 runs, 28 of them done; about 1.7 min with 2 workers
+    >>> jobs.see(Ended("a", "failed"))
+    width: run 29 of 30  a failed; about 17 s to go
+    """
+
+    progress: AbstractProgress
+    clock: RemainingTime
+    runs: int
+    done: int
+
+    def start(self, name: str) -> None:
+        """Begin the task."""
+        workers = f"with {counted(self.clock.workers, 'worker')}"
+        note = f"{self.time_ahead()} {workers}".strip()
+        self.progress.start(name, self.runs, self.done, "run", note)
+
+    def see(self, event: Event) -> None:
+        """Show what happened to a job, and about how long the others take."""
+        self.clock.see(event)
+        match event:
+            case Began():
+                self.progress.show_part(event.name, None, None)
+            case Stepped():
+                self.progress.show_part(event.name, event.step, event.steps)
+            case Ended():
+                self.progress.drop_part(event.name)
+                if event.how != "held":
+                    self.done += 1
+                    ending = ENDINGS.get(event.how, f"is {event.how}")
+                    ahead = self.time_ahead(" to go")
+                    note = f"{event.name} {ending}"
+                    self.progress.step(self.done, f"{note}; {ahead}" if ahead else note)
+
+    def time_ahead(self, ending: str = "") -> str:
+        """Spell the estimated time of the jobs that are left, if it is known."""
+        seconds = self.clock.ahead
+        return "" if seconds is None else f"about {duration(seconds)}{ending}"
+
+
+ENDINGS = {"found": "is done", "broken": "is stopped", "failed": "failed"}
 
 
 # --- A run as a job for a worker.
@@ -305,26 +201,20 @@ class Relay(AbstractProgress):
         self.name, self.tell, self.steps, self.reported = name, tell, 0, 0.0
         self.begun = False
 
-    def start(self, name: str, steps: int, done: int) -> None:
+    def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
         self.begun, self.steps = True, steps
         self.tell(Stepped(self.name, done, steps))
 
-    def step(self, step: int, loss: float | None, drift: float | None) -> None:
+    def step(self, done: int, note: str = "") -> None:
         if time.monotonic() - self.reported >= SAYING:
             self.reported = time.monotonic()
-            self.tell(Stepped(self.name, step, self.steps))
-
-    def found(self, path: Path) -> None:
-        pass
+            self.tell(Stepped(self.name, done, self.steps))
 
     def say(self, text: str) -> None:
         pass
 
     def warn(self, text: str) -> None:
         self.tell(Warned(self.name, text))
-
-    def stop(self) -> None:
-        pass
 
 
 # --- The runs of a sweep, brought to their end on an engine.
@@ -340,7 +230,7 @@ class Conductor:
 
     plan: Plan
     engine: AbstractEngine
-    listener: AbstractSweepListener
+    progress: AbstractProgress
     trust: tuple[str, ...] = ()
     fail_fast: bool = False
     pictures: bool = True
@@ -356,38 +246,37 @@ class Conductor:
         waiting = longest_first(runs, list(seconds.values()))
         clock = RemainingTime(seconds, self.engine.workers)
         total = len(self.plan.distinct)
-        self.listener.begin(
-            self.plan.sweep.name, total, total - len(runs), self.engine.workers, clock.ahead
-        )
+        jobs = JobProgress(self.progress, clock, total, total - len(runs))
+        jobs.start(self.plan.sweep.name)
         try:
             while waiting and not self.over:
-                with closing(run_jobs(self.engine, self.tasks(waiting, clock))) as events:
+                with closing(run_jobs(self.engine, self.tasks(waiting, jobs))) as events:
                     for event in events:
-                        self.hear(event, clock)
+                        self.hear(event, jobs)
                         if self.over:
                             break
                 # what is left was held by another process when its turn came: wait until that lets go of one
                 waiting = [run for run in waiting if run.name not in self.ended]
                 if waiting and not self.over:
-                    self.listener.say(
+                    self.progress.say(
                         f"another process runs {counted(len(waiting), 'run')}; waiting for it"
                     )
                     while all(self.plan.folder(run).state == "running" for run in waiting):
                         time.sleep(PAUSE)
         finally:
-            self.listener.end()
+            self.progress.stop()
 
     @property
     def over(self) -> bool:
         hows = {ended.how for ended in self.ended.values()}
         return "broken" in hows or (self.fail_fast and bool(hows & set(UNFINISHED)))
 
-    def tasks(self, runs: list[PlannedRun], clock: RemainingTime) -> Iterator[Task]:
+    def tasks(self, runs: list[PlannedRun], jobs: JobProgress) -> Iterator[Task]:
         """Give tasks to workers, looked at once more when a worker is free for them."""
         for run in runs:
             state = self.plan.folder(run).state
             if state == "done":
-                self.hear(Ended(run.name, "found"), clock)
+                self.hear(Ended(run.name, "found"), jobs)
             elif state != "running":
                 out, options = str(self.plan.out), self.plan.sweep.options
                 job = RunJob(
@@ -401,16 +290,15 @@ class Conductor:
                 )
                 yield Task(run.name, job, str(Path.cwd()), str(self.plan.record.parent))
 
-    def hear(self, event: Event, clock: RemainingTime) -> None:
-        """Keep what happened, write it into the log, and pass it on."""
-        clock.see(event)
+    def hear(self, event: Event, jobs: JobProgress) -> None:
+        """Keep what happened, write it into the log, and display it."""
         match event:
             case Began():
                 self.plan.event_log.write(event.name, "began")
             case Ended():
                 self.plan.event_log.write(event.name, event.how, event.reason)
                 for text in event.warnings:
-                    self.listener.warn(f"{event.name}: {text}")
+                    self.progress.warn(f"{event.name}: {text}")
                 if event.how != "held":
                     self.ended[event.name] = event
-        self.listener.see(event, clock.ahead)
+        jobs.see(event)

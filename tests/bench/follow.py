@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ntkexp.foreign_loop.follow import follow
+from ntkexp.foreign_loop.store.checkpoints import STEPS_PER_CHECKPOINT
 from ntkexp.foreign_loop.store.memory import LoopInMemory
-from ntkexp.foreign_loop.store.replay import FIRST, ReplayedSteps
+from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from tests.bench.architectures import cnn
 from tests.bench.cell import Table, milliseconds
 from tests.bench.kernels import Block
@@ -89,12 +90,12 @@ class Loop:
     def turn(self) -> float:
         """Take some steps; the seconds of one."""
         start = time.process_time()
-        for _ in range(FIRST):
+        for _ in range(STEPS_PER_CHECKPOINT):
             self.optimizer.zero_grad()
             outputs = self.model(self.case.x).flatten(0, -2)
             functional.cross_entropy(outputs, self.case.y.flatten()).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
-        return (time.process_time() - start) / FIRST
+        return (time.process_time() - start) / STEPS_PER_CHECKPOINT
 
 
 @dataclass

@@ -19,9 +19,8 @@ from ntkexp.kernel.features.gram import gram
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.program_cache import TRIALS
 from ntkexp.kernel.record.taping import plain_kernels
-from ntkexp.kernel.sketch import Sketch, Sketched, error_bar, random_vectors, sketched_gram
+from ntkexp.kernel.sketch import Sketch, error_bar, random_vectors, sketched_gram
 from ntkexp.library import reader_of, tangent_kernel
-from ntkexp.path.points import total, unit
 from ntkexp.shapes import Weights
 from tests.bench.architectures import INPUTS, Encoder, cnn, operations
 from tests.bench.architectures import mlp_of as mlp
@@ -201,14 +200,12 @@ def of_texts(module: nn.Module, x: Tensor, size: int | None) -> list[str]:
     return [*cells, f"{seconds:.0f}", f"{worked:.0f}", f"{memory:.2f}", error]
 
 
-# Sketched kernels: their error and that of contributions against k, and how far a step is from closing.
-#
-# One secant step of gradient descent is read, at 48 points with 48 others. Medians over sketches of the relative errors
-# of K̂ and of −ηK̂ℓ′, plain and with the direction of the step treated apart, and of the error bar over the error.
+# Sketched kernels: their error against k, at 48 points with 48 others of one secant step of gradient descent. Medians
+# over sketches of the relative errors of K̂ and of −ηK̂ℓ′, and of the error bar over the error.
 
 
 RATE = 0.3
-ERRORS = ("network", "C", "k", "K̂", "closing", "𝒮", "closing", "Σ𝒮", "closing", "bar/error")
+ERRORS = ("network", "C", "k", "K̂", "𝒮", "Σ𝒮", "bar/error")
 
 
 def sketch(quick: bool = False) -> list[Table]:
@@ -219,7 +216,7 @@ def sketch(quick: bool = False) -> list[Table]:
         for outputs in (1,) if quick else (1, 10):
             step = one_step(network(name, outputs), SHAPES[name], points, outputs)
             rows += [row(name, outputs, size, [step.errors(size, seed) for seed in range(seeds)]) for size in sizes]
-    return [Table("Sketches of one step: relative errors, plain and closing", ERRORS, rows)]
+    return [Table("Sketches of one step: relative errors", ERRORS, rows)]
 
 
 SHAPES = {"mlp": (20,), "cnn": (1, 8, 8), "transformer": (8, 8)}
@@ -252,23 +249,16 @@ class Step:
 
     def errors(self, size: int, seed: int) -> list[float]:
         """The errors of one sketch, in the order of the table."""
-        kernel, direction = gram(self.left, self.right), unit(self.gradient)
-        assert direction is not None
+        kernel = gram(self.left, self.right)
         made = Sketch(size, seed, {name: part.shape for name, part in self.gradient.items()})
-        along = made.of_weights(direction)
-        sides = [Sketched(made.of(side.blocks)) for side in (self.left, self.right)]
-        closing = [
-            one.apart(side.applied(direction), along) for one, side in zip(sides, (self.left, self.right), strict=True)
-        ]
-        found = [sketched_gram(*pair) for pair in (sides, closing)]
-        parts, exact = [self.parts(each) for each in found], self.parts(kernel)
-        missed = found[1] - kernel
+        estimate = sketched_gram(made.of(self.left.blocks), made.of(self.right.blocks))
+        parts, missed = self.parts(estimate), estimate - kernel
         vectors = random_vectors(missed.shape[2:], seed, missed)
         bar = error_bar(torch.einsum("qcnd,vnd->vqc", missed, vectors)) / float(missed.norm())
         return [
-            *(relative(each, kernel) for each in found),
-            *(relative(each, exact) for each in parts),
-            *(relative(each.sum(2), self.change) for each in parts),
+            relative(estimate, kernel),
+            relative(parts, self.parts(kernel)),
+            relative(parts.sum(2), self.change),
             bar,
         ]
 
@@ -285,7 +275,7 @@ def one_step(module: nn.Module, shape: tuple[int, ...], points: int, outputs: in
     reader, start = reader_of(module.double().eval())
     tape = reader.record(start, x[:points])
     right, pull = reader.tangent(tape), (tape.outputs - y) / points
-    gradient = total([right], pull, start)
+    gradient = right.weighted(pull).total(start)
     end = {name: weight - RATE * gradient[name] for name, weight in start.items()}
     before, after = (reader.record(weights, x[points:]) for weights in (start, end))
     left = reader.secant(before, after).jacobian

@@ -22,7 +22,8 @@ from ntkexp.config.compose import compose
 from ntkexp.engine.base import Ended, Task, run_jobs, work
 from ntkexp.engine.local import Local, cores
 from ntkexp.path.integrals import Integrals, integrals_at_zero
-from ntkexp.path.points import NetworkView, StepBlock
+from ntkexp.path.points import NetworkView
+from ntkexp.path.step_kernel import StepBlock
 from ntkexp.progress import Silent
 from ntkexp.records.data import Trajectory
 from ntkexp.report.plots.style import GREY, NARROW, colour, heading, house_style

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, expm1, log
 from pathlib import Path
@@ -155,13 +156,12 @@ def classified(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
     return ("data=table", f"data.path={folder / 'points.csv'}", "data.target=label")
 
 
+@dataclass(frozen=True)
 class Timed(SilentListener):
     """Takes the time after every step, and notes whether it closes."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.ends: list[tuple[float, float]] = []
-        self.closures: list[float] = []
+    ends: list[tuple[float, float]] = field(default_factory=list)
+    closures: list[float] = field(default_factory=list)
 
     def on_row(self, row: Row) -> None:
         self.closures.append(float(row["closure"] or 0.0))

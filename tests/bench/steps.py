@@ -18,9 +18,10 @@ from ntkexp.loss import Squared
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.optimizer.descent import GD
 from ntkexp.path.integrals import Integrals
-from ntkexp.path.points import Points, StepBlock
+from ntkexp.path.points import Points
 from ntkexp.path.rule.base import Secant
 from ntkexp.path.step import Descent
+from ntkexp.path.step_kernel import StepBlock
 from ntkexp.schedule import Constant
 from tests.bench.architectures import INPUTS, NETWORKS, Encoder, cnn, of_features, of_training, points
 from tests.bench.architectures import mlp_of as mlp

@@ -13,7 +13,7 @@ from ntkexp.claim.read import claim_of
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.config.compose import Composer, composer
 from ntkexp.records.claim import ClaimRecord
-from ntkexp.sweep.jobs import NoListener
+from ntkexp.report.progress import Quiet
 from tests.kernel_file.subjects import Here
 
 SLOPE = {"_target_": "ntkexp.claim.expectation.Slope", "along": "model.width", "value": -1.0, "margin": 5.0}
@@ -72,4 +72,4 @@ def planned(tree: dict[str, Any], out: Any, size: Any = "default", made: Compose
 
 def judged(found: PlannedClaim) -> ClaimRecord:
     """The claim, carried out in this process and judged."""
-    return conclude(found, carry_out(found, Workshop(Here(1), NoListener(), ("tests",))), "default")
+    return conclude(found, carry_out(found, Workshop(Here(1), Quiet(), ("tests",))), "default")

@@ -39,7 +39,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.scalar import LookupTable, RadialBasis, ScalarLinear
 from ntkexp.records.claim import TIMINGS, claim_records, read_claim_record
 from ntkexp.records.sweep import Expected
-from ntkexp.report.analysis.estimate import CHANCE, Estimate, student
+from ntkexp.report.analysis.estimate import ONE_SIDED_LEVEL, Estimate, student
 from ntkexp.report.claims import format_claims
 from ntkexp.run.environment import Clock, processor_seconds
 from tests.claim.subject import CLAIM, OF_LINES, judged, planned
@@ -104,7 +104,7 @@ def test_a_planned_look_goes_on_until_it_is_decided(spread: float) -> None:
         reach = student(size - 1, 1 - level / 2) * values[:size].std(ddof=1) / math.sqrt(size)
         assert (high - low) / 2 == pytest.approx(reach)
         assert found.verdict == ("supported" if low >= -1 and high <= 1 else "undecided")
-        assert found.p is None or found.p <= CHANCE
+        assert found.p is None or found.p <= ONE_SIDED_LEVEL
         assert f"{size} of 24 seeds" in found.note
         if found.verdict == "supported":
             assert look.after(found.verdict) is look
@@ -121,7 +121,7 @@ def test_the_verdict_is_that_of_the_interval(value: float, bound: None) -> None:
     inside = expected.low <= estimate.low and estimate.high <= expected.high
     outside = estimate.low > expected.high or estimate.high < expected.low
     assert found.verdict == ("supported" if inside else "refuted" if outside else "undecided")
-    assert found.p is None or found.p <= CHANCE
+    assert found.p is None or found.p <= ONE_SIDED_LEVEL
 
 
 def test_all_parts_must_hold_and_one_refutes() -> None:
@@ -144,7 +144,7 @@ def test_opposite_misses_do_not_cancel_where_each_level_is_judged() -> None:
     assert judge_part(together, table).verdict == "supported"
     found = judge_part(each, table)
     assert (found.verdict, round(found.figure, 12)) == ("refuted", 1.2)
-    assert found.note == "at width=4, and it holds at width=16"
+    assert found.note == "fails at width=4, holds at width=16"
     assert each.whole_words == "1 ± 0.05 at each width"
     assert {"each", "within"}.isdisjoint(together.fields())  # claims that do not use them keep their digests
     with pytest.raises(Mistake, match="each: the table has no column widht"):
@@ -330,7 +330,7 @@ def test_a_place_is_where_the_power_law_crosses_the_level() -> None:
 
 def test_a_control_that_is_not_at_the_null_is_said_to_lie_elsewhere(tmp_path: Path) -> None:
     elsewhere = judged(planned(OF_LINES | {"null": 0, "control": {"trial": {"slope": 1.0}}}, tmp_path / "one"))
-    assert "it does not lie at the null, 0" in elsewhere.looks["control"].note
+    assert "the interval misses the null, 0" in elsewhere.looks["control"].note
     at_null = judged(planned(OF_LINES | {"null": 0, "control": {"trial": {"slope": 0.0}}}, tmp_path / "two"))
     assert (at_null.looks["control"].verdict, at_null.looks["control"].note) == ("refuted", "")
 
@@ -339,7 +339,7 @@ def test_what_supports_its_control_decides_nothing(tmp_path: Path) -> None:
     record = judged(planned(OF_LINES | {"control": {"expectation": {"margin": 0.3}}}, tmp_path))
     assert record.looks["control"].verdict == "supported"
     assert (record.main.verdict, record.main.p) == ("undecided", None)
-    assert "the control comes out supported too" in record.main.note
+    assert "the control is supported too" in record.main.note
 
 
 @pytest.mark.slow

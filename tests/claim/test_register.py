@@ -17,7 +17,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.register import REGISTER, SEAL, Register
 from ntkexp.report.claims import describe_attempt, outlook, tabulate_attempts
 from ntkexp.report.page.build import write_claims
-from ntkexp.sweep.jobs import NoListener
+from ntkexp.report.progress import Quiet
 from tests.claim.subject import OF_LINES, judged, planned
 from tests.kernel_file.subjects import Here
 
@@ -77,7 +77,7 @@ def test_a_claim_is_judged_as_often_as_it_planned(tmp_path: Path) -> None:
     made = written(tmp_path, tree)
     claim = read_claim("tiny", made.builder)
     assert claim.fields["looks"]["main"]["planned"] == [4, 40]
-    workshop = Workshop(Here(1), NoListener(), ("tests",))
+    workshop = Workshop(Here(1), Quiet(), ("tests",))
     records = list(look_as_planned(claim, made, tmp_path / "out", workshop, "default"))
     assert [record.main.verdict for record in records] == ["undecided", "supported"]
     assert [len(record.main.seeds) for record in records] == [4, 40]

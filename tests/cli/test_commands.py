@@ -26,11 +26,11 @@ from ntkexp.config.compose import compose
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake, Untrusted, WrongArgument
-from ntkexp.progress import AbstractProgress, Silent
+from ntkexp.progress import AbstractProgress
 from ntkexp.records.folder import BEGUN, RunFolder
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.page.picture import command_of
-from ntkexp.report.progress import Bar, ProgressLines, progress_listener
+from ntkexp.report.progress import Bar, ProgressLines, Quiet, progress_listener
 from ntkexp.run.execute import begun_by
 from tests.cli.conftest import Command
 from tests.report.synthetic import digits, write_run
@@ -84,8 +84,8 @@ def test_a_run_ends_with_its_ladder_a_sentence_and_its_folder(
 ) -> None:
     def act(progress: AbstractProgress) -> Path:
         progress.start("training", 2, 0)
-        progress.step(1, 0.5, None)
-        progress.step(2, 0.25, 0.125)
+        progress.step(1, "loss 0.5")
+        progress.step(2, "loss 0.25  drift 0.125")
         progress.stop()
         return finished
 
@@ -242,7 +242,7 @@ def test_unreadable_folders_are_named_in_one_line(command: Command, finished: Pa
 
 
 def test_whoever_listens_suits_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(progress_listener(True), Silent)
+    assert isinstance(progress_listener(True), Quiet)
     assert isinstance(progress_listener(False), ProgressLines)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert isinstance(progress_listener(False), Bar)
@@ -254,7 +254,7 @@ def test_a_bar_shows_the_numbers_of_a_step(capsys: pytest.CaptureFixture[str], m
     bar = Bar()
     bar.say("before")
     bar.start("training", 4, 1)
-    bar.step(2, 0.5, 0.25)
+    bar.step(2, "loss 0.5  drift 0.25")
     bar.say("[a] remark")
     bar.stop()
     shown = capsys.readouterr()
@@ -269,7 +269,7 @@ def test_plain_lines_come_for_every_tenth(capsys: pytest.CaptureFixture[str]) ->
     lines = ProgressLines(sys.stdout)
     lines.start("training", 1000, 500)
     for step in range(501, 1001):
-        lines.step(step, 1.0, None)
+        lines.step(step)
     lines.stop()
     assert len(capsys.readouterr().out.splitlines()) == 1 + 5
 
@@ -377,7 +377,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """That folder, to work in; runs draw nothing there."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("ntkexp.run.execute.painter", no_pictures)
+    monkeypatch.setattr("ntkexp.run.execute.draw_run", no_pictures)
     return folder
 
 

@@ -26,10 +26,10 @@ def table() -> str:
     rows = [(sentence(body), refusal(step, name, said)) for body, step, name, said in REFUSED]
     rows += [(sentence(loss_of_a_stale_graph), "PyTorch itself refuses it; the steps before are recorded")]
     text = (
-        f"Of {len(RECORDED) + len(rows)} bugs that the tests plant in loops, {len(RECORDED)} are recorded, such as a "
-        "forgotten `zero_grad` or shifted labels: the parts add up to what really happened. The others are refused:"
+        f"Our tests plant {len(RECORDED) + len(rows)} bugs in loops. Of these, {len(RECORDED)} are recorded, such as a "
+        "forgotten `zero_grad` or shifted labels: the parts add up to the actual change. The others are refused:"
     )
-    head = ["| what is wrong | what is said |", "|---|---|"]
+    head = ["| bug | message |", "|---|---|"]
     return "\n".join([*textwrap.wrap(text, 118), "", *head, *(f"| {a} | {b} |" for a, b in rows)]) + "\n"
 
 

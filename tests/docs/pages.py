@@ -163,7 +163,6 @@ SHORTER = {
     "ntkexp train data=pictures": f"{FEW} steps=2",
     "ntkexp train data.classes=all": f"{FEW} steps=2",
     "ntkexp train loss=cross_entropy data.classes": f"{FEW} steps=2",
-    "ntkexp train kernel.sketch": "steps=5",
     "ntkexp train model=module": "steps=5",
     "ntkexp train path.every=snapshots": FEW,
     "ntkexp train path.kernels": f"{FEW} steps=2",

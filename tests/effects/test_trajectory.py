@@ -26,7 +26,7 @@ def rounding(step: TrainedStep) -> Tensor:
     """How far rounding may take g + λθ, as it is summed elsewhere: by ε of the largest gradients that make it up."""
     weights = step.weights.clone()
     each = [batch.shares[:, None] * jacrev(batch.losses)(weights) for batch in step.batches]
-    return SUM * EPS * (torch.cat(each).abs().sum(0).max() + (step.updates[0].linear.coupled * weights).abs())
+    return SUM * EPS * (torch.cat(each).abs().sum(0).max() + (step.updates[0].linear.l2 * weights).abs())
 
 
 def gradient(step: TrainedStep) -> Tensor:
@@ -40,9 +40,11 @@ def taken(step: TrainedStep, memory: Tensor) -> tuple[Tensor, Tensor]:
     """θ and m after the step, for an update of all weights."""
     linear, g = step.updates[0].linear, gradient(step)
     c = 1.0 if step.clip_norm is None else min(1.0, step.clip_norm / (float(g.norm()) + 1e-6))
-    p = c * g + linear.coupled * step.weights
-    memory = linear.carry * memory + linear.intake * p
-    return (1 - linear.lost) * step.weights - linear.scale * memory - linear.ahead * p, memory
+    p = c * g + linear.l2 * step.weights
+    memory = linear.momentum_decay * memory + linear.momentum_gain * p
+    return (
+        1 - linear.decoupled_decay
+    ) * step.weights - linear.momentum_scale * memory - linear.gradient_scale * p, memory
 
 
 @pytest.mark.parametrize(
@@ -58,8 +60,10 @@ def test_a_recorded_step_leads_where_it_led(optimizer: str, tmp_path: Path) -> N
         expected = found.step(index + 1).weights if index + 1 < found.length else found.end
         (update,), fresh = step.updates, rounding(step)
         linear = update.linear
-        known = linear.carry * known + linear.intake * fresh
-        bound = linear.scale * known + linear.ahead * fresh + EPS * (step.weights.abs() + expected.abs())
+        known = linear.momentum_decay * known + linear.momentum_gain * fresh
+        bound = (
+            linear.momentum_scale * known + linear.gradient_scale * fresh + EPS * (step.weights.abs() + expected.abs())
+        )
         assert ((after - expected).abs() <= bound).all()
         if update.denominator is not None:
             assert ((memory - update.denominator.mean).abs() <= known).all()

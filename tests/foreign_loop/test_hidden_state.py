@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrize
 
 import ntkexp
 from ntkexp.foreign_loop.clipping import AGREES, Factors
-from ntkexp.foreign_loop.model_function import Replayed, signature
+from ntkexp.foreign_loop.signatures import Replayed, signature
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 

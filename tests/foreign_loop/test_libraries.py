@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import ntkexp
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.loop_ledger import loop_without
-from ntkexp.foreign_loop.model_function import signature
+from ntkexp.foreign_loop.signatures import signature
 from ntkexp.foreign_loop.store import replay
-from ntkexp.foreign_loop.store.replay import NEARBY
+from ntkexp.foreign_loop.store.replay import FACTOR_UNITS
 from ntkexp.foreign_loop.trace import Trace, find_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
@@ -204,13 +204,13 @@ def test_trainer_is_carried_out_again(transformers: Any, tmp_path: Path) -> None
     assert found.closure < CLIPPED
 
 
-@pytest.mark.parametrize("near", [NEARBY, ()], ids=["to the bit", "to rounding"])
+@pytest.mark.parametrize("near", [FACTOR_UNITS, ()], ids=["to the bit", "to rounding"])
 def test_trainer_under_autocast(
     near: tuple[int, ...], transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With dropout and clipping; the library puts autocast into the model's own forward. Where steps that are taken
     again are not the loop's to the bit, casts round otherwise, and have room for that."""
-    monkeypatch.setattr(replay, "NEARBY", near)
+    monkeypatch.setattr(replay, "FACTOR_UNITS", near)
     sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
     texts = [{"input_ids": text, "labels": text} for text in torch.randint(11, (12, 6))]

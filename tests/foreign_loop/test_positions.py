@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -28,6 +26,7 @@ from ntkexp.report.page.build import texts_view
 from ntkexp.report.parts import shaded_texts, tabulate_positions
 from ntkexp.report.tables import json_rows
 from tests.foreign_loop.loops import followed, loop, plain, sgd
+from tests.torture.kind.kills import no_pictures
 
 WORDS, LONGEST, IGNORED = 7, 5, -100
 SUMMED = 100  # eps: some steps, each a sum of some tens of terms, in two orders
@@ -105,17 +104,11 @@ def trained(*, dropout: float = 0.0, parts: int = 1, classes_first: bool = False
     return trace
 
 
-@contextmanager
-def no_painter() -> Iterator[Callable[[Path], tuple[()]]]:
-    """Draws nothing."""
-    yield lambda _: ()
-
-
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, xr.Dataset]:
     """A loop with dropout and calls that share a step, in a folder, and what was attributed."""
     with pytest.MonkeyPatch.context() as patched, torch.random.fork_rng(devices=()):
-        patched.setattr(run_folder, "painter", no_painter)
+        patched.setattr(run_folder, "draw_run", no_pictures)
         trace = trained(dropout=0.3, parts=2, to=tmp_path_factory.mktemp("positions") / "run")
         found = trace.attribute(
             positions=True, by="module", decode=lambda tokens: "".join("abcd<&g"[k] for k in tokens), quiet=True

@@ -334,7 +334,7 @@ class ScaledRule(AbstractOptimizerRule):
 
     def step(self, group, state, taken, room=None):
         size = self.factor * group["lr"] / state["mean"].square().mean().sqrt()
-        return LinearStep(scale=float(size), carry=0.9, intake=0.1)
+        return LinearStep(momentum_scale=float(size), momentum_decay=0.9, momentum_gain=0.1)
 
     def momentum(self, group, state):
         return state.get("mean")

@@ -20,8 +20,8 @@ from torch.nn.utils import clip_grad_norm_
 from ntkexp.foreign_loop import outside
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.rule import Signatures
+from ntkexp.foreign_loop.store.checkpoints import CheckpointPlan
 from ntkexp.foreign_loop.store.files import TraceFolder
-from ntkexp.foreign_loop.store.replay import CheckpointPlan
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.atomic import SealedLog
@@ -397,8 +397,10 @@ def test_its_size_is_said_before_it_grows(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_kept_weights_are_thinned_when_their_share_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.foreign_loop.store.replay.MOST", 10e3)  # bytes; weights and memory take 3.3e3 here
-    monkeypatch.setattr("ntkexp.foreign_loop.store.replay.FIRST", 1)
+    monkeypatch.setattr(
+        "ntkexp.foreign_loop.store.checkpoints.MAX_TRACE_BYTES", 10e3
+    )  # bytes; weights and memory take 3.3e3 here
+    monkeypatch.setattr("ntkexp.foreign_loop.store.checkpoints.STEPS_PER_CHECKPOINT", 1)
     trace = followed(loop(loops.momentum), loops.plain, to=tmp_path / "run")
     assert len(list((tmp_path / "run" / "trace" / "weights").iterdir())) <= 4
     same_parts(followed(loop(loops.momentum), loops.plain), trace)

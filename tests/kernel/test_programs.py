@@ -160,8 +160,8 @@ def nothing_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(reader, "FITS", -1.0)
     monkeypatch.setattr(library, "FITS", -1.0)
     monkeypatch.setattr(chapter, "WHOLE", 0)
-    monkeypatch.setattr(chapter, "ROOM", 500)
-    monkeypatch.setattr(chapter, "LEAST", 1)
+    monkeypatch.setattr(chapter, "PIECE_BYTES", 500)
+    monkeypatch.setattr(chapter, "PIECE_ELEMENTS", 1)
     monkeypatch.setattr(sketched, "gram", counted)
     return made
 
@@ -292,8 +292,8 @@ class Many(nn.Module):
 
 def test_small_chunks_are_not_lost_beside_a_large_sum(nothing_fits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """K(1, 1) = 1 + 4096 · 2.25e-8, of which float32 would keep 1."""
-    monkeypatch.setattr(chapter, "ROOM", 1)
-    monkeypatch.setattr(chapter, "LEAST", 1)
+    monkeypatch.setattr(chapter, "PIECE_BYTES", 1)
+    monkeypatch.setattr(chapter, "PIECE_ELEMENTS", 1)
     found = tangent_kernel(Many(), torch.ones(2, 1))
     torch.testing.assert_close(found, torch.full_like(found, 1 + 4096 * 1.5e-4**2), rtol=1e-6, atol=0)
     assert nothing_fits == [2]

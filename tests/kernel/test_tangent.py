@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.kernel.features import adjoint as chapter
+from ntkexp.kernel.features import gram as gram_chapter
 from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
 from ntkexp.kernel.features.blocks import Copies, Factored, Rows
 from ntkexp.kernel.features.gram import gram
@@ -275,13 +276,14 @@ def filled(name: str, times: int) -> tuple[Adjoint, dict[str, Tensor], Jacobian,
     return made, total, found, own
 
 
-@pytest.mark.parametrize("cached", [1, 2**18])
+@pytest.mark.parametrize("pieces", [1, 2**18])
 @pytest.mark.parametrize("cheaper", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_adjoint_is_its_dense_vector(name: str, cheaper: bool, cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chapter, "left_first_is_cheaper", lambda total, right: cheaper)
-    monkeypatch.setattr(chapter, "CACHED", cached)
-    monkeypatch.setattr(chapter, "MULTIPLIED_OUT", 0 if cached == 1 else 2**24)
+def test_an_adjoint_is_its_dense_vector(name: str, cheaper: bool, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Adjoint, "left_first_is_cheaper", lambda adjoint, right: cheaper)
+    monkeypatch.setattr(chapter, "CACHED", pieces)
+    monkeypatch.setattr(gram_chapter, "PIECE_ELEMENTS", pieces)
+    monkeypatch.setattr(gram_chapter, "PIECE_BYTES", pieces)
     made, total, found, own = filled(name, times=3)
     rows = dense(found, own)
     expected = sum((torch.einsum("qcp,ndp->qcnd", total[name], rows[name]) for name in own), start=torch.zeros(()))
@@ -307,7 +309,7 @@ def test_an_adjoint_takes_in_what_was_read_of_a_table() -> None:
         total = 0.5 * total
         total[..., : full.size] += scale.flatten()[: full.size] * full.rows
     assert made is not None
-    agree(next(iter(made.parts.values())).total, total, 10 * EPS)
+    agree(made.parts["table"], total, 10 * EPS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -327,8 +329,7 @@ def test_parts_are_added_up_in_the_order_of_the_features() -> None:
     made = zero_adjoint(found, own)
     made.accumulate(found, {name: torch.ones_like(w) for name, w in own.items()}, 1.0)
     first, *rest = (
-        Adjoint({block.key: made.parts[block.key]}).kernel(Jacobian((block,), found.examples, found.outputs))
-        for block in found.blocks
+        made.of(block.names).kernel(Jacobian((block,), found.examples, found.outputs)) for block in found.blocks
     )
     assert len(rest) == 7
     assert torch.equal(made.kernel(found), sum(rest, start=first))
@@ -346,9 +347,10 @@ def test_a_jacobian_times_a_vector_and_with_factors(name: str) -> None:
 
 def test_the_cost_model_takes_either_way() -> None:
     narrow = Factored(torch.zeros(2, 1, 3), torch.zeros(2, 1, 1, 3), None, None, None)
-    assert chapter.left_first_is_cheaper(torch.zeros(4, 1, 3, 3), narrow)
+    adjoint = Adjoint({"w": torch.zeros(4, 1, 9)})
+    assert adjoint.left_first_is_cheaper(narrow)
     wide = Factored(torch.zeros(2, 50, 3), torch.zeros(2, 1, 50, 3), None, None, None)
-    assert not chapter.left_first_is_cheaper(torch.zeros(4, 1, 3, 3), wide)
+    assert not adjoint.left_first_is_cheaper(wide)
 
 
 # Most modules are recorded as they run; those that write in place or read numbers run again with help.

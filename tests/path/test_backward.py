@@ -16,8 +16,8 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.descent import GD
 from ntkexp.path.integration import fair_counts
-from ntkexp.path.points import StepBlock
 from ntkexp.path.recording import STRETCHES, halves_at_zero
+from ntkexp.path.step_kernel import StepBlock
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
 from tests.run.small import Memory, Ran, ran, small

@@ -117,7 +117,6 @@ def test_another_question_is_another_run_but_no_question_is_the_same() -> None:
 @pytest.mark.parametrize(
     ("said", "more"),
     [
-        ("path.by={'a': ('x*',)}: ", ("path.by={a: ['x*']}", "kernel.sketch=5")),
         ("path.by: 'x*' of 'a' matches no trained parameter", ("path.by={a: ['x*']}",)),
         ("path.by=module: between snapshots", ("path.by=module", "path.every=snapshots")),
         (

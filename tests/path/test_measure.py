@@ -145,7 +145,6 @@ def test_the_default_measure_leaves_a_run_as_it_was() -> None:
         ("path.measure=loss: it is a number of all outputs", ("path.measure=loss", "path.outputs=[0]")),
         ("path.measure=loss: effects of runs are on outputs", ("path.measure=loss", "path.effects=true")),
         ("path.measure=loss: between snapshots", ("path.measure=loss", "path.every=snapshots")),
-        ("path.measure=loss: sketches are of gradients of outputs", ("path.measure=loss", "kernel.sketch=5")),
         ("path.measure=loss: what tasks of data=sequence do", ("path.measure=loss", "data=sequence")),
     ],
 )

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ntkexp.path.forward_sum import ErrorBar
 from ntkexp.path.integrals import Integrals
-from ntkexp.path.points import StepBlock
 from ntkexp.path.rule.base import AbstractRule, Gauss, Piece, Secant
+from ntkexp.path.step_kernel import StepBlock
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
 from tests.run.small import Memory, ran, small

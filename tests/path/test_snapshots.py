@@ -17,8 +17,9 @@ from torch import Tensor
 from ntkexp.mistake import Mistake
 from ntkexp.path import integrals
 from ntkexp.path.integrals import Rounding, Tally
-from ntkexp.path.points import NetworkView, StepBlock
+from ntkexp.path.points import NetworkView
 from ntkexp.path.settings import Adaptive
+from ntkexp.path.step_kernel import StepBlock
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome, miss_remarks
 from ntkexp.run.setting import Setting, prepare
@@ -270,7 +271,6 @@ PARTS = ("kernel", "contributions")
         (1, ("path.probes=[probe]",)),
         (7, ("path.probes=[probe]",)),
         (7, ("path.probes=[train,probe,test]",)),
-        (7, ("kernel.sketch=40",)),
     ],
 )
 def test_small_blocks_change_rounding_alone(block: int, more: tuple[str, ...]) -> None:

@@ -36,7 +36,7 @@ GROUP = [3, 7, 20]
 def trained(place: Path, *words: str) -> Path:
     """A run, without its pictures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ntkexp.run.execute, "painter", stand_in)
+        patch.setattr(ntkexp.run.execute, "draw_run", stand_in)
         quick = ("data=digits", "threads=1", "path.rule=[left]", "ladder.machine=[left]")
         return execute(small(*quick, *words), words, place, False, Silent())
 

@@ -201,8 +201,8 @@ LEFT = ("path.rule=[left]", "ladder.machine=[left]", "checkpoint_seconds=0")
 class BrokenOff(Silent):
     """Progress that is interrupted after the second step, whose numbers are logged and which no checkpoint has."""
 
-    def step(self, step: int, loss: float | None, drift: float | None) -> None:
-        if step == 2:
+    def step(self, done: int, note: str = "") -> None:
+        if done == 2:
             raise KeyboardInterrupt
 
 

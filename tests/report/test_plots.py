@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -23,14 +22,12 @@ from ntkexp.ensemble import Comparison
 from ntkexp.mistake import Mistake
 from ntkexp.records.results import Result, at_points
 from ntkexp.records.sweep import Fit, Sweep, SweepRun, read_sweep
-from ntkexp.report import painter
-from ntkexp.report.analysis.estimate import power_law
 from ntkexp.report.analysis.laws import Fitted
+from ntkexp.report.analysis.power_law import power_law
 from ntkexp.report.analysis.tables import analyse
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import sweep_extent, tabulate_points
 from ntkexp.report.page.picture import inline
-from ntkexp.report.painter import another_process, draw_elsewhere, draw_here
 from ntkexp.report.plots.examples import image, pixel_axes
 from ntkexp.report.plots.figures import loss_and_drift, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
@@ -283,90 +280,3 @@ def test_a_mean_says_of_how_many_runs_it_is(tmp_path: Path) -> None:
     (found,) = (run for run in runs.values() if run.path == metrics.parent)
     runs[found.path] = replace(found, metrics=found.metrics.drop(columns="drift"))
     assert tabulate_points(analyse(sweep, runs))["runs"].tolist() == ["2", "2 to 3", "3", "3"]
-
-
-# Pictures that another process draws are those that this one draws, whatever becomes of the other.
-
-
-FAILING = {
-    "at once": "",
-    "in the middle of a picture": """print('["ladder.svg", "half')""",
-    "between two pictures": """print('["ladder.svg", "<svg/>"]')""",
-    "in words": "print('MemoryError')",
-}
-
-
-@pytest.fixture(scope="module")
-def drawn(finished: dict[str, Path]) -> dict[str, str]:
-    """What this process draws of a run, for which it imports all that it takes."""
-    return dict(draw_here(finished["ten classes"]))
-
-
-@pytest.mark.slow
-def test_another_process_draws_the_same(
-    finished: dict[str, Path], drawn: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(painter, "draw_here", lambda folder: pytest.fail("it did not come to its end"))
-    with another_process() as process:
-        assert process is not None
-        found = list(draw_elsewhere(process, finished["ten classes"]))
-    assert dict(found) == drawn
-    assert len(found) == len(drawn)
-
-
-@pytest.mark.slow
-def test_what_a_killed_process_had_not_drawn_is_drawn_here(
-    finished: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its second half, which outlives it, keeps nobody waiting."""
-    monkeypatch.setattr(painter, "draw_here", lambda folder: iter([("ladder.svg", "whole")]))
-    with another_process() as process:
-        assert process is not None
-        drawing = draw_elsewhere(process, finished["ten classes"])
-        next(drawing)  # it is drawing, in two
-        process.kill()
-        assert dict(drawing)["ladder.svg"] == "whole"
-
-
-@pytest.mark.parametrize("how", FAILING)
-def test_what_another_process_does_not_finish_is_drawn_here(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(painter, "PAINTER_COMMAND", [sys.executable, "-S", "-c", FAILING[how]])
-    monkeypatch.setattr(painter, "draw_here", lambda folder: iter([("ladder.svg", "whole")]))
-    with another_process() as process:
-        assert process is not None
-        assert dict(draw_elsewhere(process, Path("run"))) == {"ladder.svg": "whole"}
-
-
-def test_what_is_wrong_with_a_run_is_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(painter, "PAINTER_COMMAND", [sys.executable, "-S", "-c", ""])
-    with another_process() as process:
-        assert process is not None
-        with pytest.raises(Mistake, match=r"config\.json"):
-            list(draw_elsewhere(process, tmp_path))
-
-
-def test_a_process_that_cannot_be_started_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(painter, "PAINTER_COMMAND", ["/nowhere/python"])
-    with another_process() as process:
-        assert process is None
-
-
-@pytest.mark.slow
-def test_all_of_the_other_process_ends_with_who_started_it(finished: dict[str, Path]) -> None:
-    with another_process() as process:
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f'"{finished["ten classes"]}"\n')
-        process.stdin.flush()
-        process.stdout.readline()  # it is drawing, in two
-        process.stdin.close()
-        process.stdin = None
-        process.stdout.read()  # whoever still held the other end would keep this waiting
-        assert process.wait() == 1
-
-
-@pytest.mark.usefixtures("drawn")
-def test_this_process_draws_if_it_knows_how() -> None:
-    with painter.painter() as paint:
-        assert paint is draw_here

@@ -64,20 +64,8 @@ class Memory(AbstractListener):
     def on_step(self, state: RunState, loss: float) -> None:
         self.weights.append(state.weights)
 
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        pass
-
-    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        pass
-
-    def on_remark(self, text: str) -> None:
-        pass
-
     def on_late_rows(self, rows: Sequence[Row]) -> None:
         self.shares = list(rows)
-
-    def on_end(self) -> None:
-        pass
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import what_came_out
 from ntkexp.run.execute import remove_group
 from ntkexp.run.folder_listener import FolderListener
+from ntkexp.run.loop import Way
 from ntkexp.run.state import RunState
 from tests.run.commands import TINY, only_run, promised
 from tests.run.test_execute import stand_in
@@ -36,7 +37,7 @@ AND_ON = ("kernels.zarr/tangent/c/0/0/0/0/0", "metrics.csv", "data.npz", "config
 
 
 def train(out: Path, *words: str) -> int:
-    with mock.patch.object(ntkexp.run.execute, "painter", no_pictures):
+    with mock.patch.object(ntkexp.run.execute, "draw_run", no_pictures):
         return run(("train", *ADAM, *words, f"--out={out}"))
 
 
@@ -44,8 +45,8 @@ def broken_off(out: Path, *words: str) -> None:
     """A run that is interrupted on its way back."""
     told, calls = FolderListener.on_step_back, count(1)
 
-    def interrupted(listener: FolderListener, state: RunState, done: int, whole: int) -> None:
-        told(listener, state, done, whole)
+    def interrupted(listener: FolderListener, state: RunState, way: Way, done: int, total: int) -> None:
+        told(listener, state, way, done, total)
         if next(calls) == 3:
             raise KeyboardInterrupt
 
@@ -104,7 +105,7 @@ def test_any_damage(places: Path, twin: Path, tmp_path: Path, seed: int) -> None
     folder = only_run(tmp_path / "out")
     done = damage(Random(seed), folder, twin)
     resuming = ("resume", str(folder), "--quiet")
-    with mock.patch.object(ntkexp.run.execute, "painter", no_pictures):
+    with mock.patch.object(ntkexp.run.execute, "draw_run", no_pictures):
         status = run(resuming) if seed % 3 == 0 else train(tmp_path / "out")
     assert status in {0, 2}, done
     if status == 0:
@@ -125,7 +126,7 @@ GROUP, POINTS = [1, 3], [0]
 
 @pytest.fixture
 def nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ntkexp.run.execute, "painter", stand_in)
+    monkeypatch.setattr(ntkexp.run.execute, "draw_run", stand_in)
 
 
 def train_tiny(out: Path, *words: str) -> int:
@@ -139,7 +140,7 @@ def two_seeds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for seed in (0, 1):
         out = tmp_path_factory.mktemp(f"seed{seed}")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ntkexp.run.execute, "painter", stand_in)
+            patch.setattr(ntkexp.run.execute, "draw_run", stand_in)
             assert train_tiny(out, f"seed={seed}") == 0
         found.append(only_run(out))
     return found[0], found[1]

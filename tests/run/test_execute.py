@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,6 @@ from ntkexp.experiment.identity import folder_name
 from ntkexp.path.budget import Budget
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import read_timings
-from ntkexp.report.painter import Paint
 from tests.run.commands import TINY, only_run, promised
 
 SHORT = (*TINY, "steps=6")
@@ -44,13 +42,12 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than so small a run."""
-    monkeypatch.setattr(ntkexp.run.execute, "painter", stand_in)
+    monkeypatch.setattr(ntkexp.run.execute, "draw_run", stand_in)
 
 
-@contextmanager
-def stand_in() -> Iterator[Paint]:
-    """A file in place of the pictures."""
-    yield lambda folder: iter([("none.svg", "<svg/>")])
+def stand_in(folder: Path) -> dict[str, str]:
+    """Return a file in place of the pictures."""
+    return {"none.svg": "<svg/>"}
 
 
 def train(out: Path, *overrides: str) -> tuple[str, ...]:
@@ -140,7 +137,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ntkexp.run.execute, "painter", stand_in)
+        patch.setattr(ntkexp.run.execute, "draw_run", stand_in)
         assert run(train(out)) == 0
     return promised(only_run(out))
 

@@ -130,7 +130,7 @@ def on_disk(moment: tuple[str, int] | None, arguments: list[str], said: Path) ->
         stack.enter_context(mock.patch("ntkexp.run.folder_listener.PATIENCE", 0))
         if moment is not None:
             stack.enter_context(dying(*moment))
-        stack.enter_context(mock.patch("ntkexp.run.execute.painter", no_pictures))
+        stack.enter_context(mock.patch("ntkexp.run.execute.draw_run", no_pictures))
         obey(arguments, said)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.path import integrals
-from ntkexp.run.loop import run
+from ntkexp.run.loop import Way, run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState
@@ -76,8 +76,8 @@ CASES = {
     "phases, there": Case((*SEQUENCE, "optimizer=momentum", "optimizer.step_size=0.05"), (), (17,)),
     "phases, back": Case((*SEQUENCE, "optimizer=momentum", "optimizer.step_size=0.05"), (5,), (10, 21), event="back"),
     "back": Case(BACK, (1, 9, 10), event="back", cut=attributed_in_chunks),  # in a chunk, at its end, in the next one
-    "effects": Case((*EFFECTS, *ADAM), (2,), (6, 7), event="sweep", cut=swept_in_chunks),
-    "effects of descent": Case((*EFFECTS, "optimizer=gd"), (), (2, 6, 7), event="sweep", cut=swept_in_chunks),
+    "effects": Case((*EFFECTS, *ADAM), (2,), (6, 7), event="effects", cut=swept_in_chunks),
+    "effects of descent": Case((*EFFECTS, "optimizer=gd"), (), (2, 6, 7), event="effects", cut=swept_in_chunks),
 }
 TABLE = [
     pytest.param(name, at, marks=[pytest.mark.slow] * (at in case.slow))
@@ -99,11 +99,8 @@ class Leaving(Memory):
     def on_step(self, state: RunState, loss: float) -> None:
         self.pass_by(state, "step", state.step)
 
-    def on_step_back(self, state: RunState, done: int, whole: int) -> None:
-        self.pass_by(state, "back", done)
-
-    def on_sweep(self, state: RunState, done: int, whole: int) -> None:
-        self.pass_by(state, "sweep", done)
+    def on_step_back(self, state: RunState, way: Way, done: int, total: int) -> None:
+        self.pass_by(state, way, done)
 
     def pass_by(self, state: RunState, event: str, number: int) -> None:
         if self.at == (event, number):

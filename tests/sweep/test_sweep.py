@@ -23,8 +23,9 @@ from ntkexp.config.compose import composer
 from ntkexp.engine.base import Ended, Task, Tell, work
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.progress import AbstractProgress
+from ntkexp.report.progress import ProgressLines, Quiet
 from ntkexp.sweep.definition import define
-from ntkexp.sweep.jobs import Conductor, Lines, NoListener
+from ntkexp.sweep.jobs import Conductor
 from ntkexp.sweep.plan import NAME, EventLog, plan
 from tests.kernel_file.subjects import Here
 from tests.run.commands import promised
@@ -87,8 +88,8 @@ def test_what_a_run_continues_without_is_said_in_one_line(
     monkeypatch.setattr("ntkexp.sweep.jobs.execute", execute)
     monkeypatch.setattr("ntkexp.engine.base.work", through_text)
     planned = plan(define(THREE[:1], Choices(config_folders(None))), composer(), tmp_path)
-    for listener in (NoListener(), Lines(sys.stderr)):
-        conductor = Conductor(planned, Here(1), listener, log="mlflow")
+    for progress in (Quiet(), ProgressLines(sys.stderr)):
+        conductor = Conductor(planned, Here(1), progress, log="mlflow")
         conductor.conduct([*planned.runs[:1]])
         said = [line for line in capfd.readouterr().err.splitlines() if "log" in line]
         assert said == [

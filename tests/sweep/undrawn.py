@@ -23,5 +23,5 @@ def moved(partial: Path, place: Path) -> Path:
     return replace(partial, place)
 
 
-patch.setattr(ntkexp.run.execute, "painter", stand_in)
+patch.setattr(ntkexp.run.execute, "draw_run", stand_in)
 patch.setattr(Path, "replace", moved)

@@ -9,7 +9,6 @@ from math import nan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from pydantic import Field
@@ -27,6 +26,7 @@ from ntkexp.records.data import Trajectory
 from ntkexp.records.sweep import Level
 from ntkexp.removal.rerun import WEIGHTS, Rerun, RerunAt, again, retrain, trained
 from ntkexp.removal.retraining import changes
+from ntkexp.report.analysis.rank_correlation import mean_known, spearman
 from ntkexp.run.loop import SilentListener
 from ntkexp.run.loop import run as run_loop
 from ntkexp.run.outcome import Outcome
@@ -321,8 +321,7 @@ def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group 
     """
     if not (predicted.isfinite().all() and actual.isfinite().all()):
         return nan
-    ranks = [pd.DataFrame(part.numpy()).rank() for part in (predicted, actual)]
-    return round(float(ranks[0].corrwith(ranks[1]).mean()), 15)
+    return mean_known(spearman(predicted.numpy(), actual.numpy()))
 
 
 # --- What scores of training examples say that an output changes by when one of them is left out:

@@ -14,6 +14,7 @@ from pydantic import Field
 from ntkexp.claim.quantity import AbstractQuantity, Measured
 from ntkexp.component import Count
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.report.analysis.rank_correlation import spearman
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.run import Run
 
@@ -184,16 +185,9 @@ class WeightRank(AbstractQuantity):
         )
         sizes = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
         misfit = np.asarray((np.diff(times)[:, None] * (sizes[1:] + sizes[:-1]) / 2).sum(axis=0))
-        return spearman(np.nanmean(weights, axis=0), np.roll(misfit, self.lag))
-
-
-def spearman(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Correlate ranks; ties have their mean rank.
-
-    >>> spearman(np.array([1.0, 5.0, 7.0]), np.array([2.0, 3.0, 90.0]))
-    1.0
-    """
-    return round(float(pd.Series(one).rank().corr(pd.Series(other).rank())), 15)
+        mean_weights = np.nanmean(weights, axis=0)
+        known = np.isfinite(mean_weights)
+        return float(spearman(mean_weights[known, None], np.roll(misfit, self.lag)[known, None])[0])
 
 
 Share = Literal[

@@ -41,8 +41,8 @@ from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.loss import Squared
 from ntkexp.model.base import AbstractArchitecture, AbstractLayered, LearningTask, ScaledOutput
 from ntkexp.records.sweep import Level
-from ntkexp.report.analysis.estimate import PowerLaw, power_law
 from ntkexp.report.analysis.laws import number
+from ntkexp.report.analysis.power_law import PowerLaw, power_law
 from ntkexp.stream import stream
 from ntkexp.text import listed
 

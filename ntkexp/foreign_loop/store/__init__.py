@@ -1,11 +1,14 @@
-"""The steps of a followed loop are stored, in memory or in a folder, and replayed from there.
+"""Stores for the steps of a followed loop, in memory or in a folder, and their replay.
 
-    files.py     what is stored of a step, wherever that is; the files of a folder, and the bytes of tensors
-    memory.py    in memory
-    disk.py      in a folder, where a killed training leaves all of its steps, and where a trace goes on
-    shards.py    what each of several processes stored that trained together, joined
-    replay.py    weights are stored every few steps; those between are replayed, and proved, from there
+    checkpoints.py   the interval between stored weights; states of optimizers
+    files.py         the files of a trace, tensors as bytes, and events, the stored form of a step
+    replay.py        the steps between checkpoints, replayed and proved
+    memory.py        a store in memory
+    chosen.py        a store for some steps, in memory
+    endpoints.py     a store for the ends of a loop that runs again
+    shards.py        processes that train together, and their stored parts, joined
+    disk.py          a store in a folder, which survives kills and continues resumed loops
 
-An *event* is a step of one optimizer; several of them may be one step. A *checkpoint* are the weights, and the states
-of the optimizers, before an event, and a *segment* the steps between two of them.
+An *event* is a step of one optimizer; events of several optimizers may be one step. A *checkpoint* holds the weights
+and the optimizer states before an event. A *segment* is the steps between two checkpoints.
 """

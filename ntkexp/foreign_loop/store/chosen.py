@@ -1,10 +1,10 @@
-"""Some steps of a loop, those that were chosen or the last n: each run of consecutive ones is stored, and the others
-are passed over.
+"""A store for some steps of a loop: chosen ones, or the last n. Runs of consecutive steps are
+stored in memory.
 
-    f_T − f_0 = Σ contributions + decay + carried + other_steps        the first three are what these steps did
+    f_T − f_0 = Σ contributions + decay + carried + other_steps        the first three are due to the stored steps
 
-`carried` is what the optimizer remembered when a run of steps began, from gradients before: βm of each parameter,
-through the steps of the run. `other_steps` is f after less f before the steps that were passed over.
+`carried` is the effect of momentum from before a run of steps: βm of each parameter, through the
+steps of the run. `other_steps` is the change of f by the steps that are not stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep
-from ntkexp.foreign_loop.store.memory import MemoryStore, cloned
+from ntkexp.foreign_loop.store.checkpoints import cloned
+from ntkexp.foreign_loop.store.memory import MemoryStore
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.mistake import Mistake, in_short
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Steps: TypeAlias = int | Iterable[int]
-"""The last n, or the numbers of some, from 0."""
+"""The number of last steps, or the indices of some, from 0."""
 
 
 def chosen_steps(steps: Steps) -> int | frozenset[int]:
-    """Those that were chosen, or the number of last ones.
+    """Return the checked choice: a number of last steps, or a set of indices.
 
     >>> chosen_steps(5), sorted(chosen_steps(range(3, 5)))
     (5, [3, 4])
@@ -45,22 +46,28 @@ def chosen_steps(steps: Steps) -> int | frozenset[int]:
     ntkexp.mistake.Mistake: steps=[-1]: give a number, for the last n steps, or the numbers of some, counted from 0
     """
     if isinstance(steps, Iterable) and not isinstance(steps, str):
-        numbers = list(steps)
-        if numbers and all(
-            isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in numbers
-        ):
-            return frozenset(numbers)
-    elif isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
+        indices = list(steps)
+        if indices and all(is_count(index) and index >= 0 for index in indices):
+            return frozenset(indices)
+    elif is_count(steps) and steps > 0:
         return steps
     raise Mistake(
-        f"steps={in_short(steps)}: give a number, for the last n steps, or the numbers of some, counted from 0"
+        f"steps={in_short(steps)}: give a number, for the last n steps, or the numbers of some, "
+        "counted from 0"
     )
+
+
+def is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass
 class ChosenStore(AbstractStore):
-    """Holds runs of chosen steps in memory, and the weights at both ends of the loop. Of the last n steps two runs of n
-    are held: where the loop ends, they hold the last n."""
+    """Stores runs of chosen steps in memory, and the weights at both ends of the loop.
+
+    For the last n steps, two runs of n steps are stored. At the end of the loop they hold the last
+    n.
+    """
 
     known: Sequence[KnownOptimizer]
     output: str | int | None
@@ -68,10 +75,11 @@ class ChosenStore(AbstractStore):
     memory_gb: float
     chosen: int | frozenset[int]
     runs: list[MemoryStore] = field(default_factory=list)
-    taken: int = 0
+    taken: int = 0  # steps of the loop
     chooses: bool = True
     first: Weights = field(default_factory=dict)
     latest: Weights = field(default_factory=dict)
+    outside: Outside = field(default_factory=Outside)
 
     @property
     def count(self) -> int:
@@ -91,32 +99,34 @@ class ChosenStore(AbstractStore):
     def begin(
         self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
     ) -> None:
-        self.optimizers, self.names = optimizers, names
-        self.first = self.latest = cloned(weights)
+        self.optimizers = optimizers
+        self.names = names
+        self.first = cloned(weights)
+        self.latest = self.first
         if self.takes_next:
             self.begin_run(weights)
 
     def begin_run(self, weights: Weights) -> None:
-        """The next step is taken at these weights, and was chosen."""
+        """Begin a run of stored steps at these weights."""
         if isinstance(self.chosen, int):
             self.runs = self.runs[-1:]
         held = sum(run.loop.nbytes for run in self.runs)
         held += sum(weight.nbytes for weight in self.first.values())
-        self.runs.append(
-            MemoryStore(
-                self.known, self.output, self.every, self.memory_gb, before=self.taken, held=held
-            )
+        run = MemoryStore(
+            self.known, self.output, self.every, self.memory_gb, before=self.taken, held=held
         )
-        self.runs[-1].begin(weights, self.optimizers, self.names)
+        run.begin(weights, self.optimizers, self.names)
+        self.runs.append(run)
 
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         run = self.runs[-1]
         run.add(step, which, after, signed)
-        self.taken, self.latest = run.count, after
-        full = isinstance(self.chosen, int) and self.taken - run.before == self.chosen
-        if full or not self.takes_next:
+        self.taken = run.count
+        self.latest = after
+        is_full = isinstance(self.chosen, int) and self.taken - run.before == self.chosen
+        if is_full or not self.takes_next:
             run.end(Outside(), whole=True)
-        if full:
+        if is_full:
             self.begin_run(after)
 
     def pass_over(self) -> None:
@@ -130,7 +140,8 @@ class ChosenStore(AbstractStore):
     def end(self, outside: Outside, *, whole: bool) -> None:
         for run in self.runs[-1:]:
             run.end(outside, whole=whole)
-        self.outside, self.latest = outside, cloned(self.latest)
+        self.outside = outside
+        self.latest = cloned(self.latest)
 
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         return ChosenSteps(self, module, same_kernels)
@@ -138,7 +149,7 @@ class ChosenStore(AbstractStore):
 
 @dataclass
 class ChosenSteps(AbstractSteps):
-    """The steps of such a store, by their numbers in the loop."""
+    """The steps of such a store, by their indices in the loop."""
 
     store: ChosenStore
     module: nn.Module
@@ -152,7 +163,7 @@ class ChosenSteps(AbstractSteps):
 
     @cached_property
     def runs(self) -> list[ReplayedSteps]:
-        """Those of them that have steps, each with what was remembered where it begins."""
+        """The runs that have steps, each with the momentum from before its first step."""
         begins = frozenset(
             index for index in self.store.indices if index - 1 not in self.store.indices
         )
@@ -186,50 +197,51 @@ class ChosenSteps(AbstractSteps):
 
     @property
     def outside(self) -> Outside:
-        return getattr(self.store, "outside", Outside())
+        return self.store.outside
 
     def start(self, index: int) -> Weights:
         if index == 0:
             return self.store.first
-        run = next((run for run in self.runs if run.first <= index < run.first + len(run)), None)
-        if run is None:
-            raise Mistake(
-                f"a gradient was taken at the weights of step {index}, which is none of steps=; add it to them"
-            )
-        return run.start(index)
+        for run in self.runs:
+            if run.first <= index < run.first + len(run):
+                return run.start(index)
+        raise Mistake(
+            f"a gradient was taken at the weights of step {index}, which is none of steps=; add it "
+            "to them"
+        )
 
     def calls(self) -> Iterator[tuple[ModelCall, ...]]:
-        found = (
-            (run.first + place, calls)
-            for run in self.runs
-            for place, calls in enumerate(run.calls())
-        )
-        return (calls for index, calls in found if index in self.indices)
+        for run in self.runs:
+            for index, calls in enumerate(run.calls(), run.first):
+                if index in self.indices:
+                    yield calls
 
     def names(self) -> Iterator[str]:
         return (name for calls in self.calls() for call in calls for name in call.names)
 
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
-        found = (each for run in self.runs for each in run.forwards())
-        return (each for each in found if each[0].index in self.indices)
+        for run in self.runs:
+            for step, after in run.forwards():
+                if step.index in self.indices:
+                    yield step, after
 
     def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
-        found = (each for run in reversed(self.runs) for each in run.backwards())
-        return (
-            each
-            for each in found
-            if each[0].index in self.indices and (before is None or each[0].index < before)
-        )
+        for run in reversed(self.runs):
+            for step, after in run.backwards():
+                if step.index in self.indices and (before is None or step.index < before):
+                    yield step, after
 
 
-def share_sentence(found: xr.Dataset) -> str:
-    """The sentence on how much of the change came of these steps; none, if all were followed.
+def share_sentence(attribution: xr.Dataset) -> str:
+    """Return the sentence on the share of the change that these steps made, or an empty one if all
+    were followed.
 
-    share = ⟨Σ_s Δf(s), f_T − f_0⟩ / ‖f_T − f_0‖²        which adds up to 1 over all steps
+    share = ⟨Σ_s Δf(s), f_T − f_0⟩ / ‖f_T − f_0‖²        the shares of all steps add up to 1
     """
-    if "share" not in found.attrs:
+    if "share" not in attribution.attrs:
         return ""
+    share = short(float(attribution.attrs["share"]))
     return (
-        f"{found.sizes['step']} of {found.attrs['taken']} steps are explained, which did "
-        f"{short(float(found.attrs['share']))} of what training changed"
+        f"{attribution.sizes['step']} of {attribution.attrs['taken']} steps are explained, which "
+        f"did {share} of what training changed"
     )

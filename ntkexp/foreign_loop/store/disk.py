@@ -1,4 +1,5 @@
-"""Steps are stored in a folder as they happen: a killed training leaves all that were written, and goes on there."""
+"""A store in a folder. A killed training leaves all steps that were written, and a resumed one
+continues there."""
 
 from __future__ import annotations
 
@@ -20,7 +21,14 @@ from ntkexp.foreign_loop.call import Autocast, Circumstances, ModelCall
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.outside import Outside, release_memory
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance
-from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, placed
+from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, step_index
+from ntkexp.foreign_loop.store.checkpoints import (
+    CheckpointPlan,
+    cloned,
+    optimizer_states,
+    states_at_end,
+    states_on,
+)
 from ntkexp.foreign_loop.store.files import (
     START,
     Event,
@@ -29,13 +37,7 @@ from ntkexp.foreign_loop.store.files import (
     weights_digest,
     written,
 )
-from ntkexp.foreign_loop.store.replay import (
-    CheckpointPlan,
-    ReplayedSteps,
-    memories_on,
-    optimizer_states,
-    states_at_end,
-)
+from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.store.shards import Processes, find_shards, joined_events, refuse_absent
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import map_tensors
@@ -45,15 +47,15 @@ from ntkexp.records.folder import CONFIG, START_WEIGHTS, TRACE_IDENTITY, RunFold
 from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
-SAME = 16  # eps: of sums that are taken in another order
+SAME_WEIGHTS_EPS = 16  # eps: signatures of the same weights, summed in another order
 
 
-# --- Where a trace goes on: at the step whose weights a loop begins with, if its folder holds one of the same training.
+# --- The place where a trace continues: the step that began with the weights of the resumed loop.
 
 
 @dataclass(frozen=True)
 class PlaceInTrace:
-    """So many events, and steps, lie before it."""
+    """The numbers of events and steps before a place."""
 
     events: int
     steps: int
@@ -62,85 +64,99 @@ class PlaceInTrace:
 def find_place(
     files: TraceFolder, config: Mapping[str, Json], weights: Weights
 ) -> PlaceInTrace | None:
-    """Where these weights are in the trace of a folder; nowhere, if it holds none."""
+    """Find the place of these weights in a trace. Return None if the folder is empty or holds no
+    step."""
     path = files.folder.path
     if not (path / CONFIG).is_file():
         return None
-    stored, wanted = (each.get("follow") for each in (read_object(path / CONFIG), config))
+    refuse_other_loop(files, config)
+    files.refuse_lost()
+    if not len(files.log):
+        if any(files.checkpoints) or files.ended.exists():
+            raise Damaged(
+                f"{files.log.path} is damaged: it has no step, and weights of later ones are kept; "
+                "give another folder"
+            )
+        return None
+
+    # distances from the weights at every place: before, between and after the steps
+    files.read(files.path / START)
+    first = files.read(files.weights_at(0))["weights"]
+    signatures = Signatures()
+    here = signatures.of(weights)
+    signature = dict(
+        signatures.of({name: part.to(weights[name].device) for name, part in first.items()})
+    )
+    places = list[PlaceInTrace]()
+    gaps = list[float]()
+    for number, event in enumerate(files.events()):
+        if event["step"] == len(places):
+            places.append(PlaceInTrace(number, len(places)))
+            gaps.append(distance(here, signature))
+        signature |= event["after"]
+    places.append(PlaceInTrace(len(files.log), len(places)))
+    gaps.append(distance(here, signature))
+
+    # the nearest place, and the last of several that are equally near
+    best = min(range(len(places)), key=lambda place: (gaps[place], -place))
+    eps = max(torch.finfo(part.dtype).eps for part in here.values())
+    if not gaps[best] <= SAME_WEIGHTS_EPS * eps:
+        raise Mistake(
+            f"to={path}: it holds another run: the weights are those of none of its "
+            f"{places[-1].steps} steps; resume from a checkpoint of that run, or give another "
+            "folder"
+        )
+    return places[best]
+
+
+def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:
+    """Raise if a folder holds a run, or the trace of another loop."""
+    path = files.folder.path
+    stored = read_object(path / CONFIG).get("follow")
+    wanted = config.get("follow")
     if not isinstance(stored, dict) or not isinstance(wanted, dict):
         raise Mistake(f"to={path}: it holds a run that is not a trace; give another folder")
     for key in {**wanted, **stored}:
         if stored.get(key) != wanted.get(key):
             raise Mistake(
-                f"to={path}: it holds another run, whose {key} is {stored.get(key)} and not {wanted.get(key)}"
+                f"to={path}: it holds another run, whose {key} is {stored.get(key)} and not "
+                f"{wanted.get(key)}"
             )
-    files.refuse_lost()
-    if not len(files.log):
-        if any(files.checkpoints) or files.ended.exists():
-            raise Damaged(
-                f"{files.log.path} is damaged: it has no step, and weights of later ones are kept; give another folder"
-            )
-        return None
-
-    # the signature of the weights at every place before, between and after the steps; the nearest of them, the last
-    # where several are as near, has to be that of these weights
-    files.read(files.path / START)
-    began = files.read(files.weights_at(0))["weights"]
-    signatures = Signatures()
-    here = signatures.of(weights)
-    signature = dict(
-        signatures.of({name: part.to(weights[name].device) for name, part in began.items()})
-    )
-    places, errors = list[PlaceInTrace](), list[float]()
-    for number, event in enumerate(files.events()):
-        if event["step"] == len(places):
-            places.append(PlaceInTrace(number, len(places)))
-            errors.append(distance(here, signature))
-        signature |= event["after"]
-    places.append(PlaceInTrace(len(files.log), len(places)))
-    errors.append(distance(here, signature))
-    best = min(range(len(places)), key=lambda place: (errors[place], -place))
-    eps = max(torch.finfo(part.dtype).eps for part in here.values())
-    if not errors[best] <= SAME * eps:
-        raise Mistake(
-            f"to={path}: it holds another run: the weights are those of none of its {places[-1].steps} steps; resume "
-            "from a checkpoint of that run, or give another folder"
-        )
-    return places[best]
 
 
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
-    """Go on in one process with what the first one has begun, or goes on with, at this place."""
+    """Continue at a place that the first process has found or begun."""
     if not files.weights_at(place.events).is_file():
         raise Mistake(
-            f"rank {files.rank} does not see what rank 0 wrote into {files.folder.path}; give a folder "
-            "that all processes share"
+            f"rank {files.rank} does not see what rank 0 wrote into {files.folder.path}; give a "
+            "folder that all processes share"
         )
     first = files.read(files.weights_at(place.events))["weights"]
-    if other := next(
-        (name for name, weight in first.items() if not torch.equal(weight, weights[name].cpu())),
-        None,
-    ):
+    different = [
+        name for name, weight in first.items() if not torch.equal(weight, weights[name].cpu())
+    ]
+    if different:
         raise Mistake(
-            f"rank {files.rank} begins at other weights than rank 0 ('{other}' differs); follow what is wrapped "
-            "in DistributedDataParallel, which gives all processes those of the first"
+            f"rank {files.rank} begins at other weights than rank 0 ('{different[0]}' differs); "
+            "follow what is wrapped in DistributedDataParallel, which gives all processes those "
+            "of the first"
         )
     if len(files.log) < place.events:
         raise Mistake(
-            f"{files.own.path} of rank {files.rank} was interrupted before step {place.steps}, at which rank "
-            "0 goes on; "
-            "resume from an earlier checkpoint, or give another folder"
+            f"{files.own.path} of rank {files.rank} was interrupted before step {place.steps}, at "
+            "which rank 0 goes on; resume from an earlier checkpoint, or give another folder"
         )
     files.ended.unlink(missing_ok=True)
     files.log.cut(place.events)
 
 
-# --- Writing: an event for every step, before the next begins, and a checkpoint every few steps.
+# --- Writing: an event for every step, before the next step begins, and a checkpoint every few
+# steps.
 
 
 @dataclass
 class StoredCall:
-    """A call that an event holds already, by its `key`, and the gradient that was stored of it."""
+    """A call in the latest event: its key, its inputs, and its stored gradient."""
 
     key: int
     inputs: Inputs
@@ -148,41 +164,67 @@ class StoredCall:
 
 
 @dataclass
+class CheckpointWriter:
+    """Writes checkpoints in a thread while the loop goes on, one at a time.
+
+    A kill may lose the latest checkpoint, but never leaves a partial file. An error of a write is raised
+    at the next step.
+    """
+
+    files: TraceFolder
+    thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, "ntkexp-follow")
+    )
+    pending: Future[object] | None = None
+
+    def begin(self, event: int, content: Mapping[str, object]) -> int:
+        """Begin to write the checkpoint before an event. Its tensors must not change. Return its
+        size in bytes."""
+        parts = written(content)
+        self.wait()
+        path = self.files.weights_at(event)
+        self.pending = self.thread.submit(self.files.write_parts, path, parts)
+        return sum(map(len, parts))
+
+    def wait(self) -> None:
+        """Wait for the write, and raise its error."""
+        pending = self.pending
+        self.pending = None
+        if pending is not None:
+            pending.result()
+
+    def raise_error(self) -> None:
+        """Raise the error of a write that has ended."""
+        if self.pending is not None and self.pending.done():
+            self.wait()
+
+
+@dataclass
 class DiskStore(AbstractStore):
-    """Writes a trace; `config` says what is followed, `start` is stored of it once. Where several processes train
-    together, each writes what it sees, and the first also the weights, which are those of all."""
+    """Writes a trace. If several processes train together, the first one also writes the weights."""
 
     files: TraceFolder
     processes: Processes
-    config: Mapping[str, Json]
-    start: Mapping[str, object]
+    config: Mapping[str, Json]  # describes the loop
+    start: Mapping[str, object]  # the content of start.bin
     known: Sequence[KnownOptimizer]
     output: str | int | None
     every: int | None
     memory_gb: float
     plan: CheckpointPlan = field(init=False)
-    moved: frozenset[str] = frozenset()  # by the latest step, as far as it was taken
+    writer: CheckpointWriter = field(init=False)
+    moved: frozenset[str] = frozenset()  # by the latest step so far
     steps: int = 0
     calls: int = 0
     stored_calls: dict[int, StoredCall] = field(default_factory=dict)  # of the latest event
     size_reported: bool = False
     lock: ExitStack = field(default_factory=ExitStack)
-
-    # Checkpoints are written by a thread, while the loop goes on: one at a time. A kill may leave the latest out, and
-    # no half of it. A write that failed is reported at the next step.
-    thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, "ntkexp-follow")
-    )
-    pending: Future[object] | None = None
-    checkpoints: dict[int, int] = field(
-        default_factory=dict
-    )  # the steps before which they are, by event
-    waiting: set[int] = field(
-        default_factory=set
-    )  # the optimizers that have not moved since the latest checkpoint
+    checkpoints: dict[int, int] = field(default_factory=dict)  # event to step after the checkpoint
+    waiting: set[int] = field(default_factory=set)  # optimizers without a step since the last one
 
     def __post_init__(self) -> None:
         self.folder: RunFolder = self.files.folder
+        self.writer = CheckpointWriter(self.files)
 
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
         loop = LoopOnDisk(TraceFolder(self.files.folder))
@@ -192,16 +234,17 @@ class DiskStore(AbstractStore):
     def count(self) -> int:
         return self.steps
 
-    # --- The beginning: of a new trace, or where one goes on
+    # --- Begin a trace, or continue one
 
     def begin(
         self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
     ) -> None:
-        self.optimizers, self.names, self.latest = optimizers, names, weights
-        self.moved = frozenset(weights)  # whatever comes next is a step of its own
-        place = PlaceInTrace(
-            **self.processes.decided(str(self.files.folder.path.resolve()), self.begin_first)
-        )
+        self.optimizers = optimizers
+        self.names = names
+        self.latest = weights
+        self.moved = frozenset(weights)  # so the next event begins a step
+        about = str(self.files.folder.path.resolve())
+        place = PlaceInTrace(**self.processes.decided(about, self.begin_first))
         self.steps = place.steps
         if self.processes.rank:
             self.lock.enter_context(self.files.own.claim())
@@ -209,74 +252,79 @@ class DiskStore(AbstractStore):
         self.calls = sum(len(event["calls"]) for event in self.files.events())
 
     def begin_first(self) -> dict[str, int]:
-        """Begin the trace, or go on with it, at the latest weights, in the first process; what lies before."""
+        """Begin or continue the trace in the first process, and return the place as plain content."""
         self.lock.enter_context(self.files.own.claim())
         place = find_place(self.files, self.config, self.latest)
-        at_end: dict[str, object] = {}
+        ended: dict[str, object] = {}
         if place is None:
-            self.files.folder.clear()
-            self.files.forget()
-            (self.files.path / "weights").mkdir(parents=True)
-            own = {TRACE_IDENTITY: token_hex(16), START_WEIGHTS: weights_digest(self.latest)}
-            self.files.folder.write_json(CONFIG, {**self.config, **own})
-            self.files.write(self.files.path / START, self.start)
+            self.begin_trace()
         else:
-            # what was followed after that place was trained again, or will be
-            self.files.folder.reopen()
-            self.files.ended.unlink(missing_ok=True)
-            self.files.log.cut(place.events)
-            for event in self.files.checkpoints:
-                if event > place.events:
-                    self.files.weights_at(event).unlink(missing_ok=True)
-            self.steps = place.steps
-            LOG.warning(
-                "ntkexp: the trace in %s continues at step %d", self.files.folder.path, self.steps
-            )
-            if (
-                place.events
-            ):  # the states that the optimizers had there before, which they may not have now
-                path = self.files.weights_at(place.events)
-                at_end = {
-                    "ended": states_at_end(self.files.read(path))
-                    if self.files.whole(path)
-                    else None
-                }
+            ended = self.continue_at(place)
         steps = [0, *(event["step"] + 1 for event in self.files.events())]
         self.checkpoints = {event: steps[event] for event in self.files.checkpoints}
         self.plan = self.checkpoint_plan(self.latest)
-        self.add_checkpoint(self.latest, at_end)
-        self.wait()  # a trace begins with these
+        self.add_checkpoint(self.latest, ended)
+        self.writer.wait()  # a trace without its first weights is useless
         return {"events": len(self.files.log), "steps": self.steps}
 
+    def begin_trace(self) -> None:
+        """Write the files that a trace begins with, except the first weights."""
+        self.files.folder.clear()
+        self.files.forget()
+        (self.files.path / "weights").mkdir(parents=True)
+        identity = {
+            TRACE_IDENTITY: token_hex(16),
+            START_WEIGHTS: weights_digest(self.latest),
+        }
+        self.files.folder.write_json(CONFIG, {**self.config, **identity})
+        self.files.write(self.files.path / START, self.start)
+
+    def continue_at(self, place: PlaceInTrace) -> dict[str, object]:
+        """Discard later steps, which the resumed loop repeats.
+
+        Return the optimizer states that the trace has at this place. The resumed loop may have
+        others.
+        """
+        self.files.folder.reopen()
+        self.files.ended.unlink(missing_ok=True)
+        self.files.log.cut(place.events)
+        for event in self.files.checkpoints:
+            if event > place.events:
+                self.files.weights_at(event).unlink(missing_ok=True)
+        self.steps = place.steps
+        LOG.warning(
+            "ntkexp: the trace in %s continues at step %d", self.files.folder.path, self.steps
+        )
+        if not place.events:
+            return {}
+        path = self.files.weights_at(place.events)
+        if not self.files.whole(path):
+            return {"ended": None}
+        return {"ended": states_at_end(self.files.read(path))}
+
     def checkpoint_plan(self, weights: Weights) -> CheckpointPlan:
-        """How often there is a checkpoint, of weights and up to two numbers that an optimizer remembers of each."""
+        """Plan checkpoints of the weights and up to two numbers of optimizer state for each."""
         size = sum(part.nbytes for part in weights.values())
         free = disk_usage(self.files.path).free
-        groups = [
-            (isinstance(each, torch.optim.SGD), group)
-            for each in self.optimizers
-            for group in each.param_groups
-        ]
-        copies = 3 if any(not sgd or group["momentum"] for sgd, group in groups) else 1
+        copies = 1 if all(map(is_plain_descent, self.optimizers)) else 3
         plan = CheckpointPlan.of(self.every, size, copies * size, free, self.memory_gb)
         if plan.most < plan.every:
             raise Mistake(
-                f"every={plan.every}: to replay so many steps takes more than memory_gb={self.memory_gb:g}; raise "
-                f"that, or keep weights every {plan.most or 1}"
+                f"every={plan.every}: to replay so many steps takes more than "
+                f"memory_gb={self.memory_gb:g}; raise that, or keep weights every {plan.most or 1}"
             )
         if free < 3 * plan.size:
             raise NoPlace(
-                f"the trace takes {plan.size / 1e6:.3g} MB each time that weights are kept and {self.files.path} has "
-                f"{free / 1e6:.3g} MB free; choose another place"
+                f"the trace takes {plan.size / 1e6:.3g} MB each time that weights are kept and "
+                f"{self.files.path} has {free / 1e6:.3g} MB free; choose another place"
             )
         return plan
 
-    # --- A step
+    # --- Store a step
 
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
-        if self.pending is not None and self.pending.done():
-            self.wait()  # raises what it raised
-        index, self.moved = placed(step, self.moved, self.steps)
+        self.writer.raise_error()
+        index, self.moved = step_index(step, self.moved, self.steps)
         calls = [self.call_content(call) for call in step.calls]
         self.stored_calls = {
             id(call.inputs): self.stored_calls[id(call.inputs)] for call in step.calls
@@ -287,119 +335,122 @@ class DiskStore(AbstractStore):
             refuse_absent(self.files)
             self.report_size(after, sum(map(len, entry)))
         self.files.log.append(*entry)
-        self.steps, self.latest = index + 1, after
+        self.steps = index + 1
+        self.latest = after
+
+        # the first process adds a checkpoint once every optimizer has moved
         self.waiting.discard(which)
         since = self.steps - max(self.checkpoints.values(), default=0)
         if not self.processes.rank and not self.waiting and since >= self.plan.every:
             self.add_checkpoint(after)
 
     def call_content(self, call: ModelCall) -> dict[str, object]:
-        """What an event holds of a call: all of it the first time, later its key, and a gradient that is another."""
+        """Return the stored form of a call.
+
+        The first event of a call stores it completely. Later events have its key, and its gradient if that
+        has changed.
+        """
         stored = self.stored_calls.get(id(call.inputs))
         content: dict[str, object] = {}
         if stored is None:
-            stored = self.stored_calls[id(call.inputs)] = StoredCall(self.calls, call.inputs)
+            stored = StoredCall(self.calls, call.inputs)
+            self.stored_calls[id(call.inputs)] = stored
             self.calls += 1
-            named = {} if call.called is None else {"names": list(call.called)}
             rows = self.files.rows.add(digests(call.inputs), call.inputs)
             content = {
                 "at": call.at,
                 "how": call.how.content,
                 "signed": call.signed,
                 **rows,
-                **named,
             }
+            if call.given_names is not None:
+                content["names"] = list(call.given_names)
             content["shape"] = call.shape
             content["backward"] = call.backward
-            content |= {} if call.statistics is None else {"statistics": call.statistics}
+            if call.statistics is not None:
+                content["statistics"] = call.statistics
         if call.gradient is not stored.gradient:
             stored.gradient = call.gradient
             content["gradient"] = call.gradient
         return {"key": stored.key, **content}
 
-    def report_size(self, weights: Weights, entry: int) -> None:
-        """Say how large the trace grows, before it does."""
+    def report_size(self, weights: Weights, entry_bytes: int) -> None:
+        """Announce the size of the trace after the first step."""
         self.size_reported = True
-        each = self.plan.size / sum(part.numel() for part in weights.values())
-        often = f"after every {self.plan.every} steps{'' if self.plan.fixed else ', or as seldom as fits,'}"
-        disk = disk_usage(self.files.path).free
-        by = f" in each of {self.processes.world} processes" if self.processes.world > 1 else ""
-        limit = "" if self.plan.fixed else f"up to {self.plan.share / 1e9:.3g} GB of "
-        LOG.warning(  # without a log, a user would see nothing below a warning
-            "ntkexp: the trace in %s takes %.3g MB a step%s, and new examples, and %s %.3g bytes per parameter, "
-            "%.3g MB; %s%.3g GB are free",
-            *(
-                self.files.folder.path,
-                entry / 1e6,
-                by,
-                often,
-                each,
-                self.plan.size / 1e6,
-                limit,
-                disk / 1e9,
-            ),
+        per_parameter = self.plan.size / sum(part.numel() for part in weights.values())
+        interval = f"after every {self.plan.every} steps"
+        limit = ""
+        if not self.plan.fixed:
+            interval += ", or as seldom as fits,"
+            limit = f"up to {self.plan.share / 1e9:.3g} GB of "
+        processes = ""
+        if self.processes.world > 1:
+            processes = f" in each of {self.processes.world} processes"
+        free = disk_usage(self.files.path).free
+        LOG.warning(  # not info, which a program without a log does not show
+            "ntkexp: the trace in %s takes %.3g MB a step%s, and new examples, and %s %.3g bytes "
+            "per parameter, %.3g MB; %s%.3g GB are free",
+            *(self.files.folder.path, entry_bytes / 1e6, processes, interval),
+            *(per_parameter, self.plan.size / 1e6, limit, free / 1e9),
         )
 
-    # --- A checkpoint
+    # --- Store a checkpoint
 
     def add_checkpoint(self, weights: Weights, more: Mapping[str, object] | None = None) -> None:
-        """Store the weights, and the states of the optimizers; every second checkpoint goes where they are too many."""
-        self.wait()  # or there would be copies for two
+        """Store weights and optimizer states, and drop every second checkpoint if they become too
+        many."""
+        self.writer.wait()  # or there would be two copies in memory
         release_memory(weights.values())
-        copies = {name: weight.clone() for name, weight in weights.items()}  # a thread writes them
-        memories = optimizer_states(self.optimizers, self.names)
-        self.write_checkpoint({"weights": copies, "memories": memories, **(more or {})})
+        states = optimizer_states(self.optimizers, self.names)
+        self.write_checkpoint({"weights": cloned(weights), "memories": states, **(more or {})})
         self.waiting = set(range(len(self.optimizers)))
         if self.plan.too_many(len(self.checkpoints)):
             self.plan.every *= 2
-            self.wait()
+            self.writer.wait()
             for dropped in sorted(self.checkpoints)[1::2]:
                 self.files.weights_at(dropped).unlink(missing_ok=True)
                 del self.checkpoints[dropped]
 
     def write_checkpoint(self, content: Mapping[str, object]) -> None:
-        """Begin to write a checkpoint after the latest event; its tensors are not to change any more."""
-        event, parts = len(self.files.log), written(content)
-        self.wait()
-        self.pending = self.thread.submit(
-            self.files.write_parts, self.files.weights_at(event), parts
-        )
-        self.plan.size, self.checkpoints[event] = (
-            max(self.plan.size, sum(map(len, parts))),
-            self.steps,
-        )
+        """Begin to write a checkpoint after the latest event."""
+        event = len(self.files.log)
+        size = self.writer.begin(event, content)
+        self.plan.size = max(self.plan.size, size)
+        self.checkpoints[event] = self.steps
 
-    def wait(self) -> None:
-        """Wait for the write that is under way; raise what it raised."""
-        pending, self.pending = self.pending, None
-        if pending is not None:
-            pending.result()
-
-    # --- The end
+    # --- End
 
     def end(self, outside: Outside, *, whole: bool) -> None:
-        with self.lock, suppress(NoPlace), self.thread:  # steps that are on disk are of use without
-            self.wait()
-            if (
-                self.steps
-                and not self.processes.rank
-                and len(self.files.log) not in self.checkpoints
-            ):
-                # without the optimizers' states, which by now may be of a step that was refused
+        with self.lock, suppress(NoPlace), self.writer.thread:  # stored steps are useful without it
+            self.writer.wait()
+            has_end = len(self.files.log) in self.checkpoints
+            if self.steps and not self.processes.rank and not has_end:
+                # without optimizer states, which a refused step may have changed
                 self.write_checkpoint({"weights": self.latest, "memories": None, "ended": None})
-                self.wait()
+                self.writer.wait()
             if whole:
-                self.files.log.secure()
-                self.files.rows.log.secure()  # before it is said how many entries there are
-                counts = {
-                    "steps": self.steps,
-                    "events": len(self.files.log),
-                    "rows": len(self.files.rows.log),
-                }
-                tensors = {} if self.processes.rank else outside.tensors
-                self.files.write(
-                    self.files.ended, {**counts, "names": outside.names, "tensors": tensors}
-                )
+                self.write_end(outside)
+
+    def write_end(self, outside: Outside) -> None:
+        """Write that the loop has ended, with the numbers of entries, once these are safely on
+        disk."""
+        self.files.log.secure()
+        self.files.rows.log.secure()
+        content = {
+            "steps": self.steps,
+            "events": len(self.files.log),
+            "rows": len(self.files.rows.log),
+            "names": outside.names,
+            "tensors": {} if self.processes.rank else outside.tensors,
+        }
+        self.files.write(self.files.ended, content)
+
+
+def is_plain_descent(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True for SGD without momentum, which has no state."""
+    if not isinstance(optimizer, torch.optim.SGD):
+        return False
+    return not any(group["momentum"] for group in optimizer.param_groups)
 
 
 # --- Reading.
@@ -407,13 +458,13 @@ class DiskStore(AbstractStore):
 
 @dataclass(frozen=True)
 class LoopOnDisk:
-    """All that stood in the folder when it was last read."""
+    """A stored loop (`files.StoredLoop`), as the folder was when it was last read."""
 
     files: TraceFolder
 
     @cached_property
     def shards(self) -> list[TraceFolder]:
-        """What each process wrote."""
+        """The parts of all processes."""
         return find_shards(self.files)
 
     def refresh(self) -> None:
@@ -433,7 +484,8 @@ class LoopOnDisk:
         return Outside(tuple(end["names"]), end["tensors"])
 
     @cached_property
-    def events(self) -> Sequence[Event]:  # each with all that was stored of its calls
+    def events(self) -> Sequence[Event]:
+        """The events, each with everything that was stored of its calls."""
         return joined_events(self.shards)
 
     @cached_property
@@ -443,68 +495,62 @@ class LoopOnDisk:
 
     @cached_property
     def checkpoints(self) -> list[int]:
-        begin = set(self.firsts)
-        found = [event for event in self.files.checkpoints if event in begin]
-        if found[:1] != self.firsts[:1]:
+        begin_step = set(self.firsts)
+        checkpoints = [event for event in self.files.checkpoints if event in begin_step]
+        if checkpoints[:1] != self.firsts[:1]:
             raise Damaged(
-                f"{self.files.path} is damaged: its first weights are missing; follow the loop again"
+                f"{self.files.path} is damaged: its first weights are missing; follow the loop "
+                "again"
             )
-        return found
+        return checkpoints
 
     def checkpoint(self, event: int, device: torch.device) -> Mapping[str, Any] | None:
         if event not in self.files.checkpoints:
             return None
-        content = self.files.read(self.files.weights_at(event))
-        states = {
-            key: memories_on(content[key], device)
-            for key in ("memories", "ended")
-            if key in content
-        }
-        return {
-            **content,
-            "weights": {name: part.to(device) for name, part in content["weights"].items()},
-            **states,
-        }
+        content = dict(self.files.read(self.files.weights_at(event)))
+        content["weights"] = {name: part.to(device) for name, part in content["weights"].items()}
+        for key in ("memories", "ended"):
+            if key in content:
+                content[key] = states_on(content[key], device)
+        return content
 
     def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]:
-        return tuple(
-            ModelCall(
-                at=call["at"],
-                inputs=map_tensors(
-                    lambda tensor: tensor.to(device), self.shards[int(call["rank"])].rows.find(call)
-                ),
-                called=example_names(call),
-                how=Circumstances.read(call.get("how", {})),
-                gradient=call["gradient"].clone().to(device),
-                backward=int(call.get("backward", -1)),
-                signed=call.get("signed"),  # traces of before have none, and no shape
-                shape=tuple(call.get("shape", ())),
-                statistics=statistics_on(call, device),
-            )
-            for call in event["calls"]
+        return tuple(self.restored_call(call, device) for call in event["calls"])
+
+    def restored_call(self, call: Mapping[str, Any], device: torch.device) -> ModelCall:
+        """Return a stored call. Traces of earlier versions have no signature, shape or backward
+        pass."""
+        inputs = self.shards[int(call["rank"])].rows.find(call)
+        return ModelCall(
+            at=call["at"],
+            inputs=map_tensors(lambda tensor: tensor.to(device), inputs),
+            given_names=example_names(call),
+            how=Circumstances.read(call.get("how", {})),
+            gradient=call["gradient"].clone().to(device),
+            backward=int(call.get("backward", -1)),
+            signed=call.get("signed"),
+            shape=tuple(call.get("shape", ())),
+            statistics=statistics_on(call, device),
         )
 
     def names_and_casts(self, event: Event) -> Iterator[tuple[tuple[str, ...], Autocast | None]]:
-        return (
-            (example_names(call), Circumstances.read(call.get("how", {})).autocast)
-            for call in event["calls"]
-        )
+        for call in event["calls"]:
+            yield example_names(call), Circumstances.read(call.get("how", {})).autocast
 
 
 def statistics_on(
     content: Mapping[str, Any], device: torch.device
 ) -> tuple[Weights, Weights] | None:
-    """The running statistics before and after a stored call or step, where there are some."""
+    """Return the running statistics before and after a stored call, or None."""
     stored = content.get("statistics")
-    return (
-        None
-        if stored is None
-        else tree_map_only(Tensor, lambda tensor: tensor.clone().to(device), tuple(stored))
-    )
+    if stored is None:
+        return None
+    before, after = tree_map_only(Tensor, lambda tensor: tensor.clone().to(device), stored)
+    return before, after
 
 
 def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the examples of a stored call: those that were given, or the digests of its rows."""
-    return tuple(
-        call["names"] if "names" in call else (key.partition(" ")[0] for key in call["rows"])
-    )
+    """Return the names of the examples of a stored call: given names, or digests of its rows."""
+    if "names" in call:
+        return tuple(call["names"])
+    return tuple(key.partition(" ")[0] for key in call["rows"])

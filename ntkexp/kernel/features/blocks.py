@@ -52,6 +52,11 @@ class Factored:
         return self.biases + self.inputs.shape[2]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters."""
+        return tuple({view.name: None for view in (self.weight, self.bias) if view is not None})
+
+    @property
     def gradients(self) -> torch.Size:
         """Examples and outputs of which there are gradients."""
         return self.outputs.shape[:2]
@@ -237,6 +242,10 @@ class Rows:
         return self.name, None
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
     def gradients(self) -> torch.Size:
         return self.rows.shape[:2]
 
@@ -306,6 +315,10 @@ class Copies:
     @property
     def key(self) -> Key:
         return self.name, None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
 
     @property
     def gradients(self) -> torch.Size:

@@ -101,10 +101,10 @@ COLUMNS = (
     2**11
 )  # no product of matrices is faster for more; to bring more together takes longer than it saves
 WHOLE = 2**29  # bytes of rows that are multiplied out at once
-ROOM, LEAST = (
-    2**23,
-    2**11,
-)  # bytes of a piece, and elements: products of matrices are slower for fewer
+PIECE_BYTES = (
+    2**23
+)  # of gradients in a piece of a parameter, unless it has fewer than the next number of elements
+PIECE_ELEMENTS = 2**11  # products of matrices are slower for fewer
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def cut(side: Jacobian, name: str, elements: range) -> Iterator[ParameterChunk]:
     """A parameter in pieces of whole lines of it, that stay in caches until they are multiplied."""
     row_bytes = side.blocks[0].numbers.element_size() * side.examples * side.outputs
     width = max((block.line for _, block in side.uses[name][:1]), default=1)
-    step = max(1, max(LEAST, ROOM // row_bytes) // width) * width
+    step = max(1, max(PIECE_ELEMENTS, PIECE_BYTES // row_bytes) // width) * width
     return (
         ParameterChunk(name, range(at, min(at + step, elements.stop)))
         for at in range(elements.start, elements.stop, step)

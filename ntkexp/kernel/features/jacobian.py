@@ -52,7 +52,7 @@ class Jacobian:
         """The blocks of each parameter, and the examples that they are of."""
         found: dict[str, list[tuple[slice, Block]]] = {}
         for place, block in self.placed():
-            for name in block.extents:
+            for name in block.names:
                 found.setdefault(name, []).append((place, block))
         return found
 
@@ -131,7 +131,8 @@ class Jacobian:
                 len(whole) == self.examples and elements.stop <= whole.shape[2]
             ):
                 return whole[:, :, elements.start : elements.stop].flatten(0, 1)
-        rows = self.blocks[0].numbers.new_zeros(self.examples, self.outputs, len(elements))
+        numbers = self.uses[name][0][1].numbers
+        rows = numbers.new_zeros(self.examples, self.outputs, len(elements))
         for place, block in self.uses[name]:
             block.add_chunk(rows[place], name, elements)
         return rows.flatten(0, 1)

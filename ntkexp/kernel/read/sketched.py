@@ -30,7 +30,6 @@ from ntkexp.kernel.sketch import (
     SLOWER,
     VECTORS,
     Sketch,
-    Sketched,
     error_bar,
     operations,
     random_vectors,
@@ -223,7 +222,7 @@ def sketched_kernel(
     sketch = Sketch(size, seed, {name: weight.shape for name, weight in weights.items()})
     other = sketch_of(right, sketch)
     one = other if left is right else sketch_of(left, sketch)
-    found = sketched_gram(Sketched(one), Sketched(other))
+    found = sketched_gram(one, other)
     vectors = random_vectors(other.shape[:2], seed, other)
     missed = torch.einsum("qcnd,vnd->vqc", found, vectors) - products(left, right, vectors, weights)
     return SketchedKernel(found, error_bar(missed))

@@ -1,7 +1,8 @@
-"""Layers as one program for tiles, level by level, and as the tables that compiled loops read.
+"""A network's layers as one program for tiles, and the tables that compiled loops read.
 
-A register belongs to the level of its image. Those on other levels do not meet it, so that all that happens on a level
-comes before all that happens on coarser ones.
+Strides and pools make images smaller. A level holds all operations on images of one size, and each
+register belongs to one level. Registers of different levels never meet, so the engine can finish a
+level before it begins the next, coarser one.
 """
 
 from __future__ import annotations
@@ -44,36 +45,33 @@ __all__ = ["KINDS", "TileProgram", "program"]
 
 Array = np.ndarray[Any, Any]
 Sizes = tuple[int, int, int]
-NOT_KNOWN = Pairs((), ())
-UNEQUAL = "a layer whose branches get smaller in different steps"
+NO_PAIRS = Pairs((), ())
+UNEQUAL_BRANCHES = "a layer whose branches get smaller in different steps"
 
 
 @dataclass(frozen=True)
 class Level:
-    """What happens to tiles of an image of these sizes, at the offsets of these pairs of pixels.
+    """The operations on images of one size, at the offsets of the pixel pairs that are needed.
 
-    Arriving registers were left by the level before; the first level begins with inputs. What departs is left in
-    registers of the level after, or, on the last, as it is.
+    The registers `arrivals` come from the level before; the first level starts with the inputs.
+    `coarsenings` average registers for the next level.
     """
 
     sizes: Sizes
     arrivals: tuple[int, ...] = ()
     operations: Operations = ()
     coarsenings: Operations = ()
-    pairs: Pairs = NOT_KNOWN
+    pairs: Pairs = NO_PAIRS
 
     @property
     def registers(self) -> int:
-        """How many tiles are at work."""
-        return max(
-            1,
-            *(1 + arrival for arrival in self.arrivals),
-            base.registers((*self.operations, *self.coarsenings)),
-        )
+        """Number of registers."""
+        used = base.registers((*self.operations, *self.coarsenings))
+        return max(1, *(1 + arrival for arrival in self.arrivals), used)
 
     @property
     def reach(self) -> Sizes:
-        """The largest of any window."""
+        """The largest reach of a window along each axis."""
         deep, down, across = zip(
             (0, 0, 0), *(operation.reach for operation in self.operations), strict=True
         )
@@ -81,58 +79,60 @@ class Level:
 
     @property
     def around(self) -> bool:
-        """Whether an image continues on its other side anywhere."""
+        """Whether any window wraps around the image."""
         return any(operation.kind == WRAP for operation in self.operations)
 
 
 def levels(operations: Operations, sizes: Sizes) -> tuple[Level, ...]:
-    """Put each operation on the level of its register: strides and pools make images coarser, a level each.
+    """Assign each operation to the level of its register. Each stride or pool begins a new level.
 
     >>> from ntkexp.layer.affine import Conv
     >>> from ntkexp.layer.pointwise import ReLU
-    >>> fine, coarse = levels(base.fused((Conv(features=2, stride=2), ReLU()), (1, 6, 6), 0, 1), (1, 6, 6))
+    >>> operations = base.fused((Conv(features=2, stride=2), ReLU()), (1, 6, 6), 0, 1)
+    >>> fine, coarse = levels(operations, (1, 6, 6))
     >>> len(fine.operations), len(coarse.operations), coarse.sizes
     (2, 1, (1, 3, 3))
     """
-    found, at = [Level(sizes)], {0: 0}
+    assigned = [Level(sizes)]
+    level_of_register = {0: 0}
     for operation in operations:
-        here = at[operation.register]
-        if operation.kind == ADD and at[operation.other] != here:
-            raise NoFusedForm(UNEQUAL)
+        here = level_of_register[operation.register]
+        level = assigned[here]
+        if operation.kind == ADD and level_of_register[operation.other] != here:
+            raise NoFusedForm(UNEQUAL_BRANCHES)
         if operation.kind == COPY:
-            at[operation.other] = here
+            level_of_register[operation.other] = here
         if operation.kind != COARSEN:
-            found[here] = replace(found[here], operations=(*found[here].operations, operation))
+            assigned[here] = replace(level, operations=(*level.operations, operation))
             continue
-        # The register goes to the next level, which is there or is made.
-        deep, down, across = (len(one.members) for one in operation.coarse)
-        if here + 1 == len(found):
-            found.append(Level((deep, down, across)))
-        after = found[here + 1]
+        # The register moves to the next level, which may be new.
+        deep, down, across = (len(coarse.members) for coarse in operation.coarse)
+        if here + 1 == len(assigned):
+            assigned.append(Level((deep, down, across)))
+        after = assigned[here + 1]
         if after.sizes != (deep, down, across):
-            raise NoFusedForm(UNEQUAL)
-        found[here] = replace(found[here], coarsenings=(*found[here].coarsenings, operation))
-        found[here + 1] = replace(after, arrivals=(*after.arrivals, operation.register))
-        at[operation.register] = here + 1
-    return tuple(found)
+            raise NoFusedForm(UNEQUAL_BRANCHES)
+        assigned[here] = replace(level, coarsenings=(*level.coarsenings, operation))
+        assigned[here + 1] = replace(after, arrivals=(*after.arrivals, operation.register))
+        level_of_register[operation.register] = here + 1
+    return tuple(assigned)
 
 
 def joined(operations: Operations, clean: set[int]) -> Operations:
-    """Weights and the bent line after them as one operation; tiles are cleared only where it takes that: not those
-    registers that hold zeros outside the image, `clean` at first.
+    """Merge weights with the bent line after them, and drop superfluous CLEAR operations.
+
+    `clean` are the registers that hold zeros outside the image at the start.
     """
     merged: list[Operation] = []
     for operation in operations:
-        kind, register, other, last = (
-            operation.kind,
-            operation.register,
-            operation.other,
-            merged[-1:],
-        )
+        kind = operation.kind
+        register = operation.register
+        other = operation.other
         if kind == CLEAR and register in clean:
             continue
-        if kind == BEND and last and last[0].kind == WEIGH and last[0].register == register:
-            merged[-1] = replace(operation, reach=last[0].reach, weights=last[0].weights)
+        last = merged[-1] if merged else None
+        if kind == BEND and last and last.kind == WEIGH and last.register == register:
+            merged[-1] = replace(operation, reach=last.reach, weights=last.weights)
         else:
             merged.append(operation)
         if kind in CLEANING:
@@ -144,149 +144,187 @@ def joined(operations: Operations, clean: set[int]) -> Operations:
     return tuple(merged)
 
 
-# --- Where the pixels of a tile go that departs for a coarser image, axis by axis.
+# --- Slots: the target of each pixel of a tile in the coarse tiles, axis by axis
 #
-# Of the offset o, the pixels p and p + o belong to coarse pixels p′ and q′, or to none, and go to p′ of the tile whose
-# offset is q′ − p′. A slot says both, tiles being one after the other; those of three axes add up.
+# At offset o, the pixels p and p + o belong to coarse pixels p′ and q′, or to none. Their kernel is
+# added to pixel p′ of the coarse tile with offset q′ − p′. A slot is the index of this pixel in an
+# array of all coarse tiles. The slots of the three axes add up.
 
 
-NOWHERE = -1
+NO_SLOT = -1
 
 
 @dataclass(frozen=True)
 class Coarsenings:
-    """Registers that go to a coarser level: the share of a pixel in the mean that it becomes part of, and its slots."""
+    """The registers that a level averages for the next one, as arrays for compiled loops."""
 
     registers: Array
     shares: Array
-    slots: tuple[Array, ...]  # along each axis, [coarsening, offset, pixel], or nowhere
-    order: Array  # of the pixels in a row, [coarsening, pixel]
+    """Weight of a pixel pair in the mean."""
+    slots: tuple[Array, Array, Array]
+    """Slots along each axis, [coarsening, offset, pixel]."""
+    order: Array
+    """Order in which the pixels of a row are added, [coarsening, pixel]."""
 
 
 def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
-    """What goes from a level to a coarser one, for these pairs of coarse pixels."""
+    """Compute the arrays for all coarsenings of a level; `after` are the coarse pixel pairs."""
     registers = [step.register for step in level.coarsenings]
     shares = [
-        1 / prod(len(one.members[0]) ** 2 for one in step.coarse) for step in level.coarsenings
+        1 / prod(len(coarse.members[0]) ** 2 for coarse in step.coarse)
+        for step in level.coarsenings
     ]
-    found = []
-    for axis, (pixels, fine) in enumerate(zip(level.sizes, level.pairs.offsets, strict=True)):
-        tile = prod(after.pixels) * prod(len(offsets) for offsets in after.offsets[axis + 1 :])
-        unit = prod(after.pixels[axis + 1 :])
-        offsets = after.offsets[axis]
-        each = [
-            slots(step.coarse[axis], pixels, fine, offsets, tile, unit)
-            for step in level.coarsenings
-        ]
-        found.append(np.array(each, np.int64).reshape(-1, len(fine), pixels))
-    # In a row come the first members of coarse pixels, then the second, and so on.
-    columns, order = level.sizes[2], []
-    for step in level.coarsenings:
-        rank = {p: k for members in step.coarse[2].members for k, p in enumerate(members)}
-        order.append(sorted(range(columns), key=lambda p, rank=rank: (rank.get(p, 0), p)))  # type: ignore[misc]
+    deep, down, across = (slots_along(level, after, axis) for axis in range(3))
     return Coarsenings(
         np.array(registers, np.int64),
         np.array(shares, dtype),
-        tuple(found),
-        np.array(order, np.int64).reshape(-1, columns),
+        (deep, down, across),
+        addition_order(level),
     )
+
+
+def slots_along(level: Level, after: Pairs, axis: int) -> Array:
+    """Return the slots along one axis, [coarsening, offset, pixel]."""
+    # Distances between coarse tiles of successive offsets, and between coarse pixels
+    tile = prod(after.pixels) * prod(len(offsets) for offsets in after.offsets[axis + 1 :])
+    unit = prod(after.pixels[axis + 1 :])
+    pixels = level.sizes[axis]
+    fine = level.pairs.offsets[axis]
+    by_coarsening = [
+        slots(step.coarse[axis], pixels, fine, after.offsets[axis], tile, unit)
+        for step in level.coarsenings
+    ]
+    return np.array(by_coarsening, np.int64).reshape(-1, len(fine), pixels)
+
+
+def addition_order(level: Level) -> Array:
+    """Order the pixels of a row: the first member of each coarse pixel, then the second, and so on."""
+    columns = level.sizes[2]
+    orders = []
+    for step in level.coarsenings:
+        rank = {p: k for members in step.coarse[2].members for k, p in enumerate(members)}
+        orders.append(sorted(range(columns), key=lambda p, rank=rank: (rank.get(p, 0), p)))  # type: ignore[misc]
+    return np.array(orders, np.int64).reshape(-1, columns)
 
 
 def slots(
     coarse: Coarse, pixels: int, fine: Sequence[int], wanted: Sequence[int], tile: int, unit: int
 ) -> Array:
-    """The slots of all pixels, [offset, pixel], in numbers: tiles are `tile` apart, pixels of this axis `unit`.
+    """Return the slots of all pixels along an axis, [offset, pixel].
+
+    `fine` and `wanted` are the offsets of fine and coarse pixels. Successive coarse tiles are `tile`
+    numbers apart, and successive coarse pixels `unit` numbers.
 
     >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), tile=10, unit=1).tolist()
     [[0, 0, 1, 1], [0, 10, 1, 11], [10, 10, 11, 11], [10, 0, 11, 1]]
     """
-    owner = np.full(pixels, NOWHERE)
+    # p′ of each pixel p, and the index of each coarse offset
+    coarse_pixel = np.full(pixels, NO_SLOT)
     for number, members in enumerate(coarse.members):
-        owner[list(members)] = number
-    slot = np.full(len(coarse.members), NOWHERE)
-    slot[list(wanted)] = np.arange(len(wanted))
-    second = owner[(np.arange(pixels) + np.array(fine)[:, None]) % pixels]
-    number = slot[(second - owner) % len(slot)]
-    there = (owner != NOWHERE) & (second != NOWHERE) & (number != NOWHERE)
-    return np.where(there, number * tile + owner * unit, NOWHERE)
+        coarse_pixel[list(members)] = number
+    offset_index = np.full(len(coarse.members), NO_SLOT)
+    offset_index[list(wanted)] = np.arange(len(wanted))
+    # q′ of each pixel p + o, and the index of the offset q′ − p′
+    second = coarse_pixel[(np.arange(pixels) + np.array(fine)[:, None]) % pixels]
+    index = offset_index[(second - coarse_pixel) % len(offset_index)]
+    has_slot = (coarse_pixel != NO_SLOT) & (second != NO_SLOT) & (index != NO_SLOT)
+    return np.where(has_slot, index * tile + coarse_pixel * unit, NO_SLOT)
 
 
-# --- What the compiled loops read: operations and fields as arrays.
+# --- Tables: operations and fields as arrays for compiled loops
 
 
-WORDS, WEIGHTS = 8, 8
+WORDS_PER_OPERATION = 8
+WEIGHTS_PER_OPERATION = 8
 
 
 @dataclass(frozen=True)
 class Tables:
-    """A row of numbers for every operation of a level, and fields of both sides."""
+    """The operations of a level, one row each, and the fields of both sides."""
 
-    operations: Array  # kind, registers, reach across, down and deep, first field and end of fields
-    weights: Array  # s, b, α, β, whether the rows beside are still to be added, and up to three constants
-    left: Array  # of images [image, field, pixel], inputs first if nothing arrives; of vectors [example, field]
+    operations: Array
+    """Kind, two registers, reach across, down and deep, first field, and end of the fields."""
+    weights: Array
+    """s, b, α, β, whether the window has three rows, and up to three constants."""
+    left: Array
+    """Fields [image, field, pixel], inputs first if nothing arrives; for vectors [example, field]."""
     right: Array
-    spread: Array  # the fields of vectors that are laid out for the left side, where the others stay numbers
-    rounding: Any  # how near to one a correlation counts as one
+    spread: Array
+    """Fields of a left vector that are copied to every column; others stay single numbers."""
+    rounding: Any
+    """Correlations within this distance of one count as one."""
 
 
 def tables(level: Level, left: Side, right: Side) -> Tables:
-    """The tables of a level, for the examples of both sides."""
-    # What the operations that meet variances lay out, of both sides at once.
-    sides, size = [left] if left is right else [left, right], len(left.x)
+    """Compute the tables of a level for the examples of both sides."""
+    # Fields of each operation that depends on variances, for both sides at once
+    sides = [left] if left is right else [left, right]
     ends = [(step.ends, step.met) for step in level.operations if step.ends]
-    laid = [of(torch.cat([side.variances[met] for side in sides])) for of, met in ends]
-    counts, before = iter([len(each) for each in laid]), 0
-    words, weights = (
-        np.zeros((len(level.operations), n), kind)
-        for n, kind in ((WORDS, np.int64), (WEIGHTS, float))
-    )
+    fields = [of(torch.cat([side.variances[met] for side in sides])) for of, met in ends]
+    field_counts = iter([len(fields_of_operation) for fields_of_operation in fields])
+    operations = np.zeros((len(level.operations), WORDS_PER_OPERATION), np.int64)
+    weights = np.zeros((len(level.operations), WEIGHTS_PER_OPERATION), float)
     spread: list[int] = []
+    first = 0
     for k, step in enumerate(level.operations):
-        beyond = before + (next(counts) if step.ends else 0)
-        words[k] = (step.kind, step.register, step.other, *reversed(step.reach), before, beyond)
+        end = first + (next(field_counts) if step.ends else 0)
+        operations[k] = (step.kind, step.register, step.other, *reversed(step.reach), first, end)
         numbers = (*step.weights, float(step.reach[1] == 1), *step.constants)
         weights[k, : len(numbers)] = numbers
-        # All fields but for coefficients of series.
-        spread += range(before, min(beyond, before + 2) if step.kind == SERIES else beyond)
-        before = beyond
-    vectors, pixels = left.x.dim() == 2, prod(level.sizes)
+        # Copy all fields except the coefficients of series.
+        spread += range(first, min(end, first + 2) if step.kind == SERIES else end)
+        first = end
+    size = len(left.x)
+    left_table = fields_of_side(level, left, fields, slice(0, size))
+    right_table = left_table
+    if left is not right:
+        right_table = fields_of_side(level, right, fields, slice(size, None))
+    dtype = left_table.dtype
+    return Tables(
+        operations,
+        weights.astype(dtype),
+        left_table,
+        right_table,
+        np.array(spread, np.int64),
+        dtype.type(ROUNDING * torch.finfo(left.x.dtype).eps),
+    )
 
-    def fields(x: torch.Tensor, rows: slice) -> Array:
-        inputs = (
-            x.new_zeros(len(x), 0, pixels)
-            if vectors or level.arrivals
-            else x.reshape(*x.shape[:2], pixels)
-        )
-        parts = [inputs, *(end[rows].reshape(len(x), 1, pixels) for each in laid for end in each)]
-        whole = np.ascontiguousarray(torch.cat(parts, 1).numpy())
-        return whole.reshape(len(x), -1) if vectors else whole
 
-    one = fields(left.x, slice(0, size))
-    two = one if left is right else fields(right.x, slice(size, None))
-    rounding = one.dtype.type(ROUNDING * torch.finfo(left.x.dtype).eps)
-    return Tables(words, weights.astype(one.dtype), one, two, np.array(spread, np.int64), rounding)
+def fields_of_side(
+    level: Level, side: Side, fields: Sequence[Sequence[torch.Tensor]], rows: slice
+) -> Array:
+    """Join the inputs, if the level starts with them, and the fields of one side's `rows`."""
+    x = side.x
+    is_vector = x.dim() == 2
+    pixels = prod(level.sizes)
+    parts = [x.new_zeros(len(x), 0, pixels)]
+    if not is_vector and not level.arrivals:
+        parts = [x.reshape(*x.shape[:2], pixels)]
+    for fields_of_operation in fields:
+        parts += [field[rows].reshape(len(x), 1, pixels) for field in fields_of_operation]
+    table = np.ascontiguousarray(torch.cat(parts, 1).numpy())
+    return table.reshape(len(x), -1) if is_vector else table
 
 
 def field_count(level: Level, left: Side, right: Side) -> int:
-    """How many fields images have, but for inputs."""
-    largest = (
-        (
-            step.ends,
-            torch.maximum(left.variances[step.met].max(), right.variances[step.met].max())[None],
-        )
-        for step in level.operations
-        if step.ends
-    )
-    return sum(len(ends(q)) for ends, q in largest)
+    """Return the number of fields of an image, without inputs."""
+    fields = 0
+    for step in level.operations:
+        if step.ends:
+            left_variances = left.variances[step.met]
+            right_variances = right.variances[step.met]
+            largest = torch.maximum(left_variances.max(), right_variances.max())
+            fields += len(step.ends(largest[None]))
+    return fields
 
 
 @dataclass(frozen=True)
 class TileProgram:
-    """What happens to tiles, from the finest images to the coarsest.
+    """All operations on tiles, from the finest level to the coarsest.
 
-    Where it has an `end`, the mean over the pairs of pixels that this layer needs is asked for; otherwise the tiles
-    themselves, which are what is left to depart from the last level. The `rest` of the layers takes examples of shape
-    `rest_shape`.
+    If the network has a layer `end` that averages over pixel pairs, the engine computes this mean. Without
+    such a layer it returns the tiles of the last level. Torch applies the remaining layers
+    `rest` to examples of shape `rest_shape`.
     """
 
     levels: tuple[Level, ...]
@@ -297,59 +335,78 @@ class TileProgram:
 
     @property
     def coarse_pairs(self) -> tuple[Pairs, ...]:
-        """The pairs of pixels that each level leaves for the next."""
+        """The pixel pairs of the level after each level; for the last level its own."""
         return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
 
 def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TileProgram:
-    """The operations of the layers as far as they say their fused form: all of them if they are of vectors, else up to
-    where an image becomes a vector, or, once it got smaller, up to the first layer that says none.
+    """Translate layers into operations on tiles.
+
+    For vectors, every layer must have a fused form. For images, the program ends where an image
+    becomes a vector, or, after an image has become smaller, before the first layer without a fused form.
 
     >>> from ntkexp.layer.affine import Dense
     >>> from ntkexp.layer.pointwise import ReLU
-    >>> found = program((Dense(features=3), ReLU(), Dense(features=1)), (2,))
-    >>> [KINDS[operation.kind] for level in found.levels for operation in level.operations]
+    >>> compiled = program((Dense(features=3), ReLU(), Dense(features=1)), (2,))
+    >>> [KINDS[operation.kind] for level in compiled.levels for operation in level.operations]
     ['bend', 'weigh']
     """
-    operations: Operations = ()
-    known, before, (planes, rows, columns) = 0, shape, (1, 1, 1, *shape[1:])[-3:]
+    planes, rows, columns = (1, 1, 1, *shape[1:])[-3:]
     sizes = (planes, rows, columns)
+    # The longest prefix of layers with a fused form
+    operations: Operations = ()
+    fused_layers = 0
+    rest_shape = shape
     try:
         for layer in layers:
-            more = (*operations, *base.fused((layer,), before, 0, 1))
-            levels(more, sizes)
-            operations, before, known = more, layer.shape(before), known + 1
+            extended = (*operations, *base.fused((layer,), rest_shape, 0, 1))
+            levels(extended, sizes)
+            operations = extended
+            rest_shape = layer.shape(rest_shape)
+            fused_layers += 1
     except NoFusedForm:
-        if len(shape) == 1 or layers[known].shape(before)[1:] == shape[1:]:
+        if len(shape) == 1 or layers[fused_layers].shape(rest_shape)[1:] == shape[1:]:
             raise
-    met = count()  # each that meets variances has its number among them
-    operations = tuple(replace(each, met=next(met)) if each.ends else each for each in operations)
+    # Number the operations that depend on variances.
+    met = count()
+    operations = tuple(
+        replace(operation, met=next(met)) if operation.ends else operation
+        for operation in operations
+    )
     if len(shape) == 1:
         if not next(met):
             raise NoFusedForm("a linear network")
-        return TileProgram(
-            (Level(sizes, operations=joined(operations, {0})),), shape[0], None, (), before
-        )
-    found = [
-        replace(one, operations=joined(one.operations, {0, *one.arrivals}))
-        for one in levels((*operations, Operation(CLEAR, 0)), sizes)
+        level = Level(sizes, operations=joined(operations, {0}))
+        return TileProgram((level,), shape[0], None, (), rest_shape)
+    by_level = [
+        replace(level, operations=joined(level.operations, {0, *level.arrivals}))
+        for level in levels((*operations, Operation(CLEAR, 0)), sizes)
     ]
-    last, end, rest, rest_shape = layers[known], None, layers[known:], before
-    end_pairs = base.need(rest, Pairs((), ()), before)
+    last = layers[fused_layers]
     if last.averages and base.says_itself(last, "averages"):
-        end_pairs = last.need(Pairs((), ()), before)
-        end, rest, rest_shape = last, layers[known + 1 :], last.shape(before)
-    else:  # the tiles of the last level are kept
-        whole = coarsen(0, [Coarse.every(n, 1) for n in found[-1].sizes])
-        found[-1] = replace(found[-1], coarsenings=(whole,))
-    # The pairs that each level needs, of those wanted at the end, in an image of three axes.
+        end_pairs = last.need(Pairs((), ()), rest_shape)
+        end = last
+        rest = layers[fused_layers + 1 :]
+        rest_shape = last.shape(rest_shape)
+    else:
+        end = None
+        rest = layers[fused_layers:]
+        end_pairs = base.need(rest, Pairs((), ()), rest_shape)
+        # Store the tiles of the last level: coarsen it by one.
+        unchanged = coarsen(0, [Coarse.every(n, 1) for n in by_level[-1].sizes])
+        by_level[-1] = replace(by_level[-1], coarsenings=(unchanged,))
+    return TileProgram(with_pairs(by_level, end_pairs), shape[0], end, rest, rest_shape)
+
+
+def with_pairs(by_level: list[Level], end_pairs: Pairs) -> tuple[Level, ...]:
+    """Set the pixel pairs of each level, from the last one back to the first."""
+    # The last level's pairs, for an image with three axes
     missing = 3 - len(end_pairs.pixels)
     pairs = Pairs((1,) * missing + end_pairs.pixels, ((0,),) * missing + end_pairs.offsets)
-    found[-1] = replace(found[-1], pairs=pairs)
-    for k in range(len(found) - 2, -1, -1):
-        finer = (
-            pairs_before(each.coarse, found[k + 1].pairs, found[k].sizes)
-            for each in found[k].coarsenings
-        )
-        found[k] = replace(found[k], pairs=reduce(Pairs.union, finer))
-    return TileProgram(tuple(found), shape[0], end, rest, rest_shape)
+    by_level[-1] = replace(by_level[-1], pairs=pairs)
+    for k in range(len(by_level) - 2, -1, -1):
+        coarser = by_level[k + 1].pairs
+        sizes = by_level[k].sizes
+        finer = (pairs_before(step.coarse, coarser, sizes) for step in by_level[k].coarsenings)
+        by_level[k] = replace(by_level[k], pairs=reduce(Pairs.union, finer))
+    return tuple(by_level)

@@ -1,13 +1,11 @@
-"""A block by the fused engine: sub-blocks on threads, vectors strip by strip, then the layers that it does not know
-in torch.
-"""
+"""The fused engine's kernels of a block: sub-blocks on threads, then the remaining layers in torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import isqrt, prod
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,149 +14,117 @@ from ntkexp.covariance.covariance import Covariance
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
 from ntkexp.limit.fused.functions import beyond, compiled, exponent, filled, lent
-from ntkexp.limit.fused.images import images
+from ntkexp.limit.fused.images import Grid, Sides, Transfer, images
 from ntkexp.limit.fused.program import (
     Coarsenings,
+    Level,
     Tables,
     TileProgram,
     coarsenings,
     field_count,
     tables,
 )
-from ntkexp.limit.fused.tile import apply_operations
+from ntkexp.limit.fused.tile import Fields, Outside, Program, TileShape, apply_operations
 from ntkexp.limit.network import COPIES, Kernels, Network, Side, cuts, finite, kernels_of, symmetric
-
-# --- Kernels of vectors: rows of the matrix, cut into pieces that are tiles without neighbours.
-
 
 Array = np.ndarray[Any, Any]
 PIECE = 512
-"""The most columns with which the intermediate values of a row stay in the nearest cache."""
+"""Columns of a row that are processed together: their intermediate values fit into the L1 cache."""
 MARGIN = 64
 
 
-@compiled
-def apply_to_vectors(
-    operations: Array,
-    weights: Array,
-    registers: int,
-    left: Array,
-    right: Array,
-    spread: Array,
-    same: bool,
-    equal: Any,
-    inputs: Array,
-    nngp: Array,
-    ntk: Array,
-) -> Any:
-    """Both kernels from the products of the inputs, and the largest exponent in them; a side is [example, field] or
-    [field, example].
+# --- Kernels of vectors: a tile without neighbours is a piece of a row of the kernel matrix
 
-    The left side's examples come first, the right side's fields do. If the sides are the `same`, the left one may have
-    fewer examples, and pairs below the diagonal are left out.
+
+class VectorSides(NamedTuple):
+    """Fields of both sides: left is [example, field], right is [field, example].
+
+    `spread` lists the left fields that are copied to every column. If both sides are the `same`, the
+    left side may have fewer examples, and pairs below the diagonal are not computed.
     """
-    left, inputs, nngp, ntk = lent(left), lent(inputs), lent(nngp), lent(ntk)
+
+    left: Array
+    right: Array
+    spread: Array
+    same: bool
+
+
+class Rows(NamedTuple):
+    """Rows of three matrices: products of the inputs, NNGP kernel and tangent kernel."""
+
+    inputs: Array
+    nngp: Array
+    ntk: Array
+
+
+@compiled
+def apply_to_vectors(program: Program, sides: VectorSides, matrices: Rows) -> Any:
+    """Compute both kernels from the products of the inputs. Return the largest exponent in them."""
+    same = sides.same
+    spread = sides.spread
+    left = lent(sides.left)
+    right = sides.right
+    inputs = lent(matrices.inputs)
+    nngp = lent(matrices.nngp)
+    ntk = lent(matrices.ntk)
     fields, columns = right.shape
-    work = np.zeros((2 * registers + 4, PIECE + 2 * MARGIN), left.dtype)
-    one, inside = np.zeros(fields * PIECE, left.dtype), np.ones(PIECE, left.dtype)
-    halo = np.zeros((2, 0), np.int64)
+    work = np.zeros((2 * program.registers + 4, PIECE + 2 * MARGIN), left.dtype)
+    one = np.zeros(fields * PIECE, left.dtype)
     two = right.reshape(fields * columns)
-    exact, alone, found = weights.dtype.type(2), np.intp(1), 0
+    outside = Outside(np.ones(PIECE, left.dtype), np.zeros((2, 0), np.int64))
+    exact = program.weights.dtype.type(2)
+    largest = 0
+    # As variables, not constants, so that vectors and images share one compiled `apply_operations`.
+    begin_left = np.intp(0)
+    pitch = np.intp(PIECE)
+    single = np.intp(1)
     for i in range(nngp.shape[0]):
         begin = i if same else 0
-        size, rows = columns - begin, (left[i], inputs[i], nngp[i], ntk[i])
+        size = columns - begin
+        rows = Rows(inputs[i], nngp[i], ntk[i])
         for field in spread:
             filled(one, field * PIECE, size, left[i, field])
-        found = max(
-            found,
-            apply_to_piece(
-                operations, weights, work, one, two, begin, size, columns, equal, inside, halo, rows
-            ),
-        )
-        if same:  # an example and itself: the correlation is one
-            found = max(
-                found,
-                apply_to_piece(
-                    operations,
-                    weights,
-                    work,
-                    one,
-                    two,
-                    i,
-                    alone,
-                    columns,
-                    exact,
-                    inside,
-                    halo,
-                    rows,
-                ),
-            )
-    return found
+        row_fields = Fields(one, two, begin_left, begin, pitch, columns, program.equal, left[i])
+        largest = max(largest, apply_to_piece(program, work, row_fields, outside, size, rows))
+        if same:  # an example paired with itself: the correlation is one
+            row_fields = Fields(one, two, begin_left, i, pitch, columns, exact, left[i])
+            largest = max(largest, apply_to_piece(program, work, row_fields, outside, single, rows))
+    return largest
 
 
 @compiled
 def apply_to_piece(
-    operations: Array,
-    weights: Array,
-    work: Array,
-    one: Array,
-    two: Array,
-    start: int,
-    size: int,
-    columns: int,
-    equal: Any,
-    inside: Array,
-    halo: Array,
-    rows: tuple[Array, Array, Array, Array],
+    program: Program, work: Array, fields: Fields, outside: Outside, size: int, rows: Rows
 ) -> Any:
-    """One piece of a row, some of its columns, and the largest exponent in it; rows are those of the fields, of the
-    products of the inputs, and of both kernels.
-
-    What is constant here is not for images; given as variables, the layers are compiled once for both.
-    """
-    margin, beside, first, pitch = np.intp(MARGIN), np.intp(1), np.intp(0), np.intp(PIECE)
-    numbers, inputs, nngp, ntk = rows
+    """Apply all layers to `size` columns of a row. Return the largest exponent in both kernels."""
+    margin = np.intp(MARGIN)
+    neighbour = np.intp(1)
+    start = fields.right_start
+    inputs = rows.inputs
+    nngp = rows.nngp
+    ntk = rows.ntk
     for j in range(np.uintp(size)):
         work[0, margin + j] = inputs[start + j]
         work[1, margin + j] = 0
-    apply_operations(
-        operations,
-        weights,
-        work,
-        margin,
-        size,
-        beside,
-        beside,
-        equal,
-        one,
-        two,
-        first,
-        start,
-        pitch,
-        columns,
-        inside,
-        halo,
-        numbers,
-    )
-    found = exponent(work.dtype.type(0))
+    shape = TileShape(margin, size, neighbour, neighbour)
+    apply_operations(program, work, shape, fields, outside)
+    largest = exponent(work.dtype.type(0))
     for j in range(np.uintp(size)):
         nngp[start + j] = work[0, margin + j]
         ntk[start + j] = work[1, margin + j]
-        found = max(found, exponent(work[0, margin + j]), exponent(work[1, margin + j]))
-    return found
+        largest = max(largest, exponent(work[0, margin + j]), exponent(work[1, margin + j]))
+    return largest
 
 
 @compiled
 def mirrored(whole: Array, first: int, last: int, begin: int, end: int) -> None:
-    """Numbers above the diagonal, of rows from the first to before the last and columns from begin to before the end,
-    are repeated below it.
-    """
+    """Copy a block of rows and columns from above the diagonal to below it."""
     for j in range(max(begin, first + 1), end):
         for i in range(np.uintp(first), np.uintp(min(last, j))):
             whole[np.uintp(j), i] = whole[i, np.uintp(j)]
 
 
-# --- The parts of a block: sub-blocks small enough to fit into memory, and enough for every thread.
+# --- Sub-blocks: small enough for the memory, and at least one for every thread
 
 
 SubBlock = tuple[slice, slice]
@@ -166,7 +132,7 @@ Result = TypeVar("Result")
 
 
 def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
-    """The sub-blocks; where the sides are the same, those on and above the diagonal."""
+    """Return all sub-blocks, or those on and above the diagonal if both sides are the same."""
     return [
         (row, column)
         for row in cuts(len(left.x), size)
@@ -178,8 +144,9 @@ def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]
 def in_threads(
     work: Callable[[SubBlock], Result], parts: Sequence[SubBlock], threads: int, ahead: int
 ) -> Iterator[Result]:
-    """The results of `work` on all parts, in order, `threads` of them at a time. What one thread would do is done here:
-    starting it may take longer than a small part.
+    """Yield the results of `work` on all parts in order, `threads` at a time.
+
+    With one thread or one part, work in the calling thread: starting a thread may take longer.
     """
     if min(threads, len(parts)) == 1:
         yield from map(work, parts)
@@ -189,79 +156,91 @@ def in_threads(
             yield from pool.map(work, parts[start : start + ahead])
 
 
-# --- Kernels of vectors, strip by strip of rows: the products of the inputs, then all layers on one sub-block of them
-# after the other, while it is in a cache. Of a symmetric kernel that is done on and above the diagonal.
+# --- Kernels of vectors, one strip of rows at a time
+#
+# Compute the products of the inputs for a strip, then all layers on one sub-block after the other
+# while it is in the cache. For a symmetric kernel, compute the part on and above the diagonal.
 
 
-ROWS = 128
-"""Left vectors of a strip for every thread: enough for a quick matrix product."""
+STRIP_ROWS = 128
+"""Rows of a strip for every thread, enough for a fast matrix product."""
 
 
 def kernels_of_vectors(
     program: TileProgram, left: Side, right: Side, same: bool, threads: int
 ) -> Kernels:
-    """The kernels by the recursion on every number of a matrix."""
-    whole = left.x.new_empty(len(left.x), len(right.x)), left.x.new_empty(len(left.x), len(right.x))
-    nngp, ntk = whole[0].numpy(), whole[1].numpy()
+    """Compute both kernels of a block of vectors."""
+    shape = (len(left.x), len(right.x))
+    kernels = left.x.new_empty(shape), left.x.new_empty(shape)
+    nngp = kernels[0].numpy()
+    ntk = kernels[1].numpy()
     level = program.levels[0]
     table = tables(level, left, right)
+    compiled_program = program_of(level, table)
     fields = np.ascontiguousarray(table.right.T)
-    products = left.x.new_empty(min(len(left.x), ROWS * threads), len(right.x))
+    products = left.x.new_empty(min(len(left.x), STRIP_ROWS * threads), len(right.x))
 
-    def walk(block: SubBlock) -> int:
+    def apply_to_sub_block(block: SubBlock) -> int:
         row, column = block
-        one, two, itself = (
+        sides = VectorSides(
             table.left[row],
             np.ascontiguousarray(fields[:, column]),
+            table.spread,
             same and row.start == column.start,
         )
         inputs = products.numpy()[row.start % len(products) :, column]
-        found: int = apply_to_vectors(
-            *(
-                table.operations,
-                table.weights,
-                level.registers,
-                one,
-                two,
-                table.spread,
-                itself,
-                table.rounding,
-            ),
-            *(inputs, nngp[block], ntk[block]),
-        )
-        for end in (nngp, ntk) if same else ():
-            mirrored(end, row.start, row.stop, column.start, column.stop)
-        return found
+        matrices = Rows(inputs, nngp[block], ntk[block])
+        largest_exponent: int = apply_to_vectors(compiled_program, sides, matrices)
+        if same:
+            mirrored(nngp, row.start, row.stop, column.start, column.stop)
+            mirrored(ntk, row.start, row.stop, column.start, column.stop)
+        return largest_exponent
 
     largest = 0
     for strip in cuts(len(left.x), len(products)):
-        first, rows = strip.start if same else 0, strip.stop - strip.start
-        shown = products[:rows, first:]
+        # ⟨x, x′⟩/d for the rows of the strip
+        first = strip.start if same else 0
+        rows = strip.stop - strip.start
+        inner = products[:rows, first:]
         torch.addmm(
-            shown, left.x[strip], right.x[first:].t(), beta=0, alpha=1 / left.x.shape[1], out=shown
+            inner, left.x[strip], right.x[first:].t(), beta=0, alpha=1 / left.x.shape[1], out=inner
         )
-        # So many sub-blocks that every thread has some; of equal sides the first ones begin on the diagonal.
-        few = rows if threads == 1 else max(1, rows // (2 * threads))
-        parts = [
-            (slice(row, min(row + few, strip.stop)), slice(start, min(start + PIECE, len(right.x))))
-            for row in range(strip.start, strip.stop, few)
-            for start in range(row if same else 0, len(right.x), PIECE)
-        ]
-        largest = max([largest, *in_threads(walk, parts, threads, len(parts))])
-    return finite(whole) if largest == beyond(nngp.dtype) else whole
+        parts = strip_parts(strip, len(right.x), same, threads)
+        largest = max([largest, *in_threads(apply_to_sub_block, parts, threads, len(parts))])
+    return finite(kernels) if largest == beyond(nngp.dtype) else kernels
 
 
-# --- A block by the fused engine: sub-blocks on threads, then the layers that it does not know in torch.
+def program_of(level: Level, table: Tables) -> Program:
+    return Program(table.operations, table.weights, level.registers, table.rounding)
+
+
+def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[SubBlock]:
+    """Cut a strip into sub-blocks, about two for every thread and PIECE columns.
+
+    If both sides are the same, the first sub-block of a row begins on the diagonal.
+    """
+    rows = strip.stop - strip.start
+    height = rows if threads == 1 else max(1, rows // (2 * threads))
+    parts = []
+    for row in range(strip.start, strip.stop, height):
+        for column in range(row if same else 0, columns, PIECE):
+            part_rows = slice(row, min(row + height, strip.stop))
+            part_columns = slice(column, min(column + PIECE, columns))
+            parts.append((part_rows, part_columns))
+    return parts
+
+
+# --- Kernels of a block
 #
-# In float32 it is as exact as float32 is: on networks of depth 5 its kernels are off by up to 1e-6, relative.
+# On networks of depth 5, float32 kernels have relative errors of up to 1e-6.
 
 
-TABLES = 8
-"""The parts into which memory is divided; the tables of a side take one."""
-NUMBERS = 2**22
-"""Numbers of each kernel in a sub-block that are kept between levels."""
-IMAGES = 32
-"""Images on each side of a sub-block: enough that their layout costs little."""
+MEMORY_PARTS = 8
+"""The tables of a side may use one of this many parts of the memory."""
+MAX_STORED_NUMBERS = 2**22
+"""Numbers of each kernel that a sub-block stores between two levels."""
+MAX_IMAGES = 32
+"""Images on each side of a sub-block. Laying out this many costs little per pair."""
 
 
 def kernels(
@@ -273,39 +252,43 @@ def kernels(
     threads: int,
     memory_gb: float,
 ) -> Kernels:
-    """Both kernels of a block."""
+    """Compute both kernels of a block."""
     if len(net.shape) == 1:
         return kernels_of_vectors(program, left, right, same, threads)
-    numbers = left.x[0].numel() + sum(
-        field_count(one, left, right) * prod(one.sizes) for one in program.levels
-    )
-    most = max(1, int(memory_gb * 1e9 / (TABLES * numbers * left.x.element_size())))
-    if max(len(left.x), len(right.x)) <= most:
+    field_numbers = [
+        field_count(level, left, right) * prod(level.sizes) for level in program.levels
+    ]
+    numbers = left.x[0].numel() + sum(field_numbers)
+    memory = memory_gb * 1e9
+    max_examples = max(1, int(memory / (MEMORY_PARTS * numbers * left.x.element_size())))
+    if max(len(left.x), len(right.x)) <= max_examples:
         nngp, ntk = kernels_of_images(program, left, right, same, threads, memory_gb / threads)
         if same:
-            nngp, ntk = symmetric(nngp), symmetric(ntk)
-        return finite(
-            through_rest(program, left, right, (nngp, ntk), same) if program.end else (nngp, ntk)
-        )
-    # Part by part, of no more examples a side than there is room for in tables.
-    whole = [left.x.new_empty(len(left.x), len(right.x)) for _ in range(2)]
-    for row, column in sub_blocks(left, right, most, same):
+            nngp = symmetric(nngp)
+            ntk = symmetric(ntk)
+        if program.end:
+            nngp, ntk = through_rest(program, left, right, (nngp, ntk), same)
+        return finite((nngp, ntk))
+    # The tables of all examples do not fit: cut the block.
+    block = [left.x.new_empty(len(left.x), len(right.x)) for _ in range(2)]
+    for row, column in sub_blocks(left, right, max_examples, same):
         itself = same and row == column
-        found = kernels(
+        parts = kernels(
             program, net, left.part(row), right.part(column), itself, threads, memory_gb
         )
-        for values, part in zip(whole, found, strict=True):
+        for values, part in zip(block, parts, strict=True):
             values[row, column] = part
             if same and not itself:
                 values[column, row] = part.t()
-    return whole[0], whole[1]
+    return block[0], block[1]
 
 
 def kernels_of_images(
     program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float
 ) -> Kernels:
-    """What the end asks for of the last tiles, or without one the kernels, the other layers being done in torch on one
-    sub-block after the other.
+    """Compute the means over the last tiles, if `program.end` needs only these; else both kernels.
+
+    In the second case, apply the remaining layers in torch, one sub-block after the other.
     """
     levels = [tables(level, left, right) for level in program.levels]
     coarse = [
@@ -313,41 +296,45 @@ def kernels_of_images(
         for ends in zip(program.levels, program.coarse_pairs, strict=True)
     ]
     size = sub_block_size(program, levels, memory_gb)
-    if threads > 1:  # so short that every thread has some
+    if threads > 1:  # about two sub-blocks for every thread
         size = max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
-    parts, last = sub_blocks(left, right, size, same), program.levels[-1].pairs
-    nngp, ntk = (left.x.new_zeros(len(left.x), len(right.x)) for _ in range(2))
+    parts = sub_blocks(left, right, size, same)
+    pixel_pair_count = program.levels[-1].pairs.count
+    nngp = left.x.new_zeros(len(left.x), len(right.x))
+    ntk = left.x.new_zeros(len(left.x), len(right.x))
 
-    def tiles(block: SubBlock) -> Kernels:
+    def last_tiles(block: SubBlock) -> Kernels:
         sums = np.zeros((2, len(left.x[block[0]]), len(right.x[block[1]])))
-        kept = through_levels(program, levels, coarse, same and block[0] == block[1], block, sums)
-        first, second = (
-            torch.from_numpy(sums / last.count).to(left.x)
-            if program.end
-            else pixel_pairs(program, kept)
-        )
+        itself = same and block[0] == block[1]
+        departed = through_levels(program, levels, coarse, itself, block, sums)
+        if not program.end:
+            return pixel_pairs(program, departed)
+        first, second = torch.from_numpy(sums / pixel_pair_count).to(left.x)
         return first, second
 
-    for (row, column), ends in zip(parts, in_threads(tiles, parts, threads, threads), strict=True):
-        sides, itself = (left.part(row), right.part(column)), same and row == column
-        nngp[row, column], ntk[row, column] = (
-            ends if program.end else through_rest(program, *sides, ends, itself)
-        )
+    results = in_threads(last_tiles, parts, threads, threads)
+    for (row, column), tiles in zip(parts, results, strict=True):
+        if not program.end:
+            itself = same and row == column
+            tiles = through_rest(program, left.part(row), right.part(column), tiles, itself)  # noqa: PLW2901
+        nngp[row, column], ntk[row, column] = tiles
     return nngp, ntk
 
 
 def sub_block_size(program: TileProgram, levels: Sequence[Tables], memory_gb: float) -> int:
-    """How many images there is room for on each side of a sub-block, each laid out in three steps, with all that
-    two levels leave for coarser ones.
+    """Return the number of images on each side of a sub-block that fits into the memory.
+
+    Each image is laid out in three steps on both sides, and two levels store their coarse tiles.
     """
-    laid_out = max(table.left[0].nbytes for table in levels)
-    numbers_left = [
-        2 * len(one.coarsenings) * after.count
-        for one, after in zip(program.levels, program.coarse_pairs, strict=True)
+    memory = memory_gb * 1e9
+    layout_bytes = max(table.left[0].nbytes for table in levels)
+    stored_numbers = [
+        2 * len(level.coarsenings) * pairs.count
+        for level, pairs in zip(program.levels, program.coarse_pairs, strict=True)
     ]
-    numbers = min(NUMBERS, int(memory_gb * 1e9 / (COPIES * levels[0].left.itemsize)))
-    size = max(1, min(IMAGES, int(memory_gb * 1e9 / (6 * laid_out))))
-    return max(1, min(size, isqrt(2 * numbers // max(1, *numbers_left))))
+    numbers = min(MAX_STORED_NUMBERS, int(memory / (COPIES * levels[0].left.itemsize)))
+    size = max(1, min(MAX_IMAGES, int(memory / (6 * layout_bytes))))
+    return max(1, min(size, isqrt(2 * numbers // max(1, *stored_numbers))))
 
 
 def through_levels(
@@ -358,64 +345,58 @@ def through_levels(
     block: SubBlock,
     sums: Array,
 ) -> Array:
-    """The tiles of a sub-block through all levels, to their sums, or to the pixels of the last."""
+    """Apply all levels to a sub-block: add to `sums`, or return the tiles that leave the last level."""
     row, column = block
-    kept = np.zeros((0,) * 5, levels[0].left.dtype)
+    departed = np.zeros((0,) * 5, levels[0].left.dtype)
     for level, table, coarsening, after in zip(
         program.levels, levels, coarse, program.coarse_pairs, strict=True
     ):
-        # what the level leaves for coarser pixels, added up tile by tile
-        target = np.zeros(
-            (
-                len(coarsening.registers),
-                *sums.shape,
-                after.count if len(coarsening.registers) else 0,
-            ),
-            kept.dtype,
+        channels = 0 if level.arrivals else program.channels
+        departures = len(coarsening.registers)
+        pixel_count = after.count if departures else 0
+        transfer = Transfer(
+            arriving=np.array(level.arrivals, np.int64),
+            source=departed,
+            departing=coarsening.registers,
+            shares=coarsening.shares,
+            slots=coarsening.slots,
+            order=coarsening.order,
+            target=np.zeros((departures, *sums.shape, pixel_count), departed.dtype),
         )
         images(
-            table.operations,
-            table.weights,
-            level.registers,
-            table.left[row],
-            table.right[column],
-            0 if level.arrivals else program.channels,
+            program_of(level, table),
+            Sides(table.left[row], table.right[column], channels, same),
+            Grid(level.sizes, level.reach, level.around),
             tuple(np.array(offsets) for offsets in level.pairs.offsets),
-            level.sizes,
-            level.reach,
-            level.around,
-            same,
-            table.rounding,
-            np.array(level.arrivals, np.int64),
-            kept,
-            (coarsening.registers, coarsening.shares, coarsening.slots, coarsening.order),
-            target,
+            transfer,
             sums,
         )
-        kept = target
-    return kept
+        departed = transfer.target
+    return departed
 
 
-def pixel_pairs(program: TileProgram, kept: Array) -> Kernels:
-    """What was kept of the last level, as pairs of pixels of an image with as many axes as it has."""
+def pixel_pairs(program: TileProgram, departed: Array) -> Kernels:
+    """Return the tiles that left the last level as [left, right, offset, pixel, offset, pixel, …].
+
+    The result has one offset and one pixel axis for each axis of the image.
+    """
     pairs = program.levels[-1].pairs
-    axes = [n for kept, n in zip(pairs.offsets, pairs.pixels, strict=True) for n in (len(kept), n)]
-    tiles = (
-        torch.from_numpy(kept[0])
-        .view(2, *kept.shape[2:4], *axes[::2], *axes[1::2])
-        .permute(0, 1, 2, 3, 6, 4, 7, 5, 8)
-    )
-    first, second = tiles.reshape(*tiles.shape[:3], *axes[-2 * len(program.rest_shape[1:]) :])
+    axes: list[int] = []
+    for offsets, pixels in zip(pairs.offsets, pairs.pixels, strict=True):
+        axes += (len(offsets), pixels)
+    tiles = torch.from_numpy(departed[0]).view(2, *departed.shape[2:4], *axes[::2], *axes[1::2])
+    tiles = tiles.permute(0, 1, 2, 3, 6, 4, 7, 5, 8)
+    image_axes = len(program.rest_shape[1:])
+    first, second = tiles.reshape(*tiles.shape[:3], *axes[-2 * image_axes :])
     return first, second
 
 
 def through_rest(
     program: TileProgram, left: Side, right: Side, kernels: Kernels, same: bool
 ) -> Kernels:
-    """The kernels after the layers that are left, in torch."""
+    """Apply the remaining layers in torch."""
     pairs = base.need(program.rest, Pairs((), ()), program.rest_shape)
-    met = sum(
-        operation.ends is not None for level in program.levels for operation in level.operations
-    )
+    operations = [operation for level in program.levels for operation in level.operations]
+    met = sum(operation.ends is not None for operation in operations)
     start = Covariance(*kernels, pairs, left.variances, right.variances, same, met)
     return kernels_of(base.push(program.rest, start, program.rest_shape))

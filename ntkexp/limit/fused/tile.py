@@ -1,8 +1,11 @@
-"""What the layers do to one tile: K and Θ at all pixels p for one offset, as flat arrays."""
+"""The layers' effect on one tile: K and Θ at all pixels p for one offset o, as flat arrays.
+
+Compiled functions take their arguments in named tuples, which cost nothing: numba passes the fields.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,375 +26,456 @@ from ntkexp.limit.fused.functions import (
     wrapped,
 )
 
-# --- What smooth layers do to one tile, by powers of the correlation ρ with coefficients b_k that were laid out.
+Array = np.ndarray[Any, Any]
+Index = int | np.signedinteger[Any]
+
+
+# --- Arguments
+#
+# A tile holds `size` numbers after a margin. Its rows are `stride` apart and its planes `plane`. Gaps
+# between rows hold zeros, the pixels outside the image, or copies of pixels from the opposite side of
+# an image that wraps around. A window reads its neighbours at fixed distances, also across the end of
+# a row. All functions process whole tiles, gaps included: variances of zero in the gaps keep the gaps
+# zero, or the operation CLEAR resets them.
+
+
+class TileShape(NamedTuple):
+    """The layout of a flat tile."""
+
+    margin: Index
+    size: Index
+    stride: Index
+    plane: Index
+
+
+class Tile(NamedTuple):
+    """Both kernels of a pair of examples at one offset."""
+
+    K: Array
+    theta: Array
+
+
+class Fields(NamedTuple):
+    """Functions of the variances at both ends of a pixel pair, computed once for each example.
+
+    Field f of the left example begins at `left_start` + f · `left_pitch`, and of the right example at
+    `right_start` + f · `right_pitch`. If the left side is one vector, `numbers` also contains its fields.
+    Correlations within `equal` of one count as one; `equal` = 2 marks an example paired with itself
+    at offset 0, where every correlation is one.
+    """
+
+    left: Array
+    right: Array
+    left_start: Index
+    right_start: Index
+    left_pitch: Index
+    right_pitch: Index
+    equal: Any
+    numbers: Array
+
+
+class Program(NamedTuple):
+    """The operations of a level, their weights, the number of registers, and `equal` of `Fields`."""
+
+    operations: Array
+    weights: Array
+    registers: int
+    equal: Any
+
+
+class Scratch(NamedTuple):
+    """Temporary tiles; their margins stay zero."""
+
+    sum_kernel: Array
+    sum_theta: Array
+    spare: Array
+    spare2: Array
+
+
+class Outside(NamedTuple):
+    """The gaps of a tile: `inside` is 1 in the image and 0 in gaps; `halo` lists copied pixels."""
+
+    inside: Array
+    halo: Array
+
+
+# --- Smooth activations: power series in the correlation ρ, with precomputed coefficients b_k
 #
 #     K′ = a₀a₀ + K Σ_k b_k b_k ρᵏ/(k + 1),    Θ′ = Θ Σ_k b_k b_k ρᵏ
 #
-# Powers come from the last to the first, four at a time, so that a tile's sums are read and written seldom. They
-# are those of t, ρ or for functions that are odd or even ρ², and what is left is ρ itself.
-
-
-Array = np.ndarray[Any, Any]
-
-__all__ = ["TOGETHER", "apply_series", "continued", "continued_for_one", "correlated"]
+# Horner's scheme runs from the last power to the first, four terms at a time, so that each sum is
+# read and written seldom. The powers are those of t: t = ρ in general, and t = ρ² if the function is
+# odd or even. An even function leaves one factor ρ for the end.
 
 
 @compiled
-def correlated(
-    K: Array,
-    value: Array,
-    slope: Array,
-    t: Array,
-    margin: int,
-    size: int,
-    step: int,
-    F1: Array,
-    F2: Array,
-    a_: int,
-    b_: int,
+def start_series(
+    tile: Tile, sums: Tile, t: Array, shape: TileShape, fields: Fields, field: int, increment: int
 ) -> None:
-    """Sums of nothing, and t."""
+    """Set both sums to zero, and compute t = ρ, or t = ρ² if only every second power occurs."""
     wide()
-    count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(a_), np.uintp(b_)
+    K = tile.K
+    value = sums.K
+    slope = sums.theta
+    F1 = fields.left
+    F2 = fields.right
+    count = np.uintp(shape.size)
+    start = np.uintp(shape.margin)
+    a = np.uintp(fields.left_start + field * fields.left_pitch)
+    b = np.uintp(fields.right_start + field * fields.right_pitch)
     for j in range(count):
         rho = K[j + start] * F1[a + j] * F2[b + j]
-        t[j] = rho * rho if step == 2 else rho
+        t[j] = rho * rho if increment == 2 else rho
         value[j] = 0
         slope[j] = 0
 
 
 @compiled
-def continued(
-    value: Array,
-    slope: Array,
-    t: Array,
-    size: int,
-    shares: Array,
-    F1: Array,
-    F2: Array,
-    a_: int,
-    pitch: int,
-    b_: int,
-    pitch2: int,
-) -> None:
-    """Four more terms, of coefficients at both ends."""
+def add_terms(sums: Tile, t: Array, size: int, shares: Array, fields: Fields, field: int) -> None:
+    """Add four terms; both examples have fields with coefficients b_k, from `field` on."""
     wide()
-    a, b, w0, w1, w2, w3 = np.uintp(a_), np.uintp(b_), shares[0], shares[1], shares[2], shares[3]
-    a1, a2, a3 = np.uintp(a_ + pitch), np.uintp(a_ + 2 * pitch), np.uintp(a_ + 3 * pitch)
-    b1, b2, b3 = np.uintp(b_ + pitch2), np.uintp(b_ + 2 * pitch2), np.uintp(b_ + 3 * pitch2)
+    value = sums.K
+    slope = sums.theta
+    F1 = fields.left
+    F2 = fields.right
+    w0 = shares[0]
+    w1 = shares[1]
+    w2 = shares[2]
+    w3 = shares[3]
+    pitch = fields.left_pitch
+    pitch2 = fields.right_pitch
+    a_ = fields.left_start + field * pitch
+    b_ = fields.right_start + field * pitch2
+    a = np.uintp(a_)
+    a1 = np.uintp(a_ + pitch)
+    a2 = np.uintp(a_ + 2 * pitch)
+    a3 = np.uintp(a_ + 3 * pitch)
+    b = np.uintp(b_)
+    b1 = np.uintp(b_ + pitch2)
+    b2 = np.uintp(b_ + 2 * pitch2)
+    b3 = np.uintp(b_ + 3 * pitch2)
     for j in range(np.uintp(size)):
         x = t[j]
-        p0, p1 = F1[a + j] * F2[b + j], F1[a1 + j] * F2[b1 + j]
-        p2, p3 = F1[a2 + j] * F2[b2 + j], F1[a3 + j] * F2[b3 + j]
+        p0 = F1[a + j] * F2[b + j]
+        p1 = F1[a1 + j] * F2[b1 + j]
+        p2 = F1[a2 + j] * F2[b2 + j]
+        p3 = F1[a3 + j] * F2[b3 + j]
         slope[j] = p0 + x * (p1 + x * (p2 + x * (p3 + x * slope[j])))
         value[j] = w0 * p0 + x * (w1 * p1 + x * (w2 * p2 + x * (w3 * p3 + x * value[j])))
 
 
 @compiled
-def continued_for_one(
-    value: Array,
-    slope: Array,
-    t: Array,
-    size: int,
-    shares: Array,
-    numbers: Array,
-    F2: Array,
-    b_: int,
-    pitch2: int,
+def add_terms_of_one_vector(
+    sums: Tile, t: Array, size: int, shares: Array, fields: Fields, field: int
 ) -> None:
-    """Four more terms, of which those of the left side are numbers."""
+    """Add four terms; the left side is one vector, whose coefficients are numbers."""
     wide()
-    w0, w1, w2, w3 = shares[0], shares[1], shares[2], shares[3]
-    n0, n1, n2, n3 = numbers[0], numbers[1], numbers[2], numbers[3]
-    b, b1, b2, b3 = (
-        np.uintp(b_),
-        np.uintp(b_ + pitch2),
-        np.uintp(b_ + 2 * pitch2),
-        np.uintp(b_ + 3 * pitch2),
-    )
+    value = sums.K
+    slope = sums.theta
+    numbers = fields.numbers
+    F2 = fields.right
+    w0 = shares[0]
+    w1 = shares[1]
+    w2 = shares[2]
+    w3 = shares[3]
+    n0 = numbers[field]
+    n1 = numbers[field + 1]
+    n2 = numbers[field + 2]
+    n3 = numbers[field + 3]
+    pitch2 = fields.right_pitch
+    b_ = fields.right_start + field * pitch2
+    b = np.uintp(b_)
+    b1 = np.uintp(b_ + pitch2)
+    b2 = np.uintp(b_ + 2 * pitch2)
+    b3 = np.uintp(b_ + 3 * pitch2)
     for j in range(np.uintp(size)):
         x = t[j]
-        p0, p1, p2, p3 = n0 * F2[b + j], n1 * F2[b1 + j], n2 * F2[b2 + j], n3 * F2[b3 + j]
+        p0 = n0 * F2[b + j]
+        p1 = n1 * F2[b1 + j]
+        p2 = n2 * F2[b2 + j]
+        p3 = n3 * F2[b3 + j]
         slope[j] = p0 + x * (p1 + x * (p2 + x * (p3 + x * slope[j])))
         value[j] = w0 * p0 + x * (w1 * p1 + x * (w2 * p2 + x * (w3 * p3 + x * value[j])))
 
 
 @compiled
-def apply_series(
-    K: Array,
-    theta: Array,
-    value: Array,
-    slope: Array,
-    margin: int,
-    size: int,
-    first: int,
-    F1: Array,
-    F2: Array,
-    a_: int,
-    b_: int,
-    pitch: int,
-    pitch2: int,
+def finish_series(
+    tile: Tile, sums: Tile, shape: TileShape, fields: Fields, field: int, lowest: int
 ) -> None:
-    """K and Θ from the sums, those of an even function times ρ."""
+    """Compute K and Θ from the sums; multiply by ρ if the lowest power is 1."""
     wide()
-    count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(a_), np.uintp(b_)
-    a0, b0 = np.uintp(a_ + pitch), np.uintp(b_ + pitch2)
+    K = tile.K
+    theta = tile.theta
+    value = sums.K
+    slope = sums.theta
+    F1 = fields.left
+    F2 = fields.right
+    count = np.uintp(shape.size)
+    start = np.uintp(shape.margin)
+    a_ = fields.left_start + field * fields.left_pitch
+    b_ = fields.right_start + field * fields.right_pitch
+    a = np.uintp(a_)
+    a0 = np.uintp(a_ + fields.left_pitch)
+    b = np.uintp(b_)
+    b0 = np.uintp(b_ + fields.right_pitch)
     for j in range(count):
         i = j + start
-        rho = K[i] * F1[a + j] * F2[b + j] if first else K.dtype.type(1)
+        rho = K[i] * F1[a + j] * F2[b + j] if lowest else K.dtype.type(1)
         K[i] = F1[a0 + j] * F2[b0 + j] + K[i] * rho * value[j]
         theta[i] *= rho * slope[j]
 
 
-# --- What smooth layers and norms do to one tile, at every pixel from what was laid out for its two ends, a₁ and a₂.
+@compiled
+def apply_series(
+    program: Program, step: int, scratch: Scratch, tile: Tile, shape: TileShape, fields: Fields
+) -> None:
+    """Apply a smooth activation; its fields are 1/√q, a₀ and the coefficients b_k."""
+    weights = program.weights[step]
+    field = program.operations[step, 6]
+    terms = program.operations[step, 7] - field - 2
+    lowest = int(weights[5])
+    increment = int(weights[6])  # 2 if only every second power occurs
+    # Sums begin after the margins, because windows rely on zeros there.
+    margin = shape.margin
+    sums = Tile(scratch.sum_kernel[margin:], scratch.sum_theta[margin:])
+    t = scratch.spare[margin:]
+    start_series(tile, sums, t, shape, fields, field, increment)
+    for k in range(terms - TOGETHER, -1, -TOGETHER):
+        powers = lowest + 1 + increment * np.arange(k, k + TOGETHER)
+        shares = weights.dtype.type(1) / powers.astype(weights.dtype)
+        if fields.numbers.shape[0]:
+            add_terms_of_one_vector(sums, t, shape.size, shares, fields, field + 2 + k)
+        else:
+            add_terms(sums, t, shape.size, shares, fields, field + 2 + k)
+    finish_series(tile, sums, shape, fields, field, lowest)
+
+
+# --- Other activations and norms, from fields a₁ and a₂ of the two ends
 #
 #     erf     a = 1/√(1 + 2q), s = 2K a₁a₂:     K′ = (2/π) arcsin s,  Θ′ = Θ (4/π) a₁a₂/√(1 − s²)
-#     GELU    a = 1/√(1 + q),  s = K a₁a₂:      with g = √(1 − s²), A = a₁²a₂² and φ = ¼ + arcsin(s)/2π
-#             K′ = √A/2π · (s²/g + q₁q₂g) + Kφ,  Θ′ = Θ (s/(2πg) · (A/g² + (1 − q₁q₂)A + 1) + φ)
-#     sine    a = b²q/2:                         e± = exp(∓b²K − a₁ − a₂), e₊ times cos 2c₀
+#     GELU    a = 1/√(1 + q),  s = K a₁a₂:      with g = √(1 − s²), A = a₁²a₂², φ = ¼ + arcsin(s)/2π
+#             K′ = √A/2π · (s²/g + q₁q₂g) + Kφ
+#             Θ′ = Θ (s/(2πg) · (A/g² + (1 − q₁q₂)A + 1) + φ)
+#     sine    a = b²q/2:                        e± = exp(∓b²K − a₁ − a₂), e₊ times cos 2c₀
 #             K′ = (a²/2)(e₋ − e₊),  Θ′ = Θ (a²b²/2)(e₋ + e₊)
-#     norm    a = 1/√(q + ε):                    K′ = K a₁a₂,  Θ′ = Θ a₁a₂
+#     norm    a = 1/√(q + ε):                   K′ = K a₁a₂,  Θ′ = Θ a₁a₂
 #
-# Where a pixel meets itself 1 − s = a₁a₂, of erf and of GELU, and b²K = a₁ + a₂. Elsewhere 1 − s is more than
-# half of that, whatever rounding says.
+# If a pixel is paired with itself, 1 − s = a₁a₂ for erf and GELU, and b²K = a₁ + a₂ for the sine.
+# For other pairs 1 − s > a₁a₂/2; the code uses this bound against rounding.
 
 
 @compiled
 def apply_activation(
-    kind: int,
-    weights: Array,
-    terms: int,
-    numbers: Array,
-    sums: Array,
-    lows: Array,
-    more: Array,
-    K: Array,
-    theta: Array,
-    margin: int,
-    size: int,
-    itself: bool,
-    F1: Array,
-    F2: Array,
-    a: int,
-    b: int,
-    pitch: int,
-    pitch2: int,
+    program: Program, step: int, scratch: Scratch, tile: Tile, shape: TileShape, fields: Fields
 ) -> None:
-    """K and Θ after the operation of this kind, of which fields begin at a and b."""
+    kind = program.operations[step, 0]
+    field = program.operations[step, 6]
     if kind == NORM:
-        apply_norm(K, theta, margin, size, F1, F2, a, b)
+        apply_norm(tile, shape, fields, field)
     elif kind == ARC:
-        apply_erf(K, theta, margin, size, itself, F1, F2, a, b)
+        apply_erf(tile, shape, fields, field)
     elif kind == GATE:
-        apply_gelu(K, theta, margin, size, itself, F1, F2, a, b, a + pitch, b + pitch2)
+        apply_gelu(tile, shape, fields, field)
     elif kind == SERIES:
-        first, step = int(weights[5]), int(weights[6])
-        sums, lows, more = (
-            sums[margin:],
-            lows[margin:],
-            more[margin:],
-        )  # margins stay zero, for windows
-        correlated(K, sums, lows, more, margin, size, step, F1, F2, a, b)
-        for k in range(terms - TOGETHER, -1, -TOGETHER):
-            shares = weights.dtype.type(1) / (first + 1 + step * np.arange(k, k + TOGETHER)).astype(
-                weights.dtype
-            )
-            there = b + (2 + k) * pitch2
-            if numbers.shape[0]:
-                continued_for_one(
-                    sums, lows, more, size, shares, numbers[2 + k :], F2, there, pitch2
-                )
-            else:
-                continued(
-                    sums,
-                    lows,
-                    more,
-                    size,
-                    shares,
-                    F1,
-                    F2,
-                    a + (2 + k) * pitch,
-                    pitch,
-                    there,
-                    pitch2,
-                )
-        apply_series(K, theta, sums, lows, margin, size, first, F1, F2, a, b, pitch, pitch2)
+        apply_series(program, step, scratch, tile, shape, fields)
     else:
-        apply_wave(K, theta, margin, size, itself, weights[5:], F1, F2, a, b)
+        apply_wave(tile, shape, fields, field, program.weights[step, 5:])
 
 
 @compiled
-def apply_erf(
-    K: Array,
-    theta: Array,
-    margin: int,
-    size: int,
-    itself: bool,
-    F1: Array,
-    F2: Array,
-    one_: int,
-    two_: int,
-) -> None:
-    """K and Θ after erf."""
-    count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(one_), np.uintp(two_)
+def apply_erf(tile: Tile, shape: TileShape, fields: Fields, field: int) -> None:
+    K = tile.K
+    theta = tile.theta
+    F1 = fields.left
+    F2 = fields.right
+    itself = fields.equal > 1
+    count = np.uintp(shape.size)
+    start = np.uintp(shape.margin)
+    a = np.uintp(fields.left_start + field * fields.left_pitch)
+    b = np.uintp(fields.right_start + field * fields.right_pitch)
     number = K.dtype.type
-    half, one, turn, share, slope = (
-        number(0.5),
-        number(1),
-        number(np.pi / 2),
-        number(2 / np.pi),
-        number(4 / np.pi),
-    )
+    half = number(0.5)
+    one = number(1)
+    quarter_turn = number(np.pi / 2)
+    value_factor = number(2 / np.pi)
+    slope_factor = number(4 / np.pi)
     for j in range(count):
         i = j + start
-        length = F1[a + j] * F2[b + j]
-        s = K[i] * (length + length)
-        rest = length if itself else max(one - abs(s), half * length)
-        rest = rest if length > 0 else one
-        theta[i] *= slope * length / np.sqrt(rest * (one + abs(s)))
-        K[i] = share * arc_sine(s, rest, half, turn)
+        product = F1[a + j] * F2[b + j]
+        s = K[i] * (product + product)
+        rest = product if itself else max(one - abs(s), half * product)  # 1 − |s|
+        rest = rest if product > 0 else one
+        theta[i] *= slope_factor * product / np.sqrt(rest * (one + abs(s)))
+        K[i] = value_factor * arc_sine(s, rest, half, quarter_turn)
 
 
 @compiled
-def apply_gelu(
-    K: Array,
-    theta: Array,
-    margin: int,
-    size: int,
-    itself: bool,
-    F1: Array,
-    F2: Array,
-    one_: int,
-    two_: int,
-    q1: int,
-    q2: int,
-) -> None:
-    """K and Θ after GELU."""
-    count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(one_), np.uintp(two_)
-    qa, qb, number = np.uintp(q1), np.uintp(q2), K.dtype.type
-    half, one, turn = number(0.5), number(1), number(np.pi / 2)
-    quarter, circle = number(0.25), number(0.5 / np.pi)
+def apply_gelu(tile: Tile, shape: TileShape, fields: Fields, field: int) -> None:
+    """Apply GELU; its fields are a and q."""
+    K = tile.K
+    theta = tile.theta
+    F1 = fields.left
+    F2 = fields.right
+    itself = fields.equal > 1
+    count = np.uintp(shape.size)
+    start = np.uintp(shape.margin)
+    a_ = fields.left_start + field * fields.left_pitch
+    b_ = fields.right_start + field * fields.right_pitch
+    a = np.uintp(a_)
+    qa = np.uintp(a_ + fields.left_pitch)
+    b = np.uintp(b_)
+    qb = np.uintp(b_ + fields.right_pitch)
+    number = K.dtype.type
+    half = number(0.5)
+    one = number(1)
+    quarter_turn = number(np.pi / 2)
+    quarter = number(0.25)
+    by_circle = number(0.5 / np.pi)
     for j in range(count):
         i = j + start
-        length, squared, c = F1[a + j] * F2[b + j], F1[qa + j] * F2[qb + j], K[i]
-        s = c * length
-        rest = length if itself else max(one - abs(s), half * length)
-        rest = rest if length > 0 else one
-        square = rest * (one + abs(s))
-        g, A = np.sqrt(square), length * length
-        phi = quarter + circle * arc_sine(s, rest, half, turn)
-        K[i] = circle * length * (s * s / g + squared * g) + c * phi
-        theta[i] *= circle * s / g * (A / square + (one - squared) * A + one) + phi
+        root_A = F1[a + j] * F2[b + j]
+        q1q2 = F1[qa + j] * F2[qb + j]
+        c = K[i]
+        s = c * root_A
+        rest = root_A if itself else max(one - abs(s), half * root_A)  # 1 − |s|
+        rest = rest if root_A > 0 else one
+        g_squared = rest * (one + abs(s))
+        g = np.sqrt(g_squared)
+        A = root_A * root_A
+        phi = quarter + by_circle * arc_sine(s, rest, half, quarter_turn)
+        K[i] = by_circle * root_A * (s * s / g + q1q2 * g) + c * phi
+        theta[i] *= by_circle * s / g * (A / g_squared + (one - q1q2) * A + one) + phi
 
 
 @compiled
-def apply_wave(
-    K: Array,
-    theta: Array,
-    margin: int,
-    size: int,
-    itself: bool,
-    constants: Array,
-    F1: Array,
-    F2: Array,
-    a_: int,
-    b_: int,
-) -> None:
-    """K and Θ after a sine: a²/2, b² and cos 2c₀ are the constants."""
+def apply_wave(tile: Tile, shape: TileShape, fields: Fields, field: int, constants: Array) -> None:
+    """Apply a sine; the constants are a²/2, b² and cos 2c₀."""
     wide()
-    count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(a_), np.uintp(b_)
-    scale, squared, phase = constants[0], constants[1], constants[2]
+    K = tile.K
+    theta = tile.theta
+    F1 = fields.left
+    F2 = fields.right
+    itself = fields.equal > 1
+    count = np.uintp(shape.size)
+    start = np.uintp(shape.margin)
+    a = np.uintp(fields.left_start + field * fields.left_pitch)
+    b = np.uintp(fields.right_start + field * fields.right_pitch)
+    scale = constants[0]
+    b_squared = constants[1]
+    phase = constants[2]
     for j in range(count):
         i = j + start
         both = F1[a + j] + F2[b + j]
-        moved = both if itself else squared * K[i]
-        near, far = exponential(moved - both), phase * exponential(-moved - both)
+        moved = both if itself else b_squared * K[i]
+        # e₋, e₊
+        near = exponential(moved - both)
+        far = phase * exponential(-moved - both)
         K[i] = scale * (near - far)
-        theta[i] *= scale * squared * (near + far)
+        theta[i] *= scale * b_squared * (near + far)
 
 
 @compiled
-def apply_norm(
-    K: Array, theta: Array, margin: int, size: int, F1: Array, F2: Array, one_: int, two_: int
-) -> None:
-    """K and Θ after a norm."""
-    count, start, a, b = np.uintp(size), np.uintp(margin), np.uintp(one_), np.uintp(two_)
+def apply_norm(tile: Tile, shape: TileShape, fields: Fields, field: int) -> None:
+    K = tile.K
+    theta = tile.theta
+    F1 = fields.left
+    F2 = fields.right
+    count = np.uintp(shape.size)
+    start = np.uintp(shape.margin)
+    a = np.uintp(fields.left_start + field * fields.left_pitch)
+    b = np.uintp(fields.right_start + field * fields.right_pitch)
     for j in range(count):
         i = j + start
-        share = F1[a + j] * F2[b + j]
-        K[i] *= share
-        theta[i] *= share
+        factor = F1[a + j] * F2[b + j]
+        K[i] *= factor
+        theta[i] *= factor
 
 
-# --- What the layers do to one tile: K and Θ at all pixels p for one offset, as flat arrays.
-#
-# A tile holds `size` numbers after a margin. Its rows are `stride` apart, its planes `plane`, and end in zeros,
-# which stand for the pixels outside the image, or in pixels of its other side; a window reads its neighbours at
-# fixed distances, across rows, and finds them. The functions read and write whole tiles, what is outside
-# included: variances of zero there make zeros of it again, or it is cleared.
+# --- Weights, and bent lines such as ReLU
 #
 #     r₁, r₂    √q at p and at p + o           m = s Σ K + b
-#     i₁, i₂    1/√q, or zero where q is       w = s Σ Θ + α Σ K + β
+#     i₁, i₂    1/√q, or zero if q is          w = s Σ Θ + α Σ K + β
 #     R = r₁r₂, ρ = m i₁ i₂:                   K′ = R (k (sin ϑ − ρϑ) + hρ),  Θ′ = w (h − kϑ)
+#
+# Σ is the sum over a window.
 
 
 @compiled
-def apply_weights(K: Array, theta: Array, margin: int, size: int, weights: Array) -> None:
-    """Weights act on sums over a window: K ← s K + b, Θ ← s Θ + α K + β."""
-    count, start = np.uintp(size), np.uintp(margin)
-    s, b, alpha, beta = weights[0], weights[1], weights[2], weights[3]
+def apply_weights(tile: Tile, shape: TileShape, weights: Array) -> None:
+    """K ← s K + b, Θ ← s Θ + α K + β, where K and Θ are sums over a window."""
+    K = tile.K
+    theta = tile.theta
+    count = np.uintp(shape.size)
+    start = np.uintp(shape.margin)
+    s = weights[0]
+    b = weights[1]
+    alpha = weights[2]
+    beta = weights[3]
     for j in range(count):
         i = j + start
-        mixed = K[i]
-        theta[i] = s * theta[i] + alpha * mixed + beta
-        K[i] = s * mixed + b
+        window_sum = K[i]
+        theta[i] = s * theta[i] + alpha * window_sum + beta
+        K[i] = s * window_sum + b
 
 
 @compiled
 def apply_bent_line(
-    K: Array,
-    theta: Array,
-    sums: Array,
-    lows: Array,
-    margin: int,
-    size: int,
-    step: int,
-    weights: Array,
-    equal: Any,
-    F1: Array,
-    F2: Array,
-    r1: int,
-    i1: int,
-    r2: int,
-    i2: int,
+    tile: Tile, sums: Tile, shape: TileShape, weights: Array, fields: Fields, field: int
 ) -> None:
-    """K and Θ after weights and a bent line, of sums over a window without the rows beside (`step` apart) or with them.
+    """Apply weights and a bent line to sums over a window.
 
-    Correlations within `equal` of one count as one.
+    If the window has three rows, weights[4] = 1 and the loop adds the rows above and below.
     """
     wide()
-    count, start, row = np.uintp(size), np.uintp(margin), np.uintp(step)
-    ra, ia, rb, ib = np.uintp(r1), np.uintp(i1), np.uintp(r2), np.uintp(i2)
-    s, b, alpha, beta = weights[0], weights[1], weights[2], weights[3]
-    beside, k, h = weights[4], weights[5], weights[6]
-    zero, one, two, pi = (
-        weights.dtype.type(0),
-        weights.dtype.type(1),
-        weights.dtype.type(2),
-        weights.dtype.type(np.pi),
-    )
+    K = tile.K
+    theta = tile.theta
+    sum_kernel = sums.K
+    sum_theta = sums.theta
+    F1 = fields.left
+    F2 = fields.right
+    equal = fields.equal
+    count = np.uintp(shape.size)
+    start = np.uintp(shape.margin)
+    row = np.uintp(shape.stride)
+    a_ = fields.left_start + field * fields.left_pitch
+    b_ = fields.right_start + field * fields.right_pitch
+    ra = np.uintp(a_)
+    ia = np.uintp(a_ + fields.left_pitch)
+    rb = np.uintp(b_)
+    ib = np.uintp(b_ + fields.right_pitch)
+    s = weights[0]
+    b = weights[1]
+    alpha = weights[2]
+    beta = weights[3]
+    other_rows = weights[4]
+    k = weights[5]
+    h = weights[6]
+    number = weights.dtype.type
+    zero = number(0)
+    one = number(1)
+    two = number(2)
+    pi = number(np.pi)
     for j in range(count):
         i = j + start
-        mixed = sums[i] + beside * (sums[i - row] + sums[i + row])
-        learned = s * (lows[i] + beside * (lows[i - row] + lows[i + row])) + alpha * mixed + beta
+        # m and w
+        mixed = sum_kernel[i] + other_rows * (sum_kernel[i - row] + sum_kernel[i + row])
+        learned = (
+            s * (sum_theta[i] + other_rows * (sum_theta[i - row] + sum_theta[i + row]))
+            + alpha * mixed
+            + beta
+        )
         mixed = s * mixed + b
+        # |ρ| and 1 − |ρ|
         root = F1[ra + j] * F2[rb + j]
         rho = mixed * F1[ia + j] * F2[ib + j]
-        short = abs(rho)
-        rest = one - short
+        magnitude = abs(rho)
+        rest = one - magnitude
         rest = rest if rest > equal else zero
-        v, t = np.sqrt(rest), two * short - one
-        theta_, value = v * angle(t), v * rest * gap(t)
+        # ϑ and sin ϑ − ρϑ for |ρ|, then for ρ
+        v = np.sqrt(rest)
+        t = two * magnitude - one
+        theta_ = v * angle(t)
+        value = v * rest * gap(t)
         if rho < zero:
             theta_ = pi - theta_
             value = value - pi * rho
@@ -401,123 +485,99 @@ def apply_bent_line(
         theta[i] = learned * slope
 
 
+# --- All operations
+
+
 @compiled
-def across_and_behind(
-    source: Array,
-    target: Array,
-    between: Array,
-    margin: int,
-    size: int,
-    across: int,
-    behind: int,
-    plane: int,
+def sum_across_and_behind(
+    source: Array, target: Array, spare: Array, shape: TileShape, across: int, behind: int
 ) -> None:
-    """The sums over neighbours in a row and, first, in other planes."""
+    """Sum over neighbours in other planes, and then over neighbours in the same row."""
     if behind > 0:
-        sum_window(source, between, margin, size, behind, plane)
-        source = between
-    sum_window(source, target, margin, size, across, 1)
+        sum_window(source, spare, shape.margin, shape.size, behind, shape.plane)
+        source = spare
+    sum_window(source, target, shape.margin, shape.size, across, 1)
+
+
+@compiled
+def apply_window(
+    program: Program, step: int, scratch: Scratch, tile: Tile, shape: TileShape, fields: Fields
+) -> None:
+    """Apply weights, and a bent line if it follows, to sums over a window."""
+    operations = program.operations
+    weights = program.weights[step]
+    kind = operations[step, 0]
+    across = operations[step, 3]
+    down = operations[step, 4]
+    behind = operations[step, 5]
+    margin = shape.margin
+    size = shape.size
+    stride = shape.stride
+    if kind == WEIGH and across + down + behind == 0:
+        apply_weights(tile, shape, weights)
+        return
+    # Sum along one axis after the other.
+    sums = Tile(scratch.sum_kernel, scratch.sum_theta)
+    sum_across_and_behind(tile.K, sums.K, scratch.spare, shape, across, behind)
+    sum_across_and_behind(tile.theta, sums.theta, scratch.spare, shape, across, behind)
+    if kind == WEIGH:
+        sum_window(sums.K, tile.K, margin, size, down, stride)
+        sum_window(sums.theta, tile.theta, margin, size, down, stride)
+        apply_weights(tile, shape, weights)
+        return
+    if down > 1:  # apply_bent_line adds the rows of a window with three rows itself
+        sum_window(sums.K, scratch.spare, margin, size, down, stride)
+        sum_window(sums.theta, scratch.spare2, margin, size, down, stride)
+        sums = Tile(scratch.spare, scratch.spare2)
+    apply_bent_line(tile, sums, shape, weights, fields, operations[step, 6])
 
 
 @compiled
 def apply_operations(
-    operations: Array,
-    weights: Array,
-    work: Array,
-    margin: int,
-    size: int,
-    stride: int,
-    plane: int,
-    equal: Any,
-    F1: Array,
-    F2: Array,
-    first: int,
-    second: int,
-    pitch: int,
-    pitch2: int,
-    inside: Array,
-    halo: Array,
-    numbers: Array,
+    program: Program, work: Array, shape: TileShape, fields: Fields, outside: Outside
 ) -> None:
-    """A tile through all layers; register k holds K in work[2k] and Θ in work[2k + 1], the last four rows are scratch.
+    """Apply all operations of a level to a tile.
 
-    Field f of the left side begins at first + f · pitch, and of the right side at second + f · pitch2. If the left side
-    is one example its fields are numbers as well.
+    Register k holds K in work[2k] and Θ in work[2k + 1]. The last four rows of `work` are scratch.
     """
-    weights, work, numbers, F1, F2 = lent(weights), lent(work), lent(numbers), lent(F1), lent(F2)
+    # Views without reference counts
+    work = lent(work)
+    program = Program(
+        lent(program.operations), lent(program.weights), program.registers, program.equal
+    )
+    fields = Fields(
+        lent(fields.left),
+        lent(fields.right),
+        fields.left_start,
+        fields.right_start,
+        fields.left_pitch,
+        fields.right_pitch,
+        fields.equal,
+        lent(fields.numbers),
+    )
+    operations = program.operations
+    margin = shape.margin
+    size = shape.size
     last = work.shape[0]
-    sums, lows, more, deep = work[last - 4], work[last - 3], work[last - 2], work[last - 1]
+    scratch = Scratch(work[last - 4], work[last - 3], work[last - 2], work[last - 1])
     for step in range(operations.shape[0]):
-        kind, register, other = operations[step, 0], operations[step, 1], operations[step, 2]
-        K, theta, field = work[2 * register], work[2 * register + 1], operations[step, 6]
-        a, b = first + field * pitch, second + field * pitch2
-        if kind in (BEND, WEIGH):  # a window sum first, along one axis after the other
-            across, down, behind = operations[step, 3], operations[step, 4], operations[step, 5]
-            if kind == WEIGH and across + down + behind == 0:
-                apply_weights(K, theta, margin, size, weights[step])
-                continue
-            across_and_behind(K, sums, more, margin, size, across, behind, plane)
-            across_and_behind(theta, lows, more, margin, size, across, behind, plane)
-            if kind == WEIGH:
-                sum_window(sums, K, margin, size, down, stride)
-                sum_window(lows, theta, margin, size, down, stride)
-                apply_weights(K, theta, margin, size, weights[step])
-                continue
-            if down > 1:
-                sum_window(sums, more, margin, size, down, stride)
-                sum_window(lows, deep, margin, size, down, stride)
-                sums, more, lows, deep = more, sums, deep, lows
-            row = weights[step]
-            apply_bent_line(
-                K,
-                theta,
-                sums,
-                lows,
-                margin,
-                size,
-                stride,
-                row,
-                equal,
-                F1,
-                F2,
-                a,
-                a + pitch,
-                b,
-                b + pitch2,
-            )
-        # branches of the network
+        kind = operations[step, 0]
+        register = operations[step, 1]
+        other = operations[step, 2]
+        tile = Tile(work[2 * register], work[2 * register + 1])
+        if kind in (BEND, WEIGH):
+            apply_window(program, step, scratch, tile, shape, fields)
         elif kind == COPY:
-            copy_tile(K, work[2 * other], margin, size)
-            copy_tile(theta, work[2 * other + 1], margin, size)
+            copy_tile(tile.K, work[2 * other], margin, size)
+            copy_tile(tile.theta, work[2 * other + 1], margin, size)
         elif kind == ADD:
-            add_tile(work[2 * other], K, margin, size)
-            add_tile(work[2 * other + 1], theta, margin, size)
-        # what a window sees outside the image
+            add_tile(work[2 * other], tile.K, margin, size)
+            add_tile(work[2 * other + 1], tile.theta, margin, size)
         elif kind == CLEAR:
-            cleared(K, inside, margin, size)
-            cleared(theta, inside, margin, size)
+            cleared(tile.K, outside.inside, margin, size)
+            cleared(tile.theta, outside.inside, margin, size)
         elif kind == WRAP:
-            wrapped(K, halo, margin)
-            wrapped(theta, halo, margin)
+            wrapped(tile.K, outside.halo, margin)
+            wrapped(tile.theta, outside.halo, margin)
         else:
-            terms = operations[step, 7] - field - 2
-            apply_activation(
-                kind,
-                weights[step],
-                terms,
-                numbers[field : field + terms + 2],
-                sums,
-                lows,
-                more,
-                K,
-                theta,
-                margin,
-                size,
-                equal > 1,
-                F1,
-                F2,
-                a,
-                b,
-                pitch,
-                pitch2,
-            )
+            apply_activation(program, step, scratch, tile, shape, fields)

@@ -2,8 +2,7 @@
 
     <measure>             a column of metrics.csv, at the last step where it was measured
     limit_distance_start  `limit_distance` at the first step
-    start_variance        of a sweep: the distance of the first kernel from those of other seeds
-    weights_moved.<name>  `weights_moved` of one parameter
+    weights_moved.<name>  the same of one parameter
     <machine>.<split>     the relative error of a kernel machine, ‖f̂ − f_T‖/‖f_T − f_0‖
 
 A run that diverged has no numbers. Its outcome names the step at which it was stopped.
@@ -24,7 +23,6 @@ from ntkexp.report.analysis.estimate import POSITIVE, SHARE, Range
 from ntkexp.report.run import Run
 from ntkexp.text import spoken
 
-START_VARIANCE = "start_variance"
 MEASURES = {
     "drift": "movement of the kernel",
     "weights_moved": "movement of the weights",
@@ -35,7 +33,6 @@ MEASURES = {
     "alignment": "alignment of the kernel with the first",
     "limit_distance": "distance of the kernel from the infinite one",
     "limit_distance_start": "distance of the first kernel from the infinite one",
-    START_VARIANCE: "variance of the first kernel over seeds",
     "limit_alignment": "alignment of the kernel with the infinite one",
     "label_alignment": "alignment of the kernel with the labels",
     "trace": "trace of the kernel",
@@ -56,7 +53,7 @@ FROM_ONE = {"condition", "effective_rank"}
 
 
 def range_of(quantity: str) -> Range:
-    """Return the range of a quantity. A quantity without a smaller range is positive."""
+    """Return the ends between which a number of a run lies; all other numbers are sizes, which are positive."""
     if quantity in SHARES:
         return SHARE
     return (1.0, math.inf) if quantity in FROM_ONE else POSITIVE
@@ -83,7 +80,7 @@ def quantities(run: Run) -> dict[str, float]:
 
 
 def describe(quantity: str) -> str:
-    """Return a quantity in words. Raise if it does not exist."""
+    """Spell a quantity in words; one that there cannot be is a mistake."""
     if quantity in MEASURES:
         return MEASURES[quantity]
     if quantity.startswith(LAYER):

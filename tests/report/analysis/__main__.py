@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
-
 from ntkexp.records.sweep import DEFAULT_MARGIN, Expected
-from ntkexp.report.analysis.laws import dependence
 from ntkexp.text import MISSING, aligned, percent
-from tests.report.analysis.trials import AMOUNTS, DESIGNS, SWEEPS, Design, Laws, fluctuating, laws, variances
+from tests.report.analysis.trials import DESIGNS, SWEEPS, Design, Laws, laws
 
 HEADER = ("design", "seeds", "held", "bends", "agrees", "differs", "−1 agrees with −½", "agrees (true)", "bends (true)")
 EDGE, FAR = Expected(DEFAULT_MARGIN), Expected(0.5)
@@ -30,20 +27,5 @@ def row(name: str, design: Design, seeds: int) -> list[str]:
     return [name, str(seeds), *rates(laws(design, seeds))]
 
 
-def held(seeds: int, modes: int, amounts: str) -> str:
-    """How often the interval holds the exponent of the first kernel's variance."""
-    found = variances(fluctuating(seeds, modes, 0.5, amounts))
-    return percent(float(np.mean([law.widened(dependence(seeds)).covers(-1.0) is True for law in found])))
-
-
 rows = [row(name, design, seeds) for name, design in DESIGNS.items() for seeds in (2, 3, 5)]
 sys.stdout.write(f"{SWEEPS} sweeps a row\n{aligned(HEADER, rows, [False] + [True] * (len(HEADER) - 1))}\n")
-
-more = [
-    [amounts, str(modes), str(seeds), held(seeds, modes, amounts)]
-    for amounts in AMOUNTS
-    for modes in (1, 4, 30)
-    for seeds in (3, 4, 5, 10)
-]
-heads = ("seeds fluctuate", "modes of K_0 that vary", "seeds", "held")
-sys.stdout.write(f"\n{aligned(heads, more, [False] + [True] * 3)}\n")

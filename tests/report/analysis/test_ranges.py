@@ -12,7 +12,7 @@ import pytest
 
 from ntkexp.records.sweep import Level, Sweep, SweepRun
 from ntkexp.report.analysis.estimate import POSITIVE, SHARE, Range, mean_of
-from ntkexp.report.analysis.quantities import MEASURES, START_VARIANCE, range_of
+from ntkexp.report.analysis.quantities import MEASURES, range_of
 from ntkexp.report.analysis.tables import compare, points, write_tables
 from ntkexp.report.material import tabulate_points
 from tests.report.analysis.test_sweeps import analysed
@@ -64,7 +64,7 @@ def test_a_loss_that_may_be_negative_has_students_interval() -> None:
 
 
 def test_every_number_of_a_run_has_a_range() -> None:
-    ranges = {name: range_of(name) for name in MEASURES if name != START_VARIANCE}
+    ranges = {name: range_of(name) for name in MEASURES}
     assert all(low >= 0 for low, _ in ranges.values())
     assert {name for name, (_, high) in ranges.items() if high == 1} == {*SHARES, "selectivity"}
 

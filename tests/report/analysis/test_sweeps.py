@@ -15,7 +15,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, read_sealed, sealed_text
 from ntkexp.records.sweep import DEFAULT_MARGIN, Expected, read_sweep
 from ntkexp.report.analysis.estimate import compare as compare_estimates
-from ntkexp.report.analysis.estimate import mean_of, power_law
+from ntkexp.report.analysis.estimate import mean_of
+from ntkexp.report.analysis.power_law import power_law
 from ntkexp.report.analysis.quantities import MEASURES, describe, quantities
 from ntkexp.report.analysis.tables import Analysis, analyse, compare, write_tables
 from ntkexp.report.loaded_run import load_run

@@ -8,15 +8,16 @@ The fit is linear in log y, so what `unit_weights` finds for a design serves all
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ntkexp.records.sweep import Expected
-from ntkexp.report.analysis.estimate import Estimate, compare, mean_of, unit_weights, units
+from ntkexp.report.analysis.estimate import Estimate, compare, mean_of
 from ntkexp.report.analysis.laws import VERDICT
+from ntkexp.report.analysis.power_law import unit_weights, units
 
 Array = NDArray[np.float64]
 WIDTHS = np.array([32.0, 64.0, 128.0, 256.0, 512.0, 1024.0])
@@ -96,58 +97,6 @@ def laws(design: Design, seeds: int, sweeps: int = SWEEPS) -> Laws:
     able = [unit for unit in asked if len(unit) > 2]
     _, parabolas = unit_weights(np.vander(log_x, 3, increasing=True) / [1, 1, 2], able)
     return Laws(estimates(lines[:, 1] @ scatter), estimates(parabolas[:, 2] @ scatter))
-
-
-AMOUNTS: Mapping[str, Callable[[int], Array]] = {
-    "alike": np.ones,
-    "by degrees": lambda seeds: np.geomspace(1.0, 4.0, seeds),
-    "one near": lambda seeds: np.append(np.ones(seeds - 1), 0.01),
-    "one far": lambda seeds: np.append(4.0, np.ones(seeds - 1)),
-    "two far": lambda seeds: np.append([10.0, 10.0], np.ones(seeds - 2)),
-    "by tens": lambda seeds: np.logspace(0.0, seeds - 1.0, seeds),
-}
-"""How much each seed fluctuates."""
-
-
-def fluctuating(seeds: int, modes: int, shared: float, amounts: str = "alike") -> Array:
-    """Kernels in which so many modes vary, as 1/width, [seed, place, mode, sweep].
-
-    A share of a seed's chance is the same at every width.
-    """
-    rng = np.random.default_rng([seeds, modes])
-    common = rng.normal(size=(seeds, 1, modes, SWEEPS))
-    chance = np.sqrt(shared) * common + np.sqrt(1 - shared) * rng.normal(size=(seeds, len(WIDTHS), modes, SWEEPS))
-    return np.asarray(AMOUNTS[amounts](seeds)[:, None, None, None] * chance / np.sqrt(WIDTHS)[:, None, None])
-
-
-def variances(kernels: Array) -> list[Estimate]:
-    """Exponents of the variance over seeds, by differences from the seeds that fluctuate less."""
-    ranked = np.take_along_axis(kernels, farthest_last(kernels)[:, None, None], axis=0)
-    before = np.cumsum(ranked, axis=0)[:-1] / np.arange(1, len(kernels))[:, None, None, None]
-    return exponents(((ranked[1:] - before) ** 2).sum(axis=2))
-
-
-def farthest_last(kernels: Array) -> NDArray[np.int64]:
-    """Seeds in order, [rank, sweep]: of those that are left, the farthest from their mean is put last."""
-    left, order = np.ones((len(kernels), kernels.shape[-1]), dtype=bool), list[NDArray[np.int64]]()
-    for count in range(len(kernels), 0, -1):
-        here = left[:, None, None]
-        far = (here * (kernels - (here * kernels).sum(axis=0) / count) ** 2).sum(axis=2)
-        shares = (far / far.sum(axis=0)).mean(axis=1) if count > 1 else 1.0
-        order.append(np.where(left, shares, -1.0).argmax(axis=0))
-        left[order[-1], np.arange(left.shape[1])] = False
-    return np.stack(order[::-1])
-
-
-def from_the_mean(kernels: Array) -> Array:
-    """‖K_s − K̄‖², [seed, place, sweep]."""
-    return np.asarray(((kernels - kernels.mean(axis=0)) ** 2).sum(axis=2))
-
-
-def exponents(numbers: Array) -> list[Estimate]:
-    """Exponents of numbers, [unit, place, sweep]."""
-    log_x = np.log(WIDTHS) - MIDDLE
-    return estimates(np.einsum("spt,p->st", np.log(numbers), log_x / (log_x**2).sum()))
 
 
 def estimates(found: Array) -> list[Estimate]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from unittest import mock
 
-from ntkexp.report.painter import Paint
 from tests.torture.stage import SMALL, Command, Ended, Fault, Outcome, Stage, agree, contents, judged, ntkexp
 
 TRAIN = ("train", "--quiet", "--out=outputs", *SMALL, "steps=30", "checkpoint_seconds=0")
@@ -30,14 +28,13 @@ UNPROMISED = ("DONE.json", "provenance.json", "timings.csv", "progress.json", "j
 
 def undrawn(arguments: Sequence[str]) -> int:
     """The command without its pictures, which take longer than such a run."""
-    with mock.patch("ntkexp.run.execute.painter", no_pictures):
+    with mock.patch("ntkexp.run.execute.draw_run", no_pictures):
         return ntkexp(arguments)
 
 
-@contextmanager
-def no_pictures() -> Iterator[Paint]:
-    """Nothing to draw with."""
-    yield lambda folder: iter(())
+def no_pictures(folder: Path) -> dict[str, str]:
+    """Draw nothing."""
+    return {}
 
 
 def play(luck: Random, stage: Stage) -> Outcome:

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ntkexp.report.analysis.estimate import PowerLaw
 from ntkexp.report.analysis.laws import Fitted, law_in_words, limit, number
+from ntkexp.report.analysis.power_law import PowerLaw
 from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.analysis.tables import Analysis
 from ntkexp.report.plots.style import (

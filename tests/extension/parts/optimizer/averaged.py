@@ -28,4 +28,7 @@ class Averaged(AbstractBatched, AbstractStable):
         return moved(weights, mean, sizes), {"mean": mean}
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        return {name: LinearStep(size, carry=self.beta, intake=1 - self.beta) for name, size in sizes.items()}
+        return {
+            name: LinearStep(size, momentum_decay=self.beta, momentum_gain=1 - self.beta)
+            for name, size in sizes.items()
+        }

@@ -1,0 +1,236 @@
+"""Gradients of examples through a batch that BatchNorm couples by its mean and variance.
+
+The loss of a call is Σᵢ ℓᵢ(fᵢ(θ; batch)). With batch_norm="exact", the gradient of an example is
+the gradient of its term, through the whole batch. It takes one backward pass of the batch for each
+example:
+
+    gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩        Σᵢ gᵢ is the gradient, exactly
+
+With batch_norm="constant", mean and variance are constants of the step. Then an example has its own
+J again, one pass computes all gradients, and the difference from the true gradient is reported as
+`coupling`:
+
+    gᵢ = J(xᵢ)ᵀℓ′ᵢ at constant statistics        coupling: the gradient minus Σᵢ gᵢ
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from ntkexp.kernel.features.blocks import Rows
+from ntkexp.kernel.features.jacobian import Jacobian
+from ntkexp.kernel.record.taping import is_out_of_memory, plain_kernels
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Function, Inputs, Weights
+from ntkexp.text import short
+
+MAX_COTANGENTS = 64  # in one pass: more are no faster
+TERM_SUM_TOLERANCE = 1e3  # eps: Σᵢ gᵢ against the gradient, relative to its size
+
+
+# --- The gradient of each example's term, through the whole batch.
+
+
+@dataclass
+class CoupledOutputs:
+    """The outputs of a call with autograd's graph, and the leaves of the trained weights."""
+
+    outputs: Tensor
+    leaves: Weights
+    graph_bytes: int
+
+    @classmethod
+    def of(
+        cls, function: Function, weights: Weights, inputs: Inputs, trained: frozenset[str]
+    ) -> CoupledOutputs:
+        """Call a function, and count the bytes that its graph holds."""
+        leaves = {
+            name: weight.detach().requires_grad_(name in trained)
+            for name, weight in weights.items()
+        }
+        graph_bytes = 0
+
+        def count(tensor: Tensor) -> Tensor:
+            nonlocal graph_bytes
+            graph_bytes += tensor.nbytes
+            return tensor
+
+        counting = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
+        with torch.enable_grad(), plain_kernels(), counting:
+            outputs = function(leaves, inputs)
+        trained_leaves = {name: leaf for name, leaf in leaves.items() if name in trained}
+        return cls(outputs, trained_leaves, graph_bytes)
+
+    def gradients(self, cotangent: Tensor, *, keep: bool, batched: bool = False) -> list[Tensor]:
+        """Return Jᵀ times a cotangent, or times a batch of cotangents, for each leaf."""
+        gradients = torch.autograd.grad(
+            self.outputs,
+            list(self.leaves.values()),
+            cotangent,
+            retain_graph=keep,
+            materialize_grads=True,
+            is_grads_batched=batched,
+        )
+        return list(gradients)
+
+    def gradients_of_each(self, cotangents: Tensor) -> list[Tensor]:
+        """Return the gradients of each cotangent: batched if torch can, else one after another."""
+        if len(cotangents) > 1:
+            try:
+                return self.gradients(cotangents, keep=True, batched=True)
+            except RuntimeError as error:  # an operation without a batching rule
+                if is_out_of_memory(error):
+                    raise
+        rows = [self.gradients(cotangent, keep=True) for cotangent in cotangents]
+        return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+@dataclass
+class TermGradients(Sequence[Jacobian]):
+    """gᵢ of the examples of a call, in groups. A group is computed when it is read.
+
+    If all gradients fit into `buffer_bytes`, they are stored and computed once.
+    """
+
+    coupled: CoupledOutputs
+    output_gradient: Float[Tensor, "example ..."]  # ℓ′
+    buffer_bytes: float
+    stored: dict[int, Jacobian] = field(default_factory=dict)
+    total: Weights = field(default_factory=dict)  # Σᵢ gᵢ of the first `summed` groups
+    summed: int = 0
+
+    def __post_init__(self) -> None:
+        self.row_bytes = sum(leaf.nbytes for leaf in self.coupled.leaves.values())
+        bytes_per_example = self.row_bytes + self.coupled.graph_bytes
+        self.group = int(max(1, min(MAX_COTANGENTS, self.buffer_bytes / 2 / bytes_per_example)))
+
+    @property
+    def examples(self) -> int:
+        return len(self.coupled.outputs)
+
+    def __len__(self) -> int:
+        return (self.examples + self.group - 1) // self.group
+
+    @property
+    def fits(self) -> bool:
+        """True if the gradients of all examples are stored."""
+        return self.examples * self.row_bytes <= self.buffer_bytes / 2
+
+    def __getitem__(self, place: Any) -> Any:
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        if place in self.stored:
+            return self.stored[place]
+        jacobian = self.computed(place)
+        if place == self.summed:
+            for name, part in jacobian.total(self.coupled.leaves).items():
+                self.total[name] = self.total[name] + part if name in self.total else part
+            self.summed += 1
+        if self.fits:
+            self.stored[place] = jacobian
+        return jacobian
+
+    def computed(self, place: int) -> Jacobian:
+        """Compute the gradients of one group, by one cotangent for each example."""
+        chosen = range(self.examples)[place * self.group : (place + 1) * self.group]
+        outputs = self.coupled.outputs
+        cotangents = outputs.new_zeros(len(chosen), *outputs.shape)
+        for row, example in enumerate(chosen):
+            cotangents[row, example] = self.output_gradient[example]
+        gradients = self.coupled.gradients_of_each(cotangents)
+        blocks = tuple(
+            Rows(gradient.flatten(1)[:, None], name)
+            for name, gradient in zip(self.coupled.leaves, gradients, strict=True)
+        )
+        return Jacobian(blocks, len(chosen), 1)
+
+    def refuse_other_sum(self, whole: Weights, step: int) -> None:
+        """Raise if the gradients of the terms do not add up to the gradient of the batch."""
+        ours = torch.cat([self.total[name].detach().flatten() for name in whole])
+        theirs = torch.cat([whole[name].detach().flatten() for name in whole])
+        gap = float((ours - theirs).norm())
+        eps = torch.finfo(theirs.dtype).eps
+        if not gap <= TERM_SUM_TOLERANCE * eps * float(theirs.norm()):
+            count = len(self.output_gradient)
+            size = sum(float(row.norm()) for row in self.output_gradient)
+            raise Mistake(
+                f"step {step}: the gradients of {count} examples through their batch do not add up "
+                f"to that of the batch, off by {short(gap)} beside ℓ′ of {short(size)}; follow in "
+                "float64, or with batch_norm='constant'"
+            )
+
+
+# --- Mean and variance as constants of the step.
+
+
+class FixedStatistics(TorchFunctionMode):
+    """Gives batch norm constant means and variances, layer after layer. Without `given`, it records
+    the batch's statistics.
+
+    >>> x = torch.tensor([[1.0], [3.0]])
+    >>> with FixedStatistics() as recording:
+    ...     _ = torch.nn.BatchNorm1d(1)(x)
+    >>> recording.recorded
+    [(tensor([2.]), tensor([1.]))]
+    >>> with FixedStatistics([(torch.tensor([0.0]), torch.tensor([1.0]))]):
+    ...     torch.nn.BatchNorm1d(1, eps=0.0, affine=False)(x)
+    tensor([[1.],
+            [3.]])
+    """
+
+    def __init__(self, given: Sequence[tuple[Tensor, Tensor]] | None = None) -> None:
+        super().__init__()
+        self.given = None if given is None else iter(given)
+        self.recorded = list[tuple[Tensor, Tensor]]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not functional.batch_norm:
+            return func(*args, **(kwargs or {}))
+        call = signature(func).bind(*args, **(kwargs or {}))
+        call.apply_defaults()
+        if not call.arguments["training"]:
+            return func(*args, **(kwargs or {}))
+        if self.given is None:
+            x = call.arguments["input"].detach()
+            axes = [axis for axis in range(x.dim()) if axis != 1]
+            self.recorded.append((x.mean(axes), x.var(axes, correction=0)))
+        else:
+            mean, variance = next(self.given)
+            call.arguments.update(running_mean=mean, running_var=variance, training=False)
+        return func(*call.args, **call.kwargs)
+
+
+CONSTANTS = "statistics of the batch"
+"""The prefix of the constants' names."""
+
+
+def at_constants(function: Function) -> Function:
+    """Return the function with the means and variances that are passed with its weights."""
+
+    def fixed(weights: Weights, inputs: Inputs) -> Tensor:
+        constants = [weight for name, weight in weights.items() if name.startswith(CONSTANTS)]
+        others = {
+            name: weight for name, weight in weights.items() if not name.startswith(CONSTANTS)
+        }
+        pairs = list(zip(constants[::2], constants[1::2], strict=True))
+        with FixedStatistics(pairs):
+            return function(others, inputs)
+
+    return fixed
+
+
+def constants_of(function: Function, weights: Weights, inputs: Inputs) -> Weights:
+    """Return the means and variances of a batch, layer after layer."""
+    with torch.no_grad(), plain_kernels(), FixedStatistics() as recording:
+        function(weights, inputs)
+    values = [value for pair in recording.recorded for value in pair]
+    return {f"{CONSTANTS} {number}": value for number, value in enumerate(values)}

@@ -1,0 +1,180 @@
+"""Signatures of outputs: random projections that show whether a replay gives the outputs of the
+loop.
+
+    σ_im = Σ_k r_k f_imk        r_k ~ N(0, 1), fixed
+
+Example i has one number for each row m of the last axis.
+
+A model may depend on objects that are not tensors: a number in a dict, a class attribute, a global,
+a hook, a replaced `forward`. If such an object changes, gradients often change by one factor alone,
+which looks like clipping. The signatures of the outputs expose the change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from math import inf, isfinite
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.foreign_loop.host_reads import read_numbers
+from ntkexp.kernel.record.tape import map_tensors
+from ntkexp.kernel.record.taping import columns, plain_kernels
+from ntkexp.mistake import Mistake
+from ntkexp.shapes import Function, Inputs, Weights
+from ntkexp.stream import stream
+
+OUTPUT_TOLERANCE = 1e3  # eps: of outputs by other kernels, relative to their size
+CAST_TOLERANCE = 8  # eps of the shorter dtype
+NOISE_FACTOR = 64.0  # allowed multiple of the change that noise of one eps makes
+CAST_NOISE_FACTOR = 2.0  # the same under casts
+NOISE_REPEATS = 4  # calls; a function with hidden randomness hardly repeats itself so often
+
+SIGNATURE_VECTORS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+"""The vectors r that were drawn so far."""
+
+CHANGED = (
+    "something changed that is not a tensor (a number in a dict, a class or a global, a hook, a "
+    "'forward' that was replaced?); let it be an input of the model, or follow from there on"
+)
+
+
+def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
+    """Return the signature of some outputs.
+
+    >>> signature(torch.ones(2, 3, 5)).shape, signature(torch.ones(2)).shape
+    (torch.Size([2, 3]), torch.Size([2, 1]))
+    """
+    values = outputs.detach()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    if values.dim() == 1:
+        values = values[:, None]
+    if values.element_size() < torch.float32.itemsize:
+        values = values.float()
+    kind = values.device.type
+    autocast_off: AbstractContextManager[object] = nullcontext()
+    if torch.is_autocast_enabled(kind):
+        autocast_off = torch.autocast(kind, enabled=False)
+    with autocast_off:
+        count = values.shape[-1]
+        return values.reshape(len(values), -1, count) @ signature_vector(count, values)
+
+
+def signature_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
+    """Return r for rows of this length."""
+    key = (count, like.dtype, like.device)
+    if key not in SIGNATURE_VECTORS:
+        drawn = torch.randn(count, generator=stream("outputs", count), dtype=torch.float64)
+        SIGNATURE_VECTORS[key] = drawn.to(like)
+    return SIGNATURE_VECTORS[key]
+
+
+def with_noise(generator: torch.Generator, size: float | None, tensor: Tensor) -> Tensor:
+    """Return the tensor with relative noise of this size, by default its eps. Integers stay
+    unchanged."""
+    if not tensor.is_floating_point():
+        return tensor
+    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
+    relative = torch.finfo(tensor.dtype).eps if size is None else size
+    return tensor * (1 + relative * drawn)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The outputs of a replayed call, and the function that gave them."""
+
+    function: Function
+    weights: Weights
+    inputs: Inputs
+    outputs: Float[Tensor, "example ..."]
+    cast_eps: float = 0.0  # eps of the shorter dtype under casts
+
+    def other(self, signed: Float[Tensor, "example row"]) -> float:
+        """Return the relative distance from outputs with another signature, or 0 if rounding
+        explains it.
+
+        Rounding is small relative to the outputs. If outputs cancel, it is at most a multiple of
+        the change that noise in weights and inputs makes.
+        """
+        norms = [self.outputs.norm()]
+        shapes_fit = self.outputs.numel() % max(1, signed.numel()) == 0
+        if shapes_fit and len(self.outputs) == len(signed):
+            ours = signature(self.outputs.reshape(*signed.shape, -1))
+            norms.append((ours - signed.to(ours)).norm())
+        size, *gaps = read_numbers(norms)
+        gap = gaps[0] if gaps and isfinite(gaps[0]) else inf
+
+        eps = torch.finfo(self.outputs.dtype).eps
+        tolerance = max(OUTPUT_TOLERANCE * eps, CAST_TOLERANCE * self.cast_eps)
+        if gap <= tolerance * size or gap <= self.noise(eps):
+            return 0.0
+        return gap / size if size else gap
+
+    def noise(self, eps: float) -> float:
+        """Return the distance that relative noise may move the outputs, or 0 if the function is
+        random.
+
+        Under casts the factor is smaller, because the same kernels cast in the same way.
+        """
+        noisy = partial(with_noise, stream("outputs", 0), max(eps, self.cast_eps))
+        near_weights = {name: noisy(weight) for name, weight in self.weights.items()}
+        near_inputs = map_tensors(noisy, self.inputs)
+        with torch.no_grad(), plain_kernels():
+            here = columns(self.function, self.weights, self.inputs)
+            there = columns(self.function, near_weights, near_inputs)
+            repeats = [
+                columns(self.function, self.weights, self.inputs) for _ in range(NOISE_REPEATS)
+            ]
+        change = float((there - here).norm())
+        repeat_change = max(float((repeat - here).norm()) for repeat in repeats)
+        is_deterministic = repeat_change <= change / NOISE_FACTOR  # False for NaN
+        if not isfinite(change) or not is_deterministic:
+            return 0.0
+        return change * (CAST_NOISE_FACTOR if self.cast_eps else NOISE_FACTOR)
+
+
+@dataclass
+class OutputsAtEnds:
+    """Signatures of the live model's outputs at the queries, when following began and after step
+    `steps`.
+
+    The end is missing if the model was not evaluated after its last step. With `measure=`,
+    signatures are of the measure.
+    """
+
+    start: Tensor | None = None
+    end: Tensor | None = None
+    steps: int = -1
+
+    def hold(
+        self,
+        began: Sequence[Replayed],
+        ended: Sequence[Replayed],
+        steps: int,
+        *,
+        measured: bool = False,
+    ) -> None:
+        """Raise if no replayed candidate gives the live model's outputs at one of the ends."""
+        self.refuse_other("began", self.start, began, measured=measured)
+        if steps == self.steps:
+            self.refuse_other("ended", self.end, ended, measured=measured)
+
+    def refuse_other(
+        self, when: str, signed: Tensor | None, replayed: Sequence[Replayed], *, measured: bool
+    ) -> None:
+        """Compare the signature at one end with the candidates of its replay."""
+        if signed is None:
+            return
+        gap = min(candidate.other(signed) for candidate in replayed)
+        if gap:
+            perhaps = "is measure= the one that was followed? Or " if measured else ""
+            raise Mistake(
+                f"when following {when}, the model gave other outputs at the queries than it does "
+                f"now at the same weights, off by {gap:.2g} of them; {perhaps}{CHANGED}"
+            )

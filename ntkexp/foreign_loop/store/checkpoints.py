@@ -1,0 +1,120 @@
+"""The interval between stored weights, and the states of optimizers as plain content."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ntkexp.shapes import Weights
+
+FREE_DISK_SHARE = 0.25  # the checkpoints of a trace take at most this share of the free disk
+MAX_TRACE_BYTES = 50e9  # and at most so much
+STEPS_PER_CHECKPOINT = 8  # at first: to seal and write a checkpoint takes longer than a small step
+COPIES_PER_STEP = 3  # of the weights, in memory: a replayed step, its gradient, scales of elements
+
+
+@dataclass
+class CheckpointPlan:
+    """The interval between checkpoints.
+
+    When checkpoints take more than their share of the disk, every second one is dropped and the
+    interval doubles. So a loop of any length fits.
+    """
+
+    every: int  # steps
+    fixed: bool  # the user gave the interval
+    most: int  # the longest interval that can be replayed in memory
+    size: float  # bytes of a checkpoint
+    share: float  # bytes for all checkpoints
+
+    @classmethod
+    def of(
+        cls, every: int | None, weights: float, size: float, free: float, memory_gb: float
+    ) -> CheckpointPlan:
+        """Plan for `weights` bytes of weights and `size` bytes with the states of the optimizers.
+
+        >>> CheckpointPlan.of(None, 1e6, 3e6, free=1e9, memory_gb=0.03).most
+        10
+        """
+        most = int(1e9 * memory_gb / (COPIES_PER_STEP * weights)) if weights else 1
+        return cls(
+            every=every or max(1, min(STEPS_PER_CHECKPOINT, most)),
+            fixed=every is not None,
+            most=most,
+            size=size,
+            share=min(FREE_DISK_SHARE * free, MAX_TRACE_BYTES),
+        )
+
+    def too_many(self, count: int) -> bool:
+        """Return True if every second of `count` checkpoints has to be dropped."""
+        can_double = not self.fixed and 2 * self.every <= self.most
+        return can_double and count > 2 and count * self.size > self.share
+
+
+# --- States of optimizers, by the names of parameters.
+
+
+OptimizerState: TypeAlias = dict[str, dict[str, Any]]
+STEP_COUNT = "step"  # the entry with the number of steps of a parameter, in torch's optimizers
+
+
+def optimizer_states(
+    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
+) -> list[OptimizerState]:
+    """Copy the states of some optimizers."""
+    return [
+        {names[id(weight)]: copied_state(state) for weight, state in optimizer.state.items()}
+        for optimizer in optimizers
+    ]
+
+
+def copied_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy the state of one parameter."""
+    return {
+        key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()
+    }
+
+
+def states_on(
+    states: Sequence[OptimizerState] | None, device: torch.device
+) -> list[OptimizerState] | None:
+    """Move states to a device, except step counts, which most optimizers read on the CPU."""
+    if states is None:
+        return None
+
+    def moved(key: str, value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) and key != STEP_COUNT else value
+
+    return [
+        {
+            name: {key: moved(key, value) for key, value in state.items()}
+            for name, state in optimizer_state.items()
+        }
+        for optimizer_state in states
+    ]
+
+
+def placed_state(
+    state: dict[str, Any], settings: Mapping[str, Any], device: torch.device
+) -> dict[str, Any]:
+    """Move the step count to the device if the optimizer's kernels read it there."""
+    count = state.get(STEP_COUNT)
+    is_on_device = settings.get("capturable") or settings.get("fused")
+    if is_on_device and isinstance(count, Tensor):
+        return {**state, STEP_COUNT: count.to(device)}
+    return state
+
+
+def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
+    """Return the states after the event before a checkpoint. A resumed loop may have begun there
+    with others."""
+    return checkpoint.get("ended", checkpoint["memories"])
+
+
+def cloned(weights: Mapping[str, Tensor]) -> Weights:
+    """Copy weights or gradients."""
+    return {name: weight.clone() for name, weight in weights.items()}

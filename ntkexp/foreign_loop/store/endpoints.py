@@ -1,0 +1,89 @@
+"""A loop that runs again: only its weights at both ends are stored, and the names of the examples
+of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from ntkexp.foreign_loop.call import Autocast, ModelCall
+from ntkexp.foreign_loop.outside import Outside
+from ntkexp.foreign_loop.rule import Signed
+from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, step_index
+from ntkexp.foreign_loop.torch_rules import KnownOptimizer
+from ntkexp.shapes import Weights
+
+
+@dataclass
+class EndpointSteps(AbstractSteps):
+    """The steps of a loop that ran again. They cannot be replayed."""
+
+    examples: list[tuple[str, ...]] = field(default_factory=list)  # of each step
+    first: Weights = field(default_factory=dict)
+    latest: Weights = field(default_factory=dict)
+
+    @property
+    def end(self) -> Weights:
+        return self.latest
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def autocast(self) -> Autocast | None:
+        return None  # the trace of the first loop has it
+
+    def start(self, index: int) -> Weights:
+        if index:
+            raise ValueError(f"the weights before step {index} were not stored")
+        return self.first
+
+    def names(self) -> Iterator[str]:
+        return (name for names in self.examples for name in names)
+
+    def calls(self) -> Iterator[tuple[ModelCall, ...]]:
+        raise ValueError("these steps were not stored")
+
+    def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
+        raise ValueError("these steps were not stored")
+
+    def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
+        raise ValueError("these steps were not stored")
+
+
+@dataclass
+class EndpointStore(AbstractStore):
+    """Stores the ends of a loop that runs again."""
+
+    known: Sequence[KnownOptimizer]
+    steps: EndpointSteps = field(default_factory=EndpointSteps)
+    moved: frozenset[str] = frozenset()  # by the latest step so far
+
+    @property
+    def count(self) -> int:
+        return len(self.steps)
+
+    def begin(
+        self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
+    ) -> None:
+        copies = {name: weight.clone() for name, weight in weights.items()}
+        self.steps.known = self.known
+        self.steps.first = copies
+        self.steps.latest = copies
+        self.moved = frozenset(weights)  # so the next event begins a step
+
+    def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
+        index, self.moved = step_index(step, self.moved, self.count)
+        if index == self.count:
+            names = tuple(name for call in step.calls for name in call.names)
+            self.steps.examples.append(names)
+        self.steps.latest = after
+
+    def end(self, outside: Outside, *, whole: bool) -> None:
+        return
+
+    def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
+        return self.steps

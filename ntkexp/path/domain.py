@@ -1,0 +1,95 @@
+"""The points, outputs and steps over which a path is integrated, and the arrays of its sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.kernel import Segment
+from ntkexp.on_disk import zeros_on_disk
+from ntkexp.path.components import Components
+from ntkexp.path.points import Points
+from ntkexp.path.step_kernel import StepBlock
+
+CONTRIBUTION_AXES = 3  # [point, out, train]
+PATH_KERNEL_AXES = 4  # [point, out, train, out_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domain:
+    """The points and outputs at which a path is integrated.
+
+    If a measure of the outputs is explained, such as the loss, `explained` reads the points through
+    that measure.
+    """
+
+    points: Points
+    explained: Points  # the same points, read through the measure
+    reads_train: bool  # whether the path is integrated at training examples too
+    attributed: Int[Tensor, " attributed"]  # the points at which contributions are computed
+    integrated: tuple[int, ...]  # the outputs at which the path is integrated
+    outputs: int
+    steps: int  # at most
+    switches: tuple[int, ...] = ()  # the first step of each phase but the first
+    chunk: int  # attributed points at once, if they need a pass backwards
+    like: Tensor  # a tensor with the dtype and device of kernels
+    components: Components = field(default_factory=dict)  # by which contributions are split
+    spills: bool = False  # whether contributions exceed the memory
+    scratch: Path | None = None  # the folder of contributions that exceed the memory
+
+    @property
+    def read(self) -> slice:
+        """The points at which the path is integrated, among all points."""
+        return slice(self.first, None)
+
+    @property
+    def first(self) -> int:
+        return 0 if self.reads_train else self.points.train
+
+    @property
+    def rows(self) -> Int[Tensor, " attributed"]:
+        """The attributed points, among the points at which the path is integrated."""
+        return self.attributed - self.first
+
+    @property
+    def places(self) -> list[slice]:
+        """The points at which the path is integrated, cut into blocks."""
+        return (self.points.train_blocks if self.reads_train else []) + self.points.other_blocks
+
+    def blocks(self, segment: Segment) -> Iterator[StepBlock]:
+        """Yield the blocks of points during a step."""
+        return (StepBlock(self.explained, segment, place, self.first) for place in self.places)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape [point, out, train, out_] of the path kernel."""
+        points = len(self.points.inputs) - self.first
+        return points, len(self.integrated), self.points.train, self.outputs
+
+    def zeros(self, axes: int, dtype: torch.dtype | None = None) -> Float[Tensor, "point out ..."]:
+        """Return zeros with the first `axes` axes of the path kernel. Large contributions lie on
+        disk.
+        """
+        dtype = dtype or self.like.dtype
+        if axes == CONTRIBUTION_AXES and self.scratch is not None:
+            return zeros_on_disk(self.scratch, self.shape[:axes], dtype)
+        return self.like.new_zeros(self.shape[:axes], dtype=dtype)
+
+    def sums(self, axes: int) -> Float[Tensor, "point out ..."]:
+        """Return zeros that are NaN at points where nothing is attributed.
+
+        All sums but path kernels are float64.
+        """
+        sums = self.zeros(axes, torch.float64 if axes < PATH_KERNEL_AXES else None)
+        if len(self.rows) < len(sums):
+            sums.fill_(torch.nan)[self.rows] = 0.0
+        return sums
+
+    def no_pull(self) -> Float[Tensor, "train out_"]:
+        """Return zeros in the shape of ℓ′."""
+        return self.like.new_zeros(self.points.train, self.outputs)

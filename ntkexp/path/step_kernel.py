@@ -1,0 +1,138 @@
+"""The kernel of one training step, K(x, xᵢ) = ⟨J̄(x), J(xᵢ)⟩.
+
+J̄(x), on the left, is the mean Jacobian at a point x along the step from θ₀ to θ₁ = θ₀ + Δθ. A rule
+(`path/rule`) reads it as a weighted sum over pieces of the step:
+
+    J̄(x) = Σ_pieces weight · J(piece; x)
+
+The Jacobian of a piece [u₀, u₁] is the secant Jacobian from θ₀ + u₀Δθ to θ₀ + u₁Δθ, or the tangent
+Jacobian if u₀ = u₁.
+
+J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀ (`Step.side`). If kernels
+are not computed, J(xᵢ)ᵀℓ′ᵢ takes its place, and K is the contribution of example i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.kernel import Adjoint, Jacobian, NoRule, Segment, Tape, gram
+from ntkexp.mistake import Mistake
+from ntkexp.path.points import WITHOUT_RULES, Points
+from ntkexp.path.rule.base import Piece
+from ntkexp.shapes import Weights
+
+KernelAndProduct: TypeAlias = tuple[
+    Float[Tensor, "point out train out_"], Float[Tensor, "point out"]
+]
+"""K(x, xᵢ), and J̄(x)·v for a vector v in the shape of the weights."""
+
+
+@dataclass
+class StepBlock:
+    """A block of points during one step. The network is recorded once at each position inside the
+    step.
+    """
+
+    points: Points
+    segment: Segment  # from θ₀ to θ₁
+    place: slice  # the block, among all points
+    first: int = 0  # the first point at which the path is integrated
+    tapes: dict[float, Tape] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> slice:
+        """The block, among the points at which the path is integrated."""
+        return slice(self.place.start - self.first, self.place.stop - self.first)
+
+    def kernel(
+        self, pieces: Sequence[Piece], right: Sequence[Jacobian], vector: Weights | None = None
+    ) -> KernelAndProduct:
+        """Return K(x, xᵢ) and J̄(x)·vector, which is zero if there is no vector."""
+        (both,) = self.kernels(pieces, right, vector, (None,))
+        return both
+
+    def kernels(
+        self,
+        pieces: Sequence[Piece],
+        right: Sequence[Jacobian],
+        vector: Weights | None,
+        components: Collection[Collection[str] | None],
+    ) -> list[KernelAndProduct]:
+        """Return K(x, xᵢ) and J̄(x)·vector for the parameters of each component; None stands for
+        all parameters.
+        """
+        right_sides = [[block.of(names) for block in right] for names in components]
+        sums: list[KernelAndProduct] = []
+        for number, piece in enumerate(pieces):
+            jacobian = self.jacobian(piece)
+            like = self.outputs(piece.start)
+            for k, names in enumerate(components):
+                left = jacobian.of(names)
+                kernel = kernel_between(left, right_sides[k], like)
+                product = left.applied(vector) if vector else kernel.new_zeros(like.shape)
+                if number == 0:
+                    sums.append((kernel.mul_(piece.weight), product * piece.weight))
+                    continue
+                # K += weight · ⟨J(piece; x), J(xᵢ)⟩,   J̄·v += weight · J(piece; x)·v
+                sums[k][0].add_(kernel, alpha=piece.weight)
+                sums[k][1].add_(product, alpha=piece.weight)
+        return sums
+
+    def jacobian(self, piece: Piece) -> Jacobian:
+        """Return the secant Jacobian of a piece of the step, or the tangent one if the piece has no
+        length.
+        """
+        reader, chosen = self.points.reader, self.points.chosen
+        if piece.start == piece.end:
+            return reader.tangent(self.tape(piece.start), chosen)
+        try:
+            return reader.along(self.tape(piece.start), self.tape(piece.end), chosen)
+        except NoRule as error:
+            raise Mistake(f"{error}; {WITHOUT_RULES}") from error
+
+    def tape(self, position: float) -> Tape:
+        """Return the tape at θ₀ + uΔθ, u the position."""
+        if position not in self.tapes:
+            weights = self.segment.at(position)
+            if position in (0.0, 1.0):
+                self.tapes[position] = self.points.tape(weights, self.place)
+            else:
+                arguments = self.points.arguments(self.place)
+                self.tapes[position] = self.points.reader.record(weights, arguments)
+        return self.tapes[position]
+
+    def outputs(self, position: float) -> Float[Tensor, "point out"]:
+        """Return the outputs at which the path is integrated, at θ₀ + uΔθ."""
+        outputs = self.tape(position).outputs
+        return outputs if self.points.chosen is None else outputs[:, self.points.chosen]
+
+
+def kernel_between(
+    left: Jacobian | Adjoint, right: Iterable[Jacobian], like: Float[Tensor, "point out"]
+) -> Float[Tensor, "point out train out_"]:
+    """Return ⟨left, J(xᵢ)⟩ for the examples of all blocks on the right.
+
+    A side without gradients, such as a component that a block of examples does not use, gives zeros
+    in the form of the outputs `like`.
+    """
+    kernels = [kernel_with_block(left, block, like) for block in right]
+    if len(kernels) == 1:
+        return kernels[0]
+    return torch.cat(kernels, dim=2) if kernels else like.new_zeros(*like.shape, 0, 1)
+
+
+def kernel_with_block(
+    left: Jacobian | Adjoint, right: Jacobian, like: Float[Tensor, "point out"]
+) -> Float[Tensor, "point out train out_"]:
+    """Return ⟨left, J(xᵢ)⟩ for one block of examples."""
+    left_parts = left.parts if isinstance(left, Adjoint) else left.blocks
+    if not left_parts or not right.blocks:
+        return like.new_zeros(*like.shape, right.examples, right.outputs)
+    return left.kernel(right) if isinstance(left, Adjoint) else gram(left, right)

@@ -1,0 +1,173 @@
+"""Power laws y = A xᵖ, fitted to several seeds.
+
+Each seed gets its own exponent, by least squares on log y = log A + p log x. The exponent of the
+law is the mean over seeds, with Student's interval. If every seed was run at every x, this mean is the
+least-squares exponent of all runs. A curvature c tests whether the data follow a power law at all:
+
+    log y = log A + p log x + c (log x − mean log x)²/2
+
+>>> x = np.array([1.0, 2.0, 4.0, 1.0, 2.0, 4.0])
+>>> law = power_law(x, 3 * x**-0.5, np.array([0, 0, 0, 1, 1, 1]))
+>>> round(law.exponent.value, 12), round(law.prefactor, 12), law.curved
+(-0.5, 3.0, False)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ntkexp.mistake import Mistake
+from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate, mean_of, student
+
+MIN_CURVATURE = 1e-9
+"""Smaller curvatures come from rounded logarithms."""
+
+Unit: TypeAlias = NDArray[np.int64]
+"""The indices of runs that together are one independent repetition."""
+
+
+@dataclass(frozen=True)
+class PowerLaw:
+    """The coefficients of a fitted law, and the size of the sample.
+
+    A `unit` is a seed, or several seeds that were run at one x each (see `units`). `left_out` counts
+    runs whose y is not positive and finite, and runs of seeds that were not used.
+    """
+
+    exponent: Estimate
+    prefactor: float
+    curvature: Estimate
+    start: float
+    stop: float
+    points: int
+    runs: int
+    seeds: int
+    units: int
+    left_out: int
+
+    @property
+    def curved(self) -> bool:
+        """True if the curvature is significant."""
+        return self.curvature.covers(0.0) is False and abs(self.curvature.value) > MIN_CURVATURE
+
+    def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return A xᵖ."""
+        return np.asarray(self.prefactor * x**self.exponent.value)
+
+
+def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.int64]) -> PowerLaw:
+    """Fit a power law to runs at `x` that yielded `y`, leaving out y that have no logarithm."""
+    positive = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0))
+    x_fitted = x[positive]
+    seeds_fitted = seeds[positive]
+    places = np.unique(x_fitted)
+    if len(places) < 2:
+        raise Mistake(
+            f"a power law needs positive numbers at two places or more, and has them at {len(places)}"
+        )
+    middle = float(np.log(places).mean())
+    log_x = np.log(x_fitted) - middle
+    log_y = np.log(y[positive])
+
+    # The line of each unit
+    line_columns = np.vander(log_x, 2, increasing=True)
+    units_used, line_weights = unit_weights(line_columns, units(x_fitted, seeds_fitted))
+    heights, slopes = (line_weights @ log_y).T
+    used = np.concatenate(units_used)
+
+    # The curvature c of each unit with three places or more
+    curvature = Estimate(math.nan)
+    curvable = [unit for unit in units_used if len(np.unique(log_x[unit])) > 2]
+    if curvable:
+        parabola_columns = np.vander(log_x, 3, increasing=True) / [1, 1, 2]
+        _, parabola_weights = unit_weights(parabola_columns, curvable)
+        curvature = mean_of((parabola_weights[:, 2] @ log_y).tolist())
+
+    exponent = mean_of(slopes.tolist())
+    return PowerLaw(
+        exponent=exponent,
+        prefactor=math.exp(heights.mean() - exponent.value * middle),
+        curvature=curvature,
+        start=float(x_fitted[used].min()),
+        stop=float(x_fitted[used].max()),
+        points=len(np.unique(x_fitted[used])),
+        runs=len(used),
+        seeds=len(np.unique(seeds_fitted[used])),
+        units=len(units_used),
+        left_out=len(x) - len(used),
+    )
+
+
+def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
+    """Group runs at `x` with `seeds` into independent repetitions.
+
+    The runs of one seed share what the seed drew, so a seed is one unit, even if it lacks some x.
+    Fitting each seed separately cancels what its runs share, such as a kernel that is large at every
+    width. A seed at a single x has no slope. Only if fewer than two seeds were run at several x,
+    such seeds are combined: the k-th seed of each x together form one unit.
+
+    >>> seeds = np.array([0, 0, 1, 1, 2])
+    >>> [unit.tolist() for unit in units(np.array([1.0, 2.0, 1.0, 2.0, 1.0]), seeds)]
+    [[0, 1], [2, 3]]
+    >>> [unit.tolist() for unit in units(np.array([1.0, 1.0, 2.0, 2.0]), np.arange(4))]
+    [[0, 2], [1, 3]]
+    """
+    by_seed = [np.flatnonzero(seeds == seed) for seed in np.unique(seeds)]
+    several_places = [unit for unit in by_seed if np.ptp(x[unit]) > 0]
+    if len(several_places) > 1:
+        return several_places
+
+    one_place = [unit for unit in by_seed if np.ptp(x[unit]) == 0]
+    by_place = [[unit for unit in one_place if x[unit[0]] == value] for value in np.unique(x)]
+    combined = []
+    for row in zip_longest(*by_place):
+        present = [unit for unit in row if unit is not None]
+        if len(present) > 1:
+            combined.append(np.concatenate(present))
+    return several_places + combined
+
+
+def unit_weights(
+    columns: NDArray[np.float64], candidates: Sequence[Unit]
+) -> tuple[list[Unit], NDArray[np.float64]]:
+    """Choose the most informative units, and return the least-squares weights of each.
+
+    weights[unit, coefficient] @ log y is the coefficient of the unit. The weights [unit,
+    coefficient, run] vanish for the runs of other units. A unit's information is the inverse
+    variance of its last coefficient, for noise of variance 1.
+    """
+    weights = np.zeros((len(candidates), columns.shape[1], len(columns)))
+    for unit_rows, unit in zip(weights, candidates, strict=True):
+        unit_rows[:, unit] = np.linalg.pinv(columns[unit])
+    information = 1 / (weights[:, -1] ** 2).sum(1)
+    chosen = most_informative(information.tolist())
+    return [candidates[k] for k in chosen], weights[chosen]
+
+
+def most_informative(information: Sequence[float]) -> list[int]:
+    """Choose the units whose mean has the shortest expected interval.
+
+        t_{k−1} √(Σ 1/information)/k    for the k units with the most information
+
+    If three seeds were run at all widths and one at two neighbouring widths, the last one would only
+    blur the mean.
+
+    >>> most_informative([17.5, 10.0, 17.5]), most_informative([17.5, 17.5, 17.5, 0.5])
+    ([0, 1, 2], [0, 1, 2])
+    """
+    best_first = sorted(range(len(information)), key=lambda unit: -information[unit])
+    if len(best_first) < 2:
+        return best_first
+    variances = np.cumsum([1 / information[unit] for unit in best_first])
+    half_lengths = [
+        student(k - 1, (1 + CONFIDENCE) / 2) * math.sqrt(variances[k - 1]) / k
+        for k in range(2, len(best_first) + 1)
+    ]
+    return sorted(best_first[: 2 + int(np.argmin(half_lengths))])

@@ -1,0 +1,38 @@
+"""Spearman's rank correlation."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+DECIMALS = 15
+"""Rounding makes perfectly correlated ranks give 1.0 exactly."""
+
+
+def spearman(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the rank correlation of each column; ties share their mean rank.
+
+    A column that is constant or not finite has no correlation, and gives NaN.
+
+    >>> increasing = np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
+    >>> spearman(increasing, np.array([[1.0, 7.0], [8.0, 7.0], [9.0, 7.0]]))
+    array([ 1., nan])
+    """
+    from scipy.stats import rankdata  # noqa: PLC0415  slow to import
+
+    centered = []
+    for values in (first, second):
+        ranks = rankdata(values, axis=0)
+        centered.append(ranks - ranks.mean(0))
+    covariance = (centered[0] * centered[1]).sum(0)
+    size = np.sqrt((centered[0] ** 2).sum(0) * (centered[1] ** 2).sum(0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        correlation = np.where(size > 0, covariance / size, np.nan)
+    finite = np.isfinite(first).all(0) & np.isfinite(second).all(0)
+    return np.where(finite, np.round(correlation, DECIMALS), np.nan)
+
+
+def mean_known(values: NDArray[np.float64]) -> float:
+    """Return the mean of the finite values; without any, return NaN."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else float("nan")
