@@ -1,4 +1,4 @@
-"""A sweep in numbers, as three files beside it, and two sweeps compared run by run."""
+"""The tables of a sweep, as three CSV files, and the comparison of two sweeps run by run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ntkexp.report.analysis.quantities import quantities, range_of
 from ntkexp.report.run import Run, load_runs
 from ntkexp.report.tables import format_csv
 
-# --- A sweep in numbers, as three files beside it.
+# --- The tables of a sweep.
 #
-# <name>.runs.csv     a row a run: its folder, point, seed and state, and every number it yields <name>.points.csv
-# a row a point: mean, standard deviation, count and 95 % interval of every number over seeds <name>.fits.csv
-# a row a fitted power law: exponent, its interval, the theory's, curvature, the range fitted
+#     <name>.runs.csv     a row for each run: its folder, point, seed and state, and all its numbers
+#     <name>.points.csv   a row for each point: mean, standard deviation, count and 95 % interval of every number
+#     <name>.fits.csv     a row for each power law: exponent, interval, theory, curvature, fitted range
 
 
-OF_A_RUN = ("run", "seed", "state", "reason")
+RUN_COLUMNS = ("run", "seed", "state", "reason")
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The tables and laws of a sweep, and what a seed draws."""
+    """The tables and laws of a sweep, and the things that its seeds draw, in words."""
 
     sweep: Sweep
     runs: pd.DataFrame
@@ -41,8 +41,8 @@ class Analysis:
 
     @property
     def quantities(self) -> list[str]:
-        """The names of the numbers that any run yields."""
-        return [str(name) for name in self.runs if name not in (*self.sweep.axes, *OF_A_RUN)]
+        """The names of all numbers of the runs."""
+        return [str(name) for name in self.runs if name not in (*self.sweep.axes, *RUN_COLUMNS)]
 
     @property
     def fits(self) -> pd.DataFrame:
@@ -50,48 +50,40 @@ class Analysis:
 
 
 def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
-    """Analyse a sweep, from those of its runs that could be read."""
+    """Analyse a sweep from its readable runs."""
     table = tabulate(sweep, runs)
-    laws = tuple(law for fit in sweep.fits for law in fitted(fit, table, sweep))
-    return Analysis(
-        sweep,
-        table,
-        points(sweep, table),
-        laws,
-        draws(runs[p.folder] for p in sweep.runs if p.folder in runs),
-    )
+    laws = [law for fit in sweep.fits for law in fitted(fit, table, sweep)]
+    drawn = draws(runs[run.folder] for run in sweep.runs if run.folder in runs)
+    return Analysis(sweep, table, points(sweep, table), tuple(laws), drawn)
 
 
 def write_tables(path: Path) -> tuple[Path, ...]:
-    """Read the record of a sweep and its runs, and write the tables beside it; the files written are given back."""
+    """Read a sweep and its runs, and write the tables next to its record. Return their paths."""
     sweep = read_sweep(path)
     folders = [run.folder for run in sweep.runs]
-    loaded = zip(
-        folders, load_runs(folders), strict=True
-    )  # of one that cannot be read, its row says what it became
+    loaded = zip(folders, load_runs(folders), strict=True)
+    # the row of an unreadable run holds its state only
     runs = {folder: run for folder, run in loaded if not isinstance(run, Mistake)}
     return save(analyse(sweep, runs), path.parent)
 
 
 def draws(runs: Iterable[Run]) -> str:
-    """Say what every seed of some runs draws, and so what intervals over seeds are about."""
+    """Say what the seeds of some runs draw, and so what intervals over seeds cover."""
     return drawn_words(run.config.get("data", {}).get("seed") is not None for run in runs)
 
 
 def drawn_words(fixed: Iterable[bool]) -> str:
-    """The same, of whether the data of runs have a seed of their own.
+    """Say what seeds draw, given for each run whether its data have a fixed seed.
 
     >>> drawn_words([True, True]), drawn_words([False])
     ('each drawing weights alone, on the same data', 'each drawing weights and data')
     """
-    of_runs = {*fixed}
-    if of_runs == {True}:
+    kinds = {*fixed}
+    if kinds == {True}:
         return "each drawing weights alone, on the same data"
-    return (
-        "each drawing weights and data"
-        if of_runs == {False}
-        else "each drawing weights, and in some runs data"
-    )
+    if kinds == {False}:
+        return "each drawing weights and data"
+    return "each drawing weights, and in some runs data"
 
 
 def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
@@ -105,7 +97,7 @@ def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
 
 
 def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
-    """Tabulate a row a run; numbers that a run does not yield are NaN."""
+    """Return a row for each run. Missing numbers are NaN."""
     heads = [
         {
             "run": run.folder.name,
@@ -119,13 +111,13 @@ def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
     folders = [run.folder for run in sweep.runs]
     numbers = [quantities(runs[folder]) if folder in runs else {} for folder in folders]
     names = list(dict.fromkeys(name for row in numbers for name in row))
-    head = pd.DataFrame(heads, columns=["run", *sweep.axes, *OF_A_RUN[1:]])
+    head = pd.DataFrame(heads, columns=["run", *sweep.axes, *RUN_COLUMNS[1:]])
     return pd.concat([head, pd.DataFrame(numbers, columns=names, dtype=float)], axis=1)
 
 
 def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
-    """Tabulate a row a point; the count is that of runs which yield the number."""
-    names = [str(name) for name in table if name not in (*sweep.axes, *OF_A_RUN)]
+    """Return a row for each point. Counts are the numbers of runs that have the number."""
+    names = [str(name) for name in table if name not in (*sweep.axes, *RUN_COLUMNS)]
     columns = {name: table[name].to_numpy(dtype=float) for name in names}
     rows = []
     for point in dict.fromkeys(run.point for run in sweep.runs):
@@ -138,23 +130,24 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
                 f"{name}.mean": mean.value,
                 f"{name}.sd": deviation(values),
                 f"{name}.count": len(values),
+                f"{name}.low": mean.low,
+                f"{name}.high": mean.high,
             }
-            row |= {f"{name}.low": mean.low, f"{name}.high": mean.high}
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-# --- Two sweeps compared run by run: runs of the same seed at the same point are a pair, and what they share cancels.
+# --- Two sweeps compared by pairs: runs of the same seed at the same point. Their common fluctuations cancel.
 #
-#     difference   mean of b − a                    ratio   exp of the mean of log b/a, where all are positive
+#     difference   mean of b − a
+#     ratio        exp of the mean of log b/a, if all numbers are positive
 #
-# both with intervals over seeds. The last row of a quantity speaks of all points, by the seeds that have a pair
-# at each: a seed's pairs are averaged first, because they are one draw, and means over other points are means of
-# something else.
+# Both have intervals over seeds. The last row of a quantity is about all points. It uses the seeds that have a pair at
+# every point, and averages the pairs of each seed first, because they are one draw.
 
 
 def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
-    """Tabulate a row for each quantity at each point that both sweeps hold, and one for all of them."""
+    """Return a row for each quantity at each common point, and one for all points."""
     axes = list(first.sweep.axes)
     if set(axes) != set(second.sweep.axes):
         raise Mistake(
@@ -165,41 +158,41 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
         pairs = first.runs.merge(
             second.runs, on=[*axes, "seed"], suffixes=("", " of the second"), sort=False
         )
-    except ValueError:  # one has words where the other has numbers
+    except ValueError:  # an axis has texts in one sweep and numbers in the other
         pairs = pd.DataFrame()
     if pairs.empty:
         raise Mistake(f"{first.sweep.name} and {second.sweep.name} share no seed at any point")
     rows: list[dict[str, object]] = []
-    for name in (name for name in first.quantities if name in second.quantities):
-        complete = pairs[[*axes, "seed", name, f"{name} of the second"]].dropna(
-            subset=[name, f"{name} of the second"]
-        )
-        complete = complete.rename(columns={name: "first", f"{name} of the second": "second"})
+    for name in first.quantities:
+        if name not in second.quantities:
+            continue
+        other = f"{name} of the second"
+        complete = pairs[[*axes, "seed", name, other]].dropna(subset=[name, other])
+        complete = complete.rename(columns={name: "first", other: "second"})
         points = complete.groupby(axes, sort=False, dropna=False)
         for point, here in points:
             place = dict(zip(axes, point, strict=True))
-            rows.append(
-                {"quantity": name, **place, "pairs": len(here)} | average(here, range_of(name))
-            )
-        whole = complete[complete.groupby("seed")["seed"].transform("count") == len(points)]
-        if len(points) > 1 and len(whole):
-            rows.append({"quantity": name, "pairs": len(whole)} | average(whole, range_of(name)))
+            row = {"quantity": name, **place, "pairs": len(here)}
+            rows.append(row | average(here, range_of(name)))
+        # all points, by the seeds with a pair at every point
+        at_all = complete[complete.groupby("seed")["seed"].transform("count") == len(points)]
+        if len(points) > 1 and len(at_all):
+            rows.append({"quantity": name, "pairs": len(at_all)} | average(at_all, range_of(name)))
     return pd.DataFrame(rows)
 
 
 def average(pairs: pd.DataFrame, within: Range) -> dict[str, float]:
-    """Average both sides of a quantity with this range, their difference and their ratio."""
+    """Return the means of both sides of some pairs, and of their differences and ratios."""
     positive = (pairs["first"] > 0) & (pairs["second"] > 0)
     logs = (pairs["second"] / pairs["first"]).where(positive).map(math.log, na_action="ignore")
-    per_seed = pairs.assign(difference=pairs["second"] - pairs["first"], log=logs).groupby(
-        "seed", sort=True
-    )
+    differences = pairs["second"] - pairs["first"]
+    per_seed = pairs.assign(difference=differences, log=logs).groupby("seed", sort=True)
     # numbers between a and b differ by a − b to b − a
-    farthest = within[1] - within[0]
-    difference = mean_of(per_seed["difference"].mean().tolist(), (-farthest, farthest))
-    ratio = (
-        mean_of(per_seed["log"].mean().tolist()) if np.isfinite(logs).all() else Estimate(math.nan)
-    )
+    largest = within[1] - within[0]
+    difference = mean_of(per_seed["difference"].mean().tolist(), (-largest, largest))
+    ratio = Estimate(math.nan)
+    if np.isfinite(logs).all():
+        ratio = mean_of(per_seed["log"].mean().tolist())
     return {
         "first": float(pairs["first"].mean()),
         "second": float(pairs["second"].mean()),
