@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 project, author, release = "ntkexp", "the ntkexp authors", __version__
 html_title = f"ntkexp {release}"
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 html_theme = "furo"
 html_copy_source = False

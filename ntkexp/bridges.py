@@ -1,11 +1,12 @@
-"""Contributions and effects of a training that was followed, in the shapes of other libraries.
+"""Scores of a followed training loop, in the interfaces of other attribution libraries.
 
-    QuandaExplainer    explain(test_data, targets)                    [test, train], for quanda's benchmarks
-    DattriAttributor   attribute(train_dataloader, test_dataloader)   [train, test], for dattri's metrics
+    QuandaExplainer    explain(test_data, targets) → [test, train], for quanda's benchmarks
+    DattriAttributor   attribute(train_dataloader, test_dataloader) → [train, test], for dattri's metrics
 
-They have the methods of a `quanda.explainers.Explainer` and a `dattri.algorithm.base.BaseAttributor`, and need neither
-library. Nothing is computed: test points are found among the queries by their values, and training examples among those
-of the training. A test point that is no query is refused, as is an example that the training did not use.
+The classes have the methods of `quanda.explainers.Explainer` and `dattri.algorithm.base.BaseAttributor`
+and need neither library. They look up scores that already exist: test points by their values in the
+queries, and training examples by name or value. They raise for a test point that is not a query, and for
+an example that the training did not use.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ from ntkexp.report.scores import Attribution
 from ntkexp.shapes import Inputs
 from ntkexp.text import counted
 
-BLOCK = 256  # rows of a data set that are read at once
+ROWS_AT_ONCE = 256
+"""Rows of a data set that are read at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class FollowedScores:
-    """The scores of a followed training at its queries; `score`, `out` and `component` are those of `to_scores`.
+    """The scores of a followed training loop at its queries.
 
-    `examples` are the names of the training examples in the order of the data set: `range(len(dataset))` where `follow`
-    took `ids="dataset"`. Without them, examples are found by their values. Set `lower_is_better` if `measure=` is a
-    loss: then scores are positive where an example lowered it. A measure has its own targets; those of a library are
-    then ignored.
+    `score`, `out` and `component` are arguments of `to_scores`. `examples` are the names of the training
+    examples in the order of the data set: `range(len(dataset))` after `follow(ids="dataset")`. Without
+    them, examples are identified by their values. If `measure=` is a loss, set `lower_is_better`; an
+    example that lowered the loss then has a positive score. A measure contains its own targets, so
+    the library's targets are ignored.
     """
 
     found: Attribution
@@ -51,149 +54,160 @@ class FollowedScores:
     lower_is_better: bool = False
 
     def __post_init__(self) -> None:
-        count, expected = count_examples(self.queries), self.found.sizes["probe"]
+        count = count_examples(self.queries)
+        expected = self.found.sizes["probe"]
         if count != expected:
             raise Mistake(
-                f"queries=: these are {count}, and there are scores of {expected}; give those of follow(queries=)"
+                f"queries=: these are {count}, and there are scores of {expected}; give those of "
+                "follow(queries=)"
             )
 
     def rows(
         self, data: Inputs, targets: Sequence[int] | Tensor | None, names: Sequence[str]
     ) -> Float[Tensor, "test train"]:
-        """Scores of these training examples at these test points; where there is an output for each class, at the
-        output of each point's target."""
-        places = np.array(self.points(data), dtype=int)
-        by_class = (
-            self.out is None and MEASURE not in self.found.attrs and "out" in self.found.sizes
-        )
-        if by_class and self.found.sizes["out"] == 1:
-            raise Mistake(
-                "out=: the model has one output, which speaks for one class and against another; give out=0 if scores "
-                "are of the output itself, or follow with a measure= of the target"
-            )
-        if by_class and (targets is None or len(targets) != len(places)):
-            raise Mistake(
-                "out=: there is an output for each class; give the targets of the test points, or out="
-            )
-        outs = (
-            [int(target) for target in targets]
-            if by_class and targets is not None
-            else [self.out] * len(places)
-        )
+        """Return the scores of training examples at test points.
 
-        at = {name: place for place, name in enumerate(self.trained_names)}
-        columns, found = [at[name] for name in names], np.empty((len(places), len(names)))
+        If the model has an output for each class, use the output of each point's target.
+        """
+        queries = np.array(self.points(data), dtype=int)
+        outs = self.outputs_of(targets, len(queries))
+        column_of_name = {name: column for column, name in enumerate(self.trained_names)}
+        columns = [column_of_name[name] for name in names]
+        scores = np.empty((len(queries), len(names)))
         for out in set(outs):
-            rows = [row for row, each in enumerate(outs) if each == out]
-            here = self.found.isel(probe=places[rows])
-            scores = here.to_scores(
+            rows = [row for row, out_of_row in enumerate(outs) if out_of_row == out]
+            of_output = self.found.isel(probe=queries[rows]).to_scores(
                 "test,train", score=self.score, out=out, component=self.component
-            ).to_numpy()
-            if len(scores) < len(rows):
+            )
+            if len(of_output) < len(rows):
                 raise Mistake(
                     "a test point was not attributed; choose among those that have finite scores"
                 )
-            found[rows] = scores[:, columns]
-        return torch.from_numpy(-found if self.lower_is_better else found)
+            scores[rows] = of_output.to_numpy()[:, columns]
+        return torch.from_numpy(-scores if self.lower_is_better else scores)
+
+    def outputs_of(
+        self, targets: Sequence[int] | Tensor | None, count: int
+    ) -> Sequence[int | str | None]:
+        """Return the output whose scores each test point uses."""
+        has_measure = MEASURE in self.found.attrs
+        if self.out is not None or has_measure or "out" not in self.found.sizes:
+            return [self.out] * count
+        if self.found.sizes["out"] == 1:
+            raise Mistake(
+                "out=: the model has one output, which speaks for one class and against another; "
+                "give out=0 if scores are of the output itself, or follow with a measure= of the "
+                "target"
+            )
+        if targets is None or len(targets) != count:
+            raise Mistake(
+                "out=: there is an output for each class; give the targets of the test points, "
+                "or out="
+            )
+        return [int(target) for target in targets]
 
     @property
     def trained_names(self) -> list[str]:
-        """The names of the examples that the training used."""
+        """Names of the examples that the training used."""
         return [str(name) for name in self.found["example"].to_numpy().tolist()]
 
     @cached_property
     def query_places(self) -> dict[str, list[int]]:
-        """The places of the queries that hold the same, by the digest of that."""
-        places = dict[str, list[int]]()
-        for place, row in enumerate(digests(self.queries)):
-            places.setdefault(row, []).append(place)
-        return places
+        """Positions of the queries by the digest of their values."""
+        positions: dict[str, list[int]] = {}
+        for position, digest in enumerate(digests(self.queries)):
+            positions.setdefault(digest, []).append(position)
+        return positions
 
     def points(self, data: Inputs) -> list[int]:
-        """The queries that hold the same as these rows."""
+        """Return the positions of the queries with the same values as these rows."""
         wanted = digests(data)
-        missing = [row for row in wanted if row not in self.query_places]
+        missing = [digest for digest in wanted if digest not in self.query_places]
         if missing:
             raise Mistake(
-                f"{len(missing)} of {counted(len(wanted), 'test point')} are not among the queries; follow with "
-                "queries= that hold all of them, as they are here (dtype and preprocessing too)"
+                f"{len(missing)} of {counted(len(wanted), 'test point')} are not among the "
+                "queries; follow with queries= that hold all of them, as they are here (dtype and "
+                "preprocessing too)"
             )
-        if MEASURE in self.found.attrs and any(len(self.query_places[row]) > 1 for row in wanted):
+        has_repeated = any(len(self.query_places[digest]) > 1 for digest in wanted)
+        if MEASURE in self.found.attrs and has_repeated:
             raise Mistake(
-                "queries= holds a row twice, and measure= may differ between the two; leave one of them out"
+                "queries= holds a row twice, and measure= may differ between the two; leave one of "
+                "them out"
             )
-        return [self.query_places[row][0] for row in wanted]
+        return [self.query_places[digest][0] for digest in wanted]
 
     def training_names(self, dataset: Any) -> list[str]:
-        """The names of the examples of a data set, in its order: those given, or digests of what is read of it."""
-        names = (
-            read_in_order(dataset)
-            if self.examples is None
-            else [str(name) for name in self.examples]
-        )
+        """Return the names of a data set's examples in order: `examples`, or digests of their values."""
+        examples = read_in_order(dataset) if self.examples is None else self.examples
+        names = [str(name) for name in examples]
         if len(names) != len(dataset):
             raise Mistake(
-                f"examples=: these are {len(names)} names for a data set of {len(dataset)}; give one for each"
+                f"examples=: these are {len(names)} names for a data set of {len(dataset)}; give "
+                "one for each"
             )
         if len(set(names)) < len(names):
             raise Mistake(
-                "several rows of the data set have the same name, and their scores cannot be told apart; follow with "
-                "ids='dataset', and give examples=range(len(dataset))"
+                "several rows of the data set have the same name, so that their scores cannot be "
+                "distinguished; follow with ids='dataset', and give examples=range(len(dataset))"
             )
         used = set(self.trained_names)
-        if unused := [name for name in names if name not in used]:
+        unused = [name for name in names if name not in used]
+        if unused:
             raise Mistake(
-                f"{len(unused)} of {counted(len(names), 'training example')} were not used in training under their "
-                "names; give examples=, the names that follow(ids=) gave them, in the order of the data set"
+                f"{len(unused)} of {counted(len(names), 'training example')} were not used in "
+                "training under their names; give examples=, the names that follow(ids=) gave "
+                "them, in the order of the data set"
             )
         return names
 
     def refuse_other_model(self, model: nn.Module, data: Tensor) -> None:
-        """Refuse a model that is not the trained one, by its outputs at test points, unless these are unknown."""
-        if (
-            MEASURE in self.found.attrs
-            or "out" not in self.found.sizes
-            or not {"start", "change"} <= set(self.found.data_vars)
-        ):
+        """Raise if the model's outputs at test points differ from the trained model's, as far as known."""
+        has_outputs = "out" in self.found.sizes and {"start", "change"} <= set(self.found.data_vars)
+        if MEASURE in self.found.attrs or not has_outputs:
             return
         with torch.no_grad():
             outputs = model(data)
         if not isinstance(outputs, Tensor):
             return
-        trained = (
-            (self.found["start"] + self.found["change"]).isel(probe=self.points(data)).to_numpy()
-        )
-        given = outputs.cpu().double().numpy()
-        near = torch.finfo(outputs.dtype).eps ** 0.5 * np.linalg.norm(trained)
-        if given.shape != trained.shape or not np.linalg.norm(given - trained) <= near:
+        at_end = self.found["start"] + self.found["change"]
+        expected = at_end.isel(probe=self.points(data)).to_numpy()
+        actual = outputs.cpu().double().numpy()
+        tolerance = torch.finfo(outputs.dtype).eps ** 0.5 * np.linalg.norm(expected)
+        if actual.shape != expected.shape or not np.linalg.norm(actual - expected) <= tolerance:
             raise Mistake(
-                "the model gives other outputs than the one that was followed had at the end; load its weights"
+                "the model gives other outputs than the one that was followed had at the end; "
+                "load its weights"
             )
 
 
 def read_in_order(dataset: Any) -> list[str]:
-    """Digests of what a model is called with, of all examples of a data set: the first part of each."""
-    rows = list[str]()
-    for begin in range(0, len(dataset), BLOCK):
-        inputs = [dataset[k] for k in range(begin, min(begin + BLOCK, len(dataset)))]
-        firsts = [each[0] if isinstance(each, tuple | list) else each for each in inputs]
-        if not all(isinstance(each, Tensor) for each in firsts):
+    """Return the digests of all inputs of a data set; the input is the first part of an example."""
+    names: list[str] = []
+    for start in range(0, len(dataset), ROWS_AT_ONCE):
+        end = min(start + ROWS_AT_ONCE, len(dataset))
+        inputs = []
+        for k in range(start, end):
+            example = dataset[k]
+            inputs.append(example[0] if isinstance(example, tuple | list) else example)
+        if not all(isinstance(value, Tensor) for value in inputs):
             raise Mistake(
-                "the data set does not begin with a tensor; give examples=, names in the order of the data set"
+                "the data set does not begin with a tensor; give examples=, names in the order of "
+                "the data set"
             )
-        rows += digests(torch.stack(firsts))
-    return rows
+        names += digests(torch.stack(inputs))
+    return names
 
 
 @dataclass(eq=False)
 class QuandaExplainer:
-    """A `quanda.explainers.Explainer` by its methods; metrics and benchmarks of quanda take it.
+    """An explainer for the metrics and benchmarks of quanda.
 
     explainer = QuandaExplainer(model, train_dataset, scores=FollowedScores(found, queries=x_query))
     benchmark.evaluate(QuandaExplainer, {"scores": FollowedScores(found, queries=x_query)})
 
-    Scores are of the output of each target, where there is an output for each class: positive where an example raised
-    it. `scores` says which ones.
+    If the model has an output for each class, the scores refer to the output of each target; they are
+    positive if an example raised it.
     """
 
     model: nn.Module
@@ -208,34 +222,33 @@ class QuandaExplainer:
     def __post_init__(self) -> None:
         if self.scores is None:
             raise Mistake(
-                "scores=: give those of the followed training, scores=FollowedScores(found, queries=…)"
+                "scores=: give those of the followed training, "
+                "scores=FollowedScores(found, queries=…)"
             )
         self.names = self.scores.training_names(self.train_dataset)
 
     def explain(
         self, test_data: Tensor, targets: Sequence[int] | Tensor
     ) -> Float[Tensor, "test train"]:
-        """Scores of all training examples at some queries."""
+        """Return the scores of all training examples at some queries."""
         assert self.scores is not None
         self.scores.refuse_other_model(self.model, test_data)
         return self.scores.rows(test_data, targets, self.names).to(test_data.device)
 
     def self_influence(self, batch_size: int = 32) -> Float[Tensor, " train"]:
-        """The score of each training example at itself: all of them have to be queries."""
-        found = list[Tensor]()
-        for begin in range(0, len(self.train_dataset), batch_size):
-            rows = [
-                self.train_dataset[k]
-                for k in range(begin, min(begin + batch_size, len(self.train_dataset)))
-            ]
-            scores = self.explain(torch.stack([x for x, _ in rows]), [int(y) for _, y in rows])
-            found.append(scores.diagonal(begin))
-        return torch.cat(found)
+        """Return the score of each training example at itself; all of them must be queries."""
+        diagonals: list[Tensor] = []
+        for start in range(0, len(self.train_dataset), batch_size):
+            end = min(start + batch_size, len(self.train_dataset))
+            batch = [self.train_dataset[k] for k in range(start, end)]
+            scores = self.explain(torch.stack([x for x, _ in batch]), [int(y) for _, y in batch])
+            diagonals.append(scores.diagonal(start))
+        return torch.cat(diagonals)
 
 
 @dataclass(frozen=True, eq=False)
 class DattriAttributor:
-    """A `dattri.algorithm.base.BaseAttributor` by its methods; metrics of dattri take its scores.
+    """An attributor for the metrics of dattri.
 
     scores = DattriAttributor(FollowedScores(found, queries=x_query)).attribute(train_loader, test_loader)
     dattri.metric.lds(scores, ground_truth)
@@ -244,26 +257,29 @@ class DattriAttributor:
     scores: FollowedScores
 
     def cache(self, full_train_dataloader: DataLoader[Any]) -> None:
-        """Do nothing: all scores are there."""
+        """Do nothing, because all scores exist already."""
 
     def attribute(
         self, train_dataloader: DataLoader[Any], test_dataloader: DataLoader[Any]
     ) -> Float[Tensor, "train test"]:
-        """Scores of the examples of one loader at those of the other, in their order; where there is an output for each
-        class, at the output of each test point's target, the second part of a batch."""
+        """Return the scores of all training examples at all test points, in the loaders' order.
+
+        If the model has an output for each class, the second part of a test batch must be the targets.
+        """
         for loader in (train_dataloader, test_dataloader):
-            in_order = (
-                isinstance(loader.sampler, SequentialSampler)
-                and type(loader.batch_sampler) is BatchSampler
-            )
-            if not in_order or loader.drop_last:
+            is_sequential = isinstance(loader.sampler, SequentialSampler)
+            has_plain_batches = type(loader.batch_sampler) is BatchSampler and not loader.drop_last
+            if not is_sequential or not has_plain_batches:
                 raise Mistake(
-                    "a DataLoader gives its data set in another order, or in part; load without shuffle="
+                    "a DataLoader gives its data set in another order, or in part; load without "
+                    "shuffle="
                 )
-        names, rows = self.scores.training_names(train_dataloader.dataset), list[Tensor]()
+        names = self.scores.training_names(train_dataloader.dataset)
+        rows: list[Tensor] = []
         for batch in test_dataloader:
             parts = batch if isinstance(batch, tuple | list) else (batch,)
-            rows.append(self.scores.rows(parts[0], parts[1] if len(parts) > 1 else None, names))
+            targets = parts[1] if len(parts) > 1 else None
+            rows.append(self.scores.rows(parts[0], targets, names))
         if not rows:
             raise Mistake("test_dataloader is empty; give the queries, or some of them")
         return torch.cat(rows).T

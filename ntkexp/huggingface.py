@@ -1,8 +1,8 @@
-"""A callback that follows a training of Hugging Face's Trainer; its `trace` is that of `ntkexp.follow`.
+"""A callback that follows a training by Hugging Face's Trainer. Its `trace` is the one of
+`ntkexp.follow`.
 
-seen = ntkexp.huggingface.Follow(queries=tokens, output="logits")
-transformers.Trainer(model, arguments, train_dataset=data, callbacks=[seen]).train()
-seen.trace.attribute()
+follow = ntkexp.huggingface.Follow(queries=tokens, output="logits") transformers.Trainer(model,
+arguments, train_dataset=data, callbacks=[follow]).train() follow.trace.attribute()
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise Mistake(
-        f"ntkexp.huggingface needs transformers, which cannot be imported ({error}): pip install 'ntkexp[huggingface]'"
+        f"ntkexp.huggingface needs transformers, which cannot be imported ({error}): pip install "
+        "'ntkexp[huggingface]'"
     ) from error
 
 
 class Follow(TrainerCallback):  # type: ignore[misc]  # another library's class
-    """Takes what `ntkexp.follow` takes beside model and optimizer."""
+    """A callback with the options of `ntkexp.follow`."""
 
     def __init__(self, **options: Any) -> None:
         self.session = FollowSession(**options)
 
     @property
     def trace(self) -> Trace:
-        """What was seen, up to now or to the end."""
+        """The trace, during training or after it."""
         return self.session.trace
 
     def on_train_begin(

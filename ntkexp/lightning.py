@@ -1,8 +1,8 @@
-"""A callback that follows a training of Lightning; its `trace` is that of `ntkexp.follow`.
+"""A callback that follows a training by Lightning. Its `trace` is the one of `ntkexp.follow`.
 
-seen = ntkexp.lightning.Follow(queries=x_query)
-lightning.Trainer(callbacks=[seen]).fit(module, loader)
-seen.trace.attribute()
+follow = ntkexp.lightning.Follow(queries=x_query)
+lightning.Trainer(callbacks=[follow]).fit(module, loader)
+follow.trace.attribute()
 """
 
 from __future__ import annotations
@@ -20,40 +20,30 @@ try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
     raise Mistake(
-        f"ntkexp.lightning needs lightning, which cannot be imported ({error}): pip install 'ntkexp[lightning]'"
+        f"ntkexp.lightning needs lightning, which cannot be imported ({error}): pip install "
+        "'ntkexp[lightning]'"
     ) from error
 
 
 class Follow(Callback):  # type: ignore[misc]  # another library's class
-    """Takes what `ntkexp.follow` takes beside model and optimizer. `model` names the part of the module that the
-    training step calls, as in `self.net(x)`; by itself it is the module, called as `self(x)`."""
+    """A callback with the options of `ntkexp.follow`.
+
+    `model` names the submodule that the training step calls, as 'net' for `self.net(x)`. By default
+    it is the module, called as `self(x)`.
+    """
 
     def __init__(self, *, model: str = "", **options: Any) -> None:
-        self.model, self.session = model, FollowSession(**options)
+        self.model = model
+        self.session = FollowSession(**options)
 
     @property
     def trace(self) -> Trace:
-        """What was seen, up to now or to the end."""
+        """The trace, during training or after it."""
         return self.session.trace
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if (
-            not self.model and type(pl_module).forward is LightningModule.forward
-        ):  # which says that there is none
-            moved = {
-                id(w)
-                for each in trainer.optimizers
-                for group in each.param_groups
-                for w in group["params"]
-            }
-            part = common_submodule(
-                [name for name, weight in pl_module.named_parameters() if id(weight) in moved]
-            )
-            likely = f"here model={part!r}" if part else "as model='net'"
-            raise Mistake(
-                f"{type(pl_module).__name__} has no forward of its own, and so no calls; name the part that "
-                f"training_step calls, {likely}"
-            )
+        if not self.model:
+            refuse_without_forward(trainer, pl_module)
         self.session.begin(pl_module.get_submodule(self.model), trainer.optimizers)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -63,3 +53,20 @@ class Follow(Callback):  # type: ignore[misc]  # another library's class
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         self.session.end(exception)
+
+
+def refuse_without_forward(trainer: Trainer, module: LightningModule) -> None:
+    """Raise if the module has no `forward`, and name the submodule that the optimizers move."""
+    if type(module).forward is not LightningModule.forward:
+        return
+    moved = set[int]()
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            moved |= {id(weight) for weight in group["params"]}
+    names = [name for name, weight in module.named_parameters() if id(weight) in moved]
+    submodule = common_submodule(names)
+    likely = f"here model={submodule!r}" if submodule else "as model='net'"
+    raise Mistake(
+        f"{type(module).__name__} has no forward of its own, and so no calls; name the part that "
+        f"training_step calls, {likely}"
+    )

@@ -1,12 +1,11 @@
-"""Validation of scores of training examples, by training again without some of them.
+"""Validate scores of training examples by retraining without some of them.
 
-A run of this package, or a loop that was followed, is carried out again without groups of its examples:
-
-    ground truth     trainings without k examples each, drawn by chance: outputs at the queries
+    ground truth     the outputs at the queries after trainings without k random examples each
     LDS, QLD         `report.validation`
     metasmoothness   `removal.retraining`
 
-Trainings are kept beside the run (`records.ground_truth`), so whatever ends a validation costs those under way at most.
+The training is a run of this package or a followed loop. Finished trainings are stored in the
+folder of the run (`records.ground_truth`), so an interrupted validation continues.
 """
 
 from __future__ import annotations
@@ -69,13 +68,20 @@ from ntkexp.text import counted, short
 if TYPE_CHECKING:
     import xarray as xr
 
-# --- What is asked.
+# --- The design of a validation.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """Which trainings are the ground truth: `trainings` of them without `leave_out` examples each, a number of them or
-    a share; of `fresh` seeds each, or 0 for those of the run. QLD leaves the `top` examples of each query out."""
+    """The design of the ground truth.
+
+    Attributes:
+        leave_out: The number of examples that each training leaves out, or their share.
+        trainings: The number of random groups.
+        fresh: The number of fresh seeds for each group; 0 uses the seed of the run.
+        top: The number or share of the top examples that QLD removes for each query.
+        seed: The seed of the random groups.
+    """
 
     leave_out: float = 0.01
     trainings: int = 100
@@ -95,40 +101,39 @@ class Design:
             checked_number("top", self.top)
 
     def removals(self, examples: int) -> list[tuple[int, ...]]:
-        """Who is left out of each training, drawn from the seed."""
-        count, generator = (
-            number_of(self.leave_out, examples, "leave_out"),
-            stream("left out", self.seed, examples),
-        )
+        """Draw the examples that each training leaves out."""
+        count = number_of(self.leave_out, examples, "leave_out")
+        generator = stream("left out", self.seed, examples)
         drawn = (
             torch.randperm(examples, generator=generator)[:count] for _ in range(self.trainings)
         )
-        return [tuple(sorted(each.tolist())) for each in drawn]
+        return [tuple(sorted(group.tolist())) for group in drawn]
 
 
 def number_of(given: float, examples: int, name: str) -> int:
-    """A number of examples, given as such or as a share below 1.
+    """Return a number of examples, which is given as a number or as a share below 1.
 
-    >>> number_of(0.01, 600, "leave_out"), number_of(0.5, 7, "leave_out"), number_of(3, 7, "leave_out")
-    (6, 4, 3)
+    >>> [number_of(given, 600, "leave_out") for given in (0.01, 0.5, 3)]
+    [6, 300, 3]
     """
     count = round(given * examples + 1e-9) if 0 < given < 1 else int(given)
     if not 1 <= max(count, 0 < given < 1) < examples:
         raise Mistake(
-            f"{name}={given:g} of {examples} examples: it takes a share below 1, or from 1 to {examples - 1}"
+            f"{name}={given:g} of {examples} examples: it takes a share below 1, "
+            f"or from 1 to {examples - 1}"
         )
     return max(1, count)
 
 
-# --- Whose training it is: a run of this package, or a loop that a user's function carries out anew.
+# --- The training: a run of this package, or a followed loop.
 
 
-AT_ONCE = 8
-"""Trainings that are carried out together, and by one job: a worker that is lost costs those that it is at."""
+TRAININGS_PER_BATCH = 8
+"""The number of trainings that are computed together, by one job."""
 
 
 class AbstractSubject(ABC):
-    """A training that can be carried out again without some examples, asked at `probe`, places of the axis `probe`."""
+    """A training that can be repeated without examples, with outputs at the queries `probe`."""
 
     probe: tuple[int, ...]
     at_once: ClassVar[int] = 1
@@ -136,33 +141,36 @@ class AbstractSubject(ABC):
     @property
     @abstractmethod
     def training(self) -> AbstractRetraining:
-        """The training itself, from its own start and in its own order."""
+        """The training from its own start, in its own order."""
 
     @abstractmethod
     def from_seed(self, seed: int) -> AbstractRetraining:
-        """The training from other weights, in another order."""
+        """Return the training from other weights, in another order."""
 
     def outputs(
         self, trainings: Sequence[TrainingWithout]
     ) -> Iterator[tuple[TrainingWithout, Outputs]]:
-        """Carry trainings out, those of one seed together, always as many: their number decides about rounding."""
+        """Train and yield outputs, in batches of trainings with the same seed.
+
+        Batches always have `at_once` rows, because their number affects rounding.
+        """
         for seed in dict.fromkeys(training.seed for training in trainings):
             retraining = self.training if seed is None else self.from_seed(seed)
             same = [training for training in trainings if training.seed == seed]
-            for begun in range(0, len(same), self.at_once):
-                some = same[begun : begun + self.at_once]
+            for first in range(0, len(same), self.at_once):
+                batch = same[first : first + self.at_once]
                 weights = retraining.everyone.repeat(self.at_once, 1)
-                for row, training in zip(weights, some, strict=False):
+                for row, training in zip(weights, batch, strict=False):
                     row[list(training.left_out)] = 0.0
-                for training, end in zip(some, retraining.ends(weights), strict=False):
+                for training, end in zip(batch, retraining.ends(weights), strict=False):
                     yield training, retraining.at(end).double().cpu().numpy()
 
 
 @dataclass(frozen=True)
 class RunSubject(AbstractSubject):
-    """A finished run, from its folder."""
+    """A finished run in a folder."""
 
-    at_once = AT_ONCE
+    at_once = TRAININGS_PER_BATCH
     path: Path
     probe: tuple[int, ...]
     trusted: tuple[str, ...] = ()
@@ -170,7 +178,7 @@ class RunSubject(AbstractSubject):
     @cached_property
     def experiment(self) -> Experiment:
         experiment = rebuild_experiment(RunFolder(self.path), self.trusted)
-        fix_circumstances(experiment, 1)  # so that a training gives the same bits in any process
+        fix_circumstances(experiment, 1)  # the same bits in every process
         return experiment
 
     @cached_property
@@ -182,24 +190,27 @@ class RunSubject(AbstractSubject):
         return self.rerun(self.experiment, self.problem)
 
     def from_seed(self, seed: int) -> RerunAt:
-        own = self.experiment
-        data = own.data.model_copy(
-            update={"seed": own.seed if own.data.seed is None else own.data.seed}
-        )
-        other = own.model_copy(update={"seed": seed, "data": data})
+        experiment = self.experiment
+        data_seed = experiment.data.seed
+        if data_seed is None:
+            data_seed = experiment.seed
+        data = experiment.data.model_copy(update={"seed": data_seed})
+        other = experiment.model_copy(update={"seed": seed, "data": data})
         problem = draw_problem(other)
         if not torch.equal(problem.inputs, self.problem.inputs):
             raise Mistake(
-                f"data={own.data.option} are drawn by the seed, so a fresh seed has other examples"
+                f"data={experiment.data.option} are drawn by the seed, "
+                "so a fresh seed has other examples"
             )
         return self.rerun(other, problem)
 
     def rerun(self, experiment: Experiment, problem: Problem) -> RerunAt:
-        """The training of an experiment, of as many steps of the same size as the run took."""
+        """Return the training of an experiment, with the number and size of steps of the run."""
         facts = RunFolder(self.path).sealed_facts
         if facts["diverged"]:
             raise Mistake(
-                f"{self.path} diverged, so no score predicts its outputs; choose a smaller step size"
+                f"{self.path} diverged, so no score predicts its outputs; "
+                "choose a smaller step size"
             )
         training = again(experiment, problem, *RunFolder(self.path).steps_taken)
         first = 0 if "train" in problem.places else problem.train
@@ -209,7 +220,7 @@ class RunSubject(AbstractSubject):
 
 @dataclass(frozen=True)
 class LoopSubject(AbstractSubject):
-    """A loop that was followed, and a function that carries it out anew."""
+    """A followed loop, and a function that runs it again."""
 
     trace: Trace
     loop: Again
@@ -233,21 +244,21 @@ class LoopSubject(AbstractSubject):
 
 
 def loop_subject(path: Path, loop: Again, probe: tuple[int, ...]) -> LoopSubject:
-    """The loop whose trace lies in a folder; the module is the one that the loop itself follows."""
+    """Return the loop of the trace in a folder, with the module that the loop itself follows."""
     first = trained_again(loop, Weighing())
     trace = load_trace(
-        find_trace(path), first.module, first.measure, [each.rule for each in first.steps.known]
+        find_trace(path), first.module, first.measure, [known.rule for known in first.steps.known]
     )
     trace.loss = first.loss
     return LoopSubject(trace, loop, probe)
 
 
-# --- Trainings are carried out by workers, each of which keeps what it has done, one at a time.
+# --- Jobs for workers, which store each finished training.
 
 
 @dataclass(frozen=True)
 class TrainingJob(AbstractJob):
-    """Some trainings of a run; what is kept already is passed over."""
+    """Trainings of a run, except the stored ones."""
 
     run: str
     probe: tuple[int, ...]
@@ -262,12 +273,12 @@ class TrainingJob(AbstractJob):
                 f"a worker does not see {path}; put it on a file system that all machines share"
             )
         store = TrainingStore(path, self.probe)
-        left = store.missing(self.trainings)
-        if not left:
+        missing = store.missing(self.trainings)
+        if not missing:
             return "found"
-        for done, (training, outputs) in enumerate(self.subject().outputs(left), start=1):
+        for done, (training, outputs) in enumerate(self.subject().outputs(missing), start=1):
             store.write(training, outputs)
-            tell(Stepped(name, done, len(left)))
+            tell(Stepped(name, done, len(missing)))
         return "done"
 
     def subject(self) -> AbstractSubject:
@@ -277,12 +288,12 @@ class TrainingJob(AbstractJob):
         return loop_subject(path, load_function(self.again, "again", self.trust), self.probe)
 
 
-def kept(
-    store: TrainingStore, outputs: Iterator[tuple[TrainingWithout, Outputs]]
+def in_this_process(
+    store: TrainingStore, finished: Iterator[tuple[TrainingWithout, Outputs]]
 ) -> Iterator[None]:
-    """Keep trainings as they are done."""
-    for training, each in outputs:
-        store.write(training, each)
+    """Store trainings as they finish."""
+    for training, outputs in finished:
+        store.write(training, outputs)
         yield
 
 
@@ -292,8 +303,9 @@ def by_workers(
     store: TrainingStore,
     trainings: Sequence[TrainingWithout],
 ) -> Iterator[None]:
-    """Let workers carry out what is missing, one after another."""
-    parts = [tuple(trainings[at : at + AT_ONCE]) for at in range(0, len(trainings), AT_ONCE)]
+    """Let workers compute the missing trainings."""
+    size = TRAININGS_PER_BATCH
+    parts = [tuple(trainings[first : first + size]) for first in range(0, len(trainings), size)]
     tasks = (
         Task(f"trainings-{number}", replace(job, trainings=part), str(Path.cwd()), str(store.run))
         for number, part in enumerate(parts)
@@ -302,7 +314,7 @@ def by_workers(
     with closing(run_jobs(engine, tasks)) as events:
         for event in events:
             match event:
-                case Ended(how="failed" | "broken"):  # others would meet it as well
+                case Ended(how="failed" | "broken"):  # the other jobs would fail too
                     raise Unfinished(f"{store.run}: {event.reason}")
                 case Ended(how="killed" | "stopped"):
                     lost = event.reason or "it was told to stop"
@@ -315,29 +327,37 @@ def by_workers(
         )
 
 
-# --- What is validated: a training, its own scores at some points, and how it is carried out again.
+# --- The case: a training, its scores, and how to repeat it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationCase:
-    """The queries are the outputs at these points; `scores` by name are [query, example], positive where they raise."""
+    """A training with scores to validate.
+
+    Attributes:
+        scores: The scores [query, example] by name, positive if an example increases the output. A
+        query
+            is one output at one point of `probe`.
+        whole: The outputs after the training itself.
+        carried_out: The function that repeats trainings, and returns their outputs.
+    """
 
     scores: Mapping[str, Scores]
-    whole: Outputs  # after the training itself
+    whole: Outputs
     examples: tuple[str, ...]
     probe: tuple[int, ...]
     identity: str
     subject: AbstractSubject
     carried_out: Callable[[Sequence[TrainingWithout]], list[Outputs]]
 
-    def with_given(self, given: Mapping[str, object]) -> ValidationCase:
-        """Ask of scores of other methods as well."""
+    def with_scores(self, scores: Mapping[str, object]) -> ValidationCase:
+        """Add the scores of other methods."""
         points, outs = self.whole.shape
         shape = (points, outs, len(self.examples))
-        others = {
-            name: checked_scores(each, shape, f"scores {name}") for name, each in given.items()
+        checked = {
+            name: checked_scores(array, shape, f"scores {name}") for name, array in scores.items()
         }
-        return replace(self, scores={**self.scores, **others})
+        return replace(self, scores={**self.scores, **checked})
 
 
 def case_of_run(
@@ -348,45 +368,39 @@ def case_of_run(
     trust: Sequence[str],
     progress: AbstractProgress,
 ) -> ValidationCase:
-    """A run's own scores, and its trainings: kept beside it, and carried out by workers if there is an engine."""
-    rule, effect, points = explained_rule(run.rules), effects_of_run(run), tuple(probe)
-    parts = (
-        {}
-        if rule is None
-        else {"contribution": run.parts(rule).isel(probe=list(points)).to_numpy()}
-    )
-    if effect is not None and np.isfinite(effect[list(points)]).all():
-        parts["effect"] = -effect[
-            list(points)
-        ]  # what is changed without an example, which added the opposite
+    """Return the case of a run, whose trainings are stored in its folder.
+
+    Workers compute them if there is an engine and the loop has a name that workers can import.
+    """
+    points = tuple(probe)
     store = TrainingStore(run.path, points)
     subject: AbstractSubject
     if loop is None:
         subject = RunSubject(run.path, points, admit(trust))
     else:
-        subject = loop_subject(
-            run.path, load_function(loop, "again", trust) if isinstance(loop, str) else loop, points
-        )
-    named = loop if isinstance(loop, str) else None
-    job = TrainingJob(str(run.path.absolute()), points, tuple(trust), named, ())
+        function = load_function(loop, "again", trust) if isinstance(loop, str) else loop
+        subject = loop_subject(run.path, function, points)
+    loop_name = loop if isinstance(loop, str) else None
+    job = TrainingJob(str(run.path.absolute()), points, tuple(trust), loop_name, ())
 
     def carried_out(trainings: Sequence[TrainingWithout]) -> list[Outputs]:
         with RunFolder(run.path).claim():
             missing = store.missing(trainings)
-            if engine is None or not (loop is None or named):
-                done = kept(store, subject.outputs(missing))
+            if engine is None or (loop is not None and loop_name is None):
+                finished = in_this_process(store, subject.outputs(missing))
             else:
-                done = by_workers(engine, job, store, missing)
-            next(done, None)  # which a worker's start takes longer
+                finished = by_workers(engine, job, store, missing)
+            next(finished, None)  # not timed: the first training includes the start of workers
             announced = Announced("ntkexp: validation", len(missing) - 1, progress)
-            for _ in done:
+            for _ in finished:
                 announced.step()
             announced.stop()
-        return [found for training in trainings if (found := store.read(training)) is not None]
+        outputs = [store.read(training) for training in trainings]
+        return [stored for stored in outputs if stored is not None]
 
     names = run.contributions.coords["example"].to_numpy()
     return ValidationCase(
-        scores={name: part.reshape(-1, part.shape[-1]) for name, part in parts.items()},
+        scores=scores_of_run(run, list(points)),
         whole=run.predictions.sel(machine="f_T").to_numpy()[list(points)][:, list(run.outs)],
         examples=tuple(map(str, names.tolist())),
         probe=points,
@@ -396,16 +410,30 @@ def case_of_run(
     )
 
 
-def case_of_trace(trace: Trace, found: xr.Dataset, loop: Again, queries: int) -> ValidationCase:
-    """A loop that is followed in memory: nothing is kept of its trainings."""
-    count = min(queries, found.sizes["probe"])
+def scores_of_run(run: Run, points: list[int]) -> dict[str, Scores]:
+    """Return the contributions and negative leave-out effects that the run has at these points."""
+    scores = {}
+    if (rule := explained_rule(run.rules)) is not None:
+        scores["contribution"] = run.parts(rule).isel(probe=points).to_numpy()
+    effect = effects_of_run(run)
+    if effect is not None and np.isfinite(effect[points]).all():
+        # An effect is the change without the example.
+        scores["effect"] = -effect[points]
+    return {name: array.reshape(-1, array.shape[-1]) for name, array in scores.items()}
+
+
+def case_of_trace(
+    trace: Trace, contributions: xr.Dataset, loop: Again, queries: int
+) -> ValidationCase:
+    """Return the case of a loop followed in memory, whose trainings are not stored."""
+    count = min(queries, contributions.sizes["probe"])
     subject = LoopSubject(trace, loop, tuple(range(count)))
-    parts = {"contribution": found["contribution"].to_numpy()[:count]}
-    if "effect" in found:
-        parts["effect"] = -found["effect"].to_numpy()[:count]
+    scores = {"contribution": contributions["contribution"].to_numpy()[:count]}
+    if "effect" in contributions:
+        scores["effect"] = -contributions["effect"].to_numpy()[:count]
     return ValidationCase(
-        scores={name: part.reshape(-1, part.shape[-1]) for name, part in parts.items()},
-        whole=(found["start"] + found["change"]).to_numpy()[:count],
+        scores={name: array.reshape(-1, array.shape[-1]) for name, array in scores.items()},
+        whole=(contributions["start"] + contributions["change"]).to_numpy()[:count],
         examples=tuple(trace.examples),
         probe=subject.probe,
         identity="",
@@ -434,21 +462,59 @@ def validate(
     trust: Sequence[str] = (),
     quiet: bool = False,
 ) -> Validation:
-    """Compare scores of training examples with trainings without some of them.
+    """Compare scores of training examples with retraining without some of them.
 
-    `source` is a finished run (or its folder), or a trace of a followed loop with `again`, the function that carries it
-    out anew. Beside its own contributions and effects, `scores` are those of other methods: an array [point, out,
-    example], positive where an example raises the output, or several by their names.
+    The ground truth is `trainings` trainings, each without `leave_out` examples. By default they
+    start from the same weights in the same order, and test scores of this network. With `fresh`
+    seeds each, outputs are averaged over the seeds, and test scores of the training algorithm.
+    Trainings are stored in the folder of the run, and not repeated.
 
-    The ground truth is `trainings` trainings, each without `leave_out` of the examples (a share below 1, or a number).
-    They begin at the same weights and take the same order, or have `fresh` other seeds each, over which outputs are
-    averaged: the first asks about this very network, the second about the algorithm that made it. QLD leaves out the
-    `top` examples of each query; `lower_is_better` if the outputs are losses.
-
-    Trainings are kept beside a run, and are not repeated.
+    Args:
+        source: A finished run, its folder, or the trace of a followed loop.
+        scores: Scores of other methods: an array [point, out, example], positive if an example
+            increases the output, or several arrays by name. The run's own contributions and
+            leave-out effects are always included.
+        again: The function that runs a followed loop again.
+        leave_out: The number of examples that each training leaves out, or their share if below 1.
+        trainings: The number of trainings.
+        top: The number or share of the top examples that QLD removes for each query.
+        fresh: The number of fresh seeds per training; 0 uses the seed of the run.
+        seed: The seed that draws the removed examples.
+        queries: The largest number of queries.
+        split: The split of the queries.
+        lower_is_better: True if the outputs are losses.
+        engine: The engine for the trainings of a run.
+        trust: Packages or files that may be imported.
+        quiet: True to show no progress.
     """
-    known = isinstance(trust, Sequence) and not isinstance(trust, str | bytes)
-    if not known or not all(isinstance(each, str) for each in trust):
+    refuse_arguments(again, split, engine, trust)
+    queries = checked_count("queries", queries, 1)
+    design = Design(leave_out=leave_out, trainings=trainings, top=top, fresh=fresh, seed=seed)
+    if isinstance(source, Trace):
+        if again is None or isinstance(again, str):
+            raise Mistake(
+                "validate: a followed loop is run again by a function; give again=, as for effects"
+            )
+        case = case_of_trace(source, source.attribute(quiet=True), again, queries)
+    else:
+        run = source if isinstance(source, Run) else load_run(source)
+        refuse_again(run, again)
+        points = asked_points(run, split, queries)
+        case = case_of_run(run, points, again, engine, trust, in_place(quiet))
+    if scores is not None:
+        case = case.with_scores(scores if isinstance(scores, Mapping) else {"scores": scores})
+    if not case.scores:
+        raise Mistake(
+            "validate: there are no scores; attribute the run (path.rule=[secant]), "
+            "or give your own"
+        )
+    return validated(case, design, lower_is_better=lower_is_better)
+
+
+def refuse_arguments(again: object, split: object, engine: object, trust: object) -> None:
+    """Raise if an argument of `validate` has the wrong type."""
+    names = trust if isinstance(trust, Sequence) and not isinstance(trust, str | bytes) else [None]
+    if not all(isinstance(name, str) for name in names):
         raise WrongArgument(
             f"trust={in_short(trust)}: give a list of packages, or of files such as my_net.py",
             "trust",
@@ -463,46 +529,32 @@ def validate(
         )
     if not (again is None or isinstance(again, str) or callable(again)):
         raise WrongArgument(
-            f"again= is a {type(again).__name__}; give a function, or where it lies", "again"
+            f"again= is a {type(again).__name__}; give a function, or its module:name", "again"
         )
-    queries = checked_count("queries", queries, 1)
-    design = Design(leave_out=leave_out, trainings=trainings, top=top, fresh=fresh, seed=seed)
-    if isinstance(source, Trace):
-        if again is None or isinstance(again, str):
-            raise Mistake(
-                "validate: a followed loop is run again by a function; give again=, as for effects"
-            )
-        case = case_of_trace(source, source.attribute(quiet=True), again, queries)
-    else:
-        run = source if isinstance(source, Run) else load_run(source)
-        if "follow" in run.config and again is None:
-            raise WrongArgument(
-                f"again=: {run.path} is of a loop of your own; give the function that runs it again",
-                "again",
-            )
-        if "follow" not in run.config and again is not None:
-            raise WrongArgument(
-                f"again= is for loops that were followed; {run.path} is an experiment, trained as it is",
-                "again",
-            )
-        case = case_of_run(
-            run, asked_points(run, split, queries), again, engine, trust, in_place(quiet)
+
+
+def refuse_again(run: Run, again: object) -> None:
+    """Raise unless `again` is given for a followed loop, and only then."""
+    if "follow" in run.config and again is None:
+        raise WrongArgument(
+            f"again=: {run.path} is of a loop of your own; give the function that runs it again",
+            "again",
         )
-    if scores is not None:
-        case = case.with_given(scores if isinstance(scores, Mapping) else {"scores": scores})
-    if not case.scores:
-        raise Mistake(
-            "validate: there are no scores; attribute the run (path.rule=[secant]), or give your own"
+    if "follow" not in run.config and again is not None:
+        raise WrongArgument(
+            f"again= is for loops that were followed; {run.path} is an experiment, "
+            "trained as it is",
+            "again",
         )
-    return validated(case, design, lower_is_better=lower_is_better)
 
 
 def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
-    """The first points of a split whose contributions are known, as places on the axis `probe`."""
+    """Return the indices of the first points of a split with known contributions."""
     place = slice_of_split(
         run, split or ("probe" if "probe" in run.points else main_split(run.ladder))
     )
-    rule, points = explained_rule(run.rules), list(range(place.start, place.stop))
+    rule = explained_rule(run.rules)
+    points = list(range(place.start, place.stop))
     if rule is not None:
         known = np.all(attributed_in_blocks(run.parts(rule)), axis=1)
         points = [point for point in points if known[point]]
@@ -514,72 +566,82 @@ def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
 
 
 def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) -> Validation:
-    """Carry the trainings out, and compare every kind of scores with them."""
-    count, whole = len(case.examples), case.whole
+    """Retrain, and compare all scores with the outputs."""
+    count = len(case.examples)
+    shape = case.whole.shape
+    sign = -1.0 if lower_is_better else 1.0
     removals = design.removals(count)
-    seeds: list[int | None] = [design.seed + 1 + each for each in range(design.fresh)] or [None]
+    seeds: list[int | None] = [None]
+    if design.fresh:
+        seeds = [design.seed + 1 + index for index in range(design.fresh)]
 
-    # of each point one query for QLD: its output, or the largest of several, which is the class that it is given
+    # QLD has one query per point: the largest output, which is the predicted class.
     top = None if design.top is None else number_of(design.top, count, "top")
-    chosen = np.ravel_multi_index((np.arange(len(whole)), whole.argmax(1)), whole.shape)
-    without_top = {
-        name: top_examples(scores[chosen], top, lower_is_better=lower_is_better) if top else []
-        for name, scores in case.scores.items()
-    }
+    chosen = np.ravel_multi_index((np.arange(shape[0]), case.whole.argmax(1)), shape)
+    top_of_queries: dict[str, list[tuple[int, ...]]] = {name: [] for name in case.scores}
+    if top:
+        for name, scores in case.scores.items():
+            top_of_queries[name] = top_examples(
+                scores[chosen], top, lower_is_better=lower_is_better
+            )
 
-    # all trainings together, so that no worker waits: with everyone, without chance groups, without top examples
-    groups = dict.fromkeys(
-        [(), *removals, *(group for each in without_top.values() for group in each)]
-    )
+    # Train with all examples, without random groups and without top examples, all at once.
+    top_groups = [group for groups in top_of_queries.values() for group in groups]
+    groups = dict.fromkeys([(), *removals, *top_groups])
     trainings = [TrainingWithout(group, seed) for group in groups for seed in seeds]
-    found = dict(zip(trainings, case.carried_out(trainings), strict=True))
-    after = {
-        group: np.mean([found[TrainingWithout(group, seed)] for seed in seeds], axis=0).reshape(-1)
-        for group in groups
-    }
+    outputs_of = dict(zip(trainings, case.carried_out(trainings), strict=True))
+    after = {}  # group → mean outputs over seeds [query]
+    for group in groups:
+        of_seeds = [outputs_of[TrainingWithout(group, seed)] for seed in seeds]
+        after[group] = np.mean(of_seeds, axis=0).reshape(-1)
 
     outputs = np.stack([after[group] for group in removals])
     truth = GroundTruth(
         left_out=np.array([np.isin(np.arange(count), group) for group in removals]),
-        outputs=outputs.reshape(-1, *whole.shape),
-        whole=after[()].reshape(whole.shape),
+        outputs=outputs.reshape(-1, *shape),
+        whole=after[()].reshape(shape),
         examples=case.examples,
         probe=case.probe,
         identity=case.identity,
         fresh=design.fresh,
     )
-    sign = -1.0 if lower_is_better else 1.0
-    fared = []
+
+    # LDS and QLD of each method
+    validated_scores = []
     for name, scores in case.scores.items():
-        harm = [
-            sign * (after[()][q] - after[group][q])
-            for q, group in zip(chosen, without_top[name], strict=False)
-        ]
         lds = linear_datamodeling_score(scores, truth.left_out, outputs)
-        fared.append(ValidatedScore(name, lds, mean_of(harm) if harm else None))
-    by_chance = sign * (after[()] - outputs.mean(0))[chosen]
+        harm = [
+            sign * (after[()][query] - after[group][query])
+            for query, group in zip(chosen, top_of_queries[name], strict=False)
+        ]
+        validated_scores.append(ValidatedScore(name, lds, mean_of(harm) if harm else None))
+    harm_by_chance = None
+    if top == len(removals[0]):
+        mean_harm = sign * (after[()] - outputs.mean(0))[chosen]
+        harm_by_chance = mean_of(mean_harm.tolist())
     return Validation(
         truth=truth,
-        scores=tuple(fared),
-        harm_by_chance=mean_of(by_chance.tolist()) if top == len(removals[0]) else None,
+        scores=tuple(validated_scores),
+        harm_by_chance=harm_by_chance,
         top=top,
         metasmoothness=metasmoothness(case.subject.training),
         lower_is_better=lower_is_better,
-        doubts=() if design.fresh else repeats(whole, truth),
+        doubts=() if design.fresh else doubts_of(case.whole, truth),
     )
 
 
-REPEATED = 0.01
-"""The training as it was must end where it did, to this share of what removals change."""
+MAX_REPEAT_ERROR = 0.01
+"""The largest deviation of the repeated training, as a share of the change due to removals."""
 
 
-def repeats(whole: Outputs, truth: GroundTruth) -> tuple[str, ...]:
-    """Why ground truth is not to be believed: trained again as it was, the network is another."""
+def doubts_of(whole: Outputs, truth: GroundTruth) -> tuple[str, ...]:
+    """Return a warning if repeating the training itself gives another network."""
     missed = float(np.sqrt(np.mean((truth.whole - whole) ** 2)))
     changed = float(np.sqrt(np.mean((truth.outputs - truth.whole) ** 2)))
-    if missed <= REPEATED * changed:
+    if missed <= MAX_REPEAT_ERROR * changed:
         return ()
     return (
-        f"trained again as it was, it ends {short(missed)} from where it did, without some examples {short(changed)}: "
-        "its steps amplify rounding, so do not trust scores; choose a smaller step size",
+        f"repeating the training itself changes outputs by {short(missed)}, "
+        f"and leaving out examples by {short(changed)}: its steps amplify rounding, "
+        "so do not trust scores; choose a smaller step size",
     )

@@ -1,4 +1,4 @@
-"""A claim: its protocol (`claim.look`), together with its statement, its source, and what would refute it.
+"""A claim: its protocol (`claim.look`), statement and source, and what would refute it.
 
 The digest covers all four. A claim with another threshold is another claim, in another folder. The
 digest does not cover the picture of a claim, nor the file that defines a trial or a quantity.
@@ -61,7 +61,7 @@ class Claim:
 
     @property
     def registered_fields(self) -> dict[str, Any]:
-        """The plain data, where control and second look list only their differences from the main look."""
+        """The plain data; control and second look list only how they differ from the main look."""
         fields = self.fields
         looks = dict(fields.pop("looks"))
         main = looks.pop(MAIN)

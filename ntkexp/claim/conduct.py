@@ -1,11 +1,10 @@
-"""A claim is brought to its end: it is registered, its runs and trials are planned, carried out, measured, judged and
-written down.
+"""Conduct a claim: register, plan and run it, then measure, judge and write the result.
 
-register.jsonl                   beside the claim's file: what was said and found, from the first version on
-<name>-<digest>/claim.json       what was said beforehand
-                <look>.csv       the table that was judged, every digit
-                verdict.json     what was found (`ntkexp.records.claim`)
-                picture.svg      beside picture.json, what is said of it (`ntkexp.records.claim`)
+register.jsonl                   next to the claim's file: statements and outcomes of all versions
+<name>-<digest>/claim.json       the statement
+                <look>.csv       the judged table, every digit
+                verdict.json     the verdict (`ntkexp.records.claim`)
+                picture.svg      the picture, with its caption and table in picture.json
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 import pandas as pd
 
 from ntkexp.claim.claim import Claim
-from ntkexp.claim.judge import judge_protocol
+from ntkexp.claim.judge import Finding, judge_protocol
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.look import Look, without_files
 from ntkexp.claim.quantity import Measured
@@ -61,14 +60,11 @@ from ntkexp.sweep.jobs import Conductor, JobProgress, RemainingTime
 from ntkexp.sweep.plan import Plan, RunStatus, record, runs_to_do, statuses
 from ntkexp.sweep.plan import plan as sweep_plan
 
-# --- The register of claims: what a claim says is entered before it is looked at.
+# --- The register of claims.
 
 
 def register_claim(name: str, builder: Builder, out: Path, reason: str = "") -> Register:
-    """Enter what a claim says at all its sizes; one that was changed takes a reason.
-
-    The register is given back, in which the entry stands.
-    """
+    """Enter a claim at all its sizes, and return the register. A changed claim needs a reason."""
     sizes = read_sizes(name, builder)
     register = Register.beside(builder.choices.file("claim", name), out)
     digests = {size: claim.digest for size, claim in sizes.items()}
@@ -77,7 +73,7 @@ def register_claim(name: str, builder: Builder, out: Path, reason: str = "") -> 
 
 
 def circumstances() -> dict[str, Json]:
-    """The date, and the version and commit of this package, as lines of the register have them."""
+    """Return the date, version and commit for a line of the register."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": package_version(),
@@ -85,11 +81,12 @@ def circumstances() -> dict[str, Json]:
     }
 
 
-# --- A trial as a job for a worker: its rows go into a sealed file, and one that is there is not carried out again.
+# --- A trial as a job of a worker. Its rows go into a sealed file, and an intact file is not
+# computed again.
 #
-#     trials/<name>-<digest>-s<seed>.json      {"trial": …, "seed": …, "rows": [{…}, …], "seal": of all this}
+#     trials/<name>-<digest>-s<seed>.json      {"trial": …, "seed": …, "rows": [{…}, …], "seal": …}
 #
-# It computes with one thread on every engine, so that the bytes are the same everywhere.
+# A trial uses one thread on every engine, so that the bytes are the same everywhere.
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class TrialJob(AbstractJob):
     """One seed of a trial."""
 
     loads = ("torch._dynamo", "ntkexp.limit.fused.run")
-    """What torch loads for its first optimizer, and numba: two seconds that each seed would take by itself."""
+    """The first optimizer of torch and numba load these: otherwise 2 s for each seed."""
 
     fields: dict[str, Any]
     seed: int
@@ -106,28 +103,25 @@ class TrialJob(AbstractJob):
 
     @property
     def name(self) -> str:
-        """The trial with this seed has this name, which tells all that it reads."""
-        files = self.digests
+        """The class, a digest of everything that the trial reads, and the seed."""
         kind = str(self.fields["_target_"]).rpartition(".")[2].lower()
-        whole = {"trial": without_files(self.fields), "results_version": results_version}
-        whole |= {"files": files} if files else {}
-        digest = sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:12]
+        content = {"trial": without_files(self.fields), "results_version": results_version}
+        if digests := self.digests:
+            content["files"] = digests
+        digest = sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
         return f"{kind}-{digest}-s{self.seed}"
 
     @property
     def digests(self) -> list[str]:
-        """Those of the files that its words name, such as data.path=my.csv; there are none in most."""
-        texts = [
-            word
-            for value in self.fields.values()
-            if isinstance(value, list | tuple)
-            for word in value
-        ]
-        words = [word for word in texts if isinstance(word, str) and "=" in word]
-        paths = [word.partition("=")[2].partition(":")[0].strip("'\"") for word in words]
+        """The digests of files in the settings of the trial, such as data.path=my.csv."""
+        settings = []
+        for value in self.fields.values():
+            if isinstance(value, list | tuple):
+                settings += [word for word in value if isinstance(word, str) and "=" in word]
+        paths = [word.partition("=")[2].partition(":")[0].strip("'\"") for word in settings]
         if not any(path and Path(path).expanduser().exists() for path in paths):
             return []
-        return [file_digest(file) for file in files_of(compose(words, None, self.trust))]
+        return [file_digest(file) for file in files_of(compose(settings, None, self.trust))]
 
     @property
     def file(self) -> Path:
@@ -139,7 +133,7 @@ class TrialJob(AbstractJob):
 
     @property
     def rows(self) -> list[dict[str, Any]] | None:
-        """The rows, if they are there as they were written."""
+        """The rows of an intact file, or None."""
         try:
             rows: list[dict[str, Any]] = read_sealed(self.file, self.name)["rows"]
         except Mistake:
@@ -149,7 +143,7 @@ class TrialJob(AbstractJob):
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         if self.rows is not None:
             return "found"
-        import torch  # noqa: PLC0415  slow, and names of trials need none
+        import torch  # noqa: PLC0415  slow to import
 
         torch.set_num_threads(1)
         trial = Builder(admit(self.trust)).component(self.fields, (AbstractTrial,), "trial")
@@ -163,7 +157,7 @@ class TrialJob(AbstractJob):
         return "done"
 
 
-# --- What there is to carry out for a claim: the runs and the trials of all its looks, each of them once.
+# --- Plan the runs and trials of all looks; shared ones are planned once.
 
 
 @dataclass(frozen=True)
@@ -177,24 +171,22 @@ class PlannedLook:
 
     @property
     def seconds(self) -> Seconds:
-        runs = {
+        folders = {
             plan.folder(run).path: None for plan in self.plans.values() for run in plan.distinct
         }
-        return sum_timings(
-            [*(path / "timings.csv" for path in runs), *(job.timings for job in self.trials)]
-        )
+        runs = [folder / "timings.csv" for folder in folders]
+        return sum_timings([*runs, *(job.timings for job in self.trials)])
 
     def shares_all(self, other: PlannedLook) -> bool:
-        """Whether another look is at the same runs and trials."""
-        mine, theirs = (
-            [(name, id(plan)) for name, plan in look.plans.items()] for look in (self, other)
-        )
+        """Return whether another look reads the same runs and trials."""
+        mine = [(name, id(plan)) for name, plan in self.plans.items()]
+        theirs = [(name, id(plan)) for name, plan in other.plans.items()]
         return mine == theirs and self.trials == other.trials
 
 
 @dataclass(frozen=True)
 class PlannedClaim:
-    """A claim whose runs are all known to be valid."""
+    """A claim with valid runs and trials."""
 
     claim: Claim
     out: Path
@@ -203,17 +195,16 @@ class PlannedClaim:
 
     @cached_property
     def whole(self) -> Plan:
-        everything = Definition(self.claim.name, {}, (), (), (), (self.claim.name,), self.options)
-        runs = (
-            run for look in self.looks.values() for plan in look.plans.values() for run in plan.runs
-        )
-        return Plan(everything, self.out, tuple(runs))
+        """The runs of all looks as one sweep."""
+        name = self.claim.name
+        everything = Definition(name, {}, (), (), (), (name,), self.options)
+        plans = [plan for look in self.looks.values() for plan in look.plans.values()]
+        return Plan(everything, self.out, tuple(run for plan in plans for run in plan.runs))
 
     @property
     def trials(self) -> tuple[TrialJob, ...]:
-        return tuple(
-            {job.name: job for look in self.looks.values() for job in look.trials}.values()
-        )
+        by_name = {job.name: job for look in self.looks.values() for job in look.trials}
+        return tuple(by_name.values())
 
     @property
     def folder(self) -> Path:
@@ -221,10 +212,10 @@ class PlannedClaim:
 
     @property
     def seconds(self) -> dict[str, Seconds]:
-        """Of all runs and trials, and of those of each look; a run of several looks counts for each."""
+        """The seconds of the claim and of each look. A shared run counts for several looks."""
         runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
-        whole = sum_timings([*runs, *(job.timings for job in self.trials)])
-        return {WHOLE: whole} | {name: look.seconds for name, look in self.looks.items()}
+        total = sum_timings([*runs, *(job.timings for job in self.trials)])
+        return {WHOLE: total} | {name: look.seconds for name, look in self.looks.items()}
 
 
 def sum_timings(files: Sequence[Path]) -> Seconds:
@@ -239,34 +230,33 @@ def plan_claim(
     options: Sequence[str] = (),
 ) -> PlannedClaim:
     """Compose all runs of a claim, and make a job of every seed of its trials."""
-    plans: list[Plan] = []  # each once: most controls look at the runs of the claim itself
+    distinct_plans: list[Plan] = []
     looks = {}
     for name, look in claim.looks.items():
-        of_look = {}
+        plans = {}
         for run, definition in look.runs_now.items():
-            equal_plan = next((plan for plan in plans if plan.sweep == definition), None)
-            if equal_plan is None:
-                plans.append(equal_plan := sweep_plan(definition, composer, out))
-            of_look[run] = equal_plan
-        trial = None if look.trial is None else look.trial.fields()
-        jobs = (
-            ()
-            if trial is None
-            else tuple(TrialJob(trial, seed, str(out), tuple(trust)) for seed in look.seeds_now)
-        )
-        looks[name] = PlannedLook(look, of_look, jobs, tuple(trust))
+            plan = next((plan for plan in distinct_plans if plan.sweep == definition), None)
+            if plan is None:
+                plan = sweep_plan(definition, composer, out)
+                distinct_plans.append(plan)
+            plans[run] = plan
+        jobs: tuple[TrialJob, ...] = ()
+        if look.trial is not None:
+            fields = look.trial.fields()
+            jobs = tuple(TrialJob(fields, seed, str(out), tuple(trust)) for seed in look.seeds_now)
+        looks[name] = PlannedLook(look, plans, jobs, tuple(trust))
     for look in claim.looks.values():
         if look.trial is None:
             look.quantity.refuse_early()
     return PlannedClaim(claim, out, looks, tuple(options))
 
 
-# --- Bring the runs and trials of a claim to their end: what is finished stays, what was killed goes on.
+# --- Run the missing runs and trials. Finished ones stay, and interrupted ones continue.
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """Who carries claims out, who hears of it, and what is trusted."""
+    """The engine and progress display for the runs of claims, and the trusted packages."""
 
     engine: AbstractEngine
     progress: AbstractProgress
@@ -275,16 +265,17 @@ class Workshop:
 
 
 def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStatus]:
-    """Carry out what is missing of a claim, and find where each of its runs stands then."""
+    """Finish the runs and trials of a claim, and return the status of each run."""
     whole = planned.whole
     before = statuses(whole, whole.event_log.failures(), {})
-    begun = runs_to_do(whole, before, retry_failed=workshop.retry_failed)
+    missing = runs_to_do(whole, before, retry_failed=workshop.retry_failed)
     ended: dict[str, Ended] = {}
-    if begun:  # pictures of single runs are drawn when they are looked at
+    if missing:
+        # Pictures of single runs are drawn on demand.
         conductor = Conductor(
             whole, workshop.engine, workshop.progress, workshop.trust, pictures=False
         )
-        conductor.conduct(begun)
+        conductor.conduct(missing)
         ended = conductor.ended
     carry_out_trials(planned, workshop)
     return statuses(whole, whole.event_log.failures(), ended)
@@ -298,158 +289,177 @@ def look_as_planned(
     size: str,
     options: Sequence[str] = (),
 ) -> Iterator[ClaimRecord]:
-    """Carry a claim out and judge it as often as it planned, until its looks are decided; what is found each time."""
+    """Run and judge a claim stage by stage until its looks are decided; yield each record."""
     claim = claim.with_looks({name: look.at(0) for name, look in claim.looks.items()})
     while True:
         planned = plan_claim(claim, composer, out, workshop.trust, options)
         record = conclude(planned, carry_out(planned, workshop), size)
         yield record
-        then = claim.with_looks(
+        following = claim.with_looks(
             {name: look.after(record.looks[name].verdict) for name, look in claim.looks.items()}
         )
-        if then.looks == claim.looks:
+        if following.looks == claim.looks:
             return
-        claim = then
+        claim = following
 
 
 def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
-    left = [job for job in planned.trials if job.rows is None]
-    home, logs = str(Path.cwd()), str(planned.out / "sweeps")
-    if not left:
+    """Run the missing trials. After a failure, start no other trial."""
+    name = planned.claim.name
+    missing = [job for job in planned.trials if job.rows is None]
+    if not missing:
         return
-    clock = RemainingTime({job.name: 1.0 for job in left}, workshop.engine.workers, believed=0.0)
+    seconds = {job.name: 1.0 for job in missing}
+    clock = RemainingTime(seconds, workshop.engine.workers, believed=0.0)
     total = len(planned.trials)
-    jobs = JobProgress(workshop.progress, clock, total, total - len(left))
-    jobs.start(planned.claim.name)
+    jobs = JobProgress(workshop.progress, clock, total, total - len(missing))
+    jobs.start(name)
+    home = str(Path.cwd())
+    logs = str(planned.out / "sweeps")
     try:
-        tasks = (Task(job.name, job, home, logs) for job in left)
-        with closing(
-            run_jobs(workshop.engine, tasks)
-        ) as events:  # after a failure no other trial goes on
+        tasks = (Task(job.name, job, home, logs) for job in missing)
+        with closing(run_jobs(workshop.engine, tasks)) as events:
             for event in events:
                 jobs.see(event)
                 if isinstance(event, Ended) and event.how not in {"done", "found"}:
                     reason = event.reason or "no reason given"
-                    raise Mistake(f"{planned.claim.name}: {event.name} {event.how}: {reason}")
+                    raise Mistake(f"{name}: {event.name} {event.how}: {reason}")
     finally:
         workshop.progress.stop()
 
 
-# --- Measure and judge a claim by what its runs and trials have left, and write everything down.
+# --- Measure and judge a claim, and write the result.
 
 
 def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str) -> ClaimRecord:
-    """Measure all looks at a claim, judge them, and write down what was found."""
-    # Looks at the same runs and trials, such as the claim's own and most controls, are measured once.
+    """Measure and judge all looks at a claim, and write the result."""
+    # Looks with the same runs and trials, such as main look and control, are measured once.
     measured = dict[str, Measured]()
-    for name, planned_look in planned.looks.items():
-        same = next(
-            (other for other in measured if planned.looks[other].shares_all(planned_look)), None
-        )
-        measured[name] = measure(planned_look, statuses) if same is None else measured[same]
+    for name, look in planned.looks.items():
+        equal = next((other for other in measured if planned.looks[other].shares_all(look)), None)
+        measured[name] = measure(look, statuses) if equal is None else measured[equal]
 
-    # The looks are judged together, since a control that is supported withholds a verdict.
-    claim, folder = planned.claim, planned.folder
+    # The looks are judged together, because a supported control withholds the verdict.
+    claim = planned.claim
     tables, findings = judge_protocol(claim.protocol, measured)
-    written = ClaimRecord(
-        path=folder,
+    judgements = {
+        name: judgement(claim.looks[name], finding, measured[name].draws)
+        for name, finding in findings.items()
+    }
+    size_option = [] if size == "default" else [f"--{size}"]
+    claim_record = ClaimRecord(
+        path=planned.folder,
         name=claim.name,
         digest=claim.digest,
         size=size,
         statement=claim.statement,
         source=claim.source.words,
         refutes=claim.refutes,
-        command=command(
-            "claims", [claim.name], [*[f"--{size}"] * (size != "default"), *planned.options]
-        ),
-        looks={
-            name: Judgement(
-                verdict=finding.verdict,
-                figure=finding.figure,
-                low=finding.low,
-                high=finding.high,
-                p=finding.p,
-                more_seeds=finding.more,
-                expected=claim.looks[name].words(finding.part),
-                seeds=claim.looks[name].seeds_now,
-                draws=measured[name].draws,
-                note=finding.note,
-            )
-            for name, finding in findings.items()
-        },
+        command=command("claims", [claim.name], [*size_option, *planned.options]),
+        looks=judgements,
     )
-    # The record comes last: a folder that has one is whole.
+
+    # The record is written last: a folder with a record is complete.
+    folder = planned.folder
     write_atomically(folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
         write_atomically(folder / f"{name}.csv", format_csv(table))
-    draw(claim.picture, JudgedClaim(claim.looks, written, tables))
+    draw(claim.picture, JudgedClaim(claim.looks, claim_record, tables))
     write_timings(folder / TIMINGS, planned.seconds)
-    write_claim(written)
-    return written
+    write_claim(claim_record)
+    return claim_record
+
+
+def judgement(look: Look, finding: Finding, draws: str) -> Judgement:
+    return Judgement(
+        verdict=finding.verdict,
+        figure=finding.figure,
+        low=finding.low,
+        high=finding.high,
+        p=finding.p,
+        more_seeds=finding.more,
+        expected=look.words(finding.part),
+        seeds=look.seeds_now,
+        draws=draws,
+        note=finding.note,
+    )
 
 
 def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured:
-    """Put the runs and the trials of a look into one table."""
-    loaded: dict[str, Run] = {}
+    """Collect the runs and trials of a look in one table."""
+    runs_by_folder: dict[str, Run] = {}
     frames = []
     for name, plan in planned.plans.items():
         sweep = record(plan, statuses)
         runs = {run.folder: load_tables(run.folder) for run in sweep.runs if run.state == "done"}
-        loaded |= {path.name: run for path, run in runs.items()}
-        swept = tabulate(sweep, runs).assign(runs=name)
-        frames.append(
-            swept.loc[:, ~swept.columns.duplicated()]
-        )  # an axis may be called like a number, such as loss
-    # rows of all seeds in one frame: where no number of a seed is finite, its own columns would not be of numbers
+        runs_by_folder |= {path.name: run for path, run in runs.items()}
+        frame = tabulate(sweep, runs).assign(runs=name)
+        # An axis may have the name of a number, such as loss.
+        frames.append(frame.loc[:, ~frame.columns.duplicated()])
+
+    # One frame for the rows of all seeds: alone, a seed without finite numbers has no numeric
+    # column.
     rows = list[dict[str, Any]]()
     for job in planned.trials:
         if not job.rows:
             raise Mistake(f"{job.file} holds no rows; the same command runs the trial again")
         rows += [{"runs": "trial", **row, "seed": job.seed} for row in job.rows]
     if rows:
-        tried = pd.DataFrame(rows)
-        frames.append(tried.assign(seed=tried.pop("seed")))  # behind all numbers
-    table = pd.concat(frames, ignore_index=True)
-    axes = tuple(dict.fromkeys(key for plan in planned.plans.values() for key in plan.sweep.axes))
-    experiments = [run.experiment for plan in planned.plans.values() for run in plan.runs]
-    return Measured(table, loaded, axes, drawn(experiments, planned.look.trial, planned.trust))
+        trials = pd.DataFrame(rows)
+        frames.append(trials.assign(seed=trials.pop("seed")))  # the seed goes behind the numbers
+    plans = planned.plans.values()
+    axes = tuple(dict.fromkeys(key for plan in plans for key in plan.sweep.axes))
+    experiments = [run.experiment for plan in plans for run in plan.runs]
+    draws = drawn(experiments, planned.look.trial, planned.trust)
+    return Measured(pd.concat(frames, ignore_index=True), runs_by_folder, axes, draws)
+
+
+# --- Describe what a seed draws.
 
 
 def drawn(
     experiments: Iterable[Experiment], trial: AbstractTrial | None, trust: Sequence[str] = ()
 ) -> str:
-    """What a seed of a look draws, and from which examples, if they are the same for all seeds."""
-    of_runs = [experiment.data for experiment in experiments]
+    """Describe what a seed of a look draws, and from how many examples if these are fixed."""
+    run_sources = [experiment.data for experiment in experiments]
+    trial_sources = [] if trial is None else sources_of(trial, trust)
     distinct: list[object] = []
-    for source in (*of_runs, *([] if trial is None else sources_of(trial, trust))):
-        distinct += [] if source in distinct else [source]
+    for source in (*run_sources, *trial_sources):
+        if source not in distinct:
+            distinct.append(source)
     drawing = [
         source for source in distinct if isinstance(source, AbstractSource) and source.seed is None
     ]
-    fixed = [getattr(source, "seed", None) is not None for source in of_runs]
-    words = drawn_words(fixed) if fixed else "each drawing data" if drawing else ""
+    words = "each drawing data" if drawing else ""
+    if run_sources:
+        words = drawn_words(getattr(source, "seed", None) is not None for source in run_sources)
     return words + pools(drawing)
 
 
 def drawn_by(look: Look, composer: Composer, trust: Sequence[str] = ()) -> str:
-    """The same of a look that is not planned, from the runs of one seed."""
-    once = [replace(definition, seeds=look.seeds[:1]) for definition in look.runs.values()]
-    runs = [run for definition in once for run in sweep_plan(definition, composer, Path()).runs]
-    return drawn((run.experiment for run in runs), look.trial, trust)
+    """Describe what a seed of a look draws, by composing the runs of one seed."""
+    experiments = []
+    for definition in look.runs.values():
+        one_seed = replace(definition, seeds=look.seeds[:1])
+        experiments += [run.experiment for run in sweep_plan(one_seed, composer, Path()).runs]
+    return drawn(experiments, look.trial, trust)
 
 
 def sources_of(trial: AbstractTrial, trust: Sequence[str] = ()) -> list[AbstractSource]:
-    """The sources from which a trial draws data, as far as its fields tell."""
+    """Return the data sources in the fields of a trial."""
     if isinstance(trial, SideBySide):
-        return [source for each in trial.trials for source in sources_of(each, trust)]
-    words = getattr(trial, "base", None) or getattr(trial, "words", None)
-    source = compose(words, None, trust).data if words else getattr(trial, "data", None)
+        return [source for part in trial.trials for source in sources_of(part, trust)]
+    settings = getattr(trial, "base", None) or getattr(trial, "words", None)
+    source = getattr(trial, "data", None)
+    if settings:
+        source = compose(settings, None, trust).data
     return [source] if isinstance(source, AbstractSource) else []
 
 
 def pools(sources: Sequence[AbstractSource]) -> str:
-    """Say from how many examples all seeds draw, where a source has the same for every seed: intervals over seeds then
-    speak of these examples alone.
+    """Describe the fixed pools of examples, if all seeds draw from the same.
+
+    An interval over seeds then generalises to its pool only.
 
     >>> from ntkexp.data import Sphere, Wine
     >>> pools([Wine(train=40), Sphere()])
@@ -457,21 +467,25 @@ def pools(sources: Sequence[AbstractSource]) -> str:
     """
     sizes = []
     for source in sources:
-        one, other = (source.examples(examples_stream(seed)).inputs for seed in (0, 1))
-        if one.shape == other.shape and bool((one == other).all()):
-            sizes.append(f"{len(one):,}")
-    return f", from the same {' or '.join(dict.fromkeys(sizes))} examples" if sizes else ""
+        first, second = (source.examples(examples_stream(seed)).inputs for seed in (0, 1))
+        if first.shape == second.shape and bool((first == second).all()):
+            sizes.append(f"{len(first):,}")
+    if not sizes:
+        return ""
+    return f", from the same {' or '.join(dict.fromkeys(sizes))} examples"
 
 
 def draw(picture: AbstractPicture, judged: JudgedClaim) -> None:
-    """Draw the claim. Write the picture, its caption and its table into the claim's folder."""
-    from ntkexp.report.plots.rendering import svg  # noqa: PLC0415  slow, and judging needs none
-    from ntkexp.report.plots.style import house_style  # noqa: PLC0415  the same
+    """Write the picture of a claim, its caption and its table into the claim's folder."""
+    from ntkexp.report.plots.rendering import svg  # noqa: PLC0415  slow to import
+    from ntkexp.report.plots.style import house_style  # noqa: PLC0415  slow to import
 
     folder = judged.record.path
     with house_style():
         write_atomically(folder / PICTURE, svg(picture.figure(judged)))
+    exhibit = Exhibit(picture.caption(judged))
     table = picture.table(judged)
-    columns = () if table is None else tuple(map(str, table))
-    rows = () if table is None else tuple(map(tuple, table.astype(object).to_numpy().tolist()))
-    write_exhibit(folder, Exhibit(picture.caption(judged), columns, rows))
+    if table is not None:
+        rows = tuple(map(tuple, table.astype(object).to_numpy().tolist()))
+        exhibit = replace(exhibit, columns=tuple(map(str, table)), rows=rows)
+    write_exhibit(folder, exhibit)

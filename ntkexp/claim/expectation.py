@@ -1,7 +1,7 @@
 """Expectations: rules that a claim states about its figures, before they are measured.
 
-A rule turns the rows of a table into evidence: a figure with its interval over seeds and the range where
-it should lie, or errors and their bounds. `ntkexp.claim.judge` decides.
+A rule turns the rows of a table into evidence: a figure with its interval over seeds and the range
+where it should lie, or errors and their bounds. `ntkexp.claim.judge` decides.
 
 Identity    every error lies below its bound
 Bound       the mean over seeds is at most, or at least, a limit
@@ -85,12 +85,13 @@ class AbstractExpectation(Component, ABC):
     each: tuple[str, ...] = ()
 
     null: ClassVar[float | None] = None
-    """The figure to be found if the claim is false, if the rule implies one. A claim can name its own."""
+    """The figure if the claim is false, if the rule implies one. A claim can name its own."""
 
     def fields(self) -> dict[str, Any]:
         """Return the rule as plain data.
 
-        Fields that were added later are omitted unless they are set, so that old digests stay valid.
+        Fields that were added later are omitted unless they are set, so that old digests stay
+        valid.
         """
         return {
             name: value
@@ -172,7 +173,8 @@ def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
     names = [str(name) for name in table if name != "value"]
     if key not in names:
         raise Mistake(
-            f"{field}: the table has no column {key}; it has {', '.join(names)}{nearest(key, names)}"
+            f"{field}: the table has no column {key}; it has {', '.join(names)}"
+            f"{nearest(key, names)}"
         )
     return table[key]
 
@@ -180,9 +182,9 @@ def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
 class Identity(AbstractExpectation):
     """Identity: every error lies below its bound.
 
-    The bound is `tolerance`, or the column `bound` if the table has one, which then holds the rounding
-    error of each row. A single row above its bound refutes the identity. The interval reaches from the
-    best seed to the worst.
+    The bound is `tolerance`, or the column `bound` if the table has one, which then holds the
+    rounding error of each row. A single row above its bound refutes the identity. The interval
+    reaches from the best seed to the worst.
 
     >>> errors = pd.DataFrame({"seed": [0, 1], "value": [3e-15, 4e-15]})
     >>> [Identity().evidence(errors.assign(bound=bound)).beyond for bound in (1e-12, 1e-16)]
@@ -251,8 +253,8 @@ AGGREGATIONS = {"mean": "mean", "least": "min", "largest": "max"}
 class AbstractAverage(AbstractExpectation):
     """A rule on the mean over seeds of one figure per seed.
 
-    The figure of a seed is the mean, the least or the largest of its rows. If figures lie `within` a
-    range, as shares and correlations do, their interval does too.
+    The figure of a seed is the mean, the least or the largest of its rows. If figures lie `within`
+    a range, as shares and correlations do, their interval does too.
     """
 
     strict: ClassVar[bool] = False  # True if the edges do not belong to the range
@@ -353,7 +355,7 @@ class AbstractAverage(AbstractExpectation):
             log_axis(axes, "y")
             ends = [math.exp(end) for end in ends]
 
-        # An open end of the band lies at the edge of the picture, or at the other end of the band.
+        # Draw an open end of the band at the edge of the picture, or at its other end.
         low, high = axes.get_ylim()
         finite = [end for end in ends if math.isfinite(end) and end != 0]
         band = np.clip(ends, min([low, *finite]), max([high, *finite]))
@@ -377,7 +379,7 @@ class AbstractAverage(AbstractExpectation):
 
 
 class Bound(AbstractAverage):
-    """Bound: the mean over seeds is at most (`upper`) or at least (`lower`) a limit, up to the margin.
+    """Bound: the mean over seeds is at most (`upper`) or at least (`lower`) a limit ± margin.
 
     >>> table = pd.DataFrame({"seed": [0, 1, 2], "value": [0.21, 0.19, 0.2]})
     >>> from ntkexp.claim.judge import judge_part
@@ -424,8 +426,8 @@ class Equality(AbstractAverage):
 class Order(AbstractAverage):
     """Order: figures at one level are larger than those at another, by more than the margin.
 
-    Figures of the same seed are compared, where the column `along` is `above` and where it is `below`.
-    Equal figures refute the order.
+    Figures of the same seed are compared, where the column `along` is `above` and where it is
+    `below`. Equal figures refute the order.
 
         linear   above − below > margin        log   above/below > 1 + margin
 
@@ -484,8 +486,8 @@ class Order(AbstractAverage):
 class Slope(AbstractExpectation):
     """Slope: a figure is a power of the axis `along`, with this exponent up to the margin.
 
-    With a `bound`, the exponent is at most (upper) or at least (lower) `value`. Each seed has its own
-    exponent (`ntkexp.report.analysis.power_law`). A note says if the line bends; the slope then
+    With a `bound`, the exponent is at most (upper) or at least (lower) `value`. Each seed has its
+    own exponent (`ntkexp.report.analysis.power_law`). A note says if the line bends; the slope then
     describes this range of the axis only.
 
     >>> widths = [1.0, 2.0, 4.0] * 2
@@ -609,10 +611,10 @@ def refuse_several(table: pd.DataFrame, along: str) -> None:
 class Location(AbstractExpectation):
     """Location: a figure is largest (or least) at the position `value` along an axis.
 
-    The margin is a share of the position. The position of a seed is the vertex of the parabola through
-    the extreme point and its neighbours, with the axis in logarithms. It is expected between
-    value/(1 + margin) and value·(1 + margin). If the extreme of a seed lies at an end of the axis, the
-    rule stays undecided.
+    The margin is a share of the position. The position of a seed is the vertex of the parabola
+    through the extreme point and its neighbours, with the axis in logarithms. It is expected
+    between value/(1 + margin) and value·(1 + margin). If the extreme of a seed is at an end of
+    the axis, the rule stays undecided.
     """
 
     along: str

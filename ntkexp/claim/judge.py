@@ -1,26 +1,29 @@
 """The judge: from the tables of the looks to the verdict on a claim.
 
-1. One part of the expectation. Seeds are the independent units: the rows give a figure per seed, and
+1. One part of the expectation. Seeds are the independent units: the rows give a figure per seed,
+and
 
-       interval = mean ± t_{ν, 97.5 %} s/√n,  ν = n − 1      range = value ± margin, or one side of it
+       interval = mean ± t_{ν, 97.5 %} s/√n,  ν = n − 1    range = value ± margin, or one-sided
 
    supported   the interval lies inside the range (equivalence: two one-sided tests, each at 2.5 %)
    refuted     it lies entirely outside
    undecided   it crosses an edge, or there is no interval
 
-   p is the probability of a figure at least as far from the edge, if the true value lies at the edge
-   (`analysis.estimate.compare`). An identity has neither interval nor p: one error above its bound
-   refutes it. If figures have a range, as correlations do, the interval is formed on the log-odds
-   scale. A part with `each` must hold at each level, and counts as several parts.
+   p is the probability of a figure at least as far from the edge, if the true value lies at the
+   edge (`analysis.estimate.compare`). An identity has neither interval nor p: one error above its
+   bound refutes it. If figures have a range, as correlations do, the interval is formed on the
+   log-odds scale. A part with `each` must hold at each level, and counts as several parts.
 
 2. The m parts of a look, which must all hold:
 
    supported   every part is supported; p = max p_k (an intersection needs no correction)
    refuted     a part has p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
 
-3. The looks. A look may be judged at several planned stages with growing numbers of seeds, until it is
+3. The looks. A look may be judged at several planned stages with growing numbers of seeds, until it
+is
    decided. The stages share 5 % (`Look.level`), and p is multiplied by 5 %/level. If the control is
-   supported, the main look decides nothing. A claim is supported if the main and the second look are.
+   supported, the main look decides nothing. A claim is supported if the main and the second look
+   are.
 
 4. All claims. `ntkexp.report.claims.holm_rejections` applies Holm's correction to their p.
 """
@@ -77,7 +80,7 @@ class Finding:
     part: int = 0
 
     def noting(self, *notes: str) -> Finding:
-        """Return the finding with these notes in place of its own; empty notes are omitted."""
+        """Return the finding with these notes instead of its note; empty notes are omitted."""
         return replace(self, note="; ".join(filter(None, notes)))
 
     def doubted(self, reason: str) -> Finding:
@@ -174,8 +177,8 @@ def judge_errors(errors: Errors) -> Finding:
 def join_parts(findings: Sequence[Finding]) -> Finding:
     """Join the m parts of a look.
 
-    The figure comes from the deciding part: the first refuted one, else the first undecided one, else
-    the first part. `more` is the largest number of seeds that any part needs.
+    The figure comes from the deciding part: the first refuted one, else the first undecided one,
+    else the first part. `more` is the largest number of seeds that any part needs.
     """
     parts = [replace(finding, part=part) for part, finding in enumerate(findings)]
     refuted = [finding for finding in parts if finding.verdict == "refuted"]
@@ -289,7 +292,8 @@ def note_missed_null(control: Finding, protocol: Protocol) -> Finding:
     return control.noting(control.note, f"the interval misses the null, {short(null)}")
 
 
-# --- Simulations of the judge: rules judge invented tables with known truth inside, outside and at the edge.
+# --- Simulations of the judge: rules judge invented tables with known truth inside, outside and at
+# the edge.
 
 
 TABLES_PER_RULE = 500
@@ -428,8 +432,8 @@ DESIGNS = (
 def try_design(design: JudgingDesign, tables: int = TABLES_PER_DESIGN, seed: int = 0) -> Tried:
     """Simulate a design where it could err.
 
-    If the truths of all parts, or of one part, lie at the edge, only `not replicated` and `undecided`
-    are right. If the claim is true except for the second look, `supported` is wrong.
+    If the truths of all parts, or of one part, lie at the edge, only `not replicated` and
+    `undecided` are right. If the claim is true except for the second look, `supported` is wrong.
     """
     generator = np.random.default_rng(seed)
     parts = len(design.look.expectation)

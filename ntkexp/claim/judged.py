@@ -66,7 +66,7 @@ class PublishedNumber(Component):
     within: Range | None = None
 
     def estimate(self, table: pd.DataFrame) -> Estimate:
-        """Estimate the number from a judged table. Without rows, as at a smaller size, it is NaN."""
+        """Estimate the number from a judged table; without rows, as at small sizes, return NaN."""
         for key, value in self.where.items():
             table = table[find_column(table, key, "picture.numbers.where").isin([level(value)])]
         figures = table["value"].astype(float).groupby(table["seed"]).mean()
@@ -100,7 +100,7 @@ class AbstractPicture(Component, ABC):
         """Draw the picture."""
 
     def here(self, judged: JudgedClaim) -> str:
-        """Describe the rows in whole sentences. Return nothing if the title of the picture suffices."""
+        """Describe the rows in sentences, or return nothing if the title suffices."""
         return ""
 
     def table(self, judged: JudgedClaim) -> pd.DataFrame | None:

@@ -1,9 +1,9 @@
 """The protocol of a claim: three looks, stated before anything is measured.
 
-Look        the runs or the trial, the seeds, the measured quantity, the expected value with its margin,
-            the null that the margin excludes, and the planned numbers of seeds
-Protocol    the main look; a control, which must not come out supported; and a second look with other
-            seeds, mostly on other data
+Look        the runs or the trial, the seeds, the measured quantity, the expected value with its
+            margin, the null that the margin excludes, and the planned numbers of seeds
+Protocol    the main look; a control, which must not come out supported; and a second look with
+            other seeds, mostly on other data
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Look:
 
             level of n_k seeds = 5 % · n_k/(n_1 + … + n_K)
 
-        So early stages spend little. By Bonferroni's inequality the stages together stay within 5 %,
-        however they depend on each other. The bounds of O'Brien and Fleming would be less
+        So early stages spend little. By Bonferroni's inequality the stages together stay within 5
+        %, however they depend on each other. The bounds of O'Brien and Fleming would be less
         conservative, but they need normal sums of known variance; here the variance is estimated
         from few seeds, and several parts are combined.
 
@@ -87,7 +87,7 @@ class Look:
         return replace(self, stage=stage)
 
     def after(self, verdict: str) -> Look:
-        """Return the look at its next stage; at the last stage or if decided, return it unchanged."""
+        """Return the look at its next stage. At the last stage or if decided, it is unchanged."""
         last = self.stage in {-1, len(self.sizes) - 1}
         return self if last or verdict != "undecided" else self.at(self.stage + 1)
 

@@ -1,9 +1,9 @@
-"""The default picture of a claim, and figures of papers drawn again in their own axes from the judged rows."""
+"""The default picture of a claim, and figures of papers in their own axes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,89 +22,96 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-MOST = 3
-HEIGHT = 2.5  # inches
+MAX_PARTS_DRAWN = 3
+HEIGHT_INCHES = 2.5
 
 
 class JudgedRows(AbstractPicture):
-    """The rows of the first look, those of the second behind them, and what was expected.
+    """The judged rows with the expected range: blue for the main look, orange for the second.
 
-    A claim that says nothing of its picture has this one.
-
-    Each part of the claim has a place of its own, up to three of them, that which decides first; blue is the first
-    look, orange the second.
+    This is the default picture. Each part of the expectation has its own axes, up to three of them,
+    and the deciding part comes first.
     """
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
+        from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
-        from ntkexp.report.plots.style import BLUE, NARROW, ORANGE, WIDE, heading, wrapped  # noqa: PLC0415  the same
+        from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
 
-        looks, parts = {SECOND: ORANGE, MAIN: BLUE}, pairs_of_parts(judged)
-        figure = Figure(figsize=(NARROW if len(parts) == 1 else WIDE, HEIGHT), layout="constrained")
-        for axes, of_looks in zip(
-            figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True
-        ):
-            for (name, colour), part in zip(looks.items(), of_looks, strict=True):
-                rows = drawable(part, judged.tables[name])
-                for group in () if rows is None else part.levels(rows).values():
+        colours = {SECOND: style.ORANGE, MAIN: style.BLUE}
+        pairs = pairs_of_parts(judged)
+        width = style.NARROW if len(pairs) == 1 else style.WIDE
+        figure = Figure(figsize=(width, HEIGHT_INCHES), layout="constrained")
+        panels = figure.subplots(1, len(pairs), squeeze=False)[0]
+        for axes, pair in zip(panels, pairs, strict=True):
+            for (name, colour), part in zip(colours.items(), pair, strict=True):
+                for group in drawable_groups(part, judged.tables[name]):
                     part.draw(axes, group, colour)
-            of_looks[-1].mark(axes)
-            if len(parts) > 1:
-                axes.set_title("\n".join(wrapped(of_looks[-1].whole_words, 44 // len(parts) * 2)))
-        # The title: what was found, with its interval and the verdict
-        record, main = judged.record, judged.record.main
-        found = f"{short(main.figure)}, 95 % {short(main.low)} to {short(main.high)}"
-        heading(figure, f"{record.name.replace('_', ' ').capitalize()}: {record.verdict} ({found})")
+            main_part = pair[-1]
+            main_part.mark(axes)
+            if len(pairs) > 1:
+                lines = style.wrapped(main_part.whole_words, 44 // len(pairs) * 2)
+                axes.set_title("\n".join(lines))
+
+        # The title: the name, the verdict, and the figure with its interval
+        record = judged.record
+        name = record.name.replace("_", " ").capitalize()
+        interval = f"95 % {short(record.main.low)} to {short(record.main.high)}"
+        style.heading(figure, f"{name}: {record.verdict} ({short(record.main.figure)}, {interval})")
         return figure
 
     def here(self, judged: JudgedClaim) -> str:
-        there, shown = len(judged.looks[MAIN].expectation), len(pairs_of_parts(judged))
-        missing = (
-            f"; of {there} parts that are expected, {shown} are drawn" if shown < there else ""
-        )
-        return f"blue is the claim's own look, orange the second{missing}."
+        parts = len(judged.looks[MAIN].expectation)
+        drawn = len(pairs_of_parts(judged))
+        missing = f"; {drawn} of {parts} parts are drawn" if drawn < parts else ""
+        return f"blue is the main look, orange the second look{missing}."
 
 
 def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
-    """The parts that are drawn, as the second look and as the first has them: that first which decides the first."""
+    """Return the drawn parts as pairs (second look, main look), the deciding part first."""
     pairs = zip(*(judged.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
-    return sorted(
-        pairs, key=lambda part: not judged.record.main.expected.startswith(part[-1].whole_words)
-    )[:MOST]
+    expected = judged.record.main.expected
+    deciding_first = sorted(pairs, key=lambda pair: not expected.startswith(pair[-1].whole_words))
+    return deciding_first[:MAX_PARTS_DRAWN]
 
 
-def drawable(part: AbstractExpectation, table: pd.DataFrame) -> pd.DataFrame | None:
-    """Find the rows that can be drawn, if the part could speak of them."""
+def drawable_groups(part: AbstractExpectation, table: pd.DataFrame) -> Iterable[pd.DataFrame]:
+    """Return the rows of a part, level by level, if the part can judge them."""
     try:
         rows = select_rows(table, part.where)
         rows = rows[rows["value"].notna()]
-        return rows if len(rows) and judge_part(part, rows) else None
+        if len(rows):
+            judge_part(part, rows)
+            return part.levels(rows).values()
     except Mistake:
-        return None
+        pass
+    return ()
 
 
-# --- Figures of papers, drawn again in their own axes from rows that were judged.
+# --- Figures of papers, in the axes of the paper.
 
 
 GUIDES = {"1/√n": (-0.5, "--"), "1/n": (-1.0, ":")}
-"""Powers of the width that changes are drawn beside, each with its line."""
+"""Guide lines: power of the width, line style."""
 
-ROOM = 1.15
-"""The axis of errors ends so far above the highest mean: single seeds may be far above."""
+HEADROOM = 1.15
+"""The axis of errors ends this factor above the highest mean; single seeds may lie far above."""
 
-FAINT = 0.2  # the first of several curves; the last is not
+FIRST_ALPHA = 0.2
+"""The opacity of the first of several curves; the last is opaque."""
 
 
 def draw_change_by_width(
     rows: pd.DataFrame, along: str, panels: Mapping[str, Mapping[str, str]], answer: str
 ) -> Figure:
-    """Draw how far training moves what a network is made of: columns of the rows, faint seeds, and the geometric mean
-    of them, beside lines of 1/√n and 1/n.
-    """
-    from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
+    """Draw the relative changes during training against width, with guide lines 1/√n and 1/n.
 
-    from ntkexp.report.plots import style  # noqa: PLC0415  the same
+    `panels` maps the title of each panel to its lines: name → column. Single seeds are faint; dots
+    are geometric means over seeds.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
 
     colours = (style.BLUE, style.GREEN, style.ORANGE, style.VERMILION, style.BLACK)
     figure = Figure(figsize=(style.WIDE, 2.7), layout="constrained")
@@ -124,7 +131,7 @@ def draw_change_by_width(
             )
             axes.plot(means.index, means, "o-", color=colour, zorder=3)
             ends.append(style.End(name, float(means.iloc[-1]), colour))
-        # both powers, from above the highest line's beginning
+        # The guide lines start above the highest line.
         height = max(rows.loc[rows[along] == rows[along].min(), list(lines.values())].mean())
         widths = np.array([rows[along].min(), rows[along].max()], dtype=float)
         for name, (power, dashes) in GUIDES.items():
@@ -147,17 +154,19 @@ def draw_change_by_width(
 
 
 def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -> Figure:
-    """Draw whether the test error peaks where a network begins to fit all targets, and falls again: rows with
-    `parameters`, `test_error`, `train_error` and `condition`.
-    """
-    from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
+    """Draw test error, train error and condition number against the number of parameters.
 
-    from ntkexp.report.plots import style  # noqa: PLC0415  the same
+    The rows have the columns `parameters`, `test_error`, `train_error` and `condition`.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
 
     figure = Figure(figsize=(style.WIDE, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     means = rows.groupby("parameters")[["test_error", "train_error"]].mean()
-    ends, faint = [], 0.5 / math.sqrt(rows["seed"].nunique())
+    ends = []
+    faint = 0.5 / math.sqrt(rows["seed"].nunique())
     for name, colour in (("test_error", style.BLUE), ("train_error", style.ORANGE)):
         for _, seed in rows.sort_values("parameters").groupby("seed"):
             left.plot(
@@ -165,10 +174,9 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
             )
         left.plot(means.index, means[name], "o-", color=colour, zorder=3)
         ends.append(style.End(name.partition("_")[0], float(means[name].iloc[-1]), colour))
-    left.set(ylim=(0, ROOM * means.to_numpy().max()), ylabel="squared error / variance")
-    full = rows[
-        rows["parameters"] >= threshold
-    ]  # with fewer parameters the kernel has no full rank
+    left.set(ylim=(0, HEADROOM * means.to_numpy().max()), ylabel="squared error / variance")
+    # With fewer parameters the kernel does not have full rank.
+    full = rows[rows["parameters"] >= threshold]
     middle = full["condition"].map(math.log).groupby(full["parameters"]).mean().map(math.exp)
     right.plot(
         full["parameters"],
@@ -191,8 +199,9 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
         style.tick(axes, sorted(rows["parameters"].unique().tolist()))
     style.log_axis(right, "y")
     left.annotate(
-        "interpolation\nthreshold", (threshold, 1), xycoords=("data", "axes fraction"), xytext=(-3, -2),
-        textcoords="offset points", ha="right", va="top", fontsize=7, color=style.GREY,
+        "interpolation\nthreshold", (threshold, 1), xycoords=("data", "axes fraction"),
+        xytext=(-3, -2), textcoords="offset points", ha="right", va="top", fontsize=7,
+        color=style.GREY,
     )  # fmt: skip
     style.name_ends(left, ends)
     style.heading(figure, answer)
@@ -202,32 +211,35 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
 def draw_accuracies(
     rows: pd.DataFrame, names: Mapping[str, str], published: Mapping[int, float], answer: str
 ) -> Figure:
-    """Draw how accuracies grow with the number of examples, and where they lead: rows with `examples`, `accuracy` and
-    `predicted`, of the kernels that are named, means over seeds with their intervals, and published accuracies.
+    """Draw measured, predicted and published accuracies against the number of examples.
+
+    The rows have the columns `kernel`, `examples`, `accuracy` and `predicted`. Dots are means over
+    seeds with their intervals. `names` maps the column `kernel` to labels.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
-    from ntkexp.report.plots import style  # noqa: PLC0415  the same
+    from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
 
-    figure, ends = Figure(figsize=(style.WIDE, 2.7), layout="constrained"), list[style.End]()
+    figure = Figure(figsize=(style.WIDE, 2.7), layout="constrained")
+    ends = list[style.End]()
     axes = figure.subplots()
     for (kernel, name), colour in zip(names.items(), (style.BLUE, style.ORANGE), strict=False):
-        for column, line, inside, said in (
+        for column, line, fill, suffix in (
             ("accuracy", "o-", colour, ""),
             ("predicted", "o:", "white", ", predicted"),
         ):
-            given = rows[(rows["kernel"] == kernel) & rows[column].notna()]
-            figures = given[column].groupby(given["examples"]).agg(list)
-            if len(figures):
-                means = [mean_of(each, SHARE) for each in figures]
-                middle, low, high = (
-                    100 * np.array([(each.value, each.low, each.high) for each in means]).T
-                )
-                ends.append(style.End(name + said, middle[-1], colour))
-                axes.errorbar(
-                    figures.index, middle, yerr=(middle - low, high - middle), fmt=line, color=colour, capsize=2,
-                    markerfacecolor=inside, zorder=2,
-                )  # fmt: skip
+            known = rows[(rows["kernel"] == kernel) & rows[column].notna()]
+            figures = known[column].groupby(known["examples"]).agg(list)
+            if not len(figures):
+                continue
+            means = [mean_of(of_seeds, SHARE) for of_seeds in figures]
+            ends_of_means = np.array([(mean.value, mean.low, mean.high) for mean in means])
+            middle, low, high = 100 * ends_of_means.T
+            ends.append(style.End(name + suffix, middle[-1], colour))
+            axes.errorbar(
+                figures.index, middle, yerr=(middle - low, high - middle), fmt=line, color=colour,
+                capsize=2, markerfacecolor=fill, zorder=2,
+            )  # fmt: skip
     if published:
         heights = [100 * share for share in published.values()]
         axes.plot([*published], heights, "*", color=style.BLACK, markersize=7, zorder=3)
@@ -245,23 +257,25 @@ def draw_scalar_step(
     kernels: Sequence[tuple[str, pd.Series[float]]],
     answer: str,
 ) -> Figure:
-    """Draw what a step on one observation does to the other values of a function: rows with `x`, `before` and `after`,
-    and kernels over the same x by their names.
-    """
-    from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
+    """Draw a function of one number before and after a step on one observation, and its kernels.
 
-    from ntkexp.report.plots import style  # noqa: PLC0415  the same
+    The rows have the columns `x`, `before` and `after`. `kernels` are named curves over the same x.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
 
     figure = Figure(figsize=(style.WIDE, 2.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    x, (position, value) = rows["x"], observation
+    x = rows["x"]
+    position, value = observation
     for name, colour, size in (("before", style.GREY, 2.5), ("after", style.BLACK, 2)):
         left.plot(x, rows[name], "o", color=colour, markersize=size)
         left.plot(x, rows[name], color=colour, linewidth=0.5, alpha=0.5)
     left.plot([position], [value], "X", color=style.VERMILION, markersize=7, zorder=4)
     left.annotate(
-        "observation", (position, value), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=7,
-        color=style.VERMILION,
+        "observation", (position, value), xytext=(0, 7), textcoords="offset points", ha="center",
+        fontsize=7, color=style.VERMILION,
     )  # fmt: skip
     left.set(xlabel="x", ylabel="f(x)")
     named = {"before": style.GREY, "after": style.BLACK}
@@ -283,12 +297,14 @@ def draw_scalar_step(
 
 
 def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Figure:
-    """Draw how the kernel changes while f(x′) is raised: rows with `x`, `before` and `share` of each number of steps,
-    the later the darker.
-    """
-    from matplotlib.figure import Figure  # noqa: PLC0415  slow, and judging needs none
+    """Draw a function of one number and its kernel after several numbers of steps that increase
+    f(x′).
 
-    from ntkexp.report.plots import style  # noqa: PLC0415  the same
+    The rows have the columns `x`, `before`, `share` and `ascended`. Later curves are darker.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
+
+    from ntkexp.report.plots import style  # noqa: PLC0415  slow to import
 
     figure = Figure(figsize=(style.WIDE, 2.6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -296,7 +312,7 @@ def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Fi
     curves = [curve for _, curve in rows.groupby("ascended")]
     for axes, name, colour in ((left, "before", style.BLACK), (right, "share", style.BLUE)):
         for k, curve in enumerate(curves):
-            depth = FAINT + (1 - FAINT) * k / max(1, len(curves) - 1)
+            depth = FIRST_ALPHA + (1 - FIRST_ALPHA) * k / max(1, len(curves) - 1)
             axes.plot(
                 curve["x"],
                 curve[name],
@@ -316,8 +332,8 @@ def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Fi
 
 
 def prepare_kernel_axes(axes: Axes, x: pd.Series[int], position: float) -> None:
-    """Prepare axes for kernels with x′ at this place, as shares of k(x′, x′)."""
-    from ntkexp.report.plots.style import PALE  # noqa: PLC0415  drawing is slow to load
+    """Label the axes for k(x, x′)/k(x′, x′), where x′ is `position`."""
+    from ntkexp.report.plots.style import PALE  # noqa: PLC0415  slow to import
 
     axes.axhline(0, color=PALE, linewidth=0.6, zorder=0)
     axes.axvline(position, color=PALE, linewidth=0.6, zorder=0)

@@ -1,13 +1,15 @@
-"""A folder of published claims: its files, the schema of its verdicts, and the digests of all files.
+"""The folder of published claims: its files, the schema of its verdicts, and the digests of all
+files.
 
 docs/claims/README.md               a line for each claim
-            verdicts.json           [{"name": …, "verdict": …, "figure": …, "interval": [LOW, HIGH], "control": {…},
-                                      "second": {…}, "entry": DIGEST, …}, …]
-            <name>/<look>.csv       the judged table of a look: rows and columns that decide, every digit
+            verdicts.json           [{"name": …, "verdict": …, "figure": …, "interval": [LOW, HIGH],
+                                      "control": {…}, "second": {…}, "entry": DIGEST, …}, …]
+            <name>/<look>.csv       the judged table of a look: deciding rows and columns
             <name>/picture.svg      its picture
-            SHA256SUMS              a digest of each of these files; `sha256sum -c SHA256SUMS` compares them too
+            SHA256SUMS              a digest per file; `sha256sum -c SHA256SUMS` compares them too
 
-Nothing here judges. A file is read once: the bytes that are compared with the digest are those that are judged.
+This module judges nothing. It reads each file once, so that the judged bytes are those that were
+compared with the digest.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from ntkexp.text import printable, short
 VERDICTS, PAGE, SUMS = "verdicts.json", "README.md", "SHA256SUMS"
 TABLES = tuple(f"{look}.csv" for look in (MAIN, CONTROL, SECOND))
 ALWAYS = ("runs", "seed", "value", "bound")
-"""Columns that a rule may read unnamed."""
+"""Columns that every rule may read."""
 
 # --- The schema of verdicts.json.
 
@@ -45,7 +47,7 @@ Ends = Annotated[list[float | None], Field(min_length=2, max_length=2)]
 
 
 class PublishedLook(BaseModel):
-    """What a look came to."""
+    """The verdict on one look."""
 
     model_config = STRICT
     verdict: Verdict
@@ -93,7 +95,7 @@ def read_verdicts(folder: Path) -> list[dict[str, Any]]:
 def parse_verdicts(content: bytes, folder: Path) -> list[dict[str, Any]]:
     file = folder / VERDICTS
     try:
-        rows = json.loads(content.decode(), object_pairs_hook=once)
+        rows: list[dict[str, Any]] = json.loads(content.decode(), object_pairs_hook=once)
         ROWS.validate_python(rows)
     except ValidationError as error:
         first = error.errors()[0]
@@ -106,16 +108,15 @@ def parse_verdicts(content: bytes, folder: Path) -> list[dict[str, Any]]:
     names = [row["name"] for row in rows]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise Mistake(f"{file} has two verdicts of {printable(twice)}; {advice(folder)}")
-    checked: list[dict[str, Any]] = rows
-    return checked
+    return rows
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make the object of these pairs, none of whose keys stands there twice."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    """Build a JSON object. Raise if a key appears twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError("an object has a key twice")
-    return made
+    return fields
 
 
 def advice(folder: Path) -> str:
@@ -129,13 +130,12 @@ LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 
 
 def write_digests(folder: Path, files: Iterable[str]) -> None:
-    """Write the digests of these files of the folder."""
     lines = [f"{sha256(read_bytes(folder / file)).hexdigest()}  {file}\n" for file in sorted(files)]
     write_atomically(folder / SUMS, "".join(lines))
 
 
 def read_digests(folder: Path) -> dict[str, str]:
-    """Read the digests of the folder, by file."""
+    """Read SHA256SUMS: file → digest."""
     file = folder / SUMS
     if not file.is_file():
         raise Mistake(f"{file} is missing; `ntkexp claims publish {folder}` writes it")
@@ -150,13 +150,13 @@ def read_digests(folder: Path) -> dict[str, str]:
 
 
 def files_of(names: Iterable[str]) -> list[str]:
-    """Name the files of a publication of these claims."""
-    of_claims = [f"{name}/{file}" for name in names for file in (*TABLES, PICTURE)]
-    return [PAGE, VERDICTS, *of_claims]
+    """List the files of a publication of these claims."""
+    claim_files = [f"{name}/{file}" for name in names for file in (*TABLES, PICTURE)]
+    return [PAGE, VERDICTS, *claim_files]
 
 
 def read_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -> dict[str, bytes]:
-    """Read these files, each of which must have its digest."""
+    """Read files. Raise if one does not have its digest."""
     contents = {}
     for file in files:
         if file not in digests:
@@ -170,13 +170,18 @@ def read_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -
 
 
 def refuse_other_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -> None:
-    """Refuse files, or digests of files, that are no part of the publication; hidden files are left alone."""
-    there = {
+    """Raise if there are files or digests that do not belong to the publication.
+
+    Hidden files are ignored.
+    """
+    present = {
         path.relative_to(folder)
         for path in folder.rglob("*")
         if path.is_symlink() or not path.is_dir()
     }
-    visible = {str(path) for path in there if not any(part.startswith(".") for part in path.parts)}
+    visible = {
+        str(path) for path in present if not any(part.startswith(".") for part in path.parts)
+    }
     other = sorted({*visible, *digests} - {*files, SUMS})
     if other:
         raise Mistake(
@@ -188,7 +193,7 @@ def refuse_other_files(folder: Path, files: Iterable[str], digests: Mapping[str,
 
 
 def read_table(file: Path, content: bytes | None = None) -> pd.DataFrame:
-    """Read a judged table; only an empty cell is not a number, and not a word such as `none`."""
+    """Read a judged table. Only empty cells are missing numbers; words such as `none` are words."""
     try:
         source = file if content is None else BytesIO(content)
         return pd.read_csv(source, keep_default_na=False, na_values=[""])
@@ -199,7 +204,7 @@ def read_table(file: Path, content: bytes | None = None) -> pd.DataFrame:
 
 
 def refuse_odd_table(table: pd.DataFrame, columns: Iterable[str], file: Path) -> None:
-    """Refuse a table with other columns than those that decide, or whose numbers are none."""
+    """Raise if a table has columns that do not decide, or cells that are not numbers."""
 
     def refuse(reason: str) -> NoReturn:
         raise Mistake(f"{file}: {printable(reason)}")
@@ -220,27 +225,17 @@ def refuse_odd_table(table: pd.DataFrame, columns: Iterable[str], file: Path) ->
 
 
 SHAPES = frozenset(
-    {
-        "svg",
-        "g",
-        "defs",
-        "clipPath",
-        "rect",
-        "path",
-        "use",
-        "text",
-        "tspan",
-        "title",
-        "style",
-        "image",
-    }
+    "svg g defs clipPath rect path use text tspan title style image".split()  # noqa: SIM905
 )
 ABOUT = frozenset({"metadata", "RDF", "Work", "type", "format", "date", "creator", "Agent"})
 URL = re.compile(r"url\(\s*(?!['\"]?#)|@import|javascript:", re.IGNORECASE)
 
 
 def refuse_active_picture(content: bytes, file: Path) -> None:
-    """Refuse an SVG that can run a script or load anything: it has elements other than shapes, text and remarks."""
+    """Raise if an SVG could run a script or load a file.
+
+    Only shapes, texts and metadata are allowed.
+    """
     try:
         root = ElementTree.fromstring(content)
     except (ElementTree.ParseError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Quantities: what a claim measures of its runs or of its trial.
 
-A quantity makes a table with a row per figure and the columns `seed` and `value`. Expectations judge
-such tables.
+A quantity makes a table with a row per figure and the columns `seed` and `value`. Expectations
+judge such tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.run import Run
 
 HEAD = ("runs", "run", "seed", "state", "reason")
-"""Columns that are not measured: the name of the sweep or `trial`, the folder of the run, and others."""
+"""Columns that are not measured; `runs` holds the name of the sweep, or `trial`."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,12 @@ class Measured:
     """The measurements for one look.
 
     Attributes:
-        table: A row per run or per row of the trial, with the columns `runs`, `seed`, the axes of the
+        table: A row per run or per row of the trial, with the columns `runs`, `seed`, the axes of
+        the
             sweeps, and every measured number.
         known: The readable runs, by the names of their folders.
         axes: The axes of the sweeps.
-        draws: A description of what each seed draws.
+        draws: A description of the random draws of a seed.
     """
 
     table: pd.DataFrame
@@ -68,14 +69,14 @@ class AbstractQuantity(Component, ABC):
     """A function of the measurements."""
 
     role: ClassVar[str] = "ntkexp.claim.quantity"
-    """Digests name a quantity of this package by its role and class, not by the file of the class."""
+    """Digests name a quantity of this package by role and class, not by the file of the class."""
 
     @abstractmethod
     def of(self, measured: Measured) -> pd.DataFrame:
         """Return a table with the columns `seed` and `value`, and columns that label the rows.
 
-        A missing number is NaN, and leaves the look undecided. If a run has no such quantity, omit its
-        row. An optional column `bound` holds the rounding error of each row.
+        A missing number is NaN, and leaves the look undecided. If a run has no such quantity, omit
+        its row. An optional column `bound` holds the rounding error of each row.
         """
 
     def refuse_early(self) -> None:
@@ -87,7 +88,8 @@ class Column(AbstractQuantity):
 
     Rows have the number in this column.
 
-    `quantity: drift` is short for `quantity: {_target_: ntkexp.claim.quantity.Column, column: drift}`.
+    `quantity: drift` is short for `quantity: {_target_: ntkexp.claim.quantity.Column, column:
+    drift}`.
     """
 
     column: str
@@ -123,8 +125,8 @@ def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 class Columns(AbstractQuantity):
     """Several columns, stacked. The column `quantity` holds the name of each.
 
-    Rows have the numbers in these columns. Sweeps that do not yield a number, such as the error of a
-    kernel machine that integrates by another rule, have no row for it.
+    Rows have the numbers in these columns. Sweeps that do not yield a number, such as the error of
+    a kernel machine that integrates by another rule, have no row for it.
     """
 
     columns: tuple[str, ...] = Field(min_length=2)

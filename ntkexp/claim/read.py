@@ -1,29 +1,29 @@
-"""A claim from its file, `configs/claim/NAME.yaml`.
+"""Read a claim from its file, `configs/claim/NAME.yaml`.
 
 statement: The wider the network, the less its kernel moves.
 source: {paper: "Jacot et al. 2018, arXiv:1806.07572", section: theorem 2}
-runs:                                      axes and base of a sweep; or several by name, NAME: {axes: …, base: …}
+runs:                                      a sweep, or several: NAME: {axes: …, base: …}
   axes: {model.width: [32, 64, 128]}
   base: [steps=100]
 seeds: 24
-looks: [6, 24]                             judged with 6 seeds, then, if undecided, with all; once, if nothing is said
+looks: [6, 24]                             stages: judge with 6 seeds, then with 24 if undecided
 quantity: drift                            a column of the runs, or a component
-expectation:                               or a list of them, all of which must hold
-  {_target_: ntkexp.claim.expectation.Slope, along: model.width, value: -0.5, margin: 0.1, bound: upper}
+expectation:                               a rule, or a list of rules that must all hold
+  {_target_: ntkexp.claim.expectation.Slope, along: model.width, value: -0.5, margin: 0.1}
 refutes: A slope above −0.4.
-null: 0                                    what is found where the claim does not hold; a list, of several rules
-control: {base: [init=mean_field]}         what is otherwise, as below; it is at the null, and must not be supported
-second: {base: [data=teacher], seeds: 20}  20 seeds of another family, or as many as the claim, and other data
-quick: {seeds: 3}                          and `full`: other sizes, of all looks
-picture: {_target_: ntkexp.claim.picture.JudgedRows}    how it is drawn; this one if nothing is said
+null: 0                                    the figure if the claim is false, or a list, one per rule
+control: {base: [init=mean_field]}         changes; the control must not be supported
+second: {base: [data=teacher], seeds: 20}  changes; the second look has other seeds
+quick: {seeds: 3}                          changes for a smaller size; `full` for a larger one
+picture: {_target_: ntkexp.claim.picture.JudgedRows}    the default
 
-What is otherwise in a control, in a second look, or at another size:
+A control, a second look or a size lists only its changes:
 
-base: [data=teacher]                       for all runs, after their own base
-axes: {model.width: [32, 64]}              other values on an axis, of the runs that have it
+base: [data=teacher]                       added to the base of all runs
+axes: {model.width: [32, 64]}              new values of an axis, for the runs that have it
 runs: {mlp: {base: […], axes: {…}}}        the same for the runs of one name
-seeds: 3, looks: [3]                       other seeds are judged once, unless it is said how often
-quantity, expectation, trial               with _target_: another one; without: the same with these fields otherwise
+seeds: 3, looks: [3]                       without `looks`, changed seeds are judged once
+quantity, expectation, trial               with _target_ a new component, else changed fields
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ NEEDED = ("statement", "source", "seeds", "quantity", "expectation", "refutes", 
 KEYS = ("base", "runs", "trial", "looks", *NEEDED, "null", "quick", "full", "picture")
 CHANGES = ("base", "axes", "runs", "seeds", "looks", "quantity", "expectation", "null", "trial")
 COLUMN = "ntkexp.claim.quantity.Column"
-FAMILY = 1000  # seeds of the second look begin so much later
+SECOND_SEED_OFFSET = 1000
+"""The offset of the second look's seeds from the main look's seeds."""
 
 
 def claim_names(choices: Choices) -> list[str]:
@@ -66,7 +67,7 @@ def claim_names(choices: Choices) -> list[str]:
 
 
 def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
-    """Read a claim at one of its sizes; what is wrong with it is said with its file."""
+    """Read a claim at one of its sizes. An error message names the file."""
     names = claim_names(builder.choices)
     if name not in names:
         raise Mistake(
@@ -86,7 +87,36 @@ def read_sizes(name: str, builder: Builder) -> dict[str, Claim]:
 
 
 def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") -> Claim:
+    """Build a claim from the content of its file."""
     tree = with_null(tree)
+    refuse_keys(tree)
+    named = {**tree, "runs": named_runs(tree)}
+
+    # Build all sizes, so that a mistake in one of them is reported at any size.
+    sizes = {
+        other: with_changes(named, tree.get(other) or {}, other)
+        for other in ("quick", "default", "full")
+    }
+    sized = sizes[size]
+    main = build_look(sized, MAIN, builder)
+    control = build_look(with_changes(sized, tree["control"], CONTROL), CONTROL, builder)
+    second = build_second_look(sized, tree["second"], main, size, builder)
+
+    picture: AbstractPicture = JudgedRows()
+    if tree.get("picture") is not None:
+        picture = build_part(builder, tree["picture"], AbstractPicture, "picture")
+    return Claim(
+        name=name,
+        statement=str(tree["statement"]),
+        source=build_source(tree["source"]),
+        refutes=str(tree["refutes"]),
+        protocol=Protocol(main, control, second),
+        picture=picture,
+    )
+
+
+def refuse_keys(tree: Tree) -> None:
+    """Raise if a key is unknown or missing."""
     for key in tree:
         if key not in KEYS:
             raise Mistake(
@@ -98,192 +128,193 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
         if tree.get(key) is None:
             raise Mistake(f"{key} is missing: a claim says it before it is measured")
 
-    # Runs that have no name get the name `runs`; what all have in common goes before the base of each.
-    runs, common = tree.get("runs") or {}, list_of("base", tree.get("base") or [])
-    if not isinstance(runs, Mapping) or not all(
-        isinstance(item, Mapping | list) for item in runs.values()
-    ):
+
+def named_runs(tree: Tree) -> dict[str, Any]:
+    """Return the runs by name, with the common base in front of the base of each.
+
+    Runs without a name are called `runs`.
+    """
+    runs = tree.get("runs") or {}
+    common = list_of("base", tree.get("base") or [])
+    if isinstance(runs, Mapping) and runs and runs.keys() <= {"axes", "base"}:
+        runs = {"runs": runs}
+    is_valid = isinstance(runs, Mapping) and all(
+        isinstance(fields, Mapping) for fields in runs.values()
+    )
+    if not is_valid:
         raise Mistake(
             "runs: they take axes and base, or NAME: {axes: …, base: …} for each of several sweeps"
         )
-    by_name = {"runs": runs} if runs.keys() <= {"axes", "base"} and runs else runs
-    named = {
-        **tree,
-        "runs": {
-            run: {**of, "base": [*common, *of.get("base", [])]} for run, of in by_name.items()
-        },
+    return {
+        name: {**fields, "base": [*common, *fields.get("base", [])]}
+        for name, fields in runs.items()
     }
 
-    # All sizes are made, so that a mistake in one of them is said at any.
-    sizes = {
-        other: with_changes(named, tree.get(other) or {}, other)
-        for other in ("quick", "default", "full")
-    }
-    sized = sizes[size]
 
-    main = build_look(sized, MAIN, builder)
-    control = build_look(with_changes(sized, tree["control"], CONTROL), CONTROL, builder)
-    second = build_second_look(sized, tree["second"], main, size, builder)
-    source = tree["source"] if isinstance(tree["source"], Mapping) else {"paper": tree["source"]}
+def build_source(fields: object) -> Published:
+    source = fields if isinstance(fields, Mapping) else {"paper": fields}
     try:
-        published = Published.model_validate(source)
+        return Published.model_validate(source)
     except ValidationError as error:
         raise refusal(error, Published, "source", source) from None
-    given = tree.get("picture")
-    picture = (
-        JudgedRows() if given is None else build_part(builder, given, AbstractPicture, "picture")
-    )
-    protocol = Protocol(main, control, second)
-    return Claim(name, str(tree["statement"]), published, str(tree["refutes"]), protocol, picture)
 
 
-# --- What is otherwise in another look at a claim, or at another size of it.
+# --- Changes for another look or size.
 
 
 def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
-    """Make another claim of one.
+    """Apply the changes of a look or size to the content of a claim.
 
-    >>> claim = {"runs": {"mlp": {"base": ["steps=9"], "axes": {"seed": [1]}}}, "quantity": "drift", "seeds": 5}
-    >>> with_changes(claim, {"base": ["data=moons"], "quantity": "loss", "seeds": 3}, "quick")["runs"]["mlp"]["base"]
+    >>> runs = {"mlp": {"base": ["steps=9"], "axes": {"seed": [1]}}}
+    >>> claim = {"runs": runs, "quantity": "drift", "seeds": 5}
+    >>> change = {"base": ["data=moons"], "quantity": "loss", "seeds": 3}
+    >>> with_changes(claim, change, "quick")["runs"]["mlp"]["base"]
     ['steps=9', 'data=moons']
     """
     if not isinstance(change, Mapping):
         raise Mistake(
-            f"{name}={spell_value(change)}: it takes KEY: VALUE lines; its keys are {', '.join(CHANGES)}"
+            f"{name}={spell_value(change)}: it takes KEY: VALUE lines; "
+            f"its keys are {', '.join(CHANGES)}"
         )
     change = with_null(change)
     for key in change:
         if key not in CHANGES:
-            keys = ", ".join(CHANGES)
             raise Mistake(
-                f"{name}.{key}: there is no such key; there are {keys}{nearest(str(key), CHANGES)}"
+                f"{name}.{key}: there is no such key; there are {', '.join(CHANGES)}"
+                f"{nearest(str(key), CHANGES)}"
             )
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
-        changed.pop("looks", None)  # which are planned for other seeds
-    changed |= {key: change[key] for key in ("looks", "null") if key in change}
+        changed.pop("looks", None)  # the stages were planned for other seeds
+    for key in ("looks", "null"):
+        if key in change:
+            changed[key] = change[key]
     for key in ("quantity", "trial"):
         if key in change:
             changed[key] = merge_fields(changed.get(key), change[key])
-    if "expectation" in change:  # of several parts that are expected, each gets these fields
-        before, after = changed.get("expectation"), change["expectation"]
-        several = (
-            isinstance(before, list) and isinstance(after, Mapping) and "_target_" not in after
-        )
-        changed["expectation"] = (
-            [merge_fields(part, after) for part in before or ()]
-            if several
-            else merge_fields(before, after)
-        )
+    if "expectation" in change:
+        changed["expectation"] = merge_rules(changed.get("expectation"), change["expectation"])
     return changed
 
 
 def with_null(tree: Tree) -> dict[str, Any]:
-    """Name the key `null:`, which YAML reads as nothing, by its letters."""
+    """Return the tree with the key "null", which YAML reads as None."""
     return {"null" if key is None else key: value for key, value in tree.items()}
 
 
 def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
-    """Add to the base of all runs and put other values on their axes, first what is for all, then by name."""
-    of_names = change.get("runs") or {}
-    for run in of_names:
+    """Add to the base of all runs and replace values of axes, first for all runs, then by name."""
+    changes_by_name = change.get("runs") or {}
+    for run in changes_by_name:
         if run not in runs:
             raise Mistake(f"{name}.runs.{run}: the claim has no such runs{nearest(run, runs)}")
-    keys = [key for run in runs.values() for key in run.get("axes") or {}]
-    for key in (key for more in (change, *of_names.values()) for key in more.get("axes") or {}):
-        if key not in keys:
-            raise Mistake(
-                f"{name}.axes.{key}: no runs of the claim have this axis{nearest(key, keys)}"
-            )
+    axes_of_claim = [key for run in runs.values() for key in run.get("axes") or {}]
+    for fields in (change, *changes_by_name.values()):
+        for key in fields.get("axes") or {}:
+            if key not in axes_of_claim:
+                raise Mistake(
+                    f"{name}.axes.{key}: no runs of the claim have this axis"
+                    f"{nearest(key, axes_of_claim)}"
+                )
     changed = {}
     for run, before in runs.items():
-        axes, base = dict(before.get("axes") or {}), list(before.get("base") or [])
-        for more in (change, of_names.get(run, {})):
-            axes |= {key: values for key, values in (more.get("axes") or {}).items() if key in axes}
-            base += more.get("base") or []
+        axes = dict(before.get("axes") or {})
+        base = list(before.get("base") or [])
+        for fields in (change, changes_by_name.get(run, {})):
+            new_values = fields.get("axes") or {}
+            axes |= {key: values for key, values in new_values.items() if key in axes}
+            base += fields.get("base") or []
         changed[run] = {**before, "axes": axes, "base": base}
     return changed
 
 
 def merge_fields(before: Any, change: Any) -> Any:
-    """Put fields in place of those of the same name; what names its class is another component."""
+    """Replace single fields of a component. A change with `_target_` replaces the component."""
     if isinstance(before, Mapping) and isinstance(change, Mapping) and "_target_" not in change:
         return {**before, **change}
     return change
 
 
-# --- Looks, whose parts are built of what the file says.
+def merge_rules(before: Any, change: Any) -> Any:
+    """Replace fields of a rule. If there are several rules, each of them gets these fields."""
+    if isinstance(before, list) and isinstance(change, Mapping) and "_target_" not in change:
+        return [merge_fields(rule, change) for rule in before]
+    return merge_fields(before, change)
+
+
+# --- Looks.
 
 
 def build_look(tree: Tree, name: str, builder: Builder) -> Look:
-    """Make one look at a claim; what is wrong with it is said with its name."""
+    """Build one look. An error message names the look."""
     with mistakes_in("" if name == MAIN else f"{name}: "):
         seeds = seeds_of(tree["seeds"])
         if len(seeds) < 2:
             raise Mistake(f"seeds={len(seeds)}: one seed says nothing of chance; give two or more")
         runs = {run: build_sweep(run, fields, seeds) for run, fields in tree["runs"].items()}
-        given = tree.get("trial")
-        trial = None if given is None else build_part(builder, given, AbstractTrial, "trial")
-        given = tree["quantity"]
-        fields = (
-            {"_target_": COLUMN, "column": given} if isinstance(given, str) else given
-        )  # a word names a column
-        quantity = build_part(builder, fields, AbstractQuantity, "quantity")
-        given = tree["expectation"]
-        if given == []:
-            raise Mistake(
-                "expectation=[]: nothing is expected, so nothing can be judged; give a rule or several"
-            )
-        rules = given if isinstance(given, list) else [given]
-        expectation = tuple(
-            build_part(builder, part, AbstractExpectation, "expectation") for part in rules
-        )
-        nulls = () if name == CONTROL else named_nulls(tree.get("null"), expectation)
+        trial = None
+        if tree.get("trial") is not None:
+            trial = build_part(builder, tree["trial"], AbstractTrial, "trial")
+        quantity = tree["quantity"]
+        if isinstance(quantity, str):
+            quantity = {"_target_": COLUMN, "column": quantity}
+        rules = build_rules(tree["expectation"], builder)
         return Look(
-            runs,
-            trial,
-            seeds,
-            quantity,
-            expectation,
-            nulls,
-            planned_sizes(tree.get("looks"), len(seeds)),
+            runs=runs,
+            trial=trial,
+            seeds=seeds,
+            quantity=build_part(builder, quantity, AbstractQuantity, "quantity"),
+            expectation=rules,
+            nulls=() if name == CONTROL else named_nulls(tree.get("null"), rules),
+            planned=planned_sizes(tree.get("looks"), len(seeds)),
         )
+
+
+def build_rules(fields: Any, builder: Builder) -> tuple[AbstractExpectation, ...]:
+    rules = fields if isinstance(fields, list) else [fields]
+    if not rules:
+        raise Mistake(
+            "expectation=[]: nothing is expected, so nothing can be judged; give a rule or several"
+        )
+    return tuple(build_part(builder, rule, AbstractExpectation, "expectation") for rule in rules)
 
 
 def named_nulls(
     given: object, expectation: Sequence[AbstractExpectation]
 ) -> tuple[float | None, ...]:
-    """Read the figure of each part that is found where the claim does not hold; no part may expect it.
+    """Read the null of each rule. Raise if a rule does not exclude its null.
 
     >>> from ntkexp.claim.expectation import Slope
     >>> named_nulls(0, [Slope(along="width", value=-0.5, margin=0.1)])
     (0.0,)
     """
     nulls: list[Any] = given if isinstance(given, list) else [given] * len(expectation)
-    if len(nulls) != len(expectation) or not all(
-        isinstance(null, float | int | None) for null in nulls
-    ):
+    are_numbers = all(isinstance(null, float | int | None) for null in nulls)
+    if len(nulls) != len(expectation) or not are_numbers:
         raise Mistake(
-            f"null={spell_value(given)}: it takes a number, or one for each of the {len(expectation)} rules"
+            f"null={spell_value(given)}: it takes a number, "
+            f"or one for each of the {len(expectation)} rules"
         )
-    for part, named in zip(expectation, nulls, strict=True):
-        null = part.null if named is None else float(named)
+    for rule, named in zip(expectation, nulls, strict=True):
+        null = rule.null if named is None else float(named)
         if null is None:
             raise Mistake(
-                f"null is missing: name the figure that is found where the claim does not hold, which `{part.words}` "
-                "must exclude"
+                "null is missing: name the figure that is found if the claim is false, "
+                f"which `{rule.words}` must exclude"
             )
-        if part.contains(null):
+        if rule.contains(null):
             raise Mistake(
-                f"expectation: {part.words} holds at {spell_value(null)} too, which is found where the claim does not "
-                "hold; narrow the margin, or name what is found then by null:"
+                f"expectation: {rule.words} holds at {spell_value(null)} too, which is found if "
+                "the claim is false; narrow the margin, or name another figure by null:"
             )
-    return () if given is None else tuple(None if null is None else float(null) for null in nulls)
+    if given is None:
+        return ()
+    return tuple(None if null is None else float(null) for null in nulls)
 
 
 def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
-    """Read with how many seeds a look is judged, one time after another, the last time with all of them.
+    """Read the numbers of seeds of the stages; the last stage has all seeds.
 
     >>> planned_sizes([6, 24], 24)
     (6, 24)
@@ -291,38 +322,39 @@ def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
     if given is None:
         return ()
     sizes = seeds_of(given) if isinstance(given, list) else ()
-    if (
-        not sizes
-        or sizes[0] < 2
-        or sizes[-1] != seeds
-        or any(b <= a for a, b in itertools.pairwise(sizes))
-    ):
+    grow = all(before < after for before, after in itertools.pairwise(sizes))
+    if not sizes or sizes[0] < 2 or sizes[-1] != seeds or not grow:
         raise Mistake(
-            f"looks={spell_value(given)}: it takes growing numbers of seeds, two at least, the last of which is all "
-            f"{seeds}, such as [{max(2, seeds // 4)}, {seeds}]"
+            f"looks={spell_value(given)}: it takes growing numbers of seeds, two at least, "
+            f"the last of which is all {seeds}, such as [{max(2, seeds // 4)}, {seeds}]"
         )
     return sizes
 
 
 def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder: Builder) -> Look:
-    """Look a second time, with other seeds, as many as `seeds` says, except in quick claims."""
-    changed, seeds = with_changes(tree, change, SECOND), [seed + FAMILY for seed in main.seeds]
+    """Build the second look, with seeds that the main look does not use.
+
+    Quick claims ignore `seeds`, and use as many as the main look.
+    """
+    changed = with_changes(tree, change, SECOND)
+    seeds = [seed + SECOND_SEED_OFFSET for seed in main.seeds]
     if "seeds" in change and size != "quick":
         with mistakes_in(f"{SECOND}: "):
             given = seeds_of(changed["seeds"])
-        seeds = (
-            [seeds[0] + seed for seed in given] if isinstance(changed["seeds"], int) else [*given]
-        )
+        is_count = isinstance(changed["seeds"], int)
+        seeds = [seeds[0] + seed for seed in given] if is_count else [*given]
     look = build_look({**changed, "seeds": seeds}, SECOND, builder)
     if common := sorted({*look.seeds} & {*main.seeds}):
         raise Mistake(
-            f"{SECOND}: seed {common[0]} is one of the claim itself; give others, or how many, as seeds: 20"
+            f"{SECOND}: seed {common[0]} is one of the claim itself; "
+            "give others, or how many, as seeds: 20"
         )
     return look
 
 
 @contextmanager
 def mistakes_in(name: str) -> Iterator[None]:
+    """Put a name in front of error messages."""
     try:
         yield
     except Mistake as mistake:
@@ -330,7 +362,7 @@ def mistakes_in(name: str) -> Iterator[None]:
 
 
 def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
-    """Read runs of a claim as a sweep, of one thread each: their bytes are the same however many are at work."""
+    """Build a sweep of single-threaded runs, whose bytes do not depend on the number of workers."""
     if not isinstance(fields, Mapping):
         raise Mistake(f"runs.{name}={spell_value(fields)}: it takes axes and base, as a sweep does")
     base = list(fields.get("base") or [])
@@ -340,9 +372,10 @@ def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
 
 
 def build_part(builder: Builder, given: Any, kind: type[Component], key: str) -> Any:
-    """Build a part of a claim: its trial, quantity, picture, or what it expects."""
+    """Build a trial, quantity, rule or picture."""
     if not isinstance(given, Mapping):
         raise Mistake(
-            f"{key}={spell_value(given)}: it takes a component, such as {{_target_: ntkexp.claim.{key}.…, …}}"
+            f"{key}={spell_value(given)}: it takes a component, "
+            f"such as {{_target_: ntkexp.claim.{key}.…, …}}"
         )
     return builder.component(given, (kind,), key)

@@ -1,4 +1,4 @@
-"""Trials: measurements that claims define themselves, for questions that a sweep of runs cannot answer."""
+"""Trials: measurements of a claim, for questions that a sweep of runs cannot answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AbstractTrial(Component, ABC):
     """A measurement that draws everything random from a seed."""
 
     role: ClassVar[str] = "ntkexp.claim.trial"
-    """Digests name a trial of this package by its role and class, not by the file of the class."""
+    """Digests name a trial of this package by role and class, not by the file of the class."""
 
     @abstractmethod
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
@@ -36,7 +36,7 @@ class AbstractTrial(Component, ABC):
 
 
 class SideBySide(AbstractTrial):
-    """Several trials with the same seed. The column `runs` of the rows holds the name of the trial."""
+    """Several trials with the same seed; the column `runs` holds the name of each."""
 
     names: tuple[str, ...] = Field(min_length=1)
     trials: tuple[AbstractTrial, ...]

@@ -264,7 +264,7 @@ def remove_from_loop(
 ) -> Removal:
     """Run the user's loop without a group of examples, unless its folder has the result already."""
     from ntkexp.config.build import load_function
-    from ntkexp.foreign_loop.loop_ledger import loop_without
+    from ntkexp.foreign_loop.loop_breakdown import loop_without
     from ntkexp.foreign_loop.trace import find_trace
     from ntkexp.records.contributions import read_removal, write_removal
 

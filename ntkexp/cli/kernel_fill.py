@@ -179,11 +179,9 @@ class Filling:
 
     def carry_out(self, trust: Sequence[str], *, quiet: bool) -> KernelMatrix:
         """Fill the kernel file, and finish it."""
-        from ntkexp.kernel_file.fill import LONG, fill
+        from ntkexp.kernel_file.fill import fill
 
         progress = progress_listener(quiet, AGAIN)
-        if self.estimate.seconds >= LONG:
-            progress.say(f"{self.path.name}: {self.estimate.sentence(self.at_once)}")
         with polite_kill(), interruptible(lambda: f"; the same command continues with {self.path}"):
             return fill(
                 self.kernel,

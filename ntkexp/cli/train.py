@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -31,12 +31,9 @@ from ntkexp.cli.options import (
     write_events,
     write_out,
 )
+from ntkexp.mistake import Mistake
 from ntkexp.records.folder import BEGUN, RunFolder
 from ntkexp.report.progress import progress_listener
-from ntkexp.report.tables import Column, Table, format_text
-
-if TYPE_CHECKING:
-    from ntkexp.experiment.experiment import Experiment
 
 
 def train(
@@ -152,11 +149,9 @@ def config(
     everything: Annotated[
         bool, typer.Option("--tree", help="Show every group and option there is instead.")
     ] = False,
-    cost: Annotated[
+    plan: Annotated[
         bool,
-        typer.Option(
-            "--plan", help="Show how the kernel would be read instead, and what that costs."
-        ),
+        typer.Option("--plan", hidden=True),
     ] = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
@@ -166,58 +161,13 @@ def config(
         from ntkexp.config.choices import Choices, config_folders, tree
 
         text = tree(Choices(config_folders(config_dir)))
-    elif cost:
-        from ntkexp.config.compose import compose
-
-        text = cost_table(compose(overrides or [], config_dir, trust or []))
+    elif plan:
+        raise Mistake(
+            "--plan was removed; `ntkexp sweep --dry-run seed=0,1` shows the time and memory of runs, with "
+            "KEY=VALUE as here"
+        )
     else:
         from ntkexp.config.compose import resolve
 
         text = resolve(overrides or [], config_dir, trust or []).as_yaml()
     sys.stdout.write(text)
-
-
-# --- `ntkexp config --plan`: how the kernel of an experiment would be read, as a table.
-
-
-COLUMNS = (
-    *(Column("parameters", number=False), Column("way", number=False), Column("uses")),
-    *(Column("MB", spell="{:.1f}".format), Column("GFLOP", spell="{:.3f}".format)),
-)
-WAYS = """
-one product       ⟨a, a′⟩⟨β, β′⟩ from one pair of factors an example
-double sum        the same for every pair of uses
-multiplied out    gradients from their factors, and inner products of them
-gradients         inner products of gradients: of gains, positions, shared and computed weights
-Jacobians         the same, from a back-propagation for every example and output: an operation has no rule
-"""
-
-
-def cost_table(experiment: Experiment) -> str:
-    """Tabulate the cost of reading the kernel, a line for each group of parameters."""
-    from ntkexp.kernel.read.reader import Cost
-    from ntkexp.run.setting import survey
-
-    seen = survey(
-        experiment.model_copy(update={"device": "cpu"})
-    )  # shapes tell it, wherever the run will be
-    points, costs = seen.points, seen.costs
-    title = f"The kernel of {points.block} points with {points.train} training examples, at every reading of every step"
-    total = Cost(
-        "in total",
-        "",
-        0,
-        sum(each.bytes for each in costs),
-        sum(each.multiplications for each in costs),
-    )
-    rows = tuple(  # a multiplication and an addition are two operations
-        (
-            each.parameters,
-            each.way,
-            each.uses or "",
-            each.bytes / 1e6,
-            2 * each.multiplications / 1e9,
-        )
-        for each in [*costs, total]
-    )
-    return f"{title}\n\n{format_text(Table(COLUMNS, rows))}\n\n{WAYS.strip()}\n"

@@ -1,9 +1,8 @@
-"""Plain data → components, from the leaves up: `_target_` leads to a class, pydantic validates what goes into it.
+"""Build components from plain data, from the leaves up. `_target_` names a class; pydantic validates its fields.
 
-`_target_: ntkexp.model.MLP` → the class, provided that it is a component of the right kind and may be imported. A
-component of this package goes by its package, which imports the file of that class and no other; one from elsewhere
-goes by its module, `package.module.Class`. Importing runs code, so only this package is imported unasked; others, a
-package or a file my_net.py, if trusted.
+`_target_: ntkexp.model.MLP` names a class that must be a component of the right kind. A component of this package is
+named by its package, which imports only the file of that class. Others are named `package.module.Class`. Importing runs
+code, so a foreign package, or a file my_net.py, must be trusted first.
 
 >>> from ntkexp.loss import AbstractLoss
 >>> component_class("ntkexp.loss.Squared", AbstractLoss, "loss")
@@ -48,8 +47,8 @@ from ntkexp.mistake import Mistake, UnknownKey, Untrusted, WrongArgument, neares
 from ntkexp.model.foreign import admit_module, let_import, load_module
 from ntkexp.naming import LAZY_PACKAGES, PACKAGE, class_path, is_in_this_package, module_of_class
 
-ROOT = Path(__file__).parents[2]
-"""Where this package lies."""
+SOURCE_FOLDER = Path(__file__).parents[2]
+"""The folder that contains this package."""
 
 # --- Classes by their names.
 
@@ -71,7 +70,7 @@ def component_class(
             f"{given} lies outside {PACKAGE}, and is imported only if you say so", package
         )
     parent, _, file = module_name.rpartition(".")
-    folder = ROOT.joinpath(*parent.split("."))
+    folder = SOURCE_FOLDER.joinpath(*parent.split("."))
     if (
         is_in_this_package(module_name)
         and (folder / f"{file}.py").is_file()
@@ -85,9 +84,8 @@ def component_class(
     try:
         kind = getattr(module, name)
     except AttributeError as error:
-        hint = (
-            "" if module_name in LAZY_PACKAGES else nearest(name, dir(module))
-        )  # a lazy package says it by itself
+        # the error of a lazy package already names the nearest class
+        hint = "" if module_name in LAZY_PACKAGES else nearest(name, dir(module))
         raise Mistake(f"{given}: {error}{hint}") from None
     if not (isinstance(kind, type) and issubclass(kind, base) and can_be_built(kind)):
         raise Mistake(
@@ -103,9 +101,8 @@ def import_named(name: str, given: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         parent = name.rpartition(".")[0]
-        folder = ROOT.joinpath(
-            *parent.split(".")
-        )  # if it is one of this package, its parts may be meant
+        # in a package of ours, suggest one of its modules
+        folder = SOURCE_FOLDER.joinpath(*parent.split("."))
         parts = [file.parent.name for file in folder.glob("*/__init__.py")]
         parts += [file.stem for file in folder.glob("[!_]*.py")]
         hint = nearest(name, [f"{parent}.{part}" for part in parts])
@@ -119,16 +116,16 @@ def import_named(name: str, given: str) -> ModuleType:
 
 
 def example_path(base: type[Component]) -> str:
-    """Some component of a kind, to be named in advice."""
+    """Return the name of some component of a kind, for advice."""
     concrete = [kind for kind in base.__subclasses__() if can_be_built(kind)] or [base]
     return class_path(concrete[0])
 
 
-# --- Code of the user's, which runs only if it is trusted.
+# --- Python code of the user, which runs only if it is trusted.
 
 
 def admit(entries: Sequence[str]) -> tuple[str, ...]:
-    """The packages and files that the user trusts, imported, by the name under which a `_target_` finds them."""
+    """Import the files that the user trusts, and find the packages. Return their names as in a `_target_`."""
     return tuple(
         admit_file(Path(entry)) if entry.endswith(".py") else admit_package(entry)
         for entry in entries
@@ -136,7 +133,7 @@ def admit(entries: Sequence[str]) -> tuple[str, ...]:
 
 
 def admit_package(name: str) -> str:
-    """A package that Python finds, or that lies in the working folder."""
+    """Return the name of a package that Python finds, or that is in the working folder."""
     first = name.partition(".")[0]
     try:
         if first not in sys.modules and find_spec(first) is None:
@@ -153,8 +150,8 @@ def admit_package(name: str) -> str:
 
 
 def admit_file(file: Path) -> str:
-    """Import a file under its name without the ending; what goes wrong in it is said with its line."""
-    file = Path(os.path.realpath(file.expanduser()))  # also of a link to itself
+    """Import a file as a module of its name. Errors name the line in the file."""
+    file = Path(os.path.realpath(file.expanduser()))  # does not fail for a link to itself
     given = f"trust={file}"
     if not file.is_file():
         raise WrongArgument(
@@ -173,7 +170,7 @@ def admit_file(file: Path) -> str:
 
 
 def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -> None:
-    """Code runs only if it lies in a trusted file, or in a trusted package."""
+    """Raise if a component runs code outside the trusted files and packages."""
     specs = [spec for name in trusted if component.code() and (spec := find_spec(name)) is not None]
     places = [
         Path(folder).resolve() for spec in specs for folder in spec.submodule_search_locations or ()
@@ -191,7 +188,7 @@ def refuse_untrusted(component: Component, key: str, trusted: Collection[str]) -
 
 
 def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., Any]:
-    """A function of the user's, FILE.py:FUNCTION, in a file that is trusted."""
+    """Return a function of the user, FILE.py:FUNCTION, from a trusted file."""
     from ntkexp.model.libraries import Module, file_and_function, find_function  # noqa: PLC0415  few commands need them
 
     place = Module(path=path)
@@ -210,7 +207,7 @@ def build(fields: Mapping[str, Any], trusted: tuple[str, ...] = ()) -> Experimen
 
 @dataclass(frozen=True)
 class Builder:
-    """A builder knows the components of this package and the trusted ones; names of options stand for their files."""
+    """A builder of components from this package and from trusted code. In a list, an option's name means its file."""
 
     trusted: tuple[str, ...] = ()
     choices: Choices = dataclasses_field(default_factory=lambda: Choices(config_folders(None)))
@@ -220,7 +217,7 @@ class Builder:
 
     @cached_property
     def groups(self) -> frozenset[str]:
-        """The groups there are, looked up once: a sweep builds a thousand experiments."""
+        """The names of all groups. Found once, because a sweep builds a thousand experiments."""
         return frozenset(self.choices.groups())
 
     def experiment(self, tree: Mapping[str, Any]) -> Experiment:
@@ -231,7 +228,7 @@ class Builder:
     def component(
         self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str
     ) -> Component:
-        """Build a node, its children first."""
+        """Build a component after its children."""
         kind = self.kind(node, bases, key)
         given = {str(name): value for name, value in node.items() if name != "_target_"}
         children = {
@@ -248,7 +245,7 @@ class Builder:
     def kind(
         self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str
     ) -> type[Component]:
-        """The class of a node; it goes without saying where only one is possible."""
+        """Return the class of a node. It needs no `_target_` if only one class is possible."""
         base = next((one for one in bases if class_path(one) == node.get("_target_")), bases[0])
         if "_target_" in node:
             return component_class(node["_target_"], base, key, self.trusted)
@@ -259,13 +256,13 @@ class Builder:
         return base
 
     def child(self, value: Any, field: FieldInfo | None, key: str) -> Any:
-        """What goes into a field; pydantic refuses whatever has no field."""
-        if field is None:
+        """Return the value of a field, with components in place of their descriptions."""
+        if field is None:  # pydantic refuses it
             return value
-        plain, wanted = set(plain_types(field.annotation)), component_bases(field.annotation)
-        if (
-            isinstance(value, bool) and plain & {int, float} and bool not in plain
-        ):  # to Python, true is a number
+        plain = set(plain_types(field.annotation))
+        wanted = component_bases(field.annotation)
+        # pydantic would take true as the number 1
+        if isinstance(value, bool) and plain & {int, float} and bool not in plain:
             raise Mistake(f"{key}={spell_value(value)}: it takes {accepted_values(field)}")
         if not wanted:
             return value
@@ -274,33 +271,31 @@ class Builder:
         return self.components(value, wanted, key)
 
     def components(self, value: Any, bases: tuple[type[Component], ...], key: str) -> Any:
-        """Put components in place of their descriptions or names; the file of an option is read once."""
+        """Build components from descriptions, names of options, or lists."""
         if isinstance(value, Mapping):
-            return (
-                parse_layer(value, key) if names_layer(value) else self.component(value, bases, key)
-            )
+            if names_layer(value):
+                return parse_layer(value, key)
+            return self.component(value, bases, key)
         if isinstance(value, list | tuple):
             return tuple(self.components(item, bases, key) for item in value)
-        group = class_path(bases[0]).split(".")[
-            -2
-        ]  # the package, whose options are files of the group
+        group = class_path(bases[0]).split(".")[-2]  # a package is named like its group
         if not (isinstance(value, str) and group in self.groups):
             return value
         try:
-            if (group, value) not in self.files:
+            if (group, value) not in self.files:  # each file is read once
                 self.files[group, value] = read_yaml(self.choices.file(group, value))
         except Mistake as mistake:
             raise Mistake(f"{key}: {mistake}") from None
         return self.component(self.files[group, value], bases, key)
 
 
-# --- Which keys there are, given what is chosen, and what an unknown one was probably meant to be.
+# --- The keys of the chosen components, and suggestions for unknown keys.
 
 
 def config_keys(
     tree: Mapping[str, Any], kind: type[Component], builder: Builder, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Every dotted key under the chosen components, with its field."""
+    """Yield every dotted key of the chosen components, with its field."""
     for name, field in kind.model_fields.items():
         yield f"{prefix}{name}", field
         child, wanted = tree.get(name), component_bases(field.annotation)
@@ -313,22 +308,24 @@ def config_keys(
 def unknown_key(
     key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str], choices: Choices
 ) -> Mistake:
-    """Advice for a key that there is not: where else a key of its name is, or the nearest spelling."""
-    given, (parent, _, last) = key, key.rpartition(".")
+    """Return an error that suggests another key or option for an unknown key."""
+    given = key
+    parent, _, last = key.rpartition(".")
 
-    # Known in another group: of two the one in fewer groups is meant.
+    # a key of the same name in another group; prefer the one with the fewest dots
     named = sorted((other for other in known if other.split(".")[-1] == last), key=nesting_depth)
     if named:
         return Mistake(f"{key}: there is no such key; did you mean '{named[0]}'?")
 
-    # What others call it.
+    # a name from another library
     meant = KEYS.get(last.lower(), "")
     if meant and parent in {"", meant.rpartition(".")[0]}:
         if meant in {*known, *chosen} or "=" in meant:
             return Mistake(f"{key}: there is no such key; did you mean '{meant}'?")
-        key, (parent, _, last) = meant, meant.rpartition(".")
+        key = meant
+        parent, _, last = meant.rpartition(".")
 
-    # Known of options that are not chosen: of several the one of that name is meant, else the plainest.
+    # a key of another option; prefer the option of that name, then the option with the fewest keys
     elsewhere = [
         (group, option)
         for group, current in chosen.items()
@@ -344,7 +341,7 @@ def unknown_key(
             f"did you mean '{group}={option} {group}.{last}=…'?"
         )
 
-    # The nearest: beside it if its group exists, by the last part if it names no group, else in full.
+    # the nearest spelling: within the group, or by the last part if no group is given, else in full
     beside = [other for other in known if other.rpartition(".")[0] == parent]
     candidates = {
         other.split(".")[-1]: other
@@ -353,17 +350,15 @@ def unknown_key(
     if near := get_close_matches(last, candidates, n=1, cutoff=0.5):
         hint = f"; did you mean '{candidates[near[0]]}'?"
     else:
+        hint = "" if candidates else nearest(key, known)
         listed = [other for other in beside if not other.endswith("_target_")]
-        hint = ("" if candidates else nearest(key, known)) or (
-            f"; its keys are {', '.join(listed)}" if listed else ""
-        )
-    return (
-        Mistake(f"{key}: there is no such key{hint}")
-        if hint
-        else UnknownKey(f"{key}: there is no such key")
-    )
+        if listed and not hint:
+            hint = f"; its keys are {', '.join(listed)}"
+    if not hint:
+        return UnknownKey(f"{key}: there is no such key")
+    return Mistake(f"{key}: there is no such key{hint}")
 
 
 def nesting_depth(key: str) -> int:
-    """How many groups a key lies in; of two that fit, the shallower is meant."""
+    """Return the number of groups around a key."""
     return key.count(".")

@@ -1,6 +1,6 @@
-"""What can be chosen: groups (folders), their options (files) and the keys of each, read from YAML alone.
+"""Groups (folders), their options (YAML files) and the keys of each option.
 
-Completion and advice ask here, without Hydra and without importing a component.
+Completion and error messages use this module, which needs neither Hydra nor the classes of components.
 
 >>> choices = Choices(config_folders(None))
 >>> choices.options("init"), choices.keys("optimizer", "sgd")["optimizer.batch"]
@@ -18,24 +18,22 @@ from typing import Any
 from ntkexp.config.plain_yaml import read_yaml, spell_value
 from ntkexp.mistake import Mistake, WrongArgument, nearest, refuse_special
 
-# --- Where the YAML files lie: those that come with the package, and before them those of the user.
+# --- The folders of YAML files: the user's, then the package's.
 
 
 LAYOUT = "it takes a folder of YAML files laid out like configs/, such as DIR/model/NAME.yaml"
 
 
 def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
-    """List the folders to look in, the user's before the package's; the first that has a file wins."""
+    """Return the folders to search: the user's before the package's. The first folder with a file wins."""
     if config_dir is None:
         return (shipped(),)
     folder = config_dir.expanduser()
     given = f"config_dir={folder}"
     if not folder.exists():
-        beside = (
-            [str(other) for other in folder.parent.glob("*/")] if folder.parent.is_dir() else []
-        )
+        neighbours = [str(other) for other in folder.parent.glob("*/")]
         raise WrongArgument(
-            f"{given}: there is no such folder; {LAYOUT}{nearest(str(folder), beside)}",
+            f"{given}: there is no such folder; {LAYOUT}{nearest(str(folder), neighbours)}",
             "config_dir",
         )
     if not folder.is_dir():
@@ -44,28 +42,28 @@ def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
     if not files:
         raise WrongArgument(f"{given} holds no YAML file; {LAYOUT}", "config_dir")
     for file in files:
-        if file.exists():  # Hydra opens whatever has the name
+        if file.exists():  # Hydra would open a pipe or a device too
             refuse_special(file, str(file), sys.maxsize)
     return folder.resolve(), shipped()
 
 
 def shipped() -> Path:
-    """The package's own: inside it once installed, beside it in a checkout."""
+    """Return the package's folder: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     inside, beside = package / "configs", package.parent / "configs"
     return inside if inside.is_dir() else beside
 
 
-# --- The choices that these files are.
+# --- The options in these folders.
 
 
 NO_CHOICES = frozenset({"claim", "study", "sweep"})
-"""Folders of YAML that describe something else than a part of an experiment."""
+"""Folders of YAML that describe no part of an experiment."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """Options lie in some folders; a file in an earlier folder hides its namesakes in later ones."""
+    """The options in some folders. A file in an earlier folder hides files of the same name in later ones."""
 
     folders: tuple[Path, ...]
 
@@ -89,20 +87,20 @@ class Choices:
         )
 
     def root(self) -> Path:
-        """The file in which everything is put together."""
+        """Return `config.yaml`, which lists the default options and the keys outside groups."""
         return next(file for folder in self.folders if (file := folder / "config.yaml").is_file())
 
     def keys(self, group: str, option: str) -> dict[str, Any]:
-        """Find the dotted keys of an option, with their values."""
+        """Return the dotted keys of an option, with their values."""
         return dict(dotted(read_yaml(self.file(group, option)), f"{group}."))
 
     def common(self) -> dict[str, Any]:
-        """Find the dotted keys that belong to no group, with their values."""
+        """Return the dotted keys that belong to no group, with their values."""
         values = {key: value for key, value in read_yaml(self.root()).items() if key != "defaults"}
         return dict(dotted(values, ""))
 
     def defaults(self) -> dict[str, str]:
-        """The option of each group where nothing else is asked for."""
+        """Return the default option of each group."""
         entries = read_yaml(self.root()).get("defaults", [])
         if not isinstance(entries, list):
             raise Mistake(f"{self.root()}: 'defaults' takes a list, such as '- model: mlp'")
@@ -115,7 +113,7 @@ class Choices:
 
 
 def dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Go through the leaves of a tree.
+    """Yield the leaves of a tree with dotted keys.
 
     >>> dict(dotted({"a": {"b": 1, "c": [2]}}, ""))
     {'a.b': 1, 'a.c': [2]}
@@ -127,27 +125,29 @@ def dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-# --- All of them as text, with their comments.
+# --- All options as text, with their comments.
 
 
 def tree(choices: Choices) -> str:
-    """Show every group and option with its keys, and last what belongs to none."""
+    """Return every group and option with its keys, and last the keys outside groups."""
     defaults = choices.defaults()
-    files = {
-        f"{title(group, option, choices)}{' (default)' * (defaults.get(group) == option)}": choices.file(
-            group, option
-        )
-        for group in choices.groups()
-        for option in choices.options(group)
-    }
+    files = dict[str, Path]()
+    for group in choices.groups():
+        for option in choices.options(group):
+            is_default = defaults.get(group) == option
+            head = title(group, option, choices) + (" (default)" if is_default else "")
+            files[head] = choices.file(group, option)
     files["always"] = choices.root()
-    return "\n".join(
-        "\n".join([head, *(f"    {line}" for line in lines(files[head]))]) + "\n" for head in files
-    )
+
+    blocks = []
+    for head, file in files.items():
+        keys = [f"    {line}" for line in key_lines(file)]
+        blocks.append("\n".join([head, *keys]) + "\n")
+    return "\n".join(blocks)
 
 
 def title(group: str, option: str, choices: Choices) -> str:
-    """How an option is chosen: as a group's, by its name, or by its name in a list.
+    """Return the word that chooses an option: by its group, by a key, or by a list.
 
     >>> choices = Choices(config_folders(None))
     >>> title("model", "mlp", choices), title("measure", "loss", choices), title("rule", "left", choices)
@@ -160,26 +160,25 @@ def title(group: str, option: str, choices: Choices) -> str:
     return f"{key}={option}" if common.get(key) in choices.options(group) else f"{key}=[{option}]"
 
 
-def lines(file: Path) -> Iterator[str]:
-    """The lines of a file that hold keys and comments, without what is no choice."""
+def key_lines(file: Path) -> Iterator[str]:
+    """Yield the lines of a file with keys and comments, without its `defaults` and `_target_`s."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise Mistake(f"{file} cannot be read as YAML: it is not UTF-8 text") from None
-    within = False
+    in_defaults = False
     for line in text.splitlines():
-        within = line.startswith("defaults:") or (within and line[:1] in " -")
-        if line.strip() and not within and not line.lstrip().startswith("_target_:"):
+        in_defaults = line.startswith("defaults:") or (in_defaults and line[:1] in " -")
+        if line.strip() and not in_defaults and not line.lstrip().startswith("_target_:"):
             yield line
 
 
-# --- What a shell offers in place of an unfinished word: groups and keys, then their options and values.
-#
-# It answers while somebody waits, so it reads YAML and imports no component.
+# --- Shell completion: groups and keys, then their options and values. It reads YAML and imports no component, to be
+# fast.
 
 
 def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[str]:
-    """The words that may stand in place of the unfinished one, given those before it.
+    """Return the completions of an unfinished word, given the words before it.
 
     >>> complete([], "model.wi", Choices(config_folders(None)))
     ['model.width=', 'model.width=512']
@@ -201,24 +200,21 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
     key, equals, value = text.partition("=")
     if equals:
         offered = [f"{key}={option}" for option in values(key, value, chosen, known, choices)]
-    else:  # keys; where a single one is left its values too: a shell then ends the word only there
+    else:
         keys = [word for word in (*chosen, *known) if word.startswith(key)]
-        default = (
-            [(keys[0], option) for option in values(keys[0], "", chosen, known, choices)]
-            if len(keys) == 1
-            else []
-        )
-        offered = [
-            *(f"{word}=" for word in keys),
-            *(f"{word}={option}" for word, option in default),
-        ]
+        offered = [f"{word}=" for word in keys]
+        if (
+            len(keys) == 1
+        ):  # offer values as well, so that the shell does not end the word after '='
+            options = values(keys[0], "", chosen, known, choices)
+            offered += [f"{keys[0]}={option}" for option in options]
     return [word.removeprefix(begun) for word in offered if word.startswith(text)]
 
 
 def rejoin_lists(words: Sequence[str]) -> list[str]:
-    """Words as they were typed, and last what of the unfinished one comes before an '='.
+    """Return the typed words, and last the part of the unfinished word up to '='.
 
-    bash splits a word at '=' and hands over its parts, others the whole; of `model=` bash drops the '=' itself.
+    bash splits words at '=' and passes the parts; other shells pass whole words. bash drops the '=' of `model=`.
 
     >>> rejoin_lists(["data", "=", "table", "model", "="]), rejoin_lists(["data=table"]), rejoin_lists(["model"])
     (['data=table', 'model='], ['data=table', ''], ['model='])
@@ -239,7 +235,7 @@ def rejoin_lists(words: Sequence[str]) -> list[str]:
 def values(
     key: str, value: str, chosen: Mapping[str, str], known: Mapping[str, Any], choices: Choices
 ) -> Iterator[str]:
-    """Offer the options of a group, the names of a list, or the default."""
+    """Yield the options of a group, the names for a list, or the default."""
     names = choices.options(key.rsplit(".", maxsplit=1)[-1])
     if key in chosen:
         yield from choices.options(key)

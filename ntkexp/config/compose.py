@@ -1,14 +1,14 @@
-"""KEY=VALUE … → an experiment.
+"""Compose an experiment from the overrides KEY=VALUE of a command.
 
-    text      ['+' | '++'] KEY '=' VALUE         + adds in Hydra; every key is known here, so it says nothing new
+    text      ['+' | '++'] KEY '=' VALUE         Hydra's + adds a key; it changes nothing here, as all keys are known
     KEY       words joined by dots
-    VALUE     Hydra's grammar; where only text can be meant, the text itself, unless it is quoted, null or ${…}
+    VALUE     Hydra's grammar; a field of text takes the text as it is, unless it is quoted, null or ${…}
 
-1. Each text is split at its '='; the last word on a key counts.
-2. Hydra puts the chosen options together (`model=mlp`).
-3. Every other override is compared with the keys of the chosen components and read with its field in mind.
-4. References `${KEY}` are counted, and then followed.
-5. `_target_`s become classes, from the leaves up, and pydantic validates them (`ntkexp.config.build`).
+1. Split each text at its '='. The last override of a key counts.
+2. Let Hydra merge the files of the chosen options (`model=mlp`).
+3. Compare every other override with the keys of the chosen components, and parse its value for the type of its field.
+4. Count the references `${KEY}`, then follow them.
+5. Build the classes of the `_target_`s, from the leaves up. pydantic validates them (`ntkexp.config.build`).
 
 >>> split("model.width=64")
 Override(key='model.width', value='64')
@@ -57,17 +57,17 @@ from ntkexp.mistake import (
     without_secrets,
 )
 
-# --- 1. One override: its key, and its value as it is written.
+# --- 1. One override: its key and the text of its value.
 
 
 KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
-LONGEST = 5000  # letters of a value: Hydra's grammar takes a second for them
+MAX_VALUE_LETTERS = 5000  # Hydra's parser takes a second for these
 MARKED = re.compile(r"""null|'.*'|".*"|.*\$\{.*\}.*""", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Override:
-    """A key, and the value as it was written; an empty one where none was."""
+    """A key, and the text of its value, which may be empty."""
 
     key: str
     value: str
@@ -77,7 +77,7 @@ class Override:
 
 
 def split(text: str) -> Override:
-    """Split an override into its two sides."""
+    """Split an override at its '='."""
     if re.match(r"\+{0,2}hydra([./@=]|$)", text):
         raise HydraSetting(f"{text}: settings of Hydra have no effect here")
     if text.startswith("~"):
@@ -122,15 +122,16 @@ def read_value(override: Override, field: FieldInfo) -> Any:
         )
     if is_text(field.annotation) and not MARKED.fullmatch(override.value):
         return override.value
-    if len(override.value) > LONGEST:
+    if len(override.value) > MAX_VALUE_LETTERS:
         raise Mistake(
-            f"{override.key} is given {len(override.value)} characters, and an override takes up to {LONGEST}; write "
-            "what is longer into a YAML file of yours"
+            f"{override.key} is given {len(override.value)} characters, and an override takes up to "
+            f"{MAX_VALUE_LETTERS}; write a longer value into a YAML file of yours"
         )
     try:
         parsed = OverridesParser.create().parse_override(str(override))
         swept, value = parsed.is_sweep_override(), parsed.value()
-    except (HydraException, ValueError, RecursionError):  # the last two: 5000 digits, 500 brackets
+    # 5000 digits raise ValueError, 500 brackets RecursionError
+    except (HydraException, ValueError, RecursionError):
         if may_be_text(field.annotation):
             return override.value
         raise Mistake(
@@ -146,7 +147,7 @@ def read_value(override: Override, field: FieldInfo) -> Any:
 
 
 def single_value(override: Override, field: FieldInfo) -> str:
-    """Put one value in place of several.
+    """Return the override with the first of several values.
 
     >>> single_value(Override("model.width", "64,128"), FieldInfo(annotation=int))
     'model.width=64'
@@ -157,17 +158,17 @@ def single_value(override: Override, field: FieldInfo) -> str:
     return f"{override.key}={first.group() if first else 'VALUE'}"
 
 
-# --- 2. Hydra's part: the chosen options of each group put together as one tree of YAML, by its compose API.
+# --- 2. Hydra merges the files of the chosen options into one tree.
 #
-# A user's folder goes *before* the package's in the search path. A `hydra.searchpath` override would come after
-# it, and Hydra's own listings would not know of it; a plugin has neither fault.
+# A plugin puts the user's folder before the package's in the search path. A `hydra.searchpath` override would put it
+# after the package's, and Hydra's listings would omit it.
 
 
 user_folders: ContextVar[tuple[str, ...]] = ContextVar("user_folders", default=())
 
 
 class UserFolders(SearchPathPlugin):
-    """Puts the user's folders first. Hydra makes it without arguments, hence the context variable."""
+    """A plugin that searches the user's folders first. Hydra passes no arguments, so a context variable holds them."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for folder in reversed(user_folders.get()):
@@ -175,9 +176,9 @@ class UserFolders(SearchPathPlugin):
 
 
 def plugins() -> Plugins:
-    """Open the plugins of Hydra itself. Hydra would also run every module of any folder `hydra_plugins` on the path."""
+    """Load only Hydra's own plugins. By default Hydra runs every module in any folder `hydra_plugins` on the path."""
     before = sys.modules.get("hydra_plugins")
-    sys.modules["hydra_plugins"] = None  # type: ignore[assignment]  # so it cannot be imported
+    sys.modules["hydra_plugins"] = None  # type: ignore[assignment]  # blocks the import
     try:
         return Plugins.instance()
     finally:
@@ -188,27 +189,13 @@ def plugins() -> Plugins:
 
 
 def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, dict[str, str]]:
-    """Assemble the tree with these options, and the option of every group, including defaults."""
+    """Return the merged tree of these options, and the option of every group, including defaults."""
     plugins().register(UserFolders)
-    usual = choices.defaults()
+    defaults = choices.defaults()
     overrides = [
-        f"{'' if group in usual else '+'}{group}={option}" for group, option in picked.items()
+        f"{'' if group in defaults else '+'}{group}={option}" for group, option in picked.items()
     ]
-
-    # No file has a say in Hydra: its search path could name packages, which are imported to be searched. And reading
-    # the files says what is wrong with one, and in which line, more plainly than Hydra does.
-    files = [
-        choices.root(),
-        *(choices.file(group, option) for group, option in (usual | dict(picked)).items()),
-    ]
-    for file in files:
-        if "hydra" in read_yaml(file):
-            raise Mistake(f"{file}: settings of Hydra have no effect here; remove 'hydra'")
-    if any(
-        "defaults" in read_yaml(file) for file in files[1:]
-    ):  # they name files that are not chosen by themselves
-        for file in (file for folder in choices.folders[:-1] for file in folder.rglob("*.yaml")):
-            read_yaml(file)
+    refuse_unreadable_files(defaults | dict(picked), choices)
 
     token = user_folders.set(tuple(str(folder) for folder in choices.folders[:-1]))
     package = str(choices.folders[-1])
@@ -217,12 +204,10 @@ def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, d
             warnings.catch_warnings(),
             hydra.initialize_config_dir(package, job_name="ntkexp", version_base="1.3"),
         ):
-            warnings.simplefilter(
-                "ignore"
-            )  # about how a user's YAML is written; what cannot be read is an error
+            warnings.simplefilter("ignore")  # remarks on the style of a user's YAML
             tree = hydra.compose("config", overrides, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
-        # The package's own YAML is tested: what cannot be put together is the user's.
+        # The package's YAML is tested, so the user's folder causes the error.
         causes = (error, error.__cause__, type(error).__name__)
         reason = next(words for cause in causes if (words := str(cause or "").split()))
         raise Mistake(f"{choices.folders[0]}: {' '.join(reason)}") from None
@@ -235,31 +220,47 @@ def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, d
     return tree, {group: option for group, option in options.items() if group in choices.groups()}
 
 
-# --- From the words of a command to an experiment.
+def refuse_unreadable_files(picked: Mapping[str, str], choices: Choices) -> None:
+    """Raise if a file of these options cannot be read, or has settings of Hydra.
+
+    Hydra's search path could name packages, which Hydra imports. Errors of `read_yaml` are plainer than Hydra's.
+    """
+    files = [choices.root()]
+    files += [choices.file(group, option) for group, option in picked.items()]
+    for file in files:
+        if "hydra" in read_yaml(file):
+            raise Mistake(f"{file}: settings of Hydra have no effect here; remove 'hydra'")
+    if any("defaults" in read_yaml(file) for file in files[1:]):
+        # these may name any other file of the user
+        for folder in choices.folders[:-1]:
+            for file in folder.rglob("*.yaml"):
+                read_yaml(file)
+
+
+# --- 3 to 5. From the words of a command to an experiment.
 
 
 def compose(
     overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()
 ) -> Experiment:
-    """Compose the experiment that these overrides describe."""
+    """Return the experiment that these overrides describe."""
     return resolve(overrides, config_dir, trust).experiment()
 
 
 def resolve(
     overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()
 ) -> Resolved:
-    """Do everything but the validation."""
+    """Return the experiment's plain data, before validation."""
     return composer(config_dir, trust).resolve(overrides)
 
 
 def composer(config_dir: Path | None = None, trust: Sequence[str] = ()) -> Composer:
-    """Make a composer for these folders and packages."""
     return Composer(Builder(admit(trust), Choices(config_folders(config_dir))))
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Plain data with every reference followed, and the option of each group."""
+    """Plain data without references, and the option of each group."""
 
     tree: dict[str, Any]
     chosen: dict[str, str]
@@ -269,7 +270,7 @@ class Resolved:
         return self.builder.experiment(self.tree)
 
     def as_yaml(self) -> str:
-        """Write what would run: a `config.yaml` for a folder of the user's."""
+        """Return a `config.yaml` of this experiment, for a folder of the user."""
         fields = self.experiment().fields()
         defaults = "".join(
             f"  - {group}: {self.chosen[group]}\n" for group in fields if group in self.chosen
@@ -278,7 +279,7 @@ class Resolved:
 
 
 def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """The tree as the user wrote it, with the fields that only a class has a default for."""
+    """Return the user's tree, with the defaults of classes added."""
     return {
         key: completed(item, fields.get(key, {})) if isinstance(item, dict) else item
         for key, item in (fields | tree).items()
@@ -287,9 +288,7 @@ def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Composer:
-    """A composer makes many experiments: options are put together once for each selection, which takes most of the
-    time.
-    """
+    """A composer of many experiments. It merges each selection of options once, as that takes most of the time."""
 
     builder: Builder
     assembled: dict[tuple[tuple[str, str], ...], tuple[DictConfig, dict[str, str]]] = field(
@@ -298,13 +297,13 @@ class Composer:
 
     @cached_property
     def groups(self) -> list[str]:
-        """These keys choose an option."""
+        """The keys that choose an option."""
         return [
             group for group in self.builder.choices.groups() if group in Experiment.model_fields
         ]
 
     def resolve(self, overrides: Sequence[str]) -> Resolved:
-        """Everything but the validation."""
+        """Return the experiment's plain data, before validation."""
         token = environment_is_read.set(bool(self.builder.trusted))
         try:
             return self.resolved(overrides)
@@ -312,21 +311,18 @@ class Composer:
             environment_is_read.reset(token)
 
     def resolved(self, overrides: Sequence[str]) -> Resolved:
-        """The same, where it is settled whether the environment is read."""
         choices = self.builder.choices
-        given = {
-            override.key: override for override in map(split, overrides)
-        }  # the last word counts
+        given = {override.key: override for override in map(split, overrides)}
         picked = {key: read_option(given[key], choices) for key in self.groups if key in given}
 
-        # a tree of one's own with these options
+        # a copy of the merged tree of these options
         selection = tuple(sorted(picked.items()))
         if selection not in self.assembled:
             self.assembled[selection] = assemble(picked, choices)
         config, chosen = self.assembled[selection]
         config = deepcopy(config)
 
-        # the other values put into it, each read by its field; those first that say which component has the keys
+        # set the other values; first the `_target_`s, which decide the keys
         keys: dict[str, FieldInfo] = {}
         for override in sorted(
             given.values(), key=lambda override: not override.key.endswith("._target_")
@@ -343,32 +339,30 @@ class Composer:
                 raise Mistake(f"{override}: {first_line(error)}") from None
             target = override.key.endswith("._target_") or f"{override.key}._target_" in keys
             if target or isinstance(value, Mapping):
-                keys = {}  # another component has keys of its own
+                keys = {}  # another component has other keys
         return Resolved(follow_references(config, self.builder), chosen, self.builder)
 
 
 def known_keys(config: DictConfig, builder: Builder) -> dict[str, FieldInfo]:
-    """Every key of a tree, with its field."""
+    """Return every key of a tree, with its field."""
     return dict(config_keys(plain(config, resolve=False), Experiment, builder))
 
 
 def plain(config: DictConfig, *, resolve: bool) -> dict[str, Any]:
-    """The tree as plain data, its references followed or as they stand."""
+    """Return the tree as plain data, and follow its references if `resolve`."""
     tree = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
     assert isinstance(tree, dict)
     return {str(key): item for key, item in tree.items()}
 
 
 def follow_references(config: DictConfig, builder: Builder) -> dict[str, Any]:
-    """Plain data, with every `${…}` replaced by what it refers to."""
+    """Follow every reference, and return plain data."""
     try:
         with warnings.catch_warnings():
             refuse_reference_growth(plain(config, resolve=False))
-            warnings.simplefilter(
-                "ignore"
-            )  # ${oc.deprecated:…} speaks of keys, in the words of a library
+            warnings.simplefilter("ignore")  # ${oc.deprecated:…} would print the library's own text
             return plain(config, resolve=True)
-    except MissingMandatoryValue as error:  # a ???
+    except MissingMandatoryValue as error:  # a value ???
         key = str(error.full_key)
         field = known_keys(config, builder).get(key)
         kind = f": it takes {accepted_values(field)}" if field else ""
@@ -386,15 +380,15 @@ def follow_references(config: DictConfig, builder: Builder) -> dict[str, Any]:
 
 
 class ReadsEnvironment(Mistake):
-    """A configuration refers to the environment, where that is not allowed."""
+    """A configuration refers to the environment without trusted code."""
 
 
 environment_is_read: ContextVar[bool] = ContextVar("environment_is_read", default=False)
-"""Whether references to the environment are followed: beside trusted code alone, which can read it anyway."""
+"""True if ${oc.env:…} is allowed: only with trusted code, which can read the environment anyway."""
 
 
 def of_environment(name: str, *default: Any) -> Any:
-    """Follow `${oc.env:NAME}` as OmegaConf does, and remember the value: no message shows it."""
+    """Return the value of `${oc.env:NAME}` as OmegaConf does, and hide it from messages."""
     if not environment_is_read.get():
         raise ReadsEnvironment(
             f"${{oc.env:{name}}}: the environment is read only beside trusted code, for a value may be a secret, and "

@@ -1,5 +1,5 @@
-"""What a component's fields take, in words, read off their types; why pydantic refused a value, in one line; and what
-other libraries call our keys and options.
+"""The values that a component's fields accept, in words; one-line reports of pydantic's errors; and the names that
+other libraries use for keys and options.
 
 >>> from pydantic import PositiveInt
 >>> allowed(PositiveInt | None)
@@ -35,7 +35,7 @@ WORDS = {
 
 
 def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
-    """Spell a phrase for a type, with its range."""
+    """Return a phrase for a type, with its range."""
     parts = get_args(kind)
     match get_origin(kind):
         case origin if origin is Annotated:
@@ -49,21 +49,23 @@ def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
         case origin if origin is dict:
             return f"a mapping such as {{KEY: VALUE}}, each VALUE {allowed(parts[1])}"
         case origin if origin in {tuple, list}:
-            least = [
-                f" of at least {limit.min_length}"
-                for limit in flat(limits)
-                if isinstance(limit, MinLen)
-            ]
-            count = f" of {len(parts)}" if len(parts) > 1 and ... not in parts else "".join(least)
-            return f"a list{count}, each {allowed(parts[0])}"
+            return f"a list{list_length(parts, limits)}, each {allowed(parts[0])}"
     word = WORDS.get(kind, str(kind))
     if isinstance(kind, type) and issubclass(kind, Component):
         word = f"a component of kind {kind.__name__}"
     return f"{word} {' and '.join(bounds(limits))}".rstrip()
 
 
+def list_length(parts: tuple[Any, ...], limits: Iterable[object]) -> str:
+    """Return a phrase for the length of a list whose items have these types, or nothing if any length is allowed."""
+    if len(parts) > 1 and ... not in parts:
+        return f" of {len(parts)}"
+    least = [limit.min_length for limit in flat(limits) if isinstance(limit, MinLen)]
+    return "".join(f" of at least {length}" for length in least)
+
+
 def bounds(limits: Iterable[object]) -> Iterator[str]:
-    """The range that a field's constraints leave."""
+    """Yield the bounds among a field's constraints."""
     for limit in flat(limits):
         match limit:
             case Gt():
@@ -77,7 +79,7 @@ def bounds(limits: Iterable[object]) -> Iterator[str]:
 
 
 def flat(limits: Iterable[object]) -> Iterator[object]:
-    """Constraints, also those that are wrapped in pydantic's `Field`."""
+    """Yield constraints, also from inside pydantic's `Field`."""
     for limit in limits:
         if isinstance(limit, FieldInfo):
             yield from flat(limit.metadata)
@@ -90,7 +92,7 @@ def accepted_values(field: FieldInfo) -> str:
 
 
 def plain_types(kind: Any) -> tuple[Any, ...]:
-    """The plain types that a type is made of.
+    """Return the plain types in a union, a container or a literal.
 
     >>> plain_types(tuple[int, ...] | Literal["log"] | None)
     (<class 'int'>, 'log', <class 'NoneType'>)
@@ -114,58 +116,57 @@ def component_bases(kind: Any) -> tuple[type[Component], ...]:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether only text can be meant, so that a value needs no quotes."""
+    """Return true if a field accepts only text, so that a value needs no quotes."""
     return set(plain_types(kind)) <= {str, Path, NoneType}
 
 
 def may_be_text(kind: Any) -> bool:
-    """Whether text is among what can be meant."""
+    """Return true if a field also accepts text."""
     return bool({str, Path} & {plain for plain in plain_types(kind) if isinstance(plain, type)})
 
 
 def is_list(kind: Any) -> bool:
-    """Whether a list is among what can be meant."""
+    """Return true if a field accepts a list."""
     origin = get_origin(kind)
     if origin in {tuple, list}:
         return True
     return origin in {Union, UnionType, Annotated} and any(is_list(part) for part in get_args(kind))
 
 
-# --- Why pydantic refused a component, in one line: the key, the value, what is allowed, the nearest spelling.
+# --- One line for pydantic's first error: the key, the value, the accepted values, the nearest spelling.
 
 
 def refusal(
     error: ValidationError, kind: type[Component], key: str, given: Mapping[str, Any]
 ) -> Mistake:
-    """The first thing that is wrong with a component."""
+    """Return the first error of a component. `given` holds its values as the user wrote them."""
     first = error.errors()[0]
-    if first["type"] == "missing":  # perhaps it is there, and misspelled
+    if first["type"] == "missing":  # the key may be there, but misspelled
         first = next(
             (other for other in error.errors() if other["type"] == "extra_forbidden"), first
         )
     reason = str(first.get("ctx", {}).get("error", "")) if first["type"] == "value_error" else ""
-    if not first["loc"]:
-        return Mistake(
-            reason or f"{key}: {first['msg']}".removeprefix(": ")
-        )  # a component's own words name its keys
+    if not first["loc"]:  # an error of the whole component, which names its keys itself
+        return Mistake(reason or f"{key}: {first['msg']}".removeprefix(": "))
     name = str(first["loc"][0])
-    whole = f"{key}.{name}".removeprefix(".")
+    full_key = f"{key}.{name}".removeprefix(".")
     if first["type"] == "extra_forbidden":
         keys = [f"{key}.{other}".removeprefix(".") for other in kind.model_fields]
-        those = f"its keys are {', '.join(keys)}" if keys else "it has none"
-        return Mistake(f"{whole}: {kind.__name__} has no such key; {those}{nearest(whole, keys)}")
+        listed = f"its keys are {', '.join(keys)}" if keys else "it has none"
+        hint = nearest(full_key, keys)
+        return Mistake(f"{full_key}: {kind.__name__} has no such key; {listed}{hint}")
     field = kind.model_fields[name]
     if first["type"] == "missing":
-        return Mistake(f"{whole} is missing; it takes {accepted_values(field)}")
+        return Mistake(f"{full_key} is missing; it takes {accepted_values(field)}")
     value = given.get(name)
-    words = [plain for plain in plain_types(field.annotation) if isinstance(plain, str)]
-    reason = reason or f"it takes {accepted_values(field)}{nearest(str(value), words)}"
-    return Mistake(f"{whole}={spell_value(value)}: {reason}")
+    names = [plain for plain in plain_types(field.annotation) if isinstance(plain, str)]
+    reason = reason or f"it takes {accepted_values(field)}{nearest(str(value), names)}"
+    return Mistake(f"{full_key}={spell_value(value)}: {reason}")
 
 
-# --- What others call our keys and options: the words of papers and of other libraries, with ours.
+# --- Names that papers and other libraries use for keys and options.
 #
-# They are accepted nowhere: one experiment has one spelling, and a message names it.
+# They are not accepted, because an experiment has one spelling; an error message names it.
 
 
 KEYS: Mapping[str, str] = {
@@ -206,7 +207,7 @@ KEYS: Mapping[str, str] = {
     }.items()
     for name in names.split()
 }
-"""By the last part of a key, in small letters: the key that is meant, or the key with its value."""
+"""From the last part of a foreign key, in lower case, to the key here, or to KEY=VALUE."""
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     group: {name: ours for ours, names in table.items() for name in names.split()}
@@ -247,4 +248,4 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         },
     }.items()
 }
-"""By their groups, in small letters: the option that is meant."""
+"""By group: from a foreign name, in lower case, to the option here."""

@@ -1,11 +1,12 @@
-"""What layers push: covariances of one channel, pixel pair by pixel pair, and tangent kernels beside them.
+"""Covariances of one channel and tangent kernels between pixels, and the operations that layers need.
 
-    nngp   K[p, q](x, x′), the covariance at pixel p for x and at pixel q for x′
-    ntk    Θ[p, q](x, x′), its tangent kernel
+    nngp   K[p, q](x, x′), the covariance of pixel p for x with pixel q for x′
+    ntk    Θ[p, q](x, x′), the tangent kernel at these pixels
 
-Two things are pushed. First K of each example with itself, [example, *pair], because nonlinear layers need the
-variances K[p, p](x, x), and pooling makes coarse variances of fine covariances. Then, with these variances at hand, K
-and Θ between the examples of two sides, [row, column, *pair]. Each layer's `push` holds its formula for both.
+The layers transform two objects. The first is K of each example with itself, [example, *pair]: it
+provides the variances K[p, p](x, x) at nonlinear layers, and pooling needs covariances between pixels
+too. The second is K and Θ between the examples of two sides, [row, column, *pair], which uses these
+variances. Each layer's `push` contains its formula for both.
 
 >>> from ntkexp.layer.pointwise import ReLU
 >>> alone = ReLU().push(Covariance.alone(torch.tensor([[2.0, 0.0]]), Pairs.equal(())), (2,))
@@ -26,23 +27,22 @@ from ntkexp.covariance.pairs import Coarse, Pairs, average_pixels, keeps_pixels,
 from ntkexp.mistake import Mistake
 
 ROUNDING = 16
-"""Units of rounding within which a correlation counts as one, and a difference as none."""
-PORTION = (
-    2**17
-)  # numbers: what is done to a portion of examples, one step after the other, meets it in a cache
+"""A correlation within this many eps of one counts as one, and such a relative difference as zero."""
+PORTION = 2**17
+"""Numbers in a portion of examples, few enough that successive steps find them in the cache."""
 Variances = tuple[Float[Tensor, "_ ..."], ...]
-"""Of a side at each nonlinear layer, in the order met, [example, *pixel], as many pixels as there are by then."""
+"""The variances of a side at each nonlinear layer, [example, *pixel of that layer]."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """What is known of a signal inside a network of infinite width, whatever its numbers are.
+    """Properties of a signal inside an infinitely wide network, by which layers check their formulas.
 
-    `gaussian`: elements are independent Gaussians, the channels of a pixel of one variance, as fresh weights leave
-    them; the formulas of pointwise layers and norms hold for these alone. `fresh`: independent of whatever entered the
-    branch of the network that it belongs to; the covariance of a sum is the sum of covariances only where all but one
-    of its terms are. `wide`: there are as many channels as the network is wide, which inputs are not; shares of
-    channels have a limit only then. `uneven`: channels of different variances stand behind each other.
+    `gaussian`: elements are independent Gaussians, and the channels of a pixel have one variance. Fresh
+    weights make them so, and pointwise layers and norms require it. `fresh`: independent of the input of
+    its branch; covariances of a sum add up only if all terms but one are fresh. `wide`: the number of
+    channels grows with the width, unlike for inputs; channels can be split only then. `uneven`: a
+    concatenation joined channels of different variances.
 
     >>> Signal().after_weights()
     Signal(gaussian=True, fresh=True, wide=True, uneven=False)
@@ -57,21 +57,23 @@ class Signal:
         return Signal(gaussian=True, fresh=True, wide=True)
 
     def refuse_unmixed(self, layer: str) -> None:
-        """Activations and norms follow weights."""
+        """Raise unless the signal comes from fresh weights, as activations and norms require."""
         if self.uneven:
             raise Mistake(
-                f"{layer} has no known limit of infinite width right after a concatenation, whose channels differ in "
-                "variance; put it into the branches, or a Dense or Conv layer before it"
+                f"{layer} has no known limit of infinite width right after a concatenation, whose "
+                "channels differ in variance; put it into the branches, or a Dense or Conv layer "
+                "before it"
             )
         if not self.gaussian:
             raise Mistake(
-                f"{layer} has a limit of infinite width only after weights; put a Dense or Conv layer right before it"
+                f"{layer} has a limit of infinite width only after weights; put a Dense or Conv "
+                "layer right before it"
             )
 
 
 @dataclass(frozen=True)
 class PairEnd:
-    """One end of many pairs: variances, and how a function of them is laid out beside the covariances."""
+    """The variances at one end of all pairs; `lay_out` broadcasts a function of them to the pairs."""
 
     variance: Tensor
     lay_out: Callable[[Tensor], Tensor]
@@ -79,12 +81,15 @@ class PairEnd:
 
 @dataclass(frozen=True)
 class Distances:
-    """How nearly equal or opposite the two ends u and v of pairs are, [*examples, *pair].
+    """Squared distances of the two ends u and v of each pair, [*examples, *pair], without cancellation.
 
-        near + slack = E (u − v)² = q₁ + q₂ − 2c,    far + slack = E (u + v)² = q₁ + q₂ + 2c,    excess = q₁ − q₂
+        near + slack = E (u − v)² = q₁ + q₂ − 2c
+        far + slack  = E (u + v)² = q₁ + q₂ + 2c
+        excess       = q₁ − q₂
 
-    No digits cancel in them as in these differences. After weights they are sums like q and c. At a nonlinear layer
-    `at` makes `slack` (√q₁ − √q₂)², so that near is 2(√(q₁q₂) − c), and far 2(√(q₁q₂) + c).
+    Weights transform these quantities linearly, like q and c, whereas the differences on the right
+    lose digits. At a nonlinear layer, `at` sets slack = (√q₁ − √q₂)², so that near = 2(√(q₁q₂) − c) and
+    far = 2(√(q₁q₂) + c).
     """
 
     near: Tensor
@@ -106,13 +111,15 @@ class Distances:
         )
 
     def at(self, q1: Tensor, q2: Tensor) -> Distances:
-        """The same distances, divided as these variances say."""
-        unequal = unequal_roots(q1, q2, self.excess)
-        rest = self.slack - unequal  # what biases and means over pixels make of it; never negative
-        rest = torch.where(rest > ROUNDING * torch.finfo(rest.dtype).eps * self.slack, rest, 0.0)
-        return Distances(
-            (self.near + rest).clamp_min(0), (self.far + rest).clamp_min(0), unequal, self.excess
-        )
+        """Return the same distances with slack = (√q₁ − √q₂)²."""
+        slack = unequal_roots(q1, q2, self.excess)
+        # Biases and means over pixels leave a larger slack; move the surplus into near and far.
+        surplus = self.slack - slack
+        is_significant = surplus > ROUNDING * torch.finfo(surplus.dtype).eps * self.slack
+        surplus = torch.where(is_significant, surplus, 0.0)
+        near = (self.near + surplus).clamp_min(0)
+        far = (self.far + surplus).clamp_min(0)
+        return Distances(near, far, slack, self.excess)
 
     @property
     def of_difference(self) -> Tensor:
@@ -126,20 +133,22 @@ class Distances:
 
 
 def unequal_roots(q1: Tensor, q2: Tensor, excess: Tensor) -> Tensor:
-    """(√q₁ − √q₂)², from q₁ − q₂."""
+    """Return (√q₁ − √q₂)², given excess = q₁ − q₂."""
     total = safe_root(q1) + safe_root(q2)
     return (excess / torch.where(total > 0, total, 1.0)).square()
 
 
 def safe_root(x: Tensor) -> Tensor:
-    """√x, zero where x ≤ 0, with a derivative of zero there."""
+    """Return √x, and zero with a zero derivative for x ≤ 0."""
     return torch.where(x > 0, torch.where(x > 0, x, 1.0).sqrt(), 0.0)
 
 
 @dataclass(frozen=True)
 class Covariance:
-    """K and Θ between two sides, whose variances at nonlinear layers are `left` and `right`, after `met` such layers;
-    or K of each example with itself (`ntk` is None), whose variances are collected in `left` on the way.
+    """K and Θ between two sides, or, if `ntk` is None, K of each example with itself.
+
+    Between two sides, `left` and `right` are the variances at all nonlinear layers, and `met` counts the
+    nonlinear layers so far. For examples with themselves, `left` collects the variances.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     >>> Covariance.between(x, x, Pairs.equal(()), (), (), same=True).nngp
@@ -152,30 +161,26 @@ class Covariance:
     pairs: Pairs
     left: Variances = ()
     right: Variances = ()
-    same: bool = False  # row k and column k are one example
+    same: bool = False
+    """Row k and column k are the same example."""
     met: int = 0
-    in_pairs: bool = (
-        False  # row k is paired with example k of the other side alone, and there is one column
-    )
-    carried: tuple[Tensor, Distances] | None = (
-        None  # distances, and the covariances to which they belong
-    )
+    in_pairs: bool = False
+    """Row k is paired only with example k of the other side, in a single column."""
+    carried: tuple[Tensor, Distances] | None = None
+    """Distances, and the covariances that they belong to."""
 
     @classmethod
     def alone(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Covariance:
-        """K of each input with itself: the mean over channels of x[p] x[q]."""
-        few = split_portions(x, pairs.count * x.shape[1])
-        return cls(
-            torch.cat([(pairs.spread(part) * pairs.at_second(part)).mean(1) for part in few]),
-            None,
-            pairs,
-        )
+        """Return K of each input with itself: the mean over channels of x[p] x[q]."""
+        portions = split_portions(x, pairs.count * x.shape[1])
+        products = [pairs.spread(part) * pairs.at_second(part) for part in portions]
+        return cls(torch.cat([product.mean(1) for product in products]), None, pairs)
 
     @classmethod
     def between(
         cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool
     ) -> Covariance:
-        """K of inputs [example, channel, *pixel]: the mean over channels of x₁[p] x₂[q]; nothing is learned yet."""
+        """Return K = mean over channels of x₁[p] x₂[q], and Θ = 0, for inputs [example, channel, *pixel]."""
         if pairs.pixels:
             nngp = x1.new_zeros(())
             for one, two in zip(x1.unbind(1), x2.unbind(1), strict=True):
@@ -189,95 +194,95 @@ class Covariance:
     def of_pairs(
         cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool
     ) -> Covariance:
-        """K of each input in x₁ with the one in x₂ that stands at the same place, and their distances, where pixels
-        meet themselves alone."""
+        """Return K and the distances of the k-th input in x₁ with the k-th in x₂, for equal pixels."""
 
         def mean(values: Tensor) -> Tensor:
             return pairs.spread(values.mean(1))[:, None]
 
         nngp = mean(x1 * x2)
         start = cls(nngp, torch.zeros_like(nngp), pairs, left, right, same, in_pairs=True)
-        # near and far are E (su ∓ v/s)² with s² = √q₂/√q₁, and su ∓ v/s = s(u ∓ v) ± (s − 1/s)v
-        q1, q2 = (x.square().mean(1, keepdim=True) for x in (x1, x2))
-        difference, total = x1 - x2, x1 + x2
+        q1 = x1.square().mean(1, keepdim=True)
+        q2 = x2.square().mean(1, keepdim=True)
+        difference = x1 - x2
+        total = x1 + x2
         excess = (difference * total).mean(1, keepdim=True)
-        alive = (q1 > 0) & (q2 > 0)
-        root1, root2 = (torch.where(alive, q, 1.0).sqrt() for q in (q1, q2))
-        s = torch.where(alive, (root2 / root1).sqrt(), 0.0)
-        gap = (
-            torch.where(alive, -excess / ((root2 * root1).sqrt() * (root1 + root2)), 0.0) * x2
-        )  # (s − 1/s)v
-        near, far = ((s * difference + gap).square(), (s * total - gap).square())
-        unequal = unequal_roots(q1, q2, excess)
-        return start.with_distances(Distances(mean(near), mean(far), mean(unequal), mean(excess)))
+        # near and far are E (su ∓ v/s)² with s² = √q₂/√q₁, and su ∓ v/s = s(u ∓ v) ± (s − 1/s)v
+        nonzero = (q1 > 0) & (q2 > 0)
+        root1 = torch.where(nonzero, q1, 1.0).sqrt()
+        root2 = torch.where(nonzero, q2, 1.0).sqrt()
+        s = torch.where(nonzero, (root2 / root1).sqrt(), 0.0)
+        s_minus_inverse = -excess / ((root2 * root1).sqrt() * (root1 + root2))
+        shift = torch.where(nonzero, s_minus_inverse, 0.0) * x2
+        near = (s * difference + shift).square()
+        far = (s * total - shift).square()
+        slack = unequal_roots(q1, q2, excess)
+        return start.with_distances(Distances(mean(near), mean(far), mean(slack), mean(excess)))
 
     @property
     def distances(self) -> Distances | None:
-        """The distances. A layer that makes other covariances, and does not give their distances, loses them."""
-        return (
-            self.carried[1] if self.carried is not None and self.carried[0] is self.nngp else None
-        )
+        """The distances, or None if a layer has replaced the covariances without giving distances."""
+        if self.carried is None or self.carried[0] is not self.nngp:
+            return None
+        return self.carried[1]
 
     def with_distances(self, distances: Distances | None) -> Covariance:
-        """The same covariance with these distances."""
         return replace(self, carried=None if distances is None else (self.nngp, distances))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Covariance:
-        """The same linear function of K and of Θ."""
-        found = replace(
-            self, nngp=function(self.nngp), ntk=None if self.ntk is None else function(self.ntk)
-        )
-        return found.with_distances(
-            None if self.distances is None else self.distances.map(function)
-        )
+        """Apply a linear function to K, Θ and the distances."""
+        ntk = None if self.ntk is None else function(self.ntk)
+        mapped = replace(self, nngp=function(self.nngp), ntk=ntk)
+        distances = self.distances
+        return mapped.with_distances(None if distances is None else distances.map(function))
 
     def meet(self) -> tuple[Covariance, PairEnd, PairEnd]:
-        """A nonlinear layer: the covariance with that layer counted, and the variances that it needs at both ends."""
+        """Return this covariance with one more nonlinear layer counted, and the variances at both ends."""
         pairs = self.pairs
         if self.ntk is None:
             q = pairs.diagonal(self.nngp)
-            return (
-                replace(self, left=(*self.left, q)),
-                PairEnd(q, pairs.spread),
-                PairEnd(q, pairs.at_second),
-            )
-        first = PairEnd(self.left[self.met], lambda values: pairs.spread(values)[:, None])
-        rows = 1 if self.in_pairs else 0
-        second = PairEnd(
-            self.right[self.met], lambda values: pairs.at_second(values).unsqueeze(rows)
-        )
+            collected = replace(self, left=(*self.left, q))
+            return collected, PairEnd(q, pairs.spread), PairEnd(q, pairs.at_second)
+        row_axis = 1 if self.in_pairs else 0
+
+        def at_first(values: Tensor) -> Tensor:
+            return pairs.spread(values)[:, None]
+
+        def at_second(values: Tensor) -> Tensor:
+            return pairs.at_second(values).unsqueeze(row_axis)
+
+        first = PairEnd(self.left[self.met], at_first)
+        second = PairEnd(self.right[self.met], at_second)
         return replace(self, met=self.met + 1), first, second
 
     def where_same(self, values: Tensor, alone: Float[Tensor, "example *pixel"]) -> Tensor:
-        """Values between two equal sides, with others where a pixel of an example meets itself."""
+        """Replace the values of pairs of a pixel with itself, between two equal sides."""
         if self.in_pairs:
             return self.pairs.with_diagonal(values[:, 0], alone)[:, None]
         diagonal = self.pairs.with_diagonal(values.diagonal(dim1=0, dim2=1).movedim(-1, 0), alone)
         return values.diagonal_scatter(diagonal.movedim(0, -1), dim1=0, dim2=1)
 
     def coarse(self, coarse: Sequence[Coarse]) -> Covariance:
-        """On coarser pixels, axis by axis: K′[p′, q′] = mean K[p, q] over members p of p′ and q of q′, and Θ′ alike."""
+        """Average over fine pixels, for K and Θ: K′[p′, q′] = mean K[p, q] over p in p′ and q in q′."""
         if keeps_pixels(coarse, self.pairs):
             return self
         averages = self.map(lambda values: average_pixels(values, self.pairs, coarse))
         return replace(averages, pairs=pairs_after(coarse, self.pairs))
 
     def without_pixels(self) -> Covariance:
-        """An image of one pixel as a vector."""
+        """Turn an image of one pixel into a vector."""
         if not self.pairs.pixels:
             return self
-        # The only pair, or none where no later layer asks for variances: its sum is then zero.
-        examples = self.nngp.dim() - 2 * len(self.pairs.pixels)
-        return replace(
-            self.map(lambda values: values.flatten(examples).sum(examples)), pairs=Pairs((), ())
-        )
+        # There is one pair, or none if no later layer needs variances; the sum is then zero.
+        axis = self.nngp.dim() - 2 * len(self.pairs.pixels)
+        vectors = self.map(lambda values: values.flatten(axis).sum(axis))
+        return replace(vectors, pairs=Pairs((), ()))
 
     def following(self, branch: Covariance) -> Covariance:
-        """This covariance at the entry of a branch that comes after another one, `branch`, has met its variances."""
+        """Return the input of the next branch: this covariance, with the variances met by `branch`."""
         return replace(self, left=branch.left, met=branch.met)
 
     def plus(self, last: Covariance) -> Covariance:
-        """The sum with the branch that came last, of independent signals, at the pairs that both have."""
+        """Add the last branch, an independent signal, at the pairs that both have."""
         pairs = self.pairs.common(last.pairs)
         one = self.map(lambda v: self.pairs.restrict(v, pairs))
         two = last.map(lambda v: last.pairs.restrict(v, pairs))
@@ -291,7 +296,7 @@ class Covariance:
 def split_portions(
     x: Float[Tensor, "example ..."], each: int
 ) -> Sequence[Float[Tensor, "few ..."]]:
-    """The examples, in chunks of a reasonable size.
+    """Split examples of `each` numbers into portions of about PORTION numbers.
 
     >>> [len(portion) for portion in split_portions(torch.zeros(5, 3), 2**16)]
     [2, 2, 1]

@@ -1,9 +1,9 @@
-"""Pairs of pixels (p, p + o), stored by their offset o; linear maps of functions of them; operations on tiles.
+"""Pairs of pixels (p, p + o) stored by their offset o, linear maps between them, and operations on tiles.
 
-A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], an offset and a pixel for each axis of the image. Along
-an axis of n pixels an offset is a number modulo n: the second pixel is (p + o) mod n. So n offsets hold all n² pairs
-once, and a window that moves both pixels together changes no offset, whether images end or go around. Layers without
-pixels leave no axes, and only the examples are paired.
+A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], an offset and a pixel for each axis of the
+image. The second pixel is (p + o) mod n, so that n offsets hold all n² pairs of an axis with n pixels. A
+window that moves both pixels together never changes an offset, whether images end or wrap around.
+After the last layer with pixels, a tensor has only the axes of the examples.
 
 >>> pairs = Pairs.all((3,))
 >>> pairs.second(0).tolist()
@@ -28,14 +28,14 @@ from ntkexp.mistake import Mistake
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of pixels in an image of these sizes: the offsets of each axis, in all combinations."""
+    """Pixel pairs of an image: all combinations of the offsets of each axis."""
 
     pixels: tuple[int, ...]
     offsets: tuple[tuple[int, ...], ...]
 
     @classmethod
     def all(cls, pixels: Sequence[int]) -> Pairs:
-        """Pair every pixel with every other."""
+        """Pair every pixel with every pixel."""
         return cls(tuple(pixels), tuple(tuple(range(n)) for n in pixels))
 
     @classmethod
@@ -48,7 +48,7 @@ class Pairs:
         return prod(n * len(offsets) for n, offsets in zip(self.pixels, self.offsets, strict=True))
 
     def union(self, other: Pairs) -> Pairs:
-        """The pairs that are in either, and what lies in between: offsets are stored axis by axis."""
+        """Unite the offsets of each axis."""
         both = zip(self.offsets, other.offsets, strict=True)
         return Pairs(self.pixels, tuple(tuple(sorted({*one, *two})) for one, two in both))
 
@@ -57,28 +57,29 @@ class Pairs:
         return Pairs(self.pixels, tuple(tuple(sorted({*one} & {*two})) for one, two in both))
 
     def second(self, axis: int) -> Int[Tensor, "offset pixel"]:
-        """Find the position of the second pixel along an axis."""
+        """Return the second pixel's position along an axis."""
         n = self.pixels[axis]
         return (torch.tensor(self.offsets[axis], dtype=torch.long)[:, None] + torch.arange(n)) % n
 
     def at_second(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
-        """Find the values [*example, *pixel] of the second pixel of each pair."""
+        """Look up values [*example, *pixel] at the second pixel of each pair."""
         first = values.dim() - len(self.pixels)
         for axis in range(len(self.pixels)):
-            index, dim = self.second(axis).to(values.device), first + 2 * axis
+            dim = first + 2 * axis
+            index = self.second(axis).to(values.device)
             picked = values.index_select(dim, index.flatten())
             values = picked.view(*values.shape[:dim], *index.shape, *values.shape[dim + 1 :])
         return values
 
     def diagonal(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
-        """Find the values of equal pixels, [*example, *pixel]."""
+        """Return the values of equal pixels, [*example, *pixel]."""
         first = values.dim() - 2 * len(self.pixels)
         for axis in range(len(self.pixels)):
             values = values.select(first + axis, self.offsets[axis].index(0))
         return values
 
     def with_diagonal(self, values: Tensor, diagonal: Tensor) -> Tensor:
-        """These values, with others in the place of equal pixels."""
+        """Replace the values of equal pixels."""
         if not self.pixels:
             return diagonal
         if all(offsets == (0,) for offsets in self.offsets):
@@ -90,27 +91,28 @@ class Pairs:
         return torch.where(equal, self.spread(diagonal), values)
 
     def spread(self, diagonal: Tensor) -> Tensor:
-        """Spread values [*example, *pixel] of the first pixel of each pair, to be broadcast over offsets."""
+        """Look up values [*example, *pixel] at the first pixel of each pair, broadcastable over offsets."""
         first = diagonal.dim() - len(self.pixels)
         for axis in range(len(self.pixels)):
             diagonal = diagonal.unsqueeze(first + 2 * axis)
         return diagonal
 
     def places(self) -> Int[Tensor, "first second"]:
-        """Find the place of each pair of pixels among those that are stored, which have to be all."""
+        """Return the storage index of each pair of pixels; all pairs must be stored."""
         count = prod(self.pixels)
         if self.count != count**2:
             raise ValueError(f"these are {self.count} of {count**2} pairs")
-        place = torch.zeros((), dtype=torch.long)
+        index = torch.zeros((), dtype=torch.long)
         for axis, n in enumerate(self.pixels):
-            first, second = torch.arange(n)[:, None], torch.arange(n)
-            here = (second - first) % n * n + first  # [p, q], by offset and pixel of this axis
+            first = torch.arange(n)[:, None]
+            second = torch.arange(n)
+            index_on_axis = (second - first) % n * n + first  # [p, q]
             axes = [(n if k == axis else 1) for k in range(len(self.pixels))]
-            place = place * n**2 + here.reshape(*axes, *axes)
-        return place.reshape(count, count)
+            index = index * n**2 + index_on_axis.reshape(*axes, *axes)
+        return index.reshape(count, count)
 
     def as_matrix(self, values: Tensor) -> Float[Tensor, "*example first second"]:
-        """Values of all pairs as a matrix.
+        """Return the values of all pairs as a matrix.
 
         >>> Pairs.all((2,)).as_matrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tolist()
         [[1.0, 3.0], [4.0, 2.0]]
@@ -119,27 +121,28 @@ class Pairs:
         return values.flatten(first)[..., self.places().to(values.device)]
 
     def from_matrix(self, matrix: Float[Tensor, "*example first second"]) -> Tensor:
-        """The inverse of `as_matrix`."""
+        """Invert `as_matrix`."""
         order = self.places().flatten().argsort().to(matrix.device)
         stored = matrix.flatten(-2)[..., order]
         return stored.view(*stored.shape[:-1], *(size for n in self.pixels for size in (n, n)))
 
     def restrict(self, values: Tensor, wanted: Pairs) -> Tensor:
-        """The part of values that belongs to some of the pairs."""
+        """Select the values of a subset of the pairs."""
         first = values.dim() - 2 * len(self.pixels)
-        for axis, (here, there) in enumerate(zip(self.offsets, wanted.offsets, strict=True)):
-            if here != there:
-                index = torch.tensor([here.index(o) for o in there], device=values.device)
+        for axis, (stored, offsets) in enumerate(zip(self.offsets, wanted.offsets, strict=True)):
+            if stored != offsets:
+                index = torch.tensor([stored.index(o) for o in offsets], device=values.device)
                 values = values.index_select(first + 2 * axis, index)
         return values
 
 
-# --- Means over windows in which both pixels of a pair move together; pairs that leave the image count zero, or go
-# around. A window moves along one axis after the other, and changes no offset.
+# --- Means over windows
+#
+# Both pixels of a pair move together. Pairs that leave the image count as zero, or wrap around.
 
 
 def window_mean(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) -> Tensor:
-    """The mean over a window at every pair.
+    """Return the mean over a window around every pair.
 
     >>> import torch
     >>> pairs = Pairs.all((3,))
@@ -158,59 +161,61 @@ def window_mean(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: 
 def window_sum(
     values: Tensor, pairs: Pairs, axis: int, dim: int, reach: int, circular: bool
 ) -> Tensor:
-    """Σ_δ value[p + δ, p + o + δ] along one axis, |δ| ≤ reach."""
+    """Return Σ_δ value[p + δ, p + o + δ] along one axis, |δ| ≤ reach."""
     n = pairs.pixels[axis]
     if circular:
-        return sum(
-            (values.roll(-shift, dim + 1) for shift in range(-reach, reach + 1) if shift),
-            start=values,
-        )
+        shifts = [shift for shift in range(-reach, reach + 1) if shift]
+        return sum((values.roll(-shift, dim + 1) for shift in shifts), start=values)
     total = values.clone()
     second = None if pairs.offsets[axis] == (0,) else pairs.second(axis).to(values.device)
-    for shift in range(-min(reach, n - 1), min(reach, n - 1) + 1):
-        start, end, length = max(0, -shift), max(0, shift), n - abs(shift)
-        here, there = total.narrow(dim + 1, start, length), values.narrow(dim + 1, end, length)
-        if shift and second is None:  # equal pixels leave an image together
-            here += there
-        elif shift and second is not None:
-            moved = second[:, start : start + length] + shift
-            inside = ((moved >= 0) & (moved < n)).to(values.dtype)
-            here.addcmul_(there, inside.view(*inside.shape, *(1,) * (values.dim() - dim - 2)))
+    reach = min(reach, n - 1)
+    for shift in range(-reach, reach + 1):
+        if not shift:
+            continue
+        start = max(0, -shift)
+        length = n - abs(shift)
+        target = total.narrow(dim + 1, start, length)
+        shifted = values.narrow(dim + 1, max(0, shift), length)
+        if second is None:  # equal pixels leave the image together
+            target += shifted
+        else:
+            shifted_second = second[:, start : start + length] + shift
+            inside = ((shifted_second >= 0) & (shifted_second < n)).to(values.dtype)
+            trailing = (1,) * (values.dim() - dim - 2)
+            target.addcmul_(shifted, inside.view(*inside.shape, *trailing))
     return total
 
 
-# --- Linear maps without weights, from fine pixels to coarse ones: averages, samples, and a covariance's trace.
+# --- Linear maps between pixels: averages, samples, and the trace of a covariance
 
 
 class AbstractPixelMap(ABC):
-    """A linear map from functions of pairs of fine pixels to functions of other pairs, along one axis of an image."""
+    """A linear map along one axis, from functions of pairs of fine pixels to functions of new pairs."""
 
     members: tuple[tuple[int, ...], ...]
-    """The fine pixels of each pixel after it."""
+    """The fine pixels of each new pixel."""
 
     @abstractmethod
     def fine(self, shift: int, pixels: int) -> set[int]:
-        """The offsets of fine pixels that a coarse offset needs."""
+        """Return the fine offsets that one coarse offset needs."""
 
     @abstractmethod
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        """The fine offsets that coarse ones need."""
+        """Return the fine offsets that these coarse offsets need."""
 
     def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        """The coarse offsets that can be had from fine ones."""
-        fine_offsets = set(offsets)
-        return tuple(
-            shift for shift in range(len(self.members)) if self.fine(shift, pixels) <= fine_offsets
-        )
+        """Return the coarse offsets that can be computed from these fine offsets."""
+        available = set(offsets)
+        shifts = range(len(self.members))
+        return tuple(shift for shift in shifts if self.fine(shift, pixels) <= available)
 
 
 @dataclass(frozen=True)
 class Coarse(AbstractPixelMap):
-    """The members that each coarse pixel has among the fine ones, along one axis of an image.
+    """The fine pixels that each coarse pixel averages, along one axis.
 
-    A function of pairs of fine pixels goes to pairs of coarse ones by a mean, either over all pairs of members
-    (pooling, of which taking a sample is a case), or over pairs of `equal` members (what an affine layer makes of a
-    flattened image):
+    The mean is over all pairs of members (pooling and sampling), or over pairs of `equal` members (an
+    affine layer after flattening an image):
 
         K′[p′, q′] = mean K[p, q],   p a member of p′, q of q′
 
@@ -223,19 +228,18 @@ class Coarse(AbstractPixelMap):
 
     @classmethod
     def windows(cls, pixels: int, window: int) -> Coarse:
-        """The windows that do not overlap; what does not fill one is left out."""
-        return cls(
-            tuple(tuple(range(p * window, (p + 1) * window)) for p in range(pixels // window))
-        )
+        """Return consecutive windows; pixels that do not fill the last window are dropped."""
+        starts = range(0, pixels - window + 1, window)
+        return cls(tuple(tuple(range(start, start + window)) for start in starts))
 
     @classmethod
     def every(cls, pixels: int, stride: int, margin: int = 0) -> Coarse:
-        """Keep every `stride`-th pixel, from the first within margins on both sides."""
+        """Sample every `stride`-th pixel between the margins."""
         return cls(tuple((p,) for p in range(margin, pixels - margin, stride)))
 
     @classmethod
     def one(cls, pixels: int, equal: bool) -> Coarse:
-        """Make the single pixel of all."""
+        """Average all pixels."""
         return cls((tuple(range(pixels)),), equal)
 
     def trivial(self, pixels: int) -> bool:
@@ -243,24 +247,29 @@ class Coarse(AbstractPixelMap):
 
     @property
     def disjoint(self) -> bool:
-        """Whether it averages over all pairs of members, and no fine pixel is a member twice."""
+        """True if the map averages over all pairs, and each fine pixel belongs to at most one coarse pixel."""
         pixels = [p for members in self.members for p in members]
         return not self.equal and len(set(pixels)) == len(pixels)
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
-        """The pairs of fine pixels that are averaged, for every first coarse pixel and one offset of the second."""
+        """Return the fine pairs that are averaged for each coarse pixel at this coarse offset."""
         count = len(self.members)
-        ends = ((own, self.members[(p + shift) % count]) for p, own in enumerate(self.members))
-        if self.equal:
-            return [list(zip(*end, strict=True)) for end in ends]
-        return [[(p, q) for p in first for q in second] for first, second in ends]
+        matches: list[list[tuple[int, int]]] = []
+        for pixel, first in enumerate(self.members):
+            second = self.members[(pixel + shift) % count]
+            if self.equal:
+                matches.append(list(zip(first, second, strict=True)))
+            else:
+                matches.append([(p, q) for p in first for q in second])
+        return matches
 
     def fine(self, shift: int, pixels: int) -> set[int]:
         return {(q - p) % pixels for row in self.matched(shift) for p, q in row}
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Find the places of the averaged pairs among those stored along an axis, [coarse pixel, averaged]."""
-        n, index = pairs.pixels[axis], {o: k for k, o in enumerate(pairs.offsets[axis])}
+        """Return the storage indices of the averaged pairs, [coarse pixel, averaged pair]."""
+        n = pairs.pixels[axis]
+        index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
         rows = [[index[(q - p) % n] * n + p for p, q in row] for row in self.matched(shift)]
         return torch.tensor(rows)
 
@@ -272,9 +281,11 @@ class Coarse(AbstractPixelMap):
 
 @dataclass(frozen=True)
 class Taps(AbstractPixelMap):
-    """The fine pixel that each weight of a window meets, for every pixel after it along one axis; −1 outside.
+    """The fine pixel that each weight of a window multiplies, for every new pixel; −1 outside the image.
 
-        K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|,   k being the weights whose pixels are both in the image
+        K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|
+
+    The sum is over the weights k whose two pixels are both in the image.
 
     >>> Taps.convolution(4, window=3, stride=2, padding=1, dilation=1).members
     ((-1, 0, 1), (1, 2, 3))
@@ -288,12 +299,13 @@ class Taps(AbstractPixelMap):
     def convolution(
         cls, pixels: int, *, window: int, stride: int, padding: int, dilation: int
     ) -> Taps:
-        """Pixel p after a convolution meets, by weight k, p · stride + k · dilation − padding."""
+        """Weight k multiplies pixel p · stride + k · dilation − padding for the new pixel p."""
         count = (pixels + 2 * padding - dilation * (window - 1) - 1) // stride + 1
-        rows = ([p * stride + k * dilation - padding for k in range(window)] for p in range(count))
-        return cls(
-            tuple(tuple(place if 0 <= place < pixels else -1 for place in row) for row in rows)
-        )
+        rows: list[tuple[int, ...]] = []
+        for p in range(count):
+            fine = [p * stride + k * dilation - padding for k in range(window)]
+            rows.append(tuple(pixel if 0 <= pixel < pixels else -1 for pixel in fine))
+        return cls(tuple(rows))
 
     @classmethod
     def transposed(
@@ -306,68 +318,66 @@ class Taps(AbstractPixelMap):
         dilation: int,
         output_padding: int,
     ) -> Taps:
-        """Pixel p after a transposed convolution meets, by weight k, (p + padding − k · dilation)/stride."""
-        rows = list[tuple[int, ...]]()
-        for p in range(
-            (pixels - 1) * stride + dilation * (window - 1) + 1 - 2 * padding + output_padding
-        ):
-            places = (divmod(p + padding - k * dilation, stride) for k in range(window))
-            rows.append(
-                tuple(place if rest == 0 and 0 <= place < pixels else -1 for place, rest in places)
-            )
+        """Weight k multiplies pixel (p + padding − k · dilation)/stride for the new pixel p."""
+        count = (pixels - 1) * stride + dilation * (window - 1) + 1 - 2 * padding + output_padding
+        rows: list[tuple[int, ...]] = []
+        for p in range(count):
+            row = []
+            for k in range(window):
+                pixel, remainder = divmod(p + padding - k * dilation, stride)
+                row.append(pixel if remainder == 0 and 0 <= pixel < pixels else -1)
+            rows.append(tuple(row))
         return cls(tuple(rows))
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
-        """The pairs of fine pixels that each weight meets, for every first pixel and one offset of the second."""
+        """Return the fine pair of each weight, for each new pixel at this offset of the second."""
         count = len(self.members)
         return [
-            list(zip(own, self.members[(p + shift) % count], strict=True))
-            for p, own in enumerate(self.members)
+            list(zip(first, self.members[(pixel + shift) % count], strict=True))
+            for pixel, first in enumerate(self.members)
         ]
 
     def fine(self, shift: int, pixels: int) -> set[int]:
-        return {
-            (q - p) % pixels for row in self.matched(shift) for p, q in row if p >= 0 and q >= 0
-        }
+        offsets: set[int] = set()
+        for row in self.matched(shift):
+            offsets |= {(q - p) % pixels for p, q in row if p >= 0 and q >= 0}
+        return offsets
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        # an offset whose pixels share no weight needs none, so that there may be none at all: keep one
+        # Always include offset 0: pixels that share no weight would otherwise leave no offset at all.
         return tuple(sorted({0}.union(*(self.fine(shift, pixels) for shift in offsets))))
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Find the places of the pairs among those stored along an axis, [pixel, weight]; the last one is outside."""
-        n, index = pairs.pixels[axis], {o: k for k, o in enumerate(pairs.offsets[axis])}
+        """Return the storage indices of the pairs, [new pixel, weight]; the index after the last is outside."""
+        n = pairs.pixels[axis]
+        index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
         outside = n * len(index)
-        return torch.tensor(
-            [
-                [index[(q - p) % n] * n + p if p >= 0 and q >= 0 else outside for p, q in row]
-                for row in self.matched(shift)
-            ]
-        )
+        rows: list[list[int]] = []
+        for row in self.matched(shift):
+            places = [index[(q - p) % n] * n + p if p >= 0 and q >= 0 else outside for p, q in row]
+            rows.append(places)
+        return torch.tensor(rows)
 
 
 def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
-    """The mean over the weights of a window, axis by axis.
+    """Return the mean over the weights of a window, axis by axis.
 
     >>> pairs = Pairs.all((2,))
-    >>> tap_mean(torch.ones(2, 2), pairs, [Taps.convolution(2, window=2, stride=1, padding=1, dilation=1)]) * 2
+    >>> taps = Taps.convolution(2, window=2, stride=1, padding=1, dilation=1)
+    >>> tap_mean(torch.ones(2, 2), pairs, [taps]) * 2
     tensor([[1., 2., 1.],
             [1., 1., 0.],
             [0., 1., 1.]])
     """
     after = pairs_after(taps, pairs)
     for axis, one in enumerate(taps):
-        dim = values.dim() - 2 * (
-            len(taps) - axis
-        )  # of the offsets of this axis; its pixels come after it
-        lead, rest = values.shape[:dim], values.shape[dim + 2 :]
+        dim = values.dim() - 2 * (len(taps) - axis)  # the offsets of this axis; then its pixels
+        lead = values.shape[:dim]
+        rest = values.shape[dim + 2 :]
+        # Append a zero, which stands for pairs outside the image.
         flat = values.flatten(dim, dim + 1)
-        flat = torch.cat(
-            [flat, flat.new_zeros(*lead, 1, *rest)], dim
-        )  # what lies outside the image
-        tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]]).to(
-            values.device
-        )
+        flat = torch.cat([flat, flat.new_zeros(*lead, 1, *rest)], dim)
+        tables = stacked_tables(one, pairs, axis, after).to(values.device)
         columns = tables.flatten(0, 1).t()
         total = flat.index_select(dim, columns[0])
         for column in columns[1:]:
@@ -376,18 +386,21 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
     return values
 
 
+def stacked_tables(one: Coarse | Taps, pairs: Pairs, axis: int, after: Pairs) -> Tensor:
+    """Return the tables of all new offsets along an axis, [offset, pixel, averaged]."""
+    return torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]])
+
+
 def pairs_before(coarse: Sequence[AbstractPixelMap], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
-    """Find the pairs before a map, of those wanted after it."""
-    offsets = (
-        one.needed(after, n) for one, after, n in zip(coarse, wanted.offsets, pixels, strict=True)
-    )
-    return Pairs(tuple(pixels), tuple(offsets))
+    """Return the pairs that a map needs to compute the wanted pairs."""
+    axes = zip(coarse, wanted.offsets, pixels, strict=True)
+    return Pairs(tuple(pixels), tuple(one.needed(offsets, n) for one, offsets, n in axes))
 
 
 def pairs_after(coarse: Sequence[AbstractPixelMap], pairs: Pairs) -> Pairs:
-    """Find the pairs after a map."""
-    each = zip(coarse, pairs.offsets, pairs.pixels, strict=True)
-    offsets = tuple(one.reached(before, n) for one, before, n in each)
+    """Return the pairs that a map can compute from these pairs."""
+    axes = zip(coarse, pairs.offsets, pairs.pixels, strict=True)
+    offsets = tuple(one.reached(before, n) for one, before, n in axes)
     return Pairs(tuple(len(one.members) for one in coarse), offsets)
 
 
@@ -396,24 +409,21 @@ def keeps_pixels(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
 
 
 def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
-    """Apply the map, axis by axis."""
+    """Apply a map of averages, axis by axis."""
     after = pairs_after(coarse, pairs)
     for axis, one in enumerate(coarse):
-        dim = values.dim() - 2 * (
-            len(coarse) - axis
-        )  # of the offsets of this axis; its pixels come after it
-        lead, rest = values.shape[:dim], values.shape[dim + 2 :]
-        if not after.offsets[axis]:  # nothing that is needed
+        dim = values.dim() - 2 * (len(coarse) - axis)  # the offsets of this axis; then its pixels
+        lead = values.shape[:dim]
+        rest = values.shape[dim + 2 :]
+        if not after.offsets[axis]:  # no later layer needs any pair
             values = values.new_empty(*lead, 0, len(one.members), *rest)
             continue
         if one.trivial(pairs.pixels[axis]):
             continue
-        # For every coarse offset and pixel, the places of the pairs that are averaged among those that are stored.
-        tables = torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]]).to(
-            values.device
-        )
-        flat, columns = values.flatten(dim, dim + 1), tables.flatten(0, 1).t()
-        if len(columns) > columns.shape[1]:  # a few means over many
+        tables = stacked_tables(one, pairs, axis, after).to(values.device)
+        flat = values.flatten(dim, dim + 1)
+        columns = tables.flatten(0, 1).t()  # [averaged pair, coarse offset and pixel]
+        if len(columns) > columns.shape[1]:  # a few means over many pairs
             picked = flat.index_select(dim, columns.t().flatten())
             mean = picked.view(*lead, columns.shape[1], len(columns), *rest).mean(dim + 1)
         else:
@@ -425,22 +435,22 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
     return values
 
 
-LARGEST_ERROR = {torch.float64: 1e-9, torch.float32: 1e-4}
+MAX_KERNEL_ERROR = {torch.float64: 1e-9, torch.float32: 1e-4}
 """The share of a kernel that rounding may change."""
 
 
 class Unresolved(Mistake):
-    """The digits of a kernel between near neighbours cancel."""
+    """Cancellation leaves too few digits of the kernel between near neighbours."""
 
 
 def require_resolved(
     layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0
 ) -> Float[Tensor, "..."]:
-    """The variances at which a layer's kernel is known in their precision; others are refused.
+    """Return the variances, or raise if rounding spoils a layer's kernel between near neighbours.
 
-    Of erf, GELU and waves, nearly equal inputs give what q₁q₂ − c² or (q₁ + q₂)/2 − c says beside 1 + 2q, 1 + q or
-    1/b². The difference is known up to the rounding of q or q² itself: b²q eps is the error of a kernel between near
-    neighbours whose distance is not known.
+    The kernels of erf, GELU and waves compare q₁q₂ − c² or (q₁ + q₂)/2 − c with 1 + 2q, 1 + q or 1/b².
+    If the distance of two inputs is unknown, the difference has the rounding error of q or q². The
+    error of the kernel is therefore b²q eps.
 
     >>> require_resolved("Erf", torch.tensor([1e12], dtype=torch.float64))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -448,33 +458,35 @@ def require_resolved(
     """
     largest = float(q.detach().max()) if q.numel() else 0.0
     error = squared_frequency * largest * torch.finfo(q.dtype).eps
-    if not error <= LARGEST_ERROR.get(q.dtype, LARGEST_ERROR[torch.float32]):
-        kind = str(q.dtype).removeprefix("torch.")
-        longer = "; or compute in float64" if q.dtype != torch.float64 else ""
+    if not error <= MAX_KERNEL_ERROR.get(q.dtype, MAX_KERNEL_ERROR[torch.float32]):
+        dtype = str(q.dtype).removeprefix("torch.")
+        advice = "; or compute in float64" if q.dtype != torch.float64 else ""
         digits = max(0, floor(-log10(error))) if isfinite(error) else 0
         raise Unresolved(
-            f"{layer}: variance {largest:.3g} is too large for {kind} to tell near neighbours apart: {digits} digits "
-            f"of their kernel are left; lower W_std, or scale the inputs down{longer}"
+            f"{layer}: variance {largest:.3g} is too large for {dtype} to tell near neighbours "
+            f"apart: {digits} digits of their kernel are left; lower W_std, or scale the inputs "
+            f"down{advice}"
         )
     return q
 
 
-# --- What can be done to a tile, K and Θ at all pixels for one offset: the words in which a layer says its fused form.
+# --- Operations on tiles, K and Θ at all pixels for one offset. A layer's fused form consists of these:
 #
-#     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β    Σ over a window; weights s, b, α, β; clear or wrap before it
-#     bend     κ and κ̇ of a bent line                     constants k, h              ends √q, 1/√q
-#     arc      κ and κ̇ of erf                                                         ends 1/√(1 + 2q)
-#     gate     κ and κ̇ of GELU                                                        ends 1/√(1 + q), q
-#     wave     κ and κ̇ of a sine a sin(bz + c₀)           constants a²/2, b², cos 2c₀  ends b²q/2
-#     series   κ and κ̇ by powers of the correlation       constants first, step       ends 1/√q, E σ, those of σ′
-#     norm     both divided by √((q₁ + ε)(q₂ + ε))                                    ends 1/√(q + ε)
-#     copy     a register into another                    add      another register to this one
-#     clear    zeros outside the image, for a window that looks there
-#     wrap     the image itself, which goes around, outside of it
-#     coarsen  means over the pixels that make up a coarse one, or samples of them: a register of fewer pixels
+#     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β, Σ over a window; weights s, b, α, β
+#     bend     κ and κ̇ of a bent line; constants k, h; ends √q, 1/√q
+#     arc      κ and κ̇ of erf; ends 1/√(1 + 2q)
+#     gate     κ and κ̇ of GELU; ends 1/√(1 + q), q
+#     wave     κ and κ̇ of a sine a sin(bz + c₀); constants a²/2, b², cos 2c₀; ends b²q/2
+#     series   κ and κ̇ as power series in the correlation; constants: lowest power, increment;
+#              ends 1/√q, E σ, coefficients of σ′
+#     norm     division by √((q₁ + ε)(q₂ + ε)); ends 1/√(q + ε)
+#     copy     copy a register into another
+#     add      add another register to this one
+#     clear    set pixels outside the image to zero, before a window reads them
+#     wrap     fill pixels outside the image with copies from its other side
+#     coarsen  average or sample pixels, which leaves a smaller image
 #
-# Those that meet variances say what is to be laid out beside a tile for them: `ends`, functions of the variance at
-# either end.
+# `ends` are functions of the variance at either end of a pair, computed once for each image.
 
 
 BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES, COARSEN = range(12)
@@ -493,31 +505,35 @@ KINDS = (
     "coarsen",
 )
 CLEANING = frozenset({BEND, CLEAR, ARC, NORM, SERIES})
-"""Those that leave zeros outside the image, whatever was there."""
+"""Operations after which pixels outside the image are zero."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on a register; `reach` is that of a window, deep, down and across, `weights` are s, b, α and β."""
+    """An operation on a register."""
 
     kind: int
     register: int
     other: int = 0
     reach: tuple[int, int, int] = (0, 0, 0)
+    """Reach of the window, deep, down and across."""
     weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
-    constants: tuple[float, ...] = ()  # at most three
-    ends: Callable[[Tensor], tuple[Tensor, ...]] | None = (
-        None  # q ↦ what is laid out, zero outside the image
-    )
-    met: int = 0  # how many that meet variances come before it
-    coarse: tuple[Coarse, ...] = ()  # along each axis, deep, down and across
+    """s, b, α and β."""
+    constants: tuple[float, ...] = ()
+    """At most three."""
+    ends: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+    """Functions of the variance q; zero for q = 0 outside the image."""
+    met: int = 0
+    """Number of earlier operations with `ends`."""
+    coarse: tuple[Coarse, ...] = ()
+    """Averages along each axis, deep, down and across."""
 
 
 Operations = tuple[Operation, ...]
 
 
 class NoFusedForm(Exception):
-    """A layer has none, for examples of this shape; the message says which."""
+    """A layer has no fused form for examples of this shape; the message names the layer."""
 
 
 def weigh(
@@ -527,7 +543,7 @@ def weigh(
     learned: tuple[float, float] = (0.0, 0.0),
     reach: tuple[int, int, int] = (0, 0, 0),
 ) -> Operation:
-    """Weights s and b, of which α and β are learned.
+    """Return an operation with weights s, b, and α, β for the trained ones.
 
     >>> weigh(0, scale=0.25).weights
     (0.25, 0.0, 0.0, 0.0)
@@ -536,7 +552,7 @@ def weigh(
 
 
 def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
-    """Another map of pixels along each of up to three axes; each pixel belongs to one coarse pixel at most."""
+    """Return an operation that averages pixels along up to three axes, into disjoint coarse pixels."""
     if not all(one.disjoint for one in coarse):
         raise NoFusedForm("a mean over windows that overlap")
     missing = (Coarse.every(1, 1),) * (3 - len(coarse))
@@ -544,6 +560,6 @@ def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
 
 
 def root_and_inverse(q: Tensor) -> tuple[Tensor, Tensor]:
-    """The roots √q and 1/√q, zero where q is."""
+    """Return √q and 1/√q; both are zero for q = 0."""
     root = q.sqrt()
     return root, torch.where(root > 0, 1 / root, 0.0)

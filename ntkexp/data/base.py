@@ -1,13 +1,14 @@
-"""Data: what is learned, and where the network is read.
+"""Data: training examples, queries and test examples.
 
-A source yields examples; three splits are cut from them that share no example: `train`, `probe` and `test`. The order
-of the examples and their noise come from the source's seed, each from a stream of its own; inputs, and real targets,
-are standardised with the statistics of the training split alone:
+A source returns examples, and `split` cuts three disjoint splits from them: `train`, `probe` (the queries)
+and `test`. The source's seed determines the order of the examples and the noise, from separate random
+streams. Inputs and real targets are standardised with the statistics of the training split:
 
     x ← (x − mean) / deviation,    deviation² = mean (x − mean)²
 
-A source may say instead that its examples stay as they are given: in its own order, and with targets in their own unit.
-Or that they come in phases, which are learned one after the other: then every split holds the phases in their order.
+A source can opt out (`as_given`): its examples then keep their order and its targets their unit. A source
+can also divide its examples into phases, which training visits one after the other. Every split then
+contains the phases in order.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from ntkexp.component import Component, Count, CountOrNone
 from ntkexp.mistake import Mistake, nearest_file, refuse_special
 from ntkexp.stream import stream
 
-LARGEST = 1 << 34
-"""Bytes of a file of data, all of which are read into memory."""
+MAX_FILE_BYTES = 1 << 34
+"""A data file may have this many bytes; the whole file is read into memory."""
 
 
 def expand_home(path: Path) -> Path:
-    """`~` as the shell means it."""
+    """Replace a leading `~` by the home folder."""
     try:
         return path.expanduser()
     except RuntimeError as error:
@@ -45,7 +46,7 @@ UserPath = Annotated[Path, AfterValidator(expand_home)]
 
 
 def quoted(path: Path) -> str:
-    """The key and its value, which is quoted, because a file name may hold blanks and line breaks."""
+    """Return `data.path=…` for messages; the quotes show blanks and line breaks in a file name."""
     return f"data.path={str(path)!r}"
 
 
@@ -57,24 +58,25 @@ def is_there(path: Path) -> bool:
 
 
 def require_file(path: Path) -> Path:
+    """Return the path of a regular file, or raise with a hint at a similar file name."""
     try:
-        folder, exists = path.is_dir(), path.exists()
-        beside = path.parent.iterdir() if path.parent.is_dir() and not exists else ()
-        siblings = [entry.name for entry in beside if entry.is_file()]
+        is_folder = path.is_dir()
+        exists = path.exists()
+        entries = path.parent.iterdir() if path.parent.is_dir() and not exists else ()
+        siblings = [entry.name for entry in entries if entry.is_file()]
     except OSError as error:
         raise unreadable(path, error) from error
-    if folder:
+    if is_folder:
         raise Mistake(f"{quoted(path)} is a folder; name the file")
     if not exists:
-        raise Mistake(
-            f"{quoted(path)}: there is no such file{one_line(nearest_file(path.name, siblings))}"
-        )
-    refuse_special(path, quoted(path), LARGEST)
+        hint = one_line(nearest_file(path.name, siblings))
+        raise Mistake(f"{quoted(path)}: there is no such file{hint}")
+    refuse_special(path, quoted(path), MAX_FILE_BYTES)
     return path
 
 
 def read_contents(path: Path) -> bytes:
-    """Read the bytes of a file, as many as it says: of those in /proc, which say 0, some never end."""
+    """Read as many bytes as the file's size; files in /proc have size 0, and some never end."""
     try:
         with require_file(path).open("rb") as file:
             return file.read(path.stat().st_size)
@@ -83,25 +85,25 @@ def read_contents(path: Path) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> Mistake:
-    """The mistake of a file that cannot be read, with what the operating system says."""
+    """Return a `Mistake` with the operating system's reason."""
     return Mistake(f"{quoted(path)} cannot be read: {error.strerror}")
 
 
 def one_line(text: str) -> str:
-    """The text with line breaks as they are written in Python."""
+    """Escape line breaks."""
     return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
 Standardise = Literal["each", "all", "none"]
-"""Every feature by itself; all features alike, so that a pixel stays brighter than another; not at all."""
+"""Standardise each feature separately, all features by common statistics (as for pixels), or none."""
 
-# --- What is done to inputs and targets of any source: scaling, gaps, noise.
+# --- Operations on inputs and targets: scaling, filling gaps, noise
 
 
 def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
-    """Standardising, measured on these values: mean 0 and deviation 1.
+    """Return the function that standardises these values to mean 0 and deviation 1.
 
-    A feature that does not vary in training becomes 0 everywhere: what it does elsewhere could not have been learned.
+    A feature that is constant in these values becomes 0 everywhere, because nothing can be learned about it.
 
     >>> measured = scale_of("each", torch.tensor([[1.0, 4.0], [3.0, 4.0]], dtype=torch.float64))
     >>> measured(torch.tensor([[5.0, 6.0]], dtype=torch.float64)).tolist()
@@ -112,17 +114,18 @@ def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
     axes = (0,) if how == "each" else tuple(range(values.ndim))
     mean = values.mean(axes, keepdim=True)
     deviation = (values - mean).square().mean(axes, keepdim=True).sqrt()
-    # The deviation of equal numbers need not round to zero; their extremes are equal.
+    # The deviation of equal numbers may round to a nonzero number, so compare their extremes.
     varies = values.amax(axes, keepdim=True) > values.amin(axes, keepdim=True)
     if (varies & ~((deviation > 0) & deviation.isfinite())).any():
         raise Mistake(
-            "some numbers are too large or too small for a variance in double precision; change their unit"
+            "some numbers are too large or too small for a variance in double precision; change "
+            "their unit"
         )
     return lambda x: torch.where(varies, (x - mean) / deviation, 0.0)
 
 
 def column_means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
-    """The mean of each feature over the examples that have it, which is put where it is missing (NaN).
+    """Return the mean of each feature over the examples that have it; NaN marks a missing value.
 
     >>> column_means(torch.tensor([[1.0, 5.0], [float("nan"), 7.0], [3.0, 9.0]])).tolist()
     [2.0, 7.0]
@@ -131,8 +134,9 @@ def column_means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *sha
     if mean.isnan().any():
         first = int(mean.isnan().flatten().nonzero()[0]) + 1
         raise Mistake(
-            f"data.missing=mean: feature {first} (the target not counted) has no value in any of the {len(train)} "
-            "training rows, so it has no mean; raise data.train, or remove the column"
+            f"data.missing=mean: feature {first} (the target not counted) has no value in any of "
+            f"the {len(train)} training rows, so it has no mean; raise data.train, or remove the "
+            "column"
         )
     return mean
 
@@ -143,10 +147,10 @@ def add_label_noise(
     share: float,
     generator: torch.Generator,
 ) -> Tensor:
-    """Add noise to training targets: labels are replaced, or, where there are no classes, numbers are added.
+    """Add noise to training targets.
 
-    Of class labels, exactly the given share (rounded) is replaced by another class, each of the others being as likely.
-    Real targets get Gaussian noise whose standard deviation is the given share of theirs.
+    Replace exactly this share of class labels (rounded) by another class, with equal probabilities. Add
+    Gaussian noise to real targets, with this share of their standard deviation.
 
     >>> clean = torch.zeros(10, dtype=torch.int64)
     >>> add_label_noise(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
@@ -155,17 +159,17 @@ def add_label_noise(
     if not classes:  # y + share · deviation · N(0, 1)
         noise = torch.randn(target.shape, generator=generator, dtype=target.dtype)
         return target + share * target.std(0, correction=0) * noise
-    # a step of 1 … classes − 1 around the circle of classes never ends where it began
+    # A cyclic shift by 1 … classes − 1 always changes the class.
     chosen = torch.randperm(len(target), generator=generator)[: round(share * len(target))]
     step = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)
     return target.index_copy(0, chosen, (target[chosen] + step) % classes)
 
 
-# --- Phases of learning: which examples belong to each, how many each split takes, and whether one tells of another.
+# --- Phases
 
 
 def share(count: int, number: int, phases: int) -> int:
-    """How many of `count` examples, or steps, are of a phase: equal shares, the first ones larger by one if need be.
+    """Return the number of examples or steps in phase `number`: equal shares, the first ones rounded up.
 
     >>> [share(128, number, 3) for number in range(3)]
     [43, 43, 42]
@@ -176,11 +180,11 @@ def share(count: int, number: int, phases: int) -> int:
 def phase_positions(
     phase: Int[Tensor, " example"] | None, phases: int, count: int
 ) -> list[Int[Tensor, " chosen"]]:
-    """Where the examples of each phase are, of `count` in all.
+    """Return the positions of each phase's examples among `count` examples.
 
-    >>> [place.tolist() for place in phase_positions(torch.tensor([0, 1, 0]), 2, 3)]
+    >>> [positions.tolist() for positions in phase_positions(torch.tensor([0, 1, 0]), 2, 3)]
     [[0, 2], [1]]
-    >>> [place.tolist() for place in phase_positions(None, 1, 3)]
+    >>> [positions.tolist() for positions in phase_positions(None, 1, 3)]
     [[0, 1, 2]]
     """
     if phase is None:
@@ -192,64 +196,70 @@ def find_leak(
     learned: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
     read: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
 ) -> tuple[int, int] | None:
-    """Find two phases of which one learns what the other reads, given examples and their phases.
+    """Find an example that is learned in one phase and read in another. Return both phases.
+
+    Both arguments are examples and their phases.
 
     >>> rows, phase = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
     >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([0])))
     (1, 0)
     >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([1])))
     """
-    seen: dict[bytes, set[int]] = {}
+    phases_of_row: dict[bytes, set[int]] = {}
     for row, phase in zip(learned[0], learned[1].tolist(), strict=True):
-        seen.setdefault(row.numpy().tobytes(), set()).add(phase)
+        phases_of_row.setdefault(row.numpy().tobytes(), set()).add(phase)
     for row, phase in zip(read[0], read[1].tolist(), strict=True):
-        if others := seen.get(row.numpy().tobytes(), set()) - {phase}:
-            return min(others), phase
+        other_phases = phases_of_row.get(row.numpy().tobytes(), set()) - {phase}
+        if other_phases:
+            return min(other_phases), phase
     return None
 
 
-# --- Examples, splits, and the source that makes both.
+# --- Examples, splits and sources
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs as a person would look at them, with what is to be learned: class labels, or real values.
+    """Inputs before standardisation, and targets: class labels or real values.
 
-    Pixels may stay bytes, of which `white` make a one: a whole image set as float64 would fill a laptop.
+    Images may be bytes, where the value `white` stands for 1, because float64 would need eight times the memory.
     """
 
     inputs: Float[Tensor, "example *shape"] | UInt8[Tensor, "example *shape"]
     target: Int[Tensor, " example"] | Float[Tensor, "example value"]
-    classes: tuple[str, ...] = ()  # names of the classes; none for regression
+    classes: tuple[str, ...] = ()
+    """Names of the classes; empty for regression."""
     white: float = 1.0
-    gaps: bool = False  # NaN marks a missing input, for which the mean of the training split is put
-    vocabulary: int = 0  # unless it is 0, inputs are tokens: whole numbers below it
-    one_hot: int = (
-        0  # unless it is 0, inputs are tokens below it, encoded once it is known which are used
-    )
-    as_given: bool = False  # their order and the unit of their targets are the source's own
-    phases: tuple[
-        str, ...
-    ] = ()  # names of the phases in which they are learned; none if all are learned at once
-    phase: Int[Tensor, " example"] | None = None  # of these, the one of each example, in order
-    phase_classes: tuple[
-        tuple[str, ...], ...
-    ] = ()  # what each calls its classes, where phases share the outputs
+    gaps: bool = False
+    """NaN marks a missing input, which gets the mean of the training split."""
+    vocabulary: int = 0
+    """If positive, inputs are tokens, integers below it."""
+    one_hot: int = 0
+    """If positive, inputs are tokens below it; `part` encodes them as one-hot vectors."""
+    as_given: bool = False
+    """Keep the order of the examples and the unit of the targets."""
+    phases: tuple[str, ...] = ()
+    """Names of the training phases; empty without phases."""
+    phase: Int[Tensor, " example"] | None = None
+    """The phase of each example, in ascending order."""
+    phase_classes: tuple[tuple[str, ...], ...] = ()
+    """Class names in each phase, if phases share the outputs."""
 
     def refuse_infinite(self) -> None:
-        """Numbers that are not numbers would spoil every kernel, silently."""
-        fine = self.inputs.isfinite()
+        """Raise if an input or target is not finite; NaN inputs are allowed if they mark gaps."""
+        valid = self.inputs.isfinite()
         if self.gaps:
-            fine |= self.inputs.isnan()
-        for name, bad in (("input", ~fine), ("target", ~self.target.isfinite())):
+            valid |= self.inputs.isnan()
+        for name, bad in (("input", ~valid), ("target", ~self.target.isfinite())):
             if bad.any():
                 first = int(bad.nonzero()[0, 0])
                 raise Mistake(
-                    f"the {name} of example {first} (counting from 0) is not finite; remove or repair it"
+                    f"the {name} of example {first} (counting from 0) is not finite; remove or "
+                    "repair it"
                 )
 
     def part(self, index: Int[Tensor, " chosen"]) -> Split:
-        """The examples at these positions, in double precision, still as a person would look at them."""
+        """Return the examples at these positions in double precision, not yet standardised."""
         inputs = self.inputs[index]
         if self.one_hot:
             inputs = torch.nn.functional.one_hot(inputs.long(), self.one_hot)
@@ -261,20 +271,20 @@ class Examples:
 
 @dataclass(frozen=True)
 class Split:
-    """One part of the data. `index` says which examples of the source these are."""
+    """One part of the data: `shown` before and `inputs` after standardisation."""
 
     shown: Float[Tensor, "example *shape"]
     inputs: Float[Tensor, "example *shape"]
     target: Int[Tensor, " example"] | Float[Tensor, "example value"]
     index: Int[Tensor, " example"]
-    phase: Int[Tensor, " example"] | None = (
-        None  # in which each is learned, where there are several, in order
-    )
+    """Positions of the examples in the source."""
+    phase: Int[Tensor, " example"] | None = None
+    """The phase of each example, in ascending order."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Three splits without a common example."""
+    """Three disjoint splits."""
 
     train: Split
     probe: Split
@@ -286,29 +296,30 @@ class Data:
 
 
 class AbstractSource(Component):
-    """Examples, and how many of them each split gets; where `test` is None it gets the rest."""
+    """A source of examples, and the sizes of the splits; if `test` is None, it gets the rest."""
 
     train: Count = 128
     probe: CountOrNone = 128
     test: CountOrNone | None = None
-    seed: int | None = Field(None, ge=0, lt=2**63)  # None: whatever seed the whole experiment has
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    """None: use the experiment's seed."""
     label_noise: float = Field(0.0, ge=0, lt=1)
     standardise: Standardise = "each"
 
     @abstractmethod
     def examples(self, generator: torch.Generator) -> Examples:
-        """Draw all examples, in any order; whatever is random comes from the generator."""
+        """Return all examples, in any order; random numbers come from the generator."""
 
     def phase_steps(self, steps: int) -> tuple[int, ...]:
-        """How many of the steps are taken on each phase; most sources have one."""
+        """Return the number of steps in each phase; most sources have one phase."""
         return (steps,)
 
     @final
     def split(self, seed: int = 0) -> Data:
-        """Put the examples in random order, cut them, add noise to the training targets, and standardise.
+        """Shuffle the examples, cut the splits, add noise to training targets, and standardise.
 
-        By this seed, unless the source has its own. The same bits for any number of threads: kernel files know their
-        data by them.
+        The source's own seed takes precedence over `seed`. The bits do not depend on the number of
+        threads, because kernel files identify their data by a digest.
         """
         seed = seed if self.seed is None else self.seed
         with one_thread():
@@ -317,53 +328,50 @@ class AbstractSource(Component):
             train, *others = (examples.part(index) for index in self.cut(examples, seed))
             if not examples.as_given:
                 refuse_leaks(train, others)
-                refuse_constant(
-                    train
-                )  # before the noise, which would hide it, and after, lest it is the noise's doing
+                # Check before the noise, which might hide constant targets, and after it.
+                refuse_constant(train)
                 noise = stream("noise", seed)
-                train = replace(
-                    train,
-                    target=add_label_noise(
-                        train.target, len(examples.classes), self.label_noise, noise
-                    ),
-                )
+                classes = len(examples.classes)
+                noisy = add_label_noise(train.target, classes, self.label_noise, noise)
+                train = replace(train, target=noisy)
                 refuse_constant(train)
             return self.standardised([train, *others], examples)
 
     @final
     def cut(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
-        """Cut the positions of the examples into the three splits, in random order; of each phase an equal share."""
+        """Cut positions into the three splits in random order, with an equal share of each phase."""
         groups = phase_positions(examples.phase, len(examples.phases), len(examples.inputs))
+        phases = len(groups)
         splits: list[tuple[Tensor, ...]] = []
         for number, group in enumerate(groups):
-            # each phase in an order of its own, the same for every seed of the weights
+            # Each phase has its own order, which does not depend on the seed of the weights.
             order = group
             if not examples.as_given:
                 order = group[torch.randperm(len(group), generator=stream("order", seed))]
-            train, probe = (
-                share(self.train, number, len(groups)),
-                share(self.probe, number, len(groups)),
-            )
-            test = None if self.test is None else share(self.test, number, len(groups))
-            # the first examples train, the next are probes, and the rest, or as many as are given, test
+            train = share(self.train, number, phases)
+            probe = share(self.probe, number, phases)
+            test = None if self.test is None else share(self.test, number, phases)
+            # Training examples first, then queries, then test examples.
             end = train + probe + (test or 0)
-            of_phase = f" of phase {number + 1}" if len(groups) > 1 else ""
             if end > len(order):
-                given = "" if self.test is None else f", data.test={self.test}"
+                of_phase = f" of phase {number + 1}" if phases > 1 else ""
+                test_key = "" if self.test is None else f", data.test={self.test}"
                 raise Mistake(
-                    f"data.train={self.train}, data.probe={self.probe}{given} ask for {end} examples{of_phase}, and "
-                    f"there are {len(order)}; lower one of them"
+                    f"data.train={self.train}, data.probe={self.probe}{test_key} ask for {end} "
+                    f"examples{of_phase}, and there are {len(order)}; lower one of them"
                 )
             if not train:
-                few = f"data.train={self.train}: it leaves some of the {len(groups)} phases without an example"
-                raise Mistake(f"{few}; raise data.train")
-            rest = order[train + probe :] if test is None else order[train + probe : end]
-            splits.append((order[:train], order[train : train + probe], rest))
+                raise Mistake(
+                    f"data.train={self.train}: it leaves some of the {phases} phases without an "
+                    "example; raise data.train"
+                )
+            tests = order[train + probe :] if test is None else order[train + probe : end]
+            splits.append((order[:train], order[train : train + probe], tests))
         return tuple(torch.cat(parts) for parts in zip(*splits, strict=True))
 
     @final
     def standardised(self, splits: Sequence[Split], examples: Examples) -> Data:
-        """Standardise the splits as the network gets them; every statistic is one of the first."""
+        """Standardise all splits with the statistics of the first."""
         if examples.gaps:
             fill = column_means(splits[0].shown)
             splits = [
@@ -371,11 +379,11 @@ class AbstractSource(Component):
                 for split in splits
             ]
         scale = scale_of(self.standardise, splits[0].shown)
-        rescale = scale_of(
-            "none" if examples.classes or examples.as_given else "each", splits[0].target
-        )
+        keeps_targets = examples.classes or examples.as_given
+        rescale = scale_of("none" if keeps_targets else "each", splits[0].target)
         train, probe, test = (
-            replace(s, inputs=scale(s.shown), target=rescale(s.target)) for s in splits
+            replace(split, inputs=scale(split.shown), target=rescale(split.target))
+            for split in splits
         )
         return Data(
             train=train,
@@ -394,7 +402,7 @@ def examples_stream(seed: int) -> torch.Generator:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread computes, so that sums are rounded in one order."""
+    """Compute with one thread, so that sums have a fixed order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -404,26 +412,30 @@ def one_thread() -> Iterator[None]:
 
 
 def refuse_leaks(train: Split, others: Sequence[Split]) -> None:
-    """What is learned in one phase must not be what another is read at."""
-    for split in others if train.phase is not None else ():
-        assert train.phase is not None
+    """Raise if an example that is learned in one phase is only read in another."""
+    if train.phase is None:
+        return
+    for split in others:
         assert split.phase is not None
-        if (found := find_leak((train.shown, train.phase), (split.shown, split.phase))) is not None:
-            learned, read = found
+        leak = find_leak((train.shown, train.phase), (split.shown, split.phase))
+        if leak is not None:
+            learned, read = leak
             raise Mistake(
-                f"data.phases: an example that is learned in phase {learned + 1} is read, but not learned, in phase "
-                f"{read + 1}; choose phases without common examples, or with the same ones and the same seed"
+                f"data.phases: an example that is learned in phase {learned + 1} is read, but not "
+                f"learned, in phase {read + 1}; choose phases without common examples, or with the "
+                "same ones and the same seed"
             )
 
 
 def refuse_constant(train: Split) -> None:
-    """One class, or one value, leaves nothing to learn and no scale, in whatever phase."""
+    """Raise if all training targets of a phase are equal."""
     phases = 1 if train.phase is None else int(train.phase.max()) + 1
     for number, group in enumerate(phase_positions(train.phase, phases, len(train.target))):
         target = train.target[group]
         if (target == target[:1]).all(0).any():
-            of = f" of phase {number + 1}" if phases > 1 else ""
+            of_phase = f" of phase {number + 1}" if phases > 1 else ""
             raise Mistake(
-                f"data.train={len(train.target)}: every training example{of} has the same target, so there is nothing "
-                "to learn; raise data.train, or try another data.seed, data.classes or data.target"
+                f"data.train={len(train.target)}: every training example{of_phase} has the same "
+                "target, so there is nothing to learn; raise data.train, or try another data.seed, "
+                "data.classes or data.target"
             )

@@ -1,4 +1,4 @@
-"""Sets of labelled images, of which some classes are chosen by number, and the files of MNIST (IDX) and CIFAR-10."""
+"""Sets of labelled images with a choice of classes, and readers for files of MNIST (IDX) and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from ntkexp.data.base import (
 from ntkexp.data.table import read_bundled
 from ntkexp.mistake import Mistake, NoData
 
-# --- IDX, the format of MNIST: bytes in an array of any number of axes, gzipped or not.
+# --- IDX, the format of MNIST: an array of bytes, optionally gzipped
 #
 #     0 0 type axes | one big-endian 32-bit length per axis | the data, last axis fastest
 #
-# Only the training pair is read (60,000 images in MNIST and its likes): the splits are cut from it, and the
-# official test pair stays unseen.
+# The package reads the training files only (60,000 images) and cuts the splits from them. It never
+# reads the official test files.
 
 
 IMAGES = ("train-images-idx3-ubyte", "train-images.idx3-ubyte")
@@ -47,39 +47,33 @@ BYTE = 0x08
 
 
 def find_idx_files(folder: Path, advice: str) -> tuple[Path, Path]:
-    """Find the files with the training images and their labels, gzipped or not."""
-    files = []
-    for names in (IMAGES, LABELS):
-        file = next(
-            (
-                folder / name
-                for name in (*names, *(f"{n}.gz" for n in names))
-                if is_there(folder / name)
-            ),
-            None,
-        )
-        if file is None:
-            raise NoData(
-                f"{quoted(folder)} is not a folder with {names[0]} or {names[0]}.gz; {advice}"
-            )
-        files.append(file)
-    return files[0], files[1]
+    """Return the files with the training images and their labels."""
+    return find_idx_file(folder, IMAGES, advice), find_idx_file(folder, LABELS, advice)
+
+
+def find_idx_file(folder: Path, names: tuple[str, ...], advice: str) -> Path:
+    for name in (*names, *(f"{name}.gz" for name in names)):
+        if is_there(folder / name):
+            return folder / name
+    raise NoData(f"{quoted(folder)} is not a folder with {names[0]} or {names[0]}.gz; {advice}")
 
 
 def read_idx_pictures(
     images: Path, labels: Path
 ) -> tuple[UInt8[Tensor, "example 1 row column"], UInt8[Tensor, " example"]]:
-    """Read images of one channel, with their labels."""
-    shown, classes = read_idx(images, axes=3), read_idx(labels, axes=1)
-    if len(shown) != len(classes):
+    """Read images of one channel, and their labels."""
+    pictures = read_idx(images, axes=3)
+    classes = read_idx(labels, axes=1)
+    if len(pictures) != len(classes):
         raise Mistake(
-            f"{quoted(images)} holds {len(shown)} images, and {labels.name} {len(classes)} labels"
+            f"{quoted(images)} holds {len(pictures)} images, and {labels.name} {len(classes)} "
+            "labels"
         )
-    return shown[:, None], classes
+    return pictures[:, None], classes
 
 
 def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
-    """The array of bytes in a file, unzipped if need be; it must be exactly what its header says."""
+    """Read an array of bytes, and unzip it if necessary. Raise unless the size matches the header."""
     raw = read_contents(path)
     try:
         raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
@@ -91,38 +85,40 @@ def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
         )
     if raw[2] != BYTE or raw[3] != axes:
         raise Mistake(
-            f"{quoted(path)} holds IDX type {raw[2]:#04x} with {raw[3]} axes, where bytes ({BYTE:#04x}) with "
-            f"{axes} axes are expected"
+            f"{quoted(path)} holds IDX type {raw[2]:#04x} with {raw[3]} axes, where bytes "
+            f"({BYTE:#04x}) with {axes} axes are expected"
         )
-    shape, body = unpack(f">{axes}I", raw[4 : 4 + 4 * axes]), raw[4 + 4 * axes :]
+    header_size = 4 + 4 * axes
+    shape = unpack(f">{axes}I", raw[4:header_size])
+    body = raw[header_size:]
     if len(body) != prod(shape) or not body:
         raise Mistake(
-            f"{quoted(path)} is cut short or damaged: {prod(shape)} bytes announced, {len(body)} found"
+            f"{quoted(path)} is cut short or damaged: {prod(shape)} bytes announced, "
+            f"{len(body)} found"
         )
     return torch.frombuffer(bytearray(body), dtype=torch.uint8).reshape(shape)
 
 
-# --- The files of CIFAR-10, in both versions that its authors publish; an image is 3 × 32 × 32 bytes.
+# --- CIFAR-10, in both published versions
 #
-#     binary    data_batch_1.bin …   records of a label and 3072 bytes
+#     binary    data_batch_1.bin …   records of a label and 3072 = 3 · 32 · 32 bytes
 #     python    data_batch_1 …       a pickle of {b"data": bytes [n, 3072], b"labels": list of n}
 #
-# The batches that are in the folder are read, the official test batch is not.
+# The package reads all training batches in the folder, and never the official test batch.
 
 
-PIXELS = 3 * 32 * 32
+CIFAR10_PIXELS = 3 * 32 * 32
 CIFAR10_ADVICE = (
-    "unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz of www.cs.toronto.edu/~kriz/cifar.html and name the "
-    "folder that holds the batches"
+    "unpack cifar-10-python.tar.gz or cifar-10-binary.tar.gz of "
+    "www.cs.toronto.edu/~kriz/cifar.html and name the folder that holds the batches"
 )
 
 
 def find_batches(folder: Path) -> tuple[Path, ...]:
-    """Find the training batches in a folder; the binary ones, should both versions be there."""
+    """Return the training batches in a folder; prefer the binary version."""
     for ending in (".bin", ""):
-        paths = tuple(
-            path for k in range(1, 6) if is_there(path := folder / f"data_batch_{k}{ending}")
-        )
+        candidates = [folder / f"data_batch_{k}{ending}" for k in range(1, 6)]
+        paths = tuple(path for path in candidates if is_there(path))
         if paths:
             return paths
     raise NoData(
@@ -133,24 +129,26 @@ def find_batches(folder: Path) -> tuple[Path, ...]:
 def read_batches(
     paths: tuple[Path, ...],
 ) -> tuple[UInt8[Tensor, "example 3 32 32"], UInt8[Tensor, " example"]]:
-    """Read images and labels of all batches, one after the other."""
-    together = torch.from_numpy(np.concatenate([read_records(path) for path in paths]))
-    return together[:, 1:].reshape(-1, 3, 32, 32), together[:, 0]
+    """Read the images and labels of all batches."""
+    records = torch.from_numpy(np.concatenate([read_records(path) for path in paths]))
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
 
 
 def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
-    """Read the records of a file, each a label in front of its image."""
+    """Read the records of a batch: a label, then the image."""
     raw = read_contents(path)
     if path.suffix == ".bin":
-        if not raw or len(raw) % (1 + PIXELS):
-            whole = f"{len(raw)} bytes are not whole records of {1 + PIXELS}"
-            raise Mistake(f"{quoted(path)} is cut short or damaged: {whole}")
-        return np.frombuffer(raw, np.uint8).reshape(-1, 1 + PIXELS)
+        if not raw or len(raw) % (1 + CIFAR10_PIXELS):
+            raise Mistake(
+                f"{quoted(path)} is cut short or damaged: {len(raw)} bytes are not whole records "
+                f"of {1 + CIFAR10_PIXELS}"
+            )
+        return np.frombuffer(raw, np.uint8).reshape(-1, 1 + CIFAR10_PIXELS)
     try:
-        batch: Any = unpickle_plain(raw)  # one that was written anew may name its parts by texts
+        batch: Any = unpickle_plain(raw)  # its keys may be text if Python 3 wrote it
         match {key.encode() if isinstance(key, str) else key: part for key, part in batch.items()}:
             case {b"data": Array(values=pixels), b"labels": [*labels]}:
-                if labels and pixels.shape == (len(labels), PIXELS):
+                if labels and pixels.shape == (len(labels), CIFAR10_PIXELS):
                     return np.column_stack([np.array(labels, np.uint8), pixels])
         raise ValueError("no images with labels")
     except Forbidden as error:
@@ -163,10 +161,10 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
         ) from error
 
 
-# --- Pickles that hold nothing but plain values and arrays of bytes.
+# --- Pickles of plain values and arrays of bytes
 #
-# A pickle is a program. The few names that an array of bytes needs are answered here by inert stand-ins, every other
-# name is refused, so nothing that a file says is ever called:
+# A pickle is a program. The unpickler below replaces the few functions that an array of bytes needs by
+# harmless stand-ins and refuses all other names, so that a file cannot call anything:
 #
 #     numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), 'b') ← (version, shape, dtype, column order, bytes)
 #     numpy._core.numeric._frombuffer(bytes, dtype, shape, order)     since protocol 5
@@ -174,21 +172,21 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
 
 
 class Forbidden(pickle.UnpicklingError):
-    """A pickle asks for a name that no array needs."""
+    """A pickle contains a name that no array of bytes needs."""
 
 
 class Type:
-    """A stand-in for numpy.dtype, which remembers its name."""
+    """A stand-in for numpy.dtype that stores the name of the type."""
 
     def __init__(self, name: bytes | str, *flags: int) -> None:
         self.name = name.decode("ascii") if isinstance(name, bytes) else name
 
     def __setstate__(self, state: object) -> None:
-        """The byte order and the like are forgotten, which bytes do not have."""
+        """Ignore the byte order and the alignment, which bytes do not have."""
 
 
 class Array:
-    """A stand-in for numpy.ndarray, which keeps its bytes."""
+    """A stand-in for numpy.ndarray that stores bytes."""
 
     def __init__(self, *empty: object) -> None:
         self.values: UInt8[np.ndarray, "..."] = np.empty(0, np.uint8)
@@ -197,13 +195,12 @@ class Array:
         _, shape, kind, column_order, raw = state
         if kind.name != "u1":
             raise ValueError(f"an array of {kind.name}, not of bytes")
-        self.values = np.frombuffer(raw, np.uint8).reshape(
-            shape, order="F" if column_order else "C"
-        )
+        order: Literal["C", "F"] = "F" if column_order else "C"
+        self.values = np.frombuffer(raw, np.uint8).reshape(shape, order=order)
 
 
 def from_buffer(raw: bytes, kind: Type, shape: tuple[int, ...], order: str) -> Array:
-    """A stand-in for the function of this name, which keeps the bytes."""
+    """A stand-in for numpy's `_frombuffer`."""
     array = Array()
     array.__setstate__((1, shape, kind, order == "F", raw))
     return array
@@ -227,7 +224,7 @@ STAND_INS: dict[str, Callable[..., object]] = {
 
 
 class Restricted(pickle.Unpickler):
-    """An unpickler that knows the stand-ins, and no other name."""
+    """An unpickler that knows the stand-ins only."""
 
     def find_class(self, module: str, name: str) -> Callable[..., object]:
         if f"{module}.{name}" not in STAND_INS:
@@ -236,7 +233,7 @@ class Restricted(pickle.Unpickler):
 
 
 def unpickle_plain(raw: bytes) -> object:
-    """What the pickle holds; texts of Python 2 come as bytes.
+    """Load a pickle of plain values; text from Python 2 becomes bytes.
 
     >>> unpickle_plain(pickle.dumps({"labels": [1, 2]}))
     {'labels': [1, 2]}
@@ -247,16 +244,17 @@ def unpickle_plain(raw: bytes) -> object:
     return Restricted(BytesIO(raw), encoding="bytes").load()
 
 
-# --- Sets of labelled images, of which some classes are chosen by number.
+# --- Sets of labelled images
 #
-# The classes keep the order in which they are named: of two, the second is the positive one.
+# The chosen classes keep their order in the configuration. If there are two, the second is the
+# positive class.
 
 
 Pictures = tuple[UInt8[Tensor, "example channel row column"], Integer[Tensor, " example"]]
 
 
 class AbstractImages(AbstractSource):
-    """Pictures hold numbers from 0 to `white`, and each label has a name."""
+    """A set of images with values from 0 to `white`, and a name for each label."""
 
     names: ClassVar[tuple[str, ...]]
     white: ClassVar[float] = 255.0
@@ -265,18 +263,18 @@ class AbstractImages(AbstractSource):
 
     @abstractmethod
     def pictures(self) -> Pictures:
-        """Read all pictures and their labels."""
+        """Return all images and their labels."""
 
     def examples(self, generator: torch.Generator) -> Examples:
-        # the labels that are kept, each of which has to exist
         chosen = tuple(range(len(self.names))) if self.classes == "all" else self.classes
         unknown = [k for k in chosen if not 0 <= k < len(self.names)]
         if unknown:
-            class_names = ", ".join(
+            labels_and_names = [
                 str(k) if name == str(k) else f"{k} ({name})" for k, name in enumerate(self.names)
-            )
+            ]
             raise Mistake(
-                f"data.classes={[*chosen]}: there is no class {unknown[0]}; choose from {class_names}"
+                f"data.classes={[*chosen]}: there is no class {unknown[0]}; choose from "
+                f"{', '.join(labels_and_names)}"
             )
         if len(set(chosen)) < max(2, len(chosen)):
             raise Mistake(f"data.classes={[*chosen]}: name at least two classes, each once, or all")
@@ -284,7 +282,8 @@ class AbstractImages(AbstractSource):
         pictures, labels = self.pictures()
         if int(labels.max()) >= len(self.names):
             raise Mistake(
-                f"there is a label {int(labels.max())}, and the labels go from 0 to {len(self.names) - 1}"
+                f"there is a label {int(labels.max())}, and the labels go from 0 to "
+                f"{len(self.names) - 1}"
             )
         position = torch.full((len(self.names),), -1)
         position[list(chosen)] = torch.arange(len(chosen))
@@ -301,7 +300,7 @@ class AbstractImages(AbstractSource):
 class Digits(AbstractImages):
     """Handwritten digits of 8 × 8 pixels with 17 greys, the test part of the UCI set.
 
-    1797 pictures in ten classes, about 180 of each.
+    1797 images in ten classes, about 180 in each.
 
     >>> Digits(train=100).split().train.inputs.shape
     torch.Size([100, 1, 8, 8])
@@ -316,7 +315,7 @@ class Digits(AbstractImages):
 
 
 def read_small_pictures(name: str) -> Pictures:
-    """Read pictures of 8 × 8 pixels that come with the package."""
+    """Read the images of 8 × 8 pixels that the package contains."""
     greys, labels = read_bundled(name)
     return greys.to(torch.uint8).reshape(-1, 1, 8, 8), labels.long()
 
@@ -336,12 +335,11 @@ CLOTHES = (
 
 
 class Clothes(AbstractImages):
-    """Clothes of 8 × 8 pixels with 17 greys: images of Fashion-MNIST, made small as those of `digits` were.
+    """Clothes of 8 × 8 pixels with 17 greys: images of Fashion-MNIST, reduced like `digits`.
 
-    1800 pictures in ten classes, 180 of each, the first of the training set.
-
-    Borders of two pixels, means of 4 × 4, then rounding to 0 … 16. H. Xiao, K. Rasul and R. Vollgraf, "Fashion-MNIST: a
-    novel image dataset for benchmarking" (2017), arXiv:1708.07747.
+    1800 images, the first 180 of each of ten classes in the training set. They were reduced by a border
+    of two pixels, means over 4 × 4 pixels and rounding to 0 … 16. H. Xiao, K. Rasul and R. Vollgraf,
+    "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
 
     >>> Clothes(train=100).split().train.inputs.shape
     torch.Size([100, 1, 8, 8])
@@ -355,13 +353,13 @@ class Clothes(AbstractImages):
         return read_small_pictures("clothes")
 
 
-ADVICE = "MNIST's files can be had from storage.googleapis.com/cvdf-datasets/mnist"
+MNIST_ADVICE = "MNIST's files can be had from storage.googleapis.com/cvdf-datasets/mnist"
 
 
 class MNIST(AbstractImages):
-    """MNIST: handwritten digits of 28 × 28 pixels, as IDX files in a folder; 60,000 of them, the training pair.
+    """MNIST: 60,000 handwritten digits of 28 × 28 pixels, from the IDX training files in a folder.
 
-    Ten classes; the rest of the set is large, so `test` is a number unless it is set to null.
+    Ten classes. Because the set is large, `test` is a number unless you set it to null.
 
     Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-based learning applied to document recognition"
     (1998).
@@ -373,13 +371,13 @@ class MNIST(AbstractImages):
     path: UserPath
 
     def files(self) -> tuple[Path, ...]:
-        return find_idx_files(self.path, ADVICE)
+        return find_idx_files(self.path, MNIST_ADVICE)
 
     def pictures(self) -> Pictures:
-        return read_idx_pictures(*find_idx_files(self.path, ADVICE))
+        return read_idx_pictures(*find_idx_files(self.path, MNIST_ADVICE))
 
 
-DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 FASHION_MNIST_ADVICE = (
     "install Debian's package dataset-fashion-mnist, "
     "or get the files from github.com/zalandoresearch/fashion-mnist"
@@ -387,11 +385,10 @@ FASHION_MNIST_ADVICE = (
 
 
 class FashionMnist(AbstractImages):
-    """Fashion-MNIST: clothes of 28 × 28 pixels, as IDX files in a folder; 60,000 of them, the training pair.
+    """Fashion-MNIST: 60,000 clothes of 28 × 28 pixels, from the IDX training files in a folder.
 
-    Ten classes; the rest of the set is large, so `test` is a number unless it is set to null.
-
-    Without a path the files of Debian's package dataset-fashion-mnist are read. H. Xiao, K. Rasul and R. Vollgraf,
+    Ten classes. Because the set is large, `test` is a number unless you set it to null. The default path
+    is the folder of Debian's package dataset-fashion-mnist. H. Xiao, K. Rasul and R. Vollgraf,
     "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
     """
 
@@ -401,18 +398,17 @@ class FashionMnist(AbstractImages):
     path: UserPath | None = None
 
     def files(self) -> tuple[Path, ...]:
-        return find_idx_files(self.path or DEBIAN, FASHION_MNIST_ADVICE)
+        return find_idx_files(self.path or DEBIAN_FOLDER, FASHION_MNIST_ADVICE)
 
     def pictures(self) -> Pictures:
-        return read_idx_pictures(*find_idx_files(self.path or DEBIAN, FASHION_MNIST_ADVICE))
+        return read_idx_pictures(*self.files())
 
 
 class CIFAR10(AbstractImages):
-    """CIFAR-10: colour photographs of 32 × 32 pixels, from a folder with its python or its binary files.
+    """CIFAR-10: colour photographs of 32 × 32 pixels, from a folder with the python or binary files.
 
-    Ten classes; the rest of the set is large, so `test` is a number unless it is set to null.
-
-    Without a path the folder is read that the variable CIFAR10 of the environment names.
+    Ten classes. Because the set is large, `test` is a number unless you set it to null. The default path
+    is the environment variable CIFAR10.
 
     A. Krizhevsky, "Learning multiple layers of features from tiny images" (2009).
     """
@@ -426,12 +422,12 @@ class CIFAR10(AbstractImages):
 
     @property
     def folder(self) -> Path:
-        named = self.path or os.environ.get("CIFAR10")
-        if not named:
+        folder = self.path or os.environ.get("CIFAR10")
+        if not folder:
             raise NoData(
                 f"data.path: neither it nor the variable CIFAR10 names a folder; {CIFAR10_ADVICE}"
             )
-        return expand_home(Path(named))
+        return expand_home(Path(folder))
 
     def files(self) -> tuple[Path, ...]:
         return find_batches(self.folder)

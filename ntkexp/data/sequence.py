@@ -1,4 +1,4 @@
-"""Sequences: sentences of tokens, images read row by row, and one class or number to predict for each."""
+"""Sequences: sentences of tokens with one class to predict, and tasks that are learned one after another."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ from ntkexp.data.base import (
 from ntkexp.data.images import Digits
 from ntkexp.mistake import Mistake
 
-# --- Sentences of tokens, which are whole numbers below a `vocabulary`, and one token or class to predict.
+# --- Sentences of tokens, which are integers below a `vocabulary`
 #
-# They reach the network as they are, or encoded as one-hot vectors for networks that know numbers only:
+#     tokens     [example, position]
+#     one_hot    [example, position, token], 1 at the token and 0 elsewhere, for networks that need numbers
 #
-#     tokens   [example, position]        one_hot   [example, position, token], 1 at the token and 0 elsewhere
-#
-# Doubles hold them exactly up to 2^53.
+# float64 represents all tokens exactly.
 
 
 class AbstractTokens(AbstractSource):
-    """A source gives tokens; a scale would make them something else, so there is none."""
+    """A source of tokens, which are never standardised."""
 
     standardise: Literal["none"] = "none"
     encoding: Literal["tokens", "one_hot"] = "tokens"
@@ -49,16 +48,16 @@ class AbstractTokens(AbstractSource):
         classes: tuple[str, ...],
         vocabulary: int,
     ) -> Examples:
-        """Examples in the encoding that is asked for."""
+        """Return the examples in the chosen encoding."""
         if self.encoding == "one_hot":
             return Examples(tokens.double(), labels, classes, one_hot=vocabulary)
         return Examples(tokens.double(), labels, classes, vocabulary=vocabulary)
 
 
 class ModularAddition(AbstractTokens):
-    """Modular addition: two numbers as tokens, their sum modulo p as the class.
+    """Modular addition: two numbers as tokens, and their sum modulo p as the class.
 
-    `modulus` classes, of which token k is class k; the sign '=' is the token `modulus`.
+    There are `modulus` classes; token k is class k, and the token `modulus` is the sign '='.
 
         x = (a, b)  or  (a, b, =),    y = (a + b) mod p,    all p² pairs of a, b in 0 … p − 1
 
@@ -77,11 +76,12 @@ class ModularAddition(AbstractTokens):
     equals: bool = False
 
     def examples(self, generator: torch.Generator) -> Examples:
-        count, pairs = self.train + self.probe + (self.test or 0), self.modulus**2
+        count = self.train + self.probe + (self.test or 0)
+        pairs = self.modulus**2
         if count > pairs:
             raise Mistake(
-                f"data.modulus={self.modulus} makes {pairs} sums, and data.train, data.probe and data.test ask for "
-                f"{count}; lower one of them, or raise data.modulus"
+                f"data.modulus={self.modulus} makes {pairs} sums, and data.train, data.probe and "
+                f"data.test ask for {count}; lower one of them, or raise data.modulus"
             )
         numbers = torch.arange(self.modulus)
         tokens = torch.cartesian_prod(numbers, numbers)
@@ -93,15 +93,14 @@ class ModularAddition(AbstractTokens):
 
 
 class Text(AbstractTokens):
-    """Text from a file, byte by byte: `context` bytes are shown, the next one is to be predicted.
-
-    A source of few examples by default, since there are many classes.
+    """Text from a file, byte by byte: predict the next byte from `context` bytes.
 
         ntkexp train model=transformer model.causal=true data=text data.path=book.txt data.context=16
 
-    The tokens are the bytes that the file holds, in order of their codes, and these are the classes as well: a
-    class that never occurs would add nothing but size to kernels, which grow with the square of the classes.
-    Windows do not overlap, so that no split shows what another asks, and of equal ones a single one is kept.
+    Tokens and classes are the bytes that occur in the file, ordered by code. Unused classes would only
+    enlarge kernels, whose size grows with the square of the number of classes. Windows do not overlap, so
+    that no split contains the answers of another, and equal windows are used once. By default the splits
+    are small, because there are many classes.
     """
 
     train: Count = 32
@@ -120,25 +119,25 @@ class Text(AbstractTokens):
         position[present] = torch.arange(len(present))
         tokens = position[np.frombuffer(raw, np.uint8).astype(np.int64)]
 
-        # pieces of the text, of which there have to be enough
+        # Different windows of `context` bytes and the byte that follows
         size = self.context + 1
-        whole = len(tokens) // size
-        windows: Tensor = (
-            torch.unique(tokens[: whole * size].view(whole, size), dim=0) if whole else tokens[:0]
-        )
+        window_count = len(tokens) // size
+        windows: Tensor = tokens[:0]
+        if window_count:
+            windows = torch.unique(tokens[: window_count * size].view(window_count, size), dim=0)
         count = self.train + self.probe + (self.test or 0)
         if count > len(windows):
             raise Mistake(
-                f"{quoted(self.path)} holds {len(tokens)} bytes, and in them {len(windows)} different windows of "
-                f"data.context={self.context} and one more; data.train, data.probe and data.test ask for {count}; "
-                "lower one of them, or take a longer text"
+                f"{quoted(self.path)} holds {len(tokens)} bytes, and in them {len(windows)} "
+                f"different windows of data.context={self.context} and one more; data.train, "
+                f"data.probe and data.test ask for {count}; lower one of them, or take a longer text"
             )
         names = tuple(byte_name(byte) for byte in present)
         return self.sentences(windows[:, :-1], windows[:, -1], names, len(names))
 
 
 def byte_name(byte: int) -> str:
-    """A byte as a person would write it.
+    """Return a byte as a character, or as its code if it is not printable.
 
     >>> byte_name(97), byte_name(10), byte_name(32), byte_name(200)
     ('a', '0x0a', '0x20', '0xc8')
@@ -146,22 +145,22 @@ def byte_name(byte: int) -> str:
     return chr(byte) if 32 < byte < 127 else f"0x{byte:02x}"
 
 
-OWN = ("train", "probe", "test", "label_noise", "standardise")
-"""Fields of a source that are the sequence's to say."""
+SHARED_FIELDS = ("train", "probe", "test", "label_noise", "standardise")
+"""Fields that the sequence sets for all phases."""
 
 
 class Sequence(AbstractSource):
-    """One task after another: phases, in each of which only its own examples are learned.
+    """One task after another: each phase learns its own examples only.
 
-    Sources that are learned in turn; `train`, `probe` and `test` are shared out among them equally.
+    `train`, `probe` and `test` are divided equally among the phases.
 
         ntkexp train data=sequence data.phases=[[0,1],[2,3],[4,5]]
 
-    A phase is a list of classes of `source`, or a source of its own, of which the examples alone are asked for:
-    their number, their noise and their scale are those of the sequence. All phases share one network. With
-    `outputs=shared` the k-th class of every phase is the same output ("domain-incremental" learning), with
-    `outputs=own` every class has one ("class-incremental"; G. van de Ven, T. Tuytelaars & A. Tolias, "Three types
-    of incremental learning", 2022).
+    A phase is a list of classes of `source`, or another source, from which only the examples are used: the
+    sequence sets their number, noise and scale. All phases share one network. With `outputs=shared`, the
+    k-th classes of all phases share one output ("domain-incremental" learning); with `outputs=own`, every
+    class has its own output ("class-incremental"; G. van de Ven, T. Tuytelaars & A. Tolias, "Three types of
+    incremental learning", 2022).
 
     >>> data = Sequence(train=40, probe=20, test=0).split()
     >>> data.phases, data.classes, data.train.phase.bincount().tolist()
@@ -178,53 +177,50 @@ class Sequence(AbstractSource):
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
-        """What a phase cannot say, and steps without a phase."""
         for source in self.sources:
             if isinstance(source, Sequence):
                 raise Mistake(
-                    "data.phases: a phase that is a sequence itself would be learned at once; list its phases"
+                    "data.phases: a phase that is a sequence itself would be learned at once; list "
+                    "its phases"
                 )
-            for name in OWN:
-                if getattr(source, name) != type(source).model_fields[name].default:
+            for name in SHARED_FIELDS:
+                value = getattr(source, name)
+                if value != type(source).model_fields[name].default:
                     raise Mistake(
-                        f"data.{name} is shared by all phases, and one of them has its own ({getattr(source, name)}); "
-                        f"give data.{name} instead"
+                        f"data.{name} is shared by all phases, and one of them has its own "
+                        f"({value}); give data.{name} instead"
                     )
         if self.steps is not None and len(self.steps) != len(self.phases):
             raise Mistake(
-                f"data.steps={list(self.steps)}: there are {len(self.phases)} phases; give the steps of each, or null "
-                "for equal shares"
+                f"data.steps={list(self.steps)}: there are {len(self.phases)} phases; give the "
+                "steps of each, or null for equal shares"
             )
         if self.label_noise and self.outputs == "own":
             raise Mistake(
-                f"data.label_noise={self.label_noise:g}: with data.outputs=own a label would become one of another "
-                "phase; use data.outputs=shared, or leave the noise out"
+                f"data.label_noise={self.label_noise:g}: with data.outputs=own a label would "
+                "become one of another phase; use data.outputs=shared, or leave the noise out"
             )
         return self
 
     @property
     def sources(self) -> tuple[AbstractSource, ...]:
-        """What is learned in each phase: a source of its own, or some classes of the source of all."""
-        sources = []
+        """The source of each phase: its own, or `source` with some classes."""
+        sources: list[AbstractSource] = []
         for phase in self.phases:
-            if (
-                not isinstance(phase, AbstractSource)
-                and "classes" not in type(self.source).model_fields
-            ):
+            if isinstance(phase, AbstractSource):
+                sources.append(phase)
+                continue
+            if "classes" not in type(self.source).model_fields:
                 raise Mistake(
-                    f"data.phases has {list(phase)}, and classes of data.source={self.source.option} cannot be chosen; "
-                    "give a source in its place, such as {_target_: ntkexp.data.Teacher, seed: 1}"
+                    f"data.phases has {list(phase)}, and classes of "
+                    f"data.source={self.source.option} cannot be chosen; give a source in its "
+                    "place, such as {_target_: ntkexp.data.Teacher, seed: 1}"
                 )
-            own = (
-                phase
-                if isinstance(phase, AbstractSource)
-                else self.source.model_copy(update={"classes": phase})
-            )
-            sources.append(own)
+            sources.append(self.source.model_copy(update={"classes": phase}))
         return tuple(sources)
 
     def phase_steps(self, steps: int) -> tuple[int, ...]:
-        """Equal shares, the first ones larger by one if need be, or what is given.
+        """Return `self.steps`, or equal shares of the steps, the first ones rounded up.
 
         >>> Sequence().phase_steps(301), Sequence(steps=(1, 9)).phase_steps(10)
         ((151, 150), (1, 9))
@@ -238,8 +234,8 @@ class Sequence(AbstractSource):
             return tuple(share(steps, number, count) for number in range(count))
         if sum(self.steps) != steps:
             raise Mistake(
-                f"data.steps={list(self.steps)} are {sum(self.steps)} steps in all, and steps={steps}; "
-                f"give steps={sum(self.steps)}"
+                f"data.steps={list(self.steps)} are {sum(self.steps)} steps in all, and "
+                f"steps={steps}; give steps={sum(self.steps)}"
             )
         return self.steps
 
@@ -249,64 +245,70 @@ class Sequence(AbstractSource):
             examples_of_phase(source, generator, number)
             for number, source in enumerate(sources, start=1)
         ]
-        called = [
+        refuse_unlike(parts, self.outputs)
+        phase_names = [
             " ".join(part.classes) or source.option
             for source, part in zip(sources, parts, strict=True)
         ]
-        refuse_unlike(parts, self.outputs)
-        if self.outputs == "shared":
-            together = zip(*(part.classes for part in parts), strict=True)
-            names = tuple("/".join(dict.fromkeys(classes)) for classes in together)
-            targets = [part.target for part in parts]
-        else:  # every class has an output: its place among the names of all
-            names = tuple(dict.fromkeys(name for part in parts for name in part.classes))
-            class_numbers = [
-                torch.tensor([names.index(name) for name in part.classes]) for part in parts
-            ]
-            targets = [
-                numbers[part.target.long()]
-                for numbers, part in zip(class_numbers, parts, strict=True)
-            ]
-        bytes_ = all(
-            part.inputs.dtype == torch.uint8 and part.white == parts[0].white for part in parts
+        phase_numbers = [torch.full((len(part.inputs),), k) for k, part in enumerate(parts)]
+        names, targets = shared_targets(parts) if self.outputs == "shared" else own_targets(parts)
+        phase_classes: tuple[tuple[str, ...], ...] = ()
+        if names and self.outputs == "shared":
+            phase_classes = tuple(part.classes for part in parts)
+        # Images stay bytes if all phases have bytes with the same `white`.
+        first = parts[0]
+        all_bytes = all(
+            part.inputs.dtype == torch.uint8 and part.white == first.white for part in parts
         )
         inputs = [
-            part.inputs if bytes_ or part.one_hot else part.inputs.double() / part.white
+            part.inputs if all_bytes or part.one_hot else part.inputs.double() / part.white
             for part in parts
         ]
-        first = parts[0]
         return Examples(
             torch.cat(inputs),
             torch.cat(targets),
             names,
-            white=first.white if bytes_ else 1.0,
+            white=first.white if all_bytes else 1.0,
             gaps=any(part.gaps for part in parts),
             vocabulary=first.vocabulary,
             one_hot=first.one_hot,
-            phases=distinct_names(called),
-            phase=torch.cat(
-                [torch.full((len(part.inputs),), number) for number, part in enumerate(parts)]
-            ),
-            phase_classes=tuple(part.classes for part in parts)
-            if names and self.outputs == "shared"
-            else (),
+            phases=distinct_names(phase_names),
+            phase=torch.cat(phase_numbers),
+            phase_classes=phase_classes,
         )
 
 
+def shared_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]]:
+    """Join the names of the k-th classes of all phases; targets stay."""
+    by_output = zip(*(part.classes for part in parts), strict=True)
+    names = tuple("/".join(dict.fromkeys(classes)) for classes in by_output)
+    return names, [part.target for part in parts]
+
+
+def own_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]]:
+    """Number the classes of all phases by their positions in the list of all names."""
+    names = tuple(dict.fromkeys(name for part in parts for name in part.classes))
+    targets = []
+    for part in parts:
+        numbers = torch.tensor([names.index(name) for name in part.classes])
+        targets.append(numbers[part.target.long()])
+    return names, targets
+
+
 def examples_of_phase(source: AbstractSource, generator: torch.Generator, number: int) -> Examples:
-    """The examples of a phase, the same ones wherever its source stands; a mistake in it is said with its number."""
-    same = torch.Generator()
-    same.set_state(generator.get_state())
+    """Return the examples of a phase, which do not depend on its position in the sequence."""
+    copy = torch.Generator()
+    copy.set_state(generator.get_state())
     try:
-        return source.examples(same if source.seed is None else examples_stream(source.seed))
+        return source.examples(copy if source.seed is None else examples_stream(source.seed))
     except Mistake as mistake:
-        if type(mistake) is not Mistake:  # which the command line knows how to put right
+        if type(mistake) is not Mistake:  # the command line adds advice to subclasses
             raise
         raise Mistake(f"data.phases, phase {number}: {mistake}") from mistake
 
 
 def distinct_names(names: Several[str]) -> tuple[str, ...]:
-    """A phase is called by its classes, or by what its values come from; of namesakes each has a number.
+    """Number the names that occur more than once.
 
     >>> distinct_names(["3 8", "1 7", "3 8"])
     ('3 8 (1)', '1 7', '3 8 (3)')
@@ -318,38 +320,37 @@ def distinct_names(names: Several[str]) -> tuple[str, ...]:
 
 
 def refuse_unlike(parts: Several[Examples], outputs: str) -> None:
-    """One network takes the inputs of all phases, and gives the outputs of all."""
+    """Raise unless one network can process the inputs and outputs of all phases."""
 
     def layout(part: Examples) -> tuple[object, ...]:
         values = () if part.classes else tuple(part.target.shape[1:])
-        return (
-            tuple(part.inputs.shape[1:]),
-            part.vocabulary,
-            part.one_hot,
-            bool(part.classes),
-            values,
-        )
+        shape = tuple(part.inputs.shape[1:])
+        return shape, part.vocabulary, part.one_hot, bool(part.classes), values
 
     def in_words(part: Examples) -> str:
         kind = "classes" if part.classes else f"{part.target.shape[1]} values"
         tokens = part.vocabulary or part.one_hot
-        return f"inputs {list(part.inputs.shape[1:])}{f' of {tokens} tokens' if tokens else ''} and {kind}"
+        of_tokens = f" of {tokens} tokens" if tokens else ""
+        return f"inputs {list(part.inputs.shape[1:])}{of_tokens} and {kind}"
 
     first = parts[0]
     for number, part in enumerate(parts[1:], start=2):
         if part.as_given or first.as_given:
             raise Mistake(
-                "data.phases: examples that are given in their own order cannot be put in a sequence"
+                "data.phases: examples that are given in their own order cannot be put in a "
+                "sequence"
             )
         if layout(part) != layout(first):
             raise Mistake(
-                f"data.phases: phase {number} has {in_words(part)}, and phase 1 {in_words(first)}; one network takes "
-                "inputs of one shape, and gives classes or values in all phases"
+                f"data.phases: phase {number} has {in_words(part)}, and phase 1 "
+                f"{in_words(first)}; one network takes inputs of one shape, and gives classes or "
+                "values in all phases"
             )
         if outputs == "shared" and len(part.classes) != len(first.classes):
             raise Mistake(
-                f"data.phases: phase {number} has {len(part.classes)} classes and phase 1 {len(first.classes)}, "
-                "which cannot share outputs; choose as many, or data.outputs=own"
+                f"data.phases: phase {number} has {len(part.classes)} classes and phase 1 "
+                f"{len(first.classes)}, which cannot share outputs; choose as many, or "
+                "data.outputs=own"
             )
     if outputs == "own" and not first.classes:
         raise Mistake("data.outputs=own: there are values and no classes; use data.outputs=shared")

@@ -1,4 +1,4 @@
-"""Sources that make as many examples as the splits ask for, from formulas and random numbers."""
+"""Synthetic sources, which generate as many examples as the splits need."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ from ntkexp.component import LARGEST, Count, CountOrNone, Depth
 from ntkexp.data.base import AbstractSource, Examples, Standardise
 from ntkexp.mistake import Mistake
 
-# --- Sources that make as many examples as the splits ask for.
-#
-# What is to be learned is drawn before the inputs, so that more examples of one seed are examples of the same
-# function.
+# Each source draws its target function before the inputs, so that the function does not depend on the
+# number of examples.
 
 
 class AbstractSynthetic(AbstractSource):
-    """A source without a rest to test on, so that `test` is a number."""
+    """A source without a fixed set of examples; `test` is therefore a number."""
 
     test: CountOrNone = 256
     standardise: Standardise = "none"
 
     @property
     def size(self) -> int:
-        """The examples of all splits together."""
+        """The number of examples in all splits."""
         return self.train + self.probe + self.test
 
 
 class Circle(AbstractSynthetic):
-    """Points on the unit circle, and a sum of waves.
+    """Points on the unit circle, and a sum of waves as the target.
 
     Regression; `frequencies` are the k.
 
@@ -77,13 +75,14 @@ class Moons(AbstractSynthetic):
 
 
 class Sphere(AbstractSynthetic):
-    """Points on a sphere, and a polynomial of low degree.
+    """Points on a sphere, and a polynomial of low degree as the target.
 
     Regression; the inputs have `dimension` coordinates.
 
         x uniform on S^{d−1},    y = Σ_{k ≤ degree} h_k(√d w_k·x),    w_k random unit vectors
 
-    h_k are the normalised Hermite polynomials, √k! h_k = He_k: in high dimension every degree has the same share of y.
+    h_k are the normalised Hermite polynomials, √k! h_k = He_k. In high dimension every degree contributes
+    the same variance to y.
 
         h_0 = 1,    h_1 = z,    √(k+1) h_{k+1} = z h_k − √k h_{k−1}
 
@@ -96,19 +95,20 @@ class Sphere(AbstractSynthetic):
     degree: Depth = 2
 
     def examples(self, generator: torch.Generator) -> Examples:
-        directions = normalize(
-            torch.randn(self.degree, self.dimension, generator=generator, dtype=torch.float64)
-        )
-        inputs = normalize(
-            torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
-        )
-        along = sqrt(self.dimension) * inputs @ directions.t()
-        target = sum(hermite(z, k)[k] for k, z in enumerate(along.unbind(1), start=1))
+        def unit_vectors(count: int) -> Tensor:
+            return normalize(
+                torch.randn(count, self.dimension, generator=generator, dtype=torch.float64)
+            )
+
+        directions = unit_vectors(self.degree)
+        inputs = unit_vectors(self.size)
+        projections = sqrt(self.dimension) * inputs @ directions.t()
+        target = sum(hermite(z, k)[k] for k, z in enumerate(projections.unbind(1), start=1))
         return Examples(inputs, torch.as_tensor(target)[:, None])
 
 
 def hermite(z: Float[Tensor, " example"], degree: int) -> list[Float[Tensor, " example"]]:
-    """h_0(z) … h_degree(z)."""
+    """Return h_0(z) … h_degree(z)."""
     values = [torch.ones_like(z), z]
     for k in range(1, degree):
         values.append((z * values[k] - sqrt(k) * values[k - 1]) / sqrt(k + 1))
@@ -116,14 +116,13 @@ def hermite(z: Float[Tensor, " example"], degree: int) -> list[Float[Tensor, " e
 
 
 class Parity(AbstractSynthetic):
-    """Parity, the generalised XOR: a label that no single coordinate, and no smaller set of them, tells anything
-    about.
+    """Parity, the generalised XOR: fewer than `order` coordinates carry no information on the label.
 
     Two classes; the inputs are corners of the cube {−1, 1}^dimension, or Gaussian.
 
         y = sign(x_1 · x_2 ⋯ x_order)
 
-    Corners of the cube are drawn without repetition, lest a test example be a training example.
+    Corners are drawn without repetition, so that no test example is a training example.
     """
 
     dimension: Count = 10
@@ -133,7 +132,8 @@ class Parity(AbstractSynthetic):
     def examples(self, generator: torch.Generator) -> Examples:
         if self.order > self.dimension:
             raise Mistake(
-                f"data.order={self.order} coordinates are multiplied, but data.dimension={self.dimension}"
+                f"data.order={self.order} coordinates are multiplied, but "
+                f"data.dimension={self.dimension}"
             )
         if self.inputs == "signs":
             inputs = distinct_corners(self.size, self.dimension, generator)
@@ -148,11 +148,12 @@ class Parity(AbstractSynthetic):
 def distinct_corners(
     count: int, dimension: int, generator: torch.Generator
 ) -> Float[Tensor, "example dimension"]:
-    """Different corners of the cube, every set of them equally likely."""
+    """Draw different corners of the cube; every set of corners is equally likely."""
     if count > 2**dimension:
         raise Mistake(
-            f"data.train, data.probe and data.test ask for {count} examples, and a cube of data.dimension={dimension} "
-            f"has {2**dimension} corners; lower one of them, or raise data.dimension"
+            f"data.train, data.probe and data.test ask for {count} examples, and a cube of "
+            f"data.dimension={dimension} has {2**dimension} corners; lower one of them, or raise "
+            "data.dimension"
         )
     points = torch.empty(0, dimension, dtype=torch.float64)
     while len(points) < count:
@@ -162,7 +163,7 @@ def distinct_corners(
 
 
 class Teacher(AbstractSynthetic):
-    """Gaussian inputs, and a random network as the teacher.
+    """Gaussian inputs, and a random network as the target.
 
     Regression; the inputs have `dimension` coordinates, the teacher has `hidden` units.
 
@@ -181,19 +182,21 @@ class Teacher(AbstractSynthetic):
 
 
 class Cued(AbstractSynthetic):
-    """Gaussian inputs with a cue that says which of two tasks is asked for.
+    """Gaussian inputs with a cue that selects one of two tasks.
 
-    Regression on the first task, or on the second, of two that never agree.
+    Regression on the first or the second of two orthogonal tasks.
 
-    x ~ N(0, I_d) and a cue, (c, 0) for the first task and (0, c) for the second;    y = w₁·x or w₂·x,  wᵢ·wⱼ = δᵢⱼ
+        x ~ N(0, I_d) with the cue (c, 0) for the first task and (0, c) for the second
+        y = w₁·x or w₂·x,  wᵢ·wⱼ = δᵢⱼ
 
-    Both tasks of one seed have the same x, and differ by cue and target alone: with `data=sequence` they
-    are learned in turn, as in T. Flesch, K. Juechems, T. Dumbalska, A. Saxe & C. Summerfield, "Orthogonal
-    representations for robust context-dependent task performance in brains and neural networks", Neuron 110
-    (2022).
+    With one seed, both tasks have the same x and differ in cue and target. `data=sequence` trains them one
+    after the other, as in T. Flesch, K. Juechems, T. Dumbalska, A. Saxe & C. Summerfield, "Orthogonal
+    representations for robust context-dependent task performance in brains and neural networks", Neuron
+    110 (2022).
 
     >>> from ntkexp.data.base import examples_stream
-    >>> one, other = (Cued(task=task, train=3, probe=1, test=0).examples(examples_stream(0)) for task in (1, 2))
+    >>> sources = [Cued(task=task, train=3, probe=1, test=0) for task in (1, 2)]
+    >>> one, other = (source.examples(examples_stream(0)) for source in sources)
     >>> one.inputs[0, -2:].tolist(), other.inputs[0, -2:].tolist()
     ([2.0, 0.0], [0.0, 2.0])
     >>> torch.equal(one.inputs[:, :-2], other.inputs[:, :-2])
@@ -205,29 +208,27 @@ class Cued(AbstractSynthetic):
     cue: float = Field(2.0, ge=0)
 
     def examples(self, generator: torch.Generator) -> Examples:
-        directions = torch.linalg.qr(
-            torch.randn(self.dimension, 2, generator=generator, dtype=torch.float64)
-        ).Q
+        random = torch.randn(self.dimension, 2, generator=generator, dtype=torch.float64)
+        directions = torch.linalg.qr(random).Q
         points = torch.randn(self.size, self.dimension, generator=generator, dtype=torch.float64)
         cue = self.cue * torch.eye(2, dtype=points.dtype)[self.task - 1].expand(len(points), 2)
-        return Examples(
-            torch.cat([points, cue], 1), points @ directions[:, self.task - 1 : self.task]
-        )
+        target = points @ directions[:, self.task - 1 : self.task]
+        return Examples(torch.cat([points, cue], 1), target)
 
 
 Whole = Annotated[int, Field(ge=-(10**6), le=10**6)]
 
 
 class Integers(AbstractSource):
-    """Whole numbers from `first` to `last`, of which few are observed: a function on them can be seen as a whole.
+    """The integers from `first` to `last`, of which training observes a few.
 
-    Regression towards one value; `train` is the number of those that are observed.
+    Regression towards one value; `train` must be the number of observed integers.
 
-        x = first … last,    y = value,    training sees the x of `observed`, in this order; all others are the
-                             test split
+        x = first … last,    y = value
 
-    F. Huszár, "Some intuition on the neural tangent kernel" (2020), draws kernels over x = −10 … 20 with one
-    observation, (10, 50). Nothing is standardised and no order is drawn: numbers are to be recognised.
+    The training split contains the integers in `observed`, in this order; the test split contains all
+    others. F. Huszár, "Some intuition on the neural tangent kernel" (2020), draws kernels over x = −10 … 20
+    with one observation, (10, 50). Inputs and targets are neither standardised nor shuffled.
 
     >>> data = Integers().split()
     >>> data.train.inputs.tolist(), data.train.target.tolist(), len(data.test.inputs)
@@ -244,22 +245,23 @@ class Integers(AbstractSource):
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
-        """What is observed is there, once, and is what is trained on."""
-        if outside := [x for x in self.observed if not self.first <= x <= self.last]:
+        outside = [x for x in self.observed if not self.first <= x <= self.last]
+        if outside:
             raise Mistake(
-                f"data.observed={list(self.observed)}: {outside[0]} is not in {self.first} … {self.last}; "
-                "change data.first or data.last"
+                f"data.observed={list(self.observed)}: {outside[0]} is not in {self.first} … "
+                f"{self.last}; change data.first or data.last"
             )
         if len(set(self.observed)) < len(self.observed):
             raise Mistake(f"data.observed={list(self.observed)}: give each number once")
         if self.train != len(self.observed):
             raise Mistake(
-                f"data.train={self.train}: {len(self.observed)} of the numbers are observed; give the same number, or "
-                "change data.observed"
+                f"data.train={self.train}: {len(self.observed)} of the numbers are observed; give "
+                "the same number, or change data.observed"
             )
         if self.label_noise:
             raise Mistake(
-                "data.label_noise: the targets of integers are one value, so there is no share of a spread"
+                "data.label_noise: the targets of integers are one value, so there is no share of "
+                "a spread"
             )
         return self
 

@@ -1,14 +1,13 @@
-r"""Tables: a file of the user's, as comma-separated text or Parquet, and the small data sets that come with the
-package (their sources: sets/README.md).
+r"""Tables: a user's file as comma-separated text or Parquet, and small data sets in the package.
 
-What the text of a cell means.
+sets/README.md lists the sources of the data sets. A cell is text and may be a number or a gap:
 
 >>> parse_number("1e3"), parse_number("TRUE"), parse_number("1_000"), parse_number("inf")
 (1000.0, 1.0, nan, nan)
 >>> is_missing("N/A"), is_missing("none")
 (True, False)
 
-What a file is by its first bytes, whatever its name says: of many formats, they are a text that is known.
+`foreign_format` recognises other formats by their first bytes, so that an error message can name them:
 
 >>> foreign_format(b"PK\x03\x04...")
 'a ZIP archive (of Excel, NumPy or torch, perhaps)'
@@ -47,63 +46,68 @@ from ntkexp.data.base import (
 )
 from ntkexp.mistake import Mistake, nearest
 
-# --- A table as text: named columns, rows of cells, and where in its file each row stands.
+# --- A table of text cells
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells are text without blanks around it; a missing one is empty."""
+    """Cells as text without surrounding blanks; a missing cell is empty."""
 
     path: Path
     columns: tuple[str, ...]
     rows: list[list[str]]
-    numbers: list[int]  # of the rows, as a person counts them
-    unit: str  # what is counted: lines of a text, rows of a Parquet file
-    unlearned: Mapping[str, str] = field(
-        default_factory=dict
-    )  # columns of neither numbers nor texts, and their types
+    numbers: list[int]
+    """Numbers of the rows for messages."""
+    unit: str
+    """Unit of `numbers`: lines of a text, or rows of a Parquet file."""
+    unlearned: Mapping[str, str] = field(default_factory=dict)
+    """Columns that are neither numbers nor text, and their types."""
 
     def place(self, row: int, column: str) -> str:
-        """The place of a cell in its file, and what it holds."""
+        """Describe a cell and its position in the file."""
         cell = self.rows[row][self.columns.index(column)]
-        return f"{self.path.name!r}, {self.unit} {self.numbers[row]}, column {brief(column)} is {brief(cell)}"
+        row_number = f"{self.unit} {self.numbers[row]}"
+        return f"{self.path.name!r}, {row_number}, column {brief(column)} is {brief(cell)}"
 
     def cells(self, column: str) -> list[str]:
         position = self.columns.index(column)
         return [row[position] for row in self.rows]
 
     def check(self, target: str) -> None:
-        """A table has rows, each column has a name of its own, and the target is one of several."""
+        """Raise unless there are rows, distinct column names, and a target among several columns."""
         if not self.rows:
             raise Mistake(f"{quoted(self.path)} has no rows below its header")
         if "" in self.columns:
             raise Mistake(
-                f"{quoted(self.path)}: column {self.columns.index('') + 1} has no name; name it, or remove it if it "
-                "only numbers the rows"
+                f"{quoted(self.path)}: column {self.columns.index('') + 1} has no name; name it, or "
+                "remove it if it only numbers the rows"
             )
-        twice = [name for name, count in Counter(self.columns).items() if count > 1]
-        if twice:
+        repeated = [name for name, count in Counter(self.columns).items() if count > 1]
+        if repeated:
             raise Mistake(
-                f"{quoted(self.path)} has more than one column {brief(twice[0])}; give each a name of its own"
+                f"{quoted(self.path)} has more than one column {brief(repeated[0])}; give each a "
+                "name of its own"
             )
         if target not in self.columns:
-            columns, hint = list_names(self.columns), one_line(nearest(target, self.columns))
+            hint = one_line(nearest(target, self.columns))
             raise Mistake(
-                f"data.target={target!r}: {self.path.name!r} has no such column, only {columns}{hint}"
+                f"data.target={target!r}: {self.path.name!r} has no such column, only "
+                f"{list_names(self.columns)}{hint}"
             )
         if target in self.unlearned:
             raise Mistake(
-                f"data.target={target!r} is a column of type {one_line(self.unlearned[target])}; numbers, texts and "
-                "truth values can be learned, so write it as one of these"
+                f"data.target={target!r} is a column of type {one_line(self.unlearned[target])}; "
+                "numbers, texts and truth values can be learned, so write it as one of these"
             )
         if len(self.columns) == 1:
             raise Mistake(
-                f"{quoted(self.path)} has a single column, {brief(target)}, so nothing to learn it from"
+                f"{quoted(self.path)} has a single column, {brief(target)}, so nothing to learn it "
+                "from"
             )
 
 
 def list_names(names: Iterable[str], most: int = 12) -> str:
-    """The first names, and how many there are if these are not all.
+    """List the first names, and the number of all names if some are missing.
 
     >>> list_names(["a", "b", "c"], most=2)
     "'a', 'b', … (3 in all)"
@@ -118,7 +122,7 @@ MISSING = frozenset({"", "?", "na", "n/a", "<na>", "nan", "null"})
 
 
 def parse_number(cell: str) -> float:
-    """The number a cell holds, NaN if it holds none; infinity is none, and Python's 1_000 is text elsewhere."""
+    """Return the number in a cell, or NaN. Infinity and Python's 1_000 do not count as numbers."""
     word = cell.lower()
     if word in TRUTH:
         return TRUTH[word]
@@ -150,59 +154,63 @@ KINDS = {
     rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF[\0-\xff]{4}WEBP|II\*\0|MM\0\*|BM[\0-\xff]{4}\0\0\0\0": "an image",
     rb"%PDF-": "a PDF",
 }
-"""First bytes, and last ones where a text could begin alike."""
+"""First bytes of other formats, and also last bytes if a text could start like the format."""
 
 
 def foreign_format(raw: bytes) -> str | None:
-    """The format of another kind that these bytes are in; None for text, and for unknown formats."""
+    """Return the name of a known binary format, or None for text and unknown formats."""
     return next((kind for first, kind in KINDS.items() if re.match(first, raw)), None)
 
 
-# --- Tables as comma-separated text in UTF-8, with a header.
+# --- Comma-separated text in UTF-8, with a header
 #
-# Rows are numbered by the line on which they begin, the header being line 1, as editors do it; a cell in quotes
-# may span several lines. Empty lines are passed over.
+# A row's number is the line on which it begins, as in editors; the header is line 1. A quoted cell may
+# span several lines. Empty lines are ignored.
 
 
 def read_comma(path: Path) -> Grid:
-    # rows with the number of the line at which each begins, for messages
     reader = csv.reader(StringIO(read_text(path), newline=""), skipinitialspace=True, strict=True)
-    numbers, lines, begins = [], [], 1
+    line_numbers: list[int] = []
+    rows: list[list[str]] = []
+    line_number = 1
     try:
         for cells in reader:
             if cells:
-                numbers.append(begins)
-                lines.append([cell.strip() for cell in cells])
-            begins = reader.line_num + 1
+                line_numbers.append(line_number)
+                rows.append([cell.strip() for cell in cells])
+            line_number = reader.line_num + 1
     except csv.Error as error:
         raise Mistake(
-            f"{quoted(path)}, line {begins}: {error}; is a quotation mark missing?"
+            f"{quoted(path)}, line {line_number}: {error}; is a quotation mark missing?"
         ) from error
-    if not lines:
+    if not rows:
         raise Mistake(f"{quoted(path)} is empty")
-    # a header of one column that holds a separator is of another dialect
-    header = tuple(lines[0])
+    # A header with one column that contains another separator
+    header = tuple(rows[0])
     for separator in (";", "\t"):
         if len(header) == 1 and separator in header[0]:
             raise Mistake(
                 f"{quoted(path)} separates its columns by {separator!r}; save it with commas"
             )
-    for number, cells in zip(numbers, lines, strict=True):
+    for number, cells in zip(line_numbers, rows, strict=True):
         if len(cells) != len(header):
             raise Mistake(
-                f"{quoted(path)}, line {number}: {len(cells)} cells, and the header has {len(header)}"
+                f"{quoted(path)}, line {number}: {len(cells)} cells, and the header has "
+                f"{len(header)}"
             )
-    return Grid(path, header, lines[1:], numbers[1:], "line")
+    return Grid(path, header, rows[1:], line_numbers[1:], "line")
 
 
 def read_text(path: Path) -> str:
-    """Read the file as text; a byte order mark is not a part of the first name."""
+    """Read a text file in UTF-8, with or without a byte order mark."""
     raw = read_contents(path)
-    if kind := foreign_format(raw):
+    kind = foreign_format(raw)
+    if kind:
         raise Mistake(
             f"{quoted(path)} is {kind}, whatever its name says; save the table as text with commas"
         )
-    if (position := raw.find(b"\0")) >= 0:
+    position = raw.find(b"\0")
+    if position >= 0:
         line = raw.count(b"\n", 0, position) + 1
         raise Mistake(
             f"{quoted(path)}, line {line}: byte 0x00 is in no text; save the table as text in UTF-8"
@@ -212,17 +220,19 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise Mistake(
-            f"{quoted(path)}, line {line}: byte {raw[error.start]:#04x} is not UTF-8; save the file as UTF-8"
+            f"{quoted(path)}, line {line}: byte {raw[error.start]:#04x} is not UTF-8; save the "
+            "file as UTF-8"
         ) from error
 
 
-# --- Tables in Parquet files, read by pyarrow, which is an optional dependency. Rows are counted from 1.
+# --- Parquet files, read by the optional dependency pyarrow; rows are counted from 1
 
 
 def read_parquet(path: Path) -> Grid:
     raw = read_contents(path)
     try:
-        pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+        pyarrow = import_module("pyarrow")
+        parquet = import_module("pyarrow.parquet")
     except ImportError as error:
         raise Mistake(
             "reading Parquet needs pyarrow, which is not installed: pip install pyarrow"
@@ -240,13 +250,12 @@ def read_parquet(path: Path) -> Grid:
         for column in table.schema
         if not is_learned(column.type, pyarrow.types)
     }
-    return Grid(
-        path, tuple(table.column_names), rows, list(range(1, len(rows) + 1)), "row", unlearned
-    )
+    row_numbers = list(range(1, len(rows) + 1))
+    return Grid(path, tuple(table.column_names), rows, row_numbers, "row", unlearned)
 
 
 def is_learned(kind: Any, types: Any) -> bool:
-    """Whether a type is one of numbers, texts or truth values; a dictionary is of what it stands for."""
+    """Return whether a type holds numbers, text or truth values, possibly encoded as a dictionary."""
     if types.is_dictionary(kind):
         return is_learned(kind.value_type, types)
     text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
@@ -255,7 +264,7 @@ def is_learned(kind: Any, types: Any) -> bool:
 
 
 def cell_text(value: object) -> str:
-    """A value as text would hold it.
+    """Return a value as the text of a cell.
 
     >>> [cell_text(value) for value in (None, True, 0.1, " a ")]
     ['', 'true', '0.1', 'a']
@@ -265,26 +274,23 @@ def cell_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
-# --- The columns that are learned from: numbers, true or false. Anything else is a gap.
-#
-# A column without any number is text, and no way of filling gaps makes it a feature.
+# --- Features: numbers and truth values; anything else is a gap. A column needs at least one number.
 
 
 Missing = Literal["refuse", "drop", "mean"]
 
 
 def read_features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
-    """Put all columns but the target together, with NaN for a gap."""
+    """Return all columns except the target, with NaN for gaps."""
     names = [name for name in grid.columns if name != target]
-    values = torch.tensor(
-        [[parse_number(c) for c in grid.cells(name)] for name in names], dtype=torch.float64
-    ).t()
+    columns = [[parse_number(cell) for cell in grid.cells(name)] for name in names]
+    values = torch.tensor(columns, dtype=torch.float64).t()
     empty = values.isnan().all(0)
     if empty.any():
         name = names[int(empty.nonzero()[0])]
         raise Mistake(
-            f"{grid.place(0, name)}, and no other cell of {brief(name)} is a number either; remove the column, or "
-            "write it as numbers or true and false"
+            f"{grid.place(0, name)}, and no other cell of {brief(name)} is a number either; remove "
+            "the column, or write it as numbers or true and false"
         )
     return values.contiguous()
 
@@ -292,36 +298,37 @@ def read_features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
 def usable_rows(
     values: Float[Tensor, "row feature"], grid: Grid, target: str, how: Missing
 ) -> Bool[Tensor, " row"]:
-    """The rows to keep: those without a gap, or all of them if gaps are to be filled."""
+    """Return a mask of the rows without a gap, or of all rows if gaps will be filled."""
     gaps = values.isnan()
     if how == "refuse" and gaps.any():
         names = [name for name in grid.columns if name != target]
         row, column = gaps.nonzero()[0].tolist()
         raise Mistake(
-            f"{grid.place(row, names[column])}, which is not a number; data.missing=drop leaves out the row, "
-            "mean fills it"
+            f"{grid.place(row, names[column])}, which is not a number; data.missing=drop leaves "
+            "out the row, mean fills it"
         )
     keep = ~gaps.any(1) | (how == "mean")
     if not keep.any():
         raise Mistake(
-            f"data.missing=drop: every row of {grid.path.name!r} lacks a number; try data.missing=mean"
+            f"data.missing=drop: every row of {grid.path.name!r} lacks a number; try "
+            "data.missing=mean"
         )
     return keep
 
 
-# --- The column that is learned: classes, or real numbers.
+# --- Targets: classes or real numbers
 #
-# Texts, truth values and at most 20 different whole numbers are classes, in sorted order; other numbers are real.
-# A target that is missing, or of another kind than the rest, is refused: a guess at it would be learned as the
-# truth.
+# Text, truth values and up to 20 different integers are classes, in sorted order; other numbers are
+# real targets. A missing target, or one of another kind than the others, raises, because training would
+# learn a guess as the truth.
 
 
-MOST = 20
+MAX_CLASSES = 20
 Name = TypeVar("Name", str, int)
 
 
 def read_targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Find labels and the names of their classes, or real values and no names."""
+    """Return labels and class names, or real values and no names."""
     cells = grid.cells(target)
     for row, cell in enumerate(cells):
         if is_missing(cell):
@@ -331,55 +338,57 @@ def read_targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
     if all(cell.lower() in TRUTH for cell in cells):
         return number_labels([cell.lower() for cell in cells])
 
-    # Texts are classes, of which there cannot be many.
     values = [parse_number(cell) for cell in cells]
-    numbers = [not isnan(value) for value in values]
-    if not any(numbers):
-        if (different := len(set(cells))) > MOST:
+    is_number = [not isnan(value) for value in values]
+    if not any(is_number):
+        different = len(set(cells))
+        if different > MAX_CLASSES:
             raise Mistake(
-                f"data.target={brief(target)} holds {different} different texts, and at most {MOST} can be classes"
+                f"data.target={brief(target)} holds {different} different texts, and at most "
+                f"{MAX_CLASSES} can be classes"
             )
         return number_labels(cells)
 
-    # A text is the mistake among numbers, a number among texts.
-    rare = 2 * sum(numbers) < len(numbers)
-    if not all(numbers):
-        kinds = "a number, and most others are not" if rare else "no number, and most others are"
+    # A mixture: name the first cell of the rarer kind.
+    numbers_are_rare = 2 * sum(is_number) < len(is_number)
+    if not all(is_number):
+        kinds = "no number, and most others are"
+        if numbers_are_rare:
+            kinds = "a number, and most others are not"
+        first = is_number.index(numbers_are_rare)
         raise Mistake(
-            f"{grid.place(numbers.index(rare), target)}: the target is {kinds}; correct it or remove the row"
+            f"{grid.place(first, target)}: the target is {kinds}; correct it or remove the row"
         )
-    if all(value.is_integer() for value in values) and len(set(values)) <= MOST:
+    if all(value.is_integer() for value in values) and len(set(values)) <= MAX_CLASSES:
         return number_labels([int(value) for value in values])
     return torch.tensor(values, dtype=torch.float64)[:, None], ()
 
 
 def number_labels(values: list[Name]) -> tuple[Tensor, tuple[str, ...]]:
-    """Number each value by its position among the different ones."""
+    """Return the labels of values, and the sorted different values as names."""
     names = sorted(set(values))
-    position = {name: k for k, name in enumerate(names)}
-    return torch.tensor([position[value] for value in values]), tuple(str(name) for name in names)
+    label = {name: k for k, name in enumerate(names)}
+    return torch.tensor([label[value] for value in values]), tuple(str(name) for name in names)
 
 
 SETS = Path(__file__).resolve().parent / "sets"
 
 
 def read_bundled(name: str) -> tuple[Float[Tensor, "example feature"], Float[Tensor, " example"]]:
-    """Read all inputs and targets of a set by its name, in the order of its file."""
+    """Read the inputs and targets of a data set in the package."""
     numbers = torch.from_numpy(np.loadtxt(SETS / f"{name}.csv.gz", delimiter=","))
     return numbers[:, :-1], numbers[:, -1]
 
 
 class Table(AbstractSource):
-    """A table of the user's, as CSV or Parquet: one column is the target, all others are features.
+    """A user's table as CSV or Parquet: one column is the target, all others are features.
 
-    Classification or regression, as the target column has it.
+    The target column decides between classification and regression.
 
         ntkexp train data=table data.path=houses.csv data.target=price
 
-    Features are numbers, true or false. Where one is missing or something else, the row is refused, dropped, or filled
-    with the mean of its column over the training split; the target is never guessed.
-
-    Small data sets that come with the package; their sources stand beside them in sets/README.md.
+    Features are numbers, true or false. Depending on `missing`, a gap raises an error, drops the row, or is
+    filled with the column's mean over the training split. Gaps in the target always raise.
 
     >>> inputs, target = read_bundled("wine")
     >>> inputs.shape, target.unique()
@@ -392,7 +401,8 @@ class Table(AbstractSource):
     }
 
     path: UserPath
-    target: str = Field(coerce_numbers_to_str=True)  # columns may be numbered
+    target: str = Field(coerce_numbers_to_str=True)
+    """Name of the target column, which may be a number."""
     missing: Missing = "refuse"
 
     def files(self) -> tuple[Path, ...]:
@@ -402,7 +412,8 @@ class Table(AbstractSource):
         ending = require_file(self.path).suffix.lower()
         if ending not in self.readers:
             raise Mistake(
-                f"{quoted(self.path)} ends in {ending!r}; a table ends in {' or '.join(self.readers)}"
+                f"{quoted(self.path)} ends in {ending!r}; a table ends in "
+                f"{' or '.join(self.readers)}"
             )
         grid = self.readers[ending](self.path)
         grid.check(self.target)
@@ -424,9 +435,9 @@ class BreastCancer(AbstractSource):
 
 
 class Diabetes(AbstractSource):
-    """Diabetes: ten measurements of 442 patients and how far the disease went in a year.
+    """Diabetes: ten measurements of 442 patients, and the progression of the disease in a year.
 
-    Regression; the inputs are taken in their own units, because standardising is done here.
+    Regression; the file contains the inputs in their original units, because the package standardises them.
     """
 
     def examples(self, generator: torch.Generator) -> Examples:
@@ -437,7 +448,7 @@ class Diabetes(AbstractSource):
 class Wine(AbstractSource):
     """Wine recognition: 13 measurements of 178 wines from three cultivars.
 
-    Three classes; the set is small, and so are its splits.
+    Three classes. The set is small, so the default splits are small too.
     """
 
     train: Count = 64

@@ -65,18 +65,6 @@ class SweepPlan:
         """Bytes of an output in a pass."""
         return PASS * self.rows * self.tape_bytes + ROWS * self.parameters * self.number_bytes
 
-    @property
-    def sentence(self) -> str:
-        """What it costs, said before it begins."""
-        vectors, bytes_held = (
-            self.points * self.outputs,
-            self.chunk * self.outputs * self.per_output,
-        )
-        return (
-            f"effects: a sweep back of {self.steps} × {vectors} passes (steps × outputs), each of 1 to 6 gradients of "
-            f"a batch; {self.chunk * self.outputs} outputs at a time take {bytes_held / 1e9:.2g} GB"
-        )
-
     def spared(self, *, swept: bool = True) -> str:
         """What is said instead where trainings cost less; or where no sweep could be made, but they cost as little."""
         trainings = f"effects: {self.train} trainings, each without one example,"

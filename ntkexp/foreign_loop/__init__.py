@@ -34,8 +34,8 @@ The files, in an order in which each imports only earlier ones:
     problem, step_log    the interface of a trace for effects and reruns; numbers of each step for a log
     first_step           proof (a) of the first step, right after it
     again, watch         the loop run again with other weights of its examples; the hooks that record
-    run_folder           the attribution as a run that `ntkexp report` shows
+    gallery, run_folder  examples to be shown; the attribution as a run that `ntkexp report` shows
     attribution, effects the sum over steps, from the last to the first; leave-out effects
     trace, follow        the user's object and its folder; the entry point
-    loop_ledger          the change without some examples, split over all others
+    loop_breakdown       the change without some examples, divided among all others
 """

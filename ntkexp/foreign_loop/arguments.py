@@ -1,12 +1,13 @@
-"""What `follow` is given: the parameters that optimizers move, by name; what lies inside the wrappers of libraries; and
-what is refused before a loop begins.
+"""The arguments of `follow`: parameters by name, the models and optimizers inside wrappers of
+libraries, and checks.
+
+Arguments that cannot work are refused before a loop begins, not after hours of training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,29 +15,34 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import get_world_size
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
+from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
 from ntkexp.foreign_loop.call import beginning_at, generator_states
 from ntkexp.foreign_loop.example_names import Ids
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls, query_names
-from ntkexp.foreign_loop.model_function import CalledModule, left_alone
+from ntkexp.foreign_loop.model_function import QUERIES_TO_CHECK, CalledModule, left_alone
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
+from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.mistake import Mistake, checked_count, checked_number, first_line, in_short
 from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing
+from ntkexp.path.components import By
 from ntkexp.shapes import Inputs
 
 Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
-"""The settings of a group of parameters, and these."""
+"""The settings of a group of parameters, and the parameters by name."""
 
 
 @dataclass
 class ParameterGroups:
-    """The groups of each optimizer, by the names that the model gives to parameters; they are named again where a group
-    has come, grown or been loaded."""
+    """The groups of each optimizer, with the model's names of the parameters.
+
+    Names are looked up again if a group is added, grows, or is loaded.
+    """
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
@@ -46,52 +52,52 @@ class ParameterGroups:
         self.names = {id(weight): name for name, weight in self.model.named_parameters()}
 
     def groups(self, optimizer: torch.optim.Optimizer) -> list[Group]:
-        """The settings and parameters of each group of an optimizer.
+        """Return the settings and the parameters of each group of an optimizer.
 
         >>> net = nn.Linear(2, 1)
         >>> sgd = torch.optim.SGD([net.weight])
         >>> [list(members) for _, members in ParameterGroups(net, [sgd]).groups(sgd)]
         [['weight']]
         """
-        present = [
-            id(part)
-            for group in optimizer.param_groups
-            for part in (group, *filter(moves, group["params"]))
-        ]
+        present = list[int]()
+        for group in optimizer.param_groups:
+            present.append(id(group))
+            present.extend(id(weight) for weight in filter(moves, group["params"]))
         known = self.known.get(id(optimizer))
         if known is None or known[0] != present:
-            for weight in (each for group in optimizer.param_groups for each in group["params"]):
-                if id(weight) not in self.names:
-                    self.refuse_copies(weight)
-                    raise Mistake(
-                        f"the optimizer moves a tensor of shape {list(weight.shape)} that is not a parameter of the "
-                        "model; follow the module that holds all of them"
-                    )
-            groups: list[Group] = [
-                (
-                    group,
-                    {self.names[id(weight)]: weight for weight in filter(moves, group["params"])},
-                )
-                for group in optimizer.param_groups
-            ]
-            for name, weight in (each for _, members in groups for each in members.items()):
-                refuse_short(name, weight)
-            known = self.known[id(optimizer)] = (present, groups)
+            known = (present, [self.named_group(group) for group in optimizer.param_groups])
+            self.known[id(optimizer)] = known
         return known[1]
 
+    def named_group(self, group: dict[str, Any]) -> Group:
+        """Name the parameters of a group, or raise if one cannot be followed."""
+        for weight in group["params"]:
+            if id(weight) not in self.names:
+                self.refuse_copies(weight)
+                raise Mistake(
+                    f"the optimizer moves a tensor of shape {list(weight.shape)} that is not a "
+                    "parameter of the model; follow the module that holds all of them"
+                )
+        members = {self.names[id(weight)]: weight for weight in filter(moves, group["params"])}
+        for name, weight in members.items():
+            refuse_short(name, weight)
+        return group, members
+
     def refuse_copies(self, weight: Tensor) -> None:
-        """Refuse an optimizer that moves a copy of a short parameter in longer numbers, which is copied back."""
+        """Raise if an optimizer moves a longer copy of a short parameter, which the loop copies
+        back."""
         for name, parameter in self.model.named_parameters():
             if is_short(parameter) and torch.equal(
                 weight.detach().to(parameter), parameter.detach()
             ):
                 raise Mistake(
-                    f"the optimizer moves a copy of '{name}' in longer numbers, from which the parameter is copied; "
-                    "no such step is followed: let the model hold the long weights, and train it under autocast"
+                    f"the optimizer moves a copy of '{name}' in longer numbers, from which the "
+                    "parameter is copied; no such step is followed: let the model hold the long "
+                    "weights, and train it under autocast"
                 )
 
     def of(self, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-        """The parameters of one optimizer."""
+        """Return the parameters of one optimizer."""
         return {
             name: weight
             for _, members in self.groups(optimizer)
@@ -99,25 +105,24 @@ class ParameterGroups:
         }
 
     def __iter__(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of all."""
+        """Yield the parameters of all optimizers."""
         for optimizer in self.optimizers:
-            for _, members in self.groups(optimizer):
-                yield from members.items()
+            yield from self.of(optimizer).items()
 
 
 def moved_names(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> set[str]:
-    """The parameters of the model that some optimizer moves, which has to be of a kind that is followed."""
+    """Return the names of the parameters that the optimizers move."""
     return {name for name, _ in ParameterGroups(model, optimizers)}
 
 
 def moves(weight: Tensor) -> bool:
-    """Whether an optimizer that is given a parameter may move it: not a frozen one in short numbers, as under adapters,
-    which is not followed then."""
+    """Return True if an optimizer may move a parameter. A frozen one in short numbers, as under
+    adapters, stays."""
     return weight.requires_grad or not is_short(weight)
 
 
 def refuse_short(name: str, weight: Tensor) -> None:
-    """Refuse weights in numbers so short that no proof of a step says anything.
+    """Raise for trained weights in such short numbers that the proofs of a step show nothing.
 
     >>> refuse_short("a", torch.ones(1)), refuse_short("b", torch.ones(1, dtype=torch.bfloat16))
     Traceback (most recent call last):
@@ -130,56 +135,58 @@ def refuse_short(name: str, weight: Tensor) -> None:
         )
 
 
-# --- What lies inside the wrappers that libraries put around models and optimizers.
+# --- Models and optimizers inside the wrappers of libraries.
 
 
 SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
-"""Classes that need not be imported, which takes a while, to be recognised."""
+"""Names of classes, which are recognised without a slow import."""
 
 
 def unwrapped_optimizers(
     given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
 ) -> list[torch.optim.Optimizer]:
-    """One optimizer, or several, without what is around them; a wrapper that moves weights itself is noticed later.
+    """Return the optimizers inside the wrappers of accelerate and Lightning.
+
+    A wrapper that moves weights by other rules is noticed at its first step.
 
     >>> from types import SimpleNamespace
     >>> sgd = torch.optim.SGD([torch.ones(1, requires_grad=True)])
     >>> unwrapped_optimizers([SimpleNamespace(optimizer=sgd)]) == unwrapped_optimizers(sgd) == [sgd]
     True
     """
-    found = [given] if not isinstance(given, Sequence) else list(given)
-    inner = [
-        getattr(each, "optimizer", None) for each in found
-    ]  # as accelerate and Lightning wrap them
-    if not any(isinstance(each, torch.optim.Optimizer) for each in inner):
-        return found
-    pairs = zip(found, inner, strict=True)
-    return unwrapped_optimizers(
-        [one if isinstance(one, torch.optim.Optimizer) else each for each, one in pairs]
-    )
+    optimizers = list(given) if isinstance(given, Sequence) else [given]
+    return [unwrapped_optimizer(optimizer) for optimizer in optimizers]
+
+
+def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer inside one or more wrappers."""
+    inner = getattr(optimizer, "optimizer", None)
+    return unwrapped_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def unwrapped_model(model: nn.Module) -> nn.Module:
-    """The module whose parameters are trained."""
-    inner = getattr(called_model(model), "_orig_mod", None)
-    return unwrapped_model(inner) if isinstance(inner, nn.Module) else called_model(model)
+    """Return the module whose parameters are trained, without `torch.compile` and distributed
+    wrappers."""
+    called = called_model(model)
+    inner = getattr(called, "_orig_mod", None)
+    return unwrapped_model(inner) if isinstance(inner, nn.Module) else called
 
 
 def runs_as_it_is(model: nn.Module) -> bool:
-    """Whether the model runs on processors alone, and nothing of it was compiled.
+    """Return True if the model runs on CPUs alone, and no part of it is compiled.
 
     >>> runs_as_it_is(nn.Linear(1, 1)), runs_as_it_is(nn.Linear(1, 1, device="meta"))
     (True, False)
     """
-    compiled = any(
-        hasattr(each, "_orig_mod") or each._compiled_call_impl is not None
-        for each in model.modules()
+    is_compiled = any(
+        hasattr(layer, "_orig_mod") or layer._compiled_call_impl is not None
+        for layer in model.modules()
     )
-    return not compiled and all(weight.device.type == "cpu" for weight in model.parameters())
+    return not is_compiled and all(weight.device.type == "cpu" for weight in model.parameters())
 
 
 def called_model(model: nn.Module) -> nn.Module:
-    """The module that calls reach in this process, without what averages gradients of several.
+    """Return the module that this process calls, inside DistributedDataParallel.
 
     >>> called_model(DataParallel(nn.Linear(1, 1)))
     Traceback (most recent call last):
@@ -187,56 +194,98 @@ def called_model(model: nn.Module) -> nn.Module:
     """
     if isinstance(model, DataParallel):
         raise Mistake(
-            "the model is wrapped in DataParallel, which splits batches; use DistributedDataParallel"
+            "the model is wrapped in DataParallel, which splits batches; use "
+            "DistributedDataParallel"
         )
     for name, layer in model.named_modules():
         if SHARDED & {kind.__name__ for kind in type(layer).__mro__}:
             where = f"layer '{name}'" if name else "the model"
             raise Mistake(
-                f"{where} is a {type(layer).__name__}, whose weights are cut apart over the processes (FSDP), and "
-                "none sees a whole step; wrap the model in DistributedDataParallel, or follow one process"
+                f"{where} is a {type(layer).__name__}, whose weights are cut apart over the "
+                "processes (FSDP), and none sees a whole step; wrap the model in "
+                "DistributedDataParallel, or follow one process"
             )
     if not isinstance(model, DistributedDataParallel):
         return model
-    if (size := model.process_group.size()) < get_world_size():
+    size = model.process_group.size()
+    if size < get_world_size():
         raise Mistake(
-            f"gradients are averaged over {size} of {get_world_size()} processes, and those of others are not known "
-            "here; follow where all of them train one model"
+            f"gradients are averaged over {size} of {get_world_size()} processes, and those of "
+            "others are not known here; follow where all of them train one model"
         )
     inner: nn.Module = model.module
     return inner
 
 
-# --- What `follow` is given, before a loop begins: what does not fit is refused then, not after hours of training.
+# --- Checks.
 
 
 ONE_NUMBER = (
-    "the model gives one number for all examples of a call, such as their loss; follow one that gives a row for each, "
-    "or name the part of its answer that does, as output='logits'"
+    "the model gives one number for all examples of a call, such as their loss; follow one that "
+    "gives a row for each, or name the part of its answer that does, as output='logits'"
 )
 NEVER_CALLED = (
-    "model(x) was never called with gradients enabled, or only a copy of the model was (first-order MAML?); follow the "
-    "module that the loop calls so"
+    "model(x) was never called with gradients enabled, or only a copy of the model was "
+    "(first-order MAML?); follow the module that the loop calls so"
 )
-FEW = 2  # queries of which operations are recorded beforehand: of two it is seen whether examples are mixed
-MOST = 1e9  # GB
+MAX_MEMORY_GB = 1e9
 
 
-def refuse_unusable(
-    model: object,
-    optimizers: Sequence[object],
-    ids: Ids,
-    loss: object,
-    every: int | None,
-    to: object = None,
-    memory_gb: object = 4.0,
-    measure: object = None,
-    rules: object = (),
-    log: object = None,
-) -> None:
-    """Refuse what nothing can be followed with.
+@dataclass(frozen=True, kw_only=True)
+class FollowOptions:
+    """The options of `follow`, which documents them."""
 
-    >>> refuse_unusable(nn.Linear(1, 1), [], None, None, None)
+    output: str | int | None = None
+    measure: Measure | None = None
+    ids: Ids = None
+    loss: ExampleLoss | None = None
+    to: Path | str | None = None
+    every: int | None = None
+    by: By | None = None
+    memory_gb: float = 4.0
+    batch_norm: BatchNormMode = "exact"
+    rules: Sequence[AbstractOptimizerRule] = ()
+    log: Any = None
+
+    def refuse_unusable(self) -> None:
+        """Raise for values of the wrong kind."""
+        checked_mode(self.batch_norm)
+        if not (self.ids is None or isinstance(self.ids, str) or callable(self.ids)):
+            raise Mistake(
+                f"ids= is a {type(self.ids).__name__}; give a function of a call, or the keyword "
+                "that holds names"
+            )
+        self.refuse_uncallable("loss", "outputs and call")
+        self.refuse_uncallable("log", "numbers and step, such as mlflow.log_metrics")
+        self.refuse_uncallable("measure", "outputs and call that gives a number for each query")
+        if not isinstance(self.to, str | Path | None) or "\0" in str(self.to):
+            raise Mistake(
+                f"to={in_short(self.to)} is a {type(self.to).__name__} that names no folder; give "
+                "the path of one"
+            )
+        checked_number("memory_gb", self.memory_gb, most=MAX_MEMORY_GB, above=True)
+        are_rules = isinstance(self.rules, list | tuple) and all(
+            isinstance(rule, AbstractOptimizerRule) for rule in self.rules
+        )
+        if not are_rules:
+            raise Mistake(
+                "rules=: give a list of rules of optimizers, made of classes derived from "
+                "AbstractOptimizerRule"
+            )
+        if self.every is not None:
+            checked_count("every", self.every, 1)
+
+    def refuse_uncallable(self, name: str, arguments: str) -> None:
+        """Raise unless an option is a function or None."""
+        value = getattr(self, name)
+        if not (value is None or callable(value)):
+            raise Mistake(f"{name}= is a {type(value).__name__}; give a function of {arguments}")
+
+
+def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
+    """Raise unless there are a module and optimizers.
+
+    >>> refuse_other_objects(nn.Linear(1, 1), [])
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: there is no optimizer to follow; give the loop's, or a list of them
     """
@@ -246,105 +295,73 @@ def refuse_unusable(
         )
     if not optimizers:
         raise Mistake("there is no optimizer to follow; give the loop's, or a list of them")
-    if strange := [
-        type(each).__name__ for each in optimizers if not isinstance(each, torch.optim.Optimizer)
-    ]:
-        raise Mistake(
-            f"the optimizer is a {strange[0]}; give a torch.optim.Optimizer, or a list of them"
-        )
-    if len({id(each) for each in optimizers}) < len(optimizers):
+    for optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise Mistake(
+                f"the optimizer is a {type(optimizer).__name__}; give a torch.optim.Optimizer, or "
+                "a list of them"
+            )
+    if len({id(optimizer) for optimizer in optimizers}) < len(optimizers):
         raise Mistake("an optimizer is in the list twice; give each once")
-    if not (ids is None or isinstance(ids, str) or callable(ids)):
-        raise Mistake(
-            f"ids= is a {type(ids).__name__}; give a function of a call, or the keyword that holds names"
-        )
-    if not (loss is None or callable(loss)):
-        raise Mistake(f"loss= is a {type(loss).__name__}; give a function of outputs and call")
-    if not (log is None or callable(log)):
-        raise Mistake(
-            f"log= is a {type(log).__name__}; give a function of numbers and step, such as mlflow.log_metrics"
-        )
-    if not (measure is None or callable(measure)):
-        raise Mistake(
-            f"measure= is a {type(measure).__name__}; give a function of outputs and call that gives a number for each "
-            "query"
-        )
-    if not (to is None or isinstance(to, str | Path)) or "\0" in str(to):
-        raise Mistake(
-            f"to={in_short(to)} is a {type(to).__name__} that names no folder; give the path of one"
-        )
-    checked_number("memory_gb", memory_gb, most=MOST, above=True)
-    if not isinstance(rules, list | tuple) or not all(
-        isinstance(each, AbstractOptimizerRule) for each in rules
-    ):
-        raise Mistake(
-            "rules=: give a list of rules of optimizers, made of classes derived from AbstractOptimizerRule"
-        )
-    if every is not None:
-        checked_count("every", every, 1)
 
 
 def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None) -> Inputs:
-    """Copy the inputs at which a module in evaluation is explained, and let it answer the first. The loop may write
-    to its own, and so may a module, which is refused later.
+    """Copy the queries, and check that the module in evaluation mode accepts the first one.
 
     >>> checked_queries(torch.ones(0, 3), nn.Linear(3, 1), None)
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: queries=: they are empty; give inputs at which the model is to be explained
     """
-    each = tree_flatten(dict(queries) if isinstance(queries, Mapping) else queries)[0]
-    if any(
-        isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided)
-        for leaf in each
-    ):
-        raise Mistake("queries=: there is a nested or sparse tensor among them; give a plain one")
-    if not examples(inputs := map_tensors(torch.clone, as_inputs(queries))):
+    for leaf in tree_leaves(dict(queries) if isinstance(queries, Mapping) else queries):
+        if isinstance(leaf, Tensor) and (leaf.is_nested or leaf.layout is not torch.strided):
+            raise Mistake(
+                "queries=: there is a nested or sparse tensor among them; give a plain one"
+            )
+    inputs = map_tensors(torch.clone, as_inputs(queries))
+    if not examples(inputs):
         raise Mistake("queries=: they are empty; give inputs at which the model is to be explained")
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     function = CalledModule(module, output).function
     try:
         with torch.no_grad(), beginning_at(generator_states(module)), left_alone(module):
-            answer = function(weights, part(inputs, slice(1)))
+            outputs = function(weights, part(inputs, slice(1)))
     except Mistake:
         raise
-    except (
+    except (  # errors of the user's model
         AttributeError,
         IndexError,
         KeyError,
         RuntimeError,
         TypeError,
         ValueError,
-    ) as error:  # the model's own
+    ) as error:
         with beginning_at(generator_states(module)), left_alone(module):
             advice = f"; {BATCH_AXIS}" if batch_axis_missing(function, weights, inputs) else ""
         raise Mistake(
             f"queries=: the model cannot be called with them: {first_line(error)}{advice}"
         ) from error
-    if not answer.dim():
+    if not outputs.dim():
         raise Mistake(ONE_NUMBER)
     return inputs
 
 
 def measured_queries(
-    measure: Measure,
-    queries: Inputs,
-    sizes: tuple[int, ...],
-    ids: Ids,
-    module: nn.Module,
-    output: str | int | None,
+    measure: Measure, queries: Inputs, sizes: tuple[int, ...], ids: Ids, called: CalledModule
 ) -> MeasuredQueries:
-    """The measure of these queries, which a module in evaluation has answered."""
-    found = MeasuredQueries(measure, QueryCalls(sizes, query_names(queries, sizes, ids)))
+    """Return the measure of the queries, checked at the module's outputs."""
+    measured = MeasuredQueries(measure, QueryCalls(sizes, query_names(queries, sizes, ids)))
+    module = called.module
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     with torch.no_grad(), beginning_at(generator_states(module)), left_alone(module):
-        outputs = CalledModule(module, output).outputs(weights, queries)
-    found.out_names(outputs, queries)
-    found.refuse_unexplained(outputs, queries)
-    return found
+        outputs = called.outputs(weights, queries)
+    measured.out_names(outputs, queries)
+    measured.refuse_unexplained(outputs, queries)
+    return measured
 
 
 def refuse_without_rules(called: CalledModule, trained: Collection[str], queries: Inputs) -> None:
-    """Refuse operations between weights and outputs of which no secant is known, and a model that mixes examples.
+    """Raise if an operation between weights and outputs has no secant rule, or if the model mixes
+    examples.
 
     >>> class Digamma(nn.Linear):
     ...     def forward(self, x):
@@ -361,7 +378,7 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
     if not weights:
         return
     reader = Reader(without_casts(called.outputs), frozenset(weights))
-    tape = reader.record(weights, part(queries, slice(FEW)))
+    tape = reader.record(weights, part(queries, slice(QUERIES_TO_CHECK)))
     try:
         reader.checks.faithful_owners(tape)
     except NoRule as error:
@@ -369,12 +386,15 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
 
 
 def common_submodule(names: Sequence[str]) -> str:
-    """The part of a module that holds all of these parameters.
+    """Return the name of the deepest submodule that holds all of these parameters.
 
     >>> common_submodule(["net.0.weight", "net.2.bias"]), common_submodule(["0.weight", "2.bias"])
     ('net', '')
     """
     paths = [name.split(".")[:-1] for name in names]
-    return ".".join(
-        takewhile(bool, (step[0] * (len(set(step)) == 1) for step in zip(*paths, strict=False)))
-    )
+    common = list[str]()
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    return ".".join(common)

@@ -51,21 +51,12 @@ LOG = logging.getLogger("ntkexp.follow")
 MASSES = 2**27
 """When each example acted (`half_by`) is said if it takes no more numbers than these, a gigabyte."""
 
-LONG = 10.0
-"""Seconds, beyond which is said beforehand what takes them."""
-
-SAID_GB = 0.5
-"""What contributions by components take is said beforehand from here on."""
-
 PRODUCTS = 5
 """Arrays of the products ⟨U, J⟩ of a step that are held at once: of a parameter, their sum, its multiple, its negative,
 and one on the way."""
 
 PARTS = 6
 """Parts of gradients in the processor's cache that are held at once."""
-
-MANY = 2e10
-"""Weights of all passes, from which on the cost is said before the first step: some ten seconds of a processor."""
 
 NamedArrays: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
 """Arrays with the names of their axes."""
@@ -238,17 +229,6 @@ class StepCost:
         numbers += PARTS * min(CACHED, (self.rows + 1) * self.outputs * self.parameters)
         return numbers * self.tape.outputs.element_size() + recorded
 
-    def sentence(self, steps: int) -> str:
-        """What attribution takes, before the first step; nothing, if that is little."""
-        if steps * (self.outputs + self.rows) * self.parameters < MANY:
-            return ""
-        return (
-            f"attribution: back over {counted(steps, 'step')}, each by the gradients of "
-            f"{counted(self.outputs, 'output')} of the queries and of up to {counted(self.rows, 'example')} in "
-            f"{self.parameters:.3g} weights, which takes {(self.products + self.held) / 1e9:.2g} GB beside the sums; "
-            "the time is estimated after the first step"
-        )
-
 
 def sums_at_zero(
     outputs: Float[Tensor, "probe out"],
@@ -292,8 +272,6 @@ def sums_at_zero(
     if positions is not None:
         by_position = LoopPositions.at_zero(positions, parts, memory_gb - needed, memory_gb)
     if components is not None:
-        if needed > SAID_GB:
-            LOG.warning("ntkexp: contributions%s take %.2g GB of memory", by, needed)
         shape = (len(components), *outputs.shape)
         axes = ((examples,), (), (), (), (steps,))
         by_component = LoopComponents(
@@ -344,7 +322,6 @@ class Backwards:
     divided: set[str] = field(
         default_factory=set
     )  # parameters that a step so far divided by past gradients
-    announced: bool = False  # what batches take that norms couple
 
     def over(
         self, steps: AbstractSteps, explained: Callable[[Sequence[ModelCall]], object]
@@ -376,7 +353,6 @@ class Backwards:
             ]
         except Mistake as error:
             raise Mistake(f"step {step.index}: {error}") from error
-        self.announce(calls, steps)
         found = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
         for each in calls:
             total = each.total(step.start)
@@ -563,24 +539,6 @@ class Backwards:
         if self.calls.batch_norm == "exact":
             return share._replace(kernel=own, beside=share.beside + lacks), nothing
         return share._replace(kernel=own), lacks
-
-    def announce(self, calls: Sequence[CallGradients], steps: AbstractSteps) -> None:
-        """Say once what it takes to go through batches that norms couple, if it takes long."""
-        seconds = max(
-            (each.seconds for each in calls if isinstance(each.features, TermGradients)),
-            default=None,
-        )
-        if seconds is None or self.announced:
-            return
-        self.announced, passes = True, sum(1 for _ in steps.names())
-        if passes * seconds > LONG:
-            LOG.warning(
-                "ntkexp: BatchNorm in training mode couples the examples of a batch: each of them takes a pass back "
-                "through all of it, %d in all, about %.0f s; batch_norm='constant' takes one a call, and tells what "
-                "that leaves",
-                passes,
-                passes * seconds,
-            )
 
     def is_cast(self, step: FollowedStep) -> bool:
         """Whether some call rounded to shorter numbers."""

@@ -17,7 +17,7 @@ from torch.func import jacrev
 from ntkexp.diagnostics import kinks
 from ntkexp.effects.plan import Caveats, SweepPlan
 from ntkexp.effects.sweep import ChunkedSweep, Effects, MeanName
-from ntkexp.foreign_loop.again import SEED, Again, LoopAgain
+from ntkexp.foreign_loop.again import Again, LoopAgain
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.problem import LoopProblem
 from ntkexp.foreign_loop.step import FollowedStep
@@ -27,7 +27,7 @@ from ntkexp.kernel.record.tape import Tape, digest, examples, part
 from ntkexp.kernel.record.taping import plain_kernels, record
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.progress import AbstractProgress, Silent
-from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_swept, groups
+from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_swept
 from ntkexp.report.progress import Announced
 from ntkexp.shapes import Inputs
 
@@ -167,11 +167,6 @@ def loop_effects(
         for index in reversed(range(training.length)):
             training.step(index)  # refuses another loss
         return effects_retrained(loop, mean, probe)
-    then = ""
-    if loop is not None:
-        times = len(groups(torch.zeros(plan.train), SEED)) + 3
-        then = f"; then the loop is carried out {times} times again, without some of its examples"
-    LOG.warning("ntkexp: %s%s", plan.sentence, then)
     sweep = sweep_over(trace, training, plan, effects, mean, progress)
     values = sweep.effects()
     caveats = Caveats(growth=sweep.sweep.growth, kinks=kinks(tape), eps=eps_of(last))

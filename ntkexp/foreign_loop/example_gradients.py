@@ -6,7 +6,6 @@ gets the gradient of its term through the whole batch.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -81,9 +80,7 @@ class CallReaders:
 
         # the gradient of the whole batch
         is_exact = self.batch_norm == "exact"
-        start = time.monotonic()
         totals = coupled.gradients(output_gradient, keep=is_exact)
-        seconds = time.monotonic() - start
         whole = dict(zip(coupled.leaves, totals, strict=True))
 
         # at constant statistics, where the reader also checks that nothing else couples examples
@@ -99,7 +96,7 @@ class CallReaders:
         outputs = coupled.outputs.detach()
         rows = outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
         replayed = Replayed(function, weights, call.inputs, rows)
-        return CallGradients(features, replayed, whole, seconds)
+        return CallGradients(features, replayed, whole)
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,6 @@ class CallGradients:
     features: Sequence[Jacobian]
     replayed: Replayed
     whole: Weights | None = None  # the gradient of a coupled batch, which may differ from the sum
-    seconds: float = 0.0  # of one backward pass
     by_position: PositionGradients | None = None
 
     @property

@@ -1,13 +1,14 @@
-"""The entry point: one line around any training loop of PyTorch, or two calls if a library owns the loop.
+"""The entry point: one line around any training loop of PyTorch, or two calls if a library owns the
+loop.
 
-`watch.py` records the loop. `torch_rules.py` lists the optimizers that can be followed.
+`watch` records the loop. `torch_rules` lists the optimizers that can be followed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,20 @@ from torch.utils.data import DataLoader
 
 from ntkexp.foreign_loop.again import AlteredLoop, altered_loop
 from ntkexp.foreign_loop.arguments import (
+    FollowOptions,
     checked_queries,
     measured_queries,
     moved_names,
-    refuse_unusable,
+    refuse_other_objects,
     refuse_without_rules,
     runs_as_it_is,
     unwrapped_model,
     unwrapped_optimizers,
 )
-from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
+from ntkexp.foreign_loop.batch_norm import BatchNormMode
 from ntkexp.foreign_loop.example_names import DATASET, Ids, recorded_loading
 from ntkexp.foreign_loop.first_step import FirstStepProof
-from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, gathered_queries
+from ntkexp.foreign_loop.measure import Measure, gathered_queries
 from ntkexp.foreign_loop.model_function import CalledModule, evaluate_at_queries
 from ntkexp.foreign_loop.outside import (
     FrozenTensors,
@@ -80,42 +82,44 @@ def follow(
     steps: Steps | None = None,
     log: LogStep | None = None,
 ) -> Iterator[Trace]:
-    """Follow what the optimizer, or a list of them, makes of the model; `attribute` of the trace tells how.
+    """Follow the steps of an optimizer, or of a list of optimizers. `attribute` of the trace
+    explains them.
 
-    `queries` are inputs at which the model is asked, or a DataLoader that gives them in batches; `output` names the
-    tensor that is read of a model which gives several. `measure` is a function of the outputs of a call of the queries
-    and of the call (its `args`, `kwargs` and `ids`) that gives what is explained in place of the outputs, such as a
-    loss, a log-probability or a margin: a number for each query, several, or a dict of them by name. Examples go by
-    what they hold, or by `ids`: the keyword of the model that holds their names, a function of the call (its `args` and
-    `kwargs`) that gives them, or 'dataset' for their indices in what a DataLoader reads. All steps are held in memory,
-    up to `memory_gb`; or written to a folder as they happen, if it is given, `to`. A killed training leaves there what
-    it has done, and goes on there when it is resumed. Weights are kept once in `every` steps: by default 8 in memory,
-    and as often as there is room on disk; those between are replayed. Of several processes that train one model, each
-    follows, into the same folder; the first attributes.
+    Args:
+        queries: inputs at which the model is explained, or a DataLoader that gives them in batches.
+            The model is evaluated there when following begins and ends, in evaluation mode, without
+            casts.
+        output: the name or place of the tensor to follow, if the model returns several.
+        measure: a function (outputs, call) of a call of the queries, whose numbers are explained
+            instead of the outputs, such as a loss, a log-probability or a margin: one number for
+            each query, several, or a dict of them by name. A call has `args`, `kwargs` and `ids`.
+        ids: names of examples: a keyword of the model that holds them, a function of the call, or
+            'dataset' for the indices in the Dataset that a DataLoader reads. By default examples
+            are named by digests of their content.
+        loss: a function (outputs, call) that gives one loss for each example, as the loop has it,
+            up to a factor. Only effects need it. It is compared with the gradients of every step.
+            If the mean of the loop divides by class weights or tokens, it returns a pair: losses,
+            and the weight of each example, as in `losses, weight[labels]`.
+        to: a folder to which steps are written as they happen. By default they are held in memory,
+            up to `memory_gb`. A killed training leaves its steps there, and a resumed one continues
+            the trace. If several processes train one model, each follows into the same folder, and
+            the first one attributes.
+        every: the number of steps between stored weights; steps between them are replayed. By
+            default 8 in memory, and on disk as few as fit.
+        by: components by which contributions are split: 'module', 'parameter', or a dict of names
+            to patterns of parameters.
+        memory_gb: the memory for stored steps, and for attribution.
+        batch_norm: how gradients pass through BatchNorm in training mode, as in `attribute`.
+        rules: rules of optimizers that are not PyTorch's (`ntkexp.AbstractOptimizerRule`). Every
+            step is compared with its rule.
+        steps: the steps to explain: a number for the last n, or indices such as range(100, 110),
+            from 0. For the other steps only their joint effect is known.
+        log: a function (numbers, step) that is called after each step, such as `run.log` of wandb
+            or `mlflow.log_metrics`. The numbers are `gradient_norm`, `weight_norm`,
+            `learning_rate`, `examples`, `rule_error`, and with `loss=` also the mean `loss`.
 
-    Optimizers of PyTorch are known, and classes derived from them; others go by `rules`, one each, which every step is
-    compared with (`ntkexp.AbstractOptimizerRule`).
-
-    The model itself is asked at the queries when following begins and ends, in evaluation, and left as it was.
-
-    Random numbers of its calls, as of dropout, are drawn again as they were, and autocast is entered again; queries are
-    asked in evaluation, and without casts.
-
-    `batch_norm` says how examples share a batch whose BatchNorm is in training mode, as `attribute` has it.
-
-    `loss` is asked for effects alone: outputs of a call and the call (its `args`, `kwargs` and `ids`) to one loss for
-    each example, as the loop has it but for a factor; it is compared with the gradients of every step. Where the loop's
-    mean divides by class weights or tokens, it gives also what each example counts there: `losses, weight[labels]`.
-
-    `steps` says which steps are explained, if not all: a number, for the last n, or the numbers of some, such as
-    range(100, 110), counted from 0. The others are passed over, and only what they did together is found.
-
-    `log` is a function of numbers and a step, called after each step with what is known of it: `gradient_norm`,
-    `weight_norm`, `learning_rate`, `examples`, `rule_error`, and with `loss=` also the mean `loss`. `run.log` of wandb
-    and `mlflow.log_metrics` are such functions.
-
-    `by` tells contributions apart by components, as `attribute` explains: 'module', 'parameter', or a dict of names to
-    patterns of parameters.
+    Random numbers of the calls, as of dropout, are drawn again in a replay, and autocast is entered
+    again.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
@@ -125,227 +129,292 @@ def follow(
     ...         optimizer.zero_grad()
     ...         (model(x) - 1).square().sum().backward()
     ...         optimizer.step()
-    >>> found = trace.attribute()
-    >>> explained = found["contribution"].sum("example") + found["decay"]
+    >>> attribution = trace.attribute()
+    >>> explained = attribution["contribution"].sum("example") + attribution["decay"]
     >>> bool(abs(before.numpy() + explained - model(x).detach().numpy()).max() < 1e-14)
     True
     """
-    # Refuse what cannot be followed. The copy of the model is what is replayed, and evaluated at the queries.
-    optimizers = unwrapped_optimizers(optimizer)
-    checked_mode(batch_norm)
+    # refuse arguments that cannot work
+    options = FollowOptions(
+        output=output,
+        measure=measure,
+        ids=ids,
+        loss=loss,
+        to=to,
+        every=every,
+        by=by,
+        memory_gb=memory_gb,
+        batch_norm=batch_norm,
+        rules=rules,
+        log=log,
+    )
     chosen = None if steps is None else chosen_steps(steps)
-    refuse_unusable(model, optimizers, ids, loss, every, to, memory_gb, measure, rules, log)
+    optimizers = unwrapped_optimizers(optimizer)
+    refuse_other_objects(model, optimizers)
+    options.refuse_unusable()
     refuse_followed(optimizers)
+
+    # a copy of the model is replayed, and evaluated at the queries
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
     moved = moved_names(inner, optimizers)
     module = copied(inner).eval()
     if by is not None:
-        components_of(by, sorted(moved))  # or a mistake, before anybody trains
+        components_of(by, sorted(moved))  # raises if a pattern names no parameter
 
     with memory_kept(module.parameters()):
+        loop = FollowedLoop(model, inner, module, optimizers, known, moved)
         inputs, sizes = gathered_queries(queries)
         inputs = checked_queries(inputs, module, output)
-        measured = (
-            None
-            if measure is None
-            else measured_queries(measure, inputs, sizes, ids, module, output)
-        )
+        called = CalledModule(module, output)
+        if measure is not None:
+            measured = measured_queries(measure, inputs, sizes, ids, called)
+            called = replace(called, measured=measured)
 
-        # Where steps are stored, and what is refused of the model itself.
-        processes, altered = current_processes(), altered_loop()
-        store = choose_store(
-            to,
-            processes,
-            altered,
-            inner,
-            optimizers,
-            known,
-            inputs,
-            output,
-            every,
-            memory_gb,
-            measured,
-            by,
-            chosen,
-        )
-        # as far as is known: elsewhere, compiled or on a GPU, casts may round otherwise
+        processes = current_processes()
+        altered = altered_loop()
+        store = choose_store(loop, called, inputs, options, processes, altered, chosen)
+        # as far as is known: a compiled model, a GPU, or another machine may round casts
+        # differently
         same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
-        called = CalledModule(module, output, same_kernels=same_kernels, measured=measured)
+        called = replace(called, same_kernels=same_kernels)
         if altered is None:
             refuse_without_rules(called, moved, inputs)
         release_memory(module.parameters())
         with recorded_loading() if ids == DATASET else nullcontext() as loading:
-            watch = Watch(
-                model,
-                optimizers,
-                known,
-                output,
-                ids if loading is None else loading.names,
-                store,
-                FrozenTensors(inner, module),
-                None
-                if altered is None
-                else replace(altered.weighing, loss=loss or altered.weighing.loss),
-                FirstStepProof(called, inputs)
-                if altered is None and processes.world == 1
-                else None,
-                None if log is None or altered is not None else StepLog(log, optimizers, loss),
-            )
-            whole = False
-            try:
-                watch.begin()
-                followed, rank = store.steps_of(module, same_kernels=same_kernels), processes.rank
-                trace = Trace(
-                    followed,
-                    module,
-                    output,
-                    inputs,
-                    loss,
-                    store.folder,
-                    rank,
-                    memory_gb,
-                    by,
-                    measured=measured,
-                )
-                trace.batch_norm = batch_norm
-                if altered is not None:
-                    altered.traces.append(trace)
-                with (
-                    nullcontext()
-                    if rank or altered is not None
-                    else evaluated_at_ends(trace, inner, watch)
-                ):
-                    yield trace
-                whole = True
-            finally:
-                watch.end(whole=whole)
+            if loading is not None:
+                options = replace(options, ids=loading.names)
+            yield from watched(loop, called, inputs, options, store, processes, altered)
+
+
+@dataclass(frozen=True)
+class FollowedLoop:
+    """The model and the optimizers of a loop."""
+
+    model: nn.Module  # as the loop calls it
+    inner: nn.Module  # without wrappers
+    module: nn.Module  # a copy of `inner` in evaluation mode
+    optimizers: Sequence[torch.optim.Optimizer]
+    known: Sequence[KnownOptimizer]  # and their rules
+    moved: set[str]  # parameters of the optimizers
+
+    @property
+    def still(self) -> dict[str, torch.Tensor]:
+        """The parameters and buffers that no optimizer moves."""
+        state = self.inner.state_dict()
+        return {name: part for name, part in state.items() if name not in self.moved}
+
+
+def watched(
+    loop: FollowedLoop,
+    called: CalledModule,
+    queries: Inputs,
+    options: FollowOptions,
+    store: AbstractStore,
+    processes: Processes,
+    altered: AlteredLoop | None,
+) -> Iterator[Trace]:
+    """Register the hooks, yield the trace while the loop runs, and remove the hooks."""
+    watch = Watch(
+        loop.model,
+        loop.optimizers,
+        loop.known,
+        options.output,
+        options.ids,
+        store,
+        FrozenTensors(loop.inner, loop.module),
+    )
+    if altered is not None:
+        loss = options.loss or altered.weighing.loss
+        watch.weighing = replace(altered.weighing, loss=loss)
+    else:
+        if processes.world == 1:
+            watch.first = FirstStepProof(called, queries)
+        if options.log is not None:
+            watch.log = StepLog(options.log, loop.optimizers, options.loss)
+    completed = False
+    try:
+        watch.begin()
+        trace = Trace(
+            store.steps_of(loop.module, same_kernels=called.same_kernels),
+            loop.module,
+            options.output,
+            queries,
+            options.loss,
+            store.folder,
+            processes.rank,
+            options.memory_gb,
+            options.by,
+            batch_norm=options.batch_norm,
+            measured=called.measured,
+        )
+        evaluated: AbstractContextManager[None] = nullcontext()
+        if altered is not None:
+            altered.traces.append(trace)
+        elif not processes.rank:
+            evaluated = evaluated_at_ends(trace, loop.inner, watch)
+        with evaluated:
+            yield trace
+        completed = True
+    finally:
+        watch.end(whole=completed)
 
 
 @contextmanager
 def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[None]:
-    """Note what the model itself gives at the queries when the loop begins and ends, also beside steps that are stored
-    in a folder."""
+    """Record the outputs of the live model at the queries when the loop begins and ends."""
 
-    def write(start: torch.Tensor | None, end: torch.Tensor | None = None, steps: int = -1) -> None:
-        trace.ends.start, trace.ends.end, trace.ends.steps = start, end, steps
-        if trace.folder is not None:
-            files = TraceFolder(trace.folder)
-            files.write(files.outputs_at_ends, vars(trace.ends))
-
-    def asked() -> torch.Tensor | None:
+    def evaluate() -> torch.Tensor | None:
         return evaluate_at_queries(model, trace.output, trace.queries, trace.measured)
 
-    # f_0, which a trace that is gone on with holds
-    known = (
-        outputs_at_ends(trace.folder) if trace.folder is not None and watch.store.count else None
-    )
-    write(asked() if known is None else known.start)
+    # f_0, which a trace that continues already has
+    if trace.folder is not None and watch.store.count:
+        trace.ends.start = outputs_at_ends(trace.folder).start
+    else:
+        trace.ends.start = evaluate()
+    write_outputs_at_ends(trace)
     yield
     watch.catch_up()
 
-    # f_T, unless the loop left other values in its tensors after the last step, which no step explains
+    # f_T, unless the loop changed its tensors after the last step, which no step explains
     last = {**named_tensors(trace.module), **watch.latest.weights, **watch.statistics.at_step}
     if all(
         same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last
     ):
-        write(trace.ends.start, asked(), watch.store.count)
+        trace.ends.end = evaluate()
+        trace.ends.steps = watch.store.count
+        write_outputs_at_ends(trace)
+
+
+def write_outputs_at_ends(trace: Trace) -> None:
+    """Write the outputs of the live model to the folder of the trace, if it has one."""
+    if trace.folder is not None:
+        files = TraceFolder(trace.folder)
+        files.write(files.outputs_at_ends, vars(trace.ends))
+
+
+# --- The store.
 
 
 def choose_store(
-    to: Path | str | None,
+    loop: FollowedLoop,
+    called: CalledModule,
+    queries: Inputs,
+    options: FollowOptions,
     processes: Processes,
     altered: AlteredLoop | None,
-    model: nn.Module,
-    optimizers: Sequence[torch.optim.Optimizer],
-    known: Sequence[KnownOptimizer],
-    queries: Inputs,
-    output: str | int | None,
-    every: int | None,
-    memory_gb: float,
-    measured: MeasuredQueries | None,
-    by: By | None,
-    chosen: int | frozenset[int] | None = None,
+    chosen: int | frozenset[int] | None,
 ) -> AbstractStore:
-    """In memory, or in a folder, where a trace of the same training goes on. A loop that is carried out again, by
-    `again=`, says that itself, whatever its code gives; by itself only its ends are stored."""
-    if processes.world > 1:
-        if altered is not None:
+    """Return a store in memory or in a folder.
+
+    A loop that runs again for `again=` stores its ends, or its steps in the folder that the caller
+    names.
+    """
+    refuse_processes(options, processes, altered)
+    if altered is not None:
+        if altered.place is None:
+            return EndpointStore(loop.known)
+        return disk_store(altered.place, loop, called, queries, options, processes)
+    if chosen is not None:
+        if options.to is not None or processes.world > 1 or len(loop.optimizers) > 1:
             raise Mistake(
-                f"again=: {processes.world} processes train together, and one cannot carry their loop out again; give "
-                "a function that does it in one process, with a call for each of them, and ask later, by ntkexp "
-                "attribute"
+                "steps=: some steps are held in memory, of one optimizer in one process; leave "
+                "steps= out, or to= and other optimizers"
             )
-        if to is None:
-            raise Mistake(
-                f"{processes.world} processes train together, and each sees a part of every batch; give a folder in "
-                "which they write side by side, to=…, the same in every process"
-            )
-    if chosen is not None and altered is None:
-        if to is not None or processes.world > 1 or len(optimizers) > 1:
-            raise Mistake(
-                "steps=: some steps are held in memory, of one optimizer in one process; leave steps= out, or to= and "
-                "other optimizers"
-            )
-        return ChosenStore(known, output, every, memory_gb, chosen)
-    place = to if altered is None else altered.place
-    if place is None:
-        return (
-            MemoryStore(known, output, every, memory_gb)
-            if altered is None
-            else EndpointStore(known)
+        return ChosenStore(loop.known, called.output, options.every, options.memory_gb, chosen)
+    if options.to is None:
+        return MemoryStore(loop.known, called.output, options.every, options.memory_gb)
+    return disk_store(options.to, loop, called, queries, options, processes)
+
+
+def refuse_processes(
+    options: FollowOptions, processes: Processes, altered: AlteredLoop | None
+) -> None:
+    """Raise if several processes train together without a common folder, or in a loop that runs
+    again."""
+    if processes.world == 1:
+        return
+    if altered is not None:
+        raise Mistake(
+            f"again=: {processes.world} processes train together, and one cannot carry their loop "
+            "out again; give a function that does it in one process, with a call for each of "
+            "them, and ask later, by ntkexp attribute"
         )
-    followed: dict[str, Json] = {  # decides whether two traces can be one
-        "model": f"{type(model).__module__}.{type(model).__qualname__}",
-        "parameters": sum(weight.numel() for weight in model.parameters()),
-        "optimizers": [each.name for each in known],
+    if options.to is None:
+        raise Mistake(
+            f"{processes.world} processes train together, and each sees a part of every batch; "
+            "give a folder in which they write side by side, to=…, the same in every process"
+        )
+
+
+def disk_store(
+    place: Path | str,
+    loop: FollowedLoop,
+    called: CalledModule,
+    queries: Inputs,
+    options: FollowOptions,
+    processes: Processes,
+) -> DiskStore:
+    """Return a store in a folder. Its config decides which loops may continue the trace."""
+    kind = type(loop.inner)
+    followed: dict[str, Json] = {
+        "model": f"{kind.__module__}.{kind.__qualname__}",
+        "parameters": sum(weight.numel() for weight in loop.inner.parameters()),
+        "optimizers": [known.name for known in loop.known],
         "processes": processes.world,
-        "output": output,
+        "output": called.output,
         "queries": digest(tensors(queries)).hex()[:16],
     }
-    moved = moved_names(model, optimizers)
-    still = {name: part for name, part in model.state_dict().items() if name not in moved}
-    start = {"queries": queries, "output": output, "still": still} | (
-        {} if by is None else {"by": by}
+    start: dict[str, object] = {"queries": queries, "output": called.output, "still": loop.still}
+    if options.by is not None:
+        start["by"] = options.by
+    if called.measured is not None:
+        followed["measure"] = called.measured.described
+        followed["calls"] = list(called.measured.calls.sizes)
+        start["calls"] = called.measured.calls.content
+    config: Mapping[str, Json] = {"follow": followed, "path": {"probes": ["probe"]}}
+    return DiskStore(
+        TraceFolder(RunFolder(Path(place).expanduser()), processes.rank),
+        processes,
+        config,
+        start,
+        loop.known,
+        called.output,
+        options.every,
+        options.memory_gb,
     )
-    if measured is not None:
-        followed |= {"measure": measured.described, "calls": list(measured.calls.sizes)}
-        start["calls"] = measured.calls.content
-    config: dict[str, Json] = {
-        "follow": followed,
-        "path": {"probes": ["probe"]},
-    }  # where the network was read
-    files = TraceFolder(RunFolder(Path(place).expanduser()), processes.rank)
-    return DiskStore(files, processes, config, start, known, output, every, memory_gb)
 
 
 class FollowSession:
-    """Following between two calls, where another library's loop says when training begins and ends. The options are
-    those of `follow`, and are checked before training begins.
+    """Follows a loop that a library owns, between two calls, with the options of `follow`.
+
+    Options are checked before training begins.
 
     >>> FollowSession(queries=torch.eye(2), question=1)
     Traceback (most recent call last):
     TypeError: got an unexpected keyword argument 'question'
     """
 
-    def __init__(self, **options: Any) -> None:  # those of `follow`, which types them
+    def __init__(self, **options: Any) -> None:
         signature(follow).bind(None, None, **options)
-        self.options, self.stack = options, ExitStack()
+        self.options = options
+        self.stack = ExitStack()
         self.begun: Trace | None = None
 
     def begin(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Training begins."""
+        """Begin to follow."""
         self.begun = self.stack.enter_context(follow(model, optimizers, **self.options))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Training has ended, or was broken off by this."""
+        """End following. `error` interrupted the training."""
         self.stack.__exit__(None if error is None else type(error), error, None)
 
     @property
     def trace(self) -> Trace:
-        """What was seen."""
+        """The trace, while training runs or after it."""
         if self.begun is None:
             raise Mistake(
-                "no training has begun; give the callback to the Trainer and train, then ask for .trace"
+                "no training has begun; give the callback to the Trainer and train, then ask for "
+                ".trace"
             )
         return self.begun

@@ -1,13 +1,14 @@
-"""What changes the model and is no step that is followed: an average of weights that is loaded, a clamp.
+"""Changes of the model that no followed step made, such as a loaded average of weights, or a clamp.
 
-Between steps such a change is refused, as later steps begin at it:
+Between steps such a change is refused, because later steps begin at it:
 
-    weights that the optimizers move    are compared with a copy of what the last step left: `LatestWeights`
-    frozen parameters and buffers       are compared with a copy of the model as it was: `FrozenTensors`
+        weights that the optimizers move    `LatestWeights` compares with the weights after the last step
+    frozen parameters and buffers       `FrozenTensors` compares with a copy of the model at the start
 
-After the last step it is a part of its own, which belongs to no example:
+After the last step it is a part of the change that belongs to no example:
 
-    f_T − f_0 = Σ contributions + decay + casts + outside      outside = f(as the loop left it) − f(after the last step)
+    f_T − f_0 = Σ contributions + decay + casts + outside
+    outside = f(as the loop left it) − f(after the last step)
 """
 
 from __future__ import annotations
@@ -38,29 +39,30 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-# --- What no followed optimizer moves stays as it was: frozen parameters, and buffers.
+# --- Frozen parameters and buffers.
 #
-# The queries are evaluated in a copy of the model, in which these are as they were when following began. A readout's
-# bias that other code moves changes no gradient, so that no other proof would show it.
+# The queries are evaluated in a copy of the model with the frozen tensors from the start. If other
+# code moves a readout's bias, for example, no gradient changes, so no other proof would show it.
 
 
 @dataclass
 class FrozenTensors:
-    """`copy` is the model as it was; `checked` are its tensors, each with the writes to it at the last look. A buffer
-    may be assigned anew instead of written to.
-    """
+    """The tensors of the model that no followed optimizer moves, and a copy of the model from the
+    start."""
 
     model: nn.Module
     copy: nn.Module
-    checked: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
+    checked: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # with counts of writes
 
     def __post_init__(self) -> None:
-        self.checked.update(
-            (name, (tensor, tensor._version)) for name, tensor in named_tensors(self.model).items()
-        )
+        for name, tensor in named_tensors(self.model).items():
+            self.checked[name] = (tensor, tensor._version)
 
     def refuse_writes(self, step: int, moved: Container[str]) -> None:
-        """Refuse what was written to and is not what it was, beside what is moved; that has to be where it was.
+        """Raise if a tensor that no optimizer updates has changed, or if any tensor was replaced by
+        another object.
+
+        A buffer may be assigned again with the same values.
 
         >>> net = nn.Linear(2, 1)
         >>> frozen = FrozenTensors(net, nn.Linear(2, 1))
@@ -77,8 +79,8 @@ class FrozenTensors:
             if name not in now or (name in moved and now[name] is not tensor):
                 refuse_other_weights(step, name, tensor, now.get(name))
                 raise Mistake(
-                    f"step {step}: '{name}' is no longer the tensor that it was when following began; write new values "
-                    "into it, or follow from there on"
+                    f"step {step}: '{name}' is no longer the tensor that it was when following "
+                    "began; write new values into it, or follow from there on"
                 )
         for name, tensor in now.items():
             known, writes = self.checked.get(name, (None, 0))
@@ -86,13 +88,16 @@ class FrozenTensors:
                 continue
             if known is None or not torch.equal(tensor.detach(), named_tensors(self.copy)[name]):
                 raise Mistake(
-                    f"step {step}: '{name}', which no followed optimizer moves, was changed; follow what moves it too"
+                    f"step {step}: '{name}', which no followed optimizer moves, was changed; "
+                    "follow what moves it too"
                 )
-            self.checked[name] = tensor, tensor._version
+            self.checked[name] = (tensor, tensor._version)
 
     def differences(self, weights: Weights) -> Iterator[str]:
-        """What is otherwise than in a trace that ends at these weights: tensors, and numbers and words that modules
-        hold, by themselves or as their class does.
+        """Yield the names of all differences between the model and a trace that ends at these
+        weights.
+
+        Compared are tensors, and numbers and strings that modules or their classes hold.
 
         >>> net = nn.Dropout(0.5)
         >>> frozen, net.p = FrozenTensors(net, nn.Dropout(0.5)), 0.1
@@ -106,88 +111,91 @@ class FrozenTensors:
         ['heat']
         """
         now = named_tensors(self.model)
-        for name, was in {**named_tensors(self.copy), **weights}.items():
-            if name not in now or not same_values(now[name], was):
+        for name, before in {**named_tensors(self.copy), **weights}.items():
+            if name not in now or not same_values(now[name], before):
                 yield name
 
-        def settings(module: nn.Module) -> dict[str, object]:
-            return {
-                key: value
-                for key, value in vars(module).items()
-                if isinstance(value, bool | int | float | str)
-                and key != "training"
-                and not key.startswith("_")
-            }
-
         modules = dict(self.model.named_modules())
-        for name, module in self.copy.named_modules():
-            held = settings(modules.get(name, module))
-            before = settings(module) | {
-                key: getattr(module, key) for key in held if hasattr(type(module), key)
-            }
-            yield from (
-                f"{name}.{key}".lstrip(".")
-                for key, value in before.items()
-                if held.get(key) != value
-            )
+        for prefix, copy in self.copy.named_modules():
+            settings = settings_of(modules.get(prefix, copy))
+            settings_before = settings_of(copy)
+            for key in settings:
+                if hasattr(type(copy), key):
+                    settings_before[key] = getattr(copy, key)
+            for key, value in settings_before.items():
+                if settings.get(key) != value:
+                    yield f"{prefix}.{key}".lstrip(".")
+
+
+def settings_of(module: nn.Module) -> dict[str, object]:
+    """Return the public numbers and strings of a module, without its mode."""
+    return {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, bool | int | float | str)
+        and key != "training"
+        and not key.startswith("_")
+    }
 
 
 def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) -> None:
-    """Refuse a call at weights that were computed and are not the model's own, as in the inner loop of MAML."""
+    """Raise for a call at computed weights, as in MAML's inner loop."""
     if isinstance(own, nn.Parameter) and now is not None and not isinstance(now, nn.Parameter):
         raise Mistake(
-            f"step {step}: the model was called with another tensor in place of '{name}' (torch.func.functional_call, "
-            "MAML?); losses at other weights than the model's own are not followed: call a copy of the model where no "
-            "gradient comes back to its weights"
+            f"step {step}: the model was called with another tensor in place of '{name}' "
+            "(torch.func.functional_call, MAML?); losses at other weights than the model's own "
+            "are not followed: call a copy of the model where no gradient comes back to its "
+            "weights"
         )
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by their names."""
+    """Return parameters and buffers by name."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def same_values(now: Tensor, was: Tensor) -> bool:
-    """Whether a tensor holds what it held, wherever it lies by now, in whatever numbers."""
-    return now.shape == was.shape and torch.equal(now.detach().to(was), was)
+def same_values(now: Tensor, before: Tensor) -> bool:
+    """Return True if a tensor has the same values, on any device and in any dtype."""
+    return now.shape == before.shape and torch.equal(now.detach().to(before), before)
 
 
-# --- Whether anything else than the optimizers moved the weights.
+# --- Weights that the optimizers move.
 #
-# PyTorch counts the writes to a tensor, and the count is read at every call. It does not know of writes to
-# `weight.data`, so before every step the weights themselves are compared with this copy, to the bit.
+# PyTorch counts the writes to a tensor, and every call reads the count. Writes to
+# `weight.data` are not counted. So before every step the weights are compared with a copy, bit by
+# bit.
 
 
-LIBRARY, SIZE = ctypes.CDLL(None), ctypes.c_size_t
+LIBRARY = ctypes.CDLL(None)
+SIZE = ctypes.c_size_t
 
 
 @dataclass
 class LatestWeights:
-    """`weights` are those that the optimizers left, `writes` counts the writes to them until then. `spare` is memory
-    that is no longer read: to fill fresh memory takes several times as long."""
+    """Copies of the weights after the latest step."""
 
     weights: Weights = field(default_factory=dict)
-    writes: dict[str, int] = field(default_factory=dict)
-    spare: Weights = field(default_factory=dict)
-    strangers: dict[str, str] = field(
-        default_factory=dict
-    )  # optimizers that moved weights and are not followed
+    writes: dict[str, int] = field(default_factory=dict)  # torch's counts at the latest step
+    spare: Weights = field(default_factory=dict)  # copies to reuse: fresh memory is slow to fill
+    strangers: dict[str, str] = field(default_factory=dict)  # optimizers that are not followed
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy some weights as they are now."""
-        copies, now = list[Tensor](), list[Tensor]()
+        """Copy the present values of some weights."""
+        copies = list[Tensor]()
+        values = list[Tensor]()
         for name, weight in weights.items():
-            spare, value = self.spare.pop(name, None), weight.detach()
-            self.weights[name] = (
-                spare if spare is not None and alike(spare, value) else torch.empty_like(value)
-            )
+            value = weight.detach()
+            spare = self.spare.pop(name, None)
+            if spare is None or not alike(spare, value):
+                spare = torch.empty_like(value)
+            self.weights[name] = spare
             self.writes[name] = weight._version
             copies.append(self.weights[name])
-            now.append(value)
-        torch._foreach_copy_(copies, now)  # with one call for all
+            values.append(value)
+        torch._foreach_copy_(copies, values)  # one call for all
 
     def release(self, before: Weights) -> None:
-        """Copies older than the latest are no longer read."""
+        """Make older copies available for reuse."""
         self.spare |= {
             name: weight for name, weight in before.items() if weight is not self.weights[name]
         }
@@ -195,37 +203,47 @@ class LatestWeights:
     def refuse_writes(
         self, step: int, members: Iterable[tuple[str, Tensor]], *, closely: bool = False
     ) -> None:
-        """Refuse weights that were written to, and are not what they were; or those that are not, by whatever way."""
-        looked_at = dict[str, Tensor]()
+        """Raise if weights have changed since the latest step.
+
+        Only weights with counted writes are compared, unless `closely`.
+        """
+        written: dict[str, Tensor] = {}
         for name, weight in members:
             if name not in self.weights:
                 raise Mistake(f"step {step}: '{name}' was given to the optimizer during training")
             if weight._version != self.writes[name] or closely:
-                looked_at[name] = weight
+                written[name] = weight
         same = same_bits(
-            [(weight.detach(), self.weights[name]) for name, weight in looked_at.items()]
+            [(weight.detach(), self.weights[name]) for name, weight in written.items()]
         )
-        for (name, weight), is_same in zip(looked_at.items(), same, strict=True):
+        for (name, weight), is_same in zip(written.items(), same, strict=True):
             if not is_same:
-                if name in self.strangers:
-                    raise Mistake(
-                        f"step {step}: '{name}' was moved by another optimizer ({self.strangers[name]}), which is not "
-                        "followed; build it before the loop, and follow both: follow(model, [first, second])"
-                    )
-                raise Mistake(
-                    f"step {step}: '{name}' was changed by something other than the optimizer since the last step (a "
-                    "clamp, an average that was copied back, a load, the ascent of SAM?), which is not followed"
-                )
+                self.refuse_change(step, name)
             self.writes[name] = weight._version
+
+    def refuse_change(self, step: int, name: str) -> None:
+        """Raise for a weight that something has moved."""
+        if name in self.strangers:
+            raise Mistake(
+                f"step {step}: '{name}' was moved by another optimizer ({self.strangers[name]}), "
+                "which is not followed; build it before the loop, and follow both: follow(model, "
+                "[first, second])"
+            )
+        raise Mistake(
+            f"step {step}: '{name}' was changed by something other than the optimizer since the "
+            "last step (a clamp, an average that was copied back, a load, the ascent of SAM?), "
+            "which is not followed"
+        )
 
 
 def alike(one: Tensor, other: Tensor) -> bool:
-    """Whether one tensor holds what another can."""
+    """Return True if two tensors have the same shape, dtype and device."""
     return one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
 
 
 def same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
-    """Whether the tensors of each pair are the same to the bit; a device is read once for all.
+    """Return for each pair if both tensors have the same bits. All results come with one read of
+    the device.
 
     >>> same_bits([(torch.zeros(2), -torch.zeros(2)), (torch.ones(3), torch.ones(3))])
     [False, True]
@@ -234,13 +252,15 @@ def same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
 
 
 def have_same_bits(one: Tensor, other: Tensor) -> Tensor:
-    """Whether two tensors are the same to the bit, seen in numbers of eight bytes where the system cannot compare them;
-    as a truth value where they lie."""
+    """Return a boolean tensor on the device: True if both have the same bits.
+
+    Contiguous memory on the CPU is compared by `memcmp`, other memory as integers.
+    """
     if not alike(one, other):
         return torch.tensor(False)
     if one.device.type == "cpu" and one.is_contiguous() and other.is_contiguous():
-        places = (ctypes.c_void_p(each.data_ptr()) for each in (one, other))
-        return torch.tensor(not LIBRARY.memcmp(*places, SIZE(one.nbytes)))
+        addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (one, other))
+        return torch.tensor(not LIBRARY.memcmp(*addresses, SIZE(one.nbytes)))
     kind = torch.int64 if one.nbytes % 8 == 0 else torch.uint8
     return (one.reshape(-1).view(kind) == other.reshape(-1).view(kind)).all()
 
@@ -248,57 +268,60 @@ def have_same_bits(one: Tensor, other: Tensor) -> Tensor:
 # --- Memory of large models.
 
 
-LARGE = 1e8  # bytes of weights
-KEPT = 2**28  # bytes of an allocation that stays with the process
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt; where glibc's own rule takes them at most:
-USUAL = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}
-KEEPING: list[
-    int
-] = []  # what the process keeps now: a loop that is repeated inside an attribution changes nothing
+LARGE_MODEL_BYTES = 1e8  # of weights
+KEPT_BYTES = 2**28  # of an allocation that the process keeps
+MMAP_THRESHOLD = -3  # options of mallopt
+TRIM_THRESHOLD = -1
+GLIBC_MAXIMA = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}  # of glibc's own, dynamic thresholds
+KEEPING: list[int] = []  # the present setting: a loop inside an attribution must not change it
 
 
 @contextmanager
 def memory_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Let the C library keep what large tensors took for those that come next: to fill fresh pages may take longer than
-    to compute what is written there. Not for a large model with these tensors, nor where the user has said how."""
-    set_option = getattr(LIBRARY, "mallopt", None)  # of glibc alone
-    said = {"MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
-    if set_option is None or KEEPING or said or is_large(tensors):
+    """Let the C library keep freed memory, because filling fresh pages may take longer than the
+    arithmetic.
+
+    Nothing is set for large models, or if the user configures malloc.
+    """
+    set_option = getattr(LIBRARY, "mallopt", None)  # glibc only
+    configured = {"MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
+    if set_option is None or KEEPING or configured or is_large(tensors):
         yield
         return
-    KEEPING.append(KEPT)
-    set_option(MMAP_THRESHOLD, KEPT)
-    set_option(TRIM_THRESHOLD, 4 * KEPT)
+    KEEPING.append(KEPT_BYTES)
+    set_option(MMAP_THRESHOLD, KEPT_BYTES)
+    set_option(TRIM_THRESHOLD, 4 * KEPT_BYTES)
     try:
         yield
     finally:
         KEEPING.clear()
-        for option, value in USUAL.items():
+        for option, value in GLIBC_MAXIMA.items():
             set_option(option, value)
         LIBRARY.malloc_trim(0)
 
 
 def is_large(tensors: Iterable[Tensor]) -> bool:
-    return sum(tensor.nbytes for tensor in tensors) > LARGE
+    return sum(tensor.nbytes for tensor in tensors) > LARGE_MODEL_BYTES
 
 
 def release_memory(tensors: Iterable[Tensor]) -> None:
-    """Return free memory to the system before much more is needed, of a large model with these tensors.
+    """Return free memory to the system before a large model with these tensors needs much more.
 
-    The C library keeps what tensors below 32 MB took, and of a large model these are several times its weights.
+    The C library keeps freed blocks below 32 MB, which add up to several times the weights of a
+    large model.
     """
-    trim = getattr(LIBRARY, "malloc_trim", None)  # of glibc alone
+    trim = getattr(LIBRARY, "malloc_trim", None)  # glibc only
     if trim is not None and is_large(tensors):
         gc.collect()
         trim(0)
 
 
-# --- What changed after the last step.
+# --- Changes after the last step.
 
 
 @dataclass(frozen=True)
 class Outside:
-    """The `names` of what is otherwise than after the last step, and the `tensors` among it as the loop left them."""
+    """The names of all changes after the last step, and the changed tensors as the loop left them."""
 
     names: tuple[str, ...] = ()
     tensors: Weights = field(default_factory=dict)
@@ -306,34 +329,38 @@ class Outside:
     def change(
         self, called: CalledModule, casts: Autocast | None, end: Weights, queries: Inputs
     ) -> Float[Tensor, "probe out"]:
-        """What these tensors change in the outputs at some queries: f(as the loop left it) − f(after the last step)."""
-        after = copied(called.module)
-        for name, tensor in named_tensors(after).items():
-            tensor.data = (
-                self.tensors.get(name, end.get(name, tensor)).detach().to(tensor, copy=True)
-            )
-        left = CalledModule(after, called.output, casts, measured=called.measured).function
+        """Return f(as the loop left it) − f(after the last step) at the queries."""
+        module = copied(called.module)
+        for name, tensor in named_tensors(module).items():
+            value = self.tensors.get(name, end.get(name, tensor))
+            tensor.data = value.detach().to(tensor, copy=True)
+        left = CalledModule(module, called.output, casts, measured=called.measured)
         weights = {
-            name: tensor.detach() for name, tensor in after.named_parameters() if name in end
+            name: tensor.detach() for name, tensor in module.named_parameters() if name in end
         }
         with torch.no_grad():
-            return columns(left, weights, queries) - columns(called.function, end, queries)
+            after = columns(left.function, weights, queries)
+            return after - columns(called.function, end, queries)
 
     @property
     def named(self) -> str:
-        """What changed, in words."""
-        return f"'{self.names[0]}'" + (
-            f", and {len(self.names) - 1} more," if self.names[1:] else ""
-        )
+        """The changes in words."""
+        if len(self.names) == 1:
+            return f"'{self.names[0]}'"
+        return f"'{self.names[0]}', and {len(self.names) - 1} more,"
 
 
-def outside_sentence(found: xr.Dataset) -> str:
-    """The sentence on what no followed step did; none, if there was nothing."""
-    if OUTSIDE not in found.attrs:
+def outside_sentence(attribution: xr.Dataset) -> str:
+    """Return the sentence on changes after the last step, or an empty one."""
+    if OUTSIDE not in attribution.attrs:
         return ""
-    named = Outside(tuple(str(found.attrs[OUTSIDE]).split(", "))).named
-    if OUTSIDE not in found:
+    named = Outside(tuple(str(attribution.attrs[OUTSIDE]).split(", "))).named
+    if OUTSIDE not in attribution:
         return f"{named} changed after the last step; the model is attributed without that change"
-    ours, moved = (float((found[name] ** 2).sum() ** 0.5) for name in (OUTSIDE, "change"))
-    share = short(ours / moved if moved else ours)
-    return f"{named} changed after the last step, which did {share} of what changed (`outside`) and is no example's"
+    outside = float((attribution[OUTSIDE] ** 2).sum() ** 0.5)
+    change = float((attribution["change"] ** 2).sum() ** 0.5)
+    share = short(outside / change if change else outside)
+    return (
+        f"{named} changed after the last step, which did {share} of what changed (`outside`) and "
+        "is no example's"
+    )

@@ -30,7 +30,7 @@ class LoopProblem(Protocol):
 
     @property
     def called(self) -> CalledModule:
-        """The model as the calls of the loop had it."""
+        """The model as each call of the loop had it."""
 
     @property
     def examples(self) -> dict[str, int]:
@@ -38,4 +38,4 @@ class LoopProblem(Protocol):
 
     @property
     def measure(self) -> Measure | None:
-        """The measure of the outputs, if one is explained instead of them."""
+        """The measure that is explained instead of the outputs, or None."""

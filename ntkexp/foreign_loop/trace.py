@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
-from ntkexp.foreign_loop.arguments import MOST, NEVER_CALLED
+from ntkexp.foreign_loop.arguments import MAX_MEMORY_GB, NEVER_CALLED
 from ntkexp.foreign_loop.attribution import Backwards, LoopSums, StepCost, sums_at_zero
 from ntkexp.foreign_loop.batch_norm import (
     BatchNormMode,
@@ -35,12 +35,13 @@ from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
 from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_gradients import CallReaders
 from ntkexp.foreign_loop.example_names import is_digest
+from ntkexp.foreign_loop.gallery import Decode, Gallery, ShownExamples, shown, texts
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.outside import memory_kept, outside_sentence, release_memory
 from ntkexp.foreign_loop.positions import Positions, positions_of
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
-from ntkexp.foreign_loop.run_folder import Decode, Gallery, ShownExamples, shown, texts, write_run
+from ntkexp.foreign_loop.run_folder import write_run
 from ntkexp.foreign_loop.signatures import OutputsAtEnds, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.store.chosen import share_sentence
@@ -236,7 +237,7 @@ class Trace:
                 "rank == 0: trace.attribute(); or later, ntkexp attribute FOLDER"
             )
         if memory_gb is not None:
-            self.memory_gb = checked_number("memory_gb", memory_gb, most=MOST, above=True)
+            self.memory_gb = checked_number("memory_gb", memory_gb, most=MAX_MEMORY_GB, above=True)
         self.by = self.by if by is None else by
         self.batch_norm = checked_mode(self.batch_norm if batch_norm is None else batch_norm)
         if effects:
@@ -315,9 +316,8 @@ class Trace:
         tape: Tape,
         components: Components | None,
         places: Positions | None,
-        progress: AbstractProgress,
     ) -> LoopSums:
-        """Sums that hold nothing yet; what they and a step take is refused if it is too much, or said."""
+        """Begin the sums over steps. Raise if they and one step need more than `memory_gb`."""
         forms = any(
             not each.rule.has_effects for each in self.steps.known
         )  # of SGD and Adam, V is U
@@ -326,12 +326,9 @@ class Trace:
             StepCost(tape, self.steps.most_examples(), parameters, 3 if forms else 1),
             len(self.steps),
         )
-        found = sums_at_zero(
+        return sums_at_zero(
             tape.outputs, len(self.examples), steps, self.memory_gb, components, places, cost
         )
-        if said := cost.sentence(steps):
-            progress.say(f"ntkexp: {said}")
-        return found
 
     def contributions(
         self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
@@ -354,7 +351,7 @@ class Trace:
         last = reader.record(end, self.queries)
         named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
         components = None if self.by is None else components_of(self.by, steps.end)
-        sums = self.begin_sums(last, components, places, progress)
+        sums = self.begin_sums(last, components, places)
         back = Backwards(
             reader,
             CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, places),

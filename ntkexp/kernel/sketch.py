@@ -1,5 +1,5 @@
-"""Sketches: Jacobians projected at random, for kernels whose features would not fit, with the error bar of their
-kernels.
+"""Kernels of Jacobians that are projected at random, for kernels whose Jacobians would not fit,
+with error bars.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
 from ntkexp.kernel.secant.uses import View
 from ntkexp.stream import stream
 
-# --- Where the elements of a parameter go in a sketch, and with which signs: the tables of a random projection.
-#
-# A parameter is a matrix, its first axis against all others. Rows and columns draw a bucket h and a sign σ each,
-# and the element (i, j) takes both of theirs:
+# A parameter is a matrix, its first axis against all others. Rows and columns each draw a bucket h
+# and a sign σ, and element (i, j) takes both:
 #
 #     S[(i, j), r] = σ_i σ_j [h_i + h_j ≡ r mod k],        E SSᵀ = 1
 #
-# Two different elements differ in their row or in their column, whose sign is drawn by itself: hence no bias.
+# Two different elements differ in their row or their column, whose signs are independent. So the
+# sketch has no bias.
 #
-# Literature: the count sketch (Charikar, Chen & Farach-Colton 2002), that of a product (Pagh 2013; Pham & Pagh
-# 2013).
+# Literature: the count sketch (Charikar, Chen & Farach-Colton 2002), and the sketch of a product
+# (Pagh 2013; Pham & Pagh 2013).
 
 
 class Draw(NamedTuple):
-    """The buckets and signs of rows, or of columns, or of elements."""
+    """The buckets and signs of rows, columns, or elements."""
 
     bucket: Int[Tensor, "..."]
     sign: Int[Tensor, "..."]
@@ -51,13 +50,15 @@ class SketchTable:
     size: int
 
     def at(self, places: Int[Tensor, "..."]) -> Draw:
-        """The buckets and signs of elements, by their places in the parameter."""
+        """Return the buckets and signs of elements, by their places in the parameter."""
         width = len(self.columns.bucket)
-        rows, columns = self.rows.at(places // width), self.columns.at(places % width)
+        rows = self.rows.at(places // width)
+        columns = self.columns.at(places % width)
         return Draw((rows.bucket + columns.bucket) % self.size, rows.sign * columns.sign)
 
     def factors(self, view: View) -> tuple[Draw, Draw] | None:
-        """The draws along both axes of a view, if one of them runs over rows and the other over columns.
+        """Return the draws along both axes of a view, if one axis runs over rows and the other over
+        columns.
 
         >>> table = draw_table("w", torch.Size([4, 3]), size=8, seed=0, device=torch.device("cpu"))
         >>> whole, transposed = View("w", (4, 3), (3, 1), 0), View("w", (3, 4), (1, 3), 0)
@@ -65,11 +66,9 @@ class SketchTable:
         ([3, 4], None)
         """
         width = len(self.columns.bucket)
-        (first, second), (step, step_), (row, column) = (
-            view.shape,
-            view.stride,
-            divmod(view.offset, width),
-        )
+        (first, second) = view.shape
+        (step, step_) = view.stride
+        (row, column) = divmod(view.offset, width)
 
         def along(draws: Draw, start: int, step: int, count: int) -> Draw:
             return draws.at(start + step * torch.arange(count, device=draws.bucket.device))
@@ -88,7 +87,9 @@ class SketchTable:
 def draw_table(
     name: str, shape: torch.Size, size: int, seed: int, device: torch.device
 ) -> SketchTable:
-    """The table of the parameter of this name: the same whatever else is sketched, in whatever order."""
+    """Draw the table of a parameter by its name alone, independent of other parameters and their
+    order.
+    """
     generator = stream("sketch", seed, int.from_bytes(sha256(name.encode()).digest()[:8], "big"))
     rows = shape[0] if shape else 1
     sides = []
@@ -96,7 +97,7 @@ def draw_table(
         bucket, sign = (
             torch.zeros(1, dtype=torch.long),
             torch.ones(1, dtype=torch.long),
-        )  # one alone stays as it is
+        )  # a single row or column stays unchanged
         if count != 1:
             bucket = torch.randint(size, (count,), generator=generator)
             sign = 2 * torch.randint(2, (count,), generator=generator) - 1
@@ -107,7 +108,7 @@ def draw_table(
 def scattered(
     values: Float[Tensor, "*batch element"], where: Draw, size: int
 ) -> Float[Tensor, "*batch size"]:
-    """The count sketch of vectors whose elements have these draws.
+    """Return the count sketch of vectors whose elements have these draws.
 
     >>> scattered(torch.tensor([[1.0, 2.0, 4.0]]), Draw(torch.tensor([1, 0, 1]), torch.tensor([1, 1, -1])), 3)
     tensor([[ 2., -3.,  0.]])
@@ -117,28 +118,26 @@ def scattered(
     )
 
 
-# --- The sketch of a Jacobian: J S, [example, out, k], whose inner products are those of J without bias.
+# The sketch of a Jacobian, J S [example, out, k]. Its inner products are unbiased:
 #
 #     K̂ = (J S)(J′ S)ᵀ,        E K̂ = J J′ᵀ,        ‖K̂ − K‖ ∝ 1/√k
 #
-# What operations gave to a gradient is sketched as it stands. A sum of outer products needs no rows: the count
-# sketch of a ⊗ β is the circular convolution of those of a and of β, so in Fourier space
+# A sum of outer products needs no rows. The count sketch of a ⊗ β is the circular convolution of
+# the sketches of a and β, so in Fourier space
 #
 #     sketch(Σ_u a_u ⊗ β_u) = F⁻¹ Σ_u F(sketch a_u) ∘ F(sketch β_u).
 #
-# Where factors are short and uses many (convolutions), outer products are multiplied out first, which is the same
-# number by another order of additions; operations are counted.
+# If factors are short and uses many (convolutions), outer products are multiplied out first. That
+# gives the same numbers up to rounding; operations are counted.
 
 
 AT_ONCE = 2**22  # numbers in Fourier space
-SLOWER = (
-    8  # than a multiplication in a product of matrices: a number of a transform or of a scatter
-)
+SLOWER = 8  # operations that one number of a transform or a scatter counts as
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """A random projection of weight space to k = `size` dimensions, by parameters of these shapes."""
+    """A random projection of weight space to `size` dimensions, for parameters of these shapes."""
 
     size: int
     seed: int
@@ -146,16 +145,16 @@ class Sketch:
     tables: dict[str, SketchTable] = field(default_factory=dict, repr=False)
 
     def of(self, blocks: Iterable[Block]) -> Float[Tensor, "example out size"]:
-        """J S, of a Jacobian that is the sum of these blocks."""
+        """Return J S for a Jacobian, the sum of these blocks."""
         first, *rest = map(self.of_block, blocks)
         return sum(rest, start=first)
 
     def of_block(self, block: Block) -> Float[Tensor, "example out size"]:
-        """The sketch of what one use, or some, gave."""
+        """Return the sketch of one block."""
         match block:
             case Factored():
                 return self.of_factors(block)
-            case Copies():  # elements, each by its place
+            case Copies():  # one element for each place
                 where = self.table(block.name, block.values).at(block.places)
                 buckets = where.bucket[:, None].expand_as(block.values)
                 nothing = block.values.new_zeros(*block.gradients, self.size)
@@ -167,8 +166,10 @@ class Sketch:
                 )
 
     def of_factors(self, block: Factored) -> Float[Tensor, "example out size"]:
-        """The sketch of outer products, of a weight and of its bias."""
-        inputs, outputs, found = block.inputs, block.outputs, list[Tensor]()
+        """Return the sketch of outer products, for a weight and its bias."""
+        inputs = block.inputs
+        outputs = block.outputs
+        found = list[Tensor]()
         if block.bias is not None:
             found.append(self.of_view(block.of_bias(), block.bias))
         if block.weight is not None:
@@ -176,7 +177,7 @@ class Sketch:
             together, apart = operations(inputs, outputs, self.size)
             if factors is None or together <= apart:
                 found.append(self.of_view(block.of_weight().flatten(2), block.weight))
-            else:  # from the sketches of their factors, some examples at a time
+            else:  # from the sketches of the factors, some examples at a time
                 step = max(1, AT_ONCE // (inputs.shape[1] * (1 + outputs.shape[1]) * self.size))
                 parts = []
                 for sides in zip(
@@ -195,12 +196,12 @@ class Sketch:
     def of_view(
         self, gradients: Float[Tensor, "example out size"], view: View
     ) -> Float[Tensor, "example out size_"]:
-        """The sketch of the gradients of all elements that a view of a parameter shows, in their order."""
+        """Return the sketch of the gradients of all elements that a view shows, in its order."""
         places = positions_in(view, torch.arange(gradients.shape[2], device=gradients.device))
         return scattered(gradients, self.table(view.name, gradients).at(places), self.size)
 
     def table(self, name: str, like: Tensor) -> SketchTable:
-        """The table of a parameter, drawn when it is first asked for."""
+        """Return the table of a parameter, drawn when it is first needed."""
         if name not in self.tables:
             self.tables[name] = draw_table(
                 name, self.shapes[name], self.size, self.seed, like.device
@@ -213,8 +214,11 @@ def operations(
     outputs: Float[Tensor, "example out use features"],
     size: int,
 ) -> tuple[float, float]:
-    """Operations of products of matrices and one scatter, against those of a scatter and a transform for each use."""
-    (_, uses, count), (_, out, _, features) = inputs.shape, outputs.shape
+    """Return the operations of products of matrices and one scatter, and those of a scatter and a
+    transform for each use.
+    """
+    (_, uses, count) = inputs.shape
+    (_, out, _, features) = outputs.shape
     together = out * count * features * (uses + SLOWER)
     apart = (
         uses * SLOWER * (count + out * features + (1 + out) * size * log2(size + 1))
@@ -226,28 +230,29 @@ def operations(
 def sketched_gram(
     left: Float[Tensor, "probe out size"], right: Float[Tensor, "train out_ size"]
 ) -> Float[Tensor, "probe out train out_"]:
-    """K̂ = (J S)(J′ S)ᵀ."""
+    """Return K̂ = (J S)(J′ S)ᵀ."""
     return torch.einsum("qck,ndk->qcnd", left, right)
 
 
-# --- How far a sketched kernel is from the kernel, without the kernel: from a few random vectors V of normal numbers.
+# The distance of a sketched kernel from the kernel, without the kernel: from a few random vectors V
+# of normal numbers.
 #
 #     E ‖(K̂ − K)V‖²_F = v ‖K̂ − K‖²_F
 #
-# K V takes a contraction on the right and one on the left for each vector, and no products of examples with
-# examples. The sum of squares is a mixture of χ² of v degrees, which falls short of its mean the furthest where
-# all of the error lies in one direction (Székely & Bakirov 2003). Even there the bar is as large as the error in
-# 99 of 100 cases.
+# K V takes one contraction on the right and one on the left for each vector, and no products of
+# examples with examples. The sum of squares is a mixture of χ² with v degrees of freedom. It falls
+# short of its mean the furthest if the whole error lies in one direction (Székely & Bakirov 2003).
+# Even then the bar exceeds the error in 99 of 100 cases.
 
 
 VECTORS = 8
-LEAST = 1.6465  # what χ² of 8 degrees exceeds in 99 of 100 cases
+LEAST = 1.6465  # the 1 % quantile of χ² with 8 degrees of freedom
 
 
 def random_vectors(
     shape: Sequence[int], seed: int, like: Tensor
 ) -> Float[Tensor, "vector example out"]:
-    """V, drawn apart from the sketch that it judges."""
+    """Draw V, independent of the sketch that it judges."""
     noise = torch.randn(
         VECTORS, *shape, generator=stream("sketch error", seed), dtype=torch.float64
     )
@@ -255,5 +260,5 @@ def random_vectors(
 
 
 def error_bar(missed: Float[Tensor, "vector probe out"]) -> float:
-    """‖K̂ − K‖_F at most, from (K̂ − K)V."""
+    """Return a bound of ‖K̂ − K‖_F from (K̂ − K)V."""
     return sqrt(float(missed.double().square().sum()) / LEAST)

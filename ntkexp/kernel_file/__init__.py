@@ -1,1 +1,4 @@
-"""A kernel in a file, computed tile by tile, and predictions from it."""
+"""A kernel in a file, computed tile by tile, and predictions from it.
+
+In reading order: `kernel` (which kernel, and its blocks), `fill` (computing the file), `predict`.
+"""

@@ -1,7 +1,7 @@
-"""A kernel file is filled, by threads of this process or by jobs on an engine, from wherever an earlier attempt left
-it; and what it will take, about, from a small part that is timed.
+"""Fill a kernel file, by threads of this process or by jobs on an engine, and estimate the remaining work.
 
-The file has the same bytes whatever computes its tiles, and however often it is interrupted.
+An interrupted computation continues where it stopped. The file's bytes do not depend on who computes
+the tiles, nor on interruptions.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 from math import ceil
 from pathlib import Path
 from shutil import disk_usage
@@ -52,7 +53,7 @@ from ntkexp.run.environment import fix_circumstances
 from ntkexp.text import duration
 
 Tile: TypeAlias = tuple[int, int]
-"""Its row and its column."""
+"""Row and column of a tile."""
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
@@ -66,16 +67,18 @@ def fill(
     force: bool = False,
     progress: AbstractProgress | None = None,
 ) -> KernelMatrix:
-    """Finish the file of a kernel, which may be new, gone on with, or found as it was.
+    """Begin, continue or check the file of a kernel, and return the finished matrix.
 
-    Its tiles are computed by `kernel.threads` threads of this process, or by the workers of an engine, which trust what
-    is trusted here and need about `seconds` for a tile.
+    `kernel.threads` threads of this process compute the tiles, or the workers of an engine. The workers
+    trust the files in `trust`, and need about `seconds` for a tile.
     """
     progress = progress or Silent()
     with claim(path):
         matrix = open_or_begin(path, kernel, force)
-        done, left = matrix.done, matrix.missing()
-        if damaged := sum(bool(done[tile]) for tile in left):
+        done = matrix.done
+        left = matrix.missing()
+        damaged = sum(bool(done[tile]) for tile in left)
+        if damaged:
             progress.warn(f"{path} is damaged: {damaged} of its tiles are computed again")
         matrix.unmark(left)
         if not left:
@@ -100,7 +103,7 @@ def fill(
                     progress.step(tiles - len(left) + count)
         finally:
             progress.stop()
-        drop_half_written(path.rglob("*"))  # what a killed process left half written
+        drop_half_written(path.rglob("*"))  # half-written files of killed processes
         if kernel.remark:
             progress.say(kernel.remark)
     return matrix
@@ -108,7 +111,7 @@ def fill(
 
 @contextmanager
 def claim(path: Path) -> Iterator[None]:
-    """Be the one process that writes this file; the lock lies beside it meanwhile."""
+    """Hold the lock of a kernel file, so that one process at a time writes it."""
     if not path.name:
         raise NoPlace(
             f"{path} is a folder that is there already, and no kernel file; choose another place"
@@ -128,46 +131,36 @@ def claim(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # held by a worker that was forgotten
+        with suppress(OSError):  # a forgotten worker holds the lock
             release(acquire(lock_of_marks(path)), lock_of_marks(path))
         release(descriptor, lock)
 
 
 def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatrix:
-    """Open the file of this kernel, of which another's is refused, or begin it without a tile."""
+    """Open the file of this kernel, or begin it without tiles. Raise if it belongs to another kernel."""
     if path.exists() and not force:
         matrix = open_matrix(path)
         if matrix.facts["identity"] != kernel.identity:
-            there, here = matrix.description, kernel.description
-            reasons = {
-                "data_sha256": "other data",
-                "kernel": "another kernel",
-                "code": "other code",
-                "dtype": f"dtype={there.get('dtype')}",
-            }
-            differing = (
-                what
-                for name, what in reasons.items()
-                if name in here and there.get(name) != here[name]
-            )
             raise Useless(
-                f"{path} is of {next(differing, 'another version')}; choose another place, or compute it again"
+                f"{path} is of {first_difference(matrix, kernel)}; choose another place, or compute "
+                "it again"
             )
         return matrix
     if path.exists() and any(path.iterdir()):
         with suppress(Damaged):
-            open_matrix(path)  # `force` is for kernel files: nothing else is removed
+            open_matrix(path)  # `force` removes kernel files only
         refuse_foreign_files(path)
     layout = layout_of(kernel)
     tiling = layout.tiling
     pairs = tiling.train * (tiling.points - tiling.train / 2)
-    what = f"data.train={tiling.train}, {tiling.points} points in all"
-    refuse_years(pairs * kernel.seconds, what, kernel.experiment.device, "them, or model.depth")
-    free = disk_usage(path.parent).free
-    if free < layout.bytes:
+    sizes = f"data.train={tiling.train}, {tiling.points} points in all"
+    refuse_years(pairs * kernel.seconds, sizes, kernel.experiment.device, "them, or model.depth")
+    free_bytes = disk_usage(path.parent).free
+    if free_bytes < layout.bytes:
         raise NoPlace(
-            f"{path}: the kernel takes {layout.bytes / 1e9:.2g} GB and there are {free / 1e9:.2g} GB free; "
-            "lower data.train, data.probe or data.test, or choose another place"
+            f"{path}: the kernel takes {layout.bytes / 1e9:.2g} GB and there are "
+            f"{free_bytes / 1e9:.2g} GB free; lower data.train, data.probe or data.test, or choose "
+            "another place"
         )
     facts = {
         "identity": kernel.identity,
@@ -180,124 +173,154 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
     return open_matrix(path)
 
 
+def first_difference(matrix: KernelMatrix, kernel: AbstractKernel) -> str:
+    """Describe the first difference between a file's kernel and this kernel."""
+    of_file = matrix.description
+    description = kernel.description
+    differences = {
+        "data_sha256": "other data",
+        "kernel": "another kernel",
+        "code": "other code",
+        "dtype": f"dtype={of_file.get('dtype')}",
+    }
+    for name, difference in differences.items():
+        if name in description and of_file.get(name) != description[name]:
+            return difference
+    return "another version"
+
+
 def layout_of(kernel: AbstractKernel) -> Layout:
-    """The arrays of a file that is not begun."""
-    points, train = len(kernel.inputs), len(kernel.data.train.inputs)
+    """Return the arrays of a new file."""
+    points = len(kernel.inputs)
+    train = len(kernel.data.train.inputs)
     tiling = Tiling(points, train, side_for(train, kernel.seconds))
     return Layout(kernel.names, tiling, kernel.outputs, kernel.experiment.dtype)
 
 
-# --- Tiles are computed in this process, by several threads at once where the kernel allows it, each with one thread of
-# linear algebra: a tile has the same bytes wherever and whenever it is computed. One thread writes.
+# --- Computation in this process
+#
+# Several threads compute tiles if the kernel is concurrent, each with one thread of linear algebra, so that
+# a tile always has the same bytes. One thread writes.
 
 
 def fill_tiles(
     kernel: AbstractKernel, matrix: KernelMatrix, tiles: Sequence[Tile]
 ) -> Generator[int]:
-    """Compute tiles and write each as it is ready, marked once it is written; how many are is given each time."""
-    tiling, rest, written = matrix.layout.tiling, iter(tiles), 0
+    """Compute tiles, write and mark each when it is ready, and yield the number written."""
+    tiling = matrix.layout.tiling
     if not kernel.concurrent:
-        for count, each in enumerate(tiles, 1):
-            matrix.write(*each, *compute_tile(kernel, tiling, each))
+        for count, tile in enumerate(tiles, 1):
+            matrix.write(*tile, *compute_tile(kernel, tiling, tile))
             yield count
         return
-    torch.set_num_threads(1)  # with one worker too: the bytes are the same for any number of them
+    waiting = iter(tiles)
+    written = 0
+    torch.set_num_threads(1)  # also for one thread: the bytes must not depend on the number
     with ThreadPoolExecutor(kernel.threads) as pool:
         running: dict[Future[tuple[Arrays, Arrays]], Tile] = {}
         try:
             while True:
-                while len(running) < 2 * kernel.threads and (tile := next(rest, None)) is not None:
+                for tile in islice(waiting, 2 * kernel.threads - len(running)):
                     running[pool.submit(compute_tile, kernel, tiling, tile)] = tile
                 if not running:
                     return
                 ready, _ = wait(running, return_when=FIRST_COMPLETED)
-                # what is computed is kept, whatever happened to others
+                # Write finished tiles before a failed tile raises.
                 for future in sorted(ready, key=lambda future: future.exception() is not None):
                     matrix.write(*running.pop(future), *future.result())
-                    yield (written := written + 1)
+                    written += 1
+                    yield written
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def compute_tile(kernel: AbstractKernel, tiling: Tiling, tile: Tile) -> tuple[Arrays, Arrays]:
-    """Compute one tile, and the points with themselves that are written along with it."""
+    """Compute one tile, and the kernels of points with themselves that belong to it."""
     row, column = tile
-    points, inputs = kernel.inputs[tiling.rows(row)], kernel.inputs
-    if row != column:
-        own: Blocks = {}
-        if tiling.owns(row, column):
-            alone = [kernel.among(point[None]) for point in points]
-            own = {
-                name: torch.cat([block[name][:, :, 0] for block in alone]) for name in kernel.names
-            }
-        return to_arrays(kernel.between(points, inputs[tiling.columns(column)])), to_arrays(own)
-    whole = kernel.among(points)
+    points = kernel.inputs[tiling.rows(row)]
     train = tiling.columns(column)
-    square = {name: block[:, :, : train.stop - train.start] for name, block in whole.items()}
-    diagonal = {
-        name: block.diagonal(dim1=0, dim2=2).movedim(-1, 0) for name, block in whole.items()
-    }
-    return to_arrays(square), to_arrays(diagonal)
+    if row == column:
+        blocks = kernel.among(points)
+        columns = train.stop - train.start
+        square = {name: block[:, :, :columns] for name, block in blocks.items()}
+        diagonal = {
+            name: block.diagonal(dim1=0, dim2=2).movedim(-1, 0) for name, block in blocks.items()
+        }
+        return to_arrays(square), to_arrays(diagonal)
+    with_themselves: Blocks = {}
+    if tiling.owns(row, column):
+        single = [kernel.among(point[None]) for point in points]
+        with_themselves = {
+            name: torch.cat([block[name][:, :, 0] for block in single]) for name in kernel.names
+        }
+    between = kernel.between(points, kernel.inputs[train])
+    return to_arrays(between), to_arrays(with_themselves)
 
 
 def to_arrays(blocks: Blocks) -> Arrays:
-    """Turn tensors into arrays as the file takes them."""
+    """Convert tensors to contiguous arrays."""
     return {
         name: np.ascontiguousarray(block.detach().cpu().numpy()) for name, block in blocks.items()
     }
 
 
-# --- Tiles are computed by jobs: a worker opens the file, computes its tiles and writes each, sealed, as it is ready.
-# Who asks for them only counts the marks in the file.
+# --- Computation by jobs
 #
-# Tiles that are marked already are passed over, so a job that is done again goes on where it was lost. A worker that is
-# lost costs the tile it was at; what it left is given to others, for as long as that gets any further.
+# A worker opens the file, computes its tiles, and writes and marks each when it is ready. The
+# command that submitted the jobs counts the marks in the file. A repeated job skips marked tiles. A lost
+# worker costs the tile it was computing; other workers get its remaining tiles, as long as there is progress.
 
 
-ENOUGH = 300.0  # seconds of a task, beside which it matters little that a worker draws data and network first
-LATE, PAUSE = (
-    60.0,
-    0.2,
-)  # seconds that a network's file system may take to show a file, and between two looks at it
+TASK_SECONDS = 300.0
+"""Duration of a task; drawing data and network at its start takes much less."""
+MAX_FILE_DELAY_SECONDS = 60.0
+"""Time that a network file system may need until it shows a new file."""
+POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class TileJob(AbstractJob):
-    """Tiles of a file that exists. Threads of linear algebra are as many as the experiment says, or one: bits do not
-    depend on who computes.
+    """Tiles of an existing file.
+
+    The experiment sets the number of threads of linear algebra, so that the bits do not depend on the
+    worker.
     """
 
     file: str
     fields: dict[str, Any]
-    """The experiment whose data and network are meant."""
+    """The fields of the experiment."""
 
     trust: tuple[str, ...]
     kind: type[AbstractKernel]
     options: dict[str, Any]
-    """What else makes the kernel."""
+    """Further fields of the kernel."""
 
     tiles: tuple[Tile, ...] = ()
 
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         try:
             if not Path(self.file).exists():
-                shared = "choose a place on a file system that all machines share"
-                raise Mistake(f"a worker does not see {self.file}; {shared}")
-            matrix, kernel = open_matrix(Path(self.file)), self.kernel(threads)
+                raise Mistake(
+                    f"a worker does not see {self.file}; choose a place on a file system that all "
+                    "machines share"
+                )
+            matrix = open_matrix(Path(self.file))
+            kernel = self.kernel(threads)
             if matrix.facts["identity"] != kernel.identity:
                 raise Mistake(
-                    f"{self.file} is of something else there: that worker has other data or another version"
+                    f"{self.file} is of something else there: that worker has other data or "
+                    "another version"
                 )
             left = matrix.unmarked(self.tiles)
             for count in fill_tiles(kernel, matrix, left):
                 tell(Stepped(name, count, len(left)))
-        except Exception as error:  # whatever it is, with a word more
+        except Exception as error:
             error.add_note("computed by a single worker on this machine, it says where")
             raise
         return "done" if left else "found"
 
     def kernel(self, threads: int) -> AbstractKernel:
-        """Draw data and network here as they were drawn where the command was given."""
+        """Rebuild the kernel from the experiment on this machine."""
         experiment = build(self.fields, admit(self.trust))
         fix_circumstances(experiment, experiment.threads or 1)
         return self.kind(experiment, experiment.draw(), threads, **self.options)
@@ -311,19 +334,22 @@ def fill_by_jobs(
     seconds: float,
     progress: AbstractProgress,
 ) -> Generator[int]:
-    """Let the workers of an engine do `job`, each with tiles of its own; how many are written is given now and then."""
+    """Submit copies of `job` for parts of the tiles, and yield the number of written tiles from time to time."""
     engine.refuse_longer(seconds)
-    digits, left = matrix.facts["identity"][:12], list(tiles)
+    identity = matrix.facts["identity"][:12]
+    left = list(tiles)
     while left:
-        lost, home, logs = "", str(Path.cwd()), str(matrix.path.parent)
+        lost = ""
+        home = str(Path.cwd())
+        logs = str(matrix.path.parent)
         tasks = (
-            Task(f"tiles-{digits}-{number}", replace(job, tiles=tuple(part)), home, logs)
+            Task(f"tiles-{identity}-{number}", replace(job, tiles=tuple(part)), home, logs)
             for number, part in enumerate(split_tiles(left, seconds, engine.workers))
         )
         with closing(run_jobs(engine, tasks)) as events:
             for event in events:
                 match event:
-                    case Ended(how="failed" | "broken"):  # others would meet it as well
+                    case Ended(how="failed" | "broken"):  # other workers would fail too
                         raise Unfinished(f"{matrix.path}: {event.reason}")
                     case Ended(how="killed" | "stopped"):
                         lost = event.reason or "it was told to stop"
@@ -331,8 +357,9 @@ def fill_by_jobs(
                             f"{matrix.path.name}: a worker is lost: {lost}; others continue"
                         )
                 yield len(tiles) - len(matrix.unmarked(tiles))
-        before, left = left, unmarked_tiles(matrix, left, 0.0 if lost else LATE)
-        if len(left) == len(before):
+        before = len(left)
+        left = unmarked_tiles(matrix, left, 0.0 if lost else MAX_FILE_DELAY_SECONDS)
+        if len(left) == before:
             reason = lost or "what they wrote is not to be seen here"
             raise Unfinished(
                 f"{matrix.path}: no worker finished a tile: {reason}; the same command continues"
@@ -340,40 +367,42 @@ def fill_by_jobs(
 
 
 def unmarked_tiles(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> list[Tile]:
-    """Find the tiles without a mark; a missing mark counts after some seconds."""
+    """Return the tiles that have no mark, at the latest after `patience` seconds."""
     end = time.monotonic() + patience
     while True:
         left = matrix.unmarked(tiles)
         if not left or time.monotonic() >= end:
             return left
-        time.sleep(PAUSE)
+        time.sleep(POLL_SECONDS)
 
 
 def split_tiles(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Sequence[Tile]]:
-    """Cut tiles into parts that take long enough, and no fewer than there are workers.
+    """Split tiles into parts of about TASK_SECONDS, and into at least one part for each worker.
 
     >>> [len(part) for part in split_tiles([(k, 0) for k in range(10)], seconds=1.0, workers=3)]
     [3, 3, 4]
     >>> len(split_tiles([(k, 0) for k in range(10)], seconds=100.0, workers=3))
     4
     """
-    count = min(len(tiles), max(workers, ceil(len(tiles) * seconds / ENOUGH)))
-    return [tiles[k * len(tiles) // count : (k + 1) * len(tiles) // count] for k in range(count)]
+    count = min(len(tiles), max(workers, ceil(len(tiles) * seconds / TASK_SECONDS)))
+    bounds = [k * len(tiles) // count for k in range(count + 1)]
+    return [tiles[start:end] for start, end in pairwise(bounds)]
 
 
-# --- What is left to do of a kernel file, and what it will take about, from a small part of a tile that is timed.
-#
-# core seconds = pairs left · seconds of a pair
+# --- Estimates: core seconds = remaining pairs · seconds per pair, measured on a small part of a tile
 
 
-LONG = 10.0  # core seconds below which no estimate is printed
-TIMED = 0.5  # seconds that say how long others take
-LARGEST = 32  # points on each side of what is timed
+LONG = 10.0
+"""Print no estimate below this many core seconds."""
+MIN_TIMED_SECONDS = 0.5
+"""A measurement must take this long."""
+MAX_TIMED_POINTS = 32
+"""Points on each side of the measured part."""
 
 
 @dataclass(frozen=True)
 class WorkLeft:
-    """Tiles with their pairs of points, the core seconds that they take, and the bytes of the whole file."""
+    """The remaining tiles, pairs of points and core seconds, and the size of the file."""
 
     tiles: int
     pairs: int
@@ -382,63 +411,58 @@ class WorkLeft:
 
     @property
     def each(self) -> float:
-        """The core seconds of a tile."""
+        """The core seconds for one tile."""
         return self.seconds / max(1, self.tiles)
 
     def elapsed(self, workers: int) -> float:
-        """The seconds until the end, with `workers` workers of one core each."""
+        """Return the remaining seconds with this many workers of one core each."""
         return max(self.seconds / workers, self.each)
 
     def sentence(self, workers: int) -> str:
-        """Say it in a line.
+        r"""Describe the remaining work in one line.
 
-        >>> WorkLeft(1715, 1_500_000_000, 3.6e7, 24_000_000_000).sentence(100)
-        '1,715 tiles, about 10,000 core hours: 4 days with 100 workers of a core each; 24 GB on the disk'
+        >>> sentence = WorkLeft(1715, 1_500_000_000, 3.6e7, 24_000_000_000).sentence(100)
+        >>> print(sentence.replace(": ", ":\n"))
+        1,715 tiles, about 10,000 core hours:
+        4 days with 100 workers of a core each; 24 GB on the disk
         """
         hours = self.seconds / 3600
-        cores = (
-            f"{float(f'{hours:.2g}'):,.0f} core hours"
-            if hours >= 10
-            else f"{duration(self.seconds)} of one core"
-        )
+        cores = f"{duration(self.seconds)} of one core"
+        if hours >= 10:
+            cores = f"{float(f'{hours:.2g}'):,.0f} core hours"
         crew = f"{workers} workers of a core each" if workers > 1 else "one worker"
-        ahead = f"about {cores}: {duration(self.elapsed(workers))} with {crew}"
-        return f"{self.tiles:,} tiles, {ahead}; {self.bytes / 1e9:.2g} GB on the disk"
+        time_left = f"about {cores}: {duration(self.elapsed(workers))} with {crew}"
+        return f"{self.tiles:,} tiles, {time_left}; {self.bytes / 1e9:.2g} GB on the disk"
 
 
 def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLeft:
-    """Estimate what is left of this file: its first part is timed, unless shapes say that it is little."""
+    """Estimate the remaining work of a file; measure a part unless the shapes show that it is little."""
     begun = None
     if not force:
-        with suppress(Mistake):  # it is not begun, or damaged
+        with suppress(Mistake):  # the file does not exist, or is damaged
             begun = open_matrix(path)
     if begun is not None and begun.facts["identity"] != kernel.identity:
         begun = None
     layout = begun.layout if begun else layout_of(kernel)
     left = begun.unmarked(layout.tiling.todo) if begun else layout.tiling.todo
     pairs = sum(layout.tiling.pairs(*tile) for tile in left)
-    each = (
-        kernel.seconds
-        if kernel.seconds * pairs < LONG / 10
-        else max(kernel.seconds, time_pair(kernel))
-    )
-    return WorkLeft(len(left), pairs, pairs * each, layout.bytes)
+    seconds_per_pair = kernel.seconds
+    if seconds_per_pair * pairs >= LONG / 10:
+        seconds_per_pair = max(seconds_per_pair, time_pair(kernel))
+    return WorkLeft(len(left), pairs, pairs * seconds_per_pair, layout.bytes)
 
 
 def time_pair(kernel: AbstractKernel) -> float:
-    """Time pairs of points, twice as many on each side until it takes a while; once before, to load what it needs."""
-    kernel = replace(
-        kernel
-    )  # what is timed is not a part of the file, on which a kernel may have a remark
-    train, side = kernel.inputs[: len(kernel.data.train.inputs)], 2
+    """Measure the seconds for a pair of points, with more and more points until it takes long enough."""
+    kernel = replace(kernel)  # a copy, so that the measurement leaves no error bars
+    train = kernel.inputs[: len(kernel.data.train.inputs)]
+    side = 2
     while True:
         points = train[:side]
-        kernel.between(points, points)
+        kernel.between(points, points)  # a first call, which loads libraries
         start = time.process_time()
-        to_arrays(
-            kernel.between(points, points)
-        )  # fetched from a device, which would not have waited
-        spent = time.process_time() - start
-        if spent >= TIMED or 2 * side > min(LARGEST, len(train)):
-            return spent / len(points) ** 2
+        to_arrays(kernel.between(points, points))  # the conversion waits for a device
+        elapsed = time.process_time() - start
+        if elapsed >= MIN_TIMED_SECONDS or 2 * side > min(MAX_TIMED_POINTS, len(train)):
+            return elapsed / len(points) ** 2
         side *= 2

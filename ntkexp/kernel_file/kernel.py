@@ -1,9 +1,8 @@
-"""What a kernel file holds: a kernel between the points of an experiment's data, computed block by block, of networks
-of infinite width or as they are drawn or trained.
+"""The kernel of a kernel file: infinite-width kernels, or tangent kernels of networks, between data points.
 
-    identity = sha256(canonical JSON of the description, the sha256 of the points' numbers among it)
+    identity = sha256(canonical JSON of the description, which contains the sha256 of the data)
 
-Two commands that would fill a file with the same numbers share it; a file is refused for any other kernel.
+Commands that would write the same numbers share a file. Any other kernel is refused.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from ntkexp.records.atomic import Damaged
 from ntkexp.records.folder import results_version
 
 Blocks: TypeAlias = Mapping[str, Float[Tensor, "probe out train out_"]]
-"""A block of each kernel, by the names of the file's arrays."""
+"""A block of each kernel by the name of its array in the file."""
 
 
 def splits_of(data: Data) -> dict[str, Split]:
-    """The splits of the data by name, in the order in which their points stand in a file."""
+    """Return the splits by name, in the order of their points in a file."""
     return {name: getattr(data, name) for name in ("train", "probe", "test")}
 
 
 def data_digest(data: Data) -> str:
-    """The digest of all numbers that make the points."""
+    """Return the digest of all inputs and targets."""
     content = sha256()
     for split in splits_of(data).values():
         for part in (split.inputs, split.target):
@@ -59,16 +58,20 @@ def data_digest(data: Data) -> str:
 
 @dataclass(frozen=True, eq=False)
 class AbstractKernel(ABC):
-    """A kernel between the points of `data`, train, probe and test in this order; further fields are plain data."""
+    """A kernel between the points of `data`, in the order train, probe, test.
+
+    Fields of subclasses must be plain data, because workers rebuild the kernel from them.
+    """
 
     experiment: Experiment
     data: Data
-    threads: int = 1  # blocks that are computed at once in this process, if it is `concurrent`
+    threads: int = 1
+    """Number of blocks computed at once in this process, if the kernel is `concurrent`."""
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The names of the kernels: there may be two of the same networks."""
+        """The names of the kernels; the same networks may have two."""
 
     @property
     @abstractmethod
@@ -78,62 +81,57 @@ class AbstractKernel(ABC):
     @property
     @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """Which kernel it is, in words of JSON."""
+        """The description of the kernel, in types that JSON can store."""
 
     @property
     @abstractmethod
     def concurrent(self) -> bool:
-        """Whether blocks may be computed at once, in threads of one process."""
+        """True if threads of one process may compute several blocks at once."""
 
     @property
     @abstractmethod
     def seconds(self) -> float:
-        """What a pair of points takes on one core of an ordinary processor, from shapes alone: no less than this."""
+        """A lower estimate of the core seconds for a pair of points, from shapes alone."""
 
     @property
     def remark(self) -> str:
-        """What a reader of the kernel should know, when it is computed."""
+        """A remark for the user after the computation."""
         return ""
 
     @abstractmethod
     def between(
         self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]
     ) -> Blocks:
-        """The kernels between points and other points."""
+        """Return the kernels between points and other points."""
 
     @abstractmethod
     def among(self, points: Float[Tensor, "probe *shape"]) -> Blocks:
-        """The kernels among points: exact where a point meets itself."""
+        """Return the kernels among points, which are exact for pairs of a point with itself."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Its own fields, with which a worker elsewhere makes it of the same experiment and data."""
-        common = {each.name for each in fields(AbstractKernel)}
-        return {
-            each.name: getattr(self, each.name)
-            for each in fields(self)
-            if each.init and each.name not in common
-        }
+        """The subclass's fields, from which workers rebuild the kernel."""
+        common = {field.name for field in fields(AbstractKernel)}
+        own_fields = [field for field in fields(self) if field.init and field.name not in common]
+        return {field.name: getattr(self, field.name) for field in own_fields}
 
     @cached_property
     def inputs(self) -> Float[Tensor, "point *shape"]:
-        whole = torch.cat([split.inputs for split in splits_of(self.data).values()])
-        return whole.to(self.experiment.device, getattr(torch, self.experiment.dtype))
+        inputs = torch.cat([split.inputs for split in splits_of(self.data).values()])
+        return inputs.to(self.experiment.device, getattr(torch, self.experiment.dtype))
 
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:
-        """What the squared loss compares, whatever the network's loss is: classes as ±1, or one-hot and centred."""
-        target, classes = (
-            torch.cat([split.target for split in splits_of(self.data).values()]),
-            len(self.data.classes),
-        )
+        """Targets of the squared loss, also if the network has another loss."""
+        target = torch.cat([split.target for split in splits_of(self.data).values()])
+        classes = len(self.data.classes)
         if self.outputs == classes == 2:  # a network with two outputs for two classes
             return torch.nn.functional.one_hot(target, classes).double() - 1 / classes
         return Squared().targets(target, classes)
 
     @property
     def labels(self) -> Int[Tensor, " point"]:
-        """The class of each point, −1 in a regression."""
+        """The class of each point; −1 for regression."""
         if not self.data.classes:
             return torch.full((len(self.inputs),), -1)
         return torch.cat([split.target for split in splits_of(self.data).values()])
@@ -144,7 +142,7 @@ class AbstractKernel(ABC):
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """Everything that decides a number in the file; the code of networks from elsewhere, where they are."""
+        """Everything that the numbers in the file depend on, including the code of user networks."""
         code = [digest(file) for file in files_of((self.experiment.model, self.experiment.init))]
         return {
             **({"code": code} if code else {}),
@@ -157,22 +155,20 @@ class AbstractKernel(ABC):
 
     @property
     def identity(self) -> str:
-        return sha256(
-            json.dumps(self.description, sort_keys=True, allow_nan=False).encode()
-        ).hexdigest()
+        canonical = json.dumps(self.description, sort_keys=True, allow_nan=False)
+        return sha256(canonical.encode()).hexdigest()
 
 
-# --- The kernels of an architecture as its width goes to infinity, outputs scaled as `init` says: α²𝒢 and α²Θ.
+# --- Kernels of infinite width, with outputs scaled by `init`: α²𝒢 and α²Θ
 
 
-LIMIT_RATE = (
-    1e-10  # seconds for a pair of pixels in a layer; the fused engine takes a few times as long
-)
+SECONDS_PER_PIXEL_PAIR_AND_LAYER = 1e-10
+"""A lower estimate; the fused engine takes a few times as long."""
 
 
 @dataclass(frozen=True, eq=False)
 class InfiniteKernel(AbstractKernel):
-    """The kernels of a network of layers of infinite width; an architecture that has no limit is a mistake."""
+    """Both kernels of an infinitely wide network. An architecture without a limit raises."""
 
     @cached_property
     def network(self) -> Network:
@@ -198,7 +194,7 @@ class InfiniteKernel(AbstractKernel):
 
     @property
     def seconds(self) -> float:
-        return self.network.work * LIMIT_RATE
+        return self.network.work * SECONDS_PER_PIXEL_PAIR_AND_LAYER
 
     def between(
         self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]
@@ -209,10 +205,9 @@ class InfiniteKernel(AbstractKernel):
         return self.block(points, points, same=True)
 
     def block(self, left: Tensor, right: Tensor, *, same: bool) -> Blocks:
-        """Both kernels, scaled."""
         block = BlockSlices(slice(0, len(left)), slice(0, len(right)), same)
-        room = self.experiment.room_gb / self.threads
-        kernels = compute(self.network, block, left, right, memory_gb=room, threads=1)
+        memory_gb = self.experiment.room_gb / self.threads
+        kernels = compute(self.network, block, left, right, memory_gb=memory_gb, threads=1)
         scale = self.experiment.init.alpha**2
         return {
             "nngp": scale * kernels.nngp[:, None, :, None],
@@ -220,22 +215,24 @@ class InfiniteKernel(AbstractKernel):
         }
 
 
-# --- The tangent kernel of networks of finite width, at their start or at the end of a run, as a mean over seeds:
+# --- Tangent kernels of networks of finite width, averaged over n seeds:
 #
-# K(x, x′) = 1/n Σ_seed J(θ_seed; x) J(θ_seed; x′)ᵀ
+#     K(x, x′) = 1/n Σ_seed J(θ_seed; x) J(θ_seed; x′)ᵀ
 
 
 @dataclass(frozen=True, eq=False)
 class EmpiricalKernel(AbstractKernel):
-    """The tangent kernel of networks as they are drawn from `seeds`, or of one with the weights of a run."""
+    """The mean tangent kernel of untrained networks with these seeds, or of one network of a run."""
 
     seeds: tuple[int, ...] = ()
-    wanted: Outputs = "all"  # all of the outputs, some, or their trace as one
-    weights: str = ""  # weights.pt of a run, in place of seeds
-    when: str = "end"  # its weights at the `start` or the `end` of training
-    errors: list[tuple[float, float]] = field(
-        default_factory=list, init=False
-    )  # bars of sketched blocks, their norms
+    wanted: Outputs = "all"
+    """All outputs, some outputs, or their trace as a single one."""
+    weights: str = ""
+    """The file weights.pt of a run, instead of seeds."""
+    when: str = "end"
+    """The run's weights at the `start` or the `end` of training."""
+    errors: list[tuple[float, float]] = field(default_factory=list, init=False)
+    """Error bars and norms of sketched blocks."""
 
     @cached_property
     def width(self) -> int:
@@ -243,18 +240,22 @@ class EmpiricalKernel(AbstractKernel):
 
     @cached_property
     def drawn(self) -> tuple[tuple[ScaledOutput, ...], dict[str, Any]]:
-        """The networks, alike but for their weights, and in words of JSON where these come from."""
+        """The networks, which differ in their weights only, and the source of the weights for JSON."""
         if not self.weights:
-            seeded = (self.experiment.model_copy(update={"seed": seed}) for seed in self.seeds)
-            modules = tuple(draw_network(each, self.data, self.width) for each in seeded)
-            return modules, {"seeds": list(self.seeds)}
+            modules = []
+            for seed in self.seeds:
+                experiment = self.experiment.model_copy(update={"seed": seed})
+                modules.append(draw_network(experiment, self.data, self.width))
+            return tuple(modules), {"seeds": list(self.seeds)}
         module = draw_network(self.experiment, self.data, self.width)
         try:
             saved = load_tensors(Path(self.weights), self.experiment.device)[self.when]
             module.load_state_dict(saved, strict=False)
         except (LookupError, RuntimeError, TypeError, AttributeError) as error:
-            of = f"the weights of this network at the {self.when}"
-            raise Damaged(f"{self.weights} is damaged: it does not hold {of}") from error
+            raise Damaged(
+                f"{self.weights} is damaged: it does not hold the weights of this network at the "
+                f"{self.when}"
+            ) from error
         content = sha256()
         for name in sorted(saved):
             content.update(name.encode() + saved[name].cpu().numpy().tobytes())
@@ -271,7 +272,8 @@ class EmpiricalKernel(AbstractKernel):
     @property
     def spec(self) -> dict[str, Any]:
         parts = {name: getattr(self.experiment, name).fields() for name in ("model", "init")}
-        if (sketch := self.experiment.kernel.sketch) is not None:
+        sketch = self.experiment.kernel.sketch
+        if sketch is not None:
             parts |= {"sketch": sketch, "sketch_seed": self.experiment.seed}
         _, source = self.drawn
         return {
@@ -284,7 +286,7 @@ class EmpiricalKernel(AbstractKernel):
 
     @property
     def concurrent(self) -> bool:
-        return False  # torch swaps a module's weights in place while it runs
+        return False  # torch replaces a module's weights in place while it runs
 
     @property
     def seconds(self) -> float:
@@ -301,13 +303,12 @@ class EmpiricalKernel(AbstractKernel):
         return self.mean(points, None)
 
     def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
-        """The mean over the modules, added one by one in their order; sketches leave their error bars."""
-        (modules, _), total = self.drawn, None
-        casts, sketch, seed = (
-            self.experiment.path.casts,
-            self.experiment.kernel.sketch,
-            self.experiment.seed,
-        )
+        """Average the kernels of all modules, summed in order, and store the error bars of sketches."""
+        modules, _ = self.drawn
+        casts = self.experiment.path.casts
+        sketch = self.experiment.kernel.sketch
+        seed = self.experiment.seed
+        total = None
         for module in modules:
             if sketch is None:
                 kernel = tangent_kernel(module, left, right, outputs=self.wanted, casts=casts)
@@ -322,12 +323,14 @@ class EmpiricalKernel(AbstractKernel):
 
     @property
     def remark(self) -> str:
-        """Of a sketch, how far the blocks may be off that were computed here; others may have computed elsewhere."""
+        """The error of a sketch, from the blocks that this process computed."""
         if self.experiment.kernel.sketch is None:
             return ""
         precision = ""
         if self.errors:
-            missed, sizes = (hypot(*each) for each in zip(*self.errors, strict=True))
-            precision = f", within {missed / sizes:.1%} of its norm"
-        sketch = f"the kernel is a sketch (kernel.sketch={self.experiment.kernel.sketch})"
-        return f"{sketch}{precision}: it is good for drift, spectra and alignment, not for single entries"
+            bars, norms = zip(*self.errors, strict=True)
+            precision = f", within {hypot(*bars) / hypot(*norms):.1%} of its norm"
+        return (
+            f"the kernel is a sketch (kernel.sketch={self.experiment.kernel.sketch}){precision}: "
+            "it is good for drift, spectra and alignment, not for single entries"
+        )

@@ -1,6 +1,4 @@
-"""Predictions from a kernel file: its numbers as matrices, what is asked, the coefficients, how good the predictions
-are, and studies of several kernels.
-"""
+"""Predictions from a kernel file: matrices, solvers, scores, and studies of several kernels."""
 
 from __future__ import annotations
 
@@ -48,49 +46,52 @@ from ntkexp.on_disk import release_pages, zeros_on_disk
 from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
 from ntkexp.text import short
 
-# --- The numbers of a kernel file as matrices: an entry is a point with one of the kernel's outputs.
+# --- A kernel file as matrices: an entry is a pair of a point and one of the kernel's outputs
 #
-# A kernel with one output holds for every column of the targets alike: one of infinite width, or a trace, of
-# which each column gets its share. One with as many as they have holds for all columns together, which then
-# follow one another in a single one.
+# A kernel with one output (infinite width, or a trace, of which each column gets an equal share) applies
+# to every column of the targets. A kernel with all outputs applies to all columns together, which then form
+# one long column.
 
 
-AT_ONCE = 1 << 27  # bytes of rows that are read at once, at most
-COPIES_OF_ROWS = 8  # of the rows that are read at once, that fit into the memory; three are held
+MAX_ROW_BYTES = 1 << 27
+"""Read at most this many bytes of rows at once."""
+MEMORY_PARTS_OF_ROWS = 8
+"""Rows read at once take at most one of this many parts of the memory; three copies exist."""
 
 
 @dataclass(frozen=True)
 class Entries:
-    """One file holds these numbers, in double precision. As many rows are read at once as `memory_gb` allows, and whole
-    tiles."""
+    """The numbers of a file in double precision, read in whole tiles."""
 
     matrix: KernelMatrix
     memory_gb: float = 4.0
 
     def __post_init__(self) -> None:
-        if missing := len(self.matrix.missing()):
-            whole = len(self.matrix.layout.tiling.todo)
+        missing = len(self.matrix.missing())
+        if missing:
+            tiles = len(self.matrix.layout.tiling.todo)
             raise Mistake(
-                f"{self.matrix.path} is not finished, or damaged: {whole - missing} of {whole} tiles are there; the "
-                "command that began it goes on"
+                f"{self.matrix.path} is not finished, or damaged: {tiles - missing} of {tiles} "
+                "tiles are there; the command that began it goes on"
             )
-        layout, columns = self.matrix.layout, self.targets.shape[1]
-        others = isinstance(self.outputs, list) and self.outputs != list(range(columns))
-        if others or layout.outputs not in (1, columns):
+        layout = self.matrix.layout
+        columns = self.targets.shape[1]
+        has_selection = isinstance(self.outputs, list) and self.outputs != list(range(columns))
+        if has_selection or layout.outputs not in (1, columns):
             raise WrongArgument(
-                f"{self.matrix.path} is of {layout.outputs} outputs, and {columns} are to be predicted in their order; "
-                "compute it with outputs=all or outputs=trace",
+                f"{self.matrix.path} is of {layout.outputs} outputs, and {columns} are to be "
+                "predicted in their order; compute it with outputs=all or outputs=trace",
                 "outputs",
             )
 
     @property
     def outputs(self) -> Any:
-        """Which outputs the kernel is of: all, their trace, or a list; an infinite width knows no difference."""
+        """The kernel's outputs: all, their trace, or a list; always all for infinite width."""
         return self.matrix.description["kernel"].get("outputs", "all")
 
     @property
     def share(self) -> float:
-        """The part of the kernel that a column gets."""
+        """The factor of the kernel for one column of the targets."""
         return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
 
     @property
@@ -102,21 +103,21 @@ class Entries:
         return self.train * self.matrix.layout.outputs
 
     def blocks(self, points: slice) -> list[slice]:
-        """Points, as many at a time as are read at once."""
+        """Cut points into blocks of whole tiles whose rows are read at once."""
         side = self.matrix.layout.tiling.side
-        size = min(AT_ONCE, self.memory_gb * 1e9 / COPIES_OF_ROWS)
-        step = int(size // (8 * self.count * self.matrix.layout.outputs))
+        block_bytes = min(MAX_ROW_BYTES, self.memory_gb * 1e9 / MEMORY_PARTS_OF_ROWS)
+        step = int(block_bytes // (8 * self.count * self.matrix.layout.outputs))
         step = max(step // side, 1) * side
-        return [
-            slice(k, min(k + step, points.stop)) for k in range(points.start, points.stop, step)
-        ]
+        starts = range(points.start, points.stop, step)
+        return [slice(start, min(start + step, points.stop)) for start in starts]
 
     def rows(self, kernel: str, points: slice) -> Float[Tensor, "row entry"]:
-        """The kernel between points and training examples."""
+        """Return the kernel between points and training examples."""
         kernel_rows = torch.as_tensor(self.matrix.array(kernel, points)).double()
         if not kernel_rows.isfinite().all():
             raise DamagedKernel(
-                f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it again"
+                f"{self.matrix.path} is damaged: {kernel} holds numbers that are none; compute it "
+                "again"
             )
         return kernel_rows.mul_(self.share).flatten(2).flatten(0, 1)
 
@@ -124,9 +125,9 @@ class Entries:
         return torch.cat([self.rows(kernel, block) for block in self.blocks(slice(0, self.train))])
 
     def own(self, kernel: str, points: slice) -> Float[Tensor, " row"]:
-        """The kernel between points and themselves."""
-        found = torch.as_tensor(self.matrix.array(kernel + SELF, points)).double()
-        return self.share * found.diagonal(dim1=1, dim2=2).flatten()
+        """Return the kernel of each point with itself."""
+        blocks = torch.as_tensor(self.matrix.array(kernel + SELF, points)).double()
+        return self.share * blocks.diagonal(dim1=1, dim2=2).flatten()
 
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:
@@ -137,45 +138,52 @@ class Entries:
         return torch.as_tensor(self.matrix.array("label"))
 
     def columns(self, values: Float[Tensor, "point out"]) -> Float[Tensor, "entry column"]:
-        """Values of points as the kernel's matrix takes them."""
+        """Arrange values of points as right-hand sides of the kernel matrix."""
         return values if self.matrix.layout.outputs == 1 else values.reshape(-1, 1)
 
     def values(self, columns: Float[Tensor, "entry column"]) -> Float[Tensor, "point out"]:
-        """Columns of the kernel's matrix as values of points."""
+        """Invert `columns`."""
         return columns.reshape(-1, self.targets.shape[1])
 
 
-# --- What is asked of a kernel file: how long networks are trained with it, under which ridge, and how that is
-# solved.
+# --- Questions: training time, ridge and solver
 
 
 Solver: TypeAlias = Literal["eigen", "cholesky", "cg"]
 
-SMALL = 4096  # entries up to which an eigendecomposition takes no longer than a person waits
-COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}  # of the kernel, that are held
+MAX_EIGEN_ENTRIES = 4096
+"""Prefer an eigendecomposition up to this size, where it takes little time."""
+KERNEL_COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}
+"""Copies of the kernel matrix that each solver holds in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """`times` of gradient flow, or `steps` of gradient descent; `ridge` None asks for the best of a grid."""
+    """Training by gradient flow for some `times`, or by `steps` of gradient descent, with a ridge."""
 
     times: tuple[float, ...] = (math.inf,)
     steps: int | None = None
     step_size: float | None = None
     ridge: float | None = 0.0
-    folds: int | None = None  # 0: leave one out
+    """None: choose the best ridge of a grid by cross-validation."""
+    folds: int | None = None
+    """Folds of the cross-validation; 0: leave one out."""
     solver: Solver | None = None
     memory_gb: float = 4.0
 
     def __post_init__(self) -> None:
         refuse_negative(self.ridge or 0.0)
         if (self.steps is None) != (self.step_size is None):
-            given, lacking = (
-                ("steps", "step_size") if self.step_size is None else ("step_size", "steps")
-            )
+            present = "step_size"
+            absent = "steps"
+            if self.step_size is None:
+                present = "steps"
+                absent = "step_size"
             raise WrongArgument(
-                f"{given}={getattr(self, given)} goes with {lacking}=…: steps of gradient descent, all of one size",
-                *(given, lacking),
+                f"{present}={getattr(self, present)} goes with {absent}=…: steps of gradient "
+                "descent, all of one size",
+                present,
+                absent,
             )
         if self.folds == 1:
             raise WrongArgument(
@@ -185,7 +193,7 @@ class Question:
             raise WrongArgument(f"memory_gb={self.memory_gb:g}: it takes a number > 0", "memory_gb")
 
     def ways(self, examples: int) -> dict[str, AbstractGain]:
-        """Name each way to train, under a loss that is the mean over n examples."""
+        """Return the gain of each way to train by name, for a loss that is the mean over examples."""
         if self.steps is not None and self.step_size is not None:
             name = f"{self.steps} steps of {short(self.step_size)}"
             return {name: DescentGain(self.step_size / examples, self.steps)}
@@ -193,69 +201,67 @@ class Question:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a single inverse is all that is wanted."""
-        return (
-            self.steps is None
-            and self.times == (math.inf,)
-            and self.ridge is not None
-            and self.folds is None
-        )
+        """True if one linear system answers the question: t = ∞ at one ridge."""
+        is_endless = self.steps is None and self.times == (math.inf,)
+        return is_endless and self.ridge is not None and self.folds is None
 
     def way_to_solve(self, entries: Entries) -> Solver:
-        """Choose the solver that was asked for, or the plainest that fits; a cost model that looks at shapes alone."""
+        """Return the requested solver, or the first suitable one that fits into the memory."""
         if self.solver not in (None, "eigen") and not self.is_plain:
             raise WrongArgument(
                 f"solver={self.solver} gives t=∞ at one ridge; leave it out, or write solver=eigen",
                 "solver",
             )
-        usual: list[Solver] = (
-            ["eigen"] if not self.is_plain or entries.count <= SMALL else ["cholesky"]
-        )
-        usual += ["cholesky", "cg"] if self.is_plain else []
-        needed = {
-            each: 8.0 * COPIES[each] * entries.count**2
-            for each in ([self.solver] if self.solver else usual)
-        }
-        for solver, size in needed.items():
-            if size <= self.memory_gb * 1e9:
+        candidates: list[Solver] = ["eigen"]
+        if self.is_plain:
+            candidates = ["cholesky", "cg"]
+            if entries.count <= MAX_EIGEN_ENTRIES:
+                candidates = ["eigen", *candidates]
+        if self.solver:
+            candidates = [self.solver]
+        for solver in candidates:
+            needed_bytes = 8.0 * KERNEL_COPIES[solver] * entries.count**2
+            if needed_bytes <= self.memory_gb * 1e9:
                 return solver
+        advice = "" if self.is_plain else ", or ask for t=∞ at one ridge"
         raise WrongArgument(
-            f"memory_gb={self.memory_gb:g}: solving {entries.count} equations this way needs {size / 1e9:.1f}; raise it"
-            + ("" if self.is_plain else ", or ask for t=∞ at one ridge"),
+            f"memory_gb={self.memory_gb:g}: solving {entries.count} equations this way needs "
+            f"{needed_bytes / 1e9:.1f}; raise it{advice}",
             "memory_gb",
         )
 
 
-# --- Coefficients of one kernel, by whichever way the question asks for, and what is needed for variances.
+# --- Coefficients of one kernel
 
 
-REMARKS = 25  # products between two remarks
+PRODUCTS_PER_REMARK = 25
 
 
 @dataclass(frozen=True)
 class SolvedKernel:
-    """g(R) y of one way to train; `learned` is g, and g of twice the time: None where they cost too much."""
+    """The coefficients g(R) y of one way to train."""
 
     when: str
     ridge: float
     coefficients: Float[Tensor, "entry column"]
     solver: str
     learned: tuple[Learned, Learned] | None = None
-    left_out: Float[Tensor, "entry column"] | None = (
-        None  # predictions of training examples by the others
-    )
+    """g for this time and for twice the time; None if they would cost too much."""
+    left_out: Float[Tensor, "entry column"] | None = None
+    """Predictions of each training example from the others."""
 
 
 def solve(
     entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]
 ) -> Iterator[SolvedKernel]:
-    """Solve way by way: by one eigendecomposition, by Cholesky's factor, or by conjugate gradients."""
+    """Yield the coefficients of each way to train."""
     targets = entries.columns(entries.targets[: entries.train])
-    solver, ways = question.way_to_solve(entries), question.ways(entries.train)
+    solver = question.way_to_solve(entries)
     if solver == "eigen":
-        yield from solve_by_modes(entries, kernel, question, ways, targets)
+        yield from solve_by_modes(entries, kernel, question, targets)
         return
-    (when,), ridge = ways, question.ridge or 0.0
+    (when,) = question.ways(entries.train)
+    ridge = question.ridge or 0.0
     if solver == "cholesky":
         factor = factorise(entries.among(kernel), ridge)
         name = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
@@ -267,22 +273,24 @@ def solve(
         return torch.cat([part @ vectors for part in row_parts(matrix)]) + ridge * vectors
 
     def remark(count: int, residual: float) -> None:
-        if count % REMARKS == 0:
+        if count % PRODUCTS_PER_REMARK == 0:
             tell(f"{kernel}: {count} products, residual {residual:.0e}")
 
     diagonal = entries.own(kernel, slice(0, entries.train)) + ridge
     solved = conjugate_gradients(product, diagonal, targets, tell=remark)
-    yield SolvedKernel(
-        when, ridge, solved.solution, f"{solved.products} products, residual {solved.residual:.0e}"
-    )
+    name = f"{solved.products} products, residual {solved.residual:.0e}"
+    yield SolvedKernel(when, ridge, solved.solution, name)
 
 
 def matrix_for_products(
     entries: Entries, kernel: str, memory_gb: float
 ) -> Float[Tensor, "entry entry"]:
-    """The kernel among training examples. If the memory does not hold it twice, it lies in a file without a name beside
-    the kernel: a product reads that much faster than the tiles."""
-    shape = entries.count, entries.count
+    """Return the kernel matrix of the training examples, for products with vectors.
+
+    If two copies do not fit into the memory, store the matrix in an unnamed file next to the kernel file.
+    Products read this file much faster than tiles.
+    """
+    shape = (entries.count, entries.count)
     if 2 * 8.0 * entries.count**2 <= memory_gb * 1e9:
         matrix = torch.empty(shape, dtype=torch.float64)
     else:
@@ -297,14 +305,15 @@ def matrix_for_products(
 
 
 def matrix_on_disk(folder: Path, shape: tuple[int, int]) -> Tensor:
-    """A matrix in a file of this folder, or of the system's folder for such files if this one takes none."""
-    places = folder, Path(gettempdir())
-    for place in places:
+    """Return a matrix in a file of this folder, or of the system's temporary folder."""
+    temporary = Path(gettempdir())
+    for place in (folder, temporary):
         with suppress(OSError):
             return zeros_on_disk(place, shape, torch.float64)
     raise NoPlace(
-        f"the kernel takes {8e-9 * shape[0] * shape[1]:.2g} GB of disk for products with it, and neither {places[0]} "
-        f"nor {places[1]} takes a file of that size; raise memory_gb, or free the disk"
+        f"the kernel takes {8e-9 * shape[0] * shape[1]:.2g} GB of disk for products with it, and "
+        f"neither {folder} nor {temporary} takes a file of that size; raise memory_gb, or free "
+        "the disk"
     )
 
 
@@ -312,41 +321,41 @@ def solve_by_modes(
     entries: Entries,
     kernel: str,
     question: Question,
-    ways: dict[str, AbstractGain],
     targets: Float[Tensor, "entry column"],
 ) -> Iterator[SolvedKernel]:
-    """Solve every way by one eigendecomposition."""
+    """Yield the coefficients of all ways to train from one eigendecomposition."""
     matrix = entries.among(kernel)
     modes = modes_of(matrix)
     parts = folds(entries.train, question.folds or entries.train, entries.matrix.layout.outputs)
-    if question.ridge is None:  # the one with the smallest squared error on what was left out
-        tried = ridges(matrix)
-        ridge = min(
-            tried,
-            key=lambda one: float((held_out(modes, one, targets, parts) - targets).square().sum()),
-        )
-    else:
-        ridge = question.ridge
-    needs_modes = question.ridge is None or question.folds is not None
-    left_out = held_out(modes, ridge, targets, parts) if needs_modes else None
+
+    def validation_error(ridge: float) -> float:
+        return float((held_out(modes, ridge, targets, parts) - targets).square().sum())
+
+    ridge = question.ridge
+    if ridge is None:
+        ridge = min(ridges(matrix), key=validation_error)
+    left_out = None
+    if question.ridge is None or question.folds is not None:
+        left_out = held_out(modes, ridge, targets, parts)
     name = f"{int((modes.values > 0).sum())} of {len(modes.values)} modes"
-    for when, gain in ways.items():
-        learned = modes.at(gain, ridge), modes.at(gain.doubled, ridge)
-        yield SolvedKernel(when, ridge, learned[0](targets), name, learned, left_out)
+    for when, gain in question.ways(entries.train).items():
+        learned = modes.at(gain, ridge)
+        twice = modes.at(gain.doubled, ridge)
+        yield SolvedKernel(when, ridge, learned(targets), name, (learned, twice), left_out)
         left_out = None
 
 
-# --- How good predictions are: one row per kernel, way to train and split.
+# --- Scores of predictions
 #
-#     accuracy                      share of right classes
+#     accuracy                      share of correct classes
 #     rmse                          √mean (f̂ − y)², over points and outputs
-#     r2                            1 − Σ(f̂ − y)²/Σy²; targets are centred, so it compares with saying zero
-#     log_loss, calibration_error   of the classes' probabilities (`closed_form`)
+#     r2                            1 − Σ(f̂ − y)²/Σy²; a constant prediction of zero has r2 = 0
+#     log_loss, calibration_error   of the predicted probabilities of classes (`closed_form`)
 
 
 @dataclass(frozen=True)
 class Score:
-    """One row of the table of scores tells of one kernel, way to train and split."""
+    """A row of the table of scores: one kernel, way to train and split."""
 
     kernel: str
     when: str
@@ -363,17 +372,17 @@ class Score:
 
 @dataclass(frozen=True)
 class MeanAndDeviation:
-    """Outputs at the points of a split, and their standard deviation over networks, where it is known."""
+    """Predicted outputs at the points of a split, and their standard deviation over networks, if known."""
 
     mean: Float[Tensor, "point out"]
     deviation: Float[Tensor, " point"] | None
 
 
-# --- Predictions from a kernel file, of every kernel in it, at all points.
+# --- Predictions of every kernel in a file at all points
 #
-# Of `ntk`, in a file that holds `nngp` as well, these are the mean and the deviation of networks that train all layers
-# (`closed_form`); of `nngp`, those of networks that train their readout, and at t = ∞ of the Gaussian process itself. A
-# tangent kernel of finite networks predicts without a deviation.
+# If a file contains `nngp`, the predictions of `ntk` are mean and standard deviation of networks that
+# train all layers (`closed_form`). The predictions of `nngp` describe networks that train their readout,
+# and at t = ∞ the Gaussian process itself. A tangent kernel of finite networks gives no deviation.
 
 
 LEFT_OUT = "left out"
@@ -381,7 +390,7 @@ LEFT_OUT = "left out"
 
 @dataclass(frozen=True)
 class Answer:
-    """What one kernel says after one way to train: scores, and outputs by split."""
+    """The scores and predictions of one kernel and one way to train."""
 
     kernel: str
     solved: SolvedKernel
@@ -392,47 +401,50 @@ class Answer:
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
     entries = replace(entries, memory_gb=question.memory_gb)
     for kernel in reversed(entries.matrix.layout.kernels):
-        for found in solve(entries, kernel, question, tell):
-            yield answer_at_splits(entries, kernel, found)
+        for solved in solve(entries, kernel, question, tell):
+            yield answer_at_splits(entries, kernel, solved)
 
 
 def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
-    splits = entries.matrix.splits
+    """Predict all splits, and score them."""
     predicted = {
-        split: predict_at(entries, kernel, solved, points) for split, points in splits.items()
+        split: predict_at(entries, kernel, solved, points)
+        for split, points in entries.matrix.splits.items()
     }
     if solved.left_out is not None:
         predicted[LEFT_OUT] = MeanAndDeviation(entries.values(solved.left_out), None)
-    scores = []
-    for split, outputs in predicted.items():
-        points = splits["train" if split == LEFT_OUT else split]
-        targets, labels = (
-            entries.targets[points],
-            entries.labels[points],
-        )  # labels below zero are none
-        error, classifies = outputs.mean - targets, bool((labels >= 0).all())
-        spread = outputs.deviation if classifies else None
-        chances = None if spread is None else probabilities(outputs.mean, spread)
-        scores.append(
-            Score(
-                kernel=kernel,
-                when="t=∞"
-                if split == LEFT_OUT
-                else solved.when,  # the only time at which that has a closed form
-                ridge=solved.ridge,
-                split=split,
-                points=len(targets),
-                accuracy=float((predicted_label(outputs.mean).long() == labels).double().mean())
-                if classifies
-                else None,
-                rmse=float(error.square().mean().sqrt()),
-                r2=1 - float(error.square().sum() / targets.square().sum()),
-                log_loss=None if chances is None else log_loss(chances, labels),
-                calibration_error=None if chances is None else calibration_error(chances, labels),
-                solver=solved.solver,
-            )
-        )
+    scores = [score_of(entries, kernel, solved, split, predicted[split]) for split in predicted]
     return Answer(kernel, solved, tuple(scores), predicted)
+
+
+def score_of(
+    entries: Entries, kernel: str, solved: SolvedKernel, split: str, outputs: MeanAndDeviation
+) -> Score:
+    """Score the predictions of one split."""
+    is_left_out = split == LEFT_OUT
+    points = entries.matrix.splits["train" if is_left_out else split]
+    targets = entries.targets[points]
+    labels = entries.labels[points]  # −1 for regression
+    error = outputs.mean - targets
+    classifies = bool((labels >= 0).all())
+    chances = None
+    if classifies and outputs.deviation is not None:
+        chances = probabilities(outputs.mean, outputs.deviation)
+    return Score(
+        kernel=kernel,
+        when="t=∞" if is_left_out else solved.when,  # left-out predictions exist for t = ∞ only
+        ridge=solved.ridge,
+        split=split,
+        points=len(targets),
+        accuracy=float((predicted_label(outputs.mean).long() == labels).double().mean())
+        if classifies
+        else None,
+        rmse=float(error.square().mean().sqrt()),
+        r2=1 - float(error.square().sum() / targets.square().sum()),
+        log_loss=None if chances is None else log_loss(chances, labels),
+        calibration_error=None if chances is None else calibration_error(chances, labels),
+        solver=solved.solver,
+    )
 
 
 def predict_at(
@@ -441,25 +453,26 @@ def predict_at(
     """Predict the outputs at some points, block by block."""
     learned = solved.learned if "nngp" in entries.matrix.layout.kernels else None
     prior = entries.among("nngp") if learned and kernel == "ntk" else None
-    means, variances = [], []
+    means: list[Tensor] = []
+    variances: list[Tensor] = []
     for block in entries.blocks(points):
         cross = entries.rows(kernel, block)
         means.append(entries.values(cross @ solved.coefficients))
-        if learned and prior is not None:  # of networks that train all layers
+        if learned and prior is not None:  # networks that train all layers
             start = Kernels(prior, entries.rows("nngp", block))
-            variances.append(
-                Ensemble(cross, start, learned[0]).variance(entries.own("nngp", block))
-            )
-        elif learned:  # of those that train their readout
+            ensemble = Ensemble(cross, start, learned[0])
+            variances.append(ensemble.variance(entries.own("nngp", block)))
+        elif learned:  # networks that train their readout
             variances.append(Posterior(cross, *learned).variance(entries.own("nngp", block)))
-    mean = torch.cat(means)
-    return MeanAndDeviation(mean, torch.cat(variances).clamp(min=0).sqrt() if variances else None)
+    deviation = torch.cat(variances).clamp(min=0).sqrt() if variances else None
+    return MeanAndDeviation(torch.cat(means), deviation)
 
 
 class Study(Component):
-    """Several kernels of infinite width, each by its overrides, that are to stand in one table; `base` is common to all
-    of them. `published` is an accuracy in per cent that stands beside the NTK's, found with the data that
-    `published_with` names.
+    """Several kernels of infinite width for one table, each given by its overrides.
+
+    `base` are overrides of all kernels. `published` are accuracies in per cent for comparison with the
+    NTK's, measured with the data in `published_with`.
 
     >>> Study(kernels={"A": ["model=mlp"]}, base=["data=wine"]).overrides(["data.train=50"])
     {'A': ['data=wine', 'model=mlp', 'data.train=50']}
@@ -471,8 +484,10 @@ class Study(Component):
     published_with: str = ""
 
     def overrides(self, words: Sequence[str]) -> dict[str, list[str]]:
-        """The overrides that make each kernel; the last word counts."""
-        return {name: [*self.base, *own, *words] for name, own in self.kernels.items()}
+        """Return the overrides of each kernel; later ones take precedence."""
+        return {
+            name: [*self.base, *kernel_words, *words] for name, kernel_words in self.kernels.items()
+        }
 
 
 def read_study(name: str, choices: Choices) -> Study:

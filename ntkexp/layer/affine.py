@@ -1,4 +1,4 @@
-"""Affine layers, dense or convolutional, what their weights are drawn from, and their modules."""
+"""Affine layers, dense or convolutional: their modules, parametrisations and kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ntkexp.covariance.pairs import (
 from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, detached_number
 from ntkexp.mistake import Mistake
 
-# --- The modules of affine layers: weights as they are drawn, and factors that multiply the inputs or the result.
+# --- Modules: weights, and factors that multiply the inputs or the result
 
 
 TRANSPOSED: dict[int, Callable[..., Tensor]] = {
@@ -61,7 +61,8 @@ class Affine(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
-        self.gain, self.shift = gain, shift
+        self.gain = gain
+        self.shift = shift
 
     def forward(self, x: Float[Tensor, "row inputs"]) -> Float[Tensor, "row features"]:
         if self.bias is None:
@@ -72,7 +73,7 @@ class Affine(nn.Module):
 class Convolution(nn.Module):
     """z = gain · W ∗ x + shift · b, on channels and up to three axes of pixels.
 
-    Computed as shift · (W ∗ (gain/shift · x) + b), so that weight and bias are used by the same operation.
+    Computed as shift · (W ∗ (gain/shift · x) + b), so that one operation uses weight and bias.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class Convolution(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
-        self.gain, self.shift, self.stride = gain, shift, stride
+        self.gain = gain
+        self.shift = shift
+        self.stride = stride
         self.mode = "circular" if circular else "constant"
         self.borders = [
             0 if valid else w // 2 for w in reversed(weight.shape[2:]) for _ in range(2)
@@ -104,7 +107,7 @@ class Convolution(nn.Module):
 
 
 class ConvolutionOfTorch(nn.Module):
-    """z = gain · W ∗ x + shift · b as above, by a convolution of torch's with its options: stride, padding, …"""
+    """z = gain · W ∗ x + shift · b, by one of torch's convolutions with its options stride, padding, …"""
 
     def __init__(
         self,
@@ -118,7 +121,10 @@ class ConvolutionOfTorch(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
-        self.function, self.gain, self.shift, self.options = function, gain, shift, dict(options)
+        self.function = function
+        self.gain = gain
+        self.shift = shift
+        self.options = dict(options)
 
     def forward(
         self, x: Float[Tensor, "example channels *pixels"]
@@ -127,22 +133,23 @@ class ConvolutionOfTorch(nn.Module):
         return z if self.shift == 1 else self.shift * z
 
 
-# --- Affine layers, dense or convolutional, and what their weights are drawn from. With n the number of inputs of a
-# unit:
+# --- Layers. With n the number of inputs of a unit:
 #
 #     ntk           z = W_std/√n · W x + b_std · b     W, b ~ N(0, 1)
 #     standard      z = W x + b                        W ~ N(0, W_std²/n), b ~ N(0, b_std²)
 #     mean_field    z = W_std/n · W x + b_std · b      W, b ~ N(0, 1)
 #
-# The factors multiply the inputs or the result, never the weight itself: a scaled weight would be a new tensor
-# made of parameters, and its tangent kernel would no longer factorise. There is no bias where b_std is zero.
+# The factors multiply the inputs or the result, never the weight: a scaled weight would be a new tensor
+# computed from parameters, and its tangent kernel would no longer factorise. If b_std is zero, the
+# layer has no bias.
 #
-# At infinite width, with m the mean over a window in which both pixels move (a dense layer has none) and N the
-# channels that come in, counted at the width that is written down:
+# At infinite width, m is the mean over a window in which both pixels move together (the identity for a
+# dense layer), and N is the number of input channels at the width in the description:
 #
-#     K′ = W_std² m(K) + b_std²,    Θ′ = W_std² m(Θ) + source,    source = K′                               ntk
-#                                                                          N·|window|·m(K) + [b_std > 0]     standard
-#                                                                          0                                 if frozen
+#     K′ = W_std² m(K) + b_std²
+#     Θ′ = W_std² m(Θ) + source,    source = K′                              in NTK parametrisation
+#                                            N·|window|·m(K) + [b_std > 0]    in standard parametrisation
+#                                            0                                if frozen
 
 
 Border = Annotated[int, Field(ge=0, le=DEEPEST)]
@@ -150,9 +157,9 @@ Parametrisation = Literal["ntk", "standard", "mean_field"]
 
 
 class AbstractAffine(AbstractLayer):
-    """A layer with `features` outputs, and the scales of its weights; a `frozen` one keeps its first weights."""
+    """A layer with `features` outputs and scales for its weights. A `frozen` layer is not trained."""
 
-    features: int = Field(ge=1, le=100 * LARGEST)  # layers may be wider than the network's width
+    features: int = Field(ge=1, le=100 * LARGEST)  # a layer may be wider than the network's width
     W_std: Positive = 1.0
     b_std: NotNegative = 0.0
     param: Parametrisation = "ntk"
@@ -160,43 +167,39 @@ class AbstractAffine(AbstractLayer):
 
     @abstractmethod
     def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """[features, …], everything after the first axis being the inputs of a unit."""
+        """Return [features, …]; all axes after the first are the inputs of a unit."""
 
     @abstractmethod
     def assembled(
         self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
     ) -> nn.Module:
-        """Put the module together with these weights."""
+        """Return the module with these weights."""
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
-        """m(·), the mean over the pairs of pixels that a window sees."""
+        """Return m(values), the mean over a window."""
         return values
 
     def mixed_pairs(self, pairs: Pairs) -> Pairs:
-        """The pairs at which m(·) is known, of those at which its argument is."""
+        """Return the pixel pairs of m(values), given the pairs of values."""
         return pairs
 
     def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
-        """The pixels that have an output, along each axis."""
+        """Return the pixels with an output along each axis."""
         return []
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         self.shape(shape)
-        weights = self.weight_shape(shape)
-        inputs, W_std, b_std = (
-            prod(weights[1:]),
-            detached_number(self.W_std),
-            detached_number(self.b_std),
-        )
-        weight = torch.randn(weights, generator=generator, dtype=torch.float64)
-        bias = (
-            torch.randn(self.features, generator=generator, dtype=torch.float64)
-            if b_std > 0
-            else None
-        )
+        weight_shape = self.weight_shape(shape)
+        inputs = prod(weight_shape[1:])
+        W_std = detached_number(self.W_std)
+        b_std = detached_number(self.b_std)
+        weight = torch.randn(weight_shape, generator=generator, dtype=torch.float64)
+        bias = None
+        if b_std > 0:
+            bias = torch.randn(self.features, generator=generator, dtype=torch.float64)
         if self.param == "standard":
-            scaled = None if bias is None else bias * b_std
-            module = self.assembled(weight * (W_std / sqrt(inputs)), scaled, 1.0, 1.0)
+            scaled_bias = None if bias is None else bias * b_std
+            module = self.assembled(weight * (W_std / sqrt(inputs)), scaled_bias, 1.0, 1.0)
         else:
             gain = W_std / (inputs if self.param == "mean_field" else sqrt(inputs))
             module = self.assembled(weight, bias, gain, b_std)
@@ -205,8 +208,8 @@ class AbstractAffine(AbstractLayer):
     def carry(self, signal: Signal) -> Signal:
         if self.param == "mean_field":
             raise Mistake(
-                "mean-field parametrisation has no kernel in the limit of infinite width: its features move; "
-                "choose init=ntk or init=standard"
+                "mean-field parametrisation has no kernel in the limit of infinite width: its "
+                "features move; choose init=ntk or init=standard"
             )
         return signal.after_weights()
 
@@ -214,42 +217,43 @@ class AbstractAffine(AbstractLayer):
         # K′ = W_std² m(K) + b_std²
         mixed = self.mix(covariance.nngp, covariance.pairs)
         nngp = self.W_std**2 * mixed + self.b_std**2
+        # Θ′ = W_std² m(Θ) + source
         ntk = covariance.ntk
-        if ntk is not None:  # Θ′ = W_std² m(Θ) + what the layer's own weights learn
-            source: Tensor | float = 0.0
-            if not self.frozen and self.param == "ntk":
-                source = nngp
-            elif not self.frozen:
-                source = shape[0] * prod(self.weight_shape(shape)[2:]) * mixed + float(
-                    self.b_std > 0
-                )
+        if ntk is not None:
+            source = self.source(nngp, mixed, shape)
             ntk = self.W_std**2 * self.mix(ntk, covariance.pairs) + source
         pairs = self.mixed_pairs(covariance.pairs)
         after = replace(covariance, nngp=nngp, ntk=ntk, pairs=pairs)
-        if (
-            distances := covariance.distances
-        ) is not None:  # a difference has no bias, and a sum has two
-            mixed_distances = distances.map(
+        # In E (u − v)² the bias cancels; in E (u + v)² it counts twice.
+        distances = covariance.distances
+        if distances is not None:
+            distances = distances.map(
                 lambda values: self.W_std**2 * self.mix(values, covariance.pairs)
             )
-            after = after.with_distances(
-                replace(mixed_distances, far=mixed_distances.far + 4 * self.b_std**2)
-            )
+            distances = replace(distances, far=distances.far + 4 * self.b_std**2)
+            after = after.with_distances(distances)
         return after.coarse(self.samples(shape))
+
+    def source(self, nngp: Tensor, mixed: Tensor, shape: tuple[int, ...]) -> Tensor | float:
+        """Return the contribution of this layer's weights to Θ′, given K′ and m(K)."""
+        if self.frozen:
+            return 0.0
+        if self.param == "ntk":
+            return nngp
+        inputs = shape[0] * prod(self.weight_shape(shape)[2:])
+        return inputs * mixed + float(self.b_std > 0)
 
     def weighed(
         self, shape: tuple[int, ...], register: int, windows: tuple[int, int, int]
     ) -> Operation:
-        """The sum over a window with the weights of a mean."""
-        scale, shift = (
-            detached_number(self.W_std) ** 2 / prod(windows),
-            detached_number(self.b_std) ** 2,
-        )
-        learned = (scale, shift) if self.param == "ntk" else (float(shape[0]), float(shift > 0))
+        """Return the operation on tiles; its window sums replace means, so s = W_std²/|window|."""
+        scale = detached_number(self.W_std) ** 2 / prod(windows)
+        shift = detached_number(self.b_std) ** 2
+        learned = (0.0, 0.0)
+        if not self.frozen:
+            learned = (scale, shift) if self.param == "ntk" else (float(shape[0]), float(shift > 0))
         deep, down, across = (window // 2 for window in windows)
-        return weigh(
-            register, scale, shift, (0.0, 0.0) if self.frozen else learned, (deep, down, across)
-        )
+        return weigh(register, scale, shift, learned, (deep, down, across))
 
 
 class Dense(AbstractAffine):
@@ -262,7 +266,8 @@ class Dense(AbstractAffine):
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) != 1:
             raise Mistake(
-                f"Dense takes vectors, and was given examples of shape {list(shape)}; put a Flatten before it"
+                f"Dense takes vectors, and was given examples of shape {list(shape)}; "
+                "put a Flatten before it"
             )
         return (self.features,)
 
@@ -279,8 +284,10 @@ class Dense(AbstractAffine):
 
 
 class Conv(AbstractAffine):
-    """A convolution with an output for every `stride`-th pixel; the image is padded by zeros, or continues around. A
-    `valid` one is not padded: it has outputs where its window lies within the image.
+    """A convolution with an output for every `stride`-th pixel.
+
+    Zeros pad the image, or the image wraps around (`circular`). A `valid` convolution has outputs only
+    for windows inside the image.
 
     >>> Conv(features=4, stride=2).shape((1, 8, 7)), Conv(features=4, valid=True).shape((1, 8, 7))
     ((4, 4, 4), (4, 6, 5))
@@ -294,19 +301,19 @@ class Conv(AbstractAffine):
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) - 1 not in CONVOLUTIONS:
             raise Mistake(
-                f"Conv takes [channels, *pixels] with 1 to 3 axes of pixels, and was given {list(shape)}"
+                "Conv takes [channels, *pixels] with 1 to 3 axes of pixels, and was given "
+                f"{list(shape)}"
             )
         windows = self.windows(shape)
-        if self.circular and any(w > 2 * n + 1 for w, n in zip(windows, shape[1:], strict=True)):
+        sizes = list(zip(windows, shape[1:], strict=True))
+        if self.circular and any(window > 2 * n + 1 for window, n in sizes):
             raise Mistake(
                 f"a circular window {list(windows)} does not fit into {list(shape[1:])} pixels"
             )
-        if self.valid and (
-            self.circular or any(w > n for w, n in zip(windows, shape[1:], strict=True))
-        ):
+        if self.valid and (self.circular or any(window > n for window, n in sizes)):
             raise Mistake(
-                f"a valid window {list(windows)} lies within an image, not around {list(shape[1:])} pixels; choose a "
-                "smaller window, or one of circular and valid"
+                f"a valid window {list(windows)} lies within an image, not around "
+                f"{list(shape[1:])} pixels; choose a smaller window, or one of circular and valid"
             )
         return (self.features, *(len(one.members) for one in self.samples(shape)))
 
@@ -351,12 +358,12 @@ class Conv(AbstractAffine):
 
 
 class AbstractTapped(AbstractAffine):
-    """Convolutions by any windows, of which each pixel after them says what pixel each weight meets:
+    """Convolutions with arbitrary windows: weight k multiplies the fine pixel p_k for the new pixel p.
 
         K′[p, q] = W_std² Σ_k K[p_k, q_k]/|window| + b_std²
 
-    over the weights k for which p_k and q_k are both in the image; Θ′ alike. Each option is one number, or one for each
-    axis of pixels.
+    The sum is over weights k with p_k and q_k in the image; Θ′ has the same form. Each option is one
+    number, or one number for each axis of pixels.
     """
 
     window: Depth | tuple[Depth, ...] = 3
@@ -365,46 +372,51 @@ class AbstractTapped(AbstractAffine):
     dilation: Depth | tuple[Depth, ...] = 1
 
     functions: ClassVar[Mapping[int, Callable[..., Tensor]]] = CONVOLUTIONS
-    """Torch's, by the number of axes of pixels."""
+    """Torch's functions by the number of axes of pixels."""
 
     @abstractmethod
     def taps_of(self, pixels: int, **options: int) -> Taps:
-        """The pixel that each weight meets, along one axis of pixels with these options."""
+        """Return the fine pixels of each weight along an axis of this many pixels."""
 
     def options(self, axes: int) -> dict[str, tuple[int, ...]]:
-        """Each option, one number for each axis of pixels."""
-        found = dict[str, tuple[int, ...]]()
+        """Return each option with one number for each axis of pixels."""
+        options: dict[str, tuple[int, ...]] = {}
         for name in type(self).model_fields:
             if name in AbstractAffine.model_fields:
                 continue
             value = getattr(self, name)
-            found[name] = (value,) * axes if isinstance(value, int) else value
-            if len(found[name]) != axes:
+            numbers = (value,) * axes if isinstance(value, int) else value
+            if len(numbers) != axes:
                 raise Mistake(
-                    f"{type(self).__name__}: {name}={list(value)} has not one number for each of {axes} axes of pixels"
+                    f"{type(self).__name__}: {name}={list(value)} has not one number for each of "
+                    f"{axes} axes of pixels"
                 )
-        return found
+            options[name] = numbers
+        return options
 
     def taps(self, pixels: tuple[int, ...]) -> list[Taps]:
-        """The pixel that each weight meets, along each axis."""
+        """Return the fine pixels of each weight along all axes."""
         options = self.options(len(pixels))
-        return [
-            self.taps_of(n, **{name: each[k] for name, each in options.items()})
-            for k, n in enumerate(pixels)
-        ]
+        taps = []
+        for axis, n in enumerate(pixels):
+            options_of_axis = {name: numbers[axis] for name, numbers in options.items()}
+            taps.append(self.taps_of(n, **options_of_axis))
+        return taps
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         name = type(self).__name__
         if len(shape) - 1 not in CONVOLUTIONS:
             raise Mistake(
-                f"{name} takes [channels, *pixels] with 1 to 3 axes of pixels, and was given {list(shape)}"
+                f"{name} takes [channels, *pixels] with 1 to 3 axes of pixels, and was given "
+                f"{list(shape)}"
             )
         taps = self.taps(shape[1:])
         if not all(one.members for one in taps):
             options = self.options(len(shape) - 1)
             raise Mistake(
-                f"{name}: window={list(options['window'])} and padding={list(options['padding'])} leave no pixel of "
-                f"{list(shape[1:])}; choose others"
+                f"{name}: window={list(options['window'])} and "
+                f"padding={list(options['padding'])} leave no pixel of {list(shape[1:])}; "
+                "choose others"
             )
         return (self.features, *(len(one.members) for one in taps))
 
@@ -414,7 +426,8 @@ class AbstractTapped(AbstractAffine):
     def assembled(
         self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
     ) -> nn.Module:
-        axes, shift = weight.dim() - 2, 1.0 if bias is None else shift
+        axes = weight.dim() - 2
+        shift = 1.0 if bias is None else shift
         options = self.options(axes)
         del options["window"]
         return ConvolutionOfTorch(self.functions[axes], weight, bias, gain, shift, options)
@@ -433,8 +446,9 @@ class AbstractTapped(AbstractAffine):
 
 
 class PaddedConv(AbstractTapped):
-    """A convolution by any window, with `padding` zeros at both ends of each axis, p_k = p · stride + k · dilation −
-    padding. It does what `Conv` does for odd windows, which is faster on a CPU.
+    """A convolution with any window and with `padding` zeros at both ends of each axis.
+
+    p_k = p · stride + k · dilation − padding. For odd windows, `Conv` computes the same and is faster.
 
     >>> PaddedConv(features=4, window=4, stride=2, padding=1).shape((3, 8, 8))
     (4, 4, 4)
@@ -445,9 +459,11 @@ class PaddedConv(AbstractTapped):
 
 
 class ConvTranspose(AbstractTapped):
-    """A transposed convolution, which makes images larger: each pixel adds the window to those from `stride` times its
-    place on; then `padding` pixels are cut off at both ends of each axis, and `output_padding` put to the end. Here p_k
-    is (p + padding − k · dilation)/stride, where that is a whole number.
+    """A transposed convolution, which enlarges images.
+
+    Pixel p adds the window to the new pixels from p · stride on. Then `padding` pixels are cut off at both
+    ends of each axis, and `output_padding` pixels are added at the end. p_k = (p + padding −
+    k · dilation)/stride if this is an integer.
 
     >>> ConvTranspose(features=4, window=3, stride=2, padding=1, output_padding=1).shape((3, 8, 8))
     (4, 16, 16)
@@ -458,17 +474,17 @@ class ConvTranspose(AbstractTapped):
     functions: ClassVar[Mapping[int, Callable[..., Tensor]]] = TRANSPOSED
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        after, options = super().shape(shape), self.options(len(shape) - 1)
-        extra, strides, spread = (
-            options[name] for name in ("output_padding", "stride", "dilation")
-        )
-        if any(
-            more >= max(step, wide) for more, step, wide in zip(extra, strides, spread, strict=True)
-        ):
+        output_shape = super().shape(shape)
+        options = self.options(len(shape) - 1)
+        extra = options["output_padding"]
+        strides = options["stride"]
+        by_axis = zip(extra, strides, options["dilation"], strict=True)
+        if any(more >= max(stride, dilation) for more, stride, dilation in by_axis):
             raise Mistake(
-                f"ConvTranspose: output_padding={list(extra)} must be less than stride={list(strides)} or dilation"
+                f"ConvTranspose: output_padding={list(extra)} must be less than "
+                f"stride={list(strides)} or dilation"
             )
-        return after
+        return output_shape
 
     def taps_of(self, pixels: int, **options: int) -> Taps:
         return Taps.transposed(pixels, **options)
@@ -476,6 +492,5 @@ class ConvTranspose(AbstractTapped):
     def assembled(
         self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
     ) -> nn.Module:
-        return super().assembled(
-            weight.transpose(0, 1).contiguous(), bias, gain, shift
-        )  # as torch has it
+        # Torch stores the weights of transposed convolutions as [channels, features, *window].
+        return super().assembled(weight.transpose(0, 1).contiguous(), bias, gain, shift)

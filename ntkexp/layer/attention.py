@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,24 +18,29 @@ from ntkexp.mistake import Mistake
 
 
 class SelfAttention(AbstractLayer):
-    """Self-attention: at each pixel p, a sum over all pixels r of values, weighed by queries times keys.
+    """Self-attention: at each pixel p, a sum of values over all pixels r, weighted by queries times keys.
 
-        f[p] = OV_std Σ_h W_h Σ_r A_h[p, r] V_h x[r] + b_std · b,    A_h = ζ(G_h),    ζ softmax over r, or the identity,
+        f[p] = OV_std Σ_h W_h Σ_r A_h[p, r] V_h x[r] + b_std · b,    A_h = ζ(G_h)
 
         linear_scaling   G_h[p, r] = QK_std (Q_h x[p])·(Q_h x[r])/d     one matrix for queries and keys
         otherwise        G_h[p, r] = QK_std (Q_h x[p])·(K_h x[r])/√d    as usual
 
-    for heads h of d channels, features/heads; weights are drawn from N(0, 1) and divided by the root of their inputs.
-    The kernels are those of many heads and large d (Hron et al. 2020, arXiv 2006.10540; as in neural-tangents). By
-    linear scaling, A is then A(x) = ζ(QK_std K(x, x)), and
+    ζ is the softmax over r, or the identity. Each head h has d = features/heads channels. Weights are
+    drawn from N(0, 1) and divided by the root of the number of their inputs.
 
-        K′ = OV_std² A(x) K A(x′)ᵀ + b_std²,    Θ′ = OV_std² A(x) Θ A(x′)ᵀ + 2 (K′ − b_std²) + b_std²
+    The kernels hold for many heads and large d (Hron et al. 2020, arXiv 2006.10540; as in
+    neural-tangents). With linear scaling, A(x) = ζ(QK_std K(x, x)), and
 
-    By the usual scaling there is a closed form for the identity alone, with s = QK_std OV_std:
+        K′ = OV_std² A(x) K A(x′)ᵀ + b_std²
+        Θ′ = OV_std² A(x) Θ A(x′)ᵀ + 2 (K′ − b_std²) + b_std²
 
-        K′ = s² ‖K‖² K + b_std²,    Θ′ = s² (2 ⟨K, Θ⟩ K + ‖K‖² (Θ + 4 K)) + b_std²
+    With the usual scaling, only the identity has a closed form. With s = QK_std OV_std,
 
-    norm and product being sums over all pairs of pixels. `frozen` weights add nothing of their own to Θ′.
+        K′ = s² ‖K‖² K + b_std²
+        Θ′ = s² (2 ⟨K, Θ⟩ K + ‖K‖² (Θ + 4 K)) + b_std²
+
+    where the norm and the inner product are sums over all pixel pairs. `frozen` weights contribute only
+    the terms with Θ to Θ′.
 
     >>> SelfAttention(features=8).shape((3, 5))
     (8, 5)
@@ -53,30 +58,36 @@ class SelfAttention(AbstractLayer):
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         if len(shape) == 1:
             raise Mistake(
-                f"SelfAttention takes [channels, *pixels], and was given {list(shape)}; put it before the Flatten"
+                f"SelfAttention takes [channels, *pixels], and was given {list(shape)}; "
+                "put it before the Flatten"
             )
         return (self.features, *shape[1:])
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
         self.shape(shape)
-        width = -(-self.features // self.heads)  # of a head, d
+        head_width = -(-self.features // self.heads)  # d, rounded up
 
-        def drawn(*sizes: int) -> nn.Parameter:
+        def normal(*sizes: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(*sizes, generator=generator, dtype=torch.float64))
 
-        inner = (self.heads, shape[0], width)
-        query, value, out = drawn(*inner), drawn(*inner), drawn(self.heads * width, self.features)
-        key = None if self.linear_scaling else drawn(*inner)
-        bias = drawn(self.features) if detached_number(self.b_std) > 0 else None
-        scales = tuple(detached_number(each) for each in (self.QK_std, self.OV_std, self.b_std))
-        module = Attention(query, key, value, out, bias, scales, self.attention == "softmax")
+        head_shape = (self.heads, shape[0], head_width)
+        query = normal(*head_shape)
+        value = normal(*head_shape)
+        out = normal(self.heads * head_width, self.features)
+        key = None if self.linear_scaling else normal(*head_shape)
+        b_std = detached_number(self.b_std)
+        weights = AttentionWeights(
+            query, key, value, out, normal(self.features) if b_std > 0 else None
+        )
+        scales = (detached_number(self.QK_std), detached_number(self.OV_std), b_std)
+        module = Attention(weights, scales, self.attention == "softmax")
         return module.requires_grad_(not self.frozen)
 
     def carry(self, signal: Signal) -> Signal:
         if not self.linear_scaling and self.attention == "softmax":
             raise Mistake(
-                "SelfAttention by softmax has no known limit of infinite width but with linear_scaling=true; choose "
-                "that, or attention=identity, or method='monte_carlo'"
+                "SelfAttention by softmax has no known limit of infinite width but with "
+                "linear_scaling=true; choose that, or attention=identity, or method='monte_carlo'"
             )
         return signal.after_weights()
 
@@ -94,70 +105,78 @@ class SelfAttention(AbstractLayer):
         if self.linear_scaling:
             covariance, left, right = self.weights(covariance, K)
 
-            def attended(values: Tensor) -> Tensor:  # OV_std² A(x) · A(x′)ᵀ
+            def attended(values: Tensor) -> Tensor:
+                # OV_std² A(x) · A(x′)ᵀ
                 return self.OV_std**2 * (left @ values @ right.transpose(-1, -2))
 
             nngp = attended(K)
             ntk = None if Theta is None else attended(Theta)
-            own = 2 * nngp  # of W and V; that of Q vanishes as d grows
+            source = 2 * nngp  # from W and V; the term from Q vanishes as d grows
         else:
             s2 = (self.QK_std * self.OV_std) ** 2
             norm = (K * K).sum((-2, -1), keepdim=True)
-            nngp, ntk = s2 * norm * K, None
+            nngp = s2 * norm * K
+            ntk = None
             if Theta is not None:
                 ntk = s2 * (2 * (K * Theta).sum((-2, -1), keepdim=True) * K + norm * Theta)
-            own = 4 * nngp  # of W, V, Q and K
+            source = 4 * nngp  # from W, V, Q and K
         if ntk is not None and not self.frozen:
-            ntk = ntk + own + b2
-        known = None if ntk is None else pairs.from_matrix(ntk)
-        return replace(covariance, nngp=pairs.from_matrix(nngp + b2), ntk=known)
+            ntk = ntk + source + b2
+        stored_ntk = None if ntk is None else pairs.from_matrix(ntk)
+        return replace(covariance, nngp=pairs.from_matrix(nngp + b2), ntk=stored_ntk)
 
     def weights(self, covariance: Covariance, K: Tensor) -> tuple[Covariance, Tensor, Tensor]:
-        """A of both sides, which is collected where K is that of each example with itself, as variances are."""
+        """Return A of both sides. If K is each example's with itself, collect A like a variance."""
         if covariance.ntk is None:
             A = self.QK_std * K
             A = A.softmax(-1) if self.attention == "softmax" else A
             return replace(covariance, left=(*covariance.left, A)), A, A
-        left, right = (
-            covariance.left[covariance.met][:, None],
-            covariance.right[covariance.met][None],
-        )
+        left = covariance.left[covariance.met][:, None]
+        right = covariance.right[covariance.met][None]
         return replace(covariance, met=covariance.met + 1), left, right
 
 
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The weights of `SelfAttention`; without `key`, queries are the keys."""
+
+    query: Float[nn.Parameter, "head channel width"]
+    key: Float[nn.Parameter, "head channel width"] | None
+    value: Float[nn.Parameter, "head channel width"]
+    out: Float[nn.Parameter, "head_width feature"]
+    bias: Float[nn.Parameter, " feature"] | None
+
+
 class Attention(nn.Module):
-    """The module of `SelfAttention`, its scales being those of queries and keys, of values, and of the bias."""
+    """The module of `SelfAttention`, with the scales QK_std, OV_std and b_std."""
 
     def __init__(
-        self,
-        query: Float[nn.Parameter, "head channel width"],
-        key: Float[nn.Parameter, "head channel width"] | None,
-        value: Float[nn.Parameter, "head channel width"],
-        out: Float[nn.Parameter, "head_width feature"],
-        bias: Float[nn.Parameter, " feature"] | None,
-        scales: tuple[float, ...],
-        softmax: bool,
+        self, weights: AttentionWeights, scales: tuple[float, float, float], softmax: bool
     ) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.out, self.bias = query, key, value, out, bias
-        self.scales, self.softmax = scales, softmax
+        self.query = weights.query
+        self.key = weights.key
+        self.value = weights.value
+        self.out = weights.out
+        self.bias = weights.bias
+        self.scales = scales
+        self.softmax = softmax
 
     def forward(
         self, x: Float[Tensor, "example channel *pixel"]
     ) -> Float[Tensor, "example feature *pixel"]:
-        (QK_std, OV_std, b_std), (_, channels, width) = self.scales, self.query.shape
+        QK_std, OV_std, b_std = self.scales
+        _, channels, width = self.query.shape
         rows = x.flatten(2).transpose(1, 2).unsqueeze(1)  # [example, 1, pixel, channel]
-        queries, values = rows @ self.query, rows @ self.value  # [example, head, pixel, width]
+        queries = rows @ self.query  # [example, head, pixel, width]
+        values = rows @ self.value
         keys = queries if self.key is None else rows @ self.key
-        G = (
-            queries
-            @ keys.transpose(2, 3)
-            * (QK_std / (channels * width ** (1 if self.key is None else 0.5)))
-        )
+        power = 1 if self.key is None else 0.5
+        G = queries @ keys.transpose(2, 3) * (QK_std / (channels * width**power))
         heads = (G.softmax(3) if self.softmax else G) @ values
         joined = heads.transpose(1, 2).flatten(2)  # [example, pixel, head · width]
         outputs = joined @ self.out * (OV_std / (self.out.shape[0] * channels) ** 0.5)
         if self.bias is not None:
             outputs = outputs + b_std * self.bias
-        found: Tensor = outputs.transpose(1, 2).reshape(len(x), -1, *x.shape[2:])
-        return found
+        image: Tensor = outputs.transpose(1, 2).reshape(len(x), -1, *x.shape[2:])
+        return image

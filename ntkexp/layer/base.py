@@ -1,10 +1,10 @@
-"""A layer as a value: one description with two readings, a module of finite width and a step of the kernel's
-recursion; layers in a chain or in branches, by name.
+"""A layer as a value, with two readings: a module of finite width, and a step of the kernel recursion.
 
-Layers compose by shape: each says what shape it gives to an example of a given shape, so that a list of layers is an
-architecture for inputs of any shape. The kernels of infinite width are read from the same list: `carry` says whether
-there is a limit, `need` is asked from the last layer to the first, which pairs of pixels must be known, and `push`
-takes K and Θ through the layer. A layer may also say its form for the engine that is fused for CPUs, `fused`.
+Layers compose by shape: `shape` maps the shape of an example to the next one, so that a list of layers is an
+architecture for inputs of any shape, and `build` makes a module. The kernels of infinite width use the
+same list. `carry` raises if there is no limit. `need`, from the last layer to the first, collects the
+pixel pairs that must be known. `push` transforms K and Θ. `fused` returns the layer's form for the fused
+engine, if it has one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.pairs import ADD, COPY, NoFusedForm, Operation, Operations, Pairs, weigh
 from ntkexp.mistake import Mistake, in_short, nearest
 
-LARGEST = 1e150
+MAX_LAYER_SCALE = 1e150
+"""The square of a larger scale would overflow."""
 
 
-# --- Scales of weights: numbers, or tensors of one number where a kernel is to be differentiated by them.
+# --- Scales of weights: numbers, or tensors with one number, so that kernels can be differentiated by them
 
 
 def finite_number(value: object) -> object:
-    """A finite number, or a tensor, which is looked at later.
+    """Return a finite number; pass tensors on to `single_number`.
 
     >>> finite_number("a")
     Traceback (most recent call last):
@@ -42,7 +43,7 @@ def finite_number(value: object) -> object:
     if isinstance(value, Tensor):
         return value
     try:
-        number = float(value)  # type: ignore[arg-type]  # what cannot be converted is refused
+        number = float(value)  # type: ignore[arg-type]  # checked here
     except (TypeError, ValueError, OverflowError):
         number = nan
     if not isfinite(number):
@@ -51,7 +52,7 @@ def finite_number(value: object) -> object:
 
 
 def single_number(value: Tensor | float) -> Tensor | float:
-    """A tensor without axes, if it is one.
+    """Return a tensor without axes; pass numbers on.
 
     >>> single_number(torch.tensor([2.0]))
     tensor(2.)
@@ -66,21 +67,22 @@ def single_number(value: Tensor | float) -> Tensor | float:
 
 
 def detached_number(value: Tensor | float) -> float:
-    """The number itself, without what it takes for derivatives."""
+    """Return the number without its autograd graph."""
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def scale(zero: bool) -> AfterValidator:
-    """A validator of scales that are more than zero, or may be zero; their squares are numbers as well."""
+    """Return a validator of positive scales; `zero` admits zero too."""
+    sign = "≥" if zero else ">"
 
     def check(value: Tensor | float) -> Tensor | float:
-        if not (detached_number(value) >= 0 if zero else detached_number(value) > 0):
+        number = detached_number(value)
+        if not (number > 0 or (zero and number == 0)):
+            raise Mistake(f"it takes a number {sign} 0, not {number:g}")
+        if number > MAX_LAYER_SCALE:
             raise Mistake(
-                f"it takes a number {'≥' if zero else '>'} 0, not {detached_number(value):g}"
-            )
-        if detached_number(value) > LARGEST:
-            raise Mistake(
-                f"it takes a number ≤ {LARGEST:g}, whose square is one as well, not {detached_number(value):g}"
+                f"it takes a number ≤ {MAX_LAYER_SCALE:g}, whose square is one as well, "
+                f"not {number:g}"
             )
         return value
 
@@ -96,57 +98,54 @@ NotNegative = Annotated[
 
 
 class AbstractLayer(Component):
-    """A layer is one step of a network: shape [*shape] → shape [*shape′] for every example."""
+    """A layer of a network, which maps examples of shape [*shape] to shape [*shape′]."""
 
-    averages: ClassVar[bool] = (
-        False  # whether it is the mean over the pairs of pixels that it needs, a vector
-    )
+    averages: ClassVar[bool] = False
+    """The layer averages over the pixel pairs that it needs, and returns vectors."""
 
     @abstractmethod
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape this layer gives to an example of the given shape."""
+        """Return the shape of an example after this layer."""
 
     @abstractmethod
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
-        """Make a module for examples of the given shape, its weights drawn from the generator."""
+        """Return a module for examples of this shape, with weights from the generator."""
 
     def carry(self, signal: Signal) -> Signal:
-        """What is known of the signal after this layer; a layer without a limit of infinite width says so here."""
+        """Return the properties of the signal after this layer. Raise if the layer has no limit."""
         raise Mistake(f"{type(self).__name__} has no known limit of infinite width")
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
-        """The pairs of pixels before this layer that those after it are made of."""
+        """Return the pixel pairs before this layer that the wanted pairs after it depend on."""
         return wanted
 
     def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-        """The pairs of an example with itself that are needed before this layer: none, unless a layer asks for
-        variances.
-        """
+        """Return the same for pairs of an example with itself; None unless a layer needs variances."""
         return None if wanted is None else self.need(wanted, shape)
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-        """Take covariances through this layer."""
-        raise NotImplementedError(
-            type(self).__name__
-        )  # `carry` refuses a layer that cannot do this
+        """Apply this layer to covariances and tangent kernels."""
+        raise NotImplementedError(type(self).__name__)  # `carry` has raised before
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        """`push` as operations on a tile, the registers from `free` on being to spare; one `bend` for each variance
-        that it meets. Without them the layer is left to torch.
+        """Return `push` as operations on tiles, for the fused engine.
+
+        Registers from `free` on may be overwritten. The numbers of operations with `ends` and of
+        nonlinear layers must agree. Raise `NoFusedForm` to leave the layer to torch.
         """
         raise NoFusedForm(type(self).__name__)
 
 
-# --- Layers one after the other, each asked with the shape that reaches it.
+# --- Chains of layers
 
 
 Layers = tuple[AbstractLayer, ...]
 FORMULA = frozenset({"need", "push", "mix", "between", "dual", "alone"})
-"""The methods of layers that say what a fused form is the form of."""
+"""The methods that define a layer's formula; a fused form must match them."""
 
 
 def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The shape before each layer, and after the last.
+    """Return the shapes before each layer and after the last.
 
     >>> from ntkexp.layer.linear import Flatten
     >>> shapes((Flatten(),), (3, 4))
@@ -159,75 +158,78 @@ def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def build(layers: Layers, shape: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:
-    """The layers as a module for examples of the given shape."""
-    each = zip(layers, shapes(layers, shape), strict=False)
-    return nn.Sequential(*(layer.build(before, generator) for layer, before in each))
+    """Return the layers as a module for examples of this shape."""
+    pairs = zip(layers, shapes(layers, shape), strict=False)
+    return nn.Sequential(*(layer.build(before, generator) for layer, before in pairs))
 
 
 def carry(layers: Layers, signal: Signal) -> Signal:
-    """What is known of the signal after all layers."""
+    """Return the properties of the signal after all layers."""
     for layer in layers:
         signal = layer.carry(signal)
     return signal
 
 
 def need(layers: Layers, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
-    """The pairs before the layers, of those wanted after them."""
+    """Return the pixel pairs before all layers that the wanted pairs depend on."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need(wanted, before)
     return wanted
 
 
 def need_own(layers: Layers, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-    """The pairs of examples with themselves before the layers, of those wanted after them."""
+    """Return the same for pairs of an example with itself."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need_own(wanted, before)
     return wanted
 
 
 def push(layers: Layers, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-    """K and Θ after all layers."""
+    """Apply all layers to K and Θ."""
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         covariance = layer.push(covariance, before)
     return covariance
 
 
 def fused(layers: Layers, shape: tuple[int, ...], register: int, free: int) -> Operations:
-    """The operations on a tile that the layers say they are; they leave as many pixels as the layers do."""
-    found: Operations = ()
+    """Return the operations of all layers. Raise if a layer's fused form is missing or changes pixels."""
+    operations: Operations = ()
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         if not says_itself(layer, "fused"):
             raise NoFusedForm(type(layer).__name__)
-        operations = layer.fused(before, register, free)
+        of_layer = layer.fused(before, register, free)
+        # The operations must leave as many pixels as the layer.
         pixels = before[1:]
-        for operation in operations:
+        for operation in of_layer:
             if operation.register == register and operation.coarse:
-                pixels = tuple(len(one.members) for one in operation.coarse[-len(pixels) :])
+                coarse = operation.coarse[-len(pixels) :]
+                pixels = tuple(len(one.members) for one in coarse)
         if layer.shape(before)[1:] != pixels:
             raise NoFusedForm(type(layer).__name__)
-        found = (*found, *operations)
-    return found
+        operations = (*operations, *of_layer)
+    return operations
 
 
 def registers(operations: Operations) -> int:
-    """How many registers there are up to the last that operations use."""
-    return 1 + max(
-        (max(operation.register, operation.other) for operation in operations), default=-1
-    )
+    """Return one more than the largest register that the operations use."""
+    used = [max(operation.register, operation.other) for operation in operations]
+    return 1 + max(used, default=-1)
 
 
 def says_itself(layer: AbstractLayer, form: str) -> bool:
-    """Whether this form is that of the layer's formula, and not of one that its class inherited and replaced."""
-    definer = next(
-        kind for kind in type(layer).__mro__ if not {form, *FORMULA}.isdisjoint(vars(kind))
-    )
+    """Return whether the class that defines the layer's formula also defines this form.
+
+    A subclass that replaces the formula, e.g. `dual`, does not inherit the fused form of its parent.
+    """
+    names = {form, *FORMULA}
+    definer = next(kind for kind in type(layer).__mro__ if not names.isdisjoint(vars(kind)))
     return form in vars(definer)
 
 
 class Residual(AbstractLayer):
-    """Residual layers: the sum of two branches, whose kernels add up if one of them ends in weights of its own.
+    """Residual layers: branch(x) + shortcut(x), whose kernels add up if a branch ends in fresh weights.
 
-    branch(x) + shortcut(x); an empty shortcut is the identity.
+    An empty shortcut is the identity.
 
     >>> Residual(branch=()).shape((4, 8))
     (4, 8)
@@ -237,42 +239,40 @@ class Residual(AbstractLayer):
     shortcut: tuple[AbstractLayer, ...] = ()
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        ends = [shapes(layers, shape)[-1] for layers in (self.branch, self.shortcut)]
-        if ends[0] != ends[1]:
+        branch = shapes(self.branch, shape)[-1]
+        shortcut = shapes(self.shortcut, shape)[-1]
+        if branch != shortcut:
             raise Mistake(
-                f"the branches of a residual layer disagree: {list(ends[0])} and {list(ends[1])}"
+                f"the branches of a residual layer disagree: {list(branch)} and {list(shortcut)}"
             )
-        return ends[0]
+        return branch
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
-        self.shape(shape)  # refuses branches that disagree
+        self.shape(shape)  # raises if the branches disagree
         return Sum(build(self.branch, shape, generator), build(self.shortcut, shape, generator))
 
     def carry(self, signal: Signal) -> Signal:
-        ends = [
-            carry(layers, replace(signal, fresh=False)) for layers in (self.branch, self.shortcut)
-        ]
+        branches = (self.branch, self.shortcut)
+        # `fresh` here means: independent of the input of this residual layer.
+        ends = [carry(layers, replace(signal, fresh=False)) for layers in branches]
         if not any(end.fresh for end in ends):
             raise Mistake(
-                "a residual layer has no limit of infinite width unless one of its branches ends in weights "
-                "(Dense or Conv) that follow the last activation"
+                "a residual layer has no limit of infinite width unless one of its branches ends "
+                "in weights (Dense or Conv) that follow the last activation"
             )
-        whole = [carry(layers, signal) for layers in (self.branch, self.shortcut)]
         return Signal(
             gaussian=all(end.gaussian for end in ends),
-            fresh=all(end.fresh for end in whole),
+            fresh=all(carry(layers, signal).fresh for layers in branches),
             wide=all(end.wide for end in ends),
             uneven=any(end.uneven for end in ends),
         )
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
-        branch, shortcut = (need(layers, wanted, shape) for layers in (self.branch, self.shortcut))
-        return branch.union(shortcut)
+        return need(self.branch, wanted, shape).union(need(self.shortcut, wanted, shape))
 
     def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-        branch, shortcut = (
-            need_own(layers, wanted, shape) for layers in (self.branch, self.shortcut)
-        )
+        branch = need_own(self.branch, wanted, shape)
+        shortcut = need_own(self.shortcut, wanted, shape)
         return branch.union(shortcut) if branch and shortcut else branch or shortcut
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
@@ -282,16 +282,18 @@ class Residual(AbstractLayer):
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         branch = fused(self.branch, shape, register, free + 1)
         shortcut = fused(self.shortcut, shape, free, max(free + 1, registers(branch)))
-        copied, added = Operation(COPY, register, free), Operation(ADD, register, free)
-        return copied, *branch, *shortcut, added
+        copy = Operation(COPY, register, free)
+        add = Operation(ADD, register, free)
+        return copy, *branch, *shortcut, add
 
 
 class Sum(nn.Module):
-    """Two modules stand side by side, and their outputs are added."""
+    """The sum of the outputs of two modules."""
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
-        self.branch, self.shortcut = branch, shortcut
+        self.branch = branch
+        self.shortcut = shortcut
 
     def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example *shape_"]:
         total: Tensor = self.branch(x) + self.shortcut(x)
@@ -299,21 +301,21 @@ class Sum(nn.Module):
 
 
 class Concatenation(AbstractLayer):
-    """Concatenations: the channels of several branches behind each other, whose kernels are averaged by their shares.
+    """Concatenations of the channels of two or more branches; their kernels are averaged.
 
-    The channels of two or more branches, the first branch's first; an empty branch is the identity.
+    The first branch's channels come first. An empty branch is the identity.
 
     >>> from ntkexp.layer.affine import Dense
     >>> layer = Concatenation(branches=((Dense(features=6),), ()))
     >>> layer.shape((2,)), layer.shares((2,))
     ((8,), (0.75, 0.25))
 
-    What follows sees the mean over all channels, of which branch i has the share p_i = c_i/Σ_j c_j:
+    The next layer averages over all channels. Branch i has the share p_i = c_i/Σ_j c_j of them:
 
         K′ = Σ_i p_i K_i,    Θ′ = Σ_i p_i Θ_i
 
-    Channels of different branches meet different weights, so that it does not matter whether they are independent. They
-    may have different variances, so that no activation follows, nor a norm.
+    The next layer multiplies each branch's channels with separate weights, so the branches need not be
+    independent. Their variances may differ; therefore no activation or norm may follow.
     """
 
     branches: Annotated[tuple[tuple[AbstractLayer, ...], ...], Field(min_length=2)]
@@ -321,9 +323,8 @@ class Concatenation(AbstractLayer):
     def ends(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         ends = [shapes(layers, shape)[-1] for layers in self.branches]
         if len({end[1:] for end in ends}) > 1:
-            raise Mistake(
-                f"the branches of a concatenation differ in pixels: {', '.join(str([*end]) for end in ends)}"
-            )
+            shown = ", ".join(str([*end]) for end in ends)
+            raise Mistake(f"the branches of a concatenation differ in pixels: {shown}")
         return ends
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -331,7 +332,7 @@ class Concatenation(AbstractLayer):
         return (sum(end[0] for end in ends), *ends[0][1:])
 
     def shares(self, shape: tuple[int, ...]) -> tuple[float, ...]:
-        """The share that each branch has of the channels, p."""
+        """Return p, each branch's share of the channels."""
         channels = [end[0] for end in self.ends(shape)]
         return tuple(one / sum(channels) for one in channels)
 
@@ -343,8 +344,8 @@ class Concatenation(AbstractLayer):
         ends = [carry(layers, signal) for layers in self.branches]
         if not all(end.wide for end in ends):
             raise Mistake(
-                "a concatenation of the inputs themselves has no limit of infinite width: channels of the inputs do "
-                "not grow with width; put a Dense or Conv layer into that branch"
+                "a concatenation of the inputs themselves has no limit of infinite width: channels "
+                "of the inputs do not grow with width; put a Dense or Conv layer into that branch"
             )
         return Signal(fresh=all(end.fresh for end in ends), wide=True, uneven=True)
 
@@ -352,42 +353,42 @@ class Concatenation(AbstractLayer):
         return reduce(Pairs.union, (need(layers, wanted, shape) for layers in self.branches))
 
     def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-        needed = [before for layers in self.branches if (before := need_own(layers, wanted, shape))]
+        by_branch = [need_own(layers, wanted, shape) for layers in self.branches]
+        needed = [pairs for pairs in by_branch if pairs]
         return reduce(Pairs.union, needed) if needed else None
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         total: Covariance | None = None
         for layers, share in zip(self.branches, self.shares(shape), strict=True):
-            branch = push(
-                layers, covariance if total is None else covariance.following(total), shape
-            )
+            start = covariance if total is None else covariance.following(total)
+            branch = push(layers, start, shape)
             branch = branch.map(lambda values, share=share: share * values)  # type: ignore[misc]
             total = branch if total is None else total.plus(branch)
-        assert total is not None  # there are two branches or more
+        assert total is not None  # there are at least two branches
         return total
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+        # Copy the input into one register for each branch, weigh each by p, and add.
         others = range(free, free + len(self.branches) - 1)
         free += len(others)
         operations = tuple(Operation(COPY, register, other) for other in others)
-        for layers, here, share in zip(
-            self.branches, (register, *others), self.shares(shape), strict=True
-        ):
-            branch = fused(layers, shape, here, free)
+        branches = zip(self.branches, (register, *others), self.shares(shape), strict=True)
+        for layers, branch_register, share in branches:
+            branch = fused(layers, shape, branch_register, free)
             free = max(free, registers(branch))
-            operations = (*operations, *branch, weigh(here, share))
+            operations = (*operations, *branch, weigh(branch_register, share))
         return (*operations, *(Operation(ADD, register, other) for other in others))
 
 
 class SideBySide(nn.ModuleList):
-    """Several modules stand side by side, and their channels are put behind each other."""
+    """The outputs of several modules, concatenated along the channels."""
 
     def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example *shape_"]:
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
 def name_validator(kind: str, known: Mapping[str, object]) -> Callable[[object], object]:
-    """A validator that puts a layer in place of its name in a configuration, and leaves a layer as it is.
+    """Return a validator that replaces a name from a configuration by its layer, and accepts layers.
 
     >>> name_validator("activation", {"relu": "R", "tanh": "T"})("tanh")
     'T'

@@ -1,4 +1,4 @@
-"""Layers between those with weights: flattening, pooling over windows, and normalisation."""
+"""Layers without weights: flattening, dropout, pooling over windows, and normalisation."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ from ntkexp.covariance.pairs import (
 from ntkexp.layer.base import AbstractLayer, name_validator
 from ntkexp.mistake import Mistake
 
-# --- Linear maps without weights: flattening, and the mean over an image.
+# --- Flattening, and the mean over an image
 
 
 class Flatten(AbstractLayer):
-    """All axes of an example as one. An affine layer sees the mean over equal pixels, K′ = mean_p K[p, p]; Θ goes the
-    same way. The pixels of a flattened image may have different variances, so that no activation follows it.
+    """All axes of an example as one axis.
+
+    The next affine layer averages over equal pixels: K′ = mean_p K[p, p], and Θ′ has the same form. Pixels may
+    have different variances, so no activation may follow directly.
 
     >>> Flatten().shape((1, 8, 8))
     (64,)
@@ -56,7 +58,7 @@ class Flatten(AbstractLayer):
 
 
 class GlobalAvgPool(AbstractLayer):
-    """The mean over all pixels. At infinite width it is that over all pairs, K′ = mean_pq K[p, q]; Θ goes the same way.
+    """The mean over all pixels. At infinite width, K′ = mean_pq K[p, q], and Θ′ has the same form.
 
     >>> GlobalAvgPool().shape((3, 8, 8))
     (3,)
@@ -93,15 +95,15 @@ class MeanOverPixels(nn.Module):
         return x.flatten(2).mean(2)
 
 
-# --- Dropout while it is on. Off, it is not a layer at all.
+# --- Dropout
 
 
 class Dropout(AbstractLayer):
-    """Dropout as in training: each element is zero with probability `rate`, and divided by 1 − `rate` otherwise, by a
-    draw of its own for each example.
+    """Dropout in training mode: zero each element with probability `rate`, else divide by 1 − `rate`.
 
-    At infinite width, K and Θ of a pixel of an example with itself are divided by 1 − `rate`; between examples, and
-    between pixels, draws are independent, and nothing changes. Two equal examples on two sides are two.
+    Each example has its own random mask. At infinite width, K and Θ of a pixel of an example with itself
+    are divided by 1 − `rate`. Other pairs have independent masks and do not change. Equal examples on two
+    sides count as different examples.
 
     >>> Dropout(rate=0.1).shape((3, 8, 8))
     (3, 8, 8)
@@ -118,38 +120,39 @@ class Dropout(AbstractLayer):
     def carry(self, signal: Signal) -> Signal:
         if not signal.wide:
             raise Mistake(
-                "Dropout of the inputs themselves has no limit of infinite width: their channels are few, so that what "
-                "is left of them stays a matter of chance; put a Dense or Conv layer before it"
+                "Dropout of the inputs themselves has no limit of infinite width: their channels "
+                "are few, so that the random mask does not average out; put a Dense or Conv layer "
+                "before it"
             )
         return replace(signal, gaussian=False)
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-        pairs, keep = covariance.pairs, 1 - self.rate
-        if any(0 not in kept for kept in pairs.offsets):
-            return covariance  # no pixel meets itself
+        pairs = covariance.pairs
+        keep = 1 - self.rate
+        if any(0 not in offsets for offsets in pairs.offsets):
+            return covariance  # no pair of equal pixels
         if covariance.ntk is None:
             return covariance.map(
                 lambda values: pairs.with_diagonal(values, pairs.diagonal(values) / keep)
             )
-        if not covariance.same:  # variances grow, and distances with them
+        if not covariance.same:  # variances grow, which changes the distances
             return covariance.with_distances(None)
 
-        def divided(values: Tensor) -> Tensor:
-            own = pairs.diagonal(values.diagonal(dim1=0, dim2=1).movedim(-1, 0))
-            return covariance.where_same(values, own / keep)
+        def divide_diagonal(values: Tensor) -> Tensor:
+            diagonal = pairs.diagonal(values.diagonal(dim1=0, dim2=1).movedim(-1, 0))
+            return covariance.where_same(values, diagonal / keep)
 
-        return covariance.map(divided)
+        return covariance.map(divide_diagonal)
 
 
-# --- Pooling over windows: by averages, or by the largest, which has no known limit of infinite width.
+# --- Pooling over windows: by the mean, or by the maximum, which has no known limit of infinite width
 
 
 class AbstractPool(AbstractLayer):
-    """Windows that do not overlap; what does not fill a window is left out."""
+    """Consecutive windows without overlap. Pixels that do not fill the last window are dropped."""
 
-    modules: ClassVar[
-        Sequence[Callable[[Any], nn.Module]]
-    ]  # torch's pooling in one, two and three dimensions
+    modules: ClassVar[Sequence[Callable[[Any], nn.Module]]]
+    """Torch's pooling modules in one, two and three dimensions."""
     window: Depth | tuple[Depth, ...] = 2
 
     def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -159,7 +162,8 @@ class AbstractPool(AbstractLayer):
         windows = self.windows(shape)
         if len(shape) == 1:
             raise Mistake(
-                f"a pool takes [channels, *pixels], and was given {list(shape)}; put it before the Flatten"
+                f"a pool takes [channels, *pixels], and was given {list(shape)}; put it before "
+                "the Flatten"
             )
         if len(windows) != len(shape) - 1 or not 1 <= len(windows) <= len(self.modules):
             raise Mistake(
@@ -168,7 +172,8 @@ class AbstractPool(AbstractLayer):
         pixels = tuple(n // window for n, window in zip(shape[1:], windows, strict=True))
         if 0 in pixels:
             raise Mistake(
-                f"a pooling window of {self.window} does not fit into examples of shape {list(shape)}"
+                f"a pooling window of {self.window} does not fit into examples of shape "
+                f"{list(shape)}"
             )
         return (shape[0], *pixels)
 
@@ -178,7 +183,9 @@ class AbstractPool(AbstractLayer):
 
 
 class AvgPool(AbstractPool):
-    """The mean of each window: K′[p′, q′] = mean K[p, q] over the pixels p in window p′ and q in window q′; Θ alike.
+    """The mean of each window: K′[p′, q′] = mean K[p, q] over p in window p′ and q in window q′.
+
+    Θ′ has the same form.
 
     >>> AvgPool(window=2).shape((3, 8, 7))
     (3, 4, 3)
@@ -190,11 +197,8 @@ class AvgPool(AbstractPool):
         return signal
 
     def coarse(self, shape: tuple[int, ...]) -> list[Coarse]:
-        """The windows, as a map of pixels."""
-        return [
-            Coarse.windows(n, window)
-            for n, window in zip(shape[1:], self.windows(shape), strict=True)
-        ]
+        sizes = zip(shape[1:], self.windows(shape), strict=True)
+        return [Coarse.windows(n, window) for n, window in sizes]
 
     def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
         return pairs_before(self.coarse(shape), wanted, shape[1:])
@@ -207,7 +211,7 @@ class AvgPool(AbstractPool):
 
 
 class MaxPool(AbstractPool):
-    """The largest of each window.
+    """The maximum of each window.
 
     >>> MaxPool(window=2).shape((3, 8, 7))
     (3, 4, 3)
@@ -226,27 +230,27 @@ Pooling = Annotated[AvgPool | MaxPool | None, BeforeValidator(name_validator("po
 """A pooling layer, its name, or none."""
 
 
-# --- Normalisation: y = c/√(mean c² + ε) with c = x − mean x, then a gain (from one) and a bias (from zero).
+# --- Normalisation: y = c/√(mean c² + ε) with c = x − mean x, then a gain (initially 1) and a bias (0)
 #
-# Layer norm takes its means over channels, pixel by pixel; group norm over groups of channels and all pixels; batch
-# norm in evaluation, the only way in which it couples no examples, with the statistics it starts with.
+# Layer norm averages over channels, for each pixel; group norm over groups of channels and all pixels.
+# Batch norm is in evaluation mode and uses its initial statistics, so that examples do not interact.
 
 
-EVALUATED = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}
+BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}
 
 
 class AbstractNorm(AbstractLayer):
-    """A norm leaves the shape of an example."""
+    """A normalisation, which keeps the shape of an example."""
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return shape
 
 
 class LayerNorm(AbstractNorm):
-    """Layer norm over channels; `affine` if gain and bias are there, and trained.
+    """Layer norm over channels; with `affine`, a trained gain and bias follow.
 
-    Without them it has a kernel at infinite width, where the mean vanishes after weights: with the variances q₁, q₂ at
-    both pixels K′ = K/√((q₁ + ε)(q₂ + ε)), Θ′ = Θ/√((q₁ + ε)(q₂ + ε)).
+    Without them, and after weights, it has a kernel at infinite width, because the mean over channels
+    vanishes. With the variances q₁ and q₂ at the two pixels, K′ = K/√((q₁ + ε)(q₂ + ε)). Θ′ has the same form.
     """
 
     eps: float = Field(1e-12, gt=0)
@@ -259,8 +263,8 @@ class LayerNorm(AbstractNorm):
         signal.refuse_unmixed("LayerNorm")
         if self.affine:
             raise Mistake(
-                "a layer norm whose gain is trained has no known limit of infinite width; choose affine=false "
-                "(norm=layer_plain in a model)"
+                "a layer norm whose gain is trained has no known limit of infinite width; choose "
+                "affine=false (norm=layer_plain in a model)"
             )
         return signal
 
@@ -268,28 +272,31 @@ class LayerNorm(AbstractNorm):
         return wanted or Pairs.equal(shape[1:])
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-        met, *ends = covariance.meet()
-        first, second = (end.lay_out((end.variance + self.eps).rsqrt()) for end in ends)
+        met, left, right = covariance.meet()
+        # 1/√(q + ε) at both ends
+        first = left.lay_out((left.variance + self.eps).rsqrt())
+        second = right.lay_out((right.variance + self.eps).rsqrt())
         if covariance.ntk is None:
             return replace(met, nngp=covariance.nngp * first * second)
-        length = first * second
-        after = met.map(lambda values: values * length)
-        if (distances := covariance.distances) is None:
+        factor = first * second
+        after = met.map(lambda values: values * factor)
+        if covariance.distances is None:
             return after
-        q1, q2 = (end.lay_out(end.variance) for end in ends)
-        before = distances.at(q1, q2)
-        excess = self.eps * before.excess * length.square()  # q₁/(q₁ + ε) − q₂/(q₂ + ε)
-        unequal = unequal_roots(q1 * first.square(), q2 * second.square(), excess)
-        return after.with_distances(
-            Distances(before.near * length, before.far * length, unequal, excess)
-        )
+        q1 = left.lay_out(left.variance)
+        q2 = right.lay_out(right.variance)
+        before = covariance.distances.at(q1, q2)
+        excess = self.eps * before.excess * factor.square()  # q₁/(q₁ + ε) − q₂/(q₂ + ε)
+        slack = unequal_roots(q1 * first.square(), q2 * second.square(), excess)
+        near = before.near * factor
+        far = before.far * factor
+        return after.with_distances(Distances(near, far, slack, excess))
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
         return (Operation(NORM, register, ends=lambda q: ((q + self.eps).rsqrt(),)),)
 
 
 class ChannelNorm(nn.LayerNorm):
-    """Layer norm on the first axis of an example."""
+    """Layer norm over the first axis of an example."""
 
     def __init__(self, channels: int, eps: float, affine: bool) -> None:
         super().__init__(channels, eps, affine, dtype=torch.float64)
@@ -301,7 +308,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class GroupNorm(AbstractNorm):
-    """Group norm over groups of channels: the most, up to `groups`, that divide them."""
+    """Group norm with the largest number of groups, up to `groups`, that divides the channels."""
 
     groups: Count = 8
     eps: float = Field(1e-5, gt=0)
@@ -312,12 +319,12 @@ class GroupNorm(AbstractNorm):
 
 
 class BatchNorm(AbstractNorm):
-    """Batch norm in evaluation, which is an affine map of each channel."""
+    """Batch norm in evaluation mode, an affine map of each channel."""
 
     eps: float = Field(1e-5, gt=0)
 
     def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
-        return EVALUATED[len(shape)](shape[0], self.eps, dtype=torch.float64).eval()
+        return BATCH_NORMS[len(shape)](shape[0], self.eps, dtype=torch.float64).eval()
 
 
 NORMS: dict[str, LayerNorm | GroupNorm | BatchNorm | None] = {

@@ -35,7 +35,7 @@ from ntkexp.layer.base import AbstractLayer, says_itself
 
 @dataclass(frozen=True)
 class PairMoments:
-    """Variances, covariances and distances at both ends of pairs, of one shape."""
+    """Variances, covariance and distances of the two ends of each pair, all of one shape."""
 
     q1: Tensor
     c: Tensor
@@ -45,7 +45,7 @@ class PairMoments:
 
 @dataclass(frozen=True)
 class NearKernels:
-    """κ, κ̇ and the distances after a layer; these are None if they are not known."""
+    """κ, κ̇ and the distances after a layer, or None if the layer cannot compute its distances."""
 
     value: Tensor
     slope: Tensor
@@ -55,35 +55,36 @@ class NearKernels:
 class AbstractPointwise(AbstractLayer):
     """Pointwise layers: z ↦ σ(z), one function applied to every element.
 
-    At infinite width its arguments are Gaussian, and the kernels are expectations over two of them, u and v, with
-    variances q₁, q₂ and covariance c:
+    At infinite width the elements are Gaussian. The kernels are expectations over two of them, u and v,
+    with variances q₁ and q₂ and covariance c:
 
-        K′ = κ(q₁, c, q₂) = E σ(u) σ(v),    Θ′ = Θ · κ̇,   κ̇ = E σ′(u) σ′(v) = ∂κ/∂c.
+        K′ = κ(q₁, c, q₂) = E σ(u) σ(v)
+        Θ′ = Θ · κ̇,    κ̇ = E σ′(u) σ′(v) = ∂κ/∂c
     """
 
     @abstractmethod
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """σ(z)."""
+        """Return σ(z)."""
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        """κ and κ̇ of variances and a covariance, each to be broadcast."""
-        raise NotImplementedError(type(self).__name__)  # `carry` refuses a layer that has none
+        """Return κ and κ̇; the arguments are broadcast."""
+        raise NotImplementedError(type(self).__name__)  # `carry` has raised before
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """κ(q, q, q) and κ̇(q, q, q): a variable with itself, by a formula that rounds nothing if there is one."""
+        """Return κ(q, q, q) and κ̇(q, q, q), by a formula without cancellation if there is one."""
         return self.dual(q, q, q)
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
-        """κ and κ̇ at both ends of pairs."""
+        """Return κ and κ̇ for the variances at both ends of each pair."""
         return self.dual(first.lay_out(first.variance), c, second.lay_out(second.variance))
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """κ and κ̇ from distances, in whose formula no digits of nearly equal or opposite variables cancel."""
+        """Return κ and κ̇ from distances, without cancellation for nearly equal or opposite variables."""
         raise NotImplementedError(type(self).__name__)
 
     @property
     def resolves(self) -> bool:
-        """Whether there is such a formula."""
+        """True if the layer has a formula `resolved`."""
         return says_itself(self, "resolved")
 
     def carry(self, signal: Signal) -> Signal:
@@ -97,27 +98,28 @@ class AbstractPointwise(AbstractLayer):
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
         met, first, second = covariance.meet()
-        pairs, nngp = covariance.pairs, covariance.nngp
-        if (
-            covariance.ntk is None
-        ):  # each example with itself: K′[p, q] = κ, and where p = q by its own formula
+        pairs = covariance.pairs
+        nngp = covariance.nngp
+        if covariance.ntk is None:
+            # Each example with itself: K′[p, q] = κ; equal pixels use `alone`.
             if pairs != Pairs.equal(pairs.pixels):
                 nngp, _ = self.between(first, nngp, second)
             return replace(met, nngp=pairs.with_diagonal(nngp, self.alone(first.variance)[0]))
         distances: Distances | None = None
         if covariance.distances is not None and self.resolves:
             zero = torch.zeros_like(nngp)
-            q1, q2 = (end.lay_out(end.variance) + zero for end in (first, second))
+            q1 = first.lay_out(first.variance) + zero
+            q2 = second.lay_out(second.variance) + zero
             near = self.resolved(PairMoments(q1, nngp, q2, covariance.distances.at(q1, q2)))
-            nngp, slope, distances = near.value, near.slope, near.distances
+            nngp = near.value
+            slope = near.slope
+            distances = near.distances
         else:
-            nngp, slope = self.between(first, nngp, second)  # κ and κ̇
+            nngp, slope = self.between(first, nngp, second)
         if covariance.same:
-            alone = self.alone(first.variance)
-            nngp, slope = (
-                covariance.where_same(nngp, alone[0]),
-                covariance.where_same(slope, alone[1]),
-            )
+            value_alone, slope_alone = self.alone(first.variance)
+            nngp = covariance.where_same(nngp, value_alone)
+            slope = covariance.where_same(slope, slope_alone)
         return replace(met, nngp=nngp, ntk=covariance.ntk * slope).with_distances(distances)
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -128,7 +130,7 @@ class AbstractPointwise(AbstractLayer):
 
 
 class Pointwise(nn.Module):
-    """A pointwise layer as a module, which has no weights."""
+    """A pointwise layer as a module without weights."""
 
     def __init__(self, layer: AbstractPointwise) -> None:
         super().__init__()
@@ -161,11 +163,13 @@ class Linear(AbstractPointwise):
 
 
 class AbstractBent(AbstractPointwise):
-    """σ(z) = a min(z, 0) + b max(z, 0), one bent line.
+    """A line with a bend at zero, σ(z) = a min(z, 0) + b max(z, 0).
 
-    With ρ = c/√(q₁q₂), ϑ = arccos ρ, k = (a − b)²/2π, h = (a² + b²)/2 (Cho & Saul 2009):
+    With ρ = c/√(q₁q₂), ϑ = arccos ρ, k = (a − b)²/2π and h = (a² + b²)/2 (Cho & Saul 2009),
 
-        κ̇ = h − kϑ,    κ = √(q₁q₂) (k sin ϑ + κ̇ρ),    and κ = hq, κ̇ = h where u = v.
+        κ̇ = h − kϑ,    κ = √(q₁q₂) (k sin ϑ + κ̇ρ).
+
+    If u = v, κ = hq and κ̇ = h.
 
     >>> ReLU().dual(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(1.0))
     (tensor(0.5000), tensor(0.5000))
@@ -178,53 +182,51 @@ class AbstractBent(AbstractPointwise):
 
     @property
     def constants(self) -> tuple[float, float]:
+        """k and h."""
         a, b = self.slopes
         return (a - b) ** 2 / (2 * pi), (a * a + b * b) / 2
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         k, h = self.constants
-        alive = (q1 > 0) & (q2 > 0)
-        root = (
-            torch.where(q1 > 0, q1, 1.0).sqrt() * torch.where(q2 > 0, q2, 1.0).sqrt()
-        )  # q₁q₂ might be no number
+        nonzero = (q1 > 0) & (q2 > 0)
+        # √q₁√q₂, because q₁q₂ may overflow
+        root = torch.where(q1 > 0, q1, 1.0).sqrt() * torch.where(q2 > 0, q2, 1.0).sqrt()
         rho = c / root
-        # Equal variables are found up to rounding: the arc cosine would make 1e-8 of 1e-16.
+        # Treat |ρ| = 1 up to rounding as 1: the arc cosine would turn 1e-16 into 1e-8.
         equal = rho.abs() >= 1 - ROUNDING * torch.finfo(rho.dtype).eps
         inner = torch.where(equal, 0.0, rho)
-        straight = torch.where(
-            rho > 0, torch.zeros_like(rho), pi
-        )  # of two numbers it would be one in single precision
+        # `zeros_like`, because `where` of two numbers would round π to single precision.
+        straight = torch.where(rho > 0, torch.zeros_like(rho), pi)
         angle = torch.where(equal, straight, inner.acos())
         sine = torch.where(equal, 0.0, ((1 - inner) * (1 + inner)).sqrt())
         slope = h - k * angle
-        return torch.where(alive, root, 0.0) * (k * sine + slope * rho), slope
+        return torch.where(nonzero, root, 0.0) * (k * sine + slope * rho), slope
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """The same from half angles.
+        """Return κ, κ̇ and the distances from half angles.
 
-        With R = √(q₁q₂):    sin²(ϑ/2) = near/4R,    cos²(ϑ/2) = far/4R. G = kR(sin ϑ − ϑ cos ϑ) says how bent the line
-        is. Beyond π/2 the angle is ϑ′ = π − ϑ, and G that of ϑ′:
+        With R = √(q₁q₂), sin²(ϑ/2) = near/4R and cos²(ϑ/2) = far/4R. Let G = kR(sin ϑ − ϑ cos ϑ). For
+        ϑ > π/2, use ϑ′ = π − ϑ, also in G:
 
             ϑ ≤ π/2:  κ̇ = h − kϑ,    κ = hc + G,    near′ = h near − 2G,              far′ = h far + 2G
             ϑ > π/2:  κ̇ = ab + kϑ′,  κ = abc + G,   near′ = h far − (a + b)²c − 2G,   far′ = h far − (a − b)²c + 2G
         """
-        (a, b), (k, h) = self.slopes, self.constants
-        distances, c = moments.distances, moments.c
+        a, b = self.slopes
+        k, h = self.constants
+        distances = moments.distances
+        c = moments.c
         R = safe_root(moments.q1) * safe_root(moments.q2)
         acute = distances.near <= distances.far
         shorter = torch.where(acute, distances.near, distances.far)
         sine = safe_root(shorter / torch.where(R > 0, 4 * R, 1.0)).clamp_max(0.5**0.5)
-        angle = torch.where(
-            R > 0, 2 * sine.asin(), pi / 2
-        )  # a variable that is zero has a right angle to any other
+        angle = torch.where(R > 0, 2 * sine.asin(), pi / 2)  # a right angle if u or v is zero
         G = k * R * sine_gap(angle)
         slope = torch.where(acute, h - k * angle, a * b + k * angle)
         value = torch.where(acute, h * c, a * b * c) + G
         near = torch.where(acute, h * distances.near, h * distances.far - (a + b) ** 2 * c) - 2 * G
         far = h * distances.far + 2 * G - torch.where(acute, 0.0, (a - b) ** 2 * c)
-        return NearKernels(
-            value, slope, Distances(near, far, h * distances.slack, h * distances.excess)
-        )
+        after = Distances(near, far, h * distances.slack, h * distances.excess)
+        return NearKernels(value, slope, after)
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
         _, h = self.constants
@@ -238,8 +240,12 @@ GAP_TERMS = 14
 
 
 def sine_gap(angle: Tensor) -> Tensor:
-    """sin ϑ − ϑ cos ϑ for 0 ≤ ϑ ≤ π/2. The two cancel where ϑ is small, so it is Σ (−1)ⁿ⁺¹ 2n ϑ²ⁿ⁺¹/(2n + 1)!."""
-    squared, total = angle.square(), torch.zeros_like(angle)
+    """Return sin ϑ − ϑ cos ϑ for 0 ≤ ϑ ≤ π/2, by the series Σ (−1)ⁿ⁺¹ 2n ϑ²ⁿ⁺¹/(2n + 1)!.
+
+    The two terms would cancel for small ϑ.
+    """
+    squared = angle.square()
+    total = torch.zeros_like(angle)
     for n in range(GAP_TERMS, 0, -1):
         total = total * -squared + 2 * n / factorial(2 * n + 1)
     return total * squared * angle
@@ -280,16 +286,17 @@ class Abs(AbstractBent):
         return torch.abs(z)
 
 
-# --- Pointwise layers with elementary kernels and no kink. Where u = v they need D² = 1 + 4q (erf) and 1 + 2q (GELU),
-# without a difference of squares.
+# --- Smooth layers with elementary kernels
+#
+# If u = v, D² = 1 + 4q (erf) and D² = 1 + 2q (GELU), without a difference of squares.
 
 
 class AbstractEntire(AbstractPointwise):
-    """A kernel that depends on differences of variances and covariances, where these are known."""
+    """A smooth activation whose kernel depends on differences of variances and covariances."""
 
     @property
     def squared_frequency(self) -> float:
-        """Variances are multiplied by this in these differences."""
+        """The factor of the variances in these differences."""
         return 1.0
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
@@ -316,47 +323,54 @@ class Erf(AbstractEntire):
         return 2 / pi * torch.atan2(2 * q, D), 4 / pi / D
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """The same from distances. With P = 1 + 2q and the angles ψ that are missing to a right one, κ = 1 − 2ψ/π:
+        """Return κ, κ̇ and the distances from the distances before.
 
-        2 sin²(ψ/2) = g/√(P₁P₂),  g = 1 + E(u − v)² − (√P₁ − √P₂)²/2,    D² = g times the same with E(u + v)²
+        With P = 1 + 2q and κ = 1 − 2ψ/π,
+
+            2 sin²(ψ/2) = g/√(P₁P₂),    g = 1 + E(u − v)² − (√P₁ − √P₂)²/2.
+
+        D² is g times the same expression with E(u + v)².
         """
-        A, B = (1 + 2 * moments.q1).sqrt(), (1 + 2 * moments.q2).sqrt()
+        A = (1 + 2 * moments.q1).sqrt()  # √P₁
+        B = (1 + 2 * moments.q2).sqrt()  # √P₂
         distances = moments.distances
-        uneven = 2 * distances.excess / (A + B)
-        rests = [
-            squared - uneven.square() / 2 for squared in (distances.of_difference, distances.of_sum)
-        ]
-        D = ((1 + rests[0]) * (1 + rests[1])).sqrt()
-        # The shorter distance, (2/π)(2ψ₁₂ − ψ₁₁ − ψ₂₂), by sin ½(ψ₁₂ − ψ₁₁) = (sin²½ψ₁₂ − sin²½ψ₁₁)/sin ½(ψ₁₂ + ψ₁₁).
-        # Both together are 2(κ₁₁ + κ₂₂)
-        close = rests[0] <= rests[1]
-        rest = torch.minimum(*rests)
-        halves = [(0.5**0.5 / root).asin() for root in (A, B)]
-        half = ((1 + rest) / (2 * A * B)).sqrt().asin()
-        short = torch.zeros_like(rest)
-        for own, share in zip(halves, (uneven / A, -uneven / B), strict=True):
-            short = short + 4 / pi * ((rest + share) / (2 * A * B) / (half + own).sin()).asin()
-        q1, q2 = (1 - 4 / pi * own for own in halves)
-        excess = (
-            4 / pi * (distances.excess / (A * B).square() / (halves[0] + halves[1]).sin()).asin()
-        )
-        unequal = unequal_roots(q1, q2, excess)
-        near, far = short - unequal, 2 * (q1 + q2) - short - unequal
-        after = Distances(
-            torch.where(close, near, far), torch.where(close, far, near), unequal, excess
-        )
+        # g − 1 for the difference and for the sum
+        root_gap = 2 * distances.excess / (A + B)  # √P₁ − √P₂
+        rest_of_difference = distances.of_difference - root_gap.square() / 2
+        rest_of_sum = distances.of_sum - root_gap.square() / 2
+        D = ((1 + rest_of_difference) * (1 + rest_of_sum)).sqrt()
+        # The shorter squared distance after the layer is (2/π)(2ψ₁₂ − ψ₁₁ − ψ₂₂), with
+        # sin ½(ψ₁₂ − ψ₁₁) = (sin²½ψ₁₂ − sin²½ψ₁₁)/sin ½(ψ₁₂ + ψ₁₁).
+        is_near = rest_of_difference <= rest_of_sum
+        rest = torch.minimum(rest_of_difference, rest_of_sum)
+        half1 = (0.5**0.5 / A).asin()  # ½ψ₁₁
+        half2 = (0.5**0.5 / B).asin()  # ½ψ₂₂
+        half = ((1 + rest) / (2 * A * B)).sqrt().asin()  # ½ψ₁₂
+        shorter = torch.zeros_like(rest)
+        for half_alone, share in ((half1, root_gap / A), (half2, -root_gap / B)):
+            sine = (rest + share) / (2 * A * B) / (half + half_alone).sin()
+            shorter = shorter + 4 / pi * sine.asin()
+        # The variances after the layer; both squared distances add up to 2(κ₁₁ + κ₂₂).
+        q1 = 1 - 4 / pi * half1
+        q2 = 1 - 4 / pi * half2
+        excess = 4 / pi * (distances.excess / (A * B).square() / (half1 + half2).sin()).asin()
+        slack = unequal_roots(q1, q2, excess)
+        short = shorter - slack
+        long = 2 * (q1 + q2) - shorter - slack
+        near = torch.where(is_near, short, long)
+        far = torch.where(is_near, long, short)
+        after = Distances(near, far, slack, excess)
         return NearKernels(2 / pi * torch.atan2(2 * moments.c, D), 4 / pi / D, after)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (
-            Operation(
-                ARC, register, ends=lambda q: ((1 + 2 * require_resolved("Erf", q)).rsqrt(),)
-            ),
-        )
+        def ends(q: Tensor) -> tuple[Tensor]:
+            return ((1 + 2 * require_resolved("Erf", q)).rsqrt(),)
+
+        return (Operation(ARC, register, ends=ends),)
 
 
 class GELU(AbstractEntire):
-    """σ(z) = z Φ(z), Φ the distribution function of the normal law.
+    """σ(z) = z Φ(z), with the distribution function Φ of N(0, 1).
 
     P = (1 + q₁)(1 + q₂),  D² = P − c²,  φ = ¼ + atan2(c, D)/2π,                     (Tsuchida 2020)
     κ = (c² + q₁q₂D²)/(2πPD) + cφ,    κ̇ = c/(2πD) · (1/D² + (1 − q₁q₂)/P + 1) + φ
@@ -372,24 +386,24 @@ class GELU(AbstractEntire):
         return self.by_parts(q, q, q, 1 + 2 * q)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """The same with D² = 1 + q₁ + q₂ + near · far/4."""
+        """Return κ and κ̇ with D² = 1 + q₁ + q₂ + near · far/4."""
         D2 = 1 + moments.q1 + moments.q2 + moments.distances.near * moments.distances.far / 4
         return NearKernels(*self.by_parts(moments.q1, moments.c, moments.q2, D2), None)
 
     @staticmethod
     def by_parts(q1: Tensor, c: Tensor, q2: Tensor, D2: Tensor) -> tuple[Tensor, Tensor]:
-        """κ and κ̇ from variances, c and D²; 1 + (1 − q₁q₂)/P = (2 + q₁ + q₂)/P, and φ = atan2(D, −c)/2π."""
-        D, P, squared = D2.sqrt(), (1 + q1) * (1 + q2), q1 * q2
+        """Return κ and κ̇, with 1 + (1 − q₁q₂)/P = (2 + q₁ + q₂)/P and φ = atan2(D, −c)/2π."""
+        D = D2.sqrt()
+        P = (1 + q1) * (1 + q2)
         phi = torch.atan2(D, -c) / (2 * pi)
-        value = (c * c + squared * D2) / (2 * pi * P * D) + c * phi
+        value = (c * c + q1 * q2 * D2) / (2 * pi * P * D) + c * phi
         return value, c / (2 * pi * D) * (1 / D2 + (2 + q1 + q2) / P) + phi
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        return (
-            Operation(
-                GATE, register, ends=lambda q: ((1 + require_resolved("GELU", q)).rsqrt(), q)
-            ),
-        )
+        def ends(q: Tensor) -> tuple[Tensor, Tensor]:
+            return (1 + require_resolved("GELU", q)).rsqrt(), q
+
+        return (Operation(GATE, register, ends=ends),)
 
 
 class AbstractWave(AbstractEntire):
@@ -413,29 +427,32 @@ class AbstractWave(AbstractEntire):
         return self.b**2
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        a, b, mean = self.a, self.b, (q1 + q2) / 2
-        near, far = torch.exp(b * b * (c - mean)), torch.exp(-b * b * (c + mean)) * self.phase
-        return a * a / 2 * (near - far), a * a * b * b / 2 * (near + far)
+        a = self.a
+        b = self.b
+        mean = (q1 + q2) / 2
+        minus = torch.exp(b * b * (c - mean))  # e₋
+        plus = torch.exp(-b * b * (c + mean)) * self.phase  # e₊
+        return a * a / 2 * (minus - plus), a * a * b * b / 2 * (minus + plus)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """The same with e₋ = exp(−b² E(u − v)²/2) and e₊ = exp(−b² E(u + v)²/2) cos 2c₀."""
-        a, squared, phase = self.a, self.squared_frequency, self.phase
-        both = moments.distances.of_difference, moments.distances.of_sum
-        near, far = (torch.exp(-squared * distance / 2) for distance in both)
-        value, slope = a * a / 2 * (near - far * phase), a * a * squared / 2 * (near + far * phase)
+        """Return κ and κ̇ with e₋ = exp(−b² E(u − v)²/2) and e₊ = exp(−b² E(u + v)²/2) cos 2c₀."""
+        a = self.a
+        b2 = self.squared_frequency
+        minus = torch.exp(-b2 * moments.distances.of_difference / 2)
+        plus = torch.exp(-b2 * moments.distances.of_sum / 2) * self.phase
+        value = a * a / 2 * (minus - plus)
+        slope = a * a * b2 / 2 * (minus + plus)
         return NearKernels(value, slope, None)
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
-        name, squared = type(self).__name__, self.b**2
-        constants = (self.a**2 / 2, squared, self.phase)
-        return (
-            Operation(
-                WAVE,
-                register,
-                constants=constants,
-                ends=lambda q: (squared / 2 * require_resolved(name, q, squared),),
-            ),
-        )
+        name = type(self).__name__
+        b2 = self.b**2
+
+        def ends(q: Tensor) -> tuple[Tensor]:
+            return (b2 / 2 * require_resolved(name, q, b2),)
+
+        constants = (self.a**2 / 2, b2, self.phase)
+        return (Operation(WAVE, register, constants=constants, ends=ends),)
 
 
 class Sin(AbstractWave):

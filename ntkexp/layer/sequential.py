@@ -1,8 +1,8 @@
-"""An `nn.Sequential` as layers: what its kernel of infinite width is, weights being drawn as torch draws them.
+"""Read an `nn.Sequential` as layers, with torch's initialisation, for its kernel of infinite width.
 
-torch draws weights and biases of Linear and Conv uniformly from ±1/√n, n being the inputs of a unit. Their variance is
-1/(3n), so that in standard parametrisation W_std = 1/√3 and b_std = 1/√(3n). Of the module only its form is read, never
-the numbers that its weights hold.
+torch draws weights and biases of Linear and Conv uniformly from ±1/√n, where n is the number of inputs of
+a unit. Their variance is 1/(3n), so in standard parametrisation W_std = 1/√3 and b_std = 1/√(3n). The
+reader uses the module's structure only, never the values of its weights.
 
 >>> read_sequential(nn.Sequential(nn.Flatten(), nn.Linear(3, 8), nn.ReLU()), (1, 3))[2]
 ReLU()
@@ -26,33 +26,36 @@ from ntkexp.layer.smooth import Generic, SiLU, Tanh
 from ntkexp.layer.spec import layer_mistake
 from ntkexp.mistake import Mistake
 
-ADVICE = "; write the layers as a list, or take method='monte_carlo'"
+ADVICE = "; write the layers as a list, or choose method='monte_carlo'"
 
 
 @dataclass(frozen=True)
 class Scales:
-    """How weights are drawn: as torch does where a scale is not given."""
+    """Scales of the weights; None means torch's initialisation."""
 
     W_std: float | None = None
     b_std: float | None = None
     param: Parametrisation = "standard"
 
     def of(self, module: nn.Module, inputs: int, counted: int | None = None) -> dict[str, Any]:
-        """The scales of one layer whose units have n = `inputs`, and whether it is trained.
+        """Return the scale fields of a layer whose units have n = `inputs`.
 
-        torch draws weights and biases from ±1/√counted, where `counted` is n but for a transposed convolution.
+        torch draws from ±1/√counted; `counted` differs from n for transposed convolutions.
         """
         counted = counted or inputs
-        weight, bias = module.weight, module.bias
+        weight = module.weight
+        bias = module.bias
         assert isinstance(weight, Tensor)
         if bias is not None and bias.requires_grad != weight.requires_grad:
             raise Mistake(
-                f"one of weight and bias of {type(module).__name__} is trained, and the other not{ADVICE}"
+                f"one of weight and bias of {type(module).__name__} is trained, and the other "
+                f"not{ADVICE}"
             )
-        b_std = 0.0 if bias is None else 1 / sqrt(3 * counted) if self.b_std is None else self.b_std
+        W_std = sqrt(inputs / (3 * counted)) if self.W_std is None else self.W_std
+        b_std = 1 / sqrt(3 * counted) if self.b_std is None else self.b_std
         return {
-            "W_std": sqrt(inputs / (3 * counted)) if self.W_std is None else self.W_std,
-            "b_std": b_std,
+            "W_std": W_std,
+            "b_std": 0.0 if bias is None else b_std,
             "param": self.param,
             "frozen": not weight.requires_grad,
         }
@@ -61,49 +64,54 @@ class Scales:
 def read_sequential(
     module: nn.Sequential, shape: tuple[int, ...], scales: Scales | None = None
 ) -> tuple[AbstractLayer, ...]:
-    """The layers of a module, for examples of this shape; what has no known limit is refused by its place."""
-    found, seen = list[AbstractLayer](), dict[int, str]()
-    for place, one in leaves(module, "module"):
-        kind = type(one)
+    """Return the layers of a module for examples of this shape. Raise if a module has no known limit."""
+    layers: list[AbstractLayer] = []
+    places: dict[int, str] = {}
+    for place, leaf in leaves(module, "module"):
+        kind = type(leaf)
         if kind not in READERS:
             raise Mistake(
-                f"{place} is a {kind.__name__}, whose limit of infinite width is not known here{ADVICE}"
+                f"{place} is a {kind.__name__}, whose limit of infinite width is not known "
+                f"here{ADVICE}"
             )
-        if one._forward_hooks or one._forward_pre_hooks:
+        if leaf._forward_hooks or leaf._forward_pre_hooks:
             raise Mistake(
-                f"{place} has a hook, by which it may be another function than its {kind.__name__}{ADVICE}"
+                f"{place} has a hook, by which it may be another function than its "
+                f"{kind.__name__}{ADVICE}"
             )
-        first = seen.setdefault(id(one), place) if any(True for _ in one.parameters()) else place
+        has_weights = any(True for _ in leaf.parameters())
+        first = places.setdefault(id(leaf), place) if has_weights else place
         if first != place:
             raise Mistake(
-                f"{place} is {first} again: weights that are used twice have no limit known here{ADVICE}"
+                f"{place} is {first} again: weights that are used twice have no limit known "
+                f"here{ADVICE}"
             )
         try:
-            layers = READERS[kind](one, shape, scales or Scales())
-            for layer in layers:
+            leaf_layers = READERS[kind](leaf, shape, scales or Scales())
+            for layer in leaf_layers:
                 shape = layer.shape(shape)
         except Mistake as mistake:
             raise Mistake(f"{place}: {mistake}") from None
         except ValidationError as error:
             raise layer_mistake(error, place) from None
-        found += layers
-    return tuple(found)
+        layers += leaf_layers
+    return tuple(layers)
 
 
 def leaves(module: nn.Sequential, place: str) -> Iterator[tuple[str, nn.Module]]:
-    """The modules in order, those of an nn.Sequential inside included, and how they are spoken of."""
+    """Yield the modules in order with their names, and descend into nested `nn.Sequential`s."""
     if module._forward_hooks or module._forward_pre_hooks:
         raise Mistake(f"{place} has a hook, by which it may be another function{ADVICE}")
-    for name, child in module._modules.items():  # `children` would skip what comes again
+    for name, child in module._modules.items():  # `children()` would skip repeated modules
         assert child is not None
-        here = f"{place}[{name}]"
+        child_place = f"{place}[{name}]"
         if type(child) is nn.Sequential:
-            yield from leaves(child, here)
+            yield from leaves(child, child_place)
         else:
-            yield here, child
+            yield child_place, child
 
 
-# --- Each module that can be read, and how.
+# --- Readers of modules
 
 Reader = Callable[[Any, tuple[int, ...], Scales], list[AbstractLayer]]
 
@@ -111,7 +119,8 @@ Reader = Callable[[Any, tuple[int, ...], Scales], list[AbstractLayer]]
 def read_linear(module: nn.Linear, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
     if shape != (module.in_features,):
         raise Mistake(
-            f"it takes vectors of {module.in_features}, and is given examples of shape {list(shape)}"
+            f"it takes vectors of {module.in_features}, and is given examples of shape "
+            f"{list(shape)}"
         )
     return [Dense(features=module.out_features, **scales.of(module, module.in_features))]
 
@@ -120,60 +129,69 @@ def refuse_other_images(module: Any, shape: tuple[int, ...]) -> None:
     axes = len(module.kernel_size)
     if len(shape) != axes + 1 or shape[0] != module.in_channels:
         raise Mistake(
-            f"it takes {module.in_channels} channels of {axes} axes of pixels, and is given {list(shape)}"
+            f"it takes {module.in_channels} channels of {axes} axes of pixels, and is given "
+            f"{list(shape)}"
         )
 
 
 def read_convolution(
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d, shape: tuple[int, ...], scales: Scales
 ) -> list[AbstractLayer]:
-    """Convolutions; by odd windows, with padding of half a window or none, as the faster `Conv`."""
-    windows, spread = tuple(module.kernel_size), tuple(module.dilation)
+    """Read a convolution: as the faster `Conv` if it allows the options, else as `PaddedConv`.
+
+    `Conv` has odd windows, one stride, no dilation, and padding by half a window or none.
+    """
     refuse_other_images(module, shape)
-    padding, odd = module.padding, all(w % 2 for w in windows)
-    if isinstance(padding, str):
-        reach = tuple(d * (w - 1) for d, w in zip(spread, windows, strict=True))
-        if padding == "same" and any(each % 2 for each in reach):
-            raise Mistake(
-                f"padding='same' of an even window has two unequal ends, which are not supported{ADVICE}"
-            )
-        padding = tuple(each // 2 if padding == "same" else 0 for each in reach)
-    same, valid, mode = (
-        padding == tuple(w // 2 for w in windows),
-        not any(padding),
-        module.padding_mode,
-    )
-    plain = odd and (same or valid) and set(spread) == {1} and len(set(module.stride)) == 1
-    circular = mode == "circular" and not valid
-    if (
-        module.groups != 1
-        or (mode not in {"zeros", "circular"} and not valid)
-        or (circular and not plain)
-    ):
+    windows = tuple(module.kernel_size)
+    dilation = tuple(module.dilation)
+    padding = padding_of(module)
+    half_padded = padding == tuple(w // 2 for w in windows)
+    unpadded = not any(padding)
+    is_odd = all(w % 2 for w in windows)
+    one_stride = set(dilation) == {1} and len(set(module.stride)) == 1
+    is_plain = is_odd and (half_padded or unpadded) and one_stride
+    mode = module.padding_mode
+    circular = mode == "circular" and not unpadded
+    known_mode = mode in {"zeros", "circular"} or unpadded
+    if module.groups != 1 or not known_mode or (circular and not is_plain):
         raise Mistake(
-            f"groups, and padding other than by zeros or circular by half a window, are not supported{ADVICE}"
+            "groups, and padding other than by zeros or circular by half a window, are not "
+            f"supported{ADVICE}"
         )
-    drawn = scales.of(module, module.in_channels * prod(windows))
-    if not plain:
+    scale_fields = scales.of(module, module.in_channels * prod(windows))
+    if not is_plain:
         options = {
             "window": windows,
             "stride": tuple(module.stride),
             "padding": padding,
-            "dilation": spread,
+            "dilation": dilation,
         }
-        return [PaddedConv(features=module.out_channels, **options, **drawn)]
-    step = module.stride[0]
-    only = valid and not same
-    return [
-        Conv(
-            features=module.out_channels,
-            window=windows,
-            stride=step,
-            circular=circular,
-            valid=only,
-            **drawn,
+        return [PaddedConv(features=module.out_channels, **options, **scale_fields)]
+    conv = Conv(
+        features=module.out_channels,
+        window=windows,
+        stride=module.stride[0],
+        circular=circular,
+        valid=unpadded and not half_padded,
+        **scale_fields,
+    )
+    return [conv]
+
+
+def padding_of(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...]:
+    """Return the padding of a convolution as numbers."""
+    if not isinstance(module.padding, str):
+        return tuple(module.padding)
+    if module.padding != "same":
+        return (0,) * len(module.kernel_size)
+    sizes = zip(module.dilation, module.kernel_size, strict=True)
+    totals = [dilation * (window - 1) for dilation, window in sizes]
+    if any(total % 2 for total in totals):
+        raise Mistake(
+            "padding='same' of an even window has two unequal ends, which are not "
+            f"supported{ADVICE}"
         )
-    ]
+    return tuple(total // 2 for total in totals)
 
 
 def read_transposed(
@@ -181,7 +199,7 @@ def read_transposed(
     shape: tuple[int, ...],
     scales: Scales,
 ) -> list[AbstractLayer]:
-    """Transposed convolutions; torch draws their weights by the number of units, in place of that of inputs."""
+    """Read a transposed convolution. torch scales its weights by the number of outputs, not of inputs."""
     windows = tuple(module.kernel_size)
     refuse_other_images(module, shape)
     if module.groups != 1:
@@ -201,27 +219,24 @@ def read_transposed(
 
 
 def read_pool(module: Any, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
-    """Averages over windows that do not overlap."""
+    """Read average pooling over windows without overlap."""
     axes = len(shape) - 1
 
-    def each(value: Any) -> tuple[int, ...]:
+    def per_axis(value: Any) -> tuple[int, ...]:
         return tuple(value) if isinstance(value, tuple) else (value,) * axes
 
-    if (
-        each(module.kernel_size) != each(module.stride)
-        or any(each(module.padding))
-        or module.ceil_mode
-    ):
+    window = per_axis(module.kernel_size)
+    if window != per_axis(module.stride) or any(per_axis(module.padding)) or module.ceil_mode:
         raise Mistake(
             f"windows that overlap, are apart, or look beyond the image are not supported{ADVICE}"
         )
     if getattr(module, "divisor_override", None) is not None:
         raise Mistake(f"divisor_override is not supported{ADVICE}")
-    return [AvgPool(window=each(module.kernel_size))]
+    return [AvgPool(window=window)]
 
 
 def read_global_pool(module: Any, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
-    """The mean over the image, as an image of one pixel."""
+    """Read pooling over the whole image, which leaves an image of one pixel."""
     sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
     if set(sizes) != {1}:
         raise Mistake(f"output_size={module.output_size} is not supported, only 1{ADVICE}")
@@ -231,7 +246,8 @@ def read_global_pool(module: Any, shape: tuple[int, ...], scales: Scales) -> lis
 def read_flatten(module: nn.Flatten, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
     if module.start_dim != 1 or module.end_dim not in {-1, len(shape)}:
         raise Mistake(
-            f"of Flatten({module.start_dim}, {module.end_dim}), only that of all axes of an example is supported"
+            f"Flatten({module.start_dim}, {module.end_dim}) is not supported, only that of all axes "
+            "of an example"
         )
     return [Flatten()] if len(shape) > 1 else []
 
@@ -241,8 +257,8 @@ def read_layer_norm(
 ) -> list[AbstractLayer]:
     if module.elementwise_affine or shape != tuple(module.normalized_shape) or len(shape) > 1:
         raise Mistake(
-            "LayerNorm has a known limit of infinite width on vectors, without a gain that is trained; give "
-            "elementwise_affine=False"
+            "LayerNorm has a known limit of infinite width on vectors, without a gain that is "
+            "trained; give elementwise_affine=False"
         )
     return [LayerNorm(eps=module.eps)]
 
@@ -292,4 +308,4 @@ READERS: Mapping[type[nn.Module], Reader] = {
         [Dropout(rate=module.p)] if module.training and module.p else []
     ),
 }
-"""By the class itself: one made from it may be another function."""
+"""Readers by exact class, because a subclass may compute another function."""

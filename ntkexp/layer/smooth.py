@@ -1,13 +1,13 @@
-"""Smooth activations by Mehler's series in Hermite polynomials: any of them, by name, or polynomials, for which the
-series ends.
+"""Smooth activations, by Mehler's series in Hermite polynomials.
 
-With h_k = He_k/√k! and z ~ N(0, 1), a function of a Gaussian of variance q has coefficients a_k(q) = E σ(√q z) h_k(z),
-and with ρ = c/√(q₁q₂) (Mehler 1866; Daniely, Frostig & Singer 2016)
+With h_k = He_k/√k! and z ~ N(0, 1), σ has the coefficients a_k(q) = E σ(√q z) h_k(z) at variance q. With
+ρ = c/√(q₁q₂) (Mehler 1866; Daniely, Frostig & Singer 2016),
 
-    κ = Σ_k a_k(q₁) a_k(q₂) ρᵏ,    κ̇ the same with the coefficients of σ′.
+    κ = Σ_k a_k(q₁) a_k(q₂) ρᵏ,    κ̇ has the same form with the coefficients of σ′.
 
-The expectations are trapezoid sums, which converge exponentially for analytic functions. As many terms are taken as it
-takes for Σ a_k² to reach E σ²; a kink would take millions.
+The expectations are trapezoid sums, which converge exponentially for analytic functions. The series is
+cut where Σ a_k² reaches E σ². A function with a kink would need millions of terms; the series of a
+polynomial is finite.
 
 >>> from math import exp, sinh
 >>> kappa, slope = Generic(fn="sin").dual(*torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64))
@@ -35,27 +35,28 @@ from ntkexp.mistake import Mistake, nearest
 
 Function = Callable[[Float[Tensor, " node"]], Float[Tensor, "term node"]]
 CHEBYSHEV_NODES = (48, 96)
-CLOSE = 1e-14
-"""The share of the largest value that the last terms of a sum may have."""
-PROBES = 9
+CHEBYSHEV_TOLERANCE = 1e-14
+"""The last terms of a Chebyshev sum may have this share of the largest value."""
+CHECKED_VARIANCES = 9
 
 
 def interpolated(function: Function, q: Float[Tensor, "*q"]) -> Float[Tensor, "term *q"]:
-    """The function at all variances, by a Chebyshev sum in their roots where there are more variances than nodes.
+    """Evaluate a function at many variances, by a Chebyshev sum in √q if this takes fewer evaluations.
 
-    The sum is taken if its last terms say that it has converged and some of the variances agree; else the function
-    itself.
+    Use the sum only if its last terms are negligible and it agrees with the function at some variances.
 
     >>> q = torch.linspace(0.5, 2, 1000, dtype=torch.float64)
     >>> float((interpolated(lambda q: q.exp()[None], q) - q.exp()).abs().max()) < 1e-13
     True
     """
-    x, low, high = q.flatten().double(), float(q.min().sqrt()), float(q.max().sqrt())
-    some = x[torch.linspace(0, len(x) - 1, PROBES).long()]
+    x = q.flatten().double()
+    low = float(q.min().sqrt())
+    high = float(q.max().sqrt())
+    checked = x[torch.linspace(0, len(x) - 1, CHECKED_VARIANCES).long()]
     for count in CHEBYSHEV_NODES if high > low else ():
         if 2 * count > len(x):
             break
-        # The sum's coefficients, from the function at nodes alone.
+        # The coefficients, from the function at the Chebyshev nodes.
         degrees = torch.arange(count, dtype=torch.float64)[:, None]
         angles = (torch.arange(count, dtype=torch.float64) + 0.5) * (pi / count)
         values = function(((low + high) / 2 + (high - low) / 2 * angles.cos()).square())
@@ -66,63 +67,69 @@ def interpolated(function: Function, q: Float[Tensor, "*q"]) -> Float[Tensor, "t
             angle = ((2 * q.sqrt() - (low + high)) / (high - low)).clamp(-1, 1).acos()
             return sums @ (degrees * angle).cos()
 
-        room = CLOSE * float(values.abs().max())
-        converged = float(sums[:, -4:].abs().max()) <= room
-        if converged and float((chebyshev_sum(some) - function(some)).abs().max()) <= 2 * room:
+        tolerance = CHEBYSHEV_TOLERANCE * float(values.abs().max())
+        if float(sums[:, -4:].abs().max()) > tolerance:
+            continue
+        if float((chebyshev_sum(checked) - function(checked)).abs().max()) <= 2 * tolerance:
             return chebyshev_sum(x).view(-1, *q.shape).to(q.dtype)
     return function(x).view(-1, *q.shape).to(q.dtype)
 
 
 ORDERS = (32, 64, 128, 256, 512, 1024, 2048)
-ENOUGH, TOO_FEW = 1e-14, 1e-6
-"""Shares of E σ² that the series may leave out, and that it may not."""
-REACH, QUADRATURE_NODES = 12.5, 2048
-"""A normal density is less than 1e-34 beyond; poles at a distance of 0.05 are resolved."""
-ROWS = 4096  # variances at a time
-SHARES = {torch.float64: ENOUGH, torch.float32: 1e-8}
-"""What the fused form may leave out of E σ′², by Cauchy and Schwarz the most by which κ̇ is off."""
-TOGETHER = 4  # terms that it takes at a time
+NEGLIGIBLE_SHARE = 1e-14
+"""Cut the series once it misses at most this share of E σ²."""
+MAX_MISSING_SHARE = 1e-6
+"""Raise if the longest series misses more than this share of E σ²."""
+QUADRATURE_REACH = 12.5
+"""The normal density is below 1e-34 beyond."""
+QUADRATURE_NODES = 2048
+"""Enough for functions whose poles are at least 0.05 from the real line."""
+VARIANCES_AT_ONCE = 4096
+FUSED_MISSING_SHARE = {torch.float64: NEGLIGIBLE_SHARE, torch.float32: 1e-8}
+"""The share of E σ′² that the fused form may miss; by Cauchy and Schwarz it bounds the error of κ̇."""
+TOGETHER = 4
+"""Terms that the fused form adds at once."""
 
 
 class AbstractSmooth(AbstractPointwise):
-    """A function has derivatives of every order."""
+    """An analytic activation."""
 
     def order(self, variance: float) -> int:
-        """The terms that are taken for variances up to this one: the series of σ and σ′ then leave out next to nothing
-        of E σ² and E σ′² where u = v.
+        """Return the number of terms needed for variances up to this one.
+
+        The series of σ and σ′ then miss a negligible share of E σ² and E σ′². If a variance is not
+        finite, the kernel is not finite either, and the caller raises.
         """
         q = torch.tensor([variance], dtype=torch.float64)
         for order in ORDERS:
-            shares = zip(self.coefficients(q, order), self.alone(q), strict=True)
-            # a variance that is not finite gives a kernel that is not either, which is refused at the end
-            missing = (
-                float(1 - (a.square().sum() / whole)) for a, whole in shares if float(whole) > 0
-            )
-            left_out = max(missing, default=0.0)
-            if left_out <= ENOUGH:
+            missing = [0.0]
+            for coefficients, square in zip(
+                self.coefficients(q, order), self.alone(q), strict=True
+            ):
+                if float(square) > 0:
+                    missing.append(float(1 - coefficients.square().sum() / square))
+            if max(missing) <= NEGLIGIBLE_SHARE:
                 return order
-        if left_out > TOO_FEW:
+        if max(missing) > MAX_MISSING_SHARE:
             raise Mistake(
-                f"{type(self).__name__}: at variance {variance:.3g} it is too steep for Mehler's series, of which "
-                f"{order} terms miss {left_out:.1g}; lower W_std, or choose Erf"
+                f"{type(self).__name__}: at variance {variance:.3g} it is too steep for Mehler's "
+                f"series, of which {order} terms miss {max(missing):.1g}; lower W_std, or choose Erf"
             )
         return order
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
-        largest = max(
-            (float(end.variance.detach().max()) for end in (first, second) if end.variance.numel()),
-            default=0,
-        )
-        order = self.order(largest)
+        variances = [end.variance for end in (first, second) if end.variance.numel()]
+        order = self.order(max([float(q.detach().max()) for q in variances], default=0))
         root = (first.lay_out(first.variance) * second.lay_out(second.variance)).sqrt()
-        rho, sums = c / torch.where(root > 0, root, 1.0), []
-        ends = (self.coefficients(end.variance, order) for end in (first, second))
-        for a, b in zip(
-            *ends, strict=True
-        ):  # of σ, then of σ′: Σ_k a_k b_k ρᵏ, from the last term on
+        rho = c / torch.where(root > 0, root, 1.0)
+        # Σ_k a_k b_k ρᵏ by Horner's scheme, for σ and for σ′
+        first_coefficients = self.coefficients(first.variance, order)
+        second_coefficients = self.coefficients(second.variance, order)
+        sums = []
+        for a, b in zip(first_coefficients, second_coefficients, strict=True):
             total = torch.zeros_like(rho)
-            for one, two in zip(reversed(a.unbind()), reversed(b.unbind()), strict=True):
-                total = total * rho + first.lay_out(one) * second.lay_out(two)
+            for a_k, b_k in zip(reversed(a.unbind()), reversed(b.unbind()), strict=True):
+                total = total * rho + first.lay_out(a_k) * second.lay_out(b_k)
             sums.append(total)
         return sums[0], sums[1]
 
@@ -132,23 +139,19 @@ class AbstractSmooth(AbstractPointwise):
         )
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        rows = torch.split(q.flatten().double(), ROWS)
-        parts = [self.expectations(part, lambda f: f.square().sum(1)) for part in rows]
-        value, slope = (
-            torch.cat(each).view(q.shape).to(q.dtype) for each in zip(*parts, strict=True)
-        )
+        portions = torch.split(q.flatten().double(), VARIANCES_AT_ONCE)
+        parts = [self.expectations(part, lambda f: f.square().sum(1)) for part in portions]
+        value = torch.cat([part[0] for part in parts]).view(q.shape).to(q.dtype)
+        slope = torch.cat([part[1] for part in parts]).view(q.shape).to(q.dtype)
         return value, slope
 
     def coefficients(self, q: Tensor, order: int) -> tuple[Tensor, Tensor]:
-        """a_k(q) of σ and of σ′, [term, *q]."""
+        """Return a_k(q) of σ and of σ′, [term, *q]."""
         basis = hermite(order).to(q.device)
-        parts = [
-            self.expectations(part, lambda f: f @ basis.t())
-            for part in torch.split(q.flatten().double(), ROWS)
-        ]
-        value, slope = (
-            torch.cat(each).t().view(-1, *q.shape).to(q.dtype) for each in zip(*parts, strict=True)
-        )
+        portions = torch.split(q.flatten().double(), VARIANCES_AT_ONCE)
+        parts = [self.expectations(part, lambda f: f @ basis.t()) for part in portions]
+        value = torch.cat([part[0] for part in parts]).t().view(-1, *q.shape).to(q.dtype)
+        slope = torch.cat([part[1] for part in parts]).t().view(-1, *q.shape).to(q.dtype)
         return value, slope
 
     def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
@@ -157,41 +160,46 @@ class AbstractSmooth(AbstractPointwise):
 
     @property
     def correlation_powers(self) -> tuple[int, int]:
-        """The first power of ρ in κ̇, and the steps in which they grow: two, if σ is odd or even."""
-        z = self.apply(nodes())
-        near = 4 * torch.finfo(z.dtype).eps * z.abs().max()
-        odd, even = (bool((z + sign * z.flip(0)).abs().max() <= near) for sign in (1, -1))
-        return (0, 2) if odd else (1, 2) if even else (0, 1)
+        """The lowest power of ρ in κ̇ and the increment of the powers, which is 2 for odd and even σ."""
+        values = self.apply(nodes())
+        tolerance = 4 * torch.finfo(values.dtype).eps * values.abs().max()
+        mirrored = values.flip(0)
+        if bool((values + mirrored).abs().max() <= tolerance):
+            return 0, 2  # σ is odd
+        if bool((values - mirrored).abs().max() <= tolerance):
+            return 1, 2  # σ is even
+        return 0, 1
 
     def ends(self, q: Tensor) -> tuple[Tensor, ...]:
-        """1/√q, E σ, and as many coefficients of σ′ as the largest variance needs in its precision.
+        """Return 1/√q, E σ, and the coefficients b_k of σ′ that the largest variance needs.
 
-        With b_k those of σ′, a_k = √q b_{k−1}/√k: κ = a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1).
+        Since a_k = √q b_{k−1}/√k, κ = a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1).
         """
         first, step = self.correlation_powers
         count = self.count(float(q.max()), q.dtype)
         order = next((order for order in ORDERS if order >= count), count)
 
-        def both(q: Tensor) -> Tensor:
+        def fused_coefficients(q: Tensor) -> Tensor:
             value, slope = self.coefficients(q, order)
             return torch.cat([value[:1], slope[first:count:step]])
 
-        terms = interpolated(both, q).unbind()
+        terms = interpolated(fused_coefficients, q).unbind()
         missing = (1 - len(terms)) % TOGETHER
         return root_and_inverse(q)[1], *terms, *(torch.zeros_like(q),) * missing
 
     def count(self, variance: float, dtype: torch.dtype) -> int:
-        """The terms of κ̇ that matter in a precision, for variances up to this one."""
+        """Return the number of terms of κ̇ that matter in this precision, for variances up to this one."""
         q = torch.tensor([variance], dtype=torch.float64)
         squared = self.coefficients(q, self.order(variance))[1].flatten().square()
-        rest = squared.flip(0).cumsum(0).flip(0)
-        return max(2, int((rest > SHARES[dtype] * rest[0]).sum()))
+        rest = squared.flip(0).cumsum(0).flip(0)  # Σ_{j ≥ k} b_j²
+        return max(2, int((rest > FUSED_MISSING_SHARE[dtype] * rest[0]).sum()))
 
     def expectations(
         self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """What `of` makes of σ(√q z) and of σ′(√q z), each times the root of its weight, at all nodes."""
-        z, root = nodes().to(q.device), densities().sqrt().to(q.device)
+        """Apply `of` to σ(√q z) and to σ′(√q z) at all nodes, times the square root of the weights."""
+        z = nodes().to(q.device)
+        root = densities().sqrt().to(q.device)
         differentiable = q.requires_grad and torch.is_grad_enabled()
         with torch.enable_grad():
             u = q.sqrt()[:, None] * z
@@ -203,20 +211,22 @@ class AbstractSmooth(AbstractPointwise):
 
 @cache
 def nodes() -> Float[Tensor, " node"]:
-    """The nodes at which expectations are taken."""
-    return torch.linspace(-REACH, REACH, QUADRATURE_NODES + 1, dtype=torch.float64)
+    """Return the quadrature points of expectations."""
+    return torch.linspace(
+        -QUADRATURE_REACH, QUADRATURE_REACH, QUADRATURE_NODES + 1, dtype=torch.float64
+    )
 
 
 @cache
 def densities() -> Float[Tensor, " node"]:
-    """Find the normal density at the nodes, times their distance."""
+    """Return the normal density at the quadrature points, times their distance."""
     z = nodes()
-    return torch.exp(-z * z / 2) * (2 * REACH / QUADRATURE_NODES / sqrt(2 * pi))
+    return torch.exp(-z * z / 2) * (2 * QUADRATURE_REACH / QUADRATURE_NODES / sqrt(2 * pi))
 
 
 @cache
 def hermite(order: int) -> Float[Tensor, "term node"]:
-    """h_k √density up to an order, by √(k+1) h_{k+1} = z h_k − √k h_{k−1}."""
+    """Return h_k √density up to an order, by √(k+1) h_{k+1} = z h_k − √k h_{k−1}."""
     z = nodes()
     rows = [densities().sqrt(), z * densities().sqrt()]
     for k in range(1, order):
@@ -238,20 +248,21 @@ class SiLU(AbstractSmooth):
         return torch.nn.functional.silu(z)
 
 
-MOST = 16  # degrees, at which the trapezoid sums of squares still end before their nodes do
+MAX_DEGREE = 16
+"""Squares of polynomials of this degree are still negligible at the ends of the quadrature."""
 
 
 class Polynomial(AbstractSmooth):
-    """Polynomial activations: Mehler's series ends, so that their kernels are exact.
+    """Polynomial activations σ(z) = Σ_k powers[k] zᵏ.
 
-    σ(z) = Σ_k powers[k] zᵏ, from the constant on.
+    Mehler's series is finite, so that their kernels are exact.
 
     >>> kappa, slope = Hermite(degree=2).dual(*torch.tensor([1.0, 0.5, 1.0], dtype=torch.float64))
     >>> abs(float(kappa) - 0.25) < 1e-14, abs(float(slope) - 2 * 0.5) < 1e-14
     (True, True)
     """
 
-    powers: Annotated[tuple[float, ...], Field(min_length=1, max_length=MOST + 1)]
+    powers: Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_DEGREE + 1)]
 
     def order(self, variance: float) -> int:
         return len(self.powers) - 1
@@ -266,15 +277,18 @@ class Polynomial(AbstractSmooth):
 class Hermite(AbstractSmooth):
     """σ(z) = He_d(z)/√d!, of degree d."""
 
-    degree: int = Field(2, ge=0, le=MOST)
+    degree: int = Field(2, ge=0, le=MAX_DEGREE)
 
     def order(self, variance: float) -> int:
         return self.degree
 
     def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        before, value = torch.zeros_like(z), torch.ones_like(z)
+        previous = torch.zeros_like(z)
+        value = torch.ones_like(z)
         for k in range(self.degree):
-            before, value = value, (z * value - sqrt(k) * before) / sqrt(k + 1)
+            following = (z * value - sqrt(k) * previous) / sqrt(k + 1)
+            previous = value
+            value = following
         return value
 
 
@@ -291,27 +305,27 @@ FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softplus": torch.nn.functional.softplus,
     "tanh": torch.tanh,
 }
-KINKED = {"abs": "Abs", "leaky_relu": "LeakyReLU", "relu": "ReLU"}
-"""The layers of functions with a kink."""
+KINKED_LAYERS = {"abs": "Abs", "leaky_relu": "LeakyReLU", "relu": "ReLU"}
+"""Functions with a kink, and their layers."""
 
 
 def smooth_function_name(name: str) -> str:
-    """The name of a function that has a series."""
-    if name in KINKED:
+    """Return the name of a smooth function, or raise."""
+    if name in KINKED_LAYERS:
         raise Mistake(
-            f"fn={name} has a kink, which Mehler's series never meets; choose the layer {KINKED[name]}"
+            f"fn={name} has a kink, which Mehler's series never meets; choose the layer "
+            f"{KINKED_LAYERS[name]}"
         )
     if name not in FUNCTIONS:
-        raise Mistake(
-            f"fn={name} is none of {', '.join(FUNCTIONS)}{nearest(name, [*FUNCTIONS, *KINKED])}"
-        )
+        hint = nearest(name, [*FUNCTIONS, *KINKED_LAYERS])
+        raise Mistake(f"fn={name} is none of {', '.join(FUNCTIONS)}{hint}")
     return name
 
 
 class Generic(AbstractSmooth):
-    """Smooth activations by the names of their functions.
+    """Smooth activations, chosen by the name `fn` of the function.
 
-    σ by its name; `deg` is read by others, and plays no part here.
+    `deg` is accepted for compatibility with other libraries and has no effect.
 
     >>> Generic(fn="tanh").apply(torch.zeros(1))
     tensor([0.])

@@ -1,4 +1,4 @@
-"""Layers as plain data, `{"layer": NAME, …}` each: which there are, by name, and lists of them made wider.
+"""Layers as plain data: parse `{"layer": NAME, …}`, list the known layers, and change their width.
 
 >>> parse_layers('[{"layer": "Dense", "features": 8}, {"layer": "ReLU"}]')
 (Dense(features=8, W_std=1.0, b_std=0.0, param='ntk', frozen=False), ReLU())
@@ -30,23 +30,24 @@ PACKAGE = __name__.rpartition(".")[0]
 
 
 def layer_classes() -> dict[str, type[AbstractLayer]]:
-    """The classes of layers by name: those of this package, and subclasses that were imported from elsewhere.
+    """Return all concrete layer classes by name, from this package and from imported user code.
 
     >>> layer_classes()["Dense"]
     <class 'ntkexp.layer.affine.Dense'>
     """
-    # Import the files of this package, so that their classes are known as subclasses.
+    # Import the files of this package, so that Python knows their subclasses.
     for name in module_names(sys.modules[PACKAGE]):
         import_module(f"{PACKAGE}.{name}")
-    # Two classes with the same option name are refused.
+    # Refuse two classes with the same option name.
     by_option: dict[str, type[AbstractLayer]] = {}
-    for kind in subclasses(AbstractLayer):  # type: ignore[type-abstract]  # it is not built here
+    for kind in subclasses(AbstractLayer):  # type: ignore[type-abstract]  # no instance is made
         if not can_be_built(kind):
             continue
         first = by_option.setdefault(option_name(kind.__name__), kind)
         if class_path(first) != class_path(kind):
             raise Mistake(
-                f"{class_path(kind)}: there is a layer of this name, {class_path(first)}; give the class another name"
+                f"{class_path(kind)}: there is a layer of this name, {class_path(first)}; give the "
+                "class another name"
             )
     return {kind.__name__: kind for kind in by_option.values()}
 
@@ -58,18 +59,17 @@ def subclasses(kind: type[AbstractLayer]) -> Iterator[type[AbstractLayer]]:
 
 
 def activations() -> dict[str, AbstractPointwise]:
-    """Every pointwise layer that is known without a number, by the words of its class."""
-    pointwise = [kind for kind in layer_classes().values() if issubclass(kind, AbstractPointwise)]
-    usual = [
-        kind()
-        for kind in pointwise
-        if not any(field.is_required() for field in kind.model_fields.values())
-    ]
-    return {layer.option: layer for layer in sorted(usual, key=lambda layer: layer.option)}
+    """Return the pointwise layers without required fields, by their option names."""
+    layers: list[AbstractPointwise] = []
+    for kind in layer_classes().values():
+        has_required_field = any(field.is_required() for field in kind.model_fields.values())
+        if issubclass(kind, AbstractPointwise) and not has_required_field:
+            layers.append(kind())
+    return {layer.option: layer for layer in sorted(layers, key=lambda layer: layer.option)}
 
 
 def activation(name: object) -> object:
-    """A layer in place of its name; a layer stays as it is.
+    """Replace the name of an activation by its layer; return a layer unchanged.
 
     >>> activation("leaky_relu")
     LeakyReLU(slope=0.1)
@@ -81,11 +81,11 @@ Activation = Annotated[AbstractPointwise, BeforeValidator(activation)]
 """A pointwise layer, or its name."""
 
 Spec: TypeAlias = str | Sequence[Mapping[str, Any] | AbstractLayer]
-"""A list of layers, or the same as JSON."""
+"""A list of layers, as Python objects or as JSON."""
 
 
 def parse_layers(spec: Spec, place: str = "layers") -> tuple[AbstractLayer, ...]:
-    """Parse the layers of a description; `place` is how it is spoken of."""
+    """Parse a list of layers; `place` is its name in error messages."""
     try:
         items = json.loads(spec) if isinstance(spec, str) else spec
     except json.JSONDecodeError as error:
@@ -108,58 +108,59 @@ def parse_layer(item: object, place: str) -> AbstractLayer:
         raise Mistake(
             f'{place} is not a layer; write {{"layer": NAME, …}} with a name such as Dense or ReLU'
         )
-    classes, name = layer_classes(), item["layer"]
+    classes = layer_classes()
+    name = item["layer"]
     if not isinstance(name, str) or name not in classes:
         hint = nearest(str(name), classes) or f"; there are {', '.join(sorted(classes))}"
         raise Mistake(f"{place}: there is no layer '{name}'{hint}")
     kind = classes[name]
-    given: dict[str, Any] = {str(key): value for key, value in item.items() if key != "layer"}
+    values: dict[str, Any] = {str(key): value for key, value in item.items() if key != "layer"}
     fields = kind.model_fields
-    for key in given:
+    for key in values:
         if key not in fields:
             keys = f"its keys are {', '.join(fields)}" if fields else "it has none"
             raise Mistake(
                 f"{place}: {kind.__name__} has no key '{key}'; {keys}{nearest(key, fields)}"
             )
-    # layers inside layers: a branch, or several of them
-    for key, value in given.items():
+    for key, value in values.items():
         if fields[key].annotation == tuple[AbstractLayer, ...]:
-            given[key] = parse_layers(value, f"{place}.{key}")
-    for key, value in given.items():
+            values[key] = parse_layers(value, f"{place}.{key}")
+    for key, value in values.items():
         if fields[key].annotation == tuple[tuple[AbstractLayer, ...], ...]:
-            if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-                raise Mistake(
-                    f"{place}.{key} is not a list of branches; write [[…], […]], each a list of layers"
-                )
-            given[key] = tuple(
-                parse_layers(branch, f"{place}.{key}[{k}]") for k, branch in enumerate(value)
-            )
+            values[key] = parse_branches(value, f"{place}.{key}")
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(values)
     except ValidationError as error:
         raise layer_mistake(error, f"{place} ({kind.__name__})", ", ".join(fields)) from None
 
 
+def parse_branches(value: object, place: str) -> tuple[tuple[AbstractLayer, ...], ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise Mistake(f"{place} is not a list of branches; write [[…], […]], each a list of layers")
+    return tuple(parse_layers(branch, f"{place}[{k}]") for k, branch in enumerate(value))
+
+
 def layer_mistake(error: ValidationError, place: str, keys: str = "") -> Mistake:
-    """The first thing that is wrong with a layer."""
+    """Describe the first validation error of a layer."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"][:1])
     reason = str(first.get("ctx", {}).get("error", "")) or first["msg"]
     if first["type"] == "missing":
         return Mistake(f"{place}: {name} is missing; its keys are {keys}")
-    return Mistake(
-        f"{place}: {name}={in_short(first['input'])}: {reason}" if name else f"{place}: {reason}"
-    )
+    if not name:
+        return Mistake(f"{place}: {reason}")
+    return Mistake(f"{place}: {name}={in_short(first['input'])}: {reason}")
 
 
 Layers = tuple[AbstractLayer, ...]
 
 
 def at_width(layers: Layers, width: int) -> Layers:
-    """The widest hidden layer has `width` features, the others in proportion; the last layer keeps its own.
+    """Scale the hidden layers so that the widest has `width` features; keep the last layer.
 
     >>> from ntkexp.layer.affine import Dense
-    >>> [layer.features for layer in at_width((Dense(features=2), Dense(features=4), Dense(features=1)), 8)]
+    >>> layers = (Dense(features=2), Dense(features=4), Dense(features=1))
+    >>> [layer.features for layer in at_width(layers, 8)]
     [4, 8, 1]
     """
     *hidden, last = layers
@@ -170,32 +171,31 @@ def at_width(layers: Layers, width: int) -> Layers:
 def scale_features(layer: AbstractLayer, factor: float) -> AbstractLayer:
     if isinstance(layer, AbstractAffine):
         return layer.model_copy(update={"features": max(1, round(layer.features * factor))})
-    if isinstance(layer, SelfAttention):  # heads of more channels, and more of them
+    if isinstance(layer, SelfAttention):  # both the number and the width of heads grow
         heads = max(1, round(layer.heads * sqrt(factor)))
-        return layer.model_copy(
-            update={"features": max(1, round(layer.features * factor)), "heads": heads}
-        )
+        features = max(1, round(layer.features * factor))
+        return layer.model_copy(update={"features": features, "heads": heads})
     if isinstance(layer, Residual):
-        branch, shortcut = (
-            tuple(scale_features(one, factor) for one in side)
-            for side in (layer.branch, layer.shortcut)
-        )
+        branch = scale_all(layer.branch, factor)
+        shortcut = scale_all(layer.shortcut, factor)
         return layer.model_copy(update={"branch": branch, "shortcut": shortcut})
     if isinstance(layer, Concatenation):
-        branches = tuple(
-            tuple(scale_features(one, factor) for one in branch) for branch in layer.branches
-        )
+        branches = tuple(scale_all(branch, factor) for branch in layer.branches)
         return layer.model_copy(update={"branches": branches})
     return layer
 
 
+def scale_all(layers: Layers, factor: float) -> Layers:
+    return tuple(scale_features(layer, factor) for layer in layers)
+
+
 def affine_layers(layers: Layers) -> Iterator[AbstractAffine]:
-    """Find the affine layers, those of branches included."""
+    """Yield all affine layers, including layers in branches."""
     return (layer for layer in every_layer(layers) if isinstance(layer, AbstractAffine))
 
 
 def every_layer(layers: Layers) -> Iterator[AbstractLayer]:
-    """The layers, and those of their branches."""
+    """Yield all layers, including layers in branches."""
     for layer in layers:
         yield layer
         if isinstance(layer, Residual):

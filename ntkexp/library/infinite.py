@@ -1,5 +1,5 @@
-"""The kernels of infinitely wide networks, of layers that are written down or of an `nn.Sequential`; where no closed
-form is known, the mean over networks that are drawn, with an error bar."""
+"""Kernels of infinitely wide networks, from a list of layers or an `nn.Sequential`: in closed form,
+or as the mean over random networks with an error bar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METHODS = ("closed_form", "monte_carlo")
 
 
 class EstimatedKernels(InfiniteKernels):
-    """Kernels that are means over draws, and the standard errors of these means."""
+    """Means of kernels over draws, and their standard errors."""
 
     error: InfiniteKernels
 
@@ -57,25 +57,28 @@ def infinite_kernel(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> InfiniteKernels:
-    """NNGP kernel and tangent kernel between examples [example, channel, *pixel] or [example, feature], as a named
-    tuple (nngp, ntk).
+    """Return the NNGP kernel and the tangent kernel as a named tuple (nngp, ntk).
 
-    `spec` is a list of layers, each a mapping `{"layer": NAME, …}` or a layer of `ntkexp.layer`, or the list as JSON:
-    Dense, Conv, PaddedConv, ConvTranspose, ReLU, LeakyReLU, Abs, Erf, GELU, Sin, Cos, Tanh, SiLU, Generic, Polynomial,
-    Hermite, AvgPool, GlobalAvgPool, Flatten, LayerNorm, Dropout, SelfAttention, Residual, Concatenation. Without x2 the
-    examples are paired with themselves, and where one meets itself nothing is rounded that is 1 by definition. `W_std`
-    and `b_std` of layers may be tensors: both kernels are differentiable by them and by the inputs. Beside its result,
-    a call takes up to `memory_gb`.
+    Examples are [example, channel, *pixel] or [example, feature].
 
-    Or `spec` is an `nn.Sequential`, of which the form is read, not the numbers in its weights. These are drawn as torch
-    draws them, uniformly from ±1/√n for n inputs: W_std = 1/√3 and b_std = 1/√(3n) in standard parametrisation, so that
-    `tangent_kernel(module, x)` tends to `ntk` as the module gets wider. `W_std`, `b_std` and `param` ("standard" or
-    "ntk") are those of all its layers, if they are given. Dropout counts in training mode alone, as in the module.
+    `spec` is a list of layers, each a mapping `{"layer": NAME, …}` or a layer of `ntkexp.layer`, or
+    the list as JSON: Dense, Conv, PaddedConv, ConvTranspose, ReLU, LeakyReLU, Abs, Erf, GELU, Sin,
+    Cos, Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool, GlobalAvgPool, Flatten, LayerNorm,
+    Dropout, SelfAttention, Residual, Concatenation. Without x2 the examples are paired with
+    themselves, and values on the diagonal that are 1 by definition are exact. `W_std` and `b_std`
+    of layers may be tensors: both kernels are differentiable by them and by the inputs. A call
+    takes up to `memory_gb` besides its result.
 
-    `method="monte_carlo"` draws `samples` networks as wide as they are written, anew from `seed`, and gives the means
-    of their kernels over draws and outputs; `.error` holds the standard errors of these means. It takes any module
-    whose layers can draw their weights (`reset_parameters`). How far finite width is from its limit, O(1/width), is not
-    in the error.
+    Or `spec` is an `nn.Sequential`. Its layers are read, not its weights, which are assumed to be
+    drawn as torch draws them, uniformly from ±1/√n for n inputs: W_std = 1/√3 and b_std = 1/√(3n)
+    in standard parametrisation, so that `tangent_kernel(module, x)` tends to `ntk` as the module
+    gets wider. `W_std`, `b_std` and `param` ("standard" or "ntk") apply to all its layers. Dropout
+    counts in training mode alone.
+
+    `method="monte_carlo"` draws `samples` networks of the written width from `seed`, and returns
+    the means of their kernels over draws and outputs; `.error` holds the standard errors of these
+    means. It accepts any module whose layers can draw their weights (`reset_parameters`). The
+    distance of a finite width from the limit, O(1/width), is not part of the error.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     >>> infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x).nngp
@@ -102,8 +105,9 @@ def infinite_kernel(
     if isinstance(spec, nn.Module) and (method == "closed_form" or given):
         if not isinstance(spec, nn.Sequential):
             raise Mistake(
-                f"the module is a {type(spec).__name__}; the limit of an nn.Sequential is read from its layers, and "
-                "that of other modules can be estimated, by method='monte_carlo'"
+                f"the module is a {type(spec).__name__}; the limit of an nn.Sequential is read "
+                "from its layers, and that of other modules can be estimated, by "
+                "method='monte_carlo'"
             )
         spec = read_sequential(
             spec, tuple(x1.shape[1:]), Scales(W_std, b_std, "standard" if param is None else param)
@@ -114,13 +118,14 @@ def infinite_kernel(
     return limit.infinite_kernel(spec, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)
 
 
-# --- Means over networks that are drawn.
+# --- Means over random networks.
 
 
 def estimate(
     spec: Spec | nn.Module, x1: Tensor, x2: Tensor | None, samples: int, seed: int, memory_gb: float
 ) -> EstimatedKernels:
-    """E f(x) f(x′) and E Σ_c Θ[x, c, x′, c]/C over networks, f(x) f(x′) being the mean over outputs too."""
+    """Estimate E f(x) f(x′) and E Σ_c Θ[x, c, x′, c]/C over networks. f(x) f(x′) is also averaged
+    over outputs."""
     if not isinstance(samples, int) or not 2 <= samples <= LARGEST:
         raise Mistake(
             f"samples={in_short(samples)}: give a whole number of draws, 2 at least, such as 100"
@@ -132,7 +137,8 @@ def estimate(
         weight = next(module.parameters(), None)
         if weight is None:
             raise Mistake(
-                "method='monte_carlo': the network has no weights that could be drawn; give it a layer"
+                "method='monte_carlo': the network has no weights that could be drawn; give it a "
+                "layer"
             )
         sides = [x.to(weight) for x in (x1, x2) if x is not None]
         with torch.no_grad():
@@ -145,7 +151,7 @@ def estimate(
 
 @runtime_checkable
 class DrawsItself(Protocol):
-    """A module that draws its own weights, as those of torch do."""
+    """A module that draws its own weights, like torch's layers."""
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
 
@@ -155,14 +161,14 @@ class DrawsItself(Protocol):
 def draws(
     spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: int
 ) -> Iterator[nn.Module]:
-    """Networks with weights of their own, one after the other."""
+    """Yield networks with independent weights."""
     if not isinstance(spec, nn.Module):
         layers = parse_layers(spec)
         for k in range(samples):
             yield build(layers, shape, stream("monte carlo", seed, k))
         return
     module = copied(spec)
-    # children before what holds them, as when they were made
+    # children before their parents, the order in which they were built
     drawn = [
         each
         for each in reversed([*module.modules()])
@@ -172,11 +178,12 @@ def draws(
     for name, weight in module.named_parameters():
         if id(weight) not in known:
             raise Mistake(
-                f"method='monte_carlo': the parameter '{name}' belongs to a module without reset_parameters: nothing "
-                "knows how it is drawn; give it one"
+                f"method='monte_carlo': the parameter '{name}' belongs to a module without "
+                "reset_parameters: nothing knows how it is drawn; give it one"
             )
     for k in range(samples):
-        # A layer under the older weight_norm, or pruned, draws a weight that it computes, and not its parameters
+        # Under the older weight_norm or pruning, reset_parameters fills a computed weight and no
+        # parameter
         for weight in module.parameters():
             if weight.is_floating_point():
                 weight.detach().fill_(math.nan)
@@ -191,7 +198,7 @@ def draws(
         for name, weight in module.named_parameters():
             if weight.isnan().any():
                 raise Mistake(
-                    f"method='monte_carlo': the parameter '{name}' is not drawn by its layer's reset_parameters; take "
-                    "weight_norm or pruning off the layer, or draw it there"
+                    f"method='monte_carlo': the parameter '{name}' is not drawn by its layer's "
+                    "reset_parameters; take weight_norm or pruning off the layer, or draw it there"
                 )
         yield module

@@ -1,4 +1,5 @@
-"""A kernel machine: training with a fixed kernel under squared loss, in closed form, as fit and predict."""
+"""A kernel machine with fit and predict: training with a fixed kernel under squared loss, in closed
+form."""
 
 from __future__ import annotations
 
@@ -29,18 +30,20 @@ from ntkexp.loss import Squared
 from ntkexp.mistake import Mistake, checked_count, checked_number, in_short
 
 Kernel: TypeAlias = Callable[..., "Tensor | np.ndarray[Any, Any]"]
-"""(x1, x2) ↦ [n1, n2], one matrix for all outputs; [n1, n2, C], one for each; or [n1, C, n2, C], blocks of outputs."""
+"""(x1, x2) ↦ [n1, n2], one matrix for all outputs; [n1, n2, C], one for each; or [n1, C, n2, C],
+blocks."""
 
 PRECOMPUTED = "precomputed"
-COPIES = 6  # of a matrix, that are held while its modes are found
-ASYMMETRY = 1e-4  # of the largest entry, by which a kernel in single precision may differ from its transpose
+COPIES_FOR_MODES = 6  # of a matrix, in memory during its eigendecomposition
+MAX_ASYMMETRY = 1e-4  # of the largest entry: difference of a float32 kernel from its transpose
 
 Form = Literal["matrix", "diagonal", "blocks"]
 
 
 @dataclass(frozen=True)
 class LearnedMachine:
-    """What was learned: a = g(K + ridge) (y − f_0), and the modes of K, for each matrix that the kernel has."""
+    """The result of fit: a = g(K + ridge) (y − f_0) and the modes of K, for each matrix of the
+    kernel."""
 
     x: Any
     form: Form
@@ -53,22 +56,24 @@ class LearnedMachine:
 
 
 class KernelMachine:
-    """f̂(x) = f_0(x) + Σᵢ K(x, xᵢ) aᵢ, what training with the fixed kernel K under squared loss leads to:
+    """The predictor f̂(x) = f_0(x) + Σᵢ K(x, xᵢ) aᵢ of training with the fixed kernel K under
+    squared loss:
 
         a = g(K(X, X) + ridge) (y − f_0(X)),    g(λ) = 1/λ                    after endless training,
                                                 g(λ) = (1 − e^{−tλ/n})/λ      for a time t of gradient flow,
                                                 g(λ) = (1 − (1 − ηλ/n)ᵏ)/λ    for k steps of size η,
 
-    where the loss is the mean over the n examples, Σ‖f − y‖²/2n, as in `ntkexp kernel predict`.
+    The loss is the mean over the n examples, Σ‖f − y‖²/2n, as in `ntkexp kernel predict`.
 
-    `kernel` is a `TangentKernel`, or any function of (x1, x2) that gives [n1, n2], [n1, n2, C] or [n1, C, n2, C]; or
-    "precomputed": then `fit` and `predict` take matrices of these shapes in place of examples. Of a `TangentKernel` of
-    traces, each of the C columns of y gets its share, 1/C. `time` is t; or `steps` is k and `step_size` η. `start` is
-    f_0, a function of x, and zero if not given.
+    `kernel` is a `TangentKernel`, or any function of (x1, x2) that gives [n1, n2], [n1, n2, C] or
+    [n1, C, n2, C]; or "precomputed": then `fit` and `predict` take matrices of these shapes in
+    place of examples. The trace of a `TangentKernel` is divided by the number C of columns of y.
+    `time` is t; or `steps` is k and `step_size` η. `start` is f_0, a function of x, by default
+    zero.
 
-    With `classes=True`, y holds labels. They become targets as under `loss=squared`, and `predict` gives labels;
-    `decision_function` gives the outputs. Everything is solved in double precision. Given y as a tensor, results are
-    tensors, otherwise arrays.
+    With `classes=True`, y holds labels. They become targets as under `loss=squared`, and `predict`
+    gives labels; `decision_function` gives the outputs. Everything is solved in double precision.
+    Given y as a tensor, results are tensors, otherwise arrays.
 
     >>> plain = KernelMachine(lambda x1, x2: x1 @ x2.T, ridge=1.0)
     >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([6.0, 12.0])
@@ -98,25 +103,23 @@ class KernelMachine:
             )
         if not callable(kernel) and start is not None:
             raise Mistake(
-                "start= is a function of inputs, and kernel='precomputed' sees none; subtract f_0 from y"
+                "start= is a function of inputs, and kernel='precomputed' sees none; subtract f_0 "
+                "from y"
             )
-        self.kernel, self.start, self.classes = (
-            kernel,
-            start,
-            bool(checked_count("classes", classes, 0, 1)),
-        )
-        self.ridge, self.time = (
-            checked_number("ridge", ridge),
-            checked_number("time", time, most=math.inf),
-        )
+        self.kernel = kernel
+        self.start = start
+        self.classes = bool(checked_count("classes", classes, 0, 1))
+        self.ridge = checked_number("ridge", ridge)
+        self.time = checked_number("time", time, most=math.inf)
         if (steps is None) != (step_size is None) or (steps is not None and self.time != math.inf):
             raise Mistake(
                 "give time=, of gradient flow, or steps= with step_size=, of gradient descent"
             )
-        self.steps = None if steps is None else checked_count("steps", steps, 0, LONGEST)
-        self.step_size = (
-            None if step_size is None else checked_number("step_size", step_size, above=True)
-        )
+        self.steps: int | None = None
+        self.step_size: float | None = None
+        if steps is not None and step_size is not None:
+            self.steps = checked_count("steps", steps, 0, LONGEST)
+            self.step_size = checked_number("step_size", step_size, above=True)
         self.memory_gb = checked_number("memory_gb", memory_gb, above=True)
         self.fitted: LearnedMachine | None = None
 
@@ -129,12 +132,14 @@ class KernelMachine:
         if any(matrix.shape != (entries, entries) for matrix in matrices):
             shape = list(matrices[0].shape)
             raise Mistake(
-                f"the kernel among the examples has shape {shape}, and y has {count} rows; give one for each"
+                f"the kernel among the examples has shape {shape}, and y has {count} rows; give "
+                "one for each"
             )
-        needed = COPIES * sum(8.0 * matrix.numel() for matrix in matrices) / 1e9
+        needed = COPIES_FOR_MODES * sum(8.0 * matrix.numel() for matrix in matrices) / 1e9
         if needed > self.memory_gb:
             raise Mistake(
-                f"memory_gb={self.memory_gb:g}: the modes of {entries} equations need {needed:.2g} GB; raise it"
+                f"memory_gb={self.memory_gb:g}: the modes of {entries} equations need {needed:.2g} "
+                "GB; raise it"
             )
         residual = targets - self.outputs_at_start(x, count, width)
         gain = self.gain(count)
@@ -145,7 +150,8 @@ class KernelMachine:
         ]
         if not all(each.isfinite().all() for each in coefficients):
             raise Mistake(
-                "training with this kernel diverges: its coefficients are not finite; take smaller steps"
+                "training with this kernel diverges: its coefficients are not finite; take "
+                "smaller steps"
             )
         is_vector = self.classes or np.ndim(y) == 1
         self.fitted = LearnedMachine(
@@ -154,7 +160,8 @@ class KernelMachine:
         return self
 
     def predict(self, x: Examples) -> Any:
-        """The outputs f̂(x) in the shape of the targets; of labels, the label of the largest output."""
+        """Return f̂(x) in the shape of the targets, or with `classes` the label of the largest
+        output."""
         if not self.classes:
             return self.decision_function(x)
         known, outputs = self.outputs(x)
@@ -163,30 +170,35 @@ class KernelMachine:
         return torch.as_tensor(labels) if known.is_tensor else labels
 
     def decision_function(self, x: Examples) -> Any:
-        """The outputs f̂(x): [n, C], or [n] where targets had one axis, or two classes."""
+        """Return f̂(x) as [n, C], or as [n] if targets had one axis or there are two classes."""
         known, outputs = self.outputs(x)
         outputs = outputs[:, 0] if known.is_vector and outputs.shape[1] == 1 else outputs
         return outputs if known.is_tensor else outputs.numpy()
 
     def deviation(self, x: Examples, nngp: Kernel | None = None) -> Any:
-        """The standard deviation of each output at x, [n], where the kernel is one matrix for all outputs.
+        """Return the standard deviation of each output at x, [n], for a kernel that is one matrix.
 
-        Without `nngp`, of the Gaussian process with this kernel, given targets with noise of variance `ridge`; with the
-        kernel of the outputs before training, of networks that start at random and train all layers:
+        Without `nngp`, it belongs to the Gaussian process with this kernel, given targets with
+        noise of variance `ridge`. With the kernel of the outputs before training, it belongs to
+        networks that start at random and train all layers:
 
             σ² = 𝒢(x, x) + A 𝒢(X, X) Aᵀ − 2 A 𝒢(X, x),    A = K(x, X) g(K(X, X) + ridge)
         """
         known = self.known()
         if known.form != "matrix" or self.kernel == PRECOMPUTED:
             raise Mistake(
-                "a deviation is of a kernel that is called and is one matrix for all outputs, such as NNGP"
+                "a deviation is of a kernel that is called and is one matrix for all outputs, "
+                "such as NNGP"
             )
         if not (nngp is None or callable(nngp)):
             raise Mistake(
-                f"nngp={in_short(nngp)}: give the kernel of the outputs before training, a function of (x1, x2)"
+                f"nngp={in_short(nngp)}: give the kernel of the outputs before training, a "
+                "function of (x1, x2)"
             )
-        (modes,), gain = known.modes, self.gain(len(known.targets))
-        learned, width = modes.at(gain, self.ridge), known.targets.shape[1]
+        (modes,) = known.modes
+        gain = self.gain(len(known.targets))
+        learned = modes.at(gain, self.ridge)
+        width = known.targets.shape[1]
         _, (cross,) = self.matrices(x, known.x, width)
         prior = self.kernel if nngp is None else nngp
         own = self.read(prior, x, None, width)[1][0].diagonal()
@@ -201,10 +213,10 @@ class KernelMachine:
         found = variance.clamp(min=0).sqrt()
         return found if known.is_tensor else found.numpy()
 
-    # --- What is asked of the kernel, and of the start.
+    # --- Values of the kernel, and of the start.
 
     def gain(self, examples: int) -> AbstractGain:
-        """g, of a loss that is the mean over the examples."""
+        """Return g for a loss that is the mean over the examples."""
         if self.steps is not None and self.step_size is not None:
             return DescentGain(self.step_size / examples, self.steps)
         return FlowGain(self.time / examples)
@@ -215,15 +227,16 @@ class KernelMachine:
         return self.fitted
 
     def outputs(self, x: Examples) -> tuple[LearnedMachine, Float[Tensor, "point out"]]:
-        """f_0(x) + K(x, X) a."""
+        """Return f_0(x) + K(x, X) a."""
         known = self.known()
         width = known.targets.shape[1]
         form, matrices = self.matrices(x, known.x, width)
         entries = len(known.coefficients[0])
         if form != known.form or any(matrix.shape[1] != entries for matrix in matrices):
             raise Mistake(
-                f"the kernel between new and training examples has {matrices[0].shape[1]} columns as {form}, and the "
-                f"one among these had {entries} as {known.form}; give K(x, X) with a column for each training example"
+                f"the kernel between new and training examples has {matrices[0].shape[1]} columns "
+                f"as {form}, and the one among these had {entries} as {known.form}; give K(x, X) "
+                "with a column for each training example"
             )
         parts = [matrix @ each for matrix, each in zip(matrices, known.coefficients, strict=True)]
         found = torch.cat(parts, 1).reshape(-1, width)
@@ -232,7 +245,7 @@ class KernelMachine:
     def matrices(
         self, x: Any, others: Any, width: int
     ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
-        """The kernel between examples and others, or among them."""
+        """Return the kernel between two sets of examples, or within one set."""
         if self.kernel == PRECOMPUTED:
             return as_matrices(x, width)
         assert callable(self.kernel)
@@ -244,11 +257,11 @@ class KernelMachine:
         found = kernel(x, x if others is None and not isinstance(kernel, TangentKernel) else others)
         form, matrices = as_matrices(found, width)
         if isinstance(kernel, TangentKernel) and kernel.outputs == "trace":
-            matrices = [matrix / width for matrix in matrices]  # a column gets its share
+            matrices = [matrix / width for matrix in matrices]  # divided among the columns
         return form, matrices
 
     def outputs_at_start(self, x: Any, count: int, width: int) -> Float[Tensor, "example out"]:
-        """f_0."""
+        """Return f_0."""
         if self.start is None:
             return torch.zeros(count, width, dtype=torch.float64)
         with torch.no_grad():
@@ -260,20 +273,21 @@ class KernelMachine:
         found = as_doubles(given, "start=")
         if found.shape not in {(count, width), (count,) if width == 1 else (count, width)}:
             raise Mistake(
-                f"start= gives outputs of shape {list(found.shape)} for {count} examples, and targets have {width} "
-                f"columns; give [{count}, {width}]"
+                f"start= gives outputs of shape {list(found.shape)} for {count} examples, and "
+                f"targets have {width} columns; give [{count}, {width}]"
             )
         return found.reshape(count, width)
 
     def encoded(self, y: Any) -> tuple[Any, Float[Tensor, "train out"]]:
-        """The classes, if there are some, and the targets."""
+        """Return the classes, or None, and the targets."""
         if isinstance(y, Tensor) and not is_plain(y):
             raise Mistake("y is nested, sparse, quantized or without numbers; give a plain tensor")
         values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
         if self.classes:
             if values.ndim != 1 or values.dtype.kind not in "biuSUO":
                 raise Mistake(
-                    f"classes=True: y is {values.dtype} of shape {list(values.shape)}; give one label for each example"
+                    f"classes=True: y is {values.dtype} of shape {list(values.shape)}; give one "
+                    "label for each example"
                 )
             labels, places = np.unique(values, return_inverse=True)
             if len(labels) < 2:
@@ -292,8 +306,9 @@ class KernelMachine:
         return None, torch.as_tensor(values).double().reshape(len(values), -1)
 
 
-# --- A kernel as the matrices of independent systems of equations: one for all columns of the targets, one for each, or
-# one for all of them together, whose entries are an example with an output.
+# --- A kernel as the matrices of independent systems of equations: one for all columns of the
+# targets, one for each, or one for all of them together, whose entries are an example with an
+# output.
 
 
 def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row column"]]]:
@@ -322,26 +337,27 @@ def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row 
         case [_, out, _, out_] if out == out_ == width:
             return "blocks", [values.flatten(2).flatten(0, 1)]
     raise Mistake(
-        f"the kernel has the shape {list(values.shape)}, and y has {width} columns; give [n1, n2], [n1, n2, {width}] "
-        f"or [n1, {width}, n2, {width}]"
+        f"the kernel has the shape {list(values.shape)}, and y has {width} columns; give [n1, n2], "
+        f"[n1, n2, {width}] or [n1, {width}, n2, {width}]"
     )
 
 
 def as_doubles(given: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
-    """The numbers of a tensor or an array in double precision; what holds none, or is no plain array, is refused."""
+    """Convert a plain tensor or array to double precision, or raise if it holds no numbers."""
     if isinstance(given, Tensor):
         holds_numbers = is_plain(given) and not given.is_complex()
     else:
         holds_numbers = given.dtype.kind in "biuf"
     if not holds_numbers:
         raise Mistake(
-            f"{name}: it holds {given.dtype}, or is nested or sparse; give a plain tensor or array of numbers"
+            f"{name}: it holds {given.dtype}, or is nested or sparse; give a plain tensor or array "
+            "of numbers"
         )
     return torch.as_tensor(given).detach().cpu().double()
 
 
 def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, "entry column"]]:
-    """Values at examples, as the right sides of these systems."""
+    """Return values at examples as the right sides of these systems."""
     match form:
         case "matrix":
             return [values]
@@ -352,10 +368,11 @@ def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, 
 
 
 def symmetric(matrix: Float[Tensor, "entry entry"]) -> Float[Tensor, "entry entry"]:
-    """The matrix, if it is symmetric."""
+    """Return the matrix, or raise if it is not symmetric."""
     off = float((matrix - matrix.T).abs().max()) / (float(matrix.abs().max()) or 1.0)
-    if off > ASYMMETRY:
+    if off > MAX_ASYMMETRY:
         raise Mistake(
-            f"the kernel is not symmetric, off by {off:.1g} of its largest entry; no closed form is known"
+            f"the kernel is not symmetric, off by {off:.1g} of its largest entry; no closed form "
+            "is known"
         )
     return matrix

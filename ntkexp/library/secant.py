@@ -35,7 +35,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class SegmentSide:
-    """Examples between two sets of weights; how well the secant closes is kept, for each time that it is read."""
+    """Examples between two sets of weights, and the closure of the secant at each reading."""
 
     reader: Reader
     tape: Tape
@@ -65,11 +65,13 @@ def secant_kernel(
     outputs: Outputs = "all",
     casts: Casts = "keep",
 ) -> Float[Tensor, "probe out train out_"]:
-    """K̄(x, x′) = J̄(x) J(x′)ᵀ between the segment start → end at the probes and its start at the training inputs.
+    """Return K̄(x, x′) = J̄(x) J(x′)ᵀ.
 
-    Inputs, `output`, `outputs` and `casts` are those of `tangent_kernel`. A secant that does not explain the change of
-    the module between the two ends to rounding is warned of, and one that is wrong is refused. With
-    g = Σᵢ J(start; xᵢ)ᵀ ℓ′ᵢ and end = start − η g, the change of the module is −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ exactly:
+    J̄ is the secant Jacobian of the segment start → end at the probes, and J the Jacobian at its
+    start, at the training inputs. Inputs, `output`, `outputs` and `casts` are as in
+    `tangent_kernel`. If the secant does not explain the change of the module to rounding, a warning
+    says so, or the call fails. With g = Σᵢ J(start; xᵢ)ᵀ ℓ′ᵢ and end = start − η g, the change of
+    the module is −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ exactly:
 
     >>> import torch
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)).double()
@@ -81,33 +83,33 @@ def secant_kernel(
     True
     """
     reader, own = reader_of(module, output, casts)
-    before, after = own | named(module, start, "start"), own | named(module, end, "end")
+    before = own | named(module, start, "start")
+    after = own | named(module, end, "end")
     refuse_rounded_products(before)
-    left, later, right = (
-        reader.record(before, probes),
-        reader.record(after, probes),
-        batches(reader, before, train),
-    )
-    warn_of(module, output, left, casts)
+    tape = reader.record(before, probes)
+    left = SegmentSide(reader, tape, reader.record(after, probes))
+    right = batches(reader, before, train)
+    warn_of(module, output, tape, casts)
 
-    probed, outputs = SegmentSide(reader, left, later), listed(outputs)
-    refuse_sides(probed, right, outputs)
-    found = kernel(probed, right, outputs)
-    if (missed := explained(probed.closures, left.eps)) is not None:
-        warn(missed, stacklevel=3)
-    return finite(found)
+    outputs = listed(outputs)
+    refuse_sides(left, right, outputs)
+    secant = kernel(left, right, outputs)
+    unexplained = explained(left.closures, tape.eps)
+    if unexplained is not None:
+        warn(unexplained, stacklevel=3)
+    return finite(secant)
 
 
 # --- The kernel of one finite step on one output, and the weights that such steps lead to.
 #
 #     k̃_η(x, x′) = (f(x; θ + η ∇f(x′; θ)) − f(x; θ))/η  →  k(x, x′)    as η → 0, with an error of O(η)
 #
-# F. Huszár, "Some intuition on the neural tangent kernel" (2020), introduces the tangent kernel as this limit. It
-# is a kernel of the secant, K̃ = J̄(x) J(x′)ᵀ, and unlike k it is not symmetric.
+# F. Huszár, "Some intuition on the neural tangent kernel" (2020), introduces the tangent kernel as
+# this limit. It is a kernel of the secant, K̃ = J̄(x) J(x′)ᵀ, and unlike k it is not symmetric.
 
 
 LARGEST = 1e100
-"""The size of a step, beyond which its square is not a number."""
+"""The largest step size, whose square is still finite."""
 
 
 @of_module
@@ -120,10 +122,10 @@ def finite_step_kernel(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, "probe out train out_"]:
-    """k̃_η for all outputs, a step at a time; of weights that are not given, the module's own. Axes of the outputs but
-    the first are flattened.
+    """Return k̃_η for all outputs, one step at a time. Missing weights are those of the module.
+    Axes of the outputs after the first are flattened.
 
-    A function that is linear in its weights has the kernel of its tangent at any step:
+    For a function that is linear in its weights, it equals the tangent kernel at any step:
 
     >>> line = torch.nn.Linear(1, 1).double()
     >>> x = torch.tensor([[10.0], [-1.0]], dtype=torch.float64)
@@ -134,11 +136,13 @@ def finite_step_kernel(
         raise Mistake("x1 and x2 are tensors here, with examples along their first axis")
     if not isinstance(step_size, int | float) or not 0 < abs(step_size) <= LARGEST:
         raise Mistake(
-            f"step_size={step_size!r:.20}: a finite step is a number that is not 0; tangent_kernel is its limit"
+            f"step_size={step_size!r:.20}: a finite step is a number that is not 0; tangent_kernel "
+            "is its limit"
         )
-    function, start = partial(columns, function_of(module)), start_of(module, weights)
-    # No example may change another's outputs; where examples choose what Python does, which they may do otherwise
-    # after a step, each runs by itself
+    function = partial(columns, function_of(module))
+    start = start_of(module, weights)
+    # No example may change another's outputs. If values choose a branch of Python code, which may
+    # differ after a step, each example runs alone.
     reader, own = reader_of(module)
     refuse_rounded_products(own | start)
     tape = reader.record(own | start, x1)
@@ -149,17 +153,12 @@ def finite_step_kernel(
         return torch.cat([function(weights, probe) for probe in probes])
 
     before = outputs(start)
-    found = [
-        torch.stack(
-            [
-                (outputs(moved(start, step_size, g)) - before) / step_size
-                for g in gradients(function, start, x)
-            ]
-        )
-        for x in torch.split(x2, 1)
-    ]
-    refuse_unlike_outputs(before.shape[1], len(found[0]))
-    return finite(torch.stack(found).permute(2, 3, 0, 1))
+    changes = list[Tensor]()
+    for x in torch.split(x2, 1):
+        ends = [moved(start, step_size, g) for g in gradients(function, start, x)]
+        changes.append(torch.stack([(outputs(end) - before) / step_size for end in ends]))
+    refuse_unlike_outputs(before.shape[1], len(changes[0]))
+    return finite(torch.stack(changes).permute(2, 3, 0, 1))
 
 
 @full_precision()
@@ -171,14 +170,16 @@ def ascend(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Weights:
-    """The weights after steps θ ← θ + η ∇f(point; θ), which raise the one output at one point.
+    """Return the weights after steps θ ← θ + η ∇f(point; θ), which raise the single output at one
+    point.
 
     >>> line = torch.nn.Linear(1, 1).double()
     >>> ascended = ascend(line, torch.tensor([[2.0]], dtype=torch.float64), steps=3, step_size=1.0)
     >>> [round((ascended[name] - weight).item(), 9) for name, weight in line.named_parameters()]
     [6.0, 3.0]
     """
-    function, reached = partial(columns, function_of(module)), start_of(module, weights)
+    function = partial(columns, function_of(module))
+    reached = start_of(module, weights)
     for _ in range(steps):
         (gradient,) = gradients(function, reached, point)
         reached = moved(reached, step_size, gradient)
@@ -186,7 +187,7 @@ def ascend(
 
 
 def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights:
-    """The trained weights, of which some may be given."""
+    """Return the trained weights, with given values for some of them."""
     own = weights_of(module)
     return own | {
         name: weight
@@ -198,20 +199,22 @@ def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights
 def gradients(
     function: Function, weights: Weights, x: Float[Tensor, "one *shape"]
 ) -> list[Weights]:
-    """The gradient of each output at one point."""
+    """Return the gradient of each output at one point."""
     known = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
     outputs = function(known, x)[0]
     if not outputs.requires_grad:
         raise Mistake(
             "the outputs depend on no parameter that requires gradients, so the kernel is zero"
         )
-    found = [
-        torch.autograd.grad(output, list(known.values()), retain_graph=True, materialize_grads=True)
-        for output in outputs
-    ]
-    return [dict(zip(known, each, strict=True)) for each in found]
+    rows = list[Weights]()
+    for output in outputs:
+        row = torch.autograd.grad(
+            output, list(known.values()), retain_graph=True, materialize_grads=True
+        )
+        rows.append(dict(zip(known, row, strict=True)))
+    return rows
 
 
 def moved(weights: Weights, step_size: float, direction: Weights) -> Weights:
-    """The weights after a step in a direction."""
+    """Return the weights after a step in a direction."""
     return {name: weight + step_size * direction[name] for name, weight in weights.items()}

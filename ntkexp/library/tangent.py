@@ -1,6 +1,7 @@
-"""The tangent kernel of any module: by points, in blocks of outputs, by chunks of parameters, or from sketches.
+"""The tangent kernel of any module: from assembled Jacobians, by chunks of parameters, or from
+sketches.
 
-A kernel that this machine cannot hold is refused before anything of it is computed.
+A kernel that does not fit into memory is refused before the computation.
 
 >>> refuse_large("kernel", 10**6, 10**6, outputs=1000, needed=8e18)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
@@ -51,51 +52,53 @@ from ntkexp.shapes import Inputs, Weights
 def refuse_large(
     what: str, probe: int, train: int, *, outputs: int, needed: float, choice: str = "outputs=[0]"
 ) -> None:
-    """Refuse what takes more bytes than the machine has; fewer outputs are had by a `choice`."""
+    """Raise if a result needs more bytes than the machine has. `choice` is the argument that
+    chooses fewer outputs."""
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > room:
         raise Mistake(
-            f"the {what} of {probe} × {train} examples with {outputs} outputs each takes {needed / 1e9:.3g} GB, and "
-            f"this machine has {room / 1e9:.3g}; choose some by {choice}, or have the module give fewer, such "
-            "as the log-likelihood of a text"
+            f"the {what} of {probe} × {train} examples with {outputs} outputs each takes "
+            f"{needed / 1e9:.3g} GB, and this machine has {room / 1e9:.3g}; choose some by "
+            f"{choice}, or have the module give fewer, such as the log-likelihood of a text"
         )
 
 
-# --- The kernel of assembled Jacobians, which are read for some outputs at a time.
+# --- The kernel from assembled Jacobians, a few outputs at a time.
 
 
 OutputMode: TypeAlias = Outputs | Literal["diagonal"]
-"""Which entries [out, out_] of a kernel's blocks: all, some, their trace, or K[x, c, x′, c] for each output c."""
+"""The entries [out, out_] of each block: all, some, their trace, or the diagonal K[x, c, x′, c]."""
 
 MODES = ("all", "trace", "diagonal")
 
 
 def listed(outputs: object) -> Any:
-    """Outputs that are given as an array or a tensor, as a list; other choices as they are.
+    """Convert an array or tensor of outputs to a list. Other choices stay unchanged.
 
     >>> listed(torch.tensor([0, 3])), listed("all")
     ([0, 3], 'all')
     """
     if isinstance(outputs, Tensor) and not is_plain(outputs):
         raise Mistake(
-            "outputs= is nested, sparse, quantized or without numbers; give a list of outputs, such as [0, 3]"
+            "outputs= is nested, sparse, quantized or without numbers; give a list of outputs, "
+            "such as [0, 3]"
         )
     return outputs.tolist() if isinstance(outputs, Tensor | np.ndarray) else outputs
 
 
-MANY = 10**8  # numbers, from which on the cost is estimated first
+SMALL_KERNEL = 10**8  # numbers, which need no check of the memory
 
 
 @runtime_checkable
 class JacobianSide(Protocol):
-    """One side of a kernel: its examples, and the Jacobian of all of them at some outputs."""
+    """One side of a kernel: examples, and their Jacobian at chosen outputs."""
 
     @property
     def examples(self) -> int: ...
 
     @property
     def tape(self) -> Tape:
-        """Of some of the examples."""
+        """The recording of some examples."""
         ...
 
     def read(self, chosen: Sequence[int]) -> Jacobian: ...
@@ -104,13 +107,13 @@ class JacobianSide(Protocol):
 def kernel(
     left: JacobianSide, right: JacobianSide, outputs: Outputs
 ) -> Float[Tensor, "probe out train out_"]:
-    """The kernel of all pairs of the outputs that are wanted, or its trace, a few outputs at a time."""
+    """Return the kernel of all pairs of wanted outputs, or its trace, a few outputs at a time."""
     count = left.tape.outputs.shape[1]
     chosen = wanted(outputs, count)
 
     def both(
         chosen: Sequence[int],
-    ) -> tuple[Jacobian, Jacobian]:  # those of the same side are read once
+    ) -> tuple[Jacobian, Jacobian]:  # equal sides are read once
         one = in_few_uses(left.read(chosen))
         return one, one if left is right else in_few_uses(right.read(chosen))
 
@@ -126,7 +129,7 @@ def kernel(
 
 
 def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -> None:
-    """Refuse sides of different outputs, and blocks that do not fit into the machine's memory."""
+    """Raise if the sides have different outputs, or if the blocks do not fit into memory."""
     refuse_unlike_outputs(left.tape.outputs.shape[1], right.tape.outputs.shape[1])
     if outputs == "trace":
         return
@@ -136,7 +139,7 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
     else:
         count = len(wanted(outputs, left.tape.outputs.shape[1]))
         numbers = left.examples * right.examples * count**2
-    if numbers > MANY:
+    if numbers > SMALL_KERNEL:
         choice, needed = (
             "outputs=[0], their sum by outputs='trace'",
             numbers * left.tape.outputs.element_size(),
@@ -152,7 +155,8 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
 def tangent_in_turns(
     reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, chosen: Sequence[int]
 ) -> Float[Tensor, "probe out train out_"] | None:
-    """The kernel, or None where Jacobians fit assembled, or no rules lead through the module."""
+    """Return the kernel, or None if the assembled Jacobians fit into memory, or an operation has no
+    rule."""
     one = InTurns(reader, weights, as_inputs(x1), chosen)
     train = one.examples if x2 is None else examples(as_inputs(x2))
     trained = sum(weight.nbytes for name, weight in weights.items() if name in reader.trained)
@@ -160,7 +164,7 @@ def tangent_in_turns(
         return None
 
     def looks_small() -> bool:
-        """By the first examples; where no rules lead through the module, nothing else is known."""
+        """Judge by the first examples. If an operation has no rule, nothing else works."""
         few = one.places[0] if len(one.places) > 1 else slice(0, min(2, one.examples))
         try:
             return fits(one.jacobian(few), one.examples, train)
@@ -187,16 +191,18 @@ def sketched_tangent(
     size: int,
     seed: int,
 ) -> SketchedKernel:
-    """K̂ of the chosen outputs, from a sketch of `size` dimensions."""
+    """Return K̂ of the chosen outputs, from a sketch of `size` dimensions."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
         raise Mistake(
-            f"sketch={in_short(size)}: give the number of dimensions that gradients are projected to, such as 1024"
+            f"sketch={in_short(size)}: give the number of dimensions that gradients are projected "
+            "to, such as 1024"
         )
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
         raise Mistake(f"seed={in_short(seed)}: give a whole number")
     if outputs in ("trace", "diagonal"):
         raise Mistake(
-            f"outputs={in_short(outputs)}: it is not sketched; give 'all' or a list of outputs, or leave out sketch="
+            f"outputs={in_short(outputs)}: it is not sketched; give 'all' or a list of outputs, or "
+            "leave out sketch="
         )
     some = reader.record(weights, part(as_inputs(x1), slice(0, 2))).outputs
     chosen = wanted(cast(Outputs, outputs), some.shape[1])
@@ -264,20 +270,21 @@ def tangent_kernel(
     sketch: int | None = None,
     seed: int = 0,
 ) -> Float[Tensor, "probe *kernel"] | SketchedKernel:
-    """K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the parameters that require gradients.
+    """Return K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the parameters that require gradients.
 
-    Inputs are a tensor, a tuple of tensors or a dict of keyword arguments, each tensor with the examples along its
-    first axis. `weights` may name some or all parameters; the others are the module's own. Of a module that gives
-    several tensors, `output` names the one that is read. Its axes but the first are flattened, and `outputs` chooses
-    among them: "all", a list of places, "trace" for Σ_c K[x, c, x′, c] as [n1, 1, n2, 1], however many there are, or
-    "diagonal" for each K[x, c, x′, c] as [n1, n2, C].
-    `casts="ignore"` leaves out what the module casts to shorter numbers than its weights. A warning says what casts
-    cost, kept or left out.
+    Inputs are a tensor, a tuple of tensors or a dict of keyword arguments, each tensor with the
+    examples along its first axis. `weights` may name some or all parameters; the others are the
+    module's own. If the module returns several tensors, `output` names one. Its axes after the
+    first are flattened, and `outputs` chooses among them: "all", a list of indices, "trace" for Σ_c
+    K[x, c, x′, c] as [n1, 1, n2, 1], or "diagonal" for K[x, c, x′, c] as [n1, n2, C].
+    `casts="ignore"` computes without casts to a shorter dtype than the weights have. A warning
+    states the rounding error with or without casts.
 
-    Gradients that would not fit are read some examples at a time, and multiplied out a chunk of a parameter at a time.
-    For many examples of a large module, `sketch=k` projects them to k dimensions at random (`seed`). Then there are
-    two results, a kernel without bias and a bar, which ‖K̂ − K‖_F exceeds in one case of a hundred. Errors fall like
-    1/√k: this is for drift, spectra, alignment and many examples, not for single entries.
+    Gradients that would not fit are read some examples at a time, and multiplied out a chunk of a
+    parameter at a time. For many examples of a large module, `sketch=k` projects them to k
+    dimensions at random (`seed`). Then there are two results, an unbiased kernel and an error bar,
+    which ‖K̂ − K‖_F exceeds in one case of a hundred. Errors fall like 1/√k, which suits kernel
+    change, spectra and alignment, not single entries.
 
     >>> import torch
     >>> layer, x = torch.nn.Linear(50, 1).double(), torch.eye(9, 50).double()
@@ -291,7 +298,8 @@ def tangent_kernel(
     outputs = listed(outputs)
     if isinstance(outputs, str) and outputs not in MODES:
         raise Mistake(
-            f"outputs={in_short(outputs)}: give {', '.join(map(repr, MODES))} or a list of outputs, such as [0, 3]"
+            f"outputs={in_short(outputs)}: give {', '.join(map(repr, MODES))} or a list of "
+            "outputs, such as [0, 3]"
         )
     if sketch is not None:
         warn_of(module, output, reader.record(place, part(as_inputs(x1), slice(0, 2))), casts)

@@ -1,4 +1,5 @@
-"""The tangent kernel as an object that is called: on tensors, NumPy arrays and DataLoaders, by other libraries too."""
+"""The tangent kernel as a callable object, on tensors, NumPy arrays and DataLoaders, for use by
+other libraries."""
 
 from __future__ import annotations
 
@@ -30,36 +31,37 @@ from ntkexp.mistake import Mistake, checked_number, first_line, in_short, neares
 from ntkexp.shapes import Inputs
 
 Examples: TypeAlias = "Inputs | np.ndarray[Any, Any] | DataLoader[Any]"
-"""What a kernel is called on."""
+"""The arguments of a kernel."""
 
 Blocks = Literal["all", "trace", "diagonal"]
 RANDOM: tuple[type[Sampler[Any]], ...] = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-MOST = 2**20  # examples of a block
+MAX_BLOCK_SIDE = 2**20  # examples
 
 
 @dataclass(frozen=True, eq=False)
 class TangentKernel:
-    """K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ of a module, as a function of (x1, x2), where x2 is x1 if it is not given.
+    """K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ of a module, as a function of (x1, x2). By default x2 is x1.
 
-    By `outputs` it gives::
+    `outputs` chooses the form::
 
         "all"         K[x, c, x′, c′]                    [n1, C, n2, C]
         "trace"       Σ_c K[x, c, x′, c], one matrix     [n1, n2]
         "diagonal"    K[x, c, x′, c] for each output c   [n1, n2, C]
 
-    Examples are what `tangent_kernel` takes, or a NumPy array, whose floating numbers become those of the module's
-    weights; or a DataLoader, whose rows are taken in order. Of a batch (inputs, targets, …) the inputs are taken, or
-    what `inputs`, a function of the batch, gives. Given arrays for all its arguments, it gives an array.
-    `weights`, `output` and `casts` are those of `tangent_kernel`; without `weights` the kernel is that of the module as
-    it is when the kernel is called. A kernel is computed in blocks of rows and columns that take about `memory_gb`.
+    Examples are those of `tangent_kernel`, or a NumPy array, whose floating numbers are converted
+    to the weights' dtype, or a DataLoader, whose rows keep their order. From a batch (inputs,
+    targets, …) the inputs are used, or the result of `inputs`, a function of the batch. If all
+    arguments are arrays, so is the result. `weights`, `output` and `casts` are as in
+    `tangent_kernel`; without `weights` the kernel uses the module's weights at the time of the
+    call. A kernel is computed in blocks of rows and columns that take about `memory_gb`.
 
     >>> kernel = TangentKernel(nn.Linear(2, 1).double(), outputs="trace")
     >>> kernel(np.array([[1.0, 2.0], [0.0, 3.0]]))
     array([[ 6.,  7.],
            [ 7., 10.]])
 
-    With outputs="trace" it is a kernel of scikit-learn's support vector machines, and gives the matrices of its
-    `kernel="precomputed"`:
+    With outputs="trace" it is a kernel of scikit-learn's support vector machines, and gives the
+    matrices of its `kernel="precomputed"`:
 
     >>> from sklearn.svm import SVC
     >>> x, labels = np.array([[-2.0, 0.0], [2.0, 0.0], [2.0, 1.0]]), [0, 1, 1]
@@ -92,16 +94,18 @@ class TangentKernel:
     def __call__(self, x1: Examples, x2: Examples | None = None) -> Tensor: ...
 
     def __call__(self, x1: Examples, x2: Examples | None = None) -> Tensor | np.ndarray[Any, Any]:
-        left, right = self.rows(x1, "x1"), None if x2 is None else self.rows(x2, "x2")
-        found = self.matrix(left, right)
-        arrays = isinstance(x1, np.ndarray) and (x2 is None or isinstance(x2, np.ndarray))
-        return found.cpu().numpy() if arrays else found
+        left = self.rows(x1, "x1")
+        right = None if x2 is None else self.rows(x2, "x2")
+        kernel = self.matrix(left, right)
+        if isinstance(x1, np.ndarray) and isinstance(x2, np.ndarray | None):
+            return kernel.cpu().numpy()
+        return kernel
 
     @full_precision()
     def matrix(self, left: Inputs, right: Inputs | None) -> Float[Tensor, "probe *kernel"]:
-        """The kernel, block by block; of examples with themselves, blocks are mirrored at the diagonal."""
+        """Return the kernel. If both sides are equal, blocks above the diagonal are mirrored."""
         other = left if right is None else right
-        counts = examples(left), examples(other)
+        counts = (examples(left), examples(other))
         side = block_side(
             self.module,
             left,
@@ -113,29 +117,35 @@ class TangentKernel:
         )
         if side >= max(counts):
             return self.block(left, right)
-        whole: Tensor | None = None
+        kernel: Tensor | None = None
         for rows in blocks(counts[0], side):
             for columns in blocks(counts[1], side):
                 if right is None and columns.start < rows.start:
                     continue
-                same = right is None and rows == columns
-                found = self.block(part(left, rows), None if same else part(other, columns))
-                if whole is None:  # now its outputs are known
-                    shape, outputs = list(found.shape), found.shape[-1] if found.dim() > 2 else 1
-                    shape[0], shape[-2 if self.outputs == "all" else 1] = counts
-                    needed = found.element_size() * float(np.prod(shape))
-                    refuse_large(
-                        "kernel", *counts, outputs=outputs, needed=needed, choice="outputs='trace'"
-                    )
-                    whole = found.new_empty(shape)
-                whole[self.place(rows, columns)] = found
-                if right is None and not same:
-                    whole[self.place(columns, rows)] = self.mirrored(found)
-        assert whole is not None  # there is an example on either side
-        return whole
+                is_diagonal = right is None and rows == columns
+                columns_part = None if is_diagonal else part(other, columns)
+                block = self.block(part(left, rows), columns_part)
+                if kernel is None:  # now the number of outputs is known
+                    kernel = self.empty(block, counts)
+                kernel[self.place(rows, columns)] = block
+                if right is None and not is_diagonal:
+                    kernel[self.place(columns, rows)] = self.mirrored(block)
+        assert kernel is not None  # there is an example on either side
+        return kernel
+
+    def empty(self, block: Tensor, counts: tuple[int, int]) -> Float[Tensor, "probe *kernel"]:
+        """Allocate the kernel, or raise if it does not fit into memory."""
+        shape = list(block.shape)
+        shape[0] = counts[0]
+        shape[-2 if self.outputs == "all" else 1] = counts[1]
+        outputs = block.shape[-1] if block.dim() > 2 else 1
+        needed = block.element_size() * float(np.prod(shape))
+        refuse_large("kernel", *counts, outputs=outputs, needed=needed, choice="outputs='trace'")
+        return block.new_empty(shape)
 
     def block(self, left: Inputs, right: Inputs | None) -> Float[Tensor, "probe *kernel"]:
-        found = tangent_kernel(
+        """Return one block."""
+        kernel = tangent_kernel(
             self.module,
             left,
             right,
@@ -144,61 +154,64 @@ class TangentKernel:
             outputs=self.outputs,
             casts=self.casts,
         )
-        return found[:, 0, :, 0] if self.outputs == "trace" else found
+        return kernel[:, 0, :, 0] if self.outputs == "trace" else kernel
 
     def place(self, rows: slice, columns: slice) -> tuple[slice, ...]:
+        """Return the index of a block."""
         return (rows, slice(None), columns) if self.outputs == "all" else (rows, columns)
 
-    def mirrored(self, found: Float[Tensor, "probe *kernel"]) -> Float[Tensor, "train *kernel"]:
-        """K(x′, x), of K(x, x′)."""
-        return found.permute(2, 3, 0, 1) if self.outputs == "all" else found.transpose(0, 1)
+    def mirrored(self, block: Float[Tensor, "probe *kernel"]) -> Float[Tensor, "train *kernel"]:
+        """Return K(x′, x) from K(x, x′)."""
+        return block.permute(2, 3, 0, 1) if self.outputs == "all" else block.transpose(0, 1)
 
-    # --- Examples, as tensors.
+    # --- Examples as tensors.
 
     def rows(self, given: Examples, name: str) -> Inputs:
-        """Examples as `tangent_kernel` takes them."""
+        """Return examples in the form of `tangent_kernel`."""
         if isinstance(given, DataLoader):
-            found = self.loaded(given, name)
+            inputs = self.loaded(given, name)
         elif isinstance(given, np.ndarray):
-            found = self.converted(given, name)
+            inputs = self.converted(given, name)
         else:
-            found = given
-        refuse_unfit(found, name)
-        return as_inputs(found)
+            inputs = given
+        refuse_unfit(inputs, name)
+        return as_inputs(inputs)
 
     def converted(self, array: np.ndarray[Any, Any], name: str) -> Tensor:
-        """An array as a tensor, where the weights are, and in their numbers if it holds floating ones."""
+        """Convert an array to a tensor on the weights' device. Floating numbers get the weights'
+        dtype."""
         if array.dtype.kind not in "biuf":
             raise Mistake(f"{name} is an array of {array.dtype}; give one of numbers")
         if array.ndim < 2:
             raise Mistake(
-                f"{name} is an array of shape {list(array.shape)}; give one [example, …]. (scikit-learn calls the "
-                "kernels of KernelRidge for two examples at a time: there, give kernel='precomputed', and this "
-                "kernel's matrix)"
+                f"{name} is an array of shape {list(array.shape)}; give one [example, …]. "
+                "(scikit-learn calls the kernels of KernelRidge for two examples at a time: "
+                "there, give kernel='precomputed', and this kernel's matrix)"
             )
         weight = next(iter(self.module.parameters()), torch.empty(0))
-        found = torch.as_tensor(array, device=weight.device)
-        return (
-            found.to(weight.dtype)
-            if found.is_floating_point() and weight.is_floating_point()
-            else found
-        )
+        tensor = torch.as_tensor(array, device=weight.device)
+        if tensor.is_floating_point() and weight.is_floating_point():
+            return tensor.to(weight.dtype)
+        return tensor
 
     def loaded(self, loader: DataLoader[Any], name: str) -> Inputs:
-        """The inputs of all batches, one after the other."""
-        samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
-        if any(isinstance(each, RANDOM) for each in samplers):
+        """Return the inputs of all batches."""
+        samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+        if any(isinstance(sampler, RANDOM) for sampler in samplers):
             raise Mistake(
-                f"{name}: the DataLoader shuffles, and rows of a kernel would be in an unknown order; give "
-                "shuffle=False"
+                f"{name}: the DataLoader shuffles, and rows of a kernel would be in an unknown "
+                "order; give shuffle=False"
             )
-        batches, held = list[Inputs](), 0
+        batches = list[Inputs]()
+        loaded_bytes = 0
         for batch in loader:
-            batches.append(as_inputs(self.taken(batch)))
-            held += sum(tensor.nbytes for tensor in tensors(batches[-1]))
-            if held > self.memory_gb * 1e9:
+            inputs = as_inputs(self.inputs_of(batch))
+            batches.append(inputs)
+            loaded_bytes += sum(tensor.nbytes for tensor in tensors(inputs))
+            if loaded_bytes > self.memory_gb * 1e9:
                 raise Mistake(
-                    f"{name}: the examples alone take more than memory_gb={self.memory_gb:g}; raise it"
+                    f"{name}: the examples alone take more than memory_gb={self.memory_gb:g}; "
+                    "raise it"
                 )
         if not batches:
             raise Mistake(f"{name}: the DataLoader gives no batch; give at least one example")
@@ -207,8 +220,8 @@ class TangentKernel:
         except (RuntimeError, ValueError) as error:
             raise Mistake(f"{name}: the batches do not go together: {first_line(error)}") from error
 
-    def taken(self, batch: Any) -> Any:
-        """The inputs of a batch: all of a tensor or a mapping, the first of (inputs, targets, …)."""
+    def inputs_of(self, batch: Any) -> Any:
+        """Return the inputs of a batch: a tensor or mapping, or the first of (inputs, targets, …)."""
         if self.inputs is not None:
             return self.inputs(batch)
         return batch[0] if isinstance(batch, tuple | list) else batch
@@ -225,41 +238,49 @@ def block_side(
     all_pairs: bool,
     memory_gb: float,
 ) -> int:
-    """The most examples on either side of a block that takes `memory_gb`, judged by two examples; of all pairs of
-    outputs, or of a few outputs at a time."""
+    """Return the most examples on either side of a block that takes `memory_gb`, judged by two
+    examples.
+
+    A block has all pairs of outputs, or a few outputs at a time.
+    """
     if examples(x1) <= 1:
-        return MOST
+        return MAX_BLOCK_SIDE
     reader, own = reader_of(module, output, casts)
     place = own | named(module, {} if weights is None else weights, "weights")
     tape = reader.record(place, part(as_inputs(x1), slice(0, 2)))
-    some = reader.tangent(tape, None if all_pairs else [0])
-    recorded = tape.bytes_per_example * (1 + some.outputs)
+    jacobian = reader.tangent(tape, None if all_pairs else [0])
+    recorded = tape.bytes_per_example * (1 + jacobian.outputs)
 
     def needed(side: int) -> float:
-        result = side**2 * some.outputs**2 * tape.outputs.element_size()
-        return kernel_bytes(some, side, side) + 2 * side * recorded + result
+        result = side**2 * jacobian.outputs**2 * tape.outputs.element_size()
+        return kernel_bytes(jacobian, side, side) + 2 * side * recorded + result
 
-    return max(1, bisect_left(range(1, MOST), memory_gb * 1e9, key=needed))
+    return max(1, bisect_left(range(1, MAX_BLOCK_SIDE), memory_gb * 1e9, key=needed))
 
 
 def joined(batches: list[Inputs]) -> Inputs:
-    """Batches of one form as one.
+    """Concatenate batches of the same form.
 
     >>> joined([{"x": torch.ones(2, 3)}, {"x": torch.ones(1, 3)}])["x"].shape
     torch.Size([3, 3])
     """
     flat = [tree_flatten(batch) for batch in batches]
-    form, leaves = flat[0][1], []
-    for column in zip(*(found for found, _ in flat), strict=True):
-        constant = not isinstance(column[0], Tensor)
-        if constant and any(each != column[0] for each in column):
-            raise ValueError(f"{in_short(column[0])} is another in a later batch")
-        leaves.append(column[0] if constant else torch.cat(column))
+    form = flat[0][1]
+    leaves = list[Any]()
+    for column in zip(*(leaves_of_batch for leaves_of_batch, _ in flat), strict=True):
+        first = column[0]
+        if isinstance(first, Tensor):
+            leaves.append(torch.cat(column))
+            continue
+        if any(value != first for value in column):
+            raise ValueError(f"{in_short(first)} is another in a later batch")
+        leaves.append(first)
     if any(other != form for _, other in flat):
         raise ValueError("they hold other things")
-    whole: Inputs = tree_unflatten(leaves, form)
-    return whole
+    inputs: Inputs = tree_unflatten(leaves, form)
+    return inputs
 
 
 def blocks(count: int, side: int) -> list[slice]:
-    return [slice(at, min(at + side, count)) for at in range(0, count, side)]
+    """Split a number of examples into slices."""
+    return [slice(start, min(start + side, count)) for start in range(0, count, side)]

@@ -59,7 +59,8 @@ def with_near_pairs(
 
 def all_from_distances(network: Network, left: Side, right: Side, same: bool) -> Kernels:
     """Compute a block from distances, if an engine could not resolve near pairs."""
-    rows, columns = len(left.x), len(right.x)
+    rows = len(left.x)
+    columns = len(right.x)
     kernels = left.x.new_zeros(rows, columns), left.x.new_zeros(rows, columns)
     block = BlockSides(network, left, right, same)
     for row in range(rows):
@@ -125,7 +126,8 @@ def near_pairs(
                 gap = (key1[places[0]] - sign * key2[places[1]]).abs()
                 places = select(places, gap <= radius)
             for part in cuts(len(places[0]), max(1, PORTION // x1.shape[1])):
-                rows, columns = places[0][part], places[1][part]
+                rows = places[0][part]
+                columns = places[1][part]
                 difference = x1[rows] / norms1[rows] - sign * x2[columns] / norms2[columns]
                 yield select((rows, columns), difference.square().sum(1) <= 2 * rest)
 

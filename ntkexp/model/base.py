@@ -1,6 +1,6 @@
-"""An architecture: a value from which a network of any width is built, for inputs of any shape.
+"""An architecture: a value that builds networks of any width, for inputs of any shape.
 
-What the data asks of a network comes first, and how its output is read.
+The file also defines the learning task, and the forms of the output (scaled, antisymmetric, centred).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from ntkexp.stream import stream
 
 @dataclass(frozen=True)
 class LearningTask:
-    """What the data asks of a network: the shape of an example, the number of outputs, and, unless `vocabulary` is 0,
-    that examples are tokens, numbers below it.
+    """The shape of an example and the number of outputs that a network must have.
+
+    If `vocabulary` is positive, examples are tokens, integers below it.
     """
 
     shape: tuple[int, ...]
@@ -35,7 +36,7 @@ class LearningTask:
     vocabulary: int = 0
 
     def sample(self, examples: int = 2) -> Float[Tensor, "example *shape"]:
-        """Examples that are made up, to try a network on.
+        """Return artificial examples for trying out a network.
 
         >>> LearningTask((3,), 1, vocabulary=4).sample().tolist()
         [[0.0, 1.0, 2.0], [3.0, 0.0, 1.0]]
@@ -47,30 +48,29 @@ class LearningTask:
 
     @property
     def description(self) -> str:
-        """How the examples are spoken of."""
+        """The examples' description in error messages."""
         tokens = f", tokens below {self.vocabulary}" if self.vocabulary else ""
         return f"the data has examples of shape {list(self.shape)}{tokens}"
 
     def refuse_tokens(self, model: str) -> None:
-        """Most networks calculate with their inputs, and a token is no quantity."""
+        """Raise if the data are tokens, for networks that compute with their inputs."""
         if self.vocabulary:
             raise Mistake(
-                f"model={model} takes numbers, and the data has tokens; choose model=transformer, or "
-                "data.encoding=one_hot"
+                f"model={model} takes numbers, and the data has tokens; choose model=transformer, "
+                "or data.encoding=one_hot"
             )
 
 
-# --- How a network's output is read: scaled by α, made antisymmetric, centred (the formulas stand in `ntkexp.init`).
-#
-# Each reading names the `terms` of which f is the sum.
+# --- Forms of the output (see `ntkexp.init` for the formulas): f is α times a sum of `terms`
 
 
 class ScaledOutput(nn.Module):
-    """f = α Σ terms, the terms being plus and minus what networks of the same shape give."""
+    """f = α h."""
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
         super().__init__()
-        self.network, self.alpha = network, alpha
+        self.network = network
+        self.alpha = alpha
 
     def terms(self, x: Float[Tensor, "example *shape"]) -> tuple[Float[Tensor, "example out"], ...]:
         return (self.network(x),)
@@ -78,7 +78,7 @@ class ScaledOutput(nn.Module):
     def trained_terms(
         self, x: Float[Tensor, "example *shape"]
     ) -> tuple[Float[Tensor, "example out"], ...]:
-        """The terms that change in training."""
+        """Return the terms that change during training."""
         return self.terms(x)
 
     def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example out"]:
@@ -89,15 +89,15 @@ class ScaledOutput(nn.Module):
     def sizes(
         self, weights: Weights, x: Float[Tensor, "example *shape"]
     ) -> Float[Tensor, "term example"]:
-        """α‖trained term‖ for every example at these weights: f cannot be known to better than rounding of that."""
-        there = {f"reading.{name}": weight for name, weight in weights.items()}
+        """Return α‖trained term‖ for every example; f has at least the rounding error of these terms."""
+        module_weights = {f"reading.{name}": weight for name, weight in weights.items()}
         with torch.no_grad():
-            terms = called(TrainedTerms(self), there, (x,))
+            terms = called(TrainedTerms(self), module_weights, (x,))
         return self.alpha * torch.stack([term.norm(dim=1) for term in terms])
 
 
 class TrainedTerms(nn.Module):
-    """The trained terms of a reading as the outputs of a module."""
+    """A module whose outputs are the trained terms."""
 
     def __init__(self, reading: ScaledOutput) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class TrainedTerms(nn.Module):
 
 
 class Antisymmetric(ScaledOutput):
-    """f = α (h(θ_a) − h(θ_b))/√2, equal halves at the start."""
+    """f = α (h(θ_a) − h(θ_b))/√2, with θ_a = θ_b at the start."""
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
         super().__init__(network, alpha / sqrt(2))
@@ -121,7 +121,7 @@ class Antisymmetric(ScaledOutput):
 
 
 class Centred(ScaledOutput):
-    """f = α (h(θ) − h(θ_0)), θ_0 kept as constants."""
+    """f = α (h(θ) − h(θ_0)) with constant θ_0."""
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
         super().__init__(network, alpha)
@@ -137,10 +137,12 @@ class Centred(ScaledOutput):
 
 
 def read_output(network: nn.Module, init: AbstractInit) -> ScaledOutput:
-    """The network with its output read as `init` says."""
+    """Wrap a network in the form of the output that `init` chooses."""
     if init.antisymmetric:
         return Antisymmetric(network, init.alpha)
-    return Centred(network, init.alpha) if init.centred else ScaledOutput(network, init.alpha)
+    if init.centred:
+        return Centred(network, init.alpha)
+    return ScaledOutput(network, init.alpha)
 
 
 def copy_network(network: nn.Module, key: str) -> nn.Module:
@@ -150,13 +152,14 @@ def copy_network(network: nn.Module, key: str) -> nn.Module:
         raise Mistake(f"init.{key}=true needs a copy of the network: {mistake}") from None
 
 
-# --- An architecture: a value from which a network of any width is built, for inputs of any shape.
+# --- Architectures
 
 
 class AbstractArchitecture(Component):
-    """An architecture is what is trained. `width` scales every architecture."""
+    """A description of networks; every architecture grows with `width`."""
 
-    remedy: ClassVar[str] = "lower init.W_std or init.alpha"  # for outputs that are not finite
+    remedy: ClassVar[str] = "lower init.W_std or init.alpha"
+    """Advice in error messages about outputs that are not finite."""
 
     width: Count = 512
 
@@ -164,7 +167,7 @@ class AbstractArchitecture(Component):
     def network(
         self, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> nn.Module:
-        """A network for the task, its weights drawn from the generator."""
+        """Return a network for the task, with weights from the generator."""
 
     def module(
         self,
@@ -174,15 +177,12 @@ class AbstractArchitecture(Component):
         generator: torch.Generator,
         vocabulary: int = 0,
     ) -> ScaledOutput:
-        """The network at the start of training, its output read as `init` says; `shape` is that of one example, and
-        a `vocabulary` that is not 0 says that examples are tokens.
-        """
-        return read_output(
-            self.network(init, LearningTask(shape, outputs, vocabulary), generator), init
-        )
+        """Return the network at the start of training, in the form of the output that `init` chooses."""
+        task = LearningTask(shape, outputs, vocabulary)
+        return read_output(self.network(init, task, generator), init)
 
     def limit(self, init: AbstractInit, task: LearningTask) -> Network:
-        """What the network h becomes as its width grows; where that is not known, a mistake says so."""
+        """Return the infinite-width limit of the network h, or raise a `Mistake` if it is unknown."""
         raise Mistake(f"model={self.option} has no known limit of infinite width")
 
 
@@ -193,7 +193,7 @@ class AbstractLayered(AbstractArchitecture):
     def layers(
         self, init: AbstractInit, shape: tuple[int, ...], outputs: int
     ) -> tuple[AbstractLayer, ...]:
-        """The layers, from an example of the given shape to its outputs."""
+        """Return the layers for examples of this shape."""
 
     def network(
         self, init: AbstractInit, task: LearningTask, generator: torch.Generator

@@ -1,5 +1,6 @@
-"""Networks that others wrote: any `nn.Module` built by a function of the user's, models of timm, and of transformers;
-nothing is downloaded.
+"""Networks from other sources: a user's `nn.Module`, models of timm, and models of transformers.
+
+Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -37,29 +38,29 @@ from ntkexp.records.atomic import read_object
 
 
 class Module(AbstractArchitecture):
-    """Any `nn.Module`, built by a function of the user's:
+    """Any `nn.Module` that a user's function builds.
 
-    `path` is FILE.py:FUNCTION, or FILE.py, of which the function is called build.
+    `path` is FILE.py:FUNCTION, or FILE.py if the function is called `build`. You must trust the file.
 
-        ntkexp train model=module model.path=my_net.py:build      (and my_net.py has to be trusted)
+        ntkexp train model=module model.path=my_net.py:build
 
-    `build` is a function, or the class of the module itself. It is given those of these arguments that its
-    signature names, and whatever else it takes needs a default:
+    `build` is a function, or the class of the module. The package passes these arguments if the
+    signature contains them; all other parameters need defaults:
 
-        shape     of an example, such as (1, 8, 8)       outputs   how many the data and the loss ask for
-        width     model.width                            vocabulary   how many tokens there are; 0: the data has numbers
-        seed      a number below 2³², another for every `seed`: the start of the stream of the weights
+        shape        shape of an example, such as (1, 8, 8)
+        outputs      number of outputs that the data and the loss require
+        width        model.width
+        vocabulary   number of tokens; 0 if the data are numbers
+        seed         an integer below 2³² that depends on the run's `seed`
 
-    It runs with torch's own generator seeded, so that every `nn.init` inside is drawn from `seed`, and in double
-    precision. The module then takes [example, *shape] (tokens as int64) and returns [example, outputs], or
-    [example] if that is 1. It is run in evaluation: dropout does nothing, and batch norm keeps its statistics. Of
-    `init`, only how the output is read (alpha, antisymmetric, centred) applies. The file, with the files beside it
-    that it imports, belongs to the identity of a run; other files that it reads do not.
+    `build` runs in double precision with torch's global generator seeded by `seed`, so that `nn.init` is
+    reproducible. The module takes [example, *shape] (tokens as int64) and returns [example, outputs], or
+    [example] for one output. It runs in evaluation mode: dropout has no effect, and batch norm uses its
+    stored statistics. Of `init`, only the form of the output (alpha, antisymmetric, centred) applies. The
+    identity of a run includes the file and the files in its folder that it imports, but no other files.
     """
 
-    remedy: ClassVar[str] = (
-        "look at how the module draws its weights, and what it does with the data"
-    )
+    remedy: ClassVar[str] = "look at how the module draws its weights, and how it treats the data"
 
     path: str
 
@@ -73,19 +74,16 @@ class Module(AbstractArchitecture):
 
     @property
     def given(self) -> str:
-        """The key with its value."""
         return f"model.path={self.path}"
 
     @property
     def file(self) -> Path:
-        """The file, which has to be there."""
         file = Path(file_and_function(self.path)[0]).expanduser()
         if file.is_file():
             return file
         files = [str(other.relative_to(file.parent)) for other in file.parent.glob("*.py")]
-        raise Mistake(
-            f"{self.given}: there is no file {file} (seen from {Path.cwd()}){nearest_file(file.name, files)}"
-        )
+        hint = nearest_file(file.name, files)
+        raise Mistake(f"{self.given}: there is no file {file} (seen from {Path.cwd()}){hint}")
 
     def code(self) -> tuple[Path, ...]:
         return (self.file,)
@@ -96,50 +94,51 @@ class Module(AbstractArchitecture):
     def network(
         self, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> nn.Module:
-        build = find_function(
-            load_module(self.file, self.given), file_and_function(self.path)[2], self.given
-        )
+        module = load_module(self.file, self.given)
+        build = find_function(module, file_and_function(self.path)[2], self.given)
         seed = generator.initial_seed()
-        offered = {
+        arguments = self.arguments(build, task, seed)
+
+        def make() -> nn.Module:
+            network = build(**arguments)
+            if not isinstance(network, nn.Module):
+                raise Mistake(
+                    f"{self.given} returns a {type(network).__name__}; let it return an nn.Module"
+                )
+            return network
+
+        # Build twice, and compare the weights.
+        network = adapt_module(make, task, seed, self.given, self.file)
+        again = adapt_module(make, task, seed, self.given, self.file)
+        refuse_chance(self.given, network, again)
+        return network
+
+    def arguments(
+        self, build: Callable[..., object], task: LearningTask, seed: int
+    ) -> dict[str, Any]:
+        """Return the arguments that the function's signature names."""
+        available: dict[str, Any] = {
             "shape": task.shape,
             "outputs": task.outputs,
             "width": self.width,
             "seed": seed,
             "vocabulary": task.vocabulary,
         }
-        # Of these the function gets those that its signature names.
-        parameters = inspect.signature(build).parameters.values()
-        several = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-        for parameter in parameters:
-            if (
-                parameter.name not in offered
-                and parameter.default is parameter.empty
-                and parameter.kind not in several
-            ):
+        variadic = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+        arguments: dict[str, Any] = {}
+        for parameter in inspect.signature(build).parameters.values():
+            if parameter.name in available:
+                arguments[parameter.name] = available[parameter.name]
+            elif parameter.default is parameter.empty and parameter.kind not in variadic:
                 raise Mistake(
-                    f"{self.given} wants '{parameter.name}', and can be given {', '.join(offered)}; give it a default"
+                    f"{self.given} wants '{parameter.name}', and can be given "
+                    f"{', '.join(available)}; give it a default"
                 )
-        arguments = {
-            parameter.name: offered[parameter.name]
-            for parameter in parameters
-            if parameter.name in offered
-        }
-
-        def make() -> nn.Module:
-            made = build(**arguments)
-            if not isinstance(made, nn.Module):
-                raise Mistake(
-                    f"{self.given} returns a {type(made).__name__}; let it return an nn.Module"
-                )
-            return made
-
-        module, again = (adapt_module(make, task, seed, self.given, self.file) for _ in range(2))
-        refuse_chance(self.given, module, again)
-        return module
+        return arguments
 
 
 def file_and_function(path: str) -> tuple[str, str, str]:
-    """A path as its file and its function.
+    """Split a path into file, colon and function.
 
     >>> file_and_function("a/my_net.py:Net"), file_and_function("my_net.py")
     (('a/my_net.py', ':', 'Net'), ('my_net.py', ':', 'build'))
@@ -147,44 +146,46 @@ def file_and_function(path: str) -> tuple[str, str, str]:
     return (path, ":", "build") if path.endswith(".py") else path.rpartition(":")
 
 
-def find_function(module: object, name: str, given: str) -> Callable[..., object]:
-    own = getattr(module, "__name__", "")
+def find_function(module: object, name: str, key: str) -> Callable[..., object]:
+    """Return a function of the user's file; `key` is the configuration key in error messages."""
+    module_name = getattr(module, "__name__", "")
     functions = [
-        key
-        for key, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", "") == own
+        function_name
+        for function_name, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == module_name
     ]
     value: object = getattr(module, name, None)
     if value is None:
-        there = f"it has {', '.join(functions)}" if functions else "it has no function"
+        known = f"it has {', '.join(functions)}" if functions else "it has no function"
         raise Mistake(
-            f"{given}: there is no function {name} in the file; {there}{nearest(name, functions)}"
+            f"{key}: there is no function {name} in the file; {known}{nearest(name, functions)}"
         )
     if isinstance(value, nn.Module):
         raise Mistake(
-            f"{given}: {name} is a module, which no seed can draw again; name a function that builds it"
+            f"{key}: {name} is a module, which no seed can draw again; name a function that "
+            "builds it"
         )
     if not callable(value):
-        raise Mistake(f"{given}: {name} is a {type(value).__name__}, and a function is expected")
+        raise Mistake(f"{key}: {name} is a {type(value).__name__}, and a function is expected")
     if inspect.iscoroutinefunction(value):
         raise Mistake(
-            f"{given}: {name} is async, and nothing would await it; write `def` in place of `async def`"
+            f"{key}: {name} is async, and nothing would await it; write `def` in place of "
+            "`async def`"
         )
     return value
 
 
 class Timm(AbstractArchitecture):
-    """Models of images of the library timm, built from their definitions; nothing is downloaded.
+    """Image models of the library timm, built from their definitions; nothing is downloaded.
 
-    `name` is one of timm's; weights are drawn as the model itself draws them.
+    `name` is a model of timm, which draws its own weights.
 
         ntkexp train model=timm model.name=vit_tiny_patch16_224 model.width=32
 
-    A model is made for the images of the data, and as large as `width`, `depth` and `heads` say, as far as its
-    class has such settings: `width` is the channels of a ResNet's or ConvNeXt's first stage (each later one
-    doubles them) and of a transformer's tokens, `depth` the blocks of a transformer without stages. `options` go
-    to the model and win over these; they are settings of its class, so that none can name a file or an address to
-    read.
+    The model fits the images of the data. `width`, `depth` and `heads` set its size if its class has such
+    settings: `width` is the number of channels in the first stage of a ResNet or ConvNeXt (later stages
+    double it) or in a transformer, and `depth` the number of blocks of a transformer without stages.
+    `options` override these. They are settings of the model's class and cannot name files or addresses.
     """
 
     width: Count = 16
@@ -205,27 +206,24 @@ class Timm(AbstractArchitecture):
     def build(self, timm: Any, task: LearningTask) -> nn.Module:
         if not timm.is_model(self.name):
             hint = nearest(self.name, timm.list_models())
-            raise Mistake(
-                f"model.name={self.name}: timm has no such model{hint or '; timm.list_models() lists them'}"
-            )
-        with torch.device(
-            "meta"
-        ):  # to look at the class without making the weights of its usual size
-            usual = timm.create_model(self.name)
-        names = constructor_settings(type(usual))
-        if strange := [key for key in self.options if key not in names]:
-            kind = type(usual).__name__
-            raise Mistake(
-                f"model.options: {kind} of timm has no {strange[0]}{nearest(strange[0], names)}"
-            )
-        sizes = self.sizes(task, set(inspect.signature(type(usual)).parameters))
+            advice = hint or "; timm.list_models() lists them"
+            raise Mistake(f"model.name={self.name}: timm has no such model{advice}")
+        with torch.device("meta"):  # find out the class without allocating weights
+            kind = type(timm.create_model(self.name))
+        names = constructor_settings(kind)
+        for key in self.options:
+            if key not in names:
+                raise Mistake(
+                    f"model.options: {kind.__name__} of timm has no {key}{nearest(key, names)}"
+                )
+        sizes = self.sizes(task, set(inspect.signature(kind).parameters))
         model: nn.Module = timm.create_model(
             self.name, num_classes=task.outputs, in_chans=task.shape[0], **(sizes | self.options)
         )
         return model
 
     def sizes(self, task: LearningTask, names: set[str]) -> dict[str, int | tuple[int, ...]]:
-        """The names that the classes of timm have for sizes, of those that this class knows."""
+        """Return our sizes under timm's names, as far as the model's class has these settings."""
         stages = tuple(self.width * 2**stage for stage in range(4))
         sizes: dict[str, int | tuple[int, ...]] = {
             "channels": stages,
@@ -241,33 +239,37 @@ class Timm(AbstractArchitecture):
 
 
 def constructor_settings(kind: type[nn.Module]) -> set[str]:
-    """What a class of timm takes: its arguments, those it hands on, and entries of the description it is made of.
+    """Return the settings of a timm class: its arguments, its parents' arguments, and fields of `cfg`.
 
     >>> sorted(constructor_settings(nn.Flatten))
     ['end_dim', 'start_dim']
     """
     names: set[str] = set()
-    for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
-        parameters = list(inspect.signature(each).parameters.values())
+    for parent in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        parameters = list(inspect.signature(parent).parameters.values())
         names |= {
             parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD
         }
-        described = get_type_hints(vars(each).get("__init__", each)).get("cfg")
-        names |= {field.name for field in fields(described)} if is_dataclass(described) else set()
+        config_type = get_type_hints(vars(parent).get("__init__", parent)).get("cfg")
+        if is_dataclass(config_type):
+            names |= {field.name for field in fields(config_type)}
         if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
             break
     return names - {"cfg"}
 
 
-# --- The body of a model of positions: what it is given for each, and how one vector is read of all.
+# --- Models of transformers: the input of a model without its head, and the readout
 
 
 class Body(nn.Module):
-    """A model without its head, read at the last position or at the mean over positions."""
+    """A model without its head; returns the last position, or the mean over positions."""
 
     def __init__(self, model: nn.Module, entrance: nn.Module, key: str, last: bool) -> None:
         super().__init__()
-        self.entrance, self.model, self.key, self.last = entrance, model, key, last
+        self.entrance = entrance
+        self.model = model
+        self.key = key
+        self.last = last
 
     def forward(self, x: Tensor) -> Float[Tensor, "example width"]:
         hidden: Tensor = self.model(**{self.key: self.entrance(x)}).last_hidden_state
@@ -277,7 +279,7 @@ class Body(nn.Module):
 
 
 class DenseByRow(nn.Module):
-    """One dense layer takes each row of an example."""
+    """A dense layer applied to each row of an example."""
 
     def __init__(self, dense: nn.Module) -> None:
         super().__init__()
@@ -290,8 +292,9 @@ class DenseByRow(nn.Module):
 
 
 def rows_of_example(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The positions of an example, and the features of each: the rows of images with all channels, else the first
-    axis.
+    """Return the number of positions of an example, and of features at each.
+
+    Positions are the rows of an image, with all channels, or else the first axis.
 
     >>> rows_of_example((3, 8, 4)), rows_of_example((5, 7)), rows_of_example((6,))
     ((8, 12), (5, 7), (6, 1))
@@ -301,23 +304,23 @@ def rows_of_example(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 class Huggingface(AbstractArchitecture):
-    """Models of the library transformers, built from a configuration or read from a folder; nothing is downloaded.
-
-    `width`, `depth` and `heads` are those of a model by name; heads are the most that divide the width.
+    """Models of the library transformers, from a configuration or a folder; nothing is downloaded.
 
         ntkexp train model=huggingface model.name=llama data=modular_addition
         ntkexp train model=huggingface model.path=my_model data=text data.path=book.txt
 
-    `name` is a type of model as config.json names it (gpt2, bert, llama, vit, …), made as large as `width`, `depth` and
-    `heads` say; a folder with config.json, and weights if it has some, is taken as it is. The body of the model gives a
-    vector for each position, and a dense layer, drawn as `init` says, reads the outputs:
+    `name` is a model type as in config.json (gpt2, bert, llama, vit, …); `width`, `depth` and `heads` set
+    its size, with the largest number of heads up to `heads` that divides `width`. `path` is a folder with
+    config.json and, optionally, weights. The model returns a vector for each position, and a dense layer
+    with the scales of `init` computes the outputs:
 
-        tokens          its own table of tokens           the last position is read
-        images, for a model of images, as they are        the mean over positions is read
-        anything else   a dense layer for each row        the mean over positions is read
+        data            input of the model                       readout
+        tokens          its own embedding table                  the last position
+        images          pixels, for an image model               the mean over positions
+        anything else   a dense embedding of each row            the mean over positions
 
-    Padding and signs for beginning and end are switched off, for every token is one. `options` are further entries
-    of the configuration and win over all of these. No code of a folder is run, and nothing outside of it is read.
+    Padding and begin and end tokens are switched off. `options` are further entries of the configuration
+    and override these. No code from a folder runs, and no file outside it is read.
     """
 
     width: Count = 32
@@ -329,7 +332,7 @@ class Huggingface(AbstractArchitecture):
 
     @property
     def given(self) -> str:
-        """This key counts, with its value."""
+        """The key that chooses the model, with its value."""
         return f"model.name={self.name}" if self.path is None else f"model.path={self.path}"
 
     def files(self) -> tuple[Path, ...]:
@@ -338,7 +341,8 @@ class Huggingface(AbstractArchitecture):
         folder = self.path.expanduser()
         if not (folder / "config.json").is_file():
             raise Mistake(
-                f"{self.given} is not a folder with a config.json; model.name builds one without a folder"
+                f"{self.given} is not a folder with a config.json; model.name builds one without "
+                "a folder"
             )
         kinds = {".json", ".safetensors", ".bin"}
         return tuple(sorted(file for file in folder.iterdir() if file.suffix in kinds))
@@ -360,24 +364,21 @@ class Huggingface(AbstractArchitecture):
         return nn.Sequential(body, init.readout(task.outputs).build((features,), generator))
 
     def model(self, transformers: Any, task: LearningTask) -> Any:
-        """The model of the library, from the folder or of a name; it never runs code that a folder holds."""
-        automatic = transformers.AutoModel
-        if self.path is None:
-            kind = self.kind_of(transformers, "model.name", self.name)
-            usual, own = (
-                kind(),
-                kind.attribute_map,
-            )  # some call our sizes otherwise, and some lack them
-            sizes = {
-                own.get(key, key): size
-                for key, size in self.sizes(task).items()
-                if hasattr(usual, key)
-            }
-            return automatic.from_config(
-                kind(**(sizes | self.chosen(kind))), trust_remote_code=False
-            )
+        """Return the library's model by name or from the folder, whose code never runs."""
+        if self.path is not None:
+            return self.model_of_folder(transformers, self.path.expanduser(), task)
+        kind = self.kind_of(transformers, "model.name", self.name)
+        default = kind()
+        sizes: dict[str, Any] = {}
+        for key, size in self.sizes(task).items():
+            if hasattr(default, key):  # some models lack a size, or have another name for it
+                sizes[kind.attribute_map.get(key, key)] = size
+        configuration = kind(**(sizes | self.chosen(kind)))
+        return transformers.AutoModel.from_config(configuration, trust_remote_code=False)
+
+    def model_of_folder(self, transformers: Any, folder: Path, task: LearningTask) -> Any:
         files = self.files()
-        fields = read_object(self.path.expanduser() / "config.json")
+        fields = read_object(folder / "config.json")
         refuse_elsewhere(fields, self.given)
         kind = self.kind_of(
             transformers, f"{self.given}: 'model_type'", str(fields.get("model_type"))
@@ -389,33 +390,33 @@ class Huggingface(AbstractArchitecture):
                 f"{self.given} knows {configuration.vocab_size} tokens, and {task.description}"
             )
         if all(file.suffix == ".json" for file in files):
-            return automatic.from_config(configuration, trust_remote_code=False)
-        folder, safe = self.path.expanduser(), {"trust_remote_code": False, "weights_only": True}
-        return automatic.from_pretrained(
-            folder, config=configuration, local_files_only=True, **safe
+            return transformers.AutoModel.from_config(configuration, trust_remote_code=False)
+        return transformers.AutoModel.from_pretrained(
+            folder,
+            config=configuration,
+            local_files_only=True,
+            trust_remote_code=False,
+            weights_only=True,
         )
 
     def kind_of(self, transformers: Any, key: str, name: str) -> Any:
-        """The library's own class of configurations of a name."""
+        """Return the library's configuration class for a model type."""
         names = list(transformers.CONFIG_MAPPING.keys())
         if name not in names:
             raise Mistake(f"{key}={name}: transformers has no such model{nearest(name, names)}")
         return transformers.CONFIG_MAPPING[name]
 
     def chosen(self, kind: Any) -> dict[str, Option]:
-        """The options as this configuration calls them: entries that it has, which are values and no methods."""
+        """Return the options under the names of this configuration. Raise for unknown names."""
         refuse_elsewhere(self.options, "model.options")
         names = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
-        if strange := [
-            key for key in self.options if key not in names and not key.endswith("_implementation")
-        ]:
-            raise Mistake(
-                f"model.options: {kind.__name__} has no {strange[0]}{nearest(strange[0], names)}"
-            )
+        for key in self.options:
+            if key not in names and not key.endswith("_implementation"):
+                raise Mistake(f"model.options: {kind.__name__} has no {key}{nearest(key, names)}")
         return {kind.attribute_map.get(key, key): option for key, option in self.options.items()}
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
-        """Our sizes under the names that configurations have for them."""
+        """Return our sizes under the names in configurations."""
         heads = largest_divisor(self.heads, self.width)
         sizes: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),
@@ -442,28 +443,28 @@ class Huggingface(AbstractArchitecture):
     def entrance(
         self, model: Any, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> tuple[nn.Module, str]:
-        """What comes before the model, and the name under which the model takes it."""
+        """Return the module before the model, and the name of the model's input."""
         if model.main_input_name == "pixel_values":
             task.refuse_tokens(f"{self.option} {self.given}")
             return nn.Identity(), "pixel_values"
         if task.vocabulary:
             return nn.Identity(), "input_ids"
         features = rows_of_example(task.shape)[1]
-        return DenseByRow(
-            init.dense(model.config.hidden_size).build((features,), generator)
-        ), "inputs_embeds"
+        dense = init.dense(model.config.hidden_size).build((features,), generator)
+        return DenseByRow(dense), "inputs_embeds"
 
 
 @contextmanager
 def quiet_library(transformers: Any) -> Iterator[Any]:
-    """The library is kept from its remarks and progress bars."""
+    """Suppress the library's warnings and progress bars."""
     logging = transformers.logging
-    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield transformers
     finally:
-        logging.set_verbosity(before)
+        logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()

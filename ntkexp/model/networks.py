@@ -43,7 +43,7 @@ class MLP(AbstractLayered):
 
 
 class DeepLinear(AbstractLayered):
-    """Deep linear networks: linear in the inputs, not in the weights, so their kernel moves.
+    """Deep linear networks: linear in the inputs but not in the weights, so their kernel changes.
 
     `depth` hidden layers of `width` units without activations.
 
@@ -62,12 +62,13 @@ class DeepLinear(AbstractLayered):
 
 
 class Linear(AbstractLayered):
-    """The linear model f = W x + b: its tangent kernel never moves.
+    """The linear model f = W x + b: its tangent kernel is constant.
 
-    It has one affine layer; `width` plays no part.
+    It has one affine layer; `width` has no effect.
 
     >>> from ntkexp.init import NTK
-    >>> [type(layer).__name__ for layer in Linear().layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)]
+    >>> network = Linear().layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)
+    >>> [type(layer).__name__ for layer in network]
     ['Flatten', 'Dense']
     """
 
@@ -77,7 +78,7 @@ class Linear(AbstractLayered):
         return (Flatten(), init.readout(outputs))
 
 
-USUAL = (
+DEFAULT_SPEC = (
     Flatten(),
     Dense(features=64, W_std=1.5),
     Residual(branch=(ReLU(), Dense(features=64, W_std=1.5))),
@@ -87,11 +88,11 @@ USUAL = (
 
 
 class Layers(AbstractLayered):
-    """A free list of layers, as `ntkexp.infinite_kernel` takes it.
+    """A free list of layers, in the format of `ntkexp.infinite_kernel`.
 
-    `spec` up to the readout, which has as many features as there are outputs; the widest of the others has `width`.
-
-    Scales and parametrisation are those of the layers; `init` says how the output is read.
+    The layers of `spec` are scaled so that the widest hidden layer has `width` features; the last layer
+    gets one feature for each output. The layers set scales and parametrisation; of `init`, only the form
+    of the output has an effect.
 
     >>> from ntkexp.init import NTK
     >>> network = Layers(width=8).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)
@@ -100,7 +101,7 @@ class Layers(AbstractLayered):
     """
 
     width: Count = 64
-    spec: Annotated[tuple[AbstractLayer, ...], BeforeValidator(parse_layers)] = USUAL
+    spec: Annotated[tuple[AbstractLayer, ...], BeforeValidator(parse_layers)] = DEFAULT_SPEC
 
     def layers(
         self, init: AbstractInit, shape: tuple[int, ...], outputs: int
@@ -112,13 +113,12 @@ class Layers(AbstractLayered):
 
 
 class UCINtk(AbstractLayered):
-    """The networks of Arora et al. 2020 (arXiv:1910.01663), whose kernel does well on small tables, in the paper's
-    scaling.
+    """The networks of Arora et al. 2020 (arXiv:1910.01663), whose kernel does well on small tables.
 
-    A network whose scales and parametrisation are the paper's; `init` says how the output is read.
-
-    `depth` hidden layers of ReLU without biases, of which the first `fixed` are not trained; W_std² is the number
-    of inputs in the first layer, so that these are not scaled, and 1 in the others.
+    The scales and the parametrisation are the paper's; of `init`, only the form of the output has an
+    effect. The network has `depth` ReLU layers without biases, and training leaves the first `fixed` unchanged.
+    W_std² is the number of inputs in the first layer, so that it does not scale the inputs, and 1 in the
+    others.
 
     >>> from ntkexp.init import NTK
     >>> network = UCINtk(depth=2, fixed=1).layers(NTK(W_std=1, b_std=0), shape=(4,), outputs=2)
@@ -131,10 +131,10 @@ class UCINtk(AbstractLayered):
 
     @model_validator(mode="after")
     def refuse_untrained(self) -> Self:
-        """The readout is always trained."""
         if self.fixed > self.depth:
             raise Mistake(
-                f"model.fixed={self.fixed}: there are {self.depth} hidden layers; it takes at most that many"
+                f"model.fixed={self.fixed}: there are {self.depth} hidden layers; it takes at most "
+                "that many"
             )
         return self
 
@@ -142,27 +142,25 @@ class UCINtk(AbstractLayered):
         self, init: AbstractInit, shape: tuple[int, ...], outputs: int
     ) -> tuple[AbstractLayer, ...]:
         scales = [sqrt(prod(shape)), *[1.0] * (self.depth - 1)]
-        hidden = [
-            layer
-            for k, scale in enumerate(scales)
-            for layer in (Dense(features=self.width, W_std=scale, frozen=k < self.fixed), ReLU())
-        ]
+        hidden: list[AbstractLayer] = []
+        for k, scale in enumerate(scales):
+            hidden += (Dense(features=self.width, W_std=scale, frozen=k < self.fixed), ReLU())
         return (Flatten(), *hidden, Dense(features=outputs))
 
 
 class RBFNetwork(AbstractArchitecture):
-    """Networks of radial basis functions: Gaussian units, each with a centre and a width that are trained as well.
+    """Networks of radial basis functions: `width` Gaussian units and a linear readout.
 
-    `width` Gaussian units, then a linear readout.
+    Training also changes each unit's centre and width.
 
         f(x) = readout of φ_j(x) = exp(−½ ‖z_j‖²),    j = 1 … width,    x ∈ ℝᵈ
 
         ntk, mean_field    z_j = W_std/√d · w_j (x − c_j)    w_j = 1 at the start
         standard           z_j = w_j (x − c_j)               w_j = W_std/√d at the start
 
-    1/w_j is the width of a unit, and its centre c_j ~ N(0, 1) lies where inputs that are standardised lie
-    (Broomhead & Lowe 1988). The square is multiplied out, ‖x‖² − 2 x·c + ‖c‖², so that no array of examples ×
-    units × inputs is needed.
+    1/w_j is the width of a unit. The centres c_j ~ N(0, 1) are distributed like standardised inputs
+    (Broomhead & Lowe 1988). The square is expanded as ‖x‖² − 2 x·c + ‖c‖², which avoids an array of
+    examples × units × inputs.
 
     >>> units = Gaussians(torch.zeros(1, 2), torch.ones(1), gain=1.0)
     >>> units(torch.tensor([[1.0, 1.0]])).item() == float(torch.tensor(-1.0).exp())
@@ -177,16 +175,14 @@ class RBFNetwork(AbstractArchitecture):
         task.refuse_tokens(self.option)
         inputs = prod(task.shape)
         centres = torch.randn(self.width, inputs, generator=generator, dtype=torch.float64)
-        inverse, scale = torch.ones(self.width, dtype=torch.float64), init.W_std / sqrt(inputs)
-        standard = init.param == "standard"
-        units = (
-            Gaussians(centres, scale * inverse, 1.0)
-            if standard
-            else Gaussians(centres, inverse, scale)
-        )
-        return nn.Sequential(
-            nn.Flatten(), units, init.readout(task.outputs).build((self.width,), generator)
-        )
+        inverse_widths = torch.ones(self.width, dtype=torch.float64)
+        scale = init.W_std / sqrt(inputs)
+        if init.param == "standard":
+            units = Gaussians(centres, scale * inverse_widths, 1.0)
+        else:
+            units = Gaussians(centres, inverse_widths, scale)
+        readout = init.readout(task.outputs).build((self.width,), generator)
+        return nn.Sequential(nn.Flatten(), units, readout)
 
 
 class Gaussians(nn.Module):
@@ -196,7 +192,9 @@ class Gaussians(nn.Module):
         self, centre: Float[Tensor, "unit input"], inverse: Float[Tensor, " unit"], gain: float
     ) -> None:
         super().__init__()
-        self.centre, self.inverse, self.gain = nn.Parameter(centre), nn.Parameter(inverse), gain
+        self.centre = nn.Parameter(centre)
+        self.inverse = nn.Parameter(inverse)
+        self.gain = gain
 
     def forward(self, x: Float[Tensor, "example input"]) -> Float[Tensor, "example unit"]:
         products = torch.mm(x, self.centre.t())
@@ -210,7 +208,8 @@ class CNN(AbstractLayered):
     `depth` convolutions of `width` channels, each followed by its activation and, after the first, pooling.
 
     >>> from ntkexp.init import NTK
-    >>> network = CNN(width=4, depth=1, pooling="max").layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
+    >>> cnn = CNN(width=4, depth=1, pooling="max")
+    >>> network = cnn.layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
     >>> [type(layer).__name__ for layer in network]
     ['Conv', 'ReLU', 'MaxPool', 'Flatten', 'Dense']
     """
@@ -229,7 +228,8 @@ class CNN(AbstractLayered):
     ) -> tuple[AbstractLayer, ...]:
         if len(shape) < 2:
             raise Mistake(
-                f"model=cnn takes images, and the data has examples of shape {list(shape)}; choose model=mlp"
+                f"model=cnn takes images, and the data has examples of shape {list(shape)}; "
+                "choose model=mlp"
             )
         convolution = init.conv(self.width, self.kernel, self.stride, self.padding == "circular")
         pooling = () if self.pooling is None else (self.pooling,)
@@ -239,20 +239,20 @@ class CNN(AbstractLayered):
 
 
 class CNTK(AbstractLayered):
-    """The convolutional networks of Arora et al. 2019 (arXiv:1904.11955), whose kernel is the CNTK, in the paper's
-    scaling.
+    """The convolutional networks of Arora et al. 2019 (arXiv:1904.11955), whose kernel is the CNTK.
 
-    A network whose scales and parametrisation are the paper's; `init` says how the output is read.
+    The scales and the parametrisation are the paper's; of `init`, only the form of the output has an
+    effect. `depth` counts the convolutions and the readout. Windows are 3 × 3 with zero padding, there
+    are no biases, and
 
-    `depth` is the paper's: one more than there are convolutions. With windows of 3 × 3, padded by zeros, and no
-    biases,
+        W_std² = 9 · channels in the first convolution, 2 in the others,
+                 2/9 in the readout (2/9 · pixels without pooling).
 
-        W_std² = 9 · channels in the first convolution, 2 in the others, 2/9 in the readout (· pixels without pooling).
-
-    The kernel of the paper with `fixed` trains neither the first convolution nor the readout.
+    With `fixed`, training changes neither the first convolution nor the readout.
 
     >>> from ntkexp.init import NTK
-    >>> network = CNTK(depth=3, pooling=True).layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
+    >>> cntk = CNTK(depth=3, pooling=True)
+    >>> network = cntk.layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
     >>> [type(layer).__name__ for layer in network]
     ['Conv', 'ReLU', 'Conv', 'ReLU', 'GlobalAvgPool', 'Dense']
     """
@@ -267,9 +267,11 @@ class CNTK(AbstractLayered):
     ) -> tuple[AbstractLayer, ...]:
         if len(shape) != 3:
             raise Mistake(
-                f"model=cntk takes images, and the data has examples of shape {list(shape)}; choose model=uci_ntk"
+                f"model=cntk takes images, and the data has examples of shape {list(shape)}; "
+                "choose model=uci_ntk"
             )
-        channels, pixels = shape[0], prod(shape[1:])
+        channels = shape[0]
+        pixels = prod(shape[1:])
         first = Conv(features=self.width, W_std=sqrt(9 * channels), frozen=self.fixed)
         other = Conv(features=self.width, W_std=sqrt(2))
         head = GlobalAvgPool() if self.pooling else Flatten()
@@ -286,7 +288,8 @@ class Resnet(AbstractLayered):
         x + conv(σ(norm(conv(σ(norm(x))))))
 
     >>> from ntkexp.init import NTK
-    >>> network = Resnet(width=4, stages=2).layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
+    >>> resnet = Resnet(width=4, stages=2)
+    >>> network = resnet.layers(NTK(W_std=1, b_std=0), shape=(1, 8, 8), outputs=2)
     >>> [type(layer).__name__ for layer in network]
     ['Conv', 'Residual', 'Residual', 'ReLU', 'GlobalAvgPool', 'Dense']
     """
@@ -299,11 +302,10 @@ class Resnet(AbstractLayered):
 
     @model_validator(mode="after")
     def refuse_too_wide(self) -> Self:
-        """Channels double from stage to stage."""
         if self.width * 2 ** (self.stages - 1) > LARGEST:
             raise Mistake(
-                f"model.stages={self.stages}: from model.width={self.width} channels double at every stage, to more "
-                f"than {LARGEST}; lower one of the two"
+                f"model.stages={self.stages}: from model.width={self.width} channels double at "
+                f"every stage, to more than {LARGEST}; lower one of the two"
             )
         return self
 
@@ -312,33 +314,25 @@ class Resnet(AbstractLayered):
     ) -> tuple[AbstractLayer, ...]:
         if len(shape) < 2:
             raise Mistake(
-                f"model=resnet takes images, and the data has examples of shape {list(shape)}; choose model=mlp"
+                f"model=resnet takes images, and the data has examples of shape {list(shape)}; "
+                "choose model=mlp"
             )
-        blocks = (
-            self.block(init, self.width * 2**stage, stride=2 if stage > 0 and block == 0 else 1)
-            for stage in range(self.stages)
-            for block in range(self.blocks)
-        )
-        return (
-            init.conv(self.width, 3),
-            *blocks,
-            *self.before(),
-            GlobalAvgPool(),
-            init.readout(outputs),
-        )
+        blocks = []
+        for stage in range(self.stages):
+            for block in range(self.blocks):
+                starts_stage = stage > 0 and block == 0
+                stride = 2 if starts_stage else 1
+                blocks.append(self.block(init, self.width * 2**stage, stride))
+        first = init.conv(self.width, 3)
+        return (first, *blocks, *self.before(), GlobalAvgPool(), init.readout(outputs))
 
     def block(self, init: AbstractInit, channels: int, stride: int) -> Residual:
-        """Two convolutions beside a shortcut, which is a convolution where the shape changes."""
-        branch = (
-            *self.before(),
-            init.conv(channels, 3, stride),
-            *self.before(),
-            init.conv(channels, 3),
-        )
-        return Residual(
-            branch=branch, shortcut=() if stride == 1 else (init.conv(channels, 1, stride),)
-        )
+        """Return two convolutions with a shortcut, which is a convolution if the shape changes."""
+        first = init.conv(channels, 3, stride)
+        second = init.conv(channels, 3)
+        shortcut = () if stride == 1 else (init.conv(channels, 1, stride),)
+        return Residual(branch=(*self.before(), first, *self.before(), second), shortcut=shortcut)
 
     def before(self) -> tuple[AbstractLayer, ...]:
-        """The layers that come before weights."""
+        """Return the layers before each convolution."""
         return (self.activation,) if self.norm is None else (self.norm, self.activation)

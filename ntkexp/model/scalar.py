@@ -1,4 +1,4 @@
-"""Functions of one number with one value: small enough that every parameter and every kernel can be looked at."""
+"""Scalar functions of a scalar, small enough to look at every parameter and every kernel entry."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 
-# --- Functions of one number with one value: small enough that every parameter and every kernel can be looked at.
-#
-# Their parameters start where their fields say, whatever the seed; `width` and the scales of `init` play no part.
+# The fields of these components set the initial parameters. The seed, `width` and the scales of `init`
+# have no effect.
 
 
 class AbstractScalar(AbstractArchitecture):
@@ -24,7 +23,7 @@ class AbstractScalar(AbstractArchitecture):
 
     @abstractmethod
     def function(self) -> nn.Module:
-        """The function [example, 1] → [example, 1] at its start."""
+        """Return the function [example, 1] → [example, 1] with its initial parameters."""
 
     def network(
         self, init: AbstractInit, task: LearningTask, generator: torch.Generator
@@ -32,25 +31,24 @@ class AbstractScalar(AbstractArchitecture):
         task.refuse_tokens(self.option)
         if task.shape != (1,) or task.outputs != 1:
             raise Mistake(
-                f"model={self.option} has one value for one number; {task.description}, and {task.outputs} outputs are "
-                "asked for; choose data=integers"
+                f"model={self.option} has one value for one number; {task.description}, and "
+                f"{task.outputs} outputs are asked for; choose data=integers"
             )
         return self.function()
 
 
 def parameter(*values: float) -> nn.Parameter:
-    """Parameters with these values at the start."""
+    """Return a parameter with these initial values."""
     return nn.Parameter(torch.tensor(values, dtype=torch.float64))
 
 
 class ScalarLinear(AbstractScalar):
-    """A straight line with two parameters, whose kernel tells the origin from every other place:
-
-    A line starts with this slope and this offset.
+    """A straight line with two parameters, whose kernel depends on the distance from the origin.
 
         f(x) = θ₁ x + θ₂,    k(x, x′) = x x′ + 1
 
-    An observation at x′ = 10 moves values at x < −0.1 the other way (Huszár 2020).
+    An observation at x′ = 10 moves the values at x < −0.1 in the opposite direction (Huszár 2020).
+    `slope` and `offset` are the initial parameters.
 
     >>> from ntkexp.library import tangent_kernel
     >>> x = torch.tensor([[10.0], [-1.0]], dtype=torch.float64)
@@ -70,21 +68,21 @@ class Line(nn.Module):
 
     def __init__(self, slope: float, offset: float, gain: float) -> None:
         super().__init__()
-        self.slope, self.offset, self.gain = parameter(slope), parameter(offset), gain
+        self.slope = parameter(slope)
+        self.offset = parameter(offset)
+        self.gain = gain
 
     def forward(self, x: Float[Tensor, "example one"]) -> Float[Tensor, "example one"]:
         return torch.mul(x, self.slope) + self.gain * self.offset
 
 
 class ReparametrisedLinear(AbstractScalar):
-    """The straight line of `scalar_linear` with its offset in another unit: the same function, with another kernel.
-
-    The line starts with this slope and this parameter, of which the offset is `gain` times as much.
+    """The straight line of `scalar_linear` with a scaled offset: the same functions, another kernel.
 
         f(x) = θ₁ x + gain · θ₂,    k(x, x′) = x x′ + gain²
 
-    So the kernel, and how training generalises, depends on the parametrisation and not on the functions that there are
-    (Huszár 2020).
+    The kernel, and thus generalisation, depends on the parametrisation, not only on the set of functions
+    (Huszár 2020). `slope` and `parameter` are the initial θ₁ and θ₂.
 
     >>> import torch
     >>> from ntkexp.library import tangent_kernel
@@ -102,16 +100,14 @@ class ReparametrisedLinear(AbstractScalar):
 
 
 class RadialBasis(AbstractScalar):
-    """Two bumps and an offset, five numbers whose kernel is worth a picture:
-
-    Five numbers, of which the first and the third are centres or amplitudes.
+    """Two Gaussian bumps and an offset, a function with five parameters.
 
         f(x) = a₁ exp(−(x − c₁)²/30) + a₂ exp(−(x − c₂)²/30) + b
 
-    F. Huszár, "Some intuition on the neural tangent kernel" (2020), gives the numbers (4, −10, 25, 10, 50), and a
-    formula in which the first of each pair is the amplitude. His text and his pictures are of the other reading:
-    only if the first is the centre does the kernel with x′ = 10 change its sign, and is the kernel of a finite
-    step largest at x = 7.
+    F. Huszár, "Some intuition on the neural tangent kernel" (2020), gives the numbers (4, −10, 25, 10, 50)
+    and a formula in which the first number of each pair is the amplitude. His text and pictures fit the
+    other `reading`, in which it is the centre: only then does the kernel with x′ = 10 change its sign, and
+    the kernel of a finite step have its maximum at x = 7.
 
         reading            (c₁, a₁, c₂, a₂, b)      k(10, 10)    k/k(10, 10) over −10 … 20
         centre_first       (4, −10, 25, 10, 50)     2.542236     −0.2785 (at 0) … 1.2042 (at 8), left tail 0.387
@@ -141,11 +137,9 @@ class Bumps(nn.Module):
         self, centre: tuple[float, float], amplitude: tuple[float, float], offset: float
     ) -> None:
         super().__init__()
-        self.centre, self.amplitude, self.offset = (
-            parameter(*centre),
-            parameter(*amplitude),
-            parameter(offset),
-        )
+        self.centre = parameter(*centre)
+        self.amplitude = parameter(*amplitude)
+        self.offset = parameter(offset)
 
     def forward(self, x: Float[Tensor, "example one"]) -> Float[Tensor, "example one"]:
         bumps = torch.exp(-1 / 30 * torch.square(x - self.centre))
@@ -156,13 +150,11 @@ Entry = Annotated[int, Field(ge=-(10**6), le=10**6)]
 
 
 class LookupTable(AbstractScalar):
-    """A table with a parameter for every whole number, which generalises to none:
-
-    The table has the numbers from `first` to `last`.
+    """A table with a parameter for every integer from `first` to `last`, which cannot generalise.
 
         f(i) = θᵢ,    θᵢ = slope · i + offset at the start,    k(i, j) = 1 if i = j, else 0
 
-    Descent on the error at one number leaves all others where they were (Huszár 2020).
+    Descent on the error at one integer changes no other value (Huszár 2020).
 
     >>> table = LookupTable().function()
     >>> table(torch.tensor([[10.0], [-10.0]])).flatten().tolist()
@@ -176,7 +168,6 @@ class LookupTable(AbstractScalar):
 
     @model_validator(mode="after")
     def refuse_empty(self) -> Self:
-        """There is at least one entry."""
         if self.last < self.first:
             raise Mistake(
                 f"model.last={self.last}: the table starts at model.first={self.first}; raise it"
@@ -189,7 +180,7 @@ class LookupTable(AbstractScalar):
 
 
 class TableOfEntries(nn.Module):
-    """f(x) is the entry whose key is x."""
+    """f(x) is the entry with key x."""
 
     key: Tensor
 
@@ -203,7 +194,8 @@ class TableOfEntries(nn.Module):
         known = (entry >= 0) & (entry < len(self.key)) & (x[:, 0] == x[:, 0].round())
         if not known.all():
             raise Mistake(
-                f"model=lookup_table has no entry for {float(x[~known][0, 0]):g}; its keys are the whole numbers from "
-                f"{int(self.key[0])} to {int(self.key[-1])}, which model.first and model.last say"
+                f"model=lookup_table has no entry for {float(x[~known][0, 0]):g}; its keys are the "
+                f"whole numbers from {int(self.key[0])} to {int(self.key[-1])}, which model.first "
+                "and model.last say"
             )
         return nn.functional.embedding(entry, self.entry)

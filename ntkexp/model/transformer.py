@@ -1,9 +1,11 @@
 """Transformer encoders, on patches of images or on tokens (Vaswani et al. 2017; pre-norm).
 
-    h ← h + attention(norm(h)),    h ← h + W₂ σ(W₁ norm(h))  or, gated,  h ← h + W₂ (silu(W₁ norm(h)) ⊙ W₃ norm(h))
+    h ← h + attention(norm(h))
+    h ← h + W₂ σ(W₁ norm(h))   or, gated,   h ← h + W₂ (silu(W₁ norm(h)) ⊙ W₃ norm(h))
 
-Tokens pick rows of a table, which is the readout as well if `tied`; the last position is read.
-Images are cut into square patches, anything else is one patch per feature; the mean over positions is read.
+Tokens select rows of an embedding table, which is also the readout if `tied`; the readout takes the last
+position. Images are cut into square patches, and other inputs into single features; the readout takes
+the mean over positions.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ntkexp.model.base import AbstractArchitecture, LearningTask
 
 
 class Transformer(AbstractArchitecture):
-    """`depth` blocks of `width` channels; heads are the most, up to `heads`, that divide the width."""
+    """`depth` blocks of `width` channels, with the largest number of heads up to `heads` that divides `width`."""
 
     width: Count = 32
     depth: Depth = 1
@@ -46,16 +48,17 @@ class Transformer(AbstractArchitecture):
         return Encoder(embedding, blocks, self.width, readout)
 
     def refuse_unfit(self, task: LearningTask) -> None:
-        """A table of tokens can be the readout only if there is an output for each token."""
+        """Raise if the embedding table cannot be the readout, which needs an output for each token."""
         if self.tied and task.outputs != task.vocabulary:
             raise Mistake(
-                f"model.tied=true reads one output per token, {task.vocabulary} of them, and the data has "
-                f"{task.outputs}; choose model.tied=false, or loss=cross_entropy and data of tokens"
+                f"model.tied=true reads one output per token, {task.vocabulary} of them, and the "
+                f"data has {task.outputs}; choose model.tied=false, or loss=cross_entropy and data "
+                "of tokens"
             )
 
 
 class Encoder(nn.Module):
-    """Embedding, blocks, a last norm, and a readout at the last position (of tokens) or of the mean (of patches)."""
+    """Embedding, blocks, a norm, and a readout of the last position (tokens) or the mean (patches)."""
 
     def __init__(
         self, embedding: nn.Module, blocks: list[EncoderBlock], width: int, readout: nn.Module
@@ -74,7 +77,7 @@ class Encoder(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Each token has a row of a table, and each position another."""
+    """Embeddings of tokens plus embeddings of positions."""
 
     def __init__(self, task: LearningTask, width: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -86,7 +89,7 @@ class Tokens(nn.Module):
 
 
 class Tied(nn.Module):
-    """The table of tokens is the readout as well."""
+    """A readout that shares the embedding table of the tokens."""
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__()
@@ -97,7 +100,7 @@ class Tied(nn.Module):
 
 
 class Patches(nn.Module):
-    """Squares of an image, or single features where there is no image, through a dense layer, and their positions."""
+    """Dense embeddings of patches of an image, or of single features, plus embeddings of positions."""
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class Patches(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Attention and a network for each position, each beside a shortcut and after a norm."""
+    """Attention and a feed-forward network at each position, each with a norm and a shortcut."""
 
     def __init__(
         self, model: Transformer, init: AbstractInit, heads: int, generator: torch.Generator
@@ -130,7 +133,9 @@ class EncoderBlock(nn.Module):
             return init.dense(features).build((inputs,), generator)
 
         width = model.width
-        self.heads, self.causal, self.gated = heads, model.causal, model.feed_forward == "swiglu"
+        self.heads = heads
+        self.causal = model.causal
+        self.gated = model.feed_forward == "swiglu"
         self.norms = nn.ModuleList(nn.LayerNorm(width, dtype=torch.float64) for _ in range(2))
         self.query, self.key, self.value, self.mixed = (dense(width, width) for _ in range(4))
         self.inner = dense(width, 4 * width)
@@ -152,9 +157,11 @@ class EncoderBlock(nn.Module):
     def attention(
         self, h: Float[Tensor, "example position width"]
     ) -> Float[Tensor, "example position width"]:
-        """softmax(QKᵀ/√d) V, head by head."""
-        maps = (at_each_position(dense, h) for dense in (self.query, self.key, self.value))
-        q, k, v = (part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in maps)
+        """Return softmax(QKᵀ/√d) V for all heads, mixed by a dense layer."""
+        projections = [at_each_position(dense, h) for dense in (self.query, self.key, self.value)]
+        q, k, v = (
+            part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in projections
+        )
         scores = (q / sqrt(q.shape[-1])) @ k.transpose(2, 3)
         if self.causal:
             later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=h.device).triu(1)
@@ -172,7 +179,7 @@ def at_each_position(
 
 
 def largest_divisor(most: int, width: int) -> int:
-    """Find the largest number of heads up to `most` that divides the width.
+    """Return the largest number of heads up to `most` that divides the width.
 
     >>> largest_divisor(4, 6)
     3
@@ -181,7 +188,7 @@ def largest_divisor(most: int, width: int) -> int:
 
 
 def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
-    """Find the largest side up to `patch` that divides both sides of an image."""
+    """Return the largest side up to `patch` that divides both sides of an image; 1 for other inputs."""
     if len(shape) != 3:
         return 1
     return next(
@@ -194,7 +201,7 @@ def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
 def cut_patches(
     x: Float[Tensor, "example *shape"], side: int
 ) -> Float[Tensor, "example position size"]:
-    """Cut an image into squares, row by row; anything else into its elements.
+    """Cut images into squares, row by row, and other inputs into single features.
 
     >>> cut_patches(torch.arange(16.0).view(1, 1, 4, 4), 2)[0, 1]
     tensor([2., 3., 6., 7.])

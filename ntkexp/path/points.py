@@ -141,7 +141,8 @@ class NetworkView:
         """The outputs at the training examples and, if kernels are computed, the tangent Jacobians
         there.
         """
-        outputs, jacobians = [], []
+        outputs = []
+        jacobians = []
         for tape in self.tapes(self.points.train_blocks):
             outputs.append(tape.outputs)
             if self.points.makes_kernels:

@@ -1,4 +1,28 @@
-"""Cheaper than every step: the kernel at some steps, with exact moments of the loss between them."""
+"""The sum along a path from the kernel at a few steps, with exact sums of ℓ′ between them.
+
+ℓ′ᵢ(s) is known at every step at no cost, and the kernel varies slowly. So the kernel is computed at
+steps s₀ < s₁ < …, the last step of the path among them, and interpolated linearly in time. With the
+hat function φ_k around s_k,
+
+    𝒦 = Σ_k K_k Σ_s φ_k(s) η_s,        𝒮 = −Σ_k K_k Σ_s φ_k(s) η_s ℓ′(s).
+
+Between snapshots at times t_k < t this is K(t_s) = (1 − u_s) K_k + u_s K with u_s = (t_s − t_k)/(t
+− t_k). The factors of both kernels follow from four sums over the steps between them, which are
+known before the second kernel is:
+
+    Σ_s η_s,   Σ_s (t_s − t_k) η_s,   Σ_s η_s ℓ′(s),   Σ_s (t_s − t_k) η_s ℓ′(s).
+
+A step with a snapshot belongs to the interval that ends there, so that u = 1.
+
+The error is estimated from the same sum without every other snapshot. Its interpolation reaches
+twice as far, and its error is four times as large if the kernel is smooth in time. So a third of
+the difference is the error:
+
+    e = ⅓ Σ_{k odd} (K_k − Ǩ_k) Σ_s φ_k(s) η_s ℓ′(s),    Ǩ_k interpolated between K_{k−1} and K_{k+1}.
+
+This estimate cannot see changes that are faster than the snapshots, such as the first steps under
+an even schedule.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +39,11 @@ from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, Error
 from ntkexp.path.integrals import Integrals, StepTotals, Tally, contract
 from ntkexp.path.step import Step, decay, sizes_of
-
-# --- The exact moments of the loss between two snapshots of the kernel, gathered before the second one is known.
-#
-# Between snapshots at times t_k < t the kernel is interpolated linearly, K(t_s) = (1 − u_s) K_k + u_s K with u_s
-# = (t_s − t_k)/(t − t_k). What each of the two is multiplied with follows from four sums over the steps in
-# between,
-#
-#     Σ_s η_s,   Σ_s (t_s − t_k) η_s,   Σ_s η_s ℓ′(s),   Σ_s (t_s − t_k) η_s ℓ′(s).
-#
-# A step at which a snapshot is taken belongs to the interval that ends there, so that u = 1.
+from ntkexp.path.step_kernel import StepBlock
 
 
 class Weight(NamedTuple):
-    """What the kernel of a snapshot is multiplied with: Σ φη for 𝒦, Σ φηℓ′ for 𝒮, φ the hat function around it."""
+    """The factors of a snapshot: Σ φη for 𝒦, and Σ φηℓ′ for 𝒮."""
 
     size: float
     pull: Float[Tensor, "train out_"]
@@ -36,18 +51,18 @@ class Weight(NamedTuple):
 
 @dataclass(kw_only=True)
 class Moments(Resumable):
-    """Sums over the steps since the latest snapshot, which lies `elapsed` behind."""
+    """The four sums over the steps since the latest snapshot, `elapsed` ago."""
 
-    pull: Float[Tensor, "train out_"]
-    late_pull: Float[Tensor, "train out_"]
-    size: float = 0.0
-    late_size: float = 0.0
+    pull: Float[Tensor, "train out_"]  # Σ_s η_s ℓ′(s)
+    late_pull: Float[Tensor, "train out_"]  # Σ_s (t_s − t_k) η_s ℓ′(s)
+    size: float = 0.0  # Σ_s η_s
+    late_size: float = 0.0  # Σ_s (t_s − t_k) η_s
     elapsed: float = 0.0
 
     checkpointed: ClassVar[tuple[str, ...]] = ("size", "late_size", "elapsed", "pull", "late_pull")
 
     def add(self, step: Step) -> None:
-        """Take in one step."""
+        """Add one step to the sums."""
         late = self.elapsed * step.step_size
         self.size += step.step_size
         self.pull += step.step_size * step.output_gradient
@@ -56,46 +71,47 @@ class Moments(Resumable):
         self.elapsed += step.step_size
 
     def share_out(self, span: float) -> tuple[Weight, Weight]:
-        """The weights of the two snapshots, so far apart; all of it is the second one's where they coincide."""
-        right = Weight(self.size, self.pull)
-        if span:
-            right = Weight(self.late_size / span, self.late_pull / span)
-        return Weight(self.size - right.size, self.pull - right.pull), right
+        """Return the factors of two snapshots with the time `span` between them.
 
-    def begin(self, elapsed: float) -> None:
-        """Start anew, so long after a snapshot."""
-        self.size, self.late_size, self.elapsed = 0.0, 0.0, elapsed
+        If they coincide, the second has all of it.
+        """
+        second = Weight(self.size, self.pull)
+        if span:
+            second = Weight(self.late_size / span, self.late_pull / span)
+        first = Weight(self.size - second.size, self.pull - second.pull)
+        return first, second
+
+    def restart(self, elapsed: float) -> None:
+        """Start new sums, at the time `elapsed` after a snapshot."""
+        self.size = 0.0
+        self.late_size = 0.0
+        self.elapsed = elapsed
         self.pull.zero_()
         self.late_pull.zero_()
 
 
-# --- Cheaper than every step: the kernel at some steps, with exact moments of the loss.
-#
-# ℓ′ᵢ(s) is known at every step for nothing, and the kernel varies slowly. So K is read at steps s_0 < s_1 < …
-# alone, the last of them the last of all, and interpolated linearly in time; φ_k the hat function around s_k,
-#
-#     𝒦 = Σ_k K_k Σ_s φ_k(s) η_s,        𝒮 = −Σ_k K_k Σ_s φ_k(s) η_s ℓ′(s).
-#
-# The error is estimated from the same sum with every other snapshot left out. Its interpolation reaches twice as
-# far, and is off by four times as much where the kernel is smooth in time, so that a third of the difference is
-# the error:
-#
-#     e = ⅓ Σ_{k odd} (K_k − Ǩ_k) Σ_s φ_k(s) η_s ℓ′(s),    Ǩ_k from K_{k−1} and K_{k+1}.
-#
-# What is faster than the snapshots follow, such as the first steps under an even schedule, no such estimate can
-# see.
+class Interval(NamedTuple):
+    """The factors of the kernels K_k and K_{k+1} at the ends of an interval, and of the error of
+    K_k.
+    """
+
+    first: Weight
+    second: Weight
+    middle: Float[Tensor, "train out_"] | None  # Σ_s φ_k(s) η_s ℓ′(s); None if k is even
+    position: float  # of K_k in time, from 0 at K_{k−1} to 1 at K_{k+1}
+    end: int  # the step before which the interval ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Resumable):
-    """The two latest snapshots by one rule, and the error so far."""
+    """The latest two snapshots by one rule, the sums, and their error."""
 
     integrals: Integrals
-    totals: StepTotals  # of the steps between snapshots, which are not told apart
-    latest: Float[Tensor, "probe out train out_"]
-    pulled: Float[Tensor, "probe out"]  # λJ·θ at the latest
-    before: Float[Tensor, "probe out train out_"]
-    error: Float[Tensor, "probe out train"]
+    totals: StepTotals  # of the intervals between snapshots
+    latest: Float[Tensor, "probe out train out_"]  # K_k
+    pulled: Float[Tensor, "probe out"]  # λJ·θ at K_k
+    before: Float[Tensor, "probe out train out_"]  # K_{k−1}
+    error: Float[Tensor, "probe out train"]  # e
 
     checkpointed: ClassVar[tuple[str, ...]] = (
         "integrals",
@@ -107,9 +123,33 @@ class Track(Resumable):
     )
 
     def add(
-        self, rows: slice, kernel: Tensor, pulled: Tensor, weight: Weight
+        self,
+        rows: slice,
+        kernel: Float[Tensor, "chosen out train out_"],
+        pulled: Float[Tensor, "chosen out"],
+        interval: Interval,
+    ) -> None:
+        """Add an interval that ends with this snapshot K_{k+1}, at some of the points."""
+        change = self.add_snapshot(rows, self.latest[rows], self.pulled[rows], interval.first)
+        change = change + self.add_snapshot(rows, kernel, pulled, interval.second)
+        self.totals.add(interval.end - 1, rows, change)
+        # e += ⅓ (K_k − Ǩ_k) Σ_s φ_k(s) η_s ℓ′(s)
+        if interval.middle is not None:
+            interpolated = torch.lerp(self.before[rows], kernel, interval.position)
+            missed = self.latest[rows] - interpolated
+            self.error[rows].add_(contract(missed, interval.middle), alpha=1 / 3)
+        self.before[rows] = self.latest[rows]
+        self.latest[rows] = kernel
+        self.pulled[rows] = pulled
+
+    def add_snapshot(
+        self,
+        rows: slice,
+        kernel: Float[Tensor, "chosen out train out_"],
+        pulled: Float[Tensor, "chosen out"],
+        weight: Weight,
     ) -> Float[Tensor, "chosen out"]:
-        """Accumulate a snapshot, as often as it counts; all that comes of it."""
+        """Add a snapshot times its factors, and return the change of the outputs that it explains."""
         parts = contract(kernel, weight.pull)
         self.integrals.kernel[rows].add_(kernel, alpha=weight.size)
         self.integrals.contributions[rows].sub_(parts)
@@ -119,17 +159,15 @@ class Track(Resumable):
 
 @dataclass(kw_only=True)
 class SnapshotSum(AbstractAccumulator):
-    """The kernel at the steps that are due and at the `last`, by every rule."""
+    """The sums from the kernel at the steps that are due and at the `last` one, by every rule."""
 
     domain: Domain
     tracks: Mapping[str, Track]
     moments: Moments
-    arriving: Float[
-        Tensor, "train out_"
-    ]  # what the latest snapshot is multiplied with, from the steps before it
+    arriving: Float[Tensor, "train out_"]  # Σ φηℓ′ of the latest snapshot, over the steps before it
     last: int
-    taken: int = 0
-    span: float = 0.0  # between the two latest
+    taken: int = 0  # snapshots
+    span: float = 0.0  # the time between the latest two
 
     checkpointed: ClassVar[tuple[str, ...]] = ("tracks", "moments", "arriving", "taken", "span")
 
@@ -143,7 +181,7 @@ class SnapshotSum(AbstractAccumulator):
         if not due and step.index != self.last:
             return {}
         tallies = self.take(step, span, step.index + 1)
-        self.moments.begin(step.step_size)
+        self.moments.restart(step.step_size)
         return tallies
 
     def close(self, step: Step) -> None:
@@ -151,47 +189,54 @@ class SnapshotSum(AbstractAccumulator):
             self.take(step, self.moments.elapsed, step.index)
 
     def take(self, step: Step, span: float, end: int) -> dict[str, Tally]:
-        """Take snapshot K_{k+1}, so long after K_k; the stretch of steps between them ends before step `end`."""
-        # Σ φη and Σ φηℓ′ of the steps in between, for K_k and for K_{k+1}; if k is odd, all that K_k is multiplied with
-        left, right = self.moments.share_out(span)
-        middle = self.arriving + left.pull if self.taken and self.taken % 2 == 0 else None
-        position = self.span / (self.span + span) if span else 1.0  # of K_k between its neighbours
+        """Take the snapshot K_{k+1}, at the time `span` after K_k; the interval ends before step
+        `end`.
+        """
+        interval = self.interval(span, end)
         weights = step.view.weights
         shrinking = decay(weights, step.weight_decay, sizes_of(weights, step.factors, 1.0))
         tallies = {name: Tally() for name in self.tracks}
         for track in self.tracks.values():
             track.totals.extend(end)
         for block in self.domain.blocks(step.segment):
-            rows = block.rows
             for name, track in self.tracks.items():
-                # K_{k+1} and λJ·θ, and what the step adds by itself
+                # K_{k+1} and λJ·θ
                 kernel, pulled = block.kernel(track.integrals.pieces, step.side, shrinking)
-                own = contract(kernel, step.output_gradient).mul_(-step.step_size)
-                summed = own.sum(2)
-                tallies[name].add(
-                    block, step.step_size * kernel, own, summed, summed - step.step_size * pulled
-                )
-                # 𝒦 and 𝒮 take in both snapshots
-                before = track.add(rows, track.latest[rows], track.pulled[rows], left)
-                track.totals.add(
-                    track.totals.edges[-1] - 1,
-                    rows,
-                    before + track.add(rows, kernel, pulled, right),
-                )
-                if middle is not None:
-                    missed = track.latest[rows] - torch.lerp(track.before[rows], kernel, position)
-                    track.error[rows].add_(contract(missed, middle), alpha=1 / 3)
-                track.before[rows] = track.latest[rows]
-                track.latest[rows] = kernel
-                track.pulled[rows] = pulled
-        self.arriving.copy_(right.pull)
+                add_step(tallies[name], block, step, kernel, pulled)
+                track.add(block.rows, kernel, pulled, interval)
+        self.arriving.copy_(interval.second.pull)
         self.span = span
         self.taken += 1
         return tallies
 
+    def interval(self, span: float, end: int) -> Interval:
+        """Return the factors of both snapshots, and those of the error."""
+        first, second = self.moments.share_out(span)
+        middle: Tensor | None = None
+        if self.taken > 0 and self.taken % 2 == 0:
+            middle = self.arriving + first.pull
+        position = self.span / (self.span + span) if span else 1.0
+        return Interval(first, second, middle, position, end)
+
     def error(self, rule: str, steps: int) -> Error | None:
+        if self.taken < 3:
+            return None
         error = self.tracks[rule].error
-        return Error(float(error.norm()), float(error.sum(2).norm())) if self.taken > 2 else None
+        return Error(parts=float(error.norm()), sums=float(error.sum(2).norm()))
 
     def by_step(self, rule: str) -> StepTotals:
         return self.tracks[rule].totals
+
+
+def add_step(
+    tally: Tally,
+    block: StepBlock,
+    step: Step,
+    kernel: Float[Tensor, "chosen out train out_"],
+    pulled: Float[Tensor, "chosen out"],
+) -> None:
+    """Count the contributions of one step, which are not those of its interval."""
+    parts = contract(kernel, step.output_gradient).mul_(-step.step_size)
+    summed = parts.sum(2)
+    change = summed - step.step_size * pulled
+    tally.add(block, step.step_size * kernel, parts, summed, expected=change)

@@ -89,7 +89,8 @@ class StepBlock:
         """Return the secant Jacobian of a piece of the step, or the tangent one if the piece has no
         length.
         """
-        reader, chosen = self.points.reader, self.points.chosen
+        reader = self.points.reader
+        chosen = self.points.chosen
         if piece.start == piece.end:
             return reader.tangent(self.tape(piece.start), chosen)
         try:

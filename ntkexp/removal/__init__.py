@@ -1,1 +1,8 @@
-"""Training again without some examples, and splitting the change over them."""
+"""Training again without some examples, and splitting the change over them.
+
+Each file imports only from the files above it:
+
+between        the breakdown of the difference between two recorded trainings
+retraining     leave-out effects by retraining, and the check of estimated effects
+rerun          repeated trainings of a run
+"""

@@ -1,5 +1,5 @@
-"""A training of this package carried out again, several runs at once, each with weights of the examples, and recorded
-if asked.
+"""Repeating a run's training, several times at once with different weights of the examples, and
+recording it.
 """
 
 from __future__ import annotations
@@ -43,37 +43,38 @@ from ntkexp.removal.retraining import AbstractRetraining, OutputsAt, split_chang
 from ntkexp.shapes import Function, Weights
 from ntkexp.text import short
 
-# --- A training that can be carried out again with other weights of its examples: the same start, order and step
+# --- A training that can be repeated with other weights of its examples: same start, order and step
 # sizes.
 #
-# Example i of the batch B_s is drawn t_i times and weighs w_i: 1 as it was trained, 0 where it is left out. The
-# gradient of step s is a mean over what is left of the batch (or a sum, where the loss is one),
+# Example i of the batch B_s is drawn t_i times and has the weight w_i: 1 in the original training,
+# 0 if it is left out. The gradient of step s is a mean over the remaining batch, or a sum if the
+# loss is a sum:
 #
 #     g_s = Σᵢ κᵢ ∇ℓᵢ(θ_s),        κᵢ = c tᵢ wᵢ,    c = scale / Σⱼ tⱼ wⱼ    (scale, for a sum)
 #
-# and a step of whose batch nothing is left has the gradient zero: memory and decay move the weights as they
-# would. With `renormalises=False` the mean stays one over the whole batch: then who leaves makes the step
+# If no example of a batch remains, the gradient is zero, and momentum and decay still move the
+# weights. With `renormalises=False`, c = scale / Σⱼ tⱼ: then a missing example makes the step
 # smaller.
 
 
-DIRECTION = 12
+VECTORS_PER_DIRECTION = 12  # memory of the backward pass for one output, in vectors of weights
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The examples of a batch, each once, and how often each was drawn."""
+    """The distinct examples of a batch, and how often each was drawn."""
 
     rows: Int[Tensor, " row"]
     times: Float[Tensor, " row"]
 
-    def left(self, weight: Float[Tensor, "*run train"]) -> Float[Tensor, "*run row"]:
-        """The weight tᵢwᵢ that each has in the batch."""
+    def weighted(self, weight: Float[Tensor, "*run train"]) -> Float[Tensor, "*run row"]:
+        """Return tᵢwᵢ."""
         return self.times * weight[..., self.rows]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rerun(TrainingRecipe):
-    """A training that can be carried out again, `length` steps long."""
+    """A training of `length` steps that can be repeated."""
 
     function: Function
     start: Weights
@@ -81,74 +82,75 @@ class Rerun(TrainingRecipe):
     length: int
     memory_gb: float = 4.0
     renormalises: bool = (
-        True  # whether a mean is one over what is left, or over the whole batch as it was
+        True  # the mean is over the remaining examples, not over the original batch
     )
 
     def __post_init__(self) -> None:
         if self.optimizer.flows:
             raise Mistake(
-                f"optimizer={self.optimizer.option} takes no steps that could be taken again without an example; "
-                "train with a small optimizer.step_size of optimizer=gd"
+                f"optimizer={self.optimizer.option} takes no steps that could be taken again "
+                "without an example; train with a small optimizer.step_size of optimizer=gd"
             )
 
     @cached_property
     def flat(self) -> FlatWeights:
-        """How weights are one vector."""
+        """The layout of all weights as one vector."""
         return flat_like(self.start)
 
     @property
     def examples(self) -> int:
-        """How many training examples there are."""
         return len(self.inputs)
 
     @cached_property
     def everyone(self) -> Float[Tensor, " train"]:
-        """The weights of the examples in the training as it was."""
+        """The weights of the examples in the original training."""
         return self.targets.new_ones(self.examples)
 
     def without(self, group: list[int]) -> Float[Tensor, " train"]:
-        """The weights of the examples when these are left out."""
+        """Return the weights of the examples if a group is left out."""
         weight = self.everyone.clone()
         weight[group] = 0.0
         return weight
 
     @property
     def directions(self) -> int:
-        """How many directions in weight space may be gone back with at once: each has a dozen vectors of its own."""
-        each = DIRECTION * self.flat.size * self.targets.element_size()
-        return max(1, int(self.memory_gb * 1e9 / 2 / each))
+        """The number of outputs whose backward passes fit into half the memory together."""
+        bytes_each = VECTORS_PER_DIRECTION * self.flat.size * self.targets.element_size()
+        return max(1, int(self.memory_gb * 1e9 / 2 / bytes_each))
 
     def batch(self, step: int) -> Drawn:
-        """What the step is taken on."""
+        """Return the batch of a step."""
         drawn = self.optimizer.batch_indices(step, self.examples, self.seed)
         if drawn is None:
             return Drawn(torch.arange(self.examples, device=self.inputs.device), self.everyone)
         rows, times = torch.unique(drawn, return_counts=True)
         return Drawn(rows.to(self.inputs.device), times.to(self.targets))
 
-    def divided(self, drawn: Drawn, left: Float[Tensor, "*run row"]) -> Float[Tensor, "*run"]:
-        """The factor c, given what is left of a batch; where that is nothing, it multiplies nothing."""
-        whole = left.sum(-1)
+    def mean_factor(
+        self, drawn: Drawn, weighted: Float[Tensor, "*run row"]
+    ) -> Float[Tensor, "*run"]:
+        """Return c, given tᵢwᵢ. Its value does not matter for an empty batch."""
+        total = weighted.sum(-1)
         if self.loss.reduction == "sum":
-            return torch.full_like(whole, self.scale)
+            return torch.full_like(total, self.scale)
         if not self.renormalises:
-            return torch.full_like(whole, self.scale / float(drawn.times.sum()))
-        return self.scale / torch.where(whole == 0, 1.0, whole)
+            return torch.full_like(total, self.scale / float(drawn.times.sum()))
+        return self.scale / torch.where(total == 0, 1.0, total)
 
     def outputs(
         self, vector: Float[Tensor, " weight"], inputs: Tensor
     ) -> Float[Tensor, "example out"]:
-        """The network at weights that are one vector."""
+        """Return the outputs of the network, whose weights are one vector."""
         return self.function(self.flat.weights(vector), inputs)
 
 
-# --- The gradient of a batch, of many runs at once.
+# --- The gradient of a batch, for many trainings at once.
 #
 # g(θ, κ) = Jᵀ(κ ⊙ ℓ′)
 
 
 AT_ONCE = 16
-"""How many runs are taken through the network together: more would not be faster."""
+"""Trainings that go through the network together. More would not be faster."""
 
 
 def gradient(
@@ -157,17 +159,19 @@ def gradient(
     share: Float[Tensor, " row"],
     rows: Int[Tensor, " row"],
 ) -> Float[Tensor, " weight"]:
-    """Find g(θ), given κ of the examples in these rows."""
-    inputs, targets = rerun.inputs[rows], rerun.targets[rows]
+    """Return g(θ, κ) for the examples in these rows."""
+    inputs = rerun.inputs[rows]
     outputs, pull = vjp(lambda vector: rerun.outputs(vector, inputs), weights)[:2]
-    found: Tensor = pull(share[:, None] * rerun.loss.output_gradient(outputs, targets))[0]
-    return found
+    output_gradient = rerun.loss.output_gradient(outputs, rerun.targets[rows])
+    pulled: Tensor = pull(share[:, None] * output_gradient)[0]
+    return pulled
 
 
-# --- Two trainings on film, step by step: weights, and what the optimizer remembers.
+# --- A film: the weights and the optimizer's memory of two trainings, step by step.
 #
-# Frame s of each run is [θ_s, memory after step s]. The film lies in a file that has no name: it takes room on
-# the disk, which is looked at first, and is gone when no process looks at it any more, whatever ends it.
+# Frame s of each training is [θ_s, memory after step s]. The film is a temporary file without a
+# name. The disk is checked for its size first, and the file disappears with the last process that
+# has it open, even after a kill.
 
 
 WEIGHTS = "weights"
@@ -175,74 +179,76 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class Film:
-    """Storage for `frames` frames; `parts` are in their order within a frame."""
+    """Storage for frames, each with `parts` in this order."""
 
     parts: tuple[str, ...]
     frames: NDArray[Any]  # [frame, part, run, weight]
     device: torch.device
 
-    def write(self, step: int, found: Mapping[str, Float[Tensor, "run weight"]]) -> None:
-        """Keep what a step began with, and what came of it."""
-        for part in self.parts:
-            if part in found:
-                self.frames[step, self.parts.index(part)] = found[part].detach().cpu().numpy()
+    def write(self, step: int, vectors: Mapping[str, Float[Tensor, "run weight"]]) -> None:
+        """Write the given parts of a frame, for both trainings."""
+        for place, part in enumerate(self.parts):
+            if part in vectors:
+                self.frames[step, place] = vectors[part].detach().cpu().numpy()
 
     def read(self, step: int, part: str, run: int) -> Float[Tensor, " weight"]:
-        """A part of a frame, of one of the runs."""
-        return torch.from_numpy(np.array(self.frames[step, self.parts.index(part), run])).to(
-            self.device
-        )
+        """Read a part of a frame, for one training."""
+        numbers = np.array(self.frames[step, self.parts.index(part), run])
+        return torch.from_numpy(numbers).to(self.device)
 
 
 def film_for(
     parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"], folder: Path
 ) -> Film:
-    """An empty film of two runs, in a file of this folder."""
-    shape, kind = (frames, len(parts), 2, len(like)), like.cpu().numpy().dtype
-    room, free = bytes_of(parts, frames, like), disk_usage(folder).free
-    if free < room:
+    """Create an empty film of two trainings in a folder. Raise if the disk is too full."""
+    needed = bytes_of(parts, frames, like)
+    free = disk_usage(folder).free
+    if free < needed:
         raise Mistake(
-            f"two recorded trainings take {room / 1e9:.2g} GB and {folder} has {free / 1e9:.2g} GB free; make room"
+            f"two recorded trainings take {needed / 1e9:.2g} GB and {folder} has "
+            f"{free / 1e9:.2g} GB free; make room"
         )
+    shape = (frames, len(parts), 2, len(like))
     with TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, room)
-        return Film(parts, np.memmap(file, kind, "r+", shape=shape), like.device)
+        os.posix_fallocate(file.fileno(), 0, needed)
+        memory = np.memmap(file, like.cpu().numpy().dtype, "r+", shape=shape)
+        return Film(parts, memory, like.device)
 
 
 def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]) -> int:
-    """How much room a film takes."""
+    """Return the size of a film in bytes."""
     return frames * len(parts) * 2 * like.numel() * like.element_size()
 
 
-# --- Training again: several runs at once, each with its own weights of the examples.
-#
-# All begin at the same weights and see the same batches, so that what differs in the end is what the examples
-# did.
+# --- Repeated trainings, several at once. All begin at the same weights and see the same batches,
+# so that only the
+# weights of the examples make them differ.
 
 
 class Taken(NamedTuple):
-    """A step was taken by all runs: what it began with, and what the optimizer made of it."""
+    """A step of all trainings."""
 
     step: int
-    found: Mapping[str, Float[Tensor, "run weight"]]  # θ before it, the memory after it
-    weights: Float[Tensor, "run weight"]
+    recorded: Mapping[str, Float[Tensor, "run weight"]]  # θ before it, the memory after it
+    weights: Float[Tensor, "run weight"]  # θ after it
 
 
 def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]:
-    """Take step after step, with these weights of the examples."""
-    flat, runs = rerun.flat, len(weight)
-    weights = flat.vector(rerun.start).expand(runs, -1)
+    """Yield the steps of trainings with these weights of the examples."""
+    flat = rerun.flat
+    weights = flat.vector(rerun.start).expand(len(weight), -1)
     memory: Memory = {}
     for step in range(rerun.length):
+        # κᵢ = c tᵢ wᵢ
         drawn = rerun.batch(step)
-        left = drawn.left(weight)
-        share = left * rerun.divided(drawn, left)[:, None]
+        weighted = drawn.weighted(weight)
+        share = weighted * rerun.mean_factor(drawn, weighted)[:, None]
         with torch.no_grad(), plain_kernels():
-            pulled = at_once(
+            gradients = at_once(
                 partial(gradient, rerun, rows=drawn.rows), weights, share, together=AT_ONCE
             )
         before = weights
-        weights, memory = moved(rerun, step, weights, pulled, memory)
+        weights, memory = moved(rerun, step, weights, gradients, memory)
         parts = {name: flat.vector(dict(part)) for name, part in memory.items()}
         yield Taken(step, {WEIGHTS: before, **parts}, weights)
 
@@ -254,41 +260,44 @@ def moved(
     gradient: Float[Tensor, "run weight"],
     memory: Memory,
 ) -> tuple[Float[Tensor, "run weight"], Memory]:
-    """Where the optimizer takes all runs, and what it remembers."""
+    """Return the weights and the optimizer's memory after a step of all trainings."""
     flat = rerun.flat
     clippings = gradient.new_tensor(
         [rerun.optimizer.clipping(flat.weights(row)) for row in gradient]
     )
-    taken = gradient * clippings[:, None]
+    clipped = gradient * clippings[:, None]
     sizes = sizes_of(rerun.start, rerun.factors, rerun.size(step))
-    after, kept = rerun.optimizer.update(
-        step, flat.weights(weights), flat.weights(taken), sizes, memory
+    after, new_memory = rerun.optimizer.update(
+        step, flat.weights(weights), flat.weights(clipped), sizes, memory
     )
-    return flat.vector(after), kept
+    return flat.vector(after), new_memory
 
 
 def trained(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Float[Tensor, "run weight"]:
-    """Find the weights at the end."""
+    """Return the weights after trainings with these weights of the examples."""
     weights = rerun.flat.vector(rerun.start).expand(len(weight), -1)
     for taken in retrain(rerun, weight):
         weights = taken.weights
     return weights
 
 
-# --- The training of an experiment, to be carried out again.
+# --- The training of an experiment, as a training that can be repeated.
 
 
 def again(experiment: Experiment, problem: Problem, step_size: float, length: int) -> Rerun:
-    """The training of `length` steps of this size, before its schedule."""
+    """Return the training of an experiment, `length` steps long, with this step size before the
+    schedule.
+    """
     if experiment.switches:
         raise Mistake(
-            f"data={experiment.data.option} is learned in phases, and there is no retraining without some "
-            "examples of one; its contributions are known by phase: load_run(RUN).contributions.by_phase"
+            f"data={experiment.data.option} is learned in phases, and there is no retraining "
+            "without some examples of one; its contributions are known by phase: "
+            "load_run(RUN).contributions.by_phase"
         )
     if not experiment.path.explains_outputs:
         raise Mistake(
-            f"path.measure={experiment.path.measure.option}: trainings without examples are compared by their outputs; "
-            "run it with path.measure=output"
+            f"path.measure={experiment.path.measure.option}: trainings without examples are "
+            "compared by their outputs; run it with path.measure=output"
         )
     train = problem.train
     return Rerun(
@@ -310,16 +319,20 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
     )
 
 
-# --- The outputs at some points, as what is asked of a training that is carried out again.
+# --- The outputs of repeated trainings at some points.
 
 
 REPEATED = 0.01
-"""The training as it was must end where it did, to this share of what single removals change."""
+"""The repeated training must end within this share of the change by single removals from the
+original one.
+"""
 
 
 @dataclass(frozen=True)
 class RerunAt(AbstractRetraining):
-    """A training with these outputs of these points; `end` is where it led with all examples, if that is known."""
+    """A training with these outputs at these points; `end` is the end of the original training, if
+    known.
+    """
 
     rerun: Rerun
     inputs: Float[Tensor, "point *shape"]
@@ -341,42 +354,44 @@ class RerunAt(AbstractRetraining):
 
     def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
         with torch.no_grad(), plain_kernels():
-            found = self.rerun.outputs(end, self.inputs)
-        return found if self.outs is None else found[:, list(self.outs)]
+            outputs = self.rerun.outputs(end, self.inputs)
+        return outputs if self.outs is None else outputs[:, list(self.outs)]
 
     def ends(
         self, weights: Float[Tensor, "training example"]
     ) -> Iterator[Float[Tensor, " weight"]]:
-        """All are trained at once, as far as there is memory."""
+        """Train all at once, as far as memory allows."""
         for some in torch.split(weights, self.rerun.directions):
             yield from trained(self.rerun, some)
 
     def doubts(
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
-        """Where training amplifies rounding to the size of what it is asked about, nothing is to be believed."""
+        """Doubt the changes if training amplifies rounding to a similar size."""
         return [] if self.end is None else drifted(repeated - self.whole, changes)
 
 
 def drifted(
     missed: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
 ) -> list[str]:
-    """Say so, where training again as it was misses where it led by too large a share of what it is asked about."""
-    changed, off = float(changes.square().mean().sqrt()), float(missed.square().mean().sqrt())
+    """Return a remark if the error of a repeated training is too large, relative to the changes."""
+    changed = float(changes.square().mean().sqrt())
+    off = float(missed.square().mean().sqrt())
     if off <= REPEATED * changed or off == changed == 0.0:
         return []
     return [
-        f"trained again as it was, the run ends {short(off)} from where it did, without single examples "
-        f"{short(changed)}: its steps amplify rounding, so do not trust effects; choose a smaller step size"
+        f"trained again as it was, the run ends {short(off)} from where it did, without single "
+        f"examples {short(changed)}: its steps amplify rounding, so do not trust effects; choose a "
+        "smaller step size"
     ]
 
 
-# --- One of the trainings on a film, as a training that can be gone back over.
+# --- One of the trainings on a film, as a recorded training for backward passes.
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilmedTraining(AbstractRecordedTraining):
-    """The run of this number, in which the examples had these weights."""
+    """One of the trainings on a film, with the weights of its examples."""
 
     rerun: Rerun
     film: Film
@@ -405,18 +420,18 @@ class FilmedTraining(AbstractRecordedTraining):
         return Frame(weights, {part: self.flat.weights(vector) for part, vector in parts.items()})
 
     def batch(self, index: int) -> TakenBatch:
-        """What the step was taken on, each example once, however often it was drawn."""
+        """Return the batch with one row for each distinct example."""
         drawn = self.rerun.batch(index)
-        left = drawn.left(self.weight)
-        divided = self.rerun.divided(drawn, left)
+        weighted = drawn.weighted(self.weight)
+        factor = self.rerun.mean_factor(drawn, weighted)
         return TakenBatch(
             examples=drawn.rows,
-            shares=left * divided,
+            shares=weighted * factor,
             losses=partial(
                 losses, self.rerun, self.rerun.inputs[drawn.rows], self.rerun.targets[drawn.rows]
             ),
             is_mean=self.rerun.loss.reduction == "mean",
-            per_weight=drawn.times * divided,
+            per_weight=drawn.times * factor,
         )
 
 
@@ -427,61 +442,61 @@ def losses(
     return rerun.loss.value(rerun.outputs(weights, inputs), targets)
 
 
-# --- A group of examples is left out: both trainings are filmed, and the difference is split over the group.
+# --- A removal: record the trainings with and without a group on a film, and split the difference.
 
 
 def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress) -> Film:
-    """Train with both weights of the examples, and keep every step in a file of this folder."""
+    """Train with both weights of the examples, and record every step in a file in this folder."""
     optimizer = rerun.optimizer
     if optimizer.records and optimizer.spread_at(0) is None:
         raise Mistake(
-            f"optimizer={optimizer.option} scales gradients by what it remembers of them, and differences of its steps "
-            "are known for no optimizer of that kind but Adam, AdamW and RMSprop"
+            f"optimizer={optimizer.option} scales gradients by its memory of them, and exact "
+            "differences of its steps are known for no optimizer of that kind but Adam, AdamW and "
+            "RMSprop"
         )
     parts = (WEIGHTS, *dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
     start = rerun.flat.vector(rerun.start)
-    room = bytes_of(parts, rerun.length + 1, start)
-    progress.say(
-        f"training twice, with {room / 1e9:.2g} GB of both on the disk until the change is split"
-    )
     film = film_for(parts, rerun.length + 1, start, folder)
     film.write(0, {WEIGHTS: start.expand(2, -1)})
     progress.start("again", rerun.length, 0)
     for taken in retrain(rerun, torch.stack(tuple(weight))):
-        film.write(taken.step, taken.found)
+        film.write(taken.step, taken.recorded)
         film.write(taken.step + 1, {WEIGHTS: taken.weights})
         progress.step(taken.step + 1)
     return film
 
 
 def pair_of(rerun: Rerun, film: Film, weight: Pair) -> TrainingPair:
-    """Both trainings on the film."""
-    first, second = (
-        FilmedTraining(rerun=rerun, film=film, run=k, weight=each) for k, each in enumerate(weight)
-    )
-    for which, training in (("as it was", first), ("without these examples", second)):
+    """Return both trainings on a film. Raise if one diverges."""
+    first = FilmedTraining(rerun=rerun, film=film, run=0, weight=weight.first)
+    second = FilmedTraining(rerun=rerun, film=film, run=1, weight=weight.second)
+    for name, training in (("as it was", first), ("without these examples", second)):
         if not training.end.isfinite().all():
             raise Mistake(
-                f"training {which} diverges, so there is no change to split; choose a smaller step size"
+                f"training {name} diverges, so there is no change to split; choose a smaller step "
+                "size"
             )
-    lefts = (
-        (step, rerun.batch(step).left(torch.stack(tuple(weight)))) for step in range(rerun.length)
-    )
-    begun = next(
-        (step for step, (one, other) in lefts if not torch.equal(one, other)), rerun.length
-    )
     return TrainingPair(
         first=first,
         second=second,
         weights=weight,
         mean=MEANS["renormalised" if rerun.renormalises else "fixed"],
         together=max(1, IN_CACHE // rerun.flat.size),
-        begun=begun,
+        begun=first_difference(rerun, weight),
     )
 
 
-AT_ONCE_BACK = 16
-"""How many outputs are gone back from together, into the weights at the end."""
+def first_difference(rerun: Rerun, weight: Pair) -> int:
+    """Return the first step whose batch contains an example with different weights."""
+    for step in range(rerun.length):
+        drawn = rerun.batch(step)
+        if not torch.equal(drawn.weighted(weight.first), drawn.weighted(weight.second)):
+            return step
+    return rerun.length
+
+
+GRADIENTS_AT_ONCE = 16
+"""Outputs whose gradients at the end of training share a backward pass."""
 
 
 def ledger_between(
@@ -492,7 +507,9 @@ def ledger_between(
     folder: Path,
     progress: AbstractProgress,
 ) -> Ledger:
-    """Train with both weights of the examples, and split what differs at chosen pairs of a point and an output."""
+    """Train with both weights of the examples, and split the difference at chosen pairs of a point
+    and an output.
+    """
 
     def outputs(
         chosen: Int[Tensor, "some 2"], weights: Float[Tensor, " weight"]
@@ -501,10 +518,10 @@ def ledger_between(
 
     try:
         pair = pair_of(rerun, filmed(rerun, weight, folder, progress), weight)
-        each = [
-            OutputsAt([partial(outputs, some)], AT_ONCE_BACK)
+        parts = [
+            OutputsAt([partial(outputs, some)], GRADIENTS_AT_ONCE)
             for some in torch.split(chosen, rerun.directions)
         ]
-        return split_change(pair, each, progress)
+        return split_change(pair, parts, progress)
     finally:
         progress.stop()

@@ -1,6 +1,7 @@
-"""What leaving examples out changes, by training again without them: effects are compared with it or found by it, and
-it is split over the examples. Who trains is of no matter: this package (`removal.rerun`), or a loop that was followed
-(`foreign_loop.again`).
+"""Retraining without examples: the true leave-out effects, a check of estimated effects, and the
+breakdown of a removal.
+
+`removal.rerun` retrains a run of this package; `foreign_loop.again` retrains a followed loop.
 """
 
 from __future__ import annotations
@@ -25,19 +26,21 @@ from ntkexp.stream import stream
 
 
 class AbstractRetraining(ABC):
-    """A training that can be carried out again, from the same start and in the same order, with other weights of its
-    examples; what is asked of it are outputs at some points.
+    """A training that can be repeated with other weights of its examples, with the same start and
+    order.
+
+    Its results are the outputs at some points.
     """
 
     @property
     @abstractmethod
     def everyone(self) -> Float[Tensor, " example"]:
-        """The weights of the examples as it was trained: ones."""
+        """The weights of the examples in the original training: ones."""
 
     @property
     @abstractmethod
     def seed(self) -> int:
-        """Of the groups that are left out by chance."""
+        """The seed of random groups."""
 
     @property
     @abstractmethod
@@ -48,86 +51,95 @@ class AbstractRetraining(ABC):
     def ends(
         self, weights: Float[Tensor, "training example"]
     ) -> Iterator[Float[Tensor, " weight"]]:
-        """Where trainings with these weights of the examples lead, one after another, as vectors."""
+        """Yield the network's weights after trainings with these weights of the examples, as
+        vectors.
+        """
 
     @abstractmethod
     def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
-        """The outputs at the end of a training."""
+        """Return the outputs of a trained network."""
 
     def outputs(
         self, weights: Float[Tensor, "training example"]
     ) -> Float[Tensor, "training point out"]:
-        """The outputs after trainings with these weights of the examples."""
+        """Return the outputs after trainings with these weights of the examples."""
         return torch.stack([self.at(end) for end in self.ends(weights)])
 
     @abstractmethod
     def doubts(
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
-        """Why these changes are not to be believed, if training again with all examples gave other outputs than these,
-        `repeated`; or an error.
+        """Return reasons to doubt these changes, given the outputs of a repeated training; or
+        raise.
         """
 
 
 def changes(
     training: AbstractRetraining, removals: Sequence[Sequence[int]]
 ) -> tuple[Float[Tensor, "removal point out"], list[str]]:
-    """How the outputs change when each of these groups is left out, and what makes one doubt it."""
+    """Return the changes of the outputs from leaving out each group, with reasons to doubt them."""
     weights = training.everyone.repeat(1 + len(removals), 1)
     for weight, group in zip(weights[1:], removals, strict=True):
         weight[list(group)] = 0.0
     outputs = training.outputs(weights)
-    found = outputs[1:] - outputs[0]
-    return found, training.doubts(outputs[0], found)
+    differences = outputs[1:] - outputs[0]
+    return differences, training.doubts(outputs[0], differences)
 
 
-# --- Whether half of a removal does half of it: trainings in which a twentieth of the examples weigh ½, and nothing.
+# --- Linearity: does half a removal cause half its change? Trainings with a random twentieth of the
+# examples at
+# weight ½, and at weight 0, answer this.
 #
-#     agreement         cos(F(½) − F(1), F(0) − F(½))        F(w): the outputs at the points that are asked about
-#     metasmoothness    Σ|Δ₁| sign Δ₁ sign Δ₂ / Σ|Δ₁|,  Δ₁ = θ(½) − θ(1),  Δ₂ = θ(0) − θ(½),  over the weights
+#     agreement         cos(F(½) − F(1), F(0) − F(½))        F(w): the outputs
+#     metasmoothness    Σ|Δ₁| sign Δ₁ sign Δ₂ / Σ|Δ₁|,  Δ₁ = θ(½) − θ(1),  Δ₂ = θ(0) − θ(½),  over
+# the weights
 #
-# Both are near 1 where outputs, or weights, change smoothly with the weights of examples, whatever their derivative is.
-# Metasmoothness is of L. Engstrom et al. (2025), arXiv:2503.13751, definition 2.
+# Both are near 1 if outputs, or weights, change smoothly with the weights of examples, whatever
+# their derivative is. Metasmoothness: L. Engstrom et al. (2025), arXiv:2503.13751, definition 2.
 
 
-SHARE = 20  # one example in this many is left out
+EXAMPLES_PER_REMOVED = 20
 
 
 def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
-    """The weights of the examples for both trainings, of a group that is drawn from the seed."""
+    """Return the weights of the examples for both trainings, with a group drawn from the seed."""
     count = len(training.everyone)
-    chosen = torch.randperm(count, generator=stream("half", training.seed))[
-        : max(1, count // SHARE)
-    ]
+    removed = max(1, count // EXAMPLES_PER_REMOVED)
+    chosen = torch.randperm(count, generator=stream("half", training.seed))[:removed]
     weights = training.everyone.repeat(2, 1)
-    weights[0, chosen], weights[1, chosen] = 0.5, 0.0
+    weights[0, chosen] = 0.5
+    weights[1, chosen] = 0.0
     return weights
 
 
 def agreement(training: AbstractRetraining) -> float:
-    """The cosine of what either half changes in the outputs."""
+    """Return the cosine between the changes of the outputs by either half of a removal."""
     half, none = training.outputs(halving(training))
-    first, second = (half - training.whole).flatten(), (none - half).flatten()
+    first = (half - training.whole).flatten()
+    second = (none - half).flatten()
     return float(first @ second / (first.norm() * second.norm()))
 
 
 def metasmoothness(training: AbstractRetraining) -> float:
-    """Whether weights move on in the direction in which the first half moved them; NaN if that moved none."""
-    (whole,) = training.ends(training.everyone[None])
+    """Return how much of the weights' change continues in the second half; NaN if the first half
+    changed none.
+    """
+    (full,) = training.ends(training.everyone[None])
     half, none = training.ends(halving(training))
-    first, second = half - whole, none - half
+    first = half - full
+    second = none - half
     return float((first * second.sign()).sum() / first.abs().sum())
 
 
-# --- The leave-out check: what effects predict is compared with trainings that leave examples out.
+# --- The leave-out check: predictions from effects, compared with retraining.
 #
-# Left out are the most influential examples (1, 10, 5 % of them) and as many random ones, some twice. Leaving out
-# a group is predicted to change an output by the sum of the effects of its members. Where trainings are cheaper
-# than effects, every example is left out by itself as well: then nothing has to be predicted.
+# The removals are the most influential examples (1, 10, 5 %), and random groups of the same sizes,
+# some twice. The predicted change is the sum of the effects of the group. If trainings cost less
+# than effects, each example is also left out alone, so that nothing needs a prediction.
 
 
 def sizes(examples: int) -> list[int]:
-    """How many examples are left out at a time: a quarter of them at most.
+    """Return the sizes of removals: at most a quarter of the examples.
 
     >>> sizes(1000), sizes(40), sizes(2)
     ([1, 10, 50], [1, 2, 10], [])
@@ -136,21 +148,22 @@ def sizes(examples: int) -> list[int]:
 
 
 def groups(influence: Float[Tensor, " train"], seed: int) -> tuple[LeftOut, ...]:
-    """Choose who is left out: by influence, and by chance once or twice."""
-    order, count = influence.argsort(descending=True, stable=True).tolist(), len(influence)
-    found = [LeftOut(influential=True, examples=tuple(order[:size])) for size in sizes(count)]
+    """Choose removals: the most influential examples, and random ones."""
+    order = influence.argsort(descending=True, stable=True).tolist()
+    count = len(influence)
+    removals = [LeftOut(influential=True, examples=tuple(order[:size])) for size in sizes(count)]
     generator = stream("removals", seed)
     for size in sizes(count):
         for _ in range(1 if size == 1 else 2):
-            chance = torch.randperm(count, generator=generator)[:size].tolist()
-            found.append(LeftOut(influential=False, examples=tuple(chance)))
-    return tuple(found)
+            drawn = torch.randperm(count, generator=generator)[:size].tolist()
+            removals.append(LeftOut(influential=False, examples=tuple(drawn)))
+    return tuple(removals)
 
 
 def groups_for(
     effect: Float[Tensor, "point out example"], training: AbstractRetraining
 ) -> tuple[LeftOut, ...]:
-    """Those for examples of these effects: influence is their size at all points and outputs together."""
+    """Choose removals by the norm of each example's effects over all points and outputs."""
     return groups(effect.square().sum((0, 1)).sqrt(), training.seed)
 
 
@@ -161,23 +174,28 @@ def leave_out(
     *,
     everyone: bool = False,
 ) -> LeaveOut:
-    """Compare effects with trainings without groups, and without each example if asked; `probe` names the points."""
+    """Compare effects at the queries `probe` with retraining without groups, and without each
+    example if asked.
+    """
     removals = groups_for(effect, training)
     if everyone:
         alone = (LeftOut(influential=False, examples=(k,)) for k in range(effect.shape[2]))
-        removals = (*alone, *(each for each in removals if len(each.examples) > 1))
-    return beside(training, effect, removals, probe)
+        several = (removal for removal in removals if len(removal.examples) > 1)
+        removals = (*alone, *several)
+    return compare_removals(training, effect, removals, probe)
 
 
-def beside(
+def compare_removals(
     training: AbstractRetraining,
     effect: Float[Tensor, "point out example"],
     removals: Sequence[LeftOut],
     probe: Sequence[int],
 ) -> LeaveOut:
-    """What effects predict of each removal, the sum over its examples, beside what comes of it."""
-    actual, _ = changes(training, [each.examples for each in removals])
-    predicted = [effect[:, :, list(each.examples)].sum(2) for each in removals]
+    """Return the predicted change of each removal, the sum of its effects, with the actual
+    change.
+    """
+    actual, _ = changes(training, [removal.examples for removal in removals])
+    predicted = [effect[:, :, list(removal.examples)].sum(2) for removal in removals]
     return LeaveOut(
         removals=tuple(removals),
         probe=tuple(probe),
@@ -186,7 +204,7 @@ def beside(
     )
 
 
-# --- What is said of effects: the numbers, what is known of them, and what speaks against them.
+# --- Effects with facts, caveats and their check.
 
 
 EVERYONE = (
@@ -196,12 +214,12 @@ EVERYONE = (
 
 @dataclass(frozen=True, kw_only=True)
 class EffectsFound:
-    """What would change without each example; NaN stands at points where no effect was asked for."""
+    """The leave-out effect of each example; NaN at points without effects."""
 
     values: Float[Tensor, "point out example"]
     facts: Mapping[str, float | str]
     caveats: list[str]
-    check: LeaveOut | None  # against trainings without examples
+    check: LeaveOut | None  # by retraining
 
 
 def effects_swept(
@@ -215,15 +233,19 @@ def effects_swept(
     everyone: bool = False,
     unchecked: str = "",
 ) -> EffectsFound:
-    """Effects that sweeps back have found, compared with trainings; `unchecked` is said where there are none."""
+    """Return effects from reverse passes, with a check by retraining, or with the remark
+    `unchecked`.
+    """
     agrees = None if training is None else agreement(training)
     check = None
     if training is not None and sizes(values.shape[2]):
         check = leave_out(training, values, probe, everyone=everyone)
     sentences = replace(caveats, agreement=agrees).sentences
     if check is not None:
-        said = agreement_of(check, caveats.growth).sentence
-        sentences.append(said if check.alone(values.shape[2]) is None else f"{said} ({EVERYONE})")
+        sentence = agreement_of(check, caveats.growth).sentence
+        if check.alone(values.shape[2]) is not None:
+            sentence = f"{sentence} ({EVERYONE})"
+        sentences.append(sentence)
     elif unchecked:
         sentences.append(unchecked)
     facts: dict[str, float | str] = {
@@ -242,17 +264,18 @@ def effects_retrained(
     probe: Sequence[int],
     dtype: torch.dtype | None = None,
 ) -> EffectsFound:
-    """Effects that are no estimates: the training is carried out again without each example by itself.
+    """Return the exact effects, by one training without each example.
 
-    effect of i = f_T trained without i − f_T,      from the same start, in the same order
+    effect of i = f_T trained without i − f_T,      with the same start and order
 
-    Groups are left out as well: their members' effects add up to what a group changes only where they do not interact.
+    Groups are also left out: their change is the sum of their members' effects only without
+    interactions.
     """
     count = len(training.everyone)
     alone, doubts = changes(training, [(k,) for k in range(count)])
     values = alone.permute(1, 2, 0).to(dtype or alone.dtype)
-    several = [each for each in groups_for(values, training) if len(each.examples) > 1]
-    check = beside(training, values, several, probe) if several else None
+    removals = [removal for removal in groups_for(values, training) if len(removal.examples) > 1]
+    check = compare_removals(training, values, removals, probe) if removals else None
     return EffectsFound(
         values=values,
         facts={"kind": RETRAINED, "mean": mean},
@@ -261,20 +284,19 @@ def effects_retrained(
     )
 
 
-# --- What leaving a group out changed is split over the group and over the steps (`removal.between`).
+# --- The breakdown of a removal among the examples of the group and among steps
+# (`removal.between`).
 
 
 @dataclass(frozen=True)
 class OutputsAt:
-    """The chosen outputs as a function of the weights, of which each of the `parts` gives some."""
+    """The chosen outputs as a function of the weights, concatenated from `parts`."""
 
     parts: Sequence[Callable[[Float[Tensor, " weight"]], Float[Tensor, " some"]]]
-    at_once: int | None = (
-        None  # how many outputs are gone back from together, into the weights; None: all of a part
-    )
+    at_once: int | None = None  # gradients per backward pass; None: all of a part
 
     def __call__(self, weights: Float[Tensor, " weight"]) -> tuple[Tensor, Tensor]:
-        """Values, and gradients, a row each."""
+        """Return the outputs, and their gradients, one row each."""
         with plain_kernels():
             values = [part(weights).detach() for part in self.parts]
             slopes = [jacrev(part, chunk_size=self.at_once)(weights) for part in self.parts]
@@ -284,7 +306,9 @@ class OutputsAt:
 def split_change(
     pair: TrainingPair, outputs: Sequence[OutputsAt], progress: AbstractProgress
 ) -> Ledger:
-    """Split the change of the outputs between two trainings, as many outputs at a time as are given together."""
+    """Split the change of the outputs between two trainings, with one backward pass for each item
+    of `outputs`.
+    """
     parts = []
     for some in outputs:
         progress.start("back", pair.first.length, 0)
@@ -293,18 +317,22 @@ def split_change(
 
 
 def removal_of(
-    found: Ledger, group: Sequence[int], points: Sequence[int], outs: Sequence[int], repeated: float
+    ledger: Ledger,
+    group: Sequence[int],
+    points: Sequence[int],
+    outs: Sequence[int],
+    repeated: float,
 ) -> Removal:
-    """The ledger of leaving a group out, of these outputs at every point, as it is kept."""
+    """Return the record of a removal, with the chosen outputs of every point."""
     shape = (len(points), len(outs))
     return Removal(
         probe=tuple(points),
         out=tuple(outs),
         example=tuple(group),
-        actual=found.actual.view(shape).double().cpu().numpy(),
-        shares=found.shares[:, list(group)].view(*shape, -1).double().cpu().numpy(),
-        by_step=found.by_step.view(*shape, -1).double().cpu().numpy(),
-        growth=found.growth,
+        actual=ledger.actual.view(shape).double().cpu().numpy(),
+        shares=ledger.shares[:, list(group)].view(*shape, -1).double().cpu().numpy(),
+        by_step=ledger.by_step.view(*shape, -1).double().cpu().numpy(),
+        growth=ledger.growth,
         repeated=repeated,
-        emptied=found.emptied,
+        emptied=ledger.emptied,
     )

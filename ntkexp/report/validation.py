@@ -4,9 +4,9 @@
            between −Σ_{i left out of S} τ(q, i) and f_S(q)
     QLD    mean over queries q of the loss of f(q) after removing the top examples of q by τ
 
-A score τ(q, i) is positive if example i increases f(q). The linear datamodeling score (LDS) is due to
-S. M. Park et al. (2023), arXiv:2303.14186. Its interval resamples queries and trainings, because both
-were drawn.
+A score τ(q, i) is positive if example i increases f(q). The linear datamodeling score (LDS) is due
+to S. M. Park et al. (2023), arXiv:2303.14186. Its interval resamples queries and trainings, because
+both were drawn.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ class Validation:
         ]
         if constant:
             sentences.append(
-                f"left out, because scores or outputs are constant or not finite: {listed(constant)}"
+                "left out, because scores or outputs are constant or not finite: "
+                f"{listed(constant)}"
             )
         return [*sentences, *self.doubts]
 

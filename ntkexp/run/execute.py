@@ -1,5 +1,5 @@
-"""An experiment is carried out in a run folder: begun, resumed from its checkpoint, finished, drawn; or trained again
-without some examples.
+"""Carrying out a run in its folder: start or resume it, write results and pictures, or repeat it
+without examples.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ from ntkexp.run.environment import Clock, all_threads, check_device, fix_circums
 from ntkexp.run.folder_listener import data_arrays, listen, log_keys_of, write_outcome
 from ntkexp.run.loop import run
 from ntkexp.run.outcome import Outcome
-from ntkexp.run.setting import Setting, setting_of, survey
+from ntkexp.run.setting import Setting, Survey, setting_of, survey
 from ntkexp.run.state import BEGINNING, METRICS, TRAJECTORY, Checkpoint, drop_sums, load
 from ntkexp.text import several, short
 
-# --- One attempt at a run in its folder, from the beginning or from a checkpoint, to the last picture.
+# --- One attempt at a run in its folder, from the beginning or from a checkpoint, to the last
+# picture.
 
 
 SAME_BYTES = (
@@ -64,27 +65,32 @@ SAME_BYTES = (
     "kernels.zarr",
     "contributions.zarr",
 )
-SOMETIMES = (RETRACED, LEFT_OUT)
+"""Files that have the same bytes each time, at the same number of threads."""
+
+OPTIONAL = (RETRACED, LEFT_OUT)
+"""Files of this kind that some runs have."""
+
 OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """An experiment to be carried out in a folder, given by these overrides; `repeat` is a command that repeats it."""
+    """An experiment to carry out in a folder."""
 
     experiment: Experiment
     folder: RunFolder
     overrides: Sequence[str]
-    repeat: str
+    repeat: str  # the command that repeats the run
     progress: AbstractProgress
     pictures: bool = True
-    most_threads: int | None = None  # if not one for every core
-    log: str | None = None  # one of `LOGS`, to which numbers go while it runs
+    most_threads: int | None = None  # None: one for every core
+    log: str | None = None  # one of `LOGS`, which receives metrics during the run
 
 
 def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
-    """Run, with everything that happens kept in the folder, from the beginning or from a checkpoint."""
-    folder, clock = request.folder, Clock()
+    """Carry out a run in its folder, from the beginning or from a checkpoint."""
+    folder = request.folder
+    clock = Clock()
     if saved is not None:
         clock.parts["earlier"] = Seconds(*saved.get("took", (nan, nan)))
     try:
@@ -97,12 +103,12 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     finally:
         request.progress.stop()
 
-    # the timings, and the word that the run is finished
+    # the timings, and the seal of the finished run
     machines = {MACHINE + rung.name: Seconds(rung.seconds) for rung in outcome.rungs}
     write_timings(folder.path / "timings.csv", clock.parts | machines)
-    some = [name for name in SOMETIMES if (folder.path / name).exists()]
+    optional = [name for name in OPTIONAL if (folder.path / name).exists()]
     folder.finish(
-        [*SAME_BYTES, *some, *pictures],
+        [*SAME_BYTES, *optional, *pictures],
         *OTHERS,
         identity=folder.identity,
         outcome=outcome.sentence,
@@ -117,39 +123,31 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
 def carry_through(
     request: RunRequest, saved: Checkpoint | None, clock: Clock
 ) -> tuple[Setting, Outcome]:
-    """Prepare, run and write."""
-    experiment, folder = request.experiment, request.folder
+    """Prepare and train, and write the results."""
+    experiment = request.experiment
+    folder = request.folder
     with clock.times("prepare"):
         of = identity(experiment)
-        fix_circumstances(experiment, 1)  # until it is known how much there is to do
+        fix_circumstances(experiment, 1)  # a survey needs one thread
         surveyed = survey(experiment)
-        # the number the experiment gives; otherwise one that depends on the size of a step alone, so that resumed runs
-        # agree
-        most = request.most_threads or all_threads()
-        threads = (
-            saved["threads"]
-            if saved
-            else experiment.threads or threads_by_size(surveyed.operations, most)
-        )
+        threads = threads_of(request, saved, surveyed)
         torch.set_num_threads(threads)
         setting = setting_of(experiment, surveyed)
-    if (
-        saved is None
-    ):  # clear what an earlier attempt left, and write what is known before the first step
-        folder.clear()
-        folder.write_json(CONFIG, canonical(experiment))
-        folder.write(OVERRIDES, "".join(f"{override}\n" for override in request.overrides))
-        write_data(folder.path / "data.npz", data_arrays(setting))
-        folder.begin(BEGINNING, of)
+    if saved is None:
+        begin_folder(request, setting, of)
 
-    # room for the kernels; those of a checkpoint stay
-    problem, room = setting.problem, experiment.timetable().room
-    points, traced = len(problem.targets[setting.domain.read]), setting.points.kernels == "trace"
+    # allocate the kernels, unless a checkpoint has them
+    problem = setting.problem
     create_kernels(
-        folder.path / KERNELS, points, problem.outputs, problem.train, room, traced=traced
+        folder.path / KERNELS,
+        len(problem.targets[setting.domain.read]),
+        problem.outputs,
+        problem.train,
+        experiment.timetable().room,
+        traced=setting.points.kernels == "trace",
     )
-
     folder.write_sealed(PROVENANCE, provenance(experiment, request.repeat, threads))
+
     with live_log(request, saved) as log:
         with (
             clock.times("run"),
@@ -158,24 +156,50 @@ def carry_through(
             outcome = run(setting, listener, saved["run"] if saved else None)
         if log is not None:
             log.conclude(outcome.ladder, outcome.steps)
+
     with clock.times("write"):
         write_outcome(folder, setting, outcome)
-        reached: dict[str, Json] = {
+        progress: dict[str, Json] = {
             "step": outcome.steps,
             "steps": experiment.steps,
             "outcome": outcome.sentence,
+            "diverged": outcome.diverged,
         }
-        folder.write_sealed("progress.json", {**reached, "diverged": outcome.diverged})
+        folder.write_sealed("progress.json", progress)
     return setting, outcome
+
+
+def threads_of(request: RunRequest, saved: Checkpoint | None, surveyed: Survey) -> int:
+    """Return the number of threads of a run.
+
+    Without `threads=`, it depends on the size of a step. A resumed run keeps its number, because
+    the number of threads decides how sums are rounded.
+    """
+    if saved is not None:
+        threads: int = saved["threads"]
+        return threads
+    most_threads = request.most_threads or all_threads()
+    return request.experiment.threads or threads_by_size(surveyed.operations, most_threads)
+
+
+def begin_folder(request: RunRequest, setting: Setting, of: str) -> None:
+    """Clear an earlier attempt, and write the files that are known before the first step."""
+    folder = request.folder
+    folder.clear()
+    folder.write_json(CONFIG, canonical(request.experiment))
+    folder.write(OVERRIDES, "".join(f"{override}\n" for override in request.overrides))
+    write_data(folder.path / "data.npz", data_arrays(setting))
+    folder.begin(BEGINNING, of)
 
 
 def live_log(
     request: RunRequest, saved: Checkpoint | None
 ) -> AbstractContextManager[LiveLog | None]:
-    """The log of a run that wants one, continued from its checkpoint."""
+    """Open the log that a run asks for, continued from its checkpoint."""
     if request.log is None:
         return nullcontext()
-    folder, key = request.folder.path, log_keys_of(saved).get(request.log)
+    folder = request.folder.path
+    key = log_keys_of(saved).get(request.log)
     earlier = read_rows(folder / METRICS) if saved else ()
     return open_log(
         request.log, folder, canonical(request.experiment), key, earlier, request.progress
@@ -183,20 +207,23 @@ def live_log(
 
 
 def remove_leftovers(folder: RunFolder) -> None:
-    """Remove what a finished run needs no more; a kill right after its last word may have left it."""
-    leftovers = [folder.path / name for name in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt")]
-    for leftover in leftovers:
-        leftover.unlink(missing_ok=True)
+    """Remove the files that a finished run does not need. A kill after the last seal may have left
+    some.
+    """
+    for name in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt"):
+        (folder.path / name).unlink(missing_ok=True)
     drop_half_written(folder.path.iterdir())
     drop_sums(folder.path)
 
 
-# --- An experiment is carried out in a run folder: begun, resumed from its checkpoint, finished, drawn.
+# --- Starting or resuming a run. The files of its folder:
 #
-# provenance.json, timings.csv, progress.json   what the clock and the machine say
-# BEGUN.json, checkpoint.pt, sums-*.bin,        where the run stands, its sums if they lie on disk, and its weights;
-#     trajectory.bin                            removed when the run is finished
-# everything else                               the same bytes each time, at the same number of threads
+# provenance.json, timings.csv, progress.json   clock and machine, different each time
+# BEGUN.json, checkpoint.pt, sums-*.bin,        the state of an unfinished run, with sums that do
+# not fit into memory
+#     trajectory.bin                            and weights; removed when the run is finished
+# everything else                               the same bytes each time, at the same number of
+# threads
 
 
 def execute(
@@ -210,40 +237,43 @@ def execute(
     most_threads: int | None = None,
     log: str | None = None,
 ) -> Path:
-    """The folder of the finished run, new, resumed, or found as it was; `options` are those that repeat it."""
+    """Carry out a run unless it is finished, and return its folder. `options` belong to the command
+    that repeats it.
+    """
     folder = RunFolder(out / "runs" / folder_name(experiment))
-    check_device(experiment.device)  # whether or not there is anything to compute
-    # another run, if it is not damaged, is neither this one nor to be written over
-    if (
-        not force
-        and folder.seal_file
-        and not folder.broken(CONFIG)
-        and folder.identity != identity(experiment)
-    ):
-        raise Useless(
-            f"{folder.path} holds another run, …-{folder.identity[:12]}; give it its own name, or write over it"
-        )
-    if not force and folder.whole:
-        remove_leftovers(folder)
-        progress.found(folder.path)
-        return folder.path
+    check_device(experiment.device)  # even if the run is finished
+    if not force:
+        refuse_other_run(folder, experiment)
+        if folder.whole:
+            remove_leftovers(folder)
+            progress.found(folder.path)
+            return folder.path
+    request = RunRequest(
+        experiment=experiment,
+        folder=folder,
+        overrides=overrides,
+        repeat=command("train", overrides, options),
+        progress=progress,
+        pictures=pictures,
+        most_threads=most_threads,
+        log=log,
+    )
     with folder.claim():
-        if (
-            force or not folder.whole
-        ):  # another process may have finished it while this one waited for the lock
-            repeat = command("train", overrides, options)
-            request = RunRequest(
-                experiment=experiment,
-                folder=folder,
-                overrides=overrides,
-                repeat=repeat,
-                progress=progress,
-                pictures=pictures,
-                most_threads=most_threads,
-                log=log,
-            )
+        # another process may have finished the run while this one waited for the lock
+        if force or not folder.whole:
             attempt_twice(request, None if force else state_left(request))
     return folder.path
+
+
+def refuse_other_run(folder: RunFolder, experiment: Experiment) -> None:
+    """Raise if the folder holds an undamaged run of another experiment."""
+    if not folder.seal_file or folder.broken(CONFIG):
+        return
+    if folder.identity != identity(experiment):
+        raise Useless(
+            f"{folder.path} holds another run, …-{folder.identity[:12]}; give it its own name, or "
+            "write over it"
+        )
 
 
 def resume(
@@ -253,36 +283,40 @@ def resume(
     options: Sequence[str] = (),
     log: str | None = None,
 ) -> Path:
-    """The rest of a run, from its own config; `options` repeat a run that does not say what it was begun by."""
+    """Complete a run from its own config. `options` repeat a run that has not recorded its
+    command.
+    """
     if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is not a run folder: it has no config.json")
     refuse_other_version(path)
-    # what lies there may be the trace of a loop, a copy under another name, or finished
+
+    # the folder may hold the trace of a loop, a copy under another name, or a finished run
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
         raise Mistake(
-            f"{path} is the trace of a loop of your own: that loop continues there, from its own checkpoint"
+            f"{path} is the trace of a loop of your own: that loop continues there, from its own "
+            "checkpoint"
         )
     if strange := folder.seal_file and folder.misnamed:
         raise Mistake(f"{path} {strange}")
     if folder.whole:
         progress.say(f"{path} is finished")
         return path
-    # the experiment is that of its own files, which have to be as they were written
+
+    # the experiment follows from the files of the folder, if these are undamaged
     with folder.claim():
         if wrong := folder.broken(CONFIG, OVERRIDES):
-            what = f"{several(wrong)} not as it was written"
+            reason = f"{several(wrong)} not as it was written"
             raise Mistake(
-                f"{path} cannot be resumed: {what}; the command that began it starts it again"
+                f"{path} cannot be resumed: {reason}; the command that began it starts it again"
             )
         experiment = rebuild_experiment(folder, trusted)
         overrides = (path / OVERRIDES).read_text(encoding="utf-8").splitlines()
-        repeat = begun_by(folder) or command("train", overrides, options)
         request = RunRequest(
             experiment=experiment,
             folder=folder,
             overrides=overrides,
-            repeat=repeat,
+            repeat=begun_by(folder) or command("train", overrides, options),
             progress=progress,
             log=log,
         )
@@ -291,7 +325,7 @@ def resume(
 
 
 def begun_by(folder: RunFolder) -> str:
-    """The command that a dead run was begun by, if known."""
+    """Return the command that began an unfinished run, or nothing if it is not known."""
     try:
         return own_command(folder.provenance["command"])
     except Mistake:
@@ -299,28 +333,30 @@ def begun_by(folder: RunFolder) -> str:
 
 
 def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
-    """The experiment of a run, if it is the same today: with other data, or other code, numbers would be others."""
+    """Return the experiment of a run. Raise if data or code have changed, which would change the
+    numbers.
+    """
     folder.check(CONFIG)
     if strange := folder.misnamed:
         raise Mistake(f"{folder.path} {strange}")
     experiment = build(folder.read_json(CONFIG), trusted)
     if identity(experiment) != folder.identity:
         files = sorted({str(file) for file in files_of(experiment)})
-        other = (
-            f"{' or '.join(files)} has changed since, or this is another version"
-            if files
-            else "another version"
-        )
-        what = other if files else f"this is {other}"
+        reason = "this is another version"
+        if files:
+            reason = f"{' or '.join(files)} has changed since, or {reason}"
         raise Mistake(
-            f"{folder.path} cannot be computed again, for {what}; run the experiment again"
+            f"{folder.path} cannot be computed again, for {reason}; run the experiment again"
         )
     return experiment
 
 
 def state_left(request: RunRequest) -> Checkpoint | None:
-    """Where an earlier attempt left the run; that it has to begin anew is said, with the reason."""
-    folder, progress = request.folder, request.progress
+    """Return the checkpoint of an earlier attempt. Warn with the reason if the run has to start
+    again.
+    """
+    folder = request.folder
+    progress = request.progress
     if (folder.path / DONE).is_file():
         progress.warn(f"{folder.path} {folder.find_defect()}; the run starts again")
         return None
@@ -335,7 +371,7 @@ def state_left(request: RunRequest) -> Checkpoint | None:
 
 
 def attempt_twice(request: RunRequest, saved: Checkpoint | None) -> None:
-    """Run; once more from the beginning, if a file turns out to be damaged on the way."""
+    """Carry out a run, and start it again if a file turns out to be damaged."""
     try:
         attempt(request, saved)
     except Damaged as damage:
@@ -343,11 +379,14 @@ def attempt_twice(request: RunRequest, saved: Checkpoint | None) -> None:
         attempt(request, None)
 
 
-# --- A finished run is trained again without some of its examples, and the difference is kept beside it.
+# --- Removals: train a finished run again without some of its examples, and store the difference in
+# its folder.
 
 
 REPEATED = 0.01
-"""The training as it was must end where it did, to this share of what the removal changed."""
+"""The repeated training must end within this share of the removal's change from the end of the
+run.
+"""
 
 
 def remove_group(
@@ -357,7 +396,9 @@ def remove_group(
     progress: AbstractProgress,
     trusted: tuple[str, ...] = (),
 ) -> Removal:
-    """What leaving out these training examples changes at these points of the axis `probe`: found, or found earlier."""
+    """Return the changes from leaving out these training examples, at these queries. Train if they
+    are not stored.
+    """
     recorded = read_removal(run, group, points)
     if recorded is not None:
         return recorded
@@ -377,37 +418,46 @@ def train_without(
     points: Sequence[int],
     progress: AbstractProgress,
 ) -> Removal:
-    """Train twice, and go back over both."""
+    """Train with and without a group, and split the difference among examples and steps."""
     facts = folder.sealed_facts
     if facts["diverged"]:
         raise Mistake(
-            f"{folder.path} diverged, so its examples have no contributions; choose a smaller step size"
+            f"{folder.path} diverged, so its examples have no contributions; choose a smaller "
+            "step size"
         )
     problem = draw_problem(experiment)
     rerun = again(experiment, problem, *folder.steps_taken)
+
+    # the queries, and pairs of a query and an output
     first = 0 if "train" in problem.places else problem.train
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]
     chosen = torch.cartesian_prod(torch.arange(len(points)), torch.tensor(outs)).view(-1, 2)
+
     memory_folder = folder.path / FOLDER
     memory_folder.mkdir(exist_ok=True)
     weight = Pair(rerun.everyone, rerun.without(group))
     ledger = ledger_between(
         rerun, weight, inputs, chosen.to(inputs.device), memory_folder, progress
     ).closed()
-    ended = repetition_error(folder, ledger, [(points[k], out) for k, out in chosen.tolist()])
-    return removal_of(ledger, group, points, outs, ended)
+    places = [(points[k], out) for k, out in chosen.tolist()]
+    repeated = repetition_error(folder, ledger, places)
+    return removal_of(ledger, group, points, outs, repeated)
 
 
 def repetition_error(folder: RunFolder, ledger: Ledger, places: Sequence[tuple[int, int]]) -> float:
-    """How far the training as it was ended from where the run did, as a share of what the removal changed."""
+    """Return the distance between the ends of the run and of its repetition, relative to the
+    removal's change.
+    """
     folder.check("predictions.zarr")
     predictions = read_predictions(folder.path / "predictions.zarr")["f_T"]
     ended = ledger.before.new_tensor([predictions[place] for place in places])
-    missed, changed = float((ledger.before - ended).norm()), float(ledger.actual.norm())
+    missed = float((ledger.before - ended).norm())
+    changed = float(ledger.actual.norm())
     if missed > REPEATED * (changed or float(ended.norm())):
         raise Mistake(
-            f"{folder.path}: trained again as it was, the run ends {short(missed)} from where it did, without these "
-            f"examples {short(changed)}: its steps amplify rounding beyond the removal; choose a smaller step size"
+            f"{folder.path}: trained again as it was, the run ends {short(missed)} from where it "
+            f"did, without these examples {short(changed)}: its steps amplify rounding beyond the "
+            "removal; choose a smaller step size"
         )
     return missed / changed if changed else missed

@@ -74,7 +74,7 @@ class Interrupt:
         self.asked = True
 
     def end(self) -> None:
-        """Stop deferring: no step is left."""
+        """Stop deferring: all steps are complete."""
         self.over = True
         if self.asked:
             raise KeyboardInterrupt
@@ -273,7 +273,7 @@ class FolderListener(AbstractListener):
     clock: Clock
     interrupt: Interrupt
     log: LiveLog | None = None
-    log_keys: dict[str, str] = field(default_factory=dict)  # keys with which logs continue
+    log_keys: dict[str, str] = field(default_factory=dict)  # keys that continue a log
     snapshot_seals: dict[str, tuple[int, str]] = field(default_factory=dict)
     snapshots: int = 0
     rows: Trajectory | None = None
@@ -335,13 +335,10 @@ class FolderListener(AbstractListener):
         dtype = self.setting.experiment.dtype
         self.rows = Trajectory(self.folder.path / TRAJECTORY, rows, size, dtype, self.of)
         self.rows.allocate()
-        gigabytes = f"{self.rows.room / 1e9:.2g} GB"
-        if self.setting.experiment.integration.passes == 1:
-            self.progress.say(f"the trajectory is kept, in {gigabytes}")
-        else:
+        if self.setting.experiment.integration.passes > 1:
             self.progress.say(
-                f"this optimizer has memory: a second pass attributes {len(domain.attributed)} points "
-                f"(path.attributed), {domain.chunk} at a time, over a trajectory of {gigabytes}"
+                "this optimizer has memory: a second pass attributes "
+                f"{len(domain.attributed)} points (path.attributed)"
             )
         return self.rows
 
@@ -354,8 +351,8 @@ class FolderListener(AbstractListener):
     def checkpoint(self, state: RunState) -> None:
         """Write a checkpoint if one is due or the run was asked to stop.
 
-        Checkpoints of sums on disk take long. They are due so rarely that most of the time is left
-        for training.
+        Checkpoints of sums on disk take long. They are due so rarely that training gets most of the
+        time.
         """
         interval = self.setting.experiment.checkpoint_seconds
         if self.setting.domain.spills:
@@ -399,7 +396,7 @@ def listen(
     clock: Clock,
     log: LiveLog | None = None,
 ) -> Iterator[FolderListener]:
-    """Open the listener of a run, which continues from a checkpoint if there is one."""
+    """Open the listener of a run, which may continue from a checkpoint."""
     seals = {}
     metrics_bytes = None
     steps_done = 0

@@ -43,7 +43,7 @@ class AbstractListener(ABC):
         return trajectory
 
     def on_remark(self, text: str) -> None:
-        """The run announces what it is about to do."""
+        """The run announces a computation."""
 
     def on_row(self, row: Row) -> None:
         """The metrics of a step are known."""
@@ -85,7 +85,7 @@ class SilentListener(AbstractListener):
 # --- A run: train forwards from the current state, go backwards if the path integral needs it, and
 # collect the outcome.
 #
-# The loop writes no file. The listener may store checkpoints, from which the same run continues to
+# The loop writes no file. The listener may store checkpoints; a run that continues from one ends in
 # the same bits.
 
 
@@ -94,8 +94,8 @@ def run(
 ) -> Outcome:
     """Carry out a run, from its start or from a saved state."""
     state = begin(setting, listener.trajectory, listener.scratch)
-    if setting.sweep is not None:
-        listener.on_remark(setting.sweep.sentence)
+    if setting.sweep is not None and setting.sweep.remark:
+        listener.on_remark(setting.sweep.remark)
     if saved is not None:
         state.restore(saved)
     ending = train_steps(state, listener)

@@ -1,4 +1,6 @@
-"""The metrics of a run: one row of numbers for every step, with more columns where a tangent kernel is kept."""
+"""The metrics of a run: one row of numbers for every step, with more columns where a tangent kernel
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class KernelObserver:
         step: int,
         step_size: float | None,
     ) -> Row:
-        """Return the metrics of a tangent kernel, or of its trace over outputs. λ_max always refers to the kernel."""
+        """Return the metrics of a tangent kernel, or of its trace over outputs. λ_max always refers
+        to the kernel.
+        """
         setting = self.setting
         points = setting.points
         here = kernel[: points.train]
@@ -146,7 +150,9 @@ class KernelObserver:
     def modes(
         self, kernel: Float[Tensor, "train kept train kept_"], residual: Float[Tensor, "train out"]
     ) -> Row:
-        """Return the metrics of the eigenvalues: all of them for a small kernel, λ_max for a large one."""
+        """Return the metrics of the eigenvalues: all of them for a small kernel, λ_max for a large
+        one.
+        """
         if not kernel.isfinite().all():
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
@@ -172,8 +178,8 @@ def activation_pattern(points: Points, weights: Weights) -> Bool[Tensor, " unit"
 def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
     """Return how selective units are for one of the tasks that are learned one after another.
 
-    Activities are measured at the queries of each task, or at its training examples if there are no queries. A single
-    task has no selectivity.
+    Activities are measured at the queries of each task, or at its training examples if there are no
+    queries. A single task has no selectivity.
     """
     module = setting.problem.module
     points = setting.points
@@ -185,7 +191,7 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
             activity(module.network, partial(called, module, weights, (part,))) for part in parts
         ]
         units = [part for part in activities if part is not None]
-        # a standard deviation over the points of a task needs two of them
+        # a standard deviation needs two points
         if not units or phase.stop - phase.start < 2:
             return None
         deviations.append(torch.cat(units).std(0))
@@ -233,7 +239,8 @@ class Observer:
     def splits(self, step: int) -> dict[str, slice]:
         """Return the slices of training examples and queries, by the suffix of their columns.
 
-        With phases, these are the examples of the step's phase, followed by the examples of every phase.
+        With phases, these are the examples of the step's phase, followed by the examples of every
+        phase.
         """
         if self.setting.problem.phases:
             suffix = f"_{self.phase(step)}"
@@ -288,7 +295,9 @@ class Observer:
         )
 
     def row(self, step: Step, time: float) -> Row:
-        """Return the metrics of a step: its size, its weights before, and the factor of clipping."""
+        """Return the metrics of a step: its size, its weights before, and the factor of
+        clipping.
+        """
         clips = self.setting.experiment.optimizer.clip_norm is not None
         row = self.step(step.index, time, step.view.outputs, step.view.weights)
         return row | {"step_size": step.step_size, "clipping": step.clipping if clips else None}
@@ -296,7 +305,9 @@ class Observer:
     def step(
         self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights
     ) -> Row:
-        """Return the metrics of the network after `step` steps. All numbers leave the device in one transfer."""
+        """Return the metrics of the network after `step` steps. All numbers leave the device in one
+        transfer.
+        """
         problem = self.setting.problem
         splits = self.splits(step)
         numbers = {
@@ -334,7 +345,9 @@ class Observer:
 
 
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
-    """Return the sums of a step by the first rule, and the closure of the exact rule; nothing before integration."""
+    """Return the sums of a step by the first rule, and the closure of the exact rule; nothing
+    before integration.
+    """
     if not tallies:
         return {}
     first = next(iter(tallies.values()))

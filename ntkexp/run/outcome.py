@@ -1,5 +1,5 @@
-"""What came of a run: why it ended, what kernel machines make of it, phase by phase, how well its parts are known,
-and its effects.
+"""The outcome of a run: why it ended, its kernel machines, the changes of each phase, error bars,
+and effects.
 """
 
 from __future__ import annotations
@@ -26,29 +26,32 @@ from ntkexp.path.step import Descent
 from ntkexp.records.results import Result
 from ntkexp.removal.rerun import RerunAt, again
 from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_swept
-from ntkexp.run.setting import Setting, measured_points
-from ntkexp.run.state import RunState
+from ntkexp.run.setting import Setting, SweepSetting, measured_points
+from ntkexp.run.state import EffectsPass, RunState
 from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
 # --- Why a run ends, and what to try where it diverged.
 
 
-BLOWN_UP = 1e6  # times the first loss: far beyond what a run that converges passes through
+BLOWN_UP = 1e6
+"""A run has diverged if its loss exceeds the first one by this factor. Converging runs stay far
+below it.
+"""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The reason in words, and whether it is that the run diverged."""
+    """The reason why a run ends, as a sentence."""
 
     sentence: str
     diverged: bool = False
 
 
 def ending_before(setting: Setting, loss: float, first: float, step: int) -> Ending | None:
-    """Why the run ends before this step, if it does."""
+    """Return the ending of a run if it ends before this step."""
     target = setting.experiment.stop_at_loss
-    raw = loss / setting.descent.scale  # `stop_at_loss` means the loss that is not divided by α²
+    raw = loss / setting.descent.scale  # `stop_at_loss` refers to the loss before division by α²
     if target is not None and raw <= target:
         note = " (before the division by init.alpha²)" if setting.descent.scale != 1 else ""
         return Ending(f"{steps_in_words(step)}, to a loss of {raw:.3g}{note}")
@@ -61,8 +64,7 @@ def ending_before(setting: Setting, loss: float, first: float, step: int) -> End
 
 
 def steps_in_words(steps: int) -> str:
-    """A number of steps in words.
-
+    """
     >>> steps_in_words(1), steps_in_words(2)
     ('trained for 1 step', 'trained for 2 steps')
     """
@@ -70,12 +72,15 @@ def steps_in_words(steps: int) -> str:
 
 
 def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
-    """What to try instead of the step size that was set, in the key that set it: a size that is stable at the start,
-    or, if this one was, a tenth of it.
+    """Return a sentence that suggests another step size, with the key that sets it.
+
+    The suggestion is half the largest stable step size, or a tenth of the current one if that is
+    already stable.
 
     >>> from ntkexp.optimizer.descent import GD
     >>> step_size_advice(GD(), 1.0, 2.0)
-    ': the step size 1 is 0.5 times the largest stable one at the start, 2; try optimizer.stable_fraction=0.05'
+    ': the step size 1 is 0.5 times the largest stable one at the start, 2; try
+    optimizer.stable_fraction=0.05'
     >>> step_size_advice(GD(step_size=8), 8.0, 2.0).partition("; ")[2]
     'try optimizer.step_size=1'
     """
@@ -85,21 +90,21 @@ def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -
     calmer = 0.5 if share > 1 else share / 10
     by_size = optimizer.step_size is not None
     key, value = ("step_size", calmer * stable) if by_size else ("stable_fraction", calmer)
-    sentence = f"the step size {size:.3g} is {share:.3g} times the largest stable one at the start, {stable:.3g}"
-    return f": {sentence}; try optimizer.{key}={value:.3g}"
+    comparison = f"{share:.3g} times the largest stable one at the start, {stable:.3g}"
+    return f": the step size {size:.3g} is {comparison}; try optimizer.{key}={value:.3g}"
 
 
-# --- The steps that training took, taken once more in function space with a fixed kernel Θ.
+# --- The steps of the training, repeated in function space with a fixed kernel Θ.
 #
-# An optimizer that scales all weights alike keeps a linear model at θ_s = ρ_s θ_0 + J(X)ᵀ a_s, where ρ and a move
-# as weights do whose gradients are 0 and ℓ′:
+# If an optimizer scales all weights by the same factor, a linear model stays at θ_s = ρ_s θ_0 +
+# J(X)ᵀ a_s. The optimizer moves ρ and a like weights with the gradients 0 and ℓ′:
 #
 #     f_s(X) = f_0(X) + Θ(X, X) a_s + (ρ_s − 1) J(X)·θ_0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SameSteps:
-    """A descent, with the size of each of its steps and the factor by which its gradient was shortened."""
+    """The steps of a descent, each with its size and its factor of clipping."""
 
     descent: Descent
     step_sizes: Sequence[float]
@@ -111,12 +116,12 @@ class SameSteps:
         start: Float[Tensor, "train out"],
         pull: Float[Tensor, "train out"],
     ) -> Repeated:
-        """Where they lead with this kernel."""
+        """Return ρ and a after the last step with this kernel."""
         optimizer = self.descent.optimizer
-        # a kernel knows of steps that scale all weights alike
         if optimizer.elementwise:
             raise DoesNotApply(
-                f"optimizer={optimizer.option} scales every weight by its own factor, which no frozen kernel describes"
+                f"optimizer={optimizer.option} scales every weight by its own factor, which no "
+                "frozen kernel describes"
             )
         if optimizer.layers:
             raise DoesNotApply(
@@ -128,31 +133,34 @@ class SameSteps:
         def gradient(step: int, here: Weights) -> Weights:
             learned = (kernel @ here["examples"].flatten()).view_as(start)
             outputs = start + learned + (here["start"] - 1) * pull
-            shortened = (
-                self.descent.output_gradient(step, outputs) * self.clippings[step]
-            )  # as its gradient was
-            return {"examples": shortened, "start": start.new_zeros(())}
+            clipped = self.descent.output_gradient(step, outputs) * self.clippings[step]
+            return {"examples": clipped, "start": start.new_zeros(())}
 
         for step, step_size in enumerate(self.step_sizes):
-            sizes, field = dict.fromkeys(coordinates, step_size), partial(gradient, step)
+            sizes = dict.fromkeys(coordinates, step_size)
+            field = partial(gradient, step)
             move = optimizer.move(step, coordinates, field(coordinates), field, sizes, memory)
-            coordinates, memory = move.weights, move.memory
+            coordinates = move.weights
+            memory = move.memory
         return Repeated(coordinates["examples"], coordinates["start"])
 
 
-# --- What happened in each phase of a run: how the outputs changed, and what each training example added to that.
+# --- The change of the outputs in each phase of a run, and the contribution of each training
+# example to it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesByPhase:
-    """Every phase has the outputs at which the path was integrated; one that was not reached changed nothing."""
+    """The changes of the integrated outputs in every phase; zero for a phase that training did not
+    reach.
+    """
 
     shares: Mapping[str, Sequence[Share]]  # by rule, one for each phase
     change: Float[Tensor, "phase point out"]
 
 
 def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> ChangesByPhase | None:
-    """What happened until the outputs are these, if the data come in phases."""
+    """Return the change of each phase up to these outputs, if the data have phases."""
     count = len(state.setting.problem.data.phases)
     if not count:
         return None
@@ -169,50 +177,73 @@ def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> Ch
     )
 
 
-# --- The effects of a run: as sweeps back have found them, or as trainings without each example, where these cost less.
+# --- The leave-out effects of a run, from reverse passes or, if that costs less, from trainings
+# without each example.
 
 
-UNCHECKED = "effects of path.mean=fixed were not checked, as trainings without examples renormalise their means"
+UNCHECKED = (
+    "effects of path.mean=fixed were not checked, as trainings without examples renormalise their "
+    "means"
+)
 
 
 def effects_of(state: RunState) -> EffectsFound | None:
-    """The effects at the points that were asked about, if they were asked for."""
-    setting, swept = state.setting, state.effects
-    sweep, path = setting.sweep, setting.experiment.path
-    if sweep is None or not (sweep.retrains or swept):
+    """Return the effects at the attributed points, if the experiment asks for effects."""
+    setting = state.setting
+    sweep = setting.sweep
+    if sweep is None or not (sweep.retrains or state.effects):
         return None
     rerun = again(setting.experiment, setting.problem, setting.descent.step_size, state.step)
-    inputs, end = setting.problem.inputs[sweep.points], rerun.flat.vector(state.weights)
-    training = RerunAt(rerun, inputs, setting.domain.integrated, end)
-    probe = (sweep.points - setting.domain.read.start).tolist()
-    if swept is None:
-        found = effects_retrained(training, path.mean, probe, torch.float64)
+    training = RerunAt(
+        rerun=rerun,
+        inputs=setting.problem.inputs[sweep.points],
+        outs=setting.domain.integrated,
+        end=rerun.flat.vector(state.weights),
+    )
+    queries = (sweep.points - setting.domain.read.start).tolist()
+    if state.effects is None:
+        mean = setting.experiment.path.mean
+        effects = effects_retrained(training, mean, queries, torch.float64)
     else:
-        divisor = setting.experiment.optimizer.spread_at(0)
-        comparable = state.step > 0 and path.mean == "renormalised"  # as trainings again are
-        found = effects_swept(
-            swept.effects.double(),
-            path.effects,
-            path.mean,
-            Caveats(
-                growth=swept.growth, kinks=sweep.kinks, eps=None if divisor is None else divisor.eps
-            ),
-            training if comparable else None,
-            probe,
-            everyone=sweep.costs_more,
-            unchecked="" if path.mean == "renormalised" else UNCHECKED,
-        )
-    values = found.values.new_full((len(setting.start.outputs), *found.values.shape[1:]), torch.nan)
-    values[sweep.points] = found.values
-    return replace(found, values=values)
+        effects = effects_from_sweeps(state, state.effects, sweep, training, queries)
+    shape = (len(setting.start.outputs), *effects.values.shape[1:])
+    values = effects.values.new_full(shape, torch.nan)
+    values[sweep.points] = effects.values
+    return replace(effects, values=values)
 
 
-# --- What came of a run: what kernel machines make of it, and how well its parts are known.
+def effects_from_sweeps(
+    state: RunState,
+    swept: EffectsPass,
+    sweep: SweepSetting,
+    training: RerunAt,
+    queries: Sequence[int],
+) -> EffectsFound:
+    """Return the effects of the reverse passes, checked by trainings if these take the same
+    mean.
+    """
+    path = state.setting.experiment.path
+    divisor = state.setting.experiment.optimizer.spread_at(0)
+    eps = None if divisor is None else divisor.eps
+    renormalises = path.mean == "renormalised"
+    return effects_swept(
+        swept.effects.double(),
+        path.effects,
+        path.mean,
+        Caveats(growth=swept.growth, kinks=sweep.kinks, eps=eps),
+        training if renormalises and state.step > 0 else None,
+        queries,
+        everyone=sweep.costs_more,
+        unchecked="" if renormalises else UNCHECKED,
+    )
+
+
+# --- The outcome of a run: the comparison of kernel machines, and how well its parts are known.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a run."""
+    """The results of a run."""
 
     evidence: Evidence
     rungs: list[Rung]
@@ -224,7 +255,7 @@ class Outcome:
     effects: EffectsFound | None
     phases: ChangesByPhase | None
     by_step: Mapping[str, StepTotals]  # by rule
-    by_component: Mapping[str, ComponentSums]  # by rule, where components were told apart
+    by_component: Mapping[str, ComponentSums]  # by rule, if components were separated
 
 
 def outcome_of(
@@ -233,21 +264,18 @@ def outcome_of(
     kernel: Float[Tensor, "point kept train kept_"],
     ending: Ending,
 ) -> Outcome:
-    """The outcome, from the outputs and the tangent kernel at the end of training."""
+    """Return the outcome, given the outputs and the tangent kernel after training."""
     evidence = evidence_of(state, outputs, kernel)
     effects = effects_of(state)
     rungs = state.setting.experiment.ladder.climb(evidence)
-    remarks = [
-        *state.setting.remarks,
-        *miss_remarks(state.misses),
-        *(effects.caveats if effects else []),
-    ]
+    remarks = [*state.setting.remarks, *miss_remarks(state.misses)]
+    if effects is not None:
+        remarks += effects.caveats
+    is_classification = bool(state.setting.problem.data.classes)
     return Outcome(
         evidence=evidence,
         rungs=rungs,
-        ladder=ladder_rows(
-            rungs, split_regions(state), evidence, bool(state.setting.problem.data.classes)
-        ),
+        ladder=ladder_rows(rungs, split_regions(state), evidence, is_classification),
         weights=state.weights,
         steps=state.step,
         diverged=ending.diverged,
@@ -256,9 +284,9 @@ def outcome_of(
         phases=changes_by_phase(state, outputs),
         by_step={rule: state.accumulator.by_step(rule) for rule in evidence.paths},
         by_component={
-            rule: found.by_component
-            for rule, found in state.accumulator.integrals.items()
-            if found.by_component is not None
+            rule: sums.by_component
+            for rule, sums in state.accumulator.integrals.items()
+            if sums.by_component is not None
         },
     )
 
@@ -268,11 +296,10 @@ def evidence_of(
     outputs: Float[Tensor, "point out"],
     kernel: Float[Tensor, "point kept train kept_"],
 ) -> Evidence:
-    """What machines are made of."""
+    """Return the kernels, outputs and facts from which kernel machines are built."""
     setting = state.setting
-    attributed = torch.isin(
-        torch.arange(len(outputs), device=outputs.device), setting.domain.attributed
-    )
+    points = torch.arange(len(outputs), device=outputs.device)
+    attributed = torch.isin(points, setting.domain.attributed)
     return Evidence(
         inputs=setting.problem.inputs.flatten(1),
         train=setting.points.train,
@@ -297,7 +324,9 @@ def evidence_of(
 def kernel_of_pairs(
     kernel: Float[Tensor, "point kept train kept_"], setting: Setting
 ) -> Float[Tensor, "point out some out_"]:
-    """The kernel, if it is one for every pair of outputs, as machines need it; else one without training examples."""
+    """Return the kernel if it has every pair of outputs, as kernel machines need; else one of no
+    training examples.
+    """
     if setting.points.makes_kernels:
         return kernel
     points, outputs = setting.start.outputs.shape
@@ -305,53 +334,55 @@ def kernel_of_pairs(
 
 
 def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:
-    """A word about steps whose secant misses the change of the network by more than rounding explains.
+    """Return a remark if the secant kernel misses the change of a step by more than rounding
+    explains.
 
     >>> miss_remarks({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
-    ['the secant misses 2 steps, most of all step 7: by 0.01 where rounding explains 1e-09; try path.rule=[gauss]']
+    ['the secant misses 2 steps, most of all step 7: by 0.01 where rounding explains 1e-09; try
+    path.rule=[gauss]']
     """
     if not steps:
         return []
     worst = max(steps, key=lambda step: steps[step].miss)
-    missed = (
-        f"the secant misses {len(steps)} steps, most of all step {worst}"
-        if len(steps) > 1
-        else f"the secant misses step {worst}"
-    )
+    missed = f"the secant misses step {worst}"
+    if len(steps) > 1:
+        missed = f"the secant misses {len(steps)} steps, most of all step {worst}"
     return [f"{missed}: {steps[worst].words}; try path.rule=[gauss]"]
 
 
 def path_kernels(state: RunState) -> dict[str, PathKernel]:
-    details, accumulator = state.setting.experiment.integration.details, state.accumulator
-    found = {}
-    for name, integrals in accumulator.integrals.items():
+    details = state.setting.experiment.integration.details
+    kernels = {}
+    for name, integrals in state.accumulator.integrals.items():
         kernel, contributions, decay = integrals.parts
-        found[name] = PathKernel(
+        kernels[name] = PathKernel(
             kernel=kernel,
             contributions=contributions,
             decay=decay,
             rounding=integrals.rounding,
             detail=details[name],
             facts=contribution_facts(state, name),
-            half_by=accumulator.half_by(name),
+            half_by=state.accumulator.half_by(name),
         )
-    return found
+    return kernels
 
 
 def summarise_training(state: RunState) -> Training:
-    setting, optimizer = state.setting, state.setting.experiment.optimizer
+    setting = state.setting
+    optimizer = setting.experiment.optimizer
     time = state.time
+    is_plain = not (
+        optimizer.remembers
+        or optimizer.weight_decay
+        or optimizer.clip_norm
+        or optimizer.layers
+        or setting.domain.switches
+    )
     return Training(
         time=time,
         weight=setting.descent.weight(setting.points.train) * setting.experiment.loss.curvature,
         is_quadratic=setting.experiment.loss.is_quadratic,
-        is_plain=not (
-            optimizer.remembers
-            or optimizer.weight_decay
-            or optimizer.clip_norm
-            or optimizer.layers
-            or setting.domain.switches
-        ),
+        is_plain=is_plain,
         is_flow=optimizer.flows,
         mean_coefficients=None if optimizer.remembers else -state.summed_gradient / time,
         repeat=SameSteps(
@@ -363,56 +394,61 @@ def summarise_training(state: RunState) -> Training:
 
 
 def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
-    """J(θ_0)·θ_0 at all points where weights decay; zeros elsewhere."""
+    """Return J(θ_0)·θ_0 at all points if weights decay, else zeros."""
     if not setting.experiment.optimizer.weight_decay:
         return torch.zeros_like(setting.start.outputs)
-    points, weights = setting.points, setting.problem.weights
+    points = setting.points
+    weights = setting.problem.weights
     tapes = (points.tape(weights, block) for block in points.train_blocks + points.other_blocks)
     return torch.cat([points.reader.tangent(tape).applied(weights) for tape in tapes])
 
 
 def split_regions(state: RunState) -> dict[str, Region]:
-    """Where each split lies, and the size of what rounds there."""
-    problem, regions_of_splits = state.setting.problem, {}
+    """Return the points of each split, with the sizes of the terms that are rounded there."""
+    problem = state.setting.problem
+    regions = {}
     for name, points in problem.places.items():
         norms = [
             problem.module.sizes(weights, problem.inputs[points])
             for weights in (problem.weights, state.weights)
         ]
-        regions_of_splits[name] = Region(points, torch.cat(norms))
-    return regions_of_splits
+        regions[name] = Region(points, torch.cat(norms))
+    return regions
 
 
 def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
-    """What can be said of the contributions by a rule, with their error relative to ‖𝒮‖ where that is known."""
-    setting, integrals = state.setting, state.accumulator.integrals[rule]
-    read, train = setting.domain.attributed, setting.points.train
-    rows = setting.domain.rows
-    (
-        kernel,
-        contributions,
-        decay,
-    ) = (  # the attributed rows of each; the tensor itself, if these are all
-        part if len(rows) == len(part) else part[rows] for part in integrals.parts
+    """Return the summary of the contributions by a rule, with their error relative to ‖𝒮‖ if it is
+    known.
+    """
+    setting = state.setting
+    domain = setting.domain
+    optimizer = setting.experiment.optimizer
+    # the attributed rows; a slice would copy a tensor that has no others
+    kernel, contributions, decay = (
+        part if len(domain.rows) == len(part) else part[domain.rows]
+        for part in state.accumulator.integrals[rule].parts
     )
-    if not (
-        kernel.isfinite().all() and all(block.isfinite().all() for block in blocks(contributions))
-    ):
+    if not kernel.isfinite().all():
         return {}
-    # whether all training examples were read, at outputs as they are learned by
-    every_train = setting.measured is None and int((read < train).sum()) == train
-    found = summary(kernel, contributions, train if every_train else 0)
-    if setting.experiment.optimizer.weight_decay:
-        found["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())
+    if not all(block.isfinite().all() for block in blocks(contributions)):
+        return {}
+
+    # do the queries include all training examples, at the trained outputs?
+    train = setting.points.train
+    read_train = int((domain.attributed < train).sum())
+    every_train = setting.measured is None and read_train == train
+    facts = summary(kernel, contributions, train if every_train else 0)
+    if optimizer.weight_decay:
+        facts["decay_share"] = float(decay.norm() / (summed(contributions) + decay).norm())
     error = state.accumulator.error(rule, state.step)
     if error is not None:
-        found["error_bar"] = relative_error(error.parts, contributions)
+        facts["error_bar"] = relative_error(error.parts, contributions)
         if error.sums is not None:
-            found["sum_error_bar"] = relative_error(error.sums, summed(contributions) + decay)
-    return found | setting.experiment.integration.facts(state.memory)
+            facts["sum_error_bar"] = relative_error(error.sums, summed(contributions) + decay)
+    return facts | setting.experiment.integration.facts(state.memory)
 
 
-def relative_error(error: float, whole: Tensor) -> float:
-    """An error relative to the norm of what it is the error of."""
-    size = hypot(*(float(block.norm()) for block in blocks(whole)))
+def relative_error(error: float, estimated: Tensor) -> float:
+    """Return an error relative to the norm of the estimate."""
+    size = hypot(*(float(block.norm()) for block in blocks(estimated)))
     return error / size if size else float("nan")

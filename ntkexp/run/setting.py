@@ -1,5 +1,5 @@
-"""An experiment is prepared: a problem, a network at its start, how it is read, a step size, and what no run is begun
-for.
+"""Preparing an experiment: data, initial weights, memory plan and step size; and rejecting hopeless
+runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
 from ntkexp.kernel.read.plan import work
 from ntkexp.kernel.read.program_cache import ProgramCache
-from ntkexp.kernel.read.reader import Cost, Reader, costs
+from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import remark, with_casts
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
@@ -33,119 +33,127 @@ from ntkexp.path.integration import fair_counts
 from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.step import Descent, Phase, phases_of
 
-# --- What no run is begun for: kernels beyond the memory, steps beyond a lifetime, networks that cannot learn.
+# --- Early refusals: kernels that exceed the memory.
 
 
-LEAST_ROWS = 8  # of a block of two points, four times
+LEAST_ROWS = 8  # per kernel on disk: four blocks of two points
 
 
 def refuse_sketch(experiment: Experiment) -> None:
-    """Refuse sketched kernels, which only kernel files have."""
-    if (size := experiment.kernel.sketch) is not None:
+    """Raise for sketched kernels, which only kernel files have."""
+    size = experiment.kernel.sketch
+    if size is not None:
         raise Mistake(
-            f"kernel.sketch={size}: kernels along a path are exact; for large networks use path.kernels=none or "
-            f"trace, or sketch one kernel by ntkexp kernel tangent kernel.sketch={size}"
+            f"kernel.sketch={size}: kernels along a path are exact; for large networks use "
+            "path.kernels=none or trace, or sketch one kernel by "
+            f"ntkexp kernel tangent kernel.sketch={size}"
         )
 
 
 def refuse_vast(experiment: Experiment) -> None:
-    """Refuse kernels that are too large by the numbers of examples alone, before any is drawn."""
-    source, size = experiment.data, torch.finfo(getattr(torch, experiment.dtype)).bits // 8
-    others = (source.probe if "probe" in experiment.path.probes else 0) + (
-        (source.test or 0) if "test" in experiment.path.probes else 0
-    )
-    points, path = source.train + others, experiment.path
+    """Raise if the kernels exceed the memory by the numbers of examples alone. No example is drawn
+    for this.
+    """
+    source = experiment.data
+    path = experiment.path
+    number_bytes = torch.finfo(getattr(torch, experiment.dtype)).bits // 8
+    others = 0
+    if "probe" in path.probes:
+        others += source.probe
+    if "test" in path.probes:
+        others += source.test or 0
+    points = source.train + others
     read = points if "train" in path.probes else others
     costs = experiment.integration.costs
     rows = path.tangents * points + (costs.kernels + costs.rules) * read
     if path.kernels == "none" and experiment.device == "cpu":
-        rows = min(rows, LEAST_ROWS)  # the rest lies on disk
-    least = float(source.train) * size * rows
+        rows = min(rows, LEAST_ROWS)  # the others are on disk
+    least = float(source.train) * number_bytes * rows
     if least > experiment.room_gb * 1e9:
         raise Mistake(
             f"memory_gb={experiment.room_gb:g}: the kernels of {points} points with "
-            f"data.train={source.train} of them take {least / 1e9:.4g} GB or more; lower data.train, data.probe or "
-            "data.test, or raise memory_gb"
+            f"data.train={source.train} of them take {least / 1e9:.4g} GB or more; lower "
+            "data.train, data.probe or data.test, or raise memory_gb"
         )
 
 
 def run_seconds(experiment: Experiment, budget: Budget) -> float:
-    """How many seconds a core takes for it."""
+    """Return the estimated seconds of a run on one core."""
     return core_seconds(budget, experiment.steps, experiment.integration.passes)
 
 
-# --- How a problem would be read, found out from shapes and from two of its points: in which blocks, with what
+# --- A survey: two points are enough to learn the shapes, and from these follow block sizes and
 # memory.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The problem, its points in blocks that the memory allows, that memory, and what the network does with two."""
+    """A problem, its points in blocks that fit into memory, and the records of two points."""
 
     problem: Problem
     points: Points
-    explained: Points  # the same, as a measure of their outputs where one is explained
+    explained: Points  # `points`, with outputs replaced by the measure, if any
     measured: MeasuredPoints | None
     budget: Budget
-    tape: Tape
-    explained_tape: Tape  # of two of the points read so
+    tape: Tape  # of two of the points
+    explained_tape: Tape  # of two of the explained points
 
     @property
     def operations(self) -> float:
-        """About how many operations the kernel of all points with the training examples takes."""
-        return work(self.tape).of_kernel(
-            (len(self.points.inputs), self.points.train), self.problem.outputs
-        )
-
-    @property
-    def costs(self) -> list[Cost]:
-        """What the kernel of a block of points with the training examples takes, by groups of parameters."""
-        return costs(self.points.reader, self.tape, self.points.block, self.points.train)
+        """The approximate number of operations for the kernel of all points with the training
+        examples.
+        """
+        pair = (len(self.points.inputs), self.points.train)
+        return work(self.tape).of_kernel(pair, self.problem.outputs)
 
 
 def survey(experiment: Experiment) -> Survey:
-    """Draw the problem, unless its kernels alone are too large, and look at two of its points."""
+    """Draw the problem, and record the network at two of its points. Raise if the kernels exceed
+    the memory.
+    """
     refuse_sketch(experiment)
     refuse_vast(experiment)
     problem = draw_problem(experiment)
     experiment.loss.refuse_unlike_differences(problem.targets)
     if experiment.path.effects:
         experiment.loss.refuse_unlike_second_differences(problem.targets)
+
+    # the network at two points
     function = with_casts(function_of(problem.module), experiment.path.casts)
-    # what the network does with two points decides how many are read at once
     reader = Reader(function, point(problem.weights).trained, programs=ProgramCache())
     tape = reader.record(problem.weights, problem.inputs[:2])
+    tape_bytes = tape.bytes_per_example
+
+    # the explained measure of its outputs
     try:
         measured = measured_points(experiment.loss, problem, experiment.path.measure)
     except Mistake as mistake:
         raise Mistake(f"path.measure={experiment.path.measure.option}: {mistake}") from None
-    explained_reader, explained_tape = reader, tape
+    explained_reader = reader
+    explained_tape = tape
     if measured is not None:
-        explained_reader = Reader(
-            measured.measured.of(function), reader.trained, programs=ProgramCache()
-        )
-        explained_tape = explained_reader.record(
-            problem.weights, (problem.inputs[:2], problem.targets[:2])
-        )
-    read = tape.bytes_per_example + (explained_tape.bytes_per_example if measured else 0.0)
-    budget, outputs = (
-        budget_of(experiment, problem, read),
-        experiment.path.chosen_outputs(problem.outputs),
-    )
+        explained_function = measured.measured.of(function)
+        explained_reader = Reader(explained_function, reader.trained, programs=ProgramCache())
+        two = (problem.inputs[:2], problem.targets[:2])
+        explained_tape = explained_reader.record(problem.weights, two)
+        tape_bytes += explained_tape.bytes_per_example
+
+    # blocks of points
+    budget = budget_of(experiment, problem, tape_bytes)
+    outputs = experiment.path.chosen_outputs(problem.outputs)
+    chooses_outputs = measured is None and len(outputs) < problem.outputs
     points = Points(
         reader=reader,
         inputs=problem.inputs,
         train=problem.train,
         block=budget.block,
         keep=budget.keep,
-        chosen=outputs if measured is None and len(outputs) < problem.outputs else None,
+        chosen=outputs if chooses_outputs else None,
         kernels=experiment.path.kernels,
     )
-    explained = (
-        points
-        if measured is None
-        else replace(points, reader=explained_reader, targets=problem.targets, cache=[])
-    )
+    explained = points
+    if measured is not None:
+        explained = replace(points, reader=explained_reader, targets=problem.targets, cache=[])
     return Survey(
         problem=problem,
         points=points,
@@ -160,13 +168,15 @@ def survey(experiment: Experiment) -> Survey:
 def measured_points(
     loss: Objective, problem: Problem, measure: AbstractMeasure
 ) -> MeasuredPoints | None:
-    """A measure at all points, none if it is the outputs themselves; refused where there is none under this loss."""
-    found = measure.of_run(loss, problem.targets, len(problem.data.classes))
-    return None if found is None else MeasuredPoints(found, problem.targets)
+    """Return a measure at all points, or None if it equals the outputs. Raise if the loss does not
+    allow it.
+    """
+    measured = measure.of_run(loss, problem.targets, len(problem.data.classes))
+    return None if measured is None else MeasuredPoints(measured, problem.targets)
 
 
 def budget_of(experiment: Experiment, problem: Problem, tape_bytes: float) -> Budget:
-    """The memory of a run, given how much is recorded of a point."""
+    """Return the memory plan of a run, given the recorded bytes per point."""
     costs = experiment.integration.costs
     return Budget(
         memory_gb=experiment.room_gb,
@@ -194,7 +204,7 @@ def budget_of(experiment: Experiment, problem: Problem, tape_bytes: float) -> Bu
 
 
 def components_of_run(experiment: Experiment, problem: Problem) -> Components:
-    """The components by which contributions are told apart; none, where they are not."""
+    """Return the components that contributions are separated by, if any."""
     by = experiment.path.by
     if by is None:
         return {}
@@ -202,42 +212,45 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
     return components_of(by, [name for name in problem.weights if name in trained], "path.by")
 
 
-# --- Where effects are found: at the first points of every split, `path.attributed` in all, whatever the optimizer.
+# --- The leave-out effects: at the first points of every split, `path.attributed` in total.
 
 
 RETRAININGS = 2
-"""The least cost of a reverse pass for one output, in trainings."""
+"""The cost of a reverse pass for one output, in trainings, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSetting:
-    """The points, what the sweep takes, what has kinks, and whether trainings without examples take its place."""
+    """The points and the plan of the reverse passes, or of the trainings that replace them."""
 
     points: Int[Tensor, " attributed"]
     plan: SweepPlan
-    kinks: tuple[str, ...]
-    retrains: bool = False
-    differentiated: bool = True  # whether a sweep could be made
+    kinks: tuple[str, ...]  # operations that have no derivative everywhere
+    retrains: bool = False  # trainings without each example replace the reverse passes
+    differentiated: bool = True  # the optimizer's update has a known derivative
 
     @property
     def costs_more(self) -> bool:
-        """Whether the sweep takes longer than training without each example in turn."""
+        """Whether the reverse passes take longer than training without each example."""
         return self.plan.train <= RETRAININGS * self.plan.points * self.plan.outputs
 
     @property
-    def sentence(self) -> str:
-        """What effects cost, said before they are begun."""
-        return self.plan.spared(swept=self.differentiated) if self.retrains else self.plan.sentence
+    def remark(self) -> str:
+        """Why trainings take the place of a sweep, if they do."""
+        return self.plan.spared(swept=self.differentiated) if self.retrains else ""
 
 
 def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
-    """The sweep that an experiment asks for, or trainings in its place where these take less."""
-    optimizer, path, budget = experiment.optimizer, experiment.path, survey.budget
-    splits, train = list(survey.problem.places.values()), survey.problem.train
-    points = first_points(
-        splits, fair_counts(path.attributed, [split.stop - split.start for split in splits])
-    )
-    # what a reverse pass takes
+    """Return the plan of the effects: reverse passes, or trainings if these cost less."""
+    optimizer = experiment.optimizer
+    path = experiment.path
+    budget = survey.budget
+    train = survey.problem.train
+    splits = list(survey.problem.places.values())
+    sizes = [split.stop - split.start for split in splits]
+    points = first_points(splits, fair_counts(path.attributed, sizes))
+
+    # the cost of a reverse pass
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
     plan = SweepPlan(
@@ -253,32 +266,30 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
         tape_bytes=budget.tape_bytes,
         number_bytes=budget.number_bytes,
     )
-    # what may spoil its derivatives, and whether trainings without each example take less
-    kinked = kinks(survey.tape) + (
-        [] if experiment.loss.smooth else [f"loss={experiment.loss.option}"]
-    )
-    differentiated = experiment.knows_derivative
+
+    kinked = kinks(survey.tape)
+    if not experiment.loss.smooth:
+        kinked = [*kinked, f"loss={experiment.loss.option}"]
     sweep = SweepSetting(
         points=points.to(experiment.device),
         plan=plan,
         kinks=tuple(kinked),
-        differentiated=differentiated,
+        differentiated=experiment.knows_derivative,
     )
     sweep = replace(sweep, retrains=path.may_retrain and sweep.costs_more)
-    if not (differentiated or sweep.retrains):
+    if not (sweep.differentiated or sweep.retrains):
         outputs = plan.points * plan.outputs
         raise Mistake(
-            f"path.effects=true: there is no rule for the derivative of what optimizer={optimizer.option} does to a "
-            "gradient, "
-            f"and {train} trainings, each without one example, are more than the {RETRAININGS * outputs} that effects "
-            f"on {outputs} outputs are worth; lower data.train, raise path.attributed, or use one of ntkexp's "
-            "optimizers"
+            f"path.effects=true: the derivative of optimizer={optimizer.option} is not known, and "
+            f"{train} trainings, each without one example, are more than the "
+            f"{RETRAININGS * outputs} that effects on {outputs} outputs are worth; lower "
+            "data.train, raise path.attributed, or use one of ntkexp's optimizers"
         )
     return sweep
 
 
 def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
-    """The first points of each place, as many of each as `counts` says.
+    """Return the first points of each split, by these counts.
 
     >>> first_points([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
     [0, 5, 6]
@@ -291,7 +302,7 @@ def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, 
     )
 
 
-# --- An experiment is prepared: a problem, a network at its start, its kernel there, a step size.
+# --- The setting: the problem, the network and its kernel before training, and the step size.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,13 +323,11 @@ class Setting:
     problem: Problem
     start: Start
     descent: Descent
-    domain: Domain  # where the path is integrated
+    domain: Domain  # of the path integral
     rounding: Rounding
-    measured: MeasuredPoints | None = (
-        None  # what is explained of the outputs, if not they themselves
-    )
-    sweep: SweepSetting | None = None  # where effects are found, if they are
-    remarks: tuple[str, ...] = ()  # what a reader of the results should know
+    measured: MeasuredPoints | None = None  # the explained measure, if it is not the outputs
+    sweep: SweepSetting | None = None  # the plan of the leave-out effects
+    remarks: tuple[str, ...] = ()  # caveats for readers of the results
 
     @property
     def points(self) -> Points:
@@ -326,16 +335,17 @@ class Setting:
 
 
 def prepare(experiment: Experiment) -> Setting:
-    """Draw the data and the network, and look at them once."""
+    """Draw the data and the network, and measure both before training."""
     return setting_of(experiment, survey(experiment))
 
 
 def setting_of(experiment: Experiment, survey: Survey) -> Setting:
-    """Look once at what was drawn, unless training would outlast its user."""
+    """Measure the surveyed problem before training. Raise if training would take years."""
     if experiment.stop_at_loss is None:
         refuse_endless(run_seconds(experiment, survey.budget), experiment.steps, experiment.device)
-    problem, points = survey.problem, survey.points
-    # what is learned when; most data have one phase, of all examples
+    problem = survey.problem
+    points = survey.points
+    # most data have one phase with all examples
     slices = problem.phases.get("train", (slice(0, problem.train),))
     phases = phases_of(
         experiment.data.phase_steps(experiment.steps), [part.stop - part.start for part in slices]
@@ -357,6 +367,7 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
         seed=experiment.seed,
         phases=phases,
     )
+    # rounding is proportional to the terms that add up to the outputs
     sizes = problem.module.sizes(problem.weights, problem.inputs[domain.attributed]).norm(dim=1)
     if survey.measured is not None:
         sizes = sizes * survey.measured.slopes(start.outputs)[domain.attributed].max()
@@ -376,20 +387,22 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
 def start_of(
     experiment: Experiment, problem: Problem, points: Points, phases: tuple[Phase, ...]
 ) -> Start:
-    """The network at its start, unless it cannot be trained.
+    """Return the outputs and the kernel before training. Raise if the network cannot be trained.
 
-    The largest stable step is the smallest one over all phases, each from the kernel among its own examples.
+    The largest stable step is the smallest one of all phases, each by the kernel among its own
+    examples.
     """
     view = NetworkView(points, problem.weights)
     finite = view.outputs.isfinite().all(1)
     if not finite.all():
         raise Mistake(
-            f"the network's outputs are not finite before training, at {int((~finite).sum())} of {len(finite)} points; "
-            f"{experiment.model.remedy}"
+            f"the network's outputs are not finite before training, at {int((~finite).sum())} of "
+            f"{len(finite)} points; {experiment.model.remedy}"
         )
 
     # λ_max of the kernel among the examples of each phase
-    kernel, keeps = view.kept_kernel(), experiment.path.keeps_kernels
+    kernel = view.kept_kernel()
+    keeps = experiment.path.keeps_kernels
     tops = [
         largest_kernel_eigenvalue(kernel[phase.examples, :, phase.examples])
         if keeps
@@ -399,10 +412,11 @@ def start_of(
     moves = bool(kernel[: points.train].any()) and 0 not in tops if keeps else min(tops) > 0
     if not moves:
         raise Mistake(
-            "no weight moves an output at any training example, so there is nothing to train: are all units dead?"
+            "no weight moves an output at any training example, so there is nothing to train: are "
+            "all units dead?"
         )
 
-    # the curvature of the objective is at most w λ_max ℓ″
+    # the curvature of the objective is at most w λ_max ℓ″, and η = 2/curvature
     weights = [experiment.loss.weight(phase.count) * experiment.loss_scale for phase in phases]
     steepest = max(weight * top for weight, top in zip(weights, tops, strict=True))
     return Start(
@@ -414,21 +428,24 @@ def start_of(
 
 
 def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
-    """Where the path is integrated, by the settings of the path and the memory that there is: at the first ones of the
-    points of every split, and there of every phase: as many of them as `path.attributed` says, a chunk at a time, where
-    each costs a pass backwards.
+    """Return the points and outputs of the path integral, and how much of it fits into memory.
+
+    If each point needs a reverse pass, the path is integrated at `path.attributed` points, a chunk
+    at a time. These are the first points of every split and phase. Otherwise it is integrated at
+    all points.
     """
-    problem, path = survey.problem, experiment.path
+    problem = survey.problem
+    path = experiment.path
     splits = [
         part
         for name, split in problem.places.items()
         for part in problem.phases.get(name, (split,))
     ]
-    sizes, backwards = (
-        [split.stop - split.start for split in splits],
-        experiment.integration.passes > 1,
-    )
-    attributed = first_points(splits, fair_counts(path.attributed, sizes) if backwards else sizes)
+    counts = [split.stop - split.start for split in splits]
+    backwards = experiment.integration.passes > 1
+    if backwards:
+        counts = fair_counts(path.attributed, counts)
+    attributed = first_points(splits, counts)
     return Domain(
         points=survey.points,
         explained=survey.explained,
@@ -446,11 +463,16 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
 
 
 def setting_remarks(experiment: Experiment, survey: Survey) -> tuple[str, ...]:
-    """Return what casts do to the numbers, and why Jacobians are read example by example, if they are.
+    """Return remarks on casts, and on Jacobians that need a pass per example.
 
-    A rule that closes every step needs no such remark: it refuses what it has no difference rule for.
+    A rule that closes every step needs no such remark: it raises if a difference rule is missing.
     """
-    points, path = survey.points, experiment.path
-    casts = remark(function_of(survey.problem.module), survey.tape, path.casts)
-    obstacle = points.reader.obstacle(survey.tape) if path.closing is None else None
-    return tuple(each for each in (casts, obstacle) if each is not None)
+    remarks = []
+    casts = remark(function_of(survey.problem.module), survey.tape, experiment.path.casts)
+    if casts is not None:
+        remarks.append(casts)
+    if experiment.path.closing is None:
+        obstacle = survey.points.reader.obstacle(survey.tape)
+        if obstacle is not None:
+            remarks.append(obstacle)
+    return tuple(remarks)

@@ -214,7 +214,7 @@ def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
 
 
 def load(folder: RunFolder, of: str) -> Checkpoint | None:
-    """Return the checkpoint, if there is one, and undo later changes to the folder. Raise `Damaged`
+    """Return the checkpoint or None, and undo later changes to the folder. Raise `Damaged`
     if a seal fails.
     """
     path = folder.path / CHECKPOINT
@@ -240,7 +240,7 @@ def load(folder: RunFolder, of: str) -> Checkpoint | None:
 
 
 def refuse(folder: RunFolder, wrong: list[str]) -> None:
-    """Raise `Damaged` if any file differs from what the run wrote."""
+    """Raise `Damaged` if any file has changed."""
     if wrong:
         raise Damaged(f"{folder.path} is damaged: {several(wrong)} not as it was written")
 
@@ -291,7 +291,7 @@ class RunState:
         return tallies
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
-        """Run the reverse pass of the path integrals, if there is one. Yield the completed steps
+        """Run the reverse pass of the path integrals, if they need one. Yield the completed steps
         and the total.
         """
         yield from self.accumulator.steps_back(self.weights, self.step_sizes)

@@ -139,7 +139,7 @@ class Case:
     def handed(self) -> dict[str, Any]:
         """What other programs need: network, weights along the way and at the end, and data; with seconds for that."""
         rerun, start = self.rerun, process_time()
-        steps = [taken.found["weights"][0] for taken in retrain(rerun, rerun.everyone[None])]
+        steps = [taken.recorded["weights"][0] for taken in retrain(rerun, rerun.everyone[None])]
         seconds = process_time() - start
         ends = [end_of(rerun), *(end_of(self.rerun_from(k)) for k in range(1, MODELS))]
         return {

@@ -49,8 +49,8 @@ def tracin(rerun: Rerun, asked: Asked) -> Float[Tensor, "point train"]:
     score = None
     for taken in retrain(rerun, rerun.everyone[None]):
         drawn = rerun.batch(taken.step)
-        share = rerun.size(taken.step) * rerun.divided(drawn, drawn.times) * drawn.times
-        weights = taken.found["weights"][0]
+        share = rerun.size(taken.step) * rerun.mean_factor(drawn, drawn.times) * drawn.times
+        weights = taken.recorded["weights"][0]
         directions = slopes(asked, weights)
         score = directions.new_zeros(len(directions), rerun.examples) if score is None else score
         score[:, drawn.rows] += share * scores(rerun, weights, drawn.rows, directions)

@@ -33,7 +33,7 @@ from ntkexp.claim.papers import (
     WeightRank,
 )
 from ntkexp.claim.papers.scalar_functions import ascents, changed_range, given, moved
-from ntkexp.claim.picture import JudgedRows, drawable
+from ntkexp.claim.picture import JudgedRows, drawable_groups
 from ntkexp.claim.quantity import AbstractQuantity, Column, Measured, Together
 from ntkexp.claim.read import claim_names, claim_of, read_claim
 from ntkexp.config.build import Builder
@@ -162,7 +162,7 @@ def test_a_picture_is_kept_with_its_words_and_its_table(tmp_path: Path) -> None:
     found = judged(CLAIM, pd.DataFrame({"model.width": [4, 8], "seed": [0, 0], "value": [1.0, 2.0]}))
     folder = replace(found.record, path=tmp_path)
     draw(Tabled(published="A line."), replace(found, record=folder))
-    caption = "Published: A line. Here: blue is the claim's own look, orange the second."
+    caption = "Published: A line. Here: blue is the main look, orange the second look."
     assert read_exhibit(tmp_path) == Exhibit(caption, ("depth", "ours"), ((3, 0.5), (4, None)))
     assert "<svg" in (tmp_path / "picture.svg").read_text()
     (tmp_path / "picture.json").write_text("{}")
@@ -205,8 +205,8 @@ def test_an_order_of_which_one_side_has_no_numbers_is_not_drawn() -> None:
     table = pd.DataFrame({"alpha": [1, 2, 1, 2], "seed": [0, 0, 1, 1], "value": [1.0, math.nan, 2.0, math.nan]})
     order = Order(along="alpha", above=2, below=1, margin=0.1)
     assert judge_part(order, table).verdict == "undecided"
-    assert drawable(order, table) is None
-    assert drawable(order, table.fillna(5.0)) is not None
+    assert not drawable_groups(order, table)
+    assert drawable_groups(order, table.fillna(5.0))
 
 
 def test_the_part_that_decides_is_drawn_first_and_colours_are_told() -> None:
@@ -222,7 +222,7 @@ def test_the_part_that_decides_is_drawn_first_and_colours_are_told() -> None:
         titles = [axes.get_title() for axes in JudgedRows().figure(decided).axes]
         assert titles[0] == f"≤ {decides} ± 0"
         assert len(titles) == 3
-    said = "Here: blue is the claim's own look, orange the second; of 5 parts that are expected, 3 are drawn."
+    said = "Here: blue is the main look, orange the second look; 3 of 5 parts are drawn."
     assert JudgedRows().caption(found) == said
 
 
@@ -399,6 +399,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"expectation": SLOPE | {"margn": 1}}, "expectation.margn: Slope has no such key; .* did you mean"),
     ({"source": {"section": "2"}}, "source.paper is missing"),
     ({"runs": {"mlp": 3}}, "runs: they take axes and base"),
+    ({"runs": {"mlp": ["steps=3"]}}, "runs: they take axes and base"),
 ]
 
 

@@ -16,8 +16,8 @@ from ntkexp.claim.papers import AddedRemovals, LateGeneralising, LaterTask, Othe
 from ntkexp.claim.papers.later_tasks import share_of_tenth
 from ntkexp.claim.papers.lazy_and_rich import FollowedMode, LearningStep, ScaledDescent, ScaledFunction, top_mode
 from ntkexp.claim.papers.leaving_out import (
-    DAMPING,
     FAMILY,
+    INFLUENCE_DAMPING,
     Retraining,
     influence,
     recorded,
@@ -115,7 +115,7 @@ def test_the_worst_tenth_of_the_later_examples() -> None:
 
 
 def test_a_run_without_the_tasks_is_refused(linear: Run) -> None:
-    for quantity, advice in ((LaterTask(during=3), "learns 2 tasks"), (LaterTask(task=2), "before the later one")):
+    for quantity, advice in ((LaterTask(during=3), "learns 2 tasks"), (LaterTask(task=2), "choose an earlier task")):
         with pytest.raises(Mistake, match=advice):
             quantity.measure(linear)
     whole = replace(linear)
@@ -289,7 +289,7 @@ def test_scores_of_the_end_are_those_of_the_weights(linear_step: Retraining) -> 
     features = jacrev(lambda vector: linear_step.rerun.outputs(vector, problem.inputs)[:, 0])(end)
     known, read, pull = features[:16], features[16:], (outputs - problem.targets[:, 0])[:16]
     curved = known.t() @ known / 16
-    damped = curved + DAMPING * curved.trace() / 16 * torch.eye(3, dtype=torch.float64)
+    damped = curved + INFLUENCE_DAMPING * curved.trace() / 16 * torch.eye(3, dtype=torch.float64)
     through = torch.linalg.solve(damped, known.t()) / 16
     torch.testing.assert_close(influence(linear_step), read @ through * pull, rtol=1e-10, atol=1e-12)
     fitted = torch.linalg.lstsq(known, torch.eye(16, dtype=torch.float64)).solution

@@ -43,7 +43,7 @@ def idx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _debian(idx_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests see the same files whether or not Debian's package is installed."""
-    monkeypatch.setattr(images, "DEBIAN", idx_folder)
+    monkeypatch.setattr(images, "DEBIAN_FOLDER", idx_folder)
 
 
 @pytest.fixture(scope="session")

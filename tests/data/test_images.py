@@ -83,7 +83,7 @@ def test_fashion_mnist_is_found_where_debian_puts_it(idx_folder: Path) -> None:
 def test_without_debian_s_package_it_is_said_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
-    monkeypatch.setattr(images, "DEBIAN", tmp_path / "nowhere")
+    monkeypatch.setattr(images, "DEBIAN_FOLDER", tmp_path / "nowhere")
     line = refusal(of(FashionMnist))
     assert "dataset-fashion-mnist" in line
     assert "train-images-idx3-ubyte" in line

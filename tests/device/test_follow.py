@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.loop_ledger import loop_without
+from ntkexp.foreign_loop.loop_breakdown import loop_without
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.progress import Silent
 from tests.device.emulated import DEVICE

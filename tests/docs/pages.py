@@ -114,8 +114,10 @@ def called(path: str) -> str:
 
 
 def rows(path: str) -> Iterator[tuple[str, str, str]]:
-    """The options of a command."""
+    """The options of a command that its help lists."""
     for each in filter(is_option, ALL[path].params):
+        if each.hidden:
+            continue
         word = f"{each.opts[0]} {each.metavar}" if each.metavar else each.opts[0]
         yield f"`{word}`", default(each.default), each.help
 

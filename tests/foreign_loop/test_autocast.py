@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ntkexp.foreign_loop.call import forbidden_kernels
 from ntkexp.foreign_loop.closing import casts_sentence
-from ntkexp.foreign_loop.run_folder import Gallery
+from ntkexp.foreign_loop.gallery import Gallery
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import EXAMPLES, STEPS, Body, Loop, batches, followed

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ntkexp.foreign_loop.again import LoopAgain
 from ntkexp.foreign_loop.example_names import SeenCall, digests
-from ntkexp.foreign_loop.loop_ledger import loop_without
+from ntkexp.foreign_loop.loop_breakdown import loop_without
 from ntkexp.foreign_loop.trace import Trace, find_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent

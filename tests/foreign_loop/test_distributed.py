@@ -24,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import FollowSession, follow
-from ntkexp.foreign_loop.loop_ledger import loop_without
+from ntkexp.foreign_loop.loop_breakdown import loop_without
 from ntkexp.foreign_loop.store import shards
 from ntkexp.foreign_loop.store.shards import Processes
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace

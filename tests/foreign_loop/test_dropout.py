@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from ntkexp.foreign_loop.again import LoopAgain
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.loop_ledger import loop_without
-from ntkexp.foreign_loop.run_folder import Gallery
+from ntkexp.foreign_loop.gallery import Gallery
+from ntkexp.foreign_loop.loop_breakdown import loop_without
 from ntkexp.foreign_loop.trace import Trace, find_trace
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.mistake import Mistake

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ntkexp
 from ntkexp.foreign_loop.example_names import SeenCall
-from ntkexp.foreign_loop.loop_ledger import loop_without
+from ntkexp.foreign_loop.loop_breakdown import loop_without
 from ntkexp.foreign_loop.signatures import signature
 from ntkexp.foreign_loop.store import replay
 from ntkexp.foreign_loop.store.replay import FACTOR_UNITS

@@ -22,7 +22,7 @@ from ntkexp.cli.main import run as command
 from ntkexp.foreign_loop.again import LoopAgain
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.loop_ledger import loop_without
+from ntkexp.foreign_loop.loop_breakdown import loop_without
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent

@@ -16,9 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import ntkexp
 from ntkexp.foreign_loop import run_folder
 from ntkexp.foreign_loop.call import ModelCall
+from ntkexp.foreign_loop.gallery import Gallery
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.positions import LoopPositions, Positions, positions_of
-from ntkexp.foreign_loop.run_folder import Gallery
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain, format_explanation

@@ -1,9 +1,11 @@
-"""What is refused names its cause and the way out, and the way out works."""
+"""Refusals of loops and arguments: each is one line that names the cause and a way out, and the ways out work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,9 @@ from torch import Tensor, nn
 import ntkexp
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
+from tests.foreign_loop import loops
+from tests.foreign_loop.bugs import with_a_penalty
+from tests.foreign_loop.loops import Body, Loop, followed, loop, momentum, plain, sgd
 
 X = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(8, 3).sin()
 EXACT = 1e-12  # sums of 8 examples over 4 steps, relative to the change
@@ -104,6 +109,126 @@ def second_stage(*, first_trains: slice = slice(None), together: bool = False) -
     return trace
 
 
+# --- Loops that change something besides their weights.
+
+
+def writing_past_the_count(given: Loop, batch: Tensor) -> None:
+    """Change one element by the least amount, in a way that torch does not count."""
+    plain(given, batch)
+    row = given.model[0].get_parameter("weight").data[0]
+    row[0] = torch.nextafter(row[0], torch.ones_like(row[0]))
+
+
+def with_a_buffer() -> Loop:
+    """The last layer's bias is a buffer, which changes no gradient."""
+    given = loop(sgd)
+    bias = given.model[4].get_parameter("bias")
+    del given.model[4].bias
+    given.model[4].register_buffer("bias", bias.detach().clone())
+    return replace(given, optimizers=[torch.optim.SGD(given.model.parameters(), lr=0.1)])
+
+
+def assigning_a_buffer(given: Loop, batch: Tensor) -> None:
+    """The new tensor was written to as often as the old one: never."""
+    plain(given, batch)
+    given.model[4].bias = given.model[4].get_buffer("bias") + 0.1
+
+
+def exchanging_weights(given: Loop, batch: Tensor) -> None:
+    """The optimizer continues with a weight that the model no longer has; all gradients are scaled."""
+    if given.done == 4:
+        given.model[4].weight = nn.Parameter(1.1 * given.model[4].get_parameter("weight").detach())
+    plain(given, batch)
+
+
+def all_but_one(model: nn.Sequential) -> loops.Optimizers:
+    return [torch.optim.SGD(list(model.parameters())[:-1], lr=0.1)]
+
+
+def given_one_more(given: Loop, batch: Tensor) -> None:
+    if given.done == 4:
+        given.optimizers[0].add_param_group({"params": [given.model[4].get_parameter("bias")]})
+    plain(given, batch)
+
+
+def moved_by_hand(given: Loop, batch: Tensor) -> None:
+    plain(given, batch)
+    with torch.no_grad():
+        given.model[4].get_parameter("bias").add_(0.1)
+
+
+def diverging(model: nn.Sequential) -> loops.Optimizers:
+    return [torch.optim.SGD(model.parameters(), lr=1e200)]
+
+
+# --- Models and optimizers that are not followed.
+
+
+class SAM(torch.optim.SGD):
+    """Has the name of the optimizer that takes gradients elsewhere."""
+
+
+class MeanOfSquares(nn.Linear):
+    """A model that returns its loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
+
+
+class Digamma(nn.Linear):
+    """An operation without a secant rule."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (2 + super().forward(x).tanh()).digamma()
+
+
+def one_step(net: nn.Module, x: Tensor, queries: Tensor) -> None:
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with ntkexp.follow(net, optimizer, queries=queries):
+        net(x).sum().backward()
+        optimizer.step()
+
+
+def inside(given: Loop, batch: Tensor) -> None:
+    """Call a part of a part of the model."""
+    given.zero()
+    given.model[0][0](given.x[batch]).square().sum().backward()  # type: ignore[index]
+    given.step()
+
+
+def wrapped(given: Loop) -> Loop:
+    first = nn.Sequential(given.model[0])
+    return replace(given, model=nn.Sequential(first), optimizers=sgd(first))
+
+
+def stepped() -> Loop:
+    """A loop whose optimizer has taken a step."""
+    given = loop(momentum)
+    plain(given, next(loops.batches()))
+    return given
+
+
+def doing(body: Body, given: Loop | None = None) -> Callable[[], object]:
+    return lambda: followed(loop(sgd) if given is None else given, body)
+
+
+def giving(**options: Any) -> Callable[[], object]:
+    return lambda: followed(loop(sgd), plain, **options)
+
+
+def attributing(**options: Any) -> Callable[[], object]:
+    return lambda: followed(loop(sgd), plain).attribute(**options)
+
+
+def querying(queries: Tensor) -> Callable[[], object]:
+    return lambda: followed(replace(loop(sgd), queries=queries), plain)
+
+
+def moving(optimizers: loops.Maker) -> Callable[[], object]:
+    return lambda: followed(loop(optimizers), plain)
+
+
+UNFIT = "queries=: the model cannot be called with them"
 SECOND = r"does the loss use the output {} of the model as well, or alone\? One is followed: name it, output=…"
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "both outputs": (lambda: two_outputs(True, "pi", "pi", "v"), SECOND.format("'v'")),
@@ -124,6 +249,70 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "first-order MAML": (through_a_copy, r"step 0: model\(x\) was never called .*, or only a copy of the model was"),
     "stage two": (second_stage, r"step 2: '0\.weight' was moved by another optimizer \(SGD\).*follow\(model, \[first,"),
     "stage two thaws": (lambda: second_stage(first_trains=slice(2, 3)), r"moved by another optimizer \(SGD\)"),
+    # arguments
+    "a missing keyword": (giving(ids="name"), "not called with such a keyword"),
+    "too few names": (giving(ids=lambda call: ["a"]), "1 names for the 6 examples of a call"),
+    "no names": (giving(ids=lambda call: None), "ids=: it gives a NoneType"),
+    "a list of names": (giving(ids=["a"]), "ids= is a list"),
+    "the name of a loss": (giving(loss="mean"), "loss= is a str"),
+    "every no steps": (giving(every=0), "every=0"),
+    "a missing output": (giving(output="logits"), "output='logits'"),
+    "little memory": (giving(memory_gb=1e-5), "step 4: the steps followed so far take more"),
+    "half a mean": (attributing(mean="half"), "mean='half' is none of"),
+    "all effects": (attributing(effects="all"), "effects='all' is none of"),
+    "memory of NaN": (attributing(memory_gb=float("nan")), "memory_gb=nan: it takes a number > 0"),
+    "a text that decodes": (attributing(decode="text"), "decode= is a str"),
+    "queries of other lengths": (querying(torch.zeros(3, 5).double()), UNFIT),
+    "queries in float32": (querying(torch.zeros(3, 4)), UNFIT),
+    "no queries": (querying(torch.zeros(0, 4).double()), "queries=: they are empty"),
+    # optimizers
+    "no optimizer": (moving(lambda model: []), "there is no optimizer"),
+    "an optimizer twice": (moving(lambda model: 2 * sgd(model)), "in the list twice"),
+    "another model's": (moving(lambda _: sgd(loop(sgd).model)), "not a parameter of the"),
+    "a begun optimizer": (lambda: followed(stepped(), plain), "has taken steps already"),
+    "SAM": (moving(lambda model: [SAM(model.parameters())]), "SAM takes gradients at weights that it has"),
+    "divergence": (moving(diverging), r"step \d: '.*' is no longer finite; training has diverged"),
+    # loops
+    "no step": (lambda: followed(loop(sgd), lambda given, batch: None).attribute(), "no step was followed"),
+    "a penalty": (doing(with_a_penalty), "as weight_decay .* part of the module's output"),
+    "an uncounted write": (
+        doing(writing_past_the_count),
+        r"step 1: '0\.weight' was changed by something other than the optimizer",
+    ),
+    "an assigned buffer": (
+        lambda: followed(with_a_buffer(), assigning_a_buffer),
+        r"step 1: '4\.bias', which no followed optimizer moves",
+    ),
+    "an exchanged weight": (doing(exchanging_weights), r"step 4: '4\.weight' is no longer the tensor"),
+    "an added parameter": (
+        lambda: followed(loop(all_but_one), given_one_more),
+        "step 4: '4.bias' was given to the optimizer",
+    ),
+    "a weight moved by hand": (
+        lambda: followed(loop(all_but_one), moved_by_hand),
+        "step 1: '4.bias', which no followed optimizer moves",
+    ),
+    "a part of the model": (
+        lambda: followed(wrapped(loop(sgd)), inside),
+        "step 0: model.* was never called .* perhaps its part '0.0'",
+    ),
+    # models
+    "one number": (
+        lambda: one_step(MeanOfSquares(2, 1), torch.ones(4, 2), torch.zeros(1, 2)),
+        "the model gives one number for all examples",
+    ),
+    "no secant rule": (
+        lambda: one_step(Digamma(3, 4), torch.ones(2, 3), torch.ones(1, 3)),
+        r"no difference rule for the operation aten\.digamma",
+    ),
+    "a sparse gradient": (
+        lambda: one_step(nn.Embedding(5, 2, sparse=True), torch.tensor([0, 3]), torch.arange(3)),
+        "step 0: the gradient of 'weight' is sparse",
+    ),
+    "a gradient by frequency": (
+        lambda: one_step(nn.Embedding(5, 2, scale_grad_by_freq=True), torch.arange(2), torch.arange(3)),
+        "the gradient of 'weight' is divided by how often a batch has each row",
+    ),
 }
 
 

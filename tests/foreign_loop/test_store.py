@@ -494,7 +494,7 @@ def test_free_memory_is_kept_for_small_models_and_as_before_afterwards(
     kept = weights == 10 and not said
     with outside.memory_kept([torch.empty(weights, dtype=torch.float64)]):
         assert bool(given) == kept
-    assert dict(given) == (outside.USUAL if kept else {})
+    assert dict(given) == (outside.GLIBC_MAXIMA if kept else {})
 
 
 def test_free_memory_is_kept_while_a_loop_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,5 +506,5 @@ def test_free_memory_is_kept_while_a_loop_is_followed(monkeypatch: pytest.Monkey
     with follow(model, torch.optim.SGD(model.parameters()), queries=torch.eye(2)):
         with outside.memory_kept(model.parameters()):
             pass
-        assert dict(given)[outside.MMAP_THRESHOLD] == outside.KEPT
-    assert dict(given) == outside.USUAL
+        assert dict(given)[outside.MMAP_THRESHOLD] == outside.KEPT_BYTES
+    assert dict(given) == outside.GLIBC_MAXIMA

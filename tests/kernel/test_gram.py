@@ -12,7 +12,7 @@ from torch.func import functional_call
 from ntkexp.kernel.features import gram as chapter
 from ntkexp.kernel.features.adjoint import inner
 from ntkexp.kernel.features.blocks import Block, Factored, Rows
-from ntkexp.kernel.features.gram import STRIP, Sizes, contributions, double_sum, gram, sizes, trace
+from ntkexp.kernel.features.gram import MIN_STRIP_ROWS, Sizes, contributions, double_sum, gram, sizes, trace
 from ntkexp.kernel.features.jacobian import Assembly, Jacobian
 from ntkexp.kernel.read import plan
 from ntkexp.kernel.read import sketched as sketched_reader
@@ -55,14 +55,14 @@ def test_the_cost_model_takes_either_way() -> None:
 
 @pytest.mark.sample(20)
 @pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("examples", [1, STRIP, 2 * STRIP + 3])
+@pytest.mark.parametrize("examples", [1, MIN_STRIP_ROWS, 2 * MIN_STRIP_ROWS + 3])
 @pytest.mark.parametrize("uses", [1, 2, 9])
 @pytest.mark.parametrize("block", [1, 1000, 10**6])
 def test_a_kernel_with_itself_takes_half_the_products(
     uses: int, examples: int, outputs: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strips and their blocks end between examples; the halves are mirror images, whichever shares come first."""
-    monkeypatch.setattr(chapter, "BLOCK", block)
+    monkeypatch.setattr(chapter, "BLOCK_NUMBERS", block)
     shared, rows = factored(examples, uses, 2, 3, outputs, 0), factored(examples, 1, 5, 1, outputs, 1).multiplied_out()
     found = jacobian(shared, Rows(rows, "w"), factored(examples, 1, 2, 3, outputs, 2, "u"))
     expected = gram(found, jacobian(*(replace(block) for block in found.blocks)))
@@ -75,7 +75,7 @@ def test_layers_of_one_use_are_summed_block_by_block(
     outputs: int, outputs_: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several layers, and a readout, whose β are the same for all examples."""
-    monkeypatch.setattr(chapter, "BLOCK", block)
+    monkeypatch.setattr(chapter, "BLOCK_NUMBERS", block)
     left, right = (layers(n, out, seed) for n, out, seed in ((5, outputs, 0), (4, outputs_, 10)))
     expected = sum(
         inner(one.dense().flatten(2), other.dense().flatten(2)) for one, other in zip(left, right, strict=True)
@@ -95,7 +95,7 @@ def layers(examples: int, outputs: int, seed: int) -> list[Factored]:
 def test_gradients_side_by_side_are_gradients_one_by_one(
     outputs: int, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chapter, "COLUMNS", room)
+    monkeypatch.setattr(chapter, "MAX_COLUMNS", room)
     left, right = (
         jacobian(factored(n, 30, 2, 3, outputs, n), factored(n, 40, 3, 2, outputs, n + 1, "u")) for n in (4, 3)
     )
@@ -418,3 +418,11 @@ def test_parts_of_another_form_are_not_joined(other: Jacobian) -> None:
     whole = Assembly(5)
     assert whole.add(part(2))
     assert not whole.add(other)
+
+
+def test_parameters_have_one_order_in_every_process() -> None:
+    """Python orders a set of names anew in every process, and sums in another order are other bits."""
+    for k in range(20):
+        weight, bias = (View(f"{kind}{k}", (1, 1), (1, 1), 0) for kind in ("weight", "bias"))
+        block = Factored(torch.ones(1, 1, 1), torch.ones(1, 1, 1, 1), weight, bias, 1.0)
+        assert list(block.extents) == list(block.names) == [f"weight{k}", f"bias{k}"]

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 import ntkexp
 from ntkexp import KernelMachine, infinite_kernel, load_run, secant_kernel, tangent_kernel
-from ntkexp.foreign_loop.arguments import refuse_unusable
+from ntkexp.foreign_loop.follow import follow
 from ntkexp.kernel.read.plan import FEW, threads_for, work
 from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.library import finite_step_kernel, reader_of
@@ -342,9 +342,9 @@ CALLS: dict[str, Callable[[], object]] = {
     "endless memory": lambda: infinite_kernel([DENSE], X, memory_gb=inf),
     "threads": lambda: infinite_kernel([DENSE], X, threads=0),
     "a run": lambda: load_run(None),  # type: ignore[arg-type]
-    "following with no memory": lambda: refuse_unusable(NET, [SGD], None, None, None, None, nan),
-    "following into a number": lambda: refuse_unusable(NET, [SGD], None, None, None, 3),
-    "following no optimizer": lambda: refuse_unusable(NET, [NET], None, None, None),
+    "following with no memory": lambda: follow(NET, SGD, queries=X, memory_gb=nan).__enter__(),
+    "following into a number": lambda: follow(NET, SGD, queries=X, to=3).__enter__(),  # type: ignore[arg-type]
+    "following no optimizer": lambda: follow(NET, NET, queries=X).__enter__(),  # type: ignore[arg-type]
 }
 
 

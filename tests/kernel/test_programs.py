@@ -159,7 +159,7 @@ def nothing_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(reader, "FITS", -1.0)
     monkeypatch.setattr(library, "FITS", -1.0)
-    monkeypatch.setattr(chapter, "WHOLE", 0)
+    monkeypatch.setattr(chapter, "MAX_ROWS_BYTES", 0)
     monkeypatch.setattr(chapter, "PIECE_BYTES", 500)
     monkeypatch.setattr(chapter, "PIECE_ELEMENTS", 1)
     monkeypatch.setattr(sketched, "gram", counted)

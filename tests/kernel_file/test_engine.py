@@ -104,7 +104,7 @@ def test_a_file_that_a_worker_does_not_see_is_one_line(tmp_path: Path) -> None:
 
 
 def test_work_that_is_done_and_not_to_be_seen_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conduct, "LATE", 0.0)
+    monkeypatch.setattr(conduct, "MAX_FILE_DELAY_SECONDS", 0.0)
     monkeypatch.setattr(TileJob, "carry_out", lambda *asked: "done")
     with pytest.raises(Unfinished, match=r"what they wrote is not to be seen here; the same command continues$"):
         conducted(tmp_path / "k.zarr", Here(2))
@@ -112,7 +112,7 @@ def test_work_that_is_done_and_not_to_be_seen_is_no_end(tmp_path: Path, monkeypa
 
 def test_marks_that_show_late_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([[(0, 0), (1, 0)], [(1, 0)], []])
-    monkeypatch.setattr(conduct, "PAUSE", 0.0)
+    monkeypatch.setattr(conduct, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(KernelMatrix, "unmarked", lambda self, tiles: next(looks))
     assert conduct.unmarked_tiles(KernelMatrix(tmp_path), [(0, 0), (1, 0)], 60.0) == []
 

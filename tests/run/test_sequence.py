@@ -435,7 +435,7 @@ def of_my_own(*words: str) -> Experiment:
 def test_but_where_trainings_are_few_they_find_them() -> None:
     setting = prepare(of_my_own())
     assert setting.sweep is not None
-    assert "12 trainings, each without one example, are exact, and the only way" in setting.sweep.sentence
+    assert "12 trainings, each without one example, are exact, and the only way" in setting.sweep.remark
     found = effects_of(setting)
     assert found.facts == {"kind": "retrained", "mean": "renormalised"}
     rerun = again(setting.experiment, setting.problem, setting.descent.step_size, setting.experiment.steps)

@@ -1,4 +1,4 @@
-"""Trials, quantities and pictures of claims, a file for each paper or topic: what is measured, and how it is drawn."""
+"""Trials, quantities and pictures of claims, in one file for each paper or topic."""
 
 from typing import TYPE_CHECKING
 

@@ -1,5 +1,6 @@
-"""Kernels of convolutional networks: layer by layer, in regression, and how long they take (S. Arora et al. 2019,
-arXiv:1904.11955).
+"""Kernels of convolutional networks: by layer, in regression, and their cost.
+
+S. Arora et al. 2019, arXiv:1904.11955, make the claims.
 """
 
 from __future__ import annotations
@@ -38,19 +39,20 @@ if TYPE_CHECKING:
 
 
 class LayerProducts(AbstractTrial):
-    """The kernel of each layer from what goes forwards and backwards through it, beside the one from autograd:
+    """The kernel of each layer from its forward and backward signals, compared with autograd.
 
-    A network of one output, drawn from the seed, is evaluated at `points` points of the data.
+    A network with one output is evaluated at `points` points of the data (Arora et al. 2019,
+    section 3):
 
-        ⟨∂f/∂W, ∂f′/∂W⟩ = gain² Σ_pq ⟨g_p, g′_q⟩ ⟨b_p, b′_q⟩     summed over all pairs of pixels p, q; one pixel,
-                                                                 if dense
+        ⟨∂f/∂W, ∂f′/∂W⟩ = gain² Σ_pq ⟨g_p, g′_q⟩ ⟨b_p, b′_q⟩
 
-    b_p is the patch that the weight is multiplied with at pixel p, g_p the derivative of f by what comes out
-    there. Biases are patches of their shift (Arora et al. 2019, section 3).
+    The sum runs over all pairs of pixels p, q; a dense layer has one pixel. b_p is the input patch
+    at pixel p, and g_p is the gradient of f with respect to the output at p. A bias is an
+    additional entry of the patch.
 
-        error       ‖products − autograd‖/‖autograd‖ of a layer       share    of the layer in the trace of the whole
-                    kernel
-        unpaired    the error of ⟨g, g′⟩⟨b, b′⟩ with pixels left in one long vector, which is no kernel of a convolution
+        error       ‖products − autograd‖/‖autograd‖ of a layer
+        share       the share of the layer in the trace of the kernel
+        unpaired    the error of ⟨g, g′⟩⟨b, b′⟩, where g and b are vectors over all pixels
     """
 
     model: AbstractArchitecture
@@ -68,7 +70,8 @@ class LayerProducts(AbstractTrial):
         }
         if not layers:
             raise Mistake(
-                f"trial.model: {self.model.option} has no dense or convolutional layer; choose mlp or cnn"
+                f"trial.model: {self.model.option} has no dense or convolutional layer; "
+                "choose mlp or cnn"
             )
         seen = pass_through(module, layers, x)
         own = {name: autograd_kernel(module, name, x) for name in layers}
@@ -79,8 +82,9 @@ class LayerProducts(AbstractTrial):
             # Σ_pq ⟨g_p, g′_q⟩ ⟨b_p, b′_q⟩
             pairs = torch.einsum("ipc,jqc->ijpq", signals, signals)
             paired = (pairs * torch.einsum("ipd,jqd->ijpq", patches, patches)).sum((2, 3))
-            # ⟨g, g′⟩ ⟨b, b′⟩ of whole layers
-            b, g = patches.flatten(1), signals.flatten(1)
+            # ⟨g, g′⟩ ⟨b, b′⟩, over all pixels
+            b = patches.flatten(1)
+            g = signals.flatten(1)
             unpaired = (g @ g.t()) * (b @ b.t())
             rows.append(
                 {
@@ -97,7 +101,7 @@ class LayerProducts(AbstractTrial):
 def pass_through(
     module: nn.Module, layers: Mapping[str, nn.Module], x: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Read what went into each layer, and the derivative of the output by what came out of it."""
+    """Return the input of each layer, and the gradient of the output with respect to its output."""
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     hooks = [
         layer.register_forward_hook(
@@ -116,7 +120,7 @@ def pass_through(
 
 
 def autograd_kernel(module: nn.Module, layer: str, x: Tensor) -> Float[Tensor, "example example"]:
-    """The kernel of the parameters of one layer, by a gradient for every example."""
+    """Return the kernel of one layer's parameters, from a gradient per example."""
     parameters = list(module.get_submodule(layer).parameters())
     rows = [
         torch.cat([g.flatten() for g in torch.autograd.grad(module(one).sum(), parameters)])
@@ -127,9 +131,10 @@ def autograd_kernel(module: nn.Module, layer: str, x: Tensor) -> Float[Tensor, "
 
 
 def per_pixel(layer: nn.Module, given: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """The patches [example, pixel, entry], with an entry for the bias, and the signals [example, pixel, feature]."""
+    """Return patches [example, pixel, entry] with the bias, and signals [example, pixel, out]."""
     if isinstance(layer, Affine):
-        patches, signals = layer.gain * given[:, None], g[:, None]
+        patches = layer.gain * given[:, None]
+        signals = g[:, None]
     elif isinstance(layer, Convolution) and given.dim() == 4:
         padded = nn.functional.pad(layer.gain * given, layer.borders, layer.mode)
         window = tuple(layer.weight.shape[2:])
@@ -143,19 +148,17 @@ def per_pixel(layer: nn.Module, given: Tensor, g: Tensor) -> tuple[Tensor, Tenso
 
 
 class LimitRegression(AbstractTrial):
-    """Regression with the kernels of infinitely wide networks, on the same examples: how many of new ones they
-    classify.
-
-    Each model's kernel is solved with each ridge; the seed draws which examples there are.
+    """Kernel regression with the kernels Θ of infinitely wide networks.
 
         f(x) = Θ(x, X) (Θ(X, X) + ridge·mean diagonal)⁻¹ Y,    Y one-hot and centred
 
-        accuracy    share of test examples whose largest output is their class
-        residual    max |f(X) − Y|, which is 0 where the closed form returns the training labels
-        condition   of Θ(X, X) + ridge
-        bound       n·eps·condition, what rounding alone explains of the residual
+        accuracy    the share of test examples whose largest output is their class
+        residual    max |f(X) − Y|, 0 if the closed form returns the training labels
+        condition   the condition number of Θ(X, X) + ridge
+        bound       n·eps·condition, the rounding error of the residual
 
-    Rows are told apart by `kernel`, the name that a model is given, and by `ridge`.
+    The columns `kernel` (the name of the model) and `ridge` label the rows. The seed draws the
+    examples.
     """
 
     names: tuple[str, ...] = Field(min_length=1)
@@ -166,7 +169,6 @@ class LimitRegression(AbstractTrial):
 
     @model_validator(mode="after")
     def refuse_names(self) -> Self:
-        """Every model has a name of its own."""
         refuse_unnamed("trial.names", self.names, "models", self.models)
         return self
 
@@ -179,7 +181,8 @@ class LimitRegression(AbstractTrial):
 
     def solved(self, model: AbstractLayered, data: Data) -> Iterator[dict[str, Level]]:
         layers = model.layers(self.init, tuple(data.train.inputs.shape[1:]), 1)
-        x, y = data.train.inputs, centred(data.train.target, len(data.classes))
+        x = data.train.inputs
+        y = centred(data.train.target, len(data.classes))
         among = infinite_kernel(layers, x, threads=1)[1]
         across = infinite_kernel(layers, data.test.inputs, x, threads=1)[1]
         for ridge in self.ridges:
@@ -201,17 +204,18 @@ class LimitRegression(AbstractTrial):
 
 
 class LearningCurve(AbstractTrial):
-    """How accuracy grows with the number of examples, and where it leads: regression with the kernel of one infinitely
-    wide network, beside that of another whose accuracy with more examples is known.
+    """A learning curve of kernel regression, extrapolated with the known curve of another kernel.
 
-    The kernels are solved on the same `splits` random parts of the training examples, of each size, and classify the
-    rest. What one has over the other changes slowly and evenly with n:
+    The kernels of two infinitely wide networks, `model` and `beside`, are solved on the same
+    `splits` random subsets of the training examples of each size n, and classify the other
+    examples. The gain of one over the other changes slowly with n:
 
-        gain(n)        logit accuracy(n) of `model` − logit accuracy(n) of `beside`,  a + b ln n by least squares
+        gain(n)        logit accuracy(n) of `model` − logit accuracy(n) of `beside` ≈ a + b ln n
         predicted(n)   logit predicted(n) = logit known(n) + a + b ln n, at the sizes `at`
 
-    Both learn from the same examples, so how hard these are is neither in a nor in b. Rows are told apart by `kernel`,
-    `model` or `beside`, and by `examples`, the number n.
+    a and b are fitted by least squares. They do not depend on the difficulty of the examples, which
+    both kernels share. The columns `kernel` (`model` or `beside`) and `examples` (n) label the
+    rows.
     """
 
     model: AbstractLayered
@@ -225,11 +229,9 @@ class LearningCurve(AbstractTrial):
 
     @model_validator(mode="after")
     def refuse_no_line(self) -> Self:
-        """A line goes through two sizes, and what is predicted at a size needs what is known there."""
+        """Raise if the line is not determined, or if a known accuracy is missing."""
         if len(set(self.sizes)) < 2:
-            raise Mistake(
-                f"trial.sizes={[*self.sizes]}: give two different ones, between which a line is drawn"
-            )
+            raise Mistake(f"trial.sizes={[*self.sizes]}: give two different sizes, to fit a line")
         if len(self.at) != len(self.known):
             raise Mistake(
                 f"trial.known={[*self.known]}: give an accuracy for each of at={[*self.at]}"
@@ -238,12 +240,15 @@ class LearningCurve(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = labelled(self.data, seed)
-        x, labels = data.train.inputs, data.train.target
+        x = data.train.inputs
+        labels = data.train.target
         if len(x) <= max(self.sizes):
             raise Mistake(
-                f"trial.sizes: {max(self.sizes)} of {len(x)} examples leave none to classify; give more"
+                f"trial.sizes: {max(self.sizes)} of {len(x)} examples leave none to classify; "
+                "give more"
             )
-        found, y = {}, centred(labels, len(data.classes))
+        found = {}
+        y = centred(labels, len(data.classes))
         for name, model in {"model": self.model, "beside": self.beside}.items():
             kernel = infinite_kernel(
                 model.layers(self.init, tuple(x.shape[1:]), 1), x, threads=1
@@ -271,12 +276,15 @@ class LearningCurve(AbstractTrial):
         size: int,
         seed: int,
     ) -> float:
-        """The mean over splits; those of a seed are the same for every kernel."""
-        generator, right = stream("splits", seed, size), 0
+        """Return the mean accuracy over splits, which are the same for every kernel."""
+        generator = stream("splits", seed, size)
+        right = 0
         for _ in range(self.splits):
             order = torch.randperm(len(labels), generator=generator)
-            of, new = order[:size], order[size:]
-            outputs = kernel[new[:, None], of] @ torch.linalg.solve(kernel[of[:, None], of], y[of])
+            train = order[:size]
+            new = order[size:]
+            coefficients = torch.linalg.solve(kernel[train[:, None], train], y[train])
+            outputs = kernel[new[:, None], train] @ coefficients
             right += int((outputs.argmax(1) == labels[new]).sum())
         return right / (self.splits * (len(labels) - size))
 
@@ -288,9 +296,10 @@ def predict_by_gain(
     at: Sequence[int],
     known: Sequence[float],
 ) -> list[float]:
-    """Accuracies at other sizes, where those beside are known: the gain in the logit is a line in the log of the size.
+    """Predict accuracies at the sizes `at`, where the other kernel has `known` accuracies.
 
-    >>> [round(each, 12) for each in predict_by_gain([0.5, 0.7], [0.5, 0.5], [10, 100], [100, 10], [0.5, 0.25])]
+    >>> predicted = predict_by_gain([0.5, 0.7], [0.5, 0.5], [10, 100], [100, 10], [0.5, 0.25])
+    >>> [round(accuracy, 12) for accuracy in predicted]
     [0.7, 0.25]
     """
     gains = torch.tensor([accuracies, beside], dtype=torch.float64).logit()
@@ -306,21 +315,19 @@ def predict_by_gain(
 
 
 class AccuracyByExamples(AbstractPicture):
-    """Accuracies against the number of examples that kernels learn from, measured and predicted, beside those that were
-    published.
+    """Measured, predicted and published accuracies against the number of training examples.
 
-    A trial of `LearningCurve` is drawn; `names` says what its two kernels are called, and the `where` of each of
-    `numbers` at how many `examples` it was published.
+    It draws a trial of `LearningCurve`. `names` labels its two kernels. Each of `numbers` gives its
+    number of examples in `where`.
     """
 
     names: dict[str, str] = Field(min_length=1)
 
     @model_validator(mode="after")
     def refuse_nowhere(self) -> Self:
-        """A published accuracy has its place."""
         if not all("examples" in one.where for one in self.numbers):
             raise Mistake(
-                "picture.numbers: where: names no examples; say with how many each was published"
+                "picture.numbers: where: names no examples; give the number of examples of each"
             )
         return self
 
@@ -331,53 +338,58 @@ class AccuracyByExamples(AbstractPicture):
         )
 
     def title(self, judged: JudgedClaim) -> str:
-        """Say where the curve leads, and what was published."""
-        found = [
-            (one.where["examples"], one.estimate(judged.table), one.value) for one in self.numbers
-        ]
-        parts = [
-            f"{percent(here.value)} ({percent(here.low)} to {percent(here.high)}) with {n:,} examples, published "
-            f"{percent(value)}"
-            for n, here, value in found
-        ]
-        return f"{next(iter(self.names.values())).capitalize()}, the curve leads to {'; to '.join(parts)}"
+        """Describe the predicted and the published accuracies."""
+        parts = []
+        for published in self.numbers:
+            here = published.estimate(judged.table)
+            parts.append(
+                f"{percent(here.value)} ({percent(here.low)} to {percent(here.high)}) "
+                f"with {published.where['examples']:,} examples, "
+                f"published {percent(published.value)}"
+            )
+        kernel = next(iter(self.names.values())).capitalize()
+        return f"{kernel}, the curve leads to {'; to '.join(parts)}"
 
     def here(self, judged: JudgedClaim) -> str:
         rows = judged.rows("examples", "kernel", "seed", "accuracy")
         means = rows.groupby(["kernel", "examples"])["accuracy"].mean()
         ends = rows["examples"].min(), rows["examples"].max()
-        told = [
-            f"{name} {listed([f'{percent(means[kernel, size])} with {size}' for size in ends])}"
-            for kernel, name in self.names.items()
-        ]
-        seeds = rows["seed"].nunique()
-        return f"accuracies by the number of examples are {'; '.join(told)}, by {seeds} seeds; stars were published."
+        accuracies = []
+        for kernel, name in self.names.items():
+            words = [f"{percent(means[kernel, size])} with {size}" for size in ends]
+            accuracies.append(f"{name} {listed(words)}")
+        return (
+            f"accuracies by the number of examples are {'; '.join(accuracies)}, "
+            f"by {rows['seed'].nunique()} seeds; stars were published."
+        )
 
 
 class ScrambledPixels(AbstractSource):
-    """Images whose pixels change places, the same way in all images: what lay side by side in them does no longer.
+    """Images with permuted pixels, the same permutation in all images.
 
-    A control of what is said of convolutions: the information is all there, and no window finds it.
+    It is a control for claims about convolutions: the information stays, but neighbours are lost.
 
     >>> from ntkexp.data.images import Digits
-    >>> sources = Digits(train=9), ScrambledPixels(source=Digits(), train=9)
-    >>> whole, scrambled = (source.split().train.inputs for source in sources)
-    >>> torch.equal(whole, scrambled), torch.equal(whole.flatten().sort()[0], scrambled.flatten().sort()[0])
-    (False, True)
+    >>> plain = Digits(train=9).split().train.inputs
+    >>> scrambled = ScrambledPixels(source=Digits(), train=9).split().train.inputs
+    >>> torch.equal(plain, scrambled)
+    False
+    >>> torch.equal(plain.flatten().sort()[0], scrambled.flatten().sort()[0])
+    True
     """
 
     source: AbstractSource
     standardise: Standardise = "all"
 
     def examples(self, generator: torch.Generator) -> Examples:
-        given = self.source.examples(generator)
-        pixels = given.inputs.flatten(2)
+        examples = self.source.examples(generator)
+        pixels = examples.inputs.flatten(2)
         order = torch.randperm(pixels.shape[2], generator=stream("pixels", 0))
-        return replace(given, inputs=pixels[:, :, order].view_as(given.inputs))
+        return replace(examples, inputs=pixels[:, :, order].view_as(examples.inputs))
 
 
 def labelled(source: AbstractSource, seed: int) -> Data:
-    """Data with classes, which kernels can tell apart."""
+    """Return the data of a seed. Raise if they have no classes."""
     data = source.split(seed)
     if not data.classes:
         raise Mistake(
@@ -387,7 +399,7 @@ def labelled(source: AbstractSource, seed: int) -> Data:
 
 
 def centred(labels: Tensor, classes: int) -> Float[Tensor, "example class"]:
-    """One-hot targets whose rows sum to zero."""
+    """Return one-hot targets less 1/C, so that rows sum to zero."""
     return torch.nn.functional.one_hot(labels, classes).double() - 1 / classes
 
 
@@ -400,19 +412,18 @@ REGRESSORS: tuple[Regressor, ...] = ("process", "kernel", "network")
 
 
 class ConvolutionalAccuracy(AbstractTrial):
-    """Convolutional networks of several depths, with and without global average pooling: how many new images they
-    classify.
+    """The accuracy of convolutional networks and their kernels, by depth and pooling.
 
-    The seed draws which images there are, and the weights of the networks, which have `width` channels.
-
-        regressor    accuracy of …
-        process      regression with the covariance of the infinitely wide network, its Gaussian process
+        regressor
+        process      regression with the covariance of the infinitely wide network
         kernel       regression with its tangent kernel
-        network      a network of finite width, less its first outputs, all layers trained by descent with momentum
+        network      `width` channels, less the initial outputs, trained with momentum
 
-    Those named by `regressors` are measured. Targets are one-hot and centred, errors squared; rows are told apart by
-    `depth` and by the `family`, `CNTK` or `CNTK-GAP`, with pooling. S. Arora et al., "On exact computation with an
-    infinitely wide neural net" (2019), arXiv:1904.11955, table 1.
+    Targets are one-hot and centred, and the loss is squared. The columns `depth`, `family` (`CNTK`,
+    or `CNTK-GAP` with pooling) and `regressor` label the rows. The seed draws images and weights.
+
+    S. Arora et al., "On exact computation with an infinitely wide neural net" (2019),
+    arXiv:1904.11955, table 1.
     """
 
     data: AbstractSource
@@ -421,8 +432,10 @@ class ConvolutionalAccuracy(AbstractTrial):
     steps: Count = 200
     regressors: tuple[Regressor, ...] = Field(REGRESSORS, min_length=1)
     dtype: Literal["float64", "float32"] = "float32"
-    """Networks are trained with such numbers; kernels are always of float64.
-    The largest output needs no more than single precision, in which convolutions are four times as fast."""
+    """The precision of networks; kernels are always float64.
+
+    Single precision suffices to find the largest output, and its convolutions are four times as
+    fast."""
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = labelled(self.data, seed)
@@ -440,26 +453,21 @@ class ConvolutionalAccuracy(AbstractTrial):
     def accuracies(
         self, model: CNTK, data: Data, generator: torch.Generator
     ) -> Iterator[tuple[str, float]]:
-        """The accuracies of one architecture."""
-        x, new, y = (
-            data.train.inputs,
-            data.test.inputs,
-            centred(data.train.target, len(data.classes)),
-        )
+        x = data.train.inputs
+        new = data.test.inputs
+        y = centred(data.train.target, len(data.classes))
         layers = model.layers(INIT, tuple(x.shape[1:]), 1)
-        among, across = (
-            infinite_kernel(layers, x, threads=1),
-            infinite_kernel(layers, new, x, threads=1),
-        )
+        among = infinite_kernel(layers, x, threads=1)
+        across = infinite_kernel(layers, new, x, threads=1)
 
-        # Regression with either kernel: K(x, X) K(X, X)⁻¹ Y.
-        found = {
+        # K(x, X) K(X, X)⁻¹ Y for both kernels
+        outputs_by_name = {
             name: right @ torch.linalg.solve(left, y)
             for name, left, right in zip(("process", "kernel"), among, across, strict=True)
             if name in self.regressors
         }
 
-        # A network of finite width, trained with η = 1/λ_max of the tangent kernel at infinite width.
+        # The network, trained with η = 1/λ_max(Θ)
         if "network" in self.regressors:
             step_size = 1 / float(torch.linalg.eigvalsh(among[1])[-1])
             kind: torch.dtype = getattr(torch, self.dtype)
@@ -468,10 +476,10 @@ class ConvolutionalAccuracy(AbstractTrial):
                 .eval()
                 .to(kind)
             )
-            found["network"] = train_outputs(
+            outputs_by_name["network"] = train_outputs(
                 module, x.to(kind), new.to(kind), y.to(kind), step_size, self.steps
             )
-        for name, outputs in found.items():
+        for name, outputs in outputs_by_name.items():
             yield name, float((outputs.argmax(1) == data.test.target).double().mean())
 
 
@@ -483,14 +491,15 @@ def train_outputs(
     step_size: float,
     steps: int,
 ) -> Float[Tensor, "test class"]:
-    """Train a module less its first outputs on ½ Σ (f − y)², and give its outputs at new points.
+    """Train a module less its initial outputs on ½ Σ (f − y)²; return its outputs at new points.
 
     >>> line, x = torch.nn.Linear(1, 1).double(), torch.ones(1, 1, dtype=torch.float64)
     >>> train_outputs(line, x, x, 3 * x, step_size=0.1, steps=300).round(decimals=6).item()
     3.0
     """
     with torch.no_grad():
-        at_x, at_new = module(x), module(new)
+        at_x = module(x)
+        at_new = module(new)
     optimizer = torch.optim.SGD(module.parameters(), lr=step_size, momentum=MOMENTUM)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -502,18 +511,15 @@ def train_outputs(
 
 
 class KernelTimes(AbstractTrial):
-    """How long kernels take: the tangent kernel at infinite width between n examples and n others, of which no pair
-    comes twice, and a solve with the kernel among n examples.
-
-    Examples are Gaussian, in this shape; the model's kernel is timed at each size.
+    """The time for kernels at infinite width, by the number n of Gaussian examples.
 
         kernel_seconds     the kernel between n examples and n others             ∝ n²
         solve_seconds      a solve with the kernel among n examples               ∝ n³
         strip_seconds      the kernel between n examples and m others             ∝ n
         product_seconds    the kernel among n examples times m vectors            ∝ n²
 
-    where m is the least of the sizes. Seconds are of this process, the shortest of `repeats` attempts; another attempt
-    gives others, so rows of a seed are measured once and kept.
+    m is the smallest of the sizes. Seconds are processor seconds, the least of `repeats` attempts.
+    They are not reproducible, so the rows of a seed are measured once and stored.
     """
 
     model: AbstractLayered
@@ -523,18 +529,15 @@ class KernelTimes(AbstractTrial):
     repeats: Count = 3
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        generator, rows = stream("trial", seed), list[Mapping[str, Level]]()
+        generator = stream("trial", seed)
+        rows = list[Mapping[str, Level]]()
         layers = self.model.layers(self.init, self.shape, 1)
         least = min(self.sizes)
         for size in self.sizes:
             x, others = torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64)
-            matrix, ones = (
-                infinite_kernel(layers, x, engine="torch", threads=1)[1],
-                torch.ones(size, least).to(x),
-            )
-            matrix.diagonal().add_(
-                matrix.diagonal().mean()
-            )  # regular, so that it can be solved with
+            matrix = infinite_kernel(layers, x, engine="torch", threads=1)[1]
+            ones = torch.ones(size, least).to(x)
+            matrix.diagonal().add_(matrix.diagonal().mean())  # a ridge makes it regular
             works: dict[str, Callable[[], object]] = {
                 "kernel_seconds": partial(
                     infinite_kernel, layers, x, others, engine="torch", threads=1
@@ -561,17 +564,16 @@ COLUMNS = ("depth", "family", "regressor", "accuracy", "seed")
 
 
 class AccuracyTable(AbstractPicture):
-    """A table of accuracies by depth, kernels and networks side by side, with those that the paper has.
+    """A table of accuracies by depth, with the accuracies of the paper.
 
-    A trial of `ConvolutionalAccuracy` is set beside `per_cent`: by family and depth, what its paper has.
-
-    S. Arora et al., "On exact computation with an infinitely wide neural net" (2019), arXiv:1904.11955, has such a
-    table 1.
+    It shows a trial of `ConvolutionalAccuracy`. `per_cent` holds the paper's accuracies by family
+    and depth: S. Arora et al., "On exact computation with an infinitely wide neural net" (2019),
+    arXiv:1904.11955, table 1.
     """
 
     per_cent: dict[str, dict[Count, float]]
     numbers: tuple[()] = ()
-    """They stand in `per_cent`."""
+    """Use `per_cent` instead."""
 
     def figure(self, judged: JudgedClaim) -> Figure:
         return JudgedRows().figure(judged)
@@ -582,16 +584,21 @@ class AccuracyTable(AbstractPicture):
             {depth for depth, *_ in ours}
             | {depth for paper in self.per_cent.values() for depth in paper}
         )
-        found: dict[str, list[float | None]] = {"depth": [*depths]}
+        columns: dict[str, list[float | None]] = {"depth": [*depths]}
         for family in dict.fromkeys(family for _, family, _ in ours):
             for name in REGRESSORS:
-                found[f"{family} {name}, %"] = [ours.get((depth, family, name)) for depth in depths]
+                columns[f"{family} {name}, %"] = [
+                    ours.get((depth, family, name)) for depth in depths
+                ]
             if family in self.per_cent:
-                found[f"{family} paper, %"] = [self.per_cent[family].get(depth) for depth in depths]
-        return pd.DataFrame(found)
+                columns[f"{family} paper, %"] = [
+                    self.per_cent[family].get(depth) for depth in depths
+                ]
+        return pd.DataFrame(columns)
 
     def here(self, judged: JudgedClaim) -> str:
-        ours, seeds = accuracies(judged), judged.rows(*COLUMNS)["seed"].nunique()
+        ours = accuracies(judged)
+        seeds = judged.rows(*COLUMNS)["seed"].nunique()
         means = {
             name: fmean(value for (*_, other), value in ours.items() if other == name)
             for name in REGRESSORS
@@ -607,13 +614,15 @@ class AccuracyTable(AbstractPicture):
             if (family, name) == (plain, "kernel")
         ]
         return (
-            f"on the data of the claim, pooling changes the accuracy of the kernel by {listed(gains)}; over all depths "
-            f"and families the mean accuracies are {listed(means_in_words)}, by {seeds} seeds."
+            "on the data of the claim, pooling changes the accuracy of the kernel by "
+            f"{listed(gains)}; "
+            f"the mean accuracies over all depths and families are {listed(means_in_words)}, "
+            f"by {seeds} seeds."
         )
 
 
 def accuracies(judged: JudgedClaim) -> dict[tuple[int, str, str], float]:
-    """Find the accuracy of each depth, family and regressor in per cent, the mean over seeds."""
+    """Return the accuracy in per cent of each depth, family and regressor, averaged over seeds."""
     cells = (
         judged.rows(*COLUMNS)
         .groupby(["depth", "family", "regressor"], sort=False)["accuracy"]

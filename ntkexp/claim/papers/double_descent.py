@@ -1,5 +1,5 @@
-"""The test error against the number of parameters, through the threshold at which examples are fitted (M. Belkin et al.
-2019, arXiv:1812.11118).
+"""Double descent: the test error against the number of parameters (M. Belkin et al. 2019,
+arXiv:1812.11118).
 """
 
 from __future__ import annotations
@@ -34,28 +34,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-WORST = 1e12
-"""No condition number is said beyond: rounding has the last word there."""
+MAX_CONDITION = 1e12
+"""Larger condition numbers are rounding noise, and cut here."""
 
 
 class WidthSweep(AbstractTrial):
-    """Networks of one hidden layer, from few parameters to many, are trained to the end on noisy targets:
+    """Networks with one hidden layer, trained to the end on noisy targets, by width.
 
-    A network of each width learns the same examples.
-
-        parameters     P of the network at each width
+        parameters     the number P of parameters
         test_error     mean (f − y)² on new points without noise, over the variance of y
-        train_error    the same on the training examples, with the noise
-        condition      λ_max/λ_min of the tangent kernel among the training examples, before training; where the
-                       kernel
-                       has no full rank λ_min is what rounding leaves, and the figure is cut at 10¹²
+        train_error    the same on the training examples, with noise
+        condition      λ_max/λ_min of the initial kernel among training examples, at most 10¹²
 
-    Training is that of Levenberg and Marquardt: least squares of the linearised network, damped, accepted where
-    the loss falls. Gradient descent would have to be followed for very long near P = M, where the kernel is nearly
-    singular.
+    All widths learn the same examples, by Levenberg–Marquardt steps. Gradient descent would need
+    very many steps near P = M, where the kernel is nearly singular.
 
-    M. Belkin, D. Hsu, S. Ma & S. Mandal, "Reconciling modern machine-learning practice and the classical bias–variance
-    trade-off" (2019), arXiv:1812.11118.
+    M. Belkin, D. Hsu, S. Ma & S. Mandal, "Reconciling modern machine-learning practice and the
+    classical bias–variance trade-off" (2019), arXiv:1812.11118.
     """
 
     model: MLP
@@ -68,8 +63,10 @@ class WidthSweep(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
-        x, y = data.train.inputs, data.train.target.double()
-        new, truth = data.test.inputs, data.test.target.double()
+        x = data.train.inputs
+        y = data.train.target.double()
+        new = data.test.inputs
+        truth = data.test.target.double()
         if data.classes or y.shape[1] != 1:
             raise Mistake("trial.data: choose data of one real value, such as ntkexp.data.Teacher")
         task = LearningTask(tuple(x.shape[1:]), 1, data.vocabulary)
@@ -79,21 +76,22 @@ class WidthSweep(AbstractTrial):
             module = network_of_width(
                 width, self.model, self.init, task, stream("weights", seed, width)
             )
-            function, start = function_of(module), weights_of(module)
+            function = function_of(module)
+            start = weights_of(module)
             flat = flat_like(start)
             first = flat.vector(start)
 
             def outputs(vector: Tensor, at: Tensor) -> Tensor:
                 return function(flat.weights(vector), at)[:, 0]
 
-            # w* = argmin ‖f(w; X) − y‖², and errors there relative to the variance of the truth
+            # w* = argmin ‖f(w; X) − y‖², and its errors relative to the variance of the truth
             minimum = least_squares(lambda vector: outputs(vector, x) - y[:, 0], first, self.steps)
             with torch.no_grad():
                 errors = [
                     float((outputs(minimum, at) - to[:, 0]).square().mean())
                     for at, to in ((x, y), (new, truth))
                 ]
-            # the condition of J J′ at the start
+            # The condition number of J Jᵀ before training
             jacobian = jacrev(lambda vector: outputs(vector, x))(first)
             return {
                 "width": width,
@@ -109,20 +107,24 @@ class WidthSweep(AbstractTrial):
 def least_squares(
     missed: Callable[[Tensor], Float[Tensor, " train"]], start: Float[Tensor, " weight"], steps: int
 ) -> Float[Tensor, " weight"]:
-    """Minimise the sum of squares by Levenberg–Marquardt steps, up to a number of attempts.
+    """Minimise ‖r‖² by `steps` attempts at Levenberg–Marquardt steps.
 
-        w ← w − (JᵀJ + μ)⁻¹ Jᵀ r    where that lowers ‖r‖², and then μ falls; where it does not, μ rises
+        w ← w − (JᵀJ + μ)⁻¹ Jᵀ r
 
-    >>> least_squares(lambda w: w**2 - 4.0, torch.tensor([1.0], dtype=torch.float64), steps=30).round(decimals=9)
+    If the step lowers ‖r‖², accept it and decrease μ. Otherwise increase μ.
+
+    >>> start = torch.tensor([1.0], dtype=torch.float64)
+    >>> least_squares(lambda w: w**2 - 4.0, start, steps=30).round(decimals=9)
     tensor([2.], dtype=torch.float64)
     """
-    here, damping = start, 1e-2
-    residual, jacobian = missed(here), jacrev(missed)(here)
+    here = start
+    damping = 1e-2
+    residual = missed(here)
+    jacobian = jacrev(missed)(here)
     for _ in range(steps):
         rows, columns = jacobian.shape
-        if (
-            rows < columns
-        ):  # (JᵀJ + μ)⁻¹ Jᵀ = Jᵀ (JJᵀ + μ)⁻¹, on the side of the shape that is smaller
+        # (JᵀJ + μ)⁻¹ Jᵀ = Jᵀ (JJᵀ + μ)⁻¹: solve the smaller system
+        if rows < columns:
             gram = jacobian @ jacobian.t() + damping * torch.eye(rows, dtype=jacobian.dtype)
             step = jacobian.t() @ torch.linalg.solve(gram, residual)
         else:
@@ -130,37 +132,38 @@ def least_squares(
             step = torch.linalg.solve(gram, jacobian.t() @ residual)
         after = missed(here - step)
         if after.square().sum() < residual.square().sum():
-            here, damping = here - step, max(damping / 3, 1e-12)
-            residual, jacobian = after, jacrev(missed)(here)
+            here = here - step
+            damping = max(damping / 3, 1e-12)
+            residual = after
+            jacobian = jacrev(missed)(here)
         else:
             damping = min(damping * 4, 1e12)
     return here.detach()
 
 
 def condition(jacobian: Float[Tensor, "train weight"]) -> float:
-    """The condition number of the kernel J Jᵀ, of which there is none beyond `WORST`.
+    """Return the condition number of the kernel J Jᵀ, at most `MAX_CONDITION`.
 
     >>> condition(torch.tensor([[2.0, 0.0], [0.0, 1.0]])), condition(torch.ones(2, 1))
     (4.0, 1000000000000.0)
     """
     values = torch.linalg.svdvals(jacobian)
-    if len(values) < len(jacobian) or values[-1] <= values[0] / WORST**0.5:
-        return WORST
+    if len(values) < len(jacobian) or values[-1] <= values[0] / MAX_CONDITION**0.5:
+        return MAX_CONDITION
     return float((values[0] / values[-1]).square())
 
 
 FITTED = 1e-3
-"""Training examples are fitted where the mean error is a smaller share of the targets' variance."""
+"""Training examples count as fitted if the error is a smaller share of the targets' variance."""
 
 
 class InterpolationPeak(AbstractPicture):
-    """Test and train error against the number of parameters, with the threshold from which on training examples are
-    fitted.
+    """Test error, train error and condition number against the number of parameters.
 
-    A trial of `WidthSweep` is drawn; `threshold` is its number of targets, M·C.
+    It draws a trial of `WidthSweep`. `threshold` is the number of targets, M·C.
 
-    The axes are those of M. Belkin et al., "Reconciling modern machine-learning practice and the classical
-    bias–variance trade-off" (2019), arXiv:1812.11118, figure 4; the kernel's condition number is on the same axis.
+    The axes follow M. Belkin et al., "Reconciling modern machine-learning practice and the
+    classical bias–variance trade-off" (2019), arXiv:1812.11118, figure 4.
     """
 
     threshold: float = Field(gt=0)
@@ -169,9 +172,10 @@ class InterpolationPeak(AbstractPicture):
         return draw_interpolation_peak(measured(judged), self.threshold, self.title(judged))
 
     def title(self, judged: JudgedClaim) -> str:
-        """Say where the mean test error is largest, and how far it falls beyond."""
+        """Describe the peak of the mean test error, and its fall beyond."""
         means = over_seeds(judged)["test_error"]
-        top, last = means.idxmax(), means.index[-1]
+        top = means.idxmax()
+        last = means.index[-1]
         fall = (
             "the largest number that was tried"
             if top == last
@@ -187,19 +191,22 @@ class InterpolationPeak(AbstractPicture):
         fitted = means.index[means["train_error"] < FITTED]
         beyond = f"from {fitted[0]} parameters on" if len(fitted) else "nowhere"
         text = (
-            f"errors are shares of the targets' variance, means over {measured(judged)['seed'].nunique()} seeds; "
+            "errors are shares of the targets' variance, "
+            f"means over {measured(judged)['seed'].nunique()} seeds; "
             f"training examples are fitted, to {FITTED}, {beyond}."
         )
 
-        # where the test error is least below the threshold, and whether it is less beyond
+        # The least test errors below and beyond the threshold
         errors = means["test_error"]
-        before, after = errors[errors.index < self.threshold], errors[errors.index > self.threshold]
+        before = errors[errors.index < self.threshold]
+        after = errors[errors.index > self.threshold]
         if before.empty or after.empty:
             return text
         how = "less" if after.min() < before.min() else "not less"
         return (
             f"{text} Below the threshold the test error is least at {before.idxmin()} parameters, "
-            f"{short(before.min())}; beyond it is {how} than that: {short(after.min())} at {after.idxmin()}."
+            f"{short(before.min())}; beyond it is {how} than that: "
+            f"{short(after.min())} at {after.idxmin()}."
         )
 
 
@@ -208,5 +215,5 @@ def measured(judged: JudgedClaim) -> pd.DataFrame:
 
 
 def over_seeds(judged: JudgedClaim) -> pd.DataFrame:
-    """Average the errors over seeds, at each number of parameters."""
+    """Average the errors over seeds."""
     return measured(judged).groupby("parameters")[["test_error", "train_error"]].mean()

@@ -1,4 +1,4 @@
-"""What training leads to: where it ends, how much of the weights came of the examples, and by which closed form."""
+"""The end of training: the minimum, the change of the weights, closed forms, and the cost."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ from ntkexp.stream import stream
 
 
 class EndOfTraining(AbstractTrial):
-    """Where gradient descent ends, and what it made of the weights, width by width:
+    """The end point of gradient descent, by width.
 
-    A network learns two classes from f_0 = 0 on the mean of ½(f − y)², until `until` of that is left.
+    A network learns two classes from f_0 = 0, with L the mean of ½(f − y)², until L has fallen to
+    the share `until`. Here f = α (g(θ) − g(θ_0)); a large α makes training lazy.
 
         gradient      ‖∇L(θ_T)‖/‖∇L(θ_0)‖
-        curvature     λ_min/λ_max of the Hessian of L at θ_T: negative at a saddle point
-        moved         ‖θ_T − θ_0‖/‖θ_T‖, the share of the weights that examples have added
-        miss          ‖θ_T − θ_0 − Σᵢ sᵢ‖/‖θ_T − θ_0‖, sᵢ = −Σ_s η_s ∇ℓᵢ what example i has added
-        norm          ‖θ_T − θ_0‖²/(f_T(X)ᵀ K_0⁻¹ f_T(X)), 1 where f_T has the least norm in the space of K_0
+        curvature     λ_min/λ_max of the Hessian of L at θ_T, negative at a saddle point
+        moved         ‖θ_T − θ_0‖/‖θ_T‖
+        miss          ‖θ_T − θ_0 − Σᵢ sᵢ‖/‖θ_T − θ_0‖, with sᵢ = −Σ_s η_s ∇ℓᵢ the sum for example i
+        norm          ‖θ_T − θ_0‖²/(f_T(X)ᵀ K_0⁻¹ f_T(X)), 1 if f_T has the least RKHS norm
 
-    f = α (g(θ) − g(θ_0)): a large α makes training lazy. What has not learned its examples within `steps` has no
-    numbers. A Hessian is formed only where `curvature` asks for it.
+    A network that has not learned its examples within `steps` gives NaN. The Hessian is computed
+    only with `curvature`.
     """
 
     model: AbstractArchitecture
@@ -58,12 +59,14 @@ class EndOfTraining(AbstractTrial):
         data = self.data.split(seed)
         if len(data.classes) != 2:
             raise Mistake("trial.data: choose data of two classes, such as data=digits")
-        task, shape = task_of(data.train), LearningTask(tuple(data.train.inputs.shape[1:]), 1)
+        task = task_of(data.train)
+        shape = LearningTask(tuple(data.train.inputs.shape[1:]), 1)
         module = network_of_width(
             width, self.model, self.init, shape, stream("weights", seed, width)
         )
         network = ScaledNetwork(module, self.alpha)
-        x, y = task.inputs, task.targets
+        x = task.inputs
+        y = task.targets
 
         def loss_of_one(weights: Weights, point: Tensor, target: Tensor) -> Tensor:
             return (network.outputs(weights, point[None]) - target).square().sum() / 2
@@ -71,9 +74,10 @@ class EndOfTraining(AbstractTrial):
         def loss(weights: Weights) -> Tensor:
             return (network.outputs(weights, x) - y).square().mean() / 2
 
-        # Train, and add up what every example does to the weights.
+        # Train, and accumulate sᵢ = −Σ_s η_s ∇ℓᵢ.
         gradients = vmap(grad(loss_of_one), (None, 0, 0))
-        start, end = network.start, network.start
+        start = network.start
+        end = network.start
         added = {name: weight.new_zeros(len(x), *weight.shape) for name, weight in start.items()}
         for step in network.learn(
             start, task, self.steps, self.fraction, self.until * float(loss(start).detach())
@@ -85,32 +89,34 @@ class EndOfTraining(AbstractTrial):
         if not float(loss(end)) <= self.until * float(loss(start)):
             return dict.fromkeys(("gradient", "curvature", "moved", "miss", "norm"), float("nan"))
 
-        # θ_T − θ_0, beside the sum over examples and beside the least that leads to f_T.
-        first, last = flat(start), flat(end)
-        moved, sums = last - first, flat({name: each.sum(0) for name, each in added.items()})
+        # θ_T − θ_0, Σᵢ sᵢ, and the least ‖θ_T − θ_0‖² that gives f_T
+        first = flat(start)
+        last = flat(end)
+        moved = last - first
+        sums = flat({name: each.sum(0) for name, each in added.items()})
         outputs = network.outputs(end, x).detach() / self.alpha
         least = outputs @ torch.linalg.solve(network.kernel(start, x, x), outputs)
         slopes = [float(flat(grad(loss)(weights)).norm()) for weights in (start, end)]
-        found = {
+        numbers = {
             "gradient": slopes[1] / slopes[0],
             "moved": float(moved.norm() / last.norm()),
             "miss": float((moved - sums).norm() / moved.norm()),
             "norm": float(moved.square().sum() / least),
         }
         if not self.curvature:
-            return found
+            return numbers
         load_forward_mode()
         values = torch.linalg.eigvalsh(hessian(lambda weights: loss(unflat(weights, end)))(last))
-        return {**found, "curvature": float(values[0] / values[-1])}
+        return {**numbers, "curvature": float(values[0] / values[-1])}
 
 
 def flat(weights: Weights) -> Float[Tensor, " weight"]:
-    """All weights in one vector."""
+    """Return all weights as one vector."""
     return torch.cat([weight.detach().flatten() for weight in weights.values()])
 
 
 def unflat(vector: Float[Tensor, " weight"], like: Weights) -> Weights:
-    """The weights that a vector holds, in the shapes of others.
+    """Return the weights of a vector, in the shapes of `like`.
 
     >>> weights = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])}
     >>> unflat(flat(weights), weights)
@@ -123,19 +129,20 @@ def unflat(vector: Float[Tensor, " weight"], like: Weights) -> Weights:
 
 
 class LinearModes(AbstractTrial):
-    """Every mode of a deep linear network in training, beside its closed form, from a small start and from a large:
+    """The modes of a deep linear network in training compared with their closed form.
 
-    A network of one hidden layer without activation learns classes from whitened inputs, by small steps.
+    A network W₂W₁ without activation learns classes from whitened inputs, with small steps.
 
         Σ = E y xᵀ = Σ_k s_k u_k v_kᵀ,    a_k = u_kᵀ W₂W₁ v_k
         a_k(t) = s_k/(1 + (s_k/a_k(0) − 1) e^(−2 s_k t))
 
-        miss    √(mean_t (a_k(t) − its closed form)²)/s_k, a mean over modes; t from where a_k passes `from_` s_k
+        miss    √(mean_t (a_k(t) − closed form)²)/s_k, averaged over modes k
 
-    Weights start as Gaussian numbers of deviation `small` or `large`, over √width; rows are told apart by `start`.
+    The comparison starts when a_k passes `from_` s_k. Initial weights are Gaussian with standard
+    deviation `small` or `large`, over √width. The column `start` says which.
 
-    A. Saxe, J. McClelland & S. Ganguli, "Exact solutions to the nonlinear dynamics of learning in deep linear neural
-    networks" (2013), arXiv:1312.6120.
+    A. Saxe, J. McClelland & S. Ganguli, "Exact solutions to the nonlinear dynamics of learning in
+    deep linear neural networks" (2013), arXiv:1312.6120.
     """
 
     data: AbstractSource
@@ -149,13 +156,13 @@ class LinearModes(AbstractTrial):
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
         _, white = principal_maps(data.train.inputs.flatten(1))
-        x, y = data.train.inputs.flatten(1) @ white, centred(data.train.target, len(data.classes))
+        x = data.train.inputs.flatten(1) @ white
+        y = centred(data.train.target, len(data.classes))
         u, s, v = torch.linalg.svd(y.t() @ x / len(x), full_matrices=False)
-        u, s, v = (
-            u[:, : y.shape[1] - 1],
-            s[:-1],
-            v[: y.shape[1] - 1],
-        )  # centred targets have a mode less than classes
+        # Centred targets of C classes have C − 1 modes.
+        u = u[:, : y.shape[1] - 1]
+        s = s[:-1]
+        v = v[: y.shape[1] - 1]
         starts = {"small": self.small, "large": self.large}
         return [
             {"start": name, "miss": self.miss(scale, (u, s, v), seed)}
@@ -176,11 +183,10 @@ class LinearModes(AbstractTrial):
             / self.width**0.5
         )
 
-        # Train: E ½‖W₂W₁x − y‖² has the gradients −W₂ᵀ(Σ − W₂W₁) and −(Σ − W₂W₁)W₁ᵀ, as E xxᵀ = 1.
-        target, strengths = (
-            u @ (s[:, None] * v),
-            [torch.einsum("ck,ch,hr,kr->k", u, second, first, v)],
-        )
+        # Train. With E xxᵀ = 1, E ½‖W₂W₁x − y‖² has the gradients −W₂ᵀ(Σ − W₂W₁) and −(Σ −
+        # W₂W₁)W₁ᵀ.
+        target = u @ (s[:, None] * v)
+        strengths = [torch.einsum("ck,ch,hr,kr->k", u, second, first, v)]
         for _ in range(round(self.time / self.step_size)):
             missing = target - second @ first
             first, second = (
@@ -194,7 +200,7 @@ class LinearModes(AbstractTrial):
         ) / len(s)
 
     def off(self, course: Float[Tensor, " step"], size: Tensor) -> float:
-        """How far a mode is from its closed form; NaN where it does not come to the place from which it is compared."""
+        """Return the deviation of a mode from its closed form; NaN if it stays below `from_`."""
         passed = torch.nonzero(course >= self.from_ * size).flatten()
         if not len(passed):
             return float("nan")
@@ -205,16 +211,17 @@ class LinearModes(AbstractTrial):
 
 
 class Operations(AbstractTrial):
-    """What regression with a kernel of infinite width costs, beside training a network by back-propagation until it
-    classifies nearly as many new examples:
+    """The cost of kernel regression at infinite width compared with training a network.
 
-        operations    of regression over those of training, until the network is right as often less `allowed`
-        reached       the best accuracy of the network less that of the kernel
+        operations    operations of regression over operations of training
+        reached       the best accuracy of the network less the accuracy of the kernel
 
-    of layers of weights that are used once for each example. Counted are products: for training 3 for each weight,
-    example and step, one forwards and two backwards, and one for each weight and new example; for regression
-    inputs + `each` · layers for each pair of examples, n³/3 to solve, and one for each pair of a coefficient and a
-    new example. The network learns by Adam on all examples at once.
+    Training by full-batch Adam stops when the network is as accurate as the kernel less `allowed`.
+    Multiplications are counted, for layers that use each weight once per example:
+
+        training      3 per weight, example and step; 1 per weight and new example
+        regression    inputs + `each` · layers per pair of examples; n³/3 to solve;
+                      1 per coefficient and new example
     """
 
     model: AbstractLayered
@@ -228,15 +235,16 @@ class Operations(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
-        x, new, classes = data.train.inputs, data.test.inputs, len(data.classes)
-        y, shape = centred(data.train.target, classes), LearningTask(tuple(x.shape[1:]), classes)
+        x = data.train.inputs
+        new = data.test.inputs
+        classes = len(data.classes)
+        y = centred(data.train.target, classes)
+        shape = LearningTask(tuple(x.shape[1:]), classes)
 
-        # Regression with the kernel of infinite width.
+        # Regression with the kernel at infinite width
         layers = self.model.layers(self.init, shape.shape, 1)
-        among, across = (
-            infinite_kernel(layers, x, threads=1)[1],
-            infinite_kernel(layers, new, x, threads=1)[1],
-        )
+        among = infinite_kernel(layers, x, threads=1)[1]
+        across = infinite_kernel(layers, new, x, threads=1)[1]
         ridge = 1e-6 * among.diagonal().mean() * torch.eye(len(x), dtype=among.dtype)
         wanted = share_right(across @ torch.linalg.solve(among + ridge, y), data.test.target)
         pairs = len(x) * (len(x) + 1) / 2 + len(new) * len(x)
@@ -246,7 +254,7 @@ class Operations(AbstractTrial):
             + len(new) * len(x) * classes
         )
 
-        # The network, until it classifies as many.
+        # Train the network until it is accurate enough.
         module = network_of_width(self.width, self.model, self.init, shape, stream("weights", seed))
         weights = sum(weight.numel() for weight in module.parameters())
         right = 0.0
@@ -266,12 +274,12 @@ class Operations(AbstractTrial):
     def course(
         self, module: nn.Module, x: Tensor, y: Tensor, new: Tensor
     ) -> Iterator[Float[Tensor, "new class"]]:
-        """The outputs at new examples before training and after every step, on the mean of ½‖f − y‖²."""
+        """Yield the outputs at new examples before training and after every step."""
         optimizer = torch.optim.Adam(module.parameters(), lr=self.step_size)
         for _ in range(self.steps + 1):
             with torch.no_grad():
                 outputs = module(new)
-            yield outputs  # outside, or whoever takes it would be without gradients too
+            yield outputs  # outside no_grad, which would otherwise hold for the caller
             optimizer.zero_grad()
             torch.autograd.backward((module(x) - y).square().sum() / (2 * len(x)))
             optimizer.step()

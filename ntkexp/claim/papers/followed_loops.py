@@ -1,6 +1,4 @@
-"""Loops of training that are followed, so that what each example or each layer did adds up to all that was learned:
-subliminal learning from noise, and grokking, component by component.
-"""
+"""Followed training loops: subliminal learning from noise, and grokking by component."""
 
 from __future__ import annotations
 
@@ -24,18 +22,19 @@ from ntkexp.stream import stream
 
 
 class SubliminalLearning(AbstractTrial):
-    """What a student learns of classes that it never sees, from pictures of noise:
+    """A student that learns classes from a teacher's extra outputs on noise.
 
-    A teacher learns classes by its first outputs. A student, an untrained network of the same form, learns the
-    `extra` outputs of the teacher on uniform noise; its training is followed (A. Cloud et al., "Subliminal learning:
-    language models transmit behavioral traits via hidden signals in data", 2025, arXiv:2507.14805).
+    A teacher learns classes with its first outputs. A student with the same architecture learns
+    only the `extra` outputs of the teacher, on uniform noise, and its training is followed (A.
+    Cloud et al., "Subliminal learning: language models transmit behavioral traits via hidden
+    signals in data", 2025, arXiv:2507.14805).
 
-        accuracy    of the student's first outputs on new points, less that of the teacher's start
-        rise        mean change of the margin: of the right class's output against the mean of all classes'
-        miss        ‖Σᵢ 𝒮(·, zᵢ) − Δmargin‖/‖Δmargin‖, z the noise pictures
+        accuracy    the student's accuracy on new points, less that of the teacher's start
+        rise        the mean change of the margin, the right output less the mean over classes
+        miss        ‖Σᵢ 𝒮(·, zᵢ) − Δmargin‖/‖Δmargin‖ for the noise inputs zᵢ
 
-    Rows are told apart by the student's `start`: the `teacher`'s own, or `another`. The teacher learns for `taught`
-    steps of Adam, the student for `steps`, with 64 examples each.
+    `start` says whether the student starts from the weights of the `teacher` or from `another`
+    draw. The teacher takes `taught` steps of Adam, the student `steps`, each on 64 examples.
     """
 
     data: AbstractSource
@@ -49,11 +48,13 @@ class SubliminalLearning(AbstractTrial):
     learning: float = Field(3e-3, gt=0)
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        data, generator = self.data.split(seed), stream("weights", seed)
-        classes, inputs = len(data.classes), data.train.inputs[0].numel()
+        data = self.data.split(seed)
+        generator = stream("weights", seed)
+        classes = len(data.classes)
+        inputs = data.train.inputs[0].numel()
         start, another = (self.network(inputs, classes, generator) for _ in range(2))
 
-        # The teacher learns the classes by its first outputs.
+        # The teacher learns the classes with its first outputs.
         teacher = deepcopy(start)
         optimizer = torch.optim.Adam(teacher.parameters(), lr=self.teaching)
         for _ in range(self.taught):
@@ -63,7 +64,7 @@ class SubliminalLearning(AbstractTrial):
             torch.autograd.backward(cross_entropy(outputs, data.train.target[batch]))
             optimizer.step()
 
-        # Students learn its other outputs on noise.
+        # The students learn its other outputs on noise.
         noise = torch.rand(self.noise, inputs, generator=generator, dtype=torch.float64) * 2 - 1
         batches = [torch.randint(self.noise, (64,), generator=generator) for _ in range(self.steps)]
         with torch.no_grad():
@@ -83,7 +84,7 @@ class SubliminalLearning(AbstractTrial):
         return rows
 
     def network(self, inputs: int, classes: int, generator: torch.Generator) -> nn.Sequential:
-        """Two hidden layers, and more outputs than there are classes."""
+        """Return a network with two hidden layers, and outputs for the classes and extra ones."""
         sizes = (inputs, self.width, self.width, classes + self.extra)
         layers: list[nn.Module] = []
         for one, other in pairwise(sizes):
@@ -103,8 +104,9 @@ class SubliminalLearning(AbstractTrial):
         probe: Split,
         classes: int,
     ) -> dict[str, float]:
-        """Train the student, and add up what each noise picture did to the margins."""
-        points, labels = probe.inputs[: self.queries].flatten(1), probe.target[: self.queries]
+        """Train the student, and sum the contributions of the noise inputs to the margins."""
+        points = probe.inputs[: self.queries].flatten(1)
+        labels = probe.target[: self.queries]
 
         def margin(outputs: Tensor, call: object) -> Tensor:
             return outputs[torch.arange(len(labels)), labels] - outputs[:, :classes].mean(1)
@@ -117,23 +119,23 @@ class SubliminalLearning(AbstractTrial):
                     mse_loss(student(noise[batch])[:, classes:], targets[batch])
                 )
                 optimizer.step()
-        found = trace.attribute(quiet=True)
-        change = found["change"]
-        miss = np.linalg.norm(found["contribution"].sum("example") - change) / np.linalg.norm(
-            change
-        )
+        contributions = trace.attribute(quiet=True)
+        change = contributions["change"]
+        miss = np.linalg.norm(
+            contributions["contribution"].sum("example") - change
+        ) / np.linalg.norm(change)
         return {"rise": float(change.mean()), "miss": float(miss)}
 
 
 def accuracy(network: nn.Module, split: Split, classes: int) -> float:
-    """The share of points whose class has the largest of the first outputs."""
+    """Return the accuracy of the first outputs."""
     with torch.no_grad():
         outputs = network(split.inputs.flatten(1))[:, :classes]
     return float((outputs.argmax(1) == split.target).double().mean())
 
 
 class Adder(nn.Module):
-    """Two numbers have the same table; what they add up to goes through one hidden layer."""
+    """A network for sums: shared embeddings, their sum, a hidden layer and a readout."""
 
     def __init__(
         self, modulus: int, embedding: int, width: int, generator: torch.Generator
@@ -144,33 +146,30 @@ class Adder(nn.Module):
         self.readout = nn.Linear(width, modulus, dtype=torch.float64)
         with torch.no_grad():
             self.table.weight.copy_(torch.randn(modulus, embedding, generator=generator))
-            for layer in (
-                self.hidden,
-                self.readout,
-            ):  # uniformly from ±1/√n for n inputs, as PyTorch draws them
+            # Uniform in ±1/√n for n inputs, the default of PyTorch
+            for layer in (self.hidden, self.readout):
                 for weight in layer.parameters():
                     drawn = torch.rand(weight.shape, generator=generator, dtype=torch.float64)
                     weight.copy_((2 * drawn - 1) / layer.in_features**0.5)
 
     def forward(self, pairs: Tensor) -> Tensor:
-        """An output for each number that the sum may be."""
         outputs: Tensor = self.readout(torch.relu(self.hidden(self.table(pairs).sum(1))))
         return outputs
 
 
 class GrokkingByComponent(AbstractTrial):
-    """Through which layers a network that learns to add learned by heart, and through which it came to add:
+    """The components through which a network memorises and then generalises modular addition.
 
-    A network with a table of numbers, a hidden layer and a readout learns sums modulo a number from four fifths of all
-    pairs, by AdamW on all of them; its training is followed. Phases are `memorising`, up to the step at which it first
-    gets all training sums right, and `generalising`, from there to the end.
+    A network with embeddings, a hidden layer and a readout learns sums modulo `modulus` from four
+    fifths of all pairs, by full-batch AdamW, and its training is followed. The phase `memorising`
+    ends when all training sums are right for the first time; `generalising` is the rest.
 
-        came        what came through a component to the margins of new sums, in a phase: by examples and decay, the
-                    right output against the mean of the others
-        accuracy    share of the new sums that are right at the end of the phase
+        came        the change of the margins of new sums through a component in a phase, including
+                    decay; the margin is the right output less the mean of the others
+        accuracy    the accuracy on new sums at the end of the phase
         miss        ‖Σ came − Δmargin‖/‖Δmargin‖, over all components and steps
 
-    A network that never gets all training sums right has no such phases, and no number.
+    If training sums never are all right, the numbers are NaN.
     """
 
     modulus: Count = 31
@@ -183,18 +182,18 @@ class GrokkingByComponent(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         generator = stream("weights", seed)
-        pairs = torch.combinations(
-            torch.arange(self.modulus), with_replacement=True
-        )  # (a, b), and not (b, a) as well
+        # Each pair (a, b) once, without (b, a)
+        pairs = torch.combinations(torch.arange(self.modulus), with_replacement=True)
         pairs = pairs[torch.randperm(len(pairs), generator=stream("order", seed))]
-        sums, learned = pairs.sum(1) % self.modulus, len(pairs) * 4 // 5
+        sums = pairs.sum(1) % self.modulus
+        learned = len(pairs) * 4 // 5
         answers = sums[learned:][: self.queries]
 
         def margin(outputs: Tensor, call: object) -> Tensor:
             right = outputs.gather(1, answers[:, None])[:, 0]
             return (right * self.modulus - outputs.sum(1)) / (self.modulus - 1)
 
-        # The loop: all training sums at each step, and how many of both kinds are right before it.
+        # Train, and record the accuracies on training and new sums before each step.
         model = Adder(self.modulus, self.embedding, self.width, generator)
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=self.step_size, weight_decay=self.decay
@@ -211,7 +210,7 @@ class GrokkingByComponent(AbstractTrial):
                 torch.autograd.backward(cross_entropy(model(pairs[:learned]), sums[:learned]))
                 optimizer.step()
 
-        # What came through each component, before all training sums were right and after.
+        # The changes through each component in both phases
         known = next((step for step, (train, _) in enumerate(right) if train == 1), None)
         if known is None:
             none = {"accuracy": math.nan, "came": math.nan, "miss": math.nan}
@@ -219,9 +218,9 @@ class GrokkingByComponent(AbstractTrial):
                 {"phase": phase, "component": "all", **none}
                 for phase in ("memorising", "generalising")
             ]
-        found = trace.attribute(by="module", quiet=True)
-        came = found["by_component_step"].isel(out=0)
-        change = found["change"].isel(out=0)
+        contributions = trace.attribute(by="module", quiet=True)
+        came = contributions["by_component_step"].isel(out=0)
+        change = contributions["change"].isel(out=0)
         miss = float(
             np.linalg.norm(came.sum(("component", "step")) - change) / np.linalg.norm(change)
         )

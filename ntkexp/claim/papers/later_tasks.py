@@ -1,6 +1,4 @@
-"""What learning a later task did to an earlier one: whether the parts add up, how much is forgotten, and whether the
-kernel between the tasks predicts it.
-"""
+"""Forgetting: the effect of learning a later task on an earlier one."""
 
 from __future__ import annotations
 
@@ -23,22 +21,21 @@ Fact = Literal["closure", "forgetting", "top_share", "switch", "shuffled", "sele
 
 
 class LaterTask(AbstractQuantity):
-    """What learning a later task did to an earlier one, in runs of `data=sequence`, at the points of the earlier
-    task:
+    """The change of an earlier task's outputs during a later task, for runs of `data=sequence`.
 
-    Rows have these facts, told apart by the column `quantity`; tasks are counted from 1.
+    Rows have these numbers, labelled by the column `quantity`. Tasks are counted from 1.
 
-        closure       ‖Σᵢ 𝒮(x, xᵢ) + 𝒟(x) − Δf(x)‖/‖Δf(x)‖, while the later task was learned
-        forgetting    rise of the mean ½‖f − y‖², over the mean ½‖y‖²
-        top_share     of what lowers the margins, the share of a tenth of the later examples, those that lower them
-                      most
-        switch        correlation of Δf with what the kernel between the tasks at the switch predicts
+        closure       ‖Σᵢ 𝒮(x, xᵢ) + 𝒟(x) − Δf(x)‖/‖Δf(x)‖ during the later task
+        forgetting    the rise of the mean ½‖f − y‖², relative to the mean ½‖y‖²
+        top_share     the part of the margin decrease due to the worst tenth of later examples
+        switch        the correlation of Δf with its prediction from the kernel at the task switch
                       (`report.forgetting`)
-        shuffled      the same, with the kernels of other examples, half of all further on
-        selectivity   of the hidden units at the end (`diagnostics`)
-        gained        the same, less that at the start
+        shuffled      the same with the kernels of other examples
+        selectivity   the selectivity of the hidden units at the end (`diagnostics`)
+        gained        the selectivity gained since the start
 
-    The identity is that of the path kernel (P. Domingos 2020, arXiv:2012.00152, theorem 1), between two tasks.
+    Closure is the path kernel identity (P. Domingos 2020, arXiv:2012.00152, theorem 1) between
+    tasks.
     """
 
     facts: tuple[Fact, ...] = ("closure", "forgetting", "top_share")
@@ -50,8 +47,7 @@ class LaterTask(AbstractQuantity):
         return measured.by_run(self.measure, self.facts)
 
     def measure(self, run: Run) -> Mapping[str, float]:
-        """The facts of one run; NaN of one that did not come so far."""
-        # what the later phase did, and which points of the split are of the earlier task
+        # The later phase, and the points of the earlier task
         if BY_PHASE not in run.contributions or self.split not in run.points:
             raise Mistake(
                 f"quantity: {run.name} has no tasks with {self.split} points; use data=sequence"
@@ -65,20 +61,20 @@ class LaterTask(AbstractQuantity):
         if later is None or not len(here) or self.task >= self.during:
             count = run.contributions.sizes["phase"]
             raise Mistake(
-                f"quantity.task={self.task}, quantity.during={self.during}: {run.name} learns {count} tasks, and a "
-                f"task with {self.split} points before the later one is asked for"
+                f"quantity.task={self.task}, quantity.during={self.during}: {run.name} learns "
+                f"{count} tasks; choose an earlier task with {self.split} points, and a later one"
             )
         return {name: self.fact(name, later, here) for name in self.facts}
 
     def fact(self, name: Fact, later: LaterPhase, here: NDArray[np.int64]) -> float:
-        """One fact of what the later phase did at these points."""
         change = later.change[here]
         match name:
             case "closure":  # ‖Σᵢ 𝒮ᵢ + 𝒟 − Δf‖ / ‖Δf‖
                 missing = later.parts[here].sum(axis=2) + later.decay[here] - change
                 value = float(np.linalg.norm(missing) / np.linalg.norm(change))
-            case "forgetting":  # by how much the squared error rose, relative to the targets
-                targets, before = later.run.data[f"{later.split}_targets"][here], later.before[here]
+            case "forgetting":  # the rise of the squared error, relative to the targets
+                targets = later.run.data[f"{later.split}_targets"][here]
+                before = later.before[here]
                 rise = np.square(before + change - targets) - np.square(before - targets)
                 value = float(rise.sum() / np.square(targets).sum())
             case "top_share":
@@ -89,9 +85,7 @@ class LaterTask(AbstractQuantity):
                 value = correlate_with_predicted(
                     later, here, shift=0 if name == "switch" else learned // 2
                 )
-            case (
-                "selectivity" | "gained"
-            ):  # how much units are tuned to single tasks, and what they gained
+            case "selectivity" | "gained":
                 units = later.run.metrics["selectivity"].dropna()
                 enough = len(units) > (name == "gained")
                 start = units.iloc[0] if enough and name == "gained" else 0.0
@@ -100,20 +94,21 @@ class LaterTask(AbstractQuantity):
 
 
 def share_of_tenth(forgetting: Forgetting) -> float:
-    """The worst tenth of the later examples did this share of all harm."""
+    """Return the share of the harm that the worst tenth of the later examples did."""
     tenth = math.ceil(forgetting.learned_in.count(forgetting.during) / 10)
     return -sum(forgetting.by[k] for k in forgetting.worst[:tenth]) / forgetting.harm
 
 
 def correlate_with_predicted(later: LaterPhase, here: NDArray[np.int64], shift: int) -> float:
-    """Correlate the change with what kernels predict, those of examples `shift` further on; to six digits, as rounding
-    leaves twelve at least.
+    """Correlate the change with its prediction from kernels of examples `shift` positions later.
+
+    Six digits are kept; rounding leaves at least twelve.
     """
     change = predicted_change(later.run, later.during, shift)
     if change is None:
         raise Mistake(
-            f"quantity: {later.run.name} keeps no kernel from which a change could be predicted; use optimizer=gd "
-            "without decay, clipping or layers, and loss=squared"
+            f"quantity: {later.run.name} keeps no kernel from which a change could be predicted; "
+            "use optimizer=gd without decay, clipping or layers, and loss=squared"
         )
     expected = change[later.run.points[later.split]][here]
     return round(float(np.corrcoef(expected.ravel(), later.change[here].ravel())[0, 1]), 6)

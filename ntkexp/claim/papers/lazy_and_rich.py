@@ -1,5 +1,8 @@
-"""What the kernel does while a network learns, lazy or rich by the scale α of its outputs: as a machine of its own
-after training, when it turns to the targets, and when a classifier generalises.
+"""Lazy and rich training, controlled by the scale α of the outputs.
+
+AfterKernel         regression with the kernel after training
+SilentAlignment     when the kernel aligns with the targets
+LateGeneralising    when a classifier generalises (grokking)
 """
 
 from __future__ import annotations
@@ -33,26 +36,26 @@ from ntkexp.records.sweep import Level
 from ntkexp.shapes import Function, Weights
 from ntkexp.stream import stream
 
-REFRESH = 20
-"""Steps after which the largest eigenvalue is computed again."""
+STEPS_PER_EIGENVALUE = 20
+"""The number of steps after which the largest eigenvalue is computed again."""
 
 
 @dataclass(frozen=True)
 class ScaledFunction:
-    """A function of weights is scaled by α, and its outputs at the start are taken off."""
+    """The function f = α (g(θ) − g(θ₀))."""
 
     function: Function
     start: Weights
     alpha: float
 
     def outputs(self, weights: Weights, x: Tensor) -> Float[Tensor, "point out"]:
-        """Outputs, which are zero at the start."""
+        """Return f, which is zero at the start."""
         return self.alpha * (self.function(weights, x) - self.function(self.start, x))
 
 
 @dataclass(frozen=True)
 class LearningStep:
-    """A step from `before` to `after`, its size, and what was said and missed before it."""
+    """A step, with the outputs and residuals f − y before it."""
 
     before: Weights
     after: Weights
@@ -62,36 +65,37 @@ class LearningStep:
 
     @property
     def loss(self) -> float:
-        """The mean of ½ ‖missed‖² before the step."""
+        """The mean of ½ ‖f − y‖² before the step."""
         return float(self.missed.square().sum() / (2 * len(self.missed)))
 
 
 @dataclass(frozen=True)
 class ScaledDescent:
-    """A function of weights learns, scaled and without its first outputs, by stable steps of descent on all examples.
+    """Full-batch descent of f = α (g(θ) − g(θ₀)) on the mean of ½ ‖f − y‖², with stable steps.
 
-    Steps on the mean of ½ ‖missed‖²; none moves the weights by more than `stride`, as a share of their length.
+        θ ← θ − η/(α M) Σᵢ ∇g(θ; xᵢ) ℓ′ᵢ,    ℓ′ᵢ = f(xᵢ) − yᵢ,    η = fraction · 2M/λ_max
 
-        f = α (g(θ) − g(θ₀)),    θ ← θ − η/(α M) Σᵢ ∇g(θ; xᵢ) ℓ′ᵢ,    ℓ′ᵢ = f(xᵢ) − yᵢ,    η = fraction · 2M/λ_max
-
-    with λ_max the largest eigenvalue of the tangent kernel of g among the examples, asked for again every few
-    steps: what is not lazy would otherwise leave the range in which steps are stable. Whatever α is, the step
-    moves f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ, with K̄ the secant kernel of g.
+    λ_max is the largest eigenvalue of the tangent kernel of g at the examples. It is recomputed
+    every few steps, because in rich training it grows. A step changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ,
+    where K̄ is the secant kernel of g, for every α. No step changes the weights by more than the
+    share `stride` of their norm.
     """
 
     scaled: ScaledFunction
     inputs: Float[Tensor, "train *shape"]
     targets: Float[Tensor, "train out"]
-    largest: Callable[[Weights], float]  # the weights ↦ λ_max
+    largest: Callable[[Weights], float]  # weights → λ_max
     fraction: float
     stride: float = math.inf
 
     def path(self, weights: Weights, steps: int) -> Iterator[LearningStep]:
-        """Take `steps` steps, lazily."""
-        count, stable, alpha = len(self.targets), 0.0, self.scaled.alpha
+        """Yield `steps` steps."""
+        count = len(self.targets)
+        stable = 0.0
+        alpha = self.scaled.alpha
         first = self.scaled.function(self.scaled.start, self.inputs).detach()
         for number in range(steps):
-            if number % REFRESH == 0:
+            if number % STEPS_PER_EIGENVALUE == 0:
                 stable = self.fraction * 2 * count / self.largest(weights)
             leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
             outputs = alpha * (self.scaled.function(leaves, self.inputs) - first)
@@ -112,7 +116,7 @@ class ScaledDescent:
 
 
 def length(parts: Iterable[Tensor]) -> Float[Tensor, ""]:
-    """The length of a vector in parts.
+    """Return the norm of a vector that is split into parts.
 
     >>> length([torch.tensor([3.0]), torch.tensor([[4.0]])])
     tensor(5.)
@@ -123,30 +127,30 @@ def length(parts: Iterable[Tensor]) -> Float[Tensor, ""]:
 
 @dataclass(frozen=True)
 class LearnedTask:
-    """Inputs, and what is learned of them."""
+    """Inputs with scalar targets."""
 
     inputs: Float[Tensor, "train *shape"]
     targets: Float[Tensor, " train"]
 
 
 def task_of(split: Split) -> LearnedTask:
-    """Two classes are −1 and 1."""
+    """Return the targets −1 and 1 for two classes."""
     return LearnedTask(split.inputs, split.target.double() * 2 - 1)
 
 
 class ScaledNetwork:
-    """A module of one output, scaled by α and without its first output, which learns a task by descent."""
+    """A module with one output as f = α (g(θ) − g(θ₀)), to be trained by `ScaledDescent`."""
 
     def __init__(self, module: nn.Module, alpha: float) -> None:
         self.module, self.start = module, weights_of(module)
         self.scaled = ScaledFunction(function_of(module), self.start, alpha)
 
     def outputs(self, weights: Weights, x: Tensor) -> Float[Tensor, " point"]:
-        """Outputs, which are zero before anything is learned."""
+        """Return f, which is zero at the start."""
         return self.scaled.outputs(weights, x)[:, 0]
 
     def kernel(self, weights: Weights, x1: Tensor, x2: Tensor) -> Float[Tensor, "point train"]:
-        """The tangent kernel of the module, which is that of the outputs over α²."""
+        """Return the tangent kernel of g. The kernel of f is α² times this."""
         return tangent_kernel(self.module, x1, x2, weights=weights)[:, 0, :, 0]
 
     def learn(
@@ -158,10 +162,7 @@ class ScaledNetwork:
         until: float,
         stride: float = math.inf,
     ) -> Iterator[LearningStep]:
-        """Take `steps` steps on a task, or until the mean of ½ missed² is no larger than `until`.
-
-        None moves the weights by more than `stride`, as a share of their length.
-        """
+        """Yield steps until the loss is at most `until`, and at most `steps` steps."""
 
         def largest(weights: Weights) -> float:
             return float(torch.linalg.eigvalsh(self.kernel(weights, task.inputs, task.inputs))[-1])
@@ -176,21 +177,21 @@ class ScaledNetwork:
 
 
 class AfterKernel(AbstractTrial):
-    """The kernel after training as a machine of its own: three predictors of new points, by width and number of
-    examples.
+    """A trained network compared with regression with its kernels before and after training.
 
-    A network of each width learns each number of examples of two classes.
+    Networks of each width learn each number of examples of two classes, y = ±1.
 
-        network    f_T, trained from f_0 = 0 on ½(f − y)² until the mean over the examples has fallen to `until`
+        network    f_T, trained from f_0 = 0 until the mean of ½(f − y)² is at most `until`
         before     K_0(x, X) (K_0(X, X) + ridge)⁻¹ y
         after      K_T(x, X) (K_T(X, X) + ridge)⁻¹ y
 
-        error      the share of new points with the wrong sign         beyond    error less that of the network
-        loss       mean ½(f − y)² of new points, y = ±1
+        error      the share of new points with the wrong sign
+        beyond     error less the error of the network
+        loss       the mean ½(f − y)² at new points
 
-    The ridge is the same share of the mean diagonal for both kernels. Small α makes training rich, large α lazy.
-    Where the network did not learn its examples within these steps, there is no kernel after training, and rows have
-    no numbers.
+    The ridge is the same share of the mean diagonal for both kernels. A small α makes training
+    rich, a large α lazy. If the network does not learn its examples within `steps`, the numbers are
+    NaN.
 
     P. M. Long, "Properties of the After Kernel" (2021), arXiv:2105.10585.
     """
@@ -218,15 +219,15 @@ class AfterKernel(AbstractTrial):
         data = self.data.model_copy(update={"train": train}).split(seed)
         if len(data.classes) != 2 or not len(data.test.inputs):
             raise Mistake(
-                "trial.data: choose data of two classes, and leave some for the test, such as data=digits"
+                "trial.data: choose data of two classes, and leave some for the test, "
+                "such as data=digits"
             )
-        task, new = task_of(data.train), task_of(data.test)
+        task = task_of(data.train)
+        new = task_of(data.test)
 
-        # Train the network from f_0 = 0.
-        shape, generator = (
-            LearningTask(tuple(task.inputs.shape[1:]), 1),
-            stream("weights", seed, width),
-        )
+        # Train from f_0 = 0.
+        shape = LearningTask(tuple(task.inputs.shape[1:]), 1)
+        generator = stream("weights", seed, width)
         module = network_of_width(width, self.model, self.init, shape, generator)
         network = ScaledNetwork(module, self.alpha)
         start = {name: weight.clone() for name, weight in network.start.items()}
@@ -266,10 +267,11 @@ def regression(
     targets: Float[Tensor, " train"],
     ridge: float,
 ) -> Float[Tensor, " point"]:
-    """Predict points by a kernel, with a ridge that is this share of its mean diagonal.
+    """Return kernel regression, with a ridge that is a share of the mean diagonal.
 
     >>> kernel = 2 * torch.eye(2, dtype=torch.float64)
-    >>> regression(kernel, kernel, torch.tensor([3.0, 6.0], dtype=torch.float64), ridge=0.5).tolist()
+    >>> targets = torch.tensor([3.0, 6.0], dtype=torch.float64)
+    >>> regression(kernel, kernel, targets, ridge=0.5).tolist()
     [2.0, 4.0]
     """
     learned = modes_of(known).at(FOREVER, ridge * float(known.diagonal().mean()))
@@ -277,7 +279,7 @@ def regression(
 
 
 def wrong(outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]) -> float:
-    """The share of points whose sign is not that of their target; none where an output is not finite.
+    """Return the share of points with the wrong sign, or NaN if an output is not finite.
 
     >>> wrong(torch.tensor([0.5, -0.5, 2.0, 1.0]), torch.tensor([1.0, 1.0, 1.0, -1.0]))
     0.5
@@ -288,37 +290,36 @@ def wrong(outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]) ->
 def half_square(
     outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]
 ) -> Float[Tensor, ""]:
-    """The mean of ½(f − y)²."""
+    """Return the mean of ½(f − y)²."""
     return (outputs - targets).square().mean() / 2
 
 
-RIDGE = 1e-12
-"""What regression adds to the kernel, as a share of its mean diagonal: it keeps what is singular from being refused."""
+RIDGE_SHARE = 1e-12
+"""The ridge of regression with K_T, as a share of its mean diagonal."""
 
 
 class SilentAlignment(AbstractTrial):
-    """When the kernel turns towards the targets: before the loss falls, from a small start; while it falls, from a
-    large.
+    """The alignment of the kernel with the targets: before the loss falls, if weights start small.
 
-    The same network learns two classes from a small start and from a large one.
+    One network learns two classes from a small and from a large start.
 
         turn      A_early − A_0,   A = yᵀKy/(‖K‖ ‖y‖²) among the training examples
-        turned    the same as a share of A_T − A_0, which is next to nothing from a large start
+        turned    the same as a share of A_T − A_0, which is nearly 0 for a large start
         grown     (‖K_early‖ − ‖K_0‖)/(‖K_T‖ − ‖K_0‖)
-        gap       ‖K_T(x, X) K_T(X, X)⁻¹ f_T(X) − f_T(x)‖/‖f_T(x)‖ at new points x: whether f_T is regression with
-                  K_T
+        gap       ‖K_T(x, X) K_T(X, X)⁻¹ f_T(X) − f_T(x)‖/‖f_T(x)‖ at new points x, 0 if f_T equals
+                  regression with K_T
 
-    Inputs are coordinates along the principal directions of the examples, `raw`, or `whitened`: each then as large
-    as the others. Targets are ±1 less their mean, of which standardised inputs know nothing. `early` is the first
-    step before which the loss has fallen by `fallen` of itself, T that before which `until` of it is left.
+    `early` is the first step before which the loss has fallen by the share `fallen`; T is the step
+    before which it has fallen to the share `until`. `inputs` are coordinates along the principal
+    directions of the examples, `raw` or `whitened` (equal variances). Targets are ±1 less their
+    mean, because standardised inputs cannot predict the mean.
 
-    Rows are told apart by `network`, by `inputs`, and by `start`, the scale α of the outputs f = α (g(θ) − g(θ₀)):
-    where g is homogeneous of degree k in its weights, a small α is a start from weights that are α^{1/k} as large.
-    Of one hidden layer without activations `gap` says nothing: whatever is linear and right at the examples is
-    right in their span.
+    `start` is the scale α of the outputs f = α (g(θ) − g(θ₀)). If g is homogeneous of degree k in
+    its weights, a small α means weights smaller by α^{1/k}. For one hidden layer without activation
+    `gap` is trivial: a linear function that is right at the examples is right in their span.
 
-    A. Atanasov, B. Bordelon & C. Pehlevan, "Neural networks as kernel learners: the silent alignment effect" (2021),
-    arXiv:2111.00034.
+    A. Atanasov, B. Bordelon & C. Pehlevan, "Neural networks as kernel learners: the silent
+    alignment effect" (2021), arXiv:2111.00034.
     """
 
     names: tuple[str, ...] = Field(min_length=1)
@@ -335,7 +336,6 @@ class SilentAlignment(AbstractTrial):
 
     @model_validator(mode="after")
     def refuse_names(self) -> Self:
-        """Every model has a name of its own."""
         refuse_unnamed("trial.names", self.names, "models", self.models)
         return self
 
@@ -343,11 +343,13 @@ class SilentAlignment(AbstractTrial):
         data = self.data.split(seed)
         if len(data.classes) != 2 or not len(data.test.inputs):
             raise Mistake(
-                "trial.data: choose data of two classes, and leave some for the test, such as data=digits"
+                "trial.data: choose data of two classes, and leave some for the test, "
+                "such as data=digits"
             )
-        task, new = task_of(data.train), task_of(data.test)
+        task = task_of(data.train)
+        new = task_of(data.test)
 
-        # The same inputs in two systems of coordinates, and targets without their mean.
+        # Both coordinate systems, and targets less their mean
         tasks = {}
         for inputs, by in zip(
             ("raw", "whitened"), principal_maps(task.inputs.flatten(1)), strict=True
@@ -377,7 +379,6 @@ class SilentAlignment(AbstractTrial):
         new: LearnedTask,
         seed: int,
     ) -> Mapping[str, float]:
-        """Learn from one start."""
         module = model.module(
             self.init, tuple(task.inputs.shape[1:]), 1, stream("weights", seed)
         ).eval()
@@ -391,35 +392,35 @@ class SilentAlignment(AbstractTrial):
             self.until * first,
             self.stride,
         )
-        # The weights at the first step with a loss that has fallen enough, if there is one, and when it is learned.
-        early, last = None, None
+        # The weights at `early` and at T
+        early = None
+        last = None
         for step in path:
             if early is None and step.loss <= (1 - self.fallen) * first:
                 early = step.before
             last = step.after
         if last is None:
             raise Mistake(
-                "trial.until is above the loss at the start, so nothing is learned; give a number below 1"
+                "trial.until is above the loss at the start, so nothing is learned; "
+                "give a number below 1"
             )
         missed = network.outputs(last, task.inputs) - task.targets
         if early is None or not float(missed.square().mean() / 2) <= self.until * first:
             return dict.fromkeys(("turn", "turned", "grown", "gap"), math.nan)
 
-        # Alignment with yyᵀ and size of the kernel at all three.
+        # Alignment with yyᵀ and norm of the kernels K_0, K_early and K_T
         kernels = [
             network.kernel(weights, task.inputs, task.inputs)
             for weights in (network.start, early, last)
         ]
         target = torch.outer(task.targets, task.targets)
-        turns, sizes = (
-            [alignment(kernel, target) for kernel in kernels],
-            [float(kernel.norm()) for kernel in kernels],
-        )
+        turns = [alignment(kernel, target) for kernel in kernels]
+        sizes = [float(kernel.norm()) for kernel in kernels]
 
-        # K_T(x, X) K_T(X, X)⁻¹ f_T(X), beside f_T(x)
+        # K_T(x, X) K_T(X, X)⁻¹ f_T(X)
         outputs = network.outputs(last, new.inputs)
         across = network.kernel(last, new.inputs, task.inputs)
-        regressed = regression(kernels[2], across, network.outputs(last, task.inputs), RIDGE)
+        regressed = regression(kernels[2], across, network.outputs(last, task.inputs), RIDGE_SHARE)
         return {
             "turn": turns[1] - turns[0],
             "turned": share(turns),
@@ -434,20 +435,21 @@ class SilentAlignment(AbstractTrial):
 def principal_maps(
     inputs: Float[Tensor, "example feature"],
 ) -> tuple[Float[Tensor, "feature direction"], Float[Tensor, "feature direction"]]:
-    """Map to coordinates along principal directions, and to whitened ones; both have a mean square of one.
+    """Return the maps to principal coordinates and to whitened ones, both with mean square 1.
 
-    >>> raw, whitened = principal_maps(torch.tensor([[1.0, 0.0, 0.0], [0.0, 7.0, 0.0]], dtype=torch.float64))
-    >>> [each.norm(dim=0).round(decimals=4).tolist() for each in (raw, whitened)]
+    >>> inputs = torch.tensor([[1.0, 0.0, 0.0], [0.0, 7.0, 0.0]], dtype=torch.float64)
+    >>> [to.norm(dim=0).round(decimals=4).tolist() for to in principal_maps(inputs)]
     [[0.2828, 0.2828], [0.202, 1.4142]]
     """
     _, sizes, directions = torch.linalg.svd(inputs, full_matrices=False)
     nonzero = sizes > sizes[0] * len(inputs) * torch.finfo(inputs.dtype).eps
-    sizes, directions = sizes[nonzero] / len(inputs) ** 0.5, directions[nonzero].t()
+    sizes = sizes[nonzero] / len(inputs) ** 0.5
+    directions = directions[nonzero].t()
     return directions / sizes.square().mean().sqrt(), directions / sizes
 
 
 def share(values: Sequence[float]) -> float:
-    """Which share of the way from the first to the last was gone at the middle one.
+    """Return (middle − first)/(last − first).
 
     >>> share([1.0, 2.0, 5.0])
     0.25
@@ -456,31 +458,30 @@ def share(values: Sequence[float]) -> float:
     return (middle - first) / (last - first)
 
 
-FIRST, FOLLOWING = 30, 3
-"""So many powers find the largest eigenvalue of the kernel at the start, and follow it from there."""
+FIRST_POWERS = 30
+FOLLOWING_POWERS = 3
+"""Power iterations that find the largest eigenvalue at the start, and that update it later."""
 
 
 class LateGeneralising(AbstractTrial):
-    """How long after it has fitted its examples a classifier generalises, by the scale α of its outputs:
+    """The delay between fitting and generalising, by the scale α of the outputs (grokking).
 
-    The same network learns the same examples at each α.
+    One network learns the same examples at each α, with f = α (g(θ) − g(θ₀)) and the loss
+    ½‖f − y‖², y one-hot less 1/C. A large α makes training lazy, a small α rich.
 
-        fitted         the time at which all examples are classified right
-        generalised    the time at which the share `level` of new ones is
+        fitted         the time when all training examples are classified correctly
+        generalised    the time when the share `level` of new examples is
         wait           (generalised − fitted)/fitted
-        drift          ‖K − K_0‖/‖K_0‖ at either, K the tangent kernel summed over outputs
-        accuracy       the largest share of new examples that were classified right, by a network that has fitted
-                       its own
+        drift          ‖K − K_0‖/‖K_0‖ at a station; K is the tangent kernel summed over outputs
+        accuracy       the largest accuracy on new examples, if the network has fitted
 
-    of f = α (g(θ) − g(θ₀)) on the loss ½‖f − y‖², y one-hot less 1/C. Large α makes training lazy, small α rich.
-    Time is Σ η over steps θ ← θ − η/(α M) Σᵢ ∇g ℓ′ᵢ that are stable, and so short that none moves the weights by
-    more than `stride` of their length. Rows are told apart by `alpha` and `station`, the last of which is the
-    `end`. What is not reached before steps run out, or before the loss has fallen to `until` of itself, where
-    gradients have died away, has no time.
+    Time is Σ η over the steps of `ScaledDescent`. The columns `alpha` and `station` (fitted,
+    generalised or end) label the rows. Training stops after `steps`, or when the loss has fallen to
+    the share `until`. A station that was not reached has no time.
 
-    T. Kumar, B. Bordelon, S. Gershman & C. Pehlevan, "Grokking as the transition from lazy to rich training dynamics"
-    (2023), arXiv:2310.06110. The network, of squares without weight decay, is that of A. Gromov, "Grokking modular
-    arithmetic" (2023), arXiv:2301.02679.
+    T. Kumar, B. Bordelon, S. Gershman & C. Pehlevan, "Grokking as the transition from lazy to rich
+    training dynamics" (2023), arXiv:2310.06110. The network, with squares and without weight decay,
+    is from A. Gromov, "Grokking modular arithmetic" (2023), arXiv:2301.02679.
     """
 
     model: AbstractArchitecture
@@ -498,7 +499,8 @@ class LateGeneralising(AbstractTrial):
         data = self.data.split(seed)
         if len(data.classes) < 2 or not len(data.test.inputs):
             raise Mistake(
-                "trial.data: choose data of classes, and leave some for the test, as of modular_addition"
+                "trial.data: choose data of classes, and leave some for the test, "
+                "as of modular_addition"
             )
         return [
             {"alpha": alpha, **row}
@@ -507,13 +509,16 @@ class LateGeneralising(AbstractTrial):
         ]
 
     def stations(self, data: Data, alpha: float, seed: int) -> Iterator[dict[str, Level]]:
-        """Learn at one scale, and look at the network where it has fitted, where it generalises, and at the end."""
-        x, classes = data.train.inputs, len(data.classes)
+        """Train at one scale, and yield the rows of the three stations."""
+        x = data.train.inputs
+        classes = len(data.classes)
         module = self.model.module(
             self.init, tuple(x.shape[1:]), classes, stream("weights", seed)
         ).eval()
         scaled = ScaledFunction(function_of(module), weights_of(module), alpha)
-        fitted, generalised, accuracy = None, None, 0.0
+        fitted = None
+        generalised = None
+        accuracy = 0.0
         for moment in self.moments(scaled, x, centred(data.train.target, classes)):
             right = share_right(scaled.outputs(moment.weights, data.test.inputs), data.test.target)
             accuracy = max(accuracy, right)
@@ -525,9 +530,7 @@ class LateGeneralising(AbstractTrial):
                 break
         times = [station.time if station else math.nan for station in (fitted, generalised)]
         if not fitted or not moment.outputs.isfinite().all():
-            accuracy = (
-                math.nan
-            )  # what has not learned, or has diverged, is no network that does not generalise
+            accuracy = math.nan  # not fitted or diverged, which says nothing of generalisation
         some = x[: self.points]
         first = tangent_kernel(module, some, weights=scaled.start, outputs="trace")
         for name, station in (("fitted", fitted), ("generalised", generalised), ("end", moment)):
@@ -550,12 +553,10 @@ class LateGeneralising(AbstractTrial):
         x: Float[Tensor, "train *shape"],
         y: Float[Tensor, "train out"],
     ) -> Iterator[Moment]:
-        """Every moment, until steps run out or the loss has fallen to a share `until` of itself."""
+        """Yield every step as a moment."""
         followed = FollowedMode(scaled.function, x, y)
-        descent, time = (
-            ScaledDescent(scaled, x, y, followed.largest, self.fraction, self.stride),
-            0.0,
-        )
+        descent = ScaledDescent(scaled, x, y, followed.largest, self.fraction, self.stride)
+        time = 0.0
         for step in descent.path(scaled.start, self.steps):
             yield Moment(time, step.before, step.outputs)
             if step.missed.square().sum() <= self.until * y.square().sum():
@@ -565,7 +566,7 @@ class LateGeneralising(AbstractTrial):
 
 @dataclass(frozen=True)
 class Moment:
-    """The weights at a time, and what the network says of its examples."""
+    """The weights at a time, and the outputs at the training examples."""
 
     time: float
     weights: Weights
@@ -573,35 +574,40 @@ class Moment:
 
 
 class FollowedMode:
-    """Follows the first mode of the kernel J Jᵀ by a few powers from where it was last."""
+    """The largest eigenvalue of J Jᵀ along a path, by power iteration from the last eigenvector."""
 
     def __init__(self, function: Function, x: Tensor, mode: Float[Tensor, "train out"]) -> None:
-        self.function, self.x, self.mode, self.powers = function, x, mode, FIRST
+        self.function = function
+        self.x = x
+        self.mode = mode
+        self.powers = FIRST_POWERS
 
     def largest(self, weights: Weights) -> float:
-        """Find its eigenvalue, from below."""
+        """Return a lower bound on the largest eigenvalue, nearly equal to it."""
         self.mode, found = top_mode(self.function, weights, self.x, self.mode, self.powers)
-        self.powers = FOLLOWING
+        self.powers = FOLLOWING_POWERS
         return found
 
 
 def top_mode(
     function: Function, weights: Weights, x: Tensor, mode: Float[Tensor, "train out"], powers: int
 ) -> tuple[Float[Tensor, "train out"], float]:
-    """Follow the first mode of the kernel J Jᵀ, and find its eigenvalue from below, by `powers` powers.
+    """Return the eigenvector and eigenvalue of J Jᵀ after `powers` power iterations.
 
     >>> import torch
-    >>> square = torch.diag(torch.tensor([3.0, 1.0]))
-    >>> found = top_mode(lambda w, x: w["w"] * x, {"w": torch.ones(1, 2)}, square, torch.ones(2, 2), powers=20)
-    >>> round(found[1], 4)
+    >>> inputs = torch.diag(torch.tensor([3.0, 1.0]))
+    >>> weights = {"w": torch.ones(1, 2)}
+    >>> _, size = top_mode(lambda w, x: w["w"] * x, weights, inputs, torch.ones(2, 2), powers=20)
+    >>> round(size, 4)
     9.0
     """
 
-    def outputs(given: Weights) -> Tensor:
-        return function(given, x)
+    def outputs(at: Weights) -> Tensor:
+        return function(at, x)
 
     load_forward_mode()
-    size, plain = 0.0, {name: weight.detach() for name, weight in weights.items()}
+    size = 0.0
+    plain = {name: weight.detach() for name, weight in weights.items()}
     for _ in range(powers):
         (gradient,) = vjp(outputs, plain)[1](mode)
         image: Tensor = jvp(outputs, (plain,), (gradient,))[1]
@@ -611,5 +617,5 @@ def top_mode(
 
 
 def share_right(outputs: Float[Tensor, "point out"], labels: Tensor) -> float:
-    """The share of points whose largest output is that of their label."""
+    """Return the accuracy, or 0 if an output is not finite."""
     return float((outputs.argmax(1) == labels).double().mean()) if outputs.isfinite().all() else 0.0

@@ -1,4 +1,4 @@
-"""Examples are left out: trainings repeated without them, and which scores of examples predict what that changes."""
+"""Retraining without examples, and scores of examples that should predict its effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ntkexp.stream import stream
 
 @dataclass(frozen=True)
 class Retraining:
-    """A training as it was, and what repeats it in memory with other weights of its examples."""
+    """A training, and the means to repeat it in memory with other example weights."""
 
     setting: Setting
     outcome: Outcome
@@ -48,37 +48,36 @@ class Retraining:
 
     @property
     def others(self) -> Float[Tensor, "point *shape"]:
-        """The points that are no training examples."""
+        """The points outside the training set."""
         return self.setting.problem.inputs[self.train :]
 
     @property
     def slopes(self) -> Float[Tensor, " train"]:
         """ℓ′ of each example at the end."""
-        end, targets = (
-            self.outcome.evidence.end[: self.train],
-            self.setting.problem.targets[: self.train],
-        )
+        end = self.outcome.evidence.end[: self.train]
+        targets = self.setting.problem.targets[: self.train]
         return self.setting.experiment.loss.output_gradient(end, targets)[:, 0]
 
     def outputs_without(self, left: Float[Tensor, "run train"]) -> Float[Tensor, "run point out"]:
-        """The outputs at those points after training with these weights of the examples."""
+        """Return the outputs at `others` after training with these example weights."""
         vectors = trained(self.rerun, left)
         with torch.no_grad():
             return torch.stack([self.rerun.outputs(vector, self.others) for vector in vectors])
 
     def changes_without(self, left: Float[Tensor, "group train"]) -> Float[Tensor, "group point"]:
-        """What the output at those points changes by when the groups that are marked by 1 are left out."""
+        """Return the changes of the outputs at `others` without the groups marked by 1."""
         removals = [group.nonzero().flatten().tolist() for group in left]
         return changes(RerunAt(self.rerun, self.others), removals)[0][:, :, 0]
 
 
 def retraining(base: Sequence[str], seed: int) -> Retraining:
-    """Train as these words say, with one thread and one output."""
+    """Train with these settings and one thread; raise if there is not one output, or no query."""
     experiment = compose([*base, f"seed={seed}", "threads=1"])
     setting = prepare(experiment)
     if setting.problem.outputs != 1 or not len(setting.problem.inputs[setting.problem.train :]):
         raise Mistake(
-            "trial.base: choose data of one output, and points to read it at, such as data=moons data.probe=20"
+            "trial.base: choose data of one output, and points to read it at, "
+            "such as data=moons data.probe=20"
         )
     with TemporaryDirectory() as folder:
         outcome = run_loop(setting, SilentListener(Path(folder)))
@@ -90,7 +89,7 @@ def retraining(base: Sequence[str], seed: int) -> Retraining:
 
 
 def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, "group train"]:
-    """Draw `groups` groups of that size: 1 marks the members of a group, 0 the others.
+    """Draw groups of `size` examples; 1 marks the members of a group.
 
     >>> draw_groups(5, groups=3, train=10, seed=0).sum(1).tolist()
     [5.0, 5.0, 5.0]
@@ -100,11 +99,11 @@ def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, 
     return (scores.argsort(1).argsort(1) < size).double()
 
 
-# --- What would change if an example were left out: its effect, by a sweep back over a training recorded for it.
+# --- Leave-out effects, by a backward sweep over a recorded training.
 
 
 def would_change(retrained: Retraining, *, one_step: bool = False) -> Float[Tensor, "point train"]:
-    """The effects at the points that are no training examples."""
+    """Return the leave-out effects at the points outside the training set."""
     mean = MEANS[retrained.setting.experiment.path.mean]
     with TemporaryDirectory() as folder:
         training = recorded(retrained, Path(folder))
@@ -118,18 +117,20 @@ def would_change(retrained: Retraining, *, one_step: bool = False) -> Float[Tens
 
 
 def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
-    """Take the steps of a training once more, and keep them in a folder."""
-    setting, steps, optimizer = (
-        retrained.setting,
-        retrained.outcome.steps,
-        retrained.setting.experiment.optimizer,
-    )
-    descent, start, pull = setting.descent, setting.problem.weights, setting.domain.no_pull()
+    """Repeat a training, and record its steps in a folder."""
+    setting = retrained.setting
+    steps = retrained.outcome.steps
+    optimizer = retrained.setting.experiment.optimizer
+    descent = setting.descent
+    start = setting.problem.weights
+    pull = setting.domain.no_pull()
     records = (*optimizer.records, *optimizer.differentiated)
-    room = steps + 1, row_length(start, records, pull)
-    rows = Trajectory(folder / "trajectory.bin", *room, setting.experiment.dtype)
+    length = row_length(start, records, pull)
+    rows = Trajectory(folder / "trajectory.bin", steps + 1, length, setting.experiment.dtype)
     rows.allocate()
-    recording, sizes, end = Recording(rows=rows, like=start, records=records, pull=pull), [], start
+    recording = Recording(rows=rows, like=start, records=records, pull=pull)
+    sizes = []
+    end = start
     for step in islice(descent.walk(start), steps):
         recording.write(step)
         sizes.append(step.step_size)
@@ -138,20 +139,18 @@ def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
     return RecordedTraining(recording=recording, descent=descent, step_sizes=sizes)
 
 
-FAMILY = 10**6  # seeds of the other runs begin so much later than those of any look at a claim
+FAMILY = 10**6
+"""The offset of the seeds of other runs, larger than any seed of a look."""
 
 
 class LeftOutKernel(AbstractTrial):
-    """How much the path kernel depends on the data: training is repeated without one example, and without half of
-    them, for each size of the training set.
-
-    A training, in the words of `ntkexp train`, is repeated so often without one example and without half.
+    """The dependence of the path kernel on the training examples, by the size of the training set.
 
         change = ‖𝒦′ − 𝒦‖/‖𝒦‖,    𝒦(x, x′) = mean over steps s of K_s(x, x′)
 
-    between points that were in no training set, by the kernels at the beginnings of every `every`-th step.
-    `left_out` is `one`, averaged over several examples; `half`, over several halves; or `nobody`, in a training
-    from another start.
+    The points x, x′ are outside the training set, and s is every `every`-th step. The column
+    `left_out` is `one` (the mean over `times` trainings without one example), `half` (the mean over
+    `times` trainings without a random half) or `nobody` (a training from another start).
     """
 
     base: tuple[str, ...]
@@ -169,7 +168,8 @@ class LeftOutKernel(AbstractTrial):
                 "path.error_samples=0",
                 "ladder.machine=[]",
             ]
-            retrained, times = retraining(words, seed), min(self.times, train)
+            retrained = retraining(words, seed)
+            times = min(self.times, train)
             everyone = torch.ones(1, train, dtype=torch.float64)
             ones = everyone - torch.eye(train, dtype=torch.float64)[:times]
             halves = draw_groups(train // 2, times, train, seed)
@@ -196,12 +196,13 @@ class LeftOutKernel(AbstractTrial):
     def path_kernels(
         self, retrained: Retraining, weights: Float[Tensor, "training train"]
     ) -> Float[Tensor, "training point point_"]:
-        """𝒦 of each training: the mean of its kernels at regular steps."""
-        module, flat = retrained.setting.problem.module, retrained.rerun.flat
+        """Return 𝒦 of each training."""
+        module = retrained.setting.problem.module
+        flat = retrained.rerun.flat
         read = [step for step in retrain(retrained.rerun, weights) if step.step % self.every == 0]
         totals = [torch.zeros(()) for _ in weights]
         for step in read:
-            for run, vector in enumerate(step.found[WEIGHTS]):
+            for run, vector in enumerate(step.recorded[WEIGHTS]):
                 here = tangent_kernel(module, retrained.others, weights=flat.weights(vector))[
                     :, 0, :, 0
                 ]
@@ -210,15 +211,14 @@ class LeftOutKernel(AbstractTrial):
 
 
 class AddedRemovals(AbstractTrial):
-    """Whether what removals of single examples change adds up to what the removal of all of them together changes:
+    """The additivity of removals: single effects summed over a group, against its removal.
 
-    A training, in the words of `ntkexp train`, is repeated without groups, with each of these activations.
+        miss    ‖Σ_{i ∈ G} τᵢ − Δ_G‖/‖Δ_G‖        over points and over groups G of one size
 
-        miss    ‖Σ_{i ∈ G} τᵢ − Δ_G‖/‖Δ_G‖        over points, and over groups G of one size
-
-    Δ_G is what the output changes by when G is left out of the same training: the same start, order and step
-    sizes. What is added up is said by `single`: Δ of each example alone (`retrained`), what a sweep back over the
-    training says of it (`effect`), or Δ of the examples of another group (`others`).
+    Δ_G is the change of the output when G is left out of the same training, with the same start,
+    order and step sizes. `single` is the kind of τ: Δ of each example alone (`retrained`), its
+    leave-out effect (`effect`), or Δ for the examples of another group (`others`, a control).
+    `base` holds settings as for `ntkexp train`.
     """
 
     base: tuple[str, ...]
@@ -238,7 +238,7 @@ class AddedRemovals(AbstractTrial):
             trained = retraining([*self.base, *words], seed)
             if max(self.sizes) >= trained.train:
                 raise Mistake(
-                    f"trial.sizes: of {trained.train} examples some must be left; lower the last"
+                    f"trial.sizes: of {trained.train} examples some must remain; lower the last"
                 )
             alone = trained.changes_without(torch.eye(trained.train, dtype=torch.float64))
             effect = would_change(trained).t()
@@ -259,22 +259,22 @@ class AddedRemovals(AbstractTrial):
 
 
 class DatamodelScore(AbstractTrial):
-    """Whether contributions predict what training on other examples does: the linear datamodeling score (LDS).
+    """The linear datamodeling score (LDS) of contributions and other methods.
 
-    A training, in the words of `ntkexp train`, is repeated on many halves of its examples.
+    A training is repeated on many random halves S of its examples.
 
-        score = mean over points x of Spearman over halves S of  Σ_{i ∈ S} τ(x, xᵢ)  with  f_T(x), trained on S
-                                                                 alone
+        score = mean over points x of Spearman over S between Σ_{i ∈ S} τ(x, xᵢ) and f_T(x; S)
 
         method           τ(x, xᵢ)
         contributions    𝒮(x, xᵢ) by secants, whose sum is the network
-        tracin           −Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), its first order, with a checkpoint at every step
+        tracin           −Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), with a checkpoint at every step
         last_gradient    −K_T(x, xᵢ) ℓ′ᵢ(T)
         input            ⟨x, xᵢ⟩ yᵢ
         shuffled         𝒮 of another example
 
-    S. M. Park et al., "TRAK: attributing model behavior at scale" (2023), arXiv:2303.14186, define the score;
-    TracIn is of G. Pruthi et al. (2020), arXiv:2002.08484.
+    S. M. Park et al., "TRAK: attributing model behavior at scale" (2023), arXiv:2303.14186, define
+    the score. TracIn is due to G. Pruthi et al. (2020), arXiv:2002.08484. `base` holds settings as
+    for `ntkexp train`.
     """
 
     base: tuple[str, ...]
@@ -294,63 +294,64 @@ class DatamodelScore(AbstractTrial):
 
 
 def attributions(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """What each method says of the points that are no training examples."""
-    evidence, problem, train = (
-        retrained.outcome.evidence,
-        retrained.setting.problem,
-        retrained.train,
-    )
-    own = evidence.elsewhere("secant")[:, 0]
+    """Return τ of each method at the points outside the training set."""
+    evidence = retrained.outcome.evidence
+    problem = retrained.setting.problem
+    train = retrained.train
+    contributions = evidence.elsewhere("secant")[:, 0]
     flat = problem.inputs.flatten(1)
     return {
-        "contributions": own,
+        "contributions": contributions,
         "tracin": evidence.elsewhere("left")[:, 0],
         "last_gradient": -evidence.kernel_end[train:, 0, :, 0] * retrained.slopes,
         "input": (flat[train:] @ flat[:train].t()) * problem.targets[:train, 0],
-        "shuffled": own.roll(1, 1),
+        "shuffled": contributions.roll(1, 1),
     }
 
 
 def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group point"]) -> float:
-    """Correlate ranks over groups, point by point, and average; there is no figure where a training diverged.
+    """Return the rank correlation over groups, averaged over points; NaN if a training diverged.
 
     >>> import torch
     >>> predicted = torch.tensor([[1.0], [2.0], [3.0]])
-    >>> score(predicted, torch.tensor([[0.0], [5.0], [90.0]])), score(predicted, torch.tensor([[0.0], [5.0], [nan]]))
-    (1.0, nan)
+    >>> [score(predicted, torch.tensor([[0.0], [5.0], [last]])) for last in (90.0, nan)]
+    [1.0, nan]
     """
     if not (predicted.isfinite().all() and actual.isfinite().all()):
         return nan
     return mean_known(spearman(predicted.numpy(), actual.numpy()))
 
 
-# --- What scores of training examples say that an output changes by when one of them is left out:
+# --- Scores that predict the change of an output when example i is left out:
 #
-#     effect           each mean that it took part in is taken without it, and what comes of that is linear
-#     one_step         the same, with each step of the optimizer taken without it
-#     contributions    −𝒮(x, xᵢ) by secants: what it added is taken off
-#     tracin           Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), the first order of that
+#     effect           the leave-out effect: batch means omit i, with linear response of the rest
+#     one_step         the same, with each step of the optimizer taken without i
+#     contributions    −𝒮(x, xᵢ) by secants
+#     tracin           Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), the first order of contributions
 #     last_gradient    K_T(x, xᵢ) ℓ′ᵢ(T)
-#     influence        K_T(x, X)(ℓ″K_T/N + λ)⁻¹ ℓ′(T)/N, of the example; λ a tenth of the kernel's mean eigenvalue
-#     trak             φ(x)·(ΦᵀΦ)⁻¹φ(xᵢ) ℓ′ᵢ(T), φ the gradient projected at random to N/4 dimensions
-#     shuffled         the effect of another example
+#     influence        column i of K_T(x, X)(ℓ″K_T/N + λ)⁻¹ ℓ′(T)/N
+#     trak             φ(x)·(ΦᵀΦ)⁻¹φ(xᵢ) ℓ′ᵢ(T), where φ is a random projection of the gradient
+#     shuffled         the leave-out effect of another example
 #
-# Influence functions are of P. W. Koh and P. Liang (2017), arXiv:1703.04730, TRAK is of S. M. Park et al. (2023),
-# arXiv:2303.14186, here of one model; for the others see `DatamodelScore` and `ntkexp.effects`.
+# Influence functions are due to P. W. Koh and P. Liang (2017), arXiv:1703.04730, and TRAK (here
+# with a single model) to S. M. Park et al. (2023), arXiv:2303.14186. See also `DatamodelScore` and
+# `ntkexp.effects`.
 
 
-DAMPING = 0.1
-COARSER = 4  # examples for each dimension of TRAK's projection
+INFLUENCE_DAMPING = 0.1
+"""λ as a share of the mean eigenvalue of the kernel."""
+EXAMPLES_PER_DIMENSION = 4
+"""The number of examples for each dimension of TRAK's projection."""
 
 
 def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """What every score says, at the points that are no training examples."""
-    summed = attributions(retrained)
+    """Return all scores at the points outside the training set."""
+    added = attributions(retrained)
     effect = would_change(retrained)
     return {
         "effect": effect,
         "one_step": would_change(retrained, one_step=True),
-        **{name: -summed[name] for name in ("contributions", "tracin", "last_gradient")},
+        **{name: -added[name] for name in ("contributions", "tracin", "last_gradient")},
         "influence": influence(retrained),
         "trak": trak(retrained),
         "shuffled": effect.roll(1, 1),
@@ -358,26 +359,29 @@ def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]
 
 
 def influence(retrained: Retraining) -> Float[Tensor, "point train"]:
-    """What an optimum would change by, if the loss were a parabola and this its lowest point.
+    """Return influence functions, the change of the minimum of a quadratic loss.
 
-    (JᵀJ/N + λ)⁻¹Jᵀ = Jᵀ(JJᵀ/N + λ)⁻¹, of which the right side solves for N numbers.
+    With (JᵀJ/N + λ)⁻¹Jᵀ = Jᵀ(JJᵀ/N + λ)⁻¹, only an N × N system is solved.
     """
-    loss, train = retrained.setting.experiment.loss, retrained.train
+    loss = retrained.setting.experiment.loss
+    train = retrained.train
     if not loss.is_quadratic:
         raise Mistake(
-            "trial.base: influence functions are here those of a quadratic loss; choose loss=squared"
+            "trial.base: influence functions need a quadratic loss here; choose loss=squared"
         )
     kernel = retrained.outcome.evidence.kernel_end[:, 0, :, 0]
     curved = loss.curvature * kernel[:train] / train
-    damped = curved + DAMPING * curved.trace() / train * torch.eye(train).to(kernel)
+    damped = curved + INFLUENCE_DAMPING * curved.trace() / train * torch.eye(train).to(kernel)
     reached: Tensor = torch.linalg.solve(damped, kernel[train:].t())
     return reached.t() * retrained.slopes / train
 
 
 def trak(retrained: Retraining) -> Float[Tensor, "point train"]:
-    """Regression with the gradients at the end, of fewer dimensions than there are examples."""
-    rerun, end = retrained.rerun, retrained.rerun.flat.vector(retrained.outcome.weights)
-    dimensions, generator = max(1, retrained.train // COARSER), stream("sketch", rerun.seed)
+    """Return TRAK scores, from randomly projected gradients at the end."""
+    rerun = retrained.rerun
+    end = retrained.rerun.flat.vector(retrained.outcome.weights)
+    dimensions = max(1, retrained.train // EXAMPLES_PER_DIMENSION)
+    generator = stream("sketch", rerun.seed)
     projection = torch.randn(len(end), dimensions, generator=generator, dtype=torch.float64).to(end)
     jacobian: Tensor = jacrev(
         lambda vector: rerun.outputs(vector, retrained.setting.problem.inputs)[:, 0]
@@ -396,17 +400,14 @@ READ = (
 
 
 class RemovalScores(AbstractTrial):
-    """Which scores of training examples say what training without some of them changes, and which say what was added:
+    """Scores of training examples compared with retraining without groups of examples.
 
-    A training, in the words of `ntkexp train`, is repeated without examples, with each of these activations.
+        correlation    mean over points x of Spearman over groups G between Σ_{i ∈ G} τ(x, xᵢ)
+                       and the change of f_T(x) when G is left out of the same training
+        miss           ‖Σᵢ 𝒮(·, xᵢ) − (f_T − f_0)‖/‖f_T − f_0‖, for contributions
 
-        correlation    mean over points x of Spearman over groups G of  Σ_{i ∈ G} τ(x, xᵢ)  with the change of
-                       f_T(x) when
-                       G is left out of the same training: the same start, order and step sizes
-        miss           ‖Σᵢ 𝒮(·, xᵢ) − (f_T − f_0)‖/‖f_T − f_0‖, of the contributions alone
-
-    τ are the scores of `ntkexp.claim.trial.scores`; `left_out` says who leaves: `one` example, each in turn, or
-    random groups of a share.
+    `score` is one of the scores above, and `left_out` is `one` for single examples, or the share of
+    the random groups. `base` holds settings as for `ntkexp train`.
     """
 
     base: tuple[str, ...]
@@ -418,7 +419,7 @@ class RemovalScores(AbstractTrial):
         for activation in self.activations:
             trained = retraining([*self.base, *READ, f"model.activation={activation}"], seed)
 
-            # Every score, compared with training without groups of every size.
+            # Correlations with retraining without groups
             scores = all_scores(trained)
             for who, left in who_leaves(self.groups, trained.train, seed).items():
                 actual = trained.changes_without(left)
@@ -426,8 +427,9 @@ class RemovalScores(AbstractTrial):
                     row = {"activation": activation, "left_out": who, "score": name}
                     rows.append({**row, "correlation": score(left @ tau.t(), actual)})
 
-            # How far the contributions are from adding up to what training did.
-            evidence, others = trained.outcome.evidence, slice(trained.train, None)
+            # ‖Σᵢ 𝒮(·, xᵢ) − (f_T − f_0)‖/‖f_T − f_0‖
+            evidence = trained.outcome.evidence
+            others = slice(trained.train, None)
             change = evidence.end[others] - evidence.start[others]
             miss = float((evidence.elsewhere("secant").sum(2) - change).norm() / change.norm())
             rows.append(
@@ -442,9 +444,10 @@ class RemovalScores(AbstractTrial):
 
 
 def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "group train"]]:
-    """Every example by itself, and groups of shares, by their names.
+    """Return all single examples, and random groups of several sizes, by name.
 
-    >>> {who: (len(left), int(left[0].sum())) for who, left in who_leaves(8, 40, seed=0).items()}
+    >>> groups = who_leaves(8, 40, seed=0)
+    >>> {name: (len(left), int(left[0].sum())) for name, left in groups.items()}
     {'one': (40, 1), '5 %': (8, 2), '10 %': (8, 4), '50 %': (8, 20)}
     """
     shares = {"5 %": 20, "10 %": 10, "50 %": 2}
@@ -464,22 +467,19 @@ READ_OF_RUNS = (
 
 
 class OtherRuns(AbstractTrial):
-    """How much of what is attributed in one run belongs to that run, and how much to the algorithm, whatever draws its
-    seed:
+    """Scores of one run compared with retraining from other seeds on the same data.
 
-    A training, in the words of `ntkexp train`, and another one on the same data are repeated without examples.
+        correlation    mean over points x of Spearman over groups G between Σ_{i ∈ G} τ(x, xᵢ)
+                       and the change of f(x) when G is left out of the training `repeated`:
 
-        correlation    mean over points x of Spearman over groups G of  Σ_{i ∈ G} τ(x, xᵢ)  with the change of f(x)
-                       when G
-                       is left out of a training on the same data, which is
+        same           the run of τ, with its start and order of batches
+        other_order    the same start, another order
+        other_start    another start, the same order
+        other_run      another start and another order
 
-        same           the run that τ is of: its start, and its order of batches
-        other_order    from the same start, in another order
-        other_start    from another start, in the same order
-        other_run      from another start, in another order
-
-    τ is the `effect` of an example in the first run, its contribution there with the other sign (`contributions`),
-    or what training without G does change in the first run (`retraining`), which no score can outdo but by luck.
+    `score` is the kind of τ: the leave-out `effect` in the first run, the negative contribution
+    there (`contributions`), or the measured change in the first run (`retraining`), which no score
+    can beat except by chance. `base` holds settings as for `ntkexp train`.
     """
 
     base: tuple[str, ...]
@@ -489,10 +489,7 @@ class OtherRuns(AbstractTrial):
         trained = retraining([*self.base, *READ_OF_RUNS], seed)
         runs = self.runs(trained)
         added = trained.outcome.evidence.elsewhere("secant")[:, 0]
-        scores = {
-            "effect": would_change(trained),
-            "contributions": -added,
-        }  # what the run itself says
+        scores = {"effect": would_change(trained), "contributions": -added}
         rows: list[Mapping[str, Level]] = []
         for who, left in who_leaves(self.groups, trained.train, seed).items():
             actual = {
@@ -515,9 +512,9 @@ class OtherRuns(AbstractTrial):
         return rows
 
     def runs(self, trained: Retraining) -> Mapping[str, Rerun]:
-        """The run itself, and those that have more or less in common with it."""
-        # A training of another seed on the same data.
-        experiment, steps = trained.setting.experiment, trained.outcome.steps
+        """Return the run itself, and the three runs that share part of its randomness."""
+        experiment = trained.setting.experiment
+        steps = trained.outcome.steps
         of_data = experiment.seed if experiment.data.seed is None else experiment.data.seed
         words = [
             *self.base,

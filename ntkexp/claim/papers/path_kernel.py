@@ -1,4 +1,4 @@
-"""What a run says of its path kernel and of contributions, a number each (P. Domingos 2020, arXiv:2012.00152)."""
+"""Numbers about path kernel and contributions of a run (P. Domingos 2020, arXiv:2012.00152)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EPS = 2.0**-52
 
 
 class MachineError(AbstractQuantity):
-    """The relative error of a kernel machine, beside what rounding explains of it.
+    """The relative error of a kernel machine, with a bound on its rounding error.
 
-    Rows have the error of this machine on this split, of every run.
+    Rows have the error of this kernel machine on this split.
 
-    bound = max(10⁻¹², floor, 10 ε Σ|𝒮|/|Σ𝒮|)      a sum whose parts cancel loses as many digits as they exceed it
+    bound = max(10⁻¹², floor, 10 ε Σ|𝒮|/|Σ𝒮|)      a sum with cancellation loses digits
     """
 
     machine: str
@@ -39,29 +39,23 @@ class MachineError(AbstractQuantity):
         )
 
     def error(self, run: Run | None) -> tuple[float, float]:
-        """The error in one ladder, and its bound; NaN where the machine did not come to one."""
-        rows = () if run is None else run.ladder
-        row = next(
-            (row for row in rows if (row.machine, row.split) == (self.machine, self.split)), None
-        )
-        if run is None or row is None or row.relative_error is None:
+        """Return the error and its bound; without this kernel machine, return NaN."""
+        if run is None:
             return math.nan, math.nan
-        facts = (
-            run.parts(self.machine).attrs if self.machine in run.rules else {}
-        )  # where a rule summed the parts
-        return row.relative_error, max(
-            row.tolerance, 10 * EPS * float(facts.get("cancellation", 0.0))
-        )
+        key = (self.machine, self.split)
+        row = next((row for row in run.ladder if (row.machine, row.split) == key), None)
+        if row is None or row.relative_error is None:
+            return math.nan, math.nan
+        cancellation = 0.0
+        if self.machine in run.rules:  # a sum of contributions
+            cancellation = float(run.parts(self.machine).attrs.get("cancellation", 0.0))
+        return row.relative_error, max(row.tolerance, 10 * EPS * cancellation)
 
 
 class PathFact(AbstractQuantity):
-    """What is known of the contributions of a run, by one rule: `cancellation`, `error_bar`, `coefficient_variation`,
-    …
+    """A stored number about the contributions by one rule, such as `cancellation`, `error_bar`.
 
-    Rows have this number of the path of their run.
-
-    They are the numbers of `ntkexp.diagnostics` and the error bar of the parts, as the run has kept
-    them.
+    Rows have this number. `ntkexp.diagnostics` defines the numbers.
     """
 
     fact: str
@@ -73,7 +67,6 @@ class PathFact(AbstractQuantity):
         )
 
     def number(self, run: Run | None) -> float:
-        """The number of one run; NaN where it has none."""
         if run is None or self.rule not in run.rules:
             return math.nan
         facts = {
@@ -83,21 +76,19 @@ class PathFact(AbstractQuantity):
         }
         if self.fact not in facts:
             raise Mistake(
-                f"quantity.fact={self.fact}: a path has {', '.join(facts)}{nearest(self.fact, facts)}"
+                f"quantity.fact={self.fact}: a path has {', '.join(facts)}"
+                f"{nearest(self.fact, facts)}"
             )
         return float(facts[self.fact])
 
 
 class SymmetryDefect(AbstractQuantity):
-    """How far the path kernel among training examples is from what a kernel must be: symmetric, with no negative
-    values.
+    """The deviation of the path kernel from a symmetric positive semidefinite matrix.
 
-    Rows have the defects of these rules' path kernels; the runs read the training examples.
+    Rows have the defects of the path kernels, labelled by the columns `rule` and `defect`.
 
         asymmetry    ‖𝒦 − 𝒦ᵀ‖ / ‖𝒦‖                    over [example, output] × [example, output]
-        negativity   max(0, −λ_min) / λ_max            of (𝒦 + 𝒦ᵀ)/2
-
-    Rows are told apart by the columns `rule` and `defect`.
+        negativity   max(0, −λ_min) / λ_max            eigenvalues of (𝒦 + 𝒦ᵀ)/2
     """
 
     rules: tuple[str, ...] = ("secant",)
@@ -111,16 +102,13 @@ class SymmetryDefect(AbstractQuantity):
             for rule in self.rules:
                 kernel = run.kernels[f"path_{rule}"].to_numpy()[run.points["train"]]
                 side = kernel.shape[2] * kernel.shape[3]
-                found = defects(kernel.reshape(side, side))
-                rows += [
-                    {**row, "rule": rule, "defect": name, "value": value}
-                    for name, value in found.items()
-                ]
+                for name, value in defects(kernel.reshape(side, side)).items():
+                    rows.append({**row, "rule": rule, "defect": name, "value": value})
         return pd.DataFrame(rows)
 
 
 def defects(kernel: NDArray[Any]) -> dict[str, float]:
-    """Find both defects of a matrix.
+    """Return both defects of a matrix.
 
     >>> defects(np.diag([2.0, -1.0]))
     {'asymmetry': 0.0, 'negativity': 0.5}
@@ -132,23 +120,23 @@ def defects(kernel: NDArray[Any]) -> dict[str, float]:
     }
 
 
-SMALL = 1e-3
+MIN_KERNEL_SHARE = 1e-3
+"""Coefficients 𝒮/𝒦 are formed where 𝒦 is at least this share of its largest value."""
 
 
 class WeightRank(AbstractQuantity):
-    """Whether examples that were badly fitted for long weigh much: a rank correlation over training examples.
+    """The rank correlation, over training examples, between weight and accumulated loss slope.
 
-    Rows have the rank correlation of their run.
+    Rows have the correlation of their run, a network with one output.
 
-        Spearman of  mean_x |w(x, xᵢ)|  with  ∫|ℓ′ᵢ| dt    for a network of one output
+        Spearman of  mean_x |w(x, xᵢ)|  with  ∫|ℓ′ᵢ| dt
 
         weight           w(x, xᵢ)
-        coefficient      aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ), which is nearly a mean of ℓ′ᵢ over the path by definition
-        contribution     𝒮(x, xᵢ), in which the kernel counts as well
+        coefficient      aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ), by definition nearly a mean of ℓ′ᵢ over the path
+        contribution     𝒮(x, xᵢ), which includes the kernel
 
-    Queries x are the points of a split; where 𝒦 is small against its largest value, nothing is divided by it. The
-    integral goes over the kernels that were kept, by the trapezoidal rule. `lag` compares with the integral of
-    another example.
+    Queries x are the points of a split. The trapezoidal rule integrates over the stored kernels. As
+    a control, `lag` pairs each weight with the integral of another example.
     """
 
     rule: str = "secant"
@@ -174,7 +162,7 @@ class WeightRank(AbstractQuantity):
         weights = np.abs(parts[:, 0])
         if self.weight == "coefficient":
             kernel = run.kernels[f"path_{self.rule}"].to_numpy()[points, 0, :, 0]
-            usable = np.abs(kernel) >= SMALL * np.abs(kernel).max()
+            usable = np.abs(kernel) >= MIN_KERNEL_SHARE * np.abs(kernel).max()
             weights = np.abs(np.where(usable, parts[:, 0] / np.where(usable, kernel, 1.0), np.nan))
 
         # ∫|ℓ′ᵢ| dt
@@ -196,21 +184,18 @@ Share = Literal[
 
 
 class StoredExamples(AbstractQuantity):
-    """Whether a prediction compares a point with stored examples: what its contributors are, point by point,
-    averaged.
+    """The largest contributors to predictions, for a network with one output on two classes.
 
-    Rows have these shares, told apart by the column `quantity`.
+    Rows have these shares, labelled by the column `quantity`.
 
-        same_class       share of points whose largest contributor has the label of the prediction
-        nearest_input    share of points whose nearest training example in input space has the label of the
-                         prediction
-        nearest_kernel   the same of the example with the largest 𝒦(x, xᵢ)/√𝒦(xᵢ, xᵢ)
-        same_example     share of points of which both are the same example
-        top_share        share of Σ|𝒮| that comes from the k largest contributors; if all were equal, k/M
-        chance           share of points whose prediction has the label of an example drawn at random
+        same_class       points whose largest contributor has the predicted label
+        nearest_input    points whose nearest training example, by input, has the predicted label
+        nearest_kernel   points whose nearest training example, by 𝒦(x, xᵢ)/√𝒦(xᵢ, xᵢ), has it
+        same_example     points where both nearest examples are the same
+        top_share        the part of Σ|𝒮| from the k largest contributors; k/M if all were equal
+        chance           points whose prediction has the label of a random example
 
-    of a network of one output on two classes. Labels are those that were trained on; the largest contributor has
-    most |𝒮|.
+    The largest contributor is the example with the largest |𝒮|. Labels are the training labels.
     """
 
     shares: tuple[Share, ...] = ("same_class", "chance")
@@ -222,12 +207,14 @@ class StoredExamples(AbstractQuantity):
         return measured.by_run(self.measure, self.shares)
 
     def measure(self, run: Run) -> Mapping[str, float]:
-        points, train = run.points[self.split], run.points["train"]
+        points = run.points[self.split]
+        train = run.points["train"]
         parts = run.parts(self.rule).to_numpy()[points]
         targets = run.data["train_targets"]
         if (outputs := run.predictions.sizes["out"]) != 1 or not len(run.data["classes"]):
             raise Mistake(
-                f"quantity: {run.name} has {outputs} outputs; stored examples are those of two classes"
+                f"quantity: {run.name} has {outputs} outputs; "
+                "stored examples need one output for two classes"
             )
         kernel = run.kernels[f"path_{self.rule}"].to_numpy()[:, 0, :, 0]
         predicted = np.sign(run.predictions.sel(machine="f_T").to_numpy()[points, 0])
@@ -237,9 +224,11 @@ class StoredExamples(AbstractQuantity):
         )
         # ‖x − x′‖² = ‖x‖² − 2⟨x, x′⟩ + ‖x′‖²
         ones, others = (run.data[f"{split}_inputs"] for split in (self.split, "train"))
-        ones, others = ones.reshape(len(ones), -1), others.reshape(len(others), -1)
+        ones = ones.reshape(len(ones), -1)
+        others = others.reshape(len(others), -1)
         distance = (ones**2).sum(1)[:, None] - 2 * ones @ others.T + (others**2).sum(1)
-        near, like = distance.argmin(axis=1), likeness.argmax(axis=1)
+        near = distance.argmin(axis=1)
+        like = likeness.argmax(axis=1)
         largest = np.abs(parts[:, 0]).argmax(axis=1)
         return {
             "same_class": float((labels[largest] == predicted).mean()),
@@ -252,7 +241,7 @@ class StoredExamples(AbstractQuantity):
 
 
 def top_share(parts: NDArray[np.float64], top: int) -> float:
-    """Find the share of the largest, averaged over points.
+    """Return the share of the largest contributors, averaged over points.
 
     >>> top_share(np.array([[3.0, -1.0, 0.0]]), 1)
     0.75
@@ -262,13 +251,13 @@ def top_share(parts: NDArray[np.float64], top: int) -> float:
 
 
 class EnoughExamples(AbstractQuantity):
-    """How many examples are enough to make the predictions: those that contribute most, as a share of all.
+    """The share of the examples whose contributions suffice for the predictions on a split.
 
-    Rows have the share of their run.
+    Rows have the share of their run:
 
         least m/M with  ‖Σ_{i ≤ m} 𝒮(·, xᵢ) − Σᵢ 𝒮(·, xᵢ)‖ ≤ tolerance ‖Σᵢ 𝒮(·, xᵢ)‖
 
-    over the points of a split; examples are taken in the order of ‖𝒮(·, xᵢ)‖, the largest first.
+    Examples are sorted by ‖𝒮(·, xᵢ)‖, the largest first.
     """
 
     tolerance: float = Field(0.01, gt=0)
@@ -288,7 +277,7 @@ class EnoughExamples(AbstractQuantity):
 
 
 def enough(parts: NDArray[np.float64], tolerance: float) -> float:
-    """The share of the columns whose sum is that of all: no fewer of them will do.
+    """Return the least share of the columns whose sum approximates the sum of all.
 
     >>> enough(np.array([[3.0, 0.001, 0.0, -1.0]]), 0.01), enough(np.array([[1.0, 1.0]]), 0.01)
     (0.5, 1.0)
@@ -301,16 +290,17 @@ def enough(parts: NDArray[np.float64], tolerance: float) -> float:
 
 
 class MarginBound(AbstractQuantity):
-    """A known bound on kernel machines, put on the path kernel as if that had been given beforehand.
+    """A generalisation bound for kernel machines, applied to the path kernel.
 
-    Rows have these numbers, told apart by the column `quantity`.
+    Rows have these numbers, labelled by the column `quantity`.
 
-        bound     mean_i φ(yᵢ f(xᵢ)) + (2B/n) √(Σᵢ 𝒦(xᵢ, xᵢ)) + 3 √(ln(2/δ)/2n),    φ(z) = min(1, max(0, 1 − z))
-        error     share of the points of a split whose sign is wrong
+        bound     mean_i φ(yᵢ f(xᵢ)) + (2B/n) √(Σᵢ 𝒦(xᵢ, xᵢ)) + 3 √(ln(2/δ)/2n)
+        error     the share of points of a split with the wrong sign
 
-    With f = f_T − f_0 at n examples of two classes, B² = fᵀ 𝒦⁻¹ f the square of its norm, 𝒦 = (𝒦 + 𝒦ᵀ)/2 among the
-    examples with a ridge of 10⁻⁶ of its mean diagonal, and δ = 0.05. Of a kernel that the labels had no part in,
-    the error is below the bound with probability 1 − δ (P. Bartlett & S. Mendelson 2002, theorem 22).
+    Here f = f_T − f_0 at n examples of two classes, φ(z) = min(1, max(0, 1 − z)), B² = fᵀ 𝒦⁻¹ f and
+    δ = 0.05. The kernel 𝒦 = (𝒦 + 𝒦ᵀ)/2 among the examples gets a ridge of 10⁻⁶ times its mean
+    diagonal. If the kernel did not depend on the labels, the error would be below the bound with
+    probability 1 − δ (P. Bartlett & S. Mendelson 2002, theorem 22).
     """
 
     rule: str = "secant"
@@ -320,11 +310,9 @@ class MarginBound(AbstractQuantity):
         return measured.by_run(self.measure, ("bound", "error"))
 
     def measure(self, run: Run) -> Mapping[str, float]:
-        train, points, targets = (
-            run.points["train"],
-            run.points[self.split],
-            run.data["train_targets"],
-        )
+        train = run.points["train"]
+        points = run.points[self.split]
+        targets = run.data["train_targets"]
         if targets.shape[1] != 1 or not len(run.data["classes"]):
             raise Mistake(
                 f"quantity: {run.name} has no two classes; the bound is one on their margin"
@@ -333,8 +321,8 @@ class MarginBound(AbstractQuantity):
         after, before = (
             run.predictions.sel(machine=name).to_numpy()[:, 0] for name in ("f_T", "f_0")
         )
-        # Labels of all points, and what was learned.
-        labels, wanted = np.sign(targets[:, 0]), np.sign(run.data[f"{self.split}_targets"][:, 0])
+        labels = np.sign(targets[:, 0])
+        wanted = np.sign(run.data[f"{self.split}_targets"][:, 0])
         error = float((np.sign(after[points]) != wanted).mean())
         return {"bound": margin_bound(kernel, (after - before)[train], labels), "error": error}
 
@@ -342,7 +330,7 @@ class MarginBound(AbstractQuantity):
 def margin_bound(
     kernel: NDArray[np.float64], outputs: NDArray[np.float64], labels: NDArray[np.float64]
 ) -> float:
-    """The bound on the error, from the kernel among the examples.
+    """Return the bound on the error.
 
     >>> margin_bound(1e-12 * np.eye(200), np.ones(200), np.ones(200)) > 1  # memory, one by one
     True
@@ -361,13 +349,13 @@ def margin_bound(
 
 
 class KernelChange(AbstractQuantity):
-    """How much the path kernel differs between two runs of a seed that are alike but for one setting.
+    """The difference of the path kernels of two runs that differ in one setting.
 
     Rows have the change between the runs at `one` and at `other` along an axis.
 
         change = ‖𝒦′ − 𝒦‖/‖𝒦‖    between the points of a split and the training examples
 
-    Both learn from the same inputs: labels, noise, or the way of training may differ.
+    Both runs learn from the same inputs; labels, noise or hyperparameters may differ.
     """
 
     along: str
@@ -377,10 +365,12 @@ class KernelChange(AbstractQuantity):
     split: str = "probe"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        table, rest = measured.table, [axis for axis in measured.axes if axis != self.along]
+        table = measured.table
+        rest = [axis for axis in measured.axes if axis != self.along]
         if self.along not in measured.axes:
             raise Mistake(
-                f"quantity.along={self.along}: it is no axis of the runs{nearest(self.along, measured.axes)}"
+                f"quantity.along={self.along}: it is no axis of the runs"
+                f"{nearest(self.along, measured.axes)}"
             )
         one, other = (table[table[self.along] == level] for level in (self.one, self.other))
         pairs = one.merge(other, on=["runs", "seed", *rest], suffixes=("", "_other"))
@@ -390,12 +380,12 @@ class KernelChange(AbstractQuantity):
         return compared
 
     def change(self, one: Run | None, other: Run | None) -> float:
-        """The change between two runs; NaN where one of them has no result."""
         if one is None or other is None:
             return math.nan
         if not np.array_equal(one.data["train_inputs"], other.data["train_inputs"]):
             raise Mistake(
-                f"quantity: {one.name} and {other.name} learn from other inputs; vary what leaves them alike"
+                f"quantity: {one.name} and {other.name} learn from other inputs; "
+                "vary a setting that keeps the inputs"
             )
         kernel, second = (
             run.kernels[f"path_{self.rule}"].to_numpy()[run.points[self.split]]
@@ -405,13 +395,14 @@ class KernelChange(AbstractQuantity):
 
 
 class TimeShare(AbstractQuantity):
-    """When in training something came about: the share of its mass that falls into each tenth of the path's time.
+    """The time profile of a run: the share of a quantity in each tenth of the path's time.
 
-    Rows have the shares of ten tenths.
+    Rows have the share of a tenth, labelled by the column `tenth` from 1 to 10. A constant rate
+    gives 0.1.
 
-        mass    `contribution_mass`, Σ|Δ𝒮| of a step; `contribution_sum`, Σ|Σᵢ Δ𝒮ᵢ|; or `kernel_mass`, η‖K‖
-
-    Rows of a run are told apart by `tenth`, 1 … 10; evenly spread, each has a share of 0.1.
+        contribution_mass    Σ|Δ𝒮| of a step
+        contribution_sum     Σ|Σᵢ Δ𝒮ᵢ| of a step
+        kernel_mass          η‖K‖
     """
 
     mass: Literal["contribution_mass", "contribution_sum", "kernel_mass"] = "contribution_mass"
@@ -424,7 +415,7 @@ class TimeShare(AbstractQuantity):
         )
 
     def shares(self, run: Run | None) -> NDArray[np.float64]:
-        """The shares of one run; NaN where the mass was not measured at every step."""
+        """Return the shares; if a step lacks a measurement, return NaN."""
         steps = None if run is None else run.series("step_size", self.mass)
         if run is None or steps is None or not len(steps) or len(steps) < len(run.metrics) - 1:
             return np.full(10, np.nan)

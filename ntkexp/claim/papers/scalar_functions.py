@@ -1,5 +1,6 @@
-"""Functions of one number: their tangent kernel with an observation, what a step of descent does to them, and how the
-kernel of a finite step differs from it (F. Huszár, "Some intuition on the neural tangent kernel", 2020).
+"""Functions of one number: tangent kernels, steps of descent, and the kernel of a finite step.
+
+F. Huszár, "Some intuition on the neural tangent kernel" (2020), makes the claims.
 """
 
 from __future__ import annotations
@@ -38,37 +39,37 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-9
-"""A value that moves by a smaller share of f(x′)'s movement does not move."""
+"""A value is unchanged if it changes by a smaller share of the change of f(x′)."""
 
-
-Whole = Annotated[int, Field(ge=-(10**4), le=10**4)]
+Integer = Annotated[int, Field(ge=-(10**4), le=10**4)]
 
 
 class ScalarCurve(AbstractTrial):
-    """The kernel of a function of one number with one observation x′, drawn over x, and what a step of descent does:
+    """The kernel of a scalar function f with an observation x′, and a step of descent on it.
 
-    A scalar function is looked at between `first` and `last`, with an observation (observed, value).
+    The integers from `first` to `last` are the points x; the observation is (`observed`, `value`).
 
-        share        k(x, x′)/k(x′, x′); `least` and `largest` are its extremes over x, `least_at` and `largest_at`
-                     their x
-        finite       the same of the kernel k̃ of a finite step, η = `ascent`; `finite_largest_at` is where that is
-                     largest
+        share        k(x, x′)/k(x′, x′)
+        least, largest, least_at, largest_at    the extremes of share, and their x
         spread       largest − least
-        fastest      which parameter changes f(x′) most, counted from 1: the largest ∣∂f(x′)/∂θ∣
-        before       f(x) at the start                        after    f(x) after a step of η on (f(x′) − value)²
-        moved        after − before                           wrong_way    1 where f(x) really moved against f(x′),
-                     else 0
-        error        |k(x, x′) − (delta·[x = x′] + product·x x′ + constant)|, as a share of k(x′, x′)
+        finite       k̃(x, x′)/k(x′, x′), where k̃ is the kernel of a finite step, η = `ascent`
+        finite_largest_at                       the x of its maximum
+        fastest      the number of the parameter with the largest ∣∂f(x′)/∂θ∣, counted from 1
+        before       f(x) before the step
+        after        f(x) after a step of descent, η = `step_size`, on (f(x′) − value)²
+        moved        after − before
+        wrong_way    1 if f(x) changes in the opposite direction of f(x′), else 0
+        error        |k(x, x′) − (delta·[x = x′] + product·x x′ + constant)|/k(x′, x′)
 
-    Rows are told apart by `x`, which is the observation's `place` or elsewhere, on one `side` of the boundary; by
-    the number of steps `ascended` that raise f(x′) before all this; and by the `start`: `given`, which is the
-    model's own, or `drawn`, which has scatter·N(0, 1) added to every parameter (Huszár 2020).
+    Labels of the rows are `x`; its `place` (observed or elsewhere); its `side` of `boundary`;
+    `ascended`, the number of steps that increase f(x′) before the measurement; and `start`: the
+    model's own weights (`given`), or these plus scatter·N(0, 1) (`drawn`).
     """
 
     model: AbstractScalar
-    first: Whole = -10
-    last: Whole = 20
-    observed: Whole = 10
+    first: Integer = -10
+    last: Integer = 20
+    observed: Integer = 10
     value: float = 50.0
     step_size: float = Field(0.1, gt=0)
     scatter: float = Field(1.0, gt=0)
@@ -83,7 +84,8 @@ class ScalarCurve(AbstractTrial):
         if not self.first <= self.observed <= self.last:
             raise Mistake(f"trial.observed={self.observed} is not in {self.first} … {self.last}")
         module = self.model.function()
-        own, generator = weights_of(module), stream("weights", seed)
+        own = weights_of(module)
+        generator = stream("weights", seed)
         moved = {
             name: weight + self.scatter * noise_like(weight, generator)
             for name, weight in own.items()
@@ -103,7 +105,7 @@ class ScalarCurve(AbstractTrial):
     def curve(
         self, module: nn.Module, weights: Weights, x: Tensor, here: int
     ) -> Iterator[dict[str, Level]]:
-        """The rows at one place of the weights."""
+        """Yield the rows for one value of the weights."""
         point = x[here : here + 1]
         kernel = tangent_kernel(module, x, point, weights=weights)[:, 0, 0, 0]
         share = kernel / kernel[here]
@@ -112,21 +114,21 @@ class ScalarCurve(AbstractTrial):
             / kernel[here]
         )
 
-        # A step of descent on (f(x′) − value)² is an ascent of f(x′) by −2η (f(x′) − value).
+        # A step of descent on (f(x′) − value)² is an ascent of f(x′) with η′ = −2η (f(x′) − value).
         function = function_of(module)
         before = function(weights, x)[:, 0]
         size = 2 * self.step_size * (self.value - before[here]).item()
         after = function(ascend(module, point, 1, size, weights=weights), x)[:, 0]
         moved = after - before
 
-        # ∂f(x′)/∂θ, of all parameters in their order
+        # ∂f(x′)/∂θ
         gradient = torch.func.grad(lambda weights: function(weights, point).sum())(dict(weights))
         slopes = torch.cat([gradient[name].flatten() for name in weights])
 
-        # What the kernel should be: delta·[x = x′] + product·x x′ + constant.
+        # The formula of the kernel: delta·[x = x′] + product·x x′ + constant
         formula = self.product * x[:, 0] * self.observed + self.constant
         formula[here] += self.delta
-        whole: dict[str, Level] = {
+        summary: dict[str, Level] = {
             "least": share.min().item(),
             "least_at": x[share.argmin()].item(),
             "largest": share.max().item(),
@@ -143,7 +145,7 @@ class ScalarCurve(AbstractTrial):
                 "kernel": kernel[k].item(),
                 "share": share[k].item(),
                 "finite": finite[k].item(),
-                **whole,
+                **summary,
                 "before": before[k].item(),
                 "after": after[k].item(),
                 "moved": moved[k].item(),
@@ -157,16 +159,13 @@ def noise_like(weight: Tensor, generator: torch.Generator) -> Tensor:
 
 
 class FiniteSteps(AbstractTrial):
-    """How far the kernel of a finite step is from the tangent kernel, step size by step size:
+    """The kernel k̃_η of a finite step compared with the tangent kernel k, by step size.
 
-    A model is read on data: at `points` of them, after steps on each of `observed` others.
+        error            ‖k̃_η − k‖/‖k‖, between `points` points and `observed` training examples
+        centred_error    the same for (k̃_η + k̃_{−η})/2, where the first order cancels
+        other_error      the same for k̃_η and the tangent kernel at other weights (a control)
 
-        error            ‖k̃_η − k‖/‖k‖ between the probe points and the first training examples
-        centred_error    the same of (k̃_η + k̃_{−η})/2, in which the first order cancels
-        other_error      the same of k̃_η to the tangent kernel at other weights, to which it does not tend
-
-    Networks are drawn by the seed; a function that starts where its fields say gets scatter·N(0, 1) added to its
-    weights.
+    The seed draws the weights of a network. Functions with fixed weights get scatter·N(0, 1) added.
     """
 
     model: AbstractArchitecture
@@ -198,7 +197,7 @@ class FiniteSteps(AbstractTrial):
         def missed(kernel: Tensor, limit: Tensor) -> float:
             return float((kernel - limit).norm() / limit.norm())
 
-        # the error falls as η, and as η² where the kernels of steps in both directions are averaged
+        # The error falls as η, and the error of the average over both directions as η².
         rows = list[Mapping[str, Level]]()
         for eta in self.step_sizes:
             finite, back = (
@@ -214,16 +213,17 @@ class FiniteSteps(AbstractTrial):
 
 
 class Reparametrised(AbstractTrial):
-    """What becomes of a network's outputs and of its tangent kernel where its weights are spelled otherwise:
+    """The change of a tanh network's outputs and tangent kernel under reparametrisation.
 
-    A network of torch's own layers, tanh between them, is read at the training examples of the data.
+        outputs    ‖f′ − f‖/‖f‖
+        change     ‖K′ − K‖/‖K‖
 
-        outputs    ‖f′ − f‖/‖f‖                  change    ‖K′ − K‖/‖K‖
+        spelling       parametrisation of a layer
+        weight_norm    W = g v/‖v‖, row by row (T. Salimans & D. Kingma 2016, arXiv:1602.07868)
+        batch_norm     hidden outputs are normalised, then scaled and shifted back by new weights
+        rotation       W = Q V with a fixed rotation Q, which leaves the kernel unchanged
 
-        spelling       the weights of a layer
-        weight_norm    W = g v/‖v‖, row by row (T. Salimans and D. Kingma 2016, arXiv:1602.07868)
-        batch_norm     the outputs of hidden layers are normalised, and stretched and moved back by two weights each
-        rotation       W = Q V, with Q a fixed rotation: the one spelling here that no kernel can tell
+    The kernel is read at the training examples of the data.
     """
 
     data: AbstractSource
@@ -231,7 +231,8 @@ class Reparametrised(AbstractTrial):
     depth: Count = 2
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        x, generator = self.data.split(seed).train.inputs.flatten(1), stream("weights", seed)
+        x = self.data.split(seed).train.inputs.flatten(1)
+        generator = stream("weights", seed)
         sizes = (x.shape[1], *(self.width,) * self.depth, 1)
         layers = [
             layer for one, other in pairwise(sizes) for layer in (nn.Linear(one, other), nn.Tanh())
@@ -244,7 +245,8 @@ class Reparametrised(AbstractTrial):
                     / weight.shape[-1] ** 0.5
                 )
 
-        kernel, outputs = tangent_kernel(plain, x), plain(x).detach()
+        kernel = tangent_kernel(plain, x)
+        outputs = plain(x).detach()
         rows: list[Mapping[str, Level]] = []
         for spelling, module in self.spellings(plain, x, generator).items():
             change = (tangent_kernel(module, x) - kernel).norm() / kernel.norm()
@@ -255,8 +257,10 @@ class Reparametrised(AbstractTrial):
     def spellings(
         self, plain: nn.Sequential, x: Tensor, generator: torch.Generator
     ) -> dict[str, nn.Module]:
-        """The same function with other weights."""
-        normed, rotated, batched = deepcopy(plain), deepcopy(plain), nn.Sequential()
+        """Return modules with the same function and other parameters."""
+        normed = deepcopy(plain)
+        rotated = deepcopy(plain)
+        batched = nn.Sequential()
         for layer in normed:
             if isinstance(layer, nn.Linear):
                 weight_norm(layer)
@@ -283,36 +287,37 @@ class Reparametrised(AbstractTrial):
 
 
 class Rotated(nn.Module):
-    """W = Q V, of a fixed rotation Q."""
+    """The parametrisation W = Q V with a fixed rotation Q."""
 
     def __init__(self, rotation: Tensor) -> None:
         super().__init__()
         self.rotation = nn.Buffer(rotation)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """W from V."""
+        # V → W
         return self.rotation @ weight
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """V from W."""
+        # W → V
         return self.rotation.t() @ weight
 
 
 class ScalarStep(AbstractPicture):
-    """A function of one number before and after a step on one observation, beside its kernel with that observation,
-    over x.
+    """A function of one number before and after a step on an observation, and its kernel.
 
-    A trial of `ScalarCurve` is drawn; so is the kernel of a finite step, and, by this name, that of the control.
+    It draws a trial of `ScalarCurve`. With `finite` it adds the kernel of a finite step, and with a
+    name in `control` the kernel of the control.
 
-    The axes are those of F. Huszár, "Some intuition on the neural tangent kernel" (2020): f(x), and k(x, x′)/k(x′,
-    x′).
+    The axes follow F. Huszár, "Some intuition on the neural tangent kernel" (2020): f(x), and
+    k(x, x′)/k(x′, x′).
     """
 
     finite: bool = False
     control: str = ""
 
     def figure(self, judged: JudgedClaim) -> Figure:
-        trial, rows = curve(judged), given(judged)
+        trial = curve(judged)
+        rows = given(judged)
         kernels = [("tangent kernel", rows["share"])]
         if self.finite:
             kernels.append((f"step of {spelled(trial.ascent)}", rows["finite"]))
@@ -321,27 +326,33 @@ class ScalarStep(AbstractPicture):
         return draw_scalar_step(rows, (trial.observed, trial.value), kernels, moved(rows, trial))
 
     def here(self, judged: JudgedClaim) -> str:
-        trial, rows = curve(judged), given(judged)
-        here, share = trial.observed, rows.set_index("x")["share"]
-        finite = f" The kernel of the finite step is largest at x = {spelled(rows['finite_largest_at'].iloc[0])}."
+        trial = curve(judged)
+        rows = given(judged)
+        here = trial.observed
+        share = rows.set_index("x")["share"]
+        finite = ""
+        if self.finite:
+            largest_at = spelled(rows["finite_largest_at"].iloc[0])
+            finite = f" The kernel of the finite step is largest at x = {largest_at}."
         return (
-            f"a step of descent has η = {spelled(trial.step_size)}; k(x, {here})/k({here}, {here}) is least "
-            f"{at(share, share.min())}, and largest {at(share, share.max())}.{finite * self.finite}"
+            f"a step of descent has η = {spelled(trial.step_size)}; k(x, {here})/k({here}, {here}) "
+            f"is least {at(share, share.min())}, and largest {at(share, share.max())}.{finite}"
         )
 
 
 def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
-    """Find the trial that is drawn."""
+    """Return the trial of a look."""
     trial = judged.looks[look].trial
     if not isinstance(trial, ScalarCurve):
         raise Mistake(
-            "picture: it draws what ntkexp.claim.trial.ScalarCurve measures; give the claim such a trial"
+            "picture: it draws what ntkexp.claim.papers.ScalarCurve measures; "
+            "give the claim such a trial"
         )
     return trial
 
 
 def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
-    """Find the rows of the model's own start before any ascent, which are the same for every seed."""
+    """Return the rows at the model's own weights, which are the same for every seed."""
     rows = judged.rows("x", "share", "finite", "before", "after", look=look)
     chosen = (
         (rows["start"] == "given") & (rows["ascended"] == 0) & (rows["seed"] == rows["seed"].min())
@@ -351,7 +362,7 @@ def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
 
 
 def moved(rows: pd.DataFrame, trial: ScalarCurve) -> str:
-    """Say what a step does to the value at the observation, and to the others."""
+    """Describe the changes at the observation and elsewhere."""
     here = rows[rows["place"] == "observed"].iloc[0]
     others = rows[rows["place"] != "observed"]
     moving = others[others["moved"].abs() > ROUNDING * abs(here["moved"])]
@@ -360,15 +371,18 @@ def moved(rows: pd.DataFrame, trial: ScalarCurve) -> str:
     ways = f", {against} of them the other way" if against else ""
     return (
         f"A step on ({trial.observed}, {spelled(trial.value)}) moves f({trial.observed}) from "
-        f"{spelled(here['before'])} to {spelled(here['after'])}, and {many} of the {len(others)} other values{ways}"
+        f"{spelled(here['before'])} to {spelled(here['after'])}, "
+        f"and {many} of the {len(others)} other values{ways}"
     )
 
 
 def at(share: pd.Series[float], extreme: float) -> str:
-    """Say where a kernel has its extreme, and how large that is.
+    """Describe the position and size of an extreme.
 
-    >>> at(pd.Series([0.0, 0.0, 1.0], index=[3, 4, 5]), 0.0), at(pd.Series([1.0, -0.27851], index=[-1, 2]), -0.27851)
-    ('at 2 places, 0', 'at x = 2, −0.279')
+    >>> at(pd.Series([0.0, 0.0, 1.0], index=[3, 4, 5]), 0.0)
+    'at 2 places, 0'
+    >>> at(pd.Series([1.0, -0.27851], index=[-1, 2]), -0.27851)
+    'at x = 2, −0.279'
     """
     positions = share.index[(share - extreme).abs() <= ROUNDING]
     where = f"x = {spelled(positions[0])}" if len(positions) == 1 else f"{len(positions)} places"
@@ -376,7 +390,7 @@ def at(share: pd.Series[float], extreme: float) -> str:
 
 
 def spelled(value: float) -> str:
-    """Spell a number with up to three digits after the point.
+    """Format a number with up to three decimals.
 
     >>> spelled(-0.27851), spelled(50.0), spelled(35.6)
     ('−0.279', '50', '35.6')
@@ -385,12 +399,12 @@ def spelled(value: float) -> str:
 
 
 class ScalarTraining(AbstractPicture):
-    """A function of one number after more and more steps that raise f(x′), beside its kernel with x′ after as many.
+    """A function of one number and its kernel with x′, after several numbers of ascent steps.
 
-    A trial of `ScalarCurve` that has several numbers of steps in `ascended` is drawn.
+    It draws a trial of `ScalarCurve` with several numbers of steps in `ascended`.
 
-    The axes are those of F. Huszár, "Some intuition on the neural tangent kernel" (2020): f(x), and k(x, x′)/k(x′,
-    x′).
+    The axes follow F. Huszár, "Some intuition on the neural tangent kernel" (2020): f(x), and
+    k(x, x′)/k(x′, x′).
     """
 
     def figure(self, judged: JudgedClaim) -> Figure:
@@ -399,22 +413,21 @@ class ScalarTraining(AbstractPicture):
         )
 
     def here(self, judged: JudgedClaim) -> str:
-        trial, rows = curve(judged), ascents(judged)
+        trial = curve(judged)
+        rows = ascents(judged)
         spread = rows.groupby("ascended")["share"].agg(lambda share: share.max() - share.min())
         narrower = bool((spread.diff().dropna() < 0).all())
         way = "narrower each time" if narrower else "not narrower each time"
-        steps, wide = (
-            listed([str(steps) for steps in spread.index]),
-            ", ".join(map(spelled, spread)),
-        )
+        steps = listed([str(steps) for steps in spread.index])
+        wide = ", ".join(map(spelled, spread))
         return (
-            f"steps of η = {spelled(trial.ascent)} raise f({trial.observed}); drawn is what there is after {steps} of "
-            f"them. The range of the kernel is {way}: {wide} wide."
+            f"steps of η = {spelled(trial.ascent)} raise f({trial.observed}); the curves are those "
+            f"after {steps} steps. The range of the kernel is {way}: {wide} wide."
         )
 
 
 def ascents(judged: JudgedClaim) -> pd.DataFrame:
-    """Find the rows of the model's own start, which are the same for every seed."""
+    """Return the rows for the model's own weights, which are the same for every seed."""
     rows = judged.rows("x", "share", "before", "ascended")
     chosen = (rows["start"] == "given") & (rows["seed"] == rows["seed"].min())
     curves: pd.DataFrame = rows.loc[chosen].sort_values(["ascended", "x"]).reset_index(drop=True)
@@ -422,8 +435,9 @@ def ascents(judged: JudgedClaim) -> pd.DataFrame:
 
 
 def changed_range(rows: pd.DataFrame) -> str:
-    """Say in which range the kernel lies at first, and at last."""
-    first, last = rows["ascended"].min(), rows["ascended"].max()
+    """Describe the ranges of the first and the last kernel."""
+    first = rows["ascended"].min()
+    last = rows["ascended"].max()
     before, after = (rows.loc[rows["ascended"] == steps, "share"] for steps in (first, last))
     ranges = [f"{spelled(share.min())} … {spelled(share.max())}" for share in (before, after)]
     return (

@@ -1,5 +1,6 @@
-"""Networks width by width, beside what they are at infinite width: outputs, kernels and training (J. Lee et al. 2019,
-arXiv:1902.06720, and those named below).
+"""Networks of growing width compared with infinite width: outputs, kernels and training.
+
+J. Lee et al. 2019, arXiv:1902.06720, make most of the claims; the trials name other papers.
 """
 
 from __future__ import annotations
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# --- What trials read at many widths: a network that differs by its width alone.
-
-
 def network_of_width(
     width: int,
     model: AbstractArchitecture,
@@ -60,22 +58,23 @@ def network_of_width(
     task: LearningTask,
     generator: torch.Generator,
 ) -> ScaledOutput:
-    """Draw what a model is at this width, before training.
+    """Draw an untrained network of this width.
 
     >>> from ntkexp.init import NTK
     >>> from ntkexp.model.networks import MLP
-    >>> given = MLP(depth=1), NTK(W_std=1.0, b_std=0.0), LearningTask((3,), 1), torch.Generator()
-    >>> [sum(weight.numel() for weight in network_of_width(width, *given).parameters()) for width in (2, 8)]
-    [8, 32]
+    >>> model, init, task = MLP(depth=1), NTK(W_std=1.0, b_std=0.0), LearningTask((3,), 1)
+    >>> network = network_of_width(8, model, init, task, torch.Generator())
+    >>> sum(weight.numel() for weight in network.parameters())
+    32
     """
     wide = model.model_copy(update={"width": width})
     return wide.module(init, task.shape, task.outputs, generator, task.vocabulary).eval()
 
 
 class Bottleneck(AbstractLayered):
-    """A multilayer perceptron whose first or last hidden layer has `narrow` units at any width.
+    """A multilayer perceptron whose first or last hidden layer has `narrow` units at every width.
 
-    A control of what is said of wide networks: their sums over many units tend to a mean, those over few do not.
+    It is a control for claims about wide networks: sums over few units do not tend to their mean.
 
     >>> from ntkexp.init import NTK
     >>> from ntkexp.layer.affine import Dense
@@ -99,18 +98,17 @@ class Bottleneck(AbstractLayered):
 
 
 class FirstOutputs(AbstractTrial):
-    """What networks say before training, beside the Gaussian process that they are at infinite width, width by width:
+    """The outputs of untrained networks compared with the Gaussian process at infinite width.
 
-    Networks of one output are drawn at every width, and read at the first points of the data.
+    At each width, E is the mean over `networks` networks with one output. x are the first points of
+    the data, and 𝒢 is the kernel of the process.
 
         variance_ratio     mean_x E f(x)²/𝒢(x, x)                    1 at every width
-        covariance_ratio   Σ E f(x)f(x′) 𝒢(x, x′)/Σ 𝒢(x, x′)²        1 at every width; the sums go over pairs x ≠
-                           x′
-        excess_kurtosis    mean_x E f(x)⁴/(E f(x)²)² − 3             of one hidden layer 3 Var(v)/(E v)²/width,
-                                                                     v the variance of f given the hidden
-                                                                         units' weights
+        covariance_ratio   Σ E f(x)f(x′) 𝒢(x, x′)/Σ 𝒢(x, x′)²        1 at every width; pairs x ≠ x′
+        excess_kurtosis    mean_x E f(x)⁴/(E f(x)²)² − 3             ∝ 1/width
 
-    over `networks` networks drawn for each.
+    With one hidden layer the excess kurtosis is 3 Var(v)/(E v)²/width, where v is
+    the contribution of one hidden unit to the variance of f, given its input weights.
     """
 
     model: AbstractLayered
@@ -122,7 +120,8 @@ class FirstOutputs(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         x = self.data.split(seed).train.inputs[: self.points]
-        task, generator = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed)
+        task = LearningTask(tuple(x.shape[1:]), 1)
+        generator = stream("weights", seed)
         every = slice(0, len(x))
         limit = self.model.limit(self.init, task)
         process = compute(limit, BlockSlices(every, every, same=True), x, memory_gb=1.0).nngp
@@ -143,14 +142,15 @@ class FirstOutputs(AbstractTrial):
 def moments(
     outputs: Float[Tensor, "network point"], process: Float[Tensor, "point point_"]
 ) -> Mapping[str, float]:
-    """Find all numbers of outputs whose mean is known to be zero.
+    """Return the moments of outputs with mean zero, relative to the process.
 
     >>> import torch
     >>> moments(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
     {'variance_ratio': 1.0, 'covariance_ratio': 2.0, 'excess_kurtosis': -2.0}
     """
     second = outputs.square().mean(0)
-    covariance, pairs = outputs.t() @ outputs / len(outputs), process - process.diagonal().diag()
+    covariance = outputs.t() @ outputs / len(outputs)
+    pairs = process - process.diagonal().diag()
     return {
         "variance_ratio": float((second / process.diagonal()).mean()),
         "covariance_ratio": float((covariance * pairs).sum() / pairs.square().sum()),
@@ -159,7 +159,7 @@ def moments(
 
 
 def excess_kurtosis(outputs: Float[Tensor, "network point"]) -> float:
-    """A mean over points, of outputs whose mean is zero.
+    """Return the excess kurtosis of outputs with mean zero, averaged over points.
 
     >>> excess_kurtosis(torch.tensor([[1.0], [-1.0]]))
     -2.0
@@ -168,16 +168,14 @@ def excess_kurtosis(outputs: Float[Tensor, "network point"]) -> float:
 
 
 class OutputsInTraining(AbstractTrial):
-    """How far the outputs of networks are from Gaussian numbers while they learn, width by width:
+    """The deviation of outputs from a Gaussian distribution during training, by width.
 
-    Networks of one output are drawn at every width, learn the same targets by the same steps, and are read at new
-    points.
+    At each width, `networks` networks with one output learn the same targets with the same step
+    size, `fraction` of the largest stable one at infinite width. Outputs at new points are read
+    after each number of steps in `times`.
 
-        excess_kurtosis    mean_x E(f_t(x) − f̄_t(x))⁴/(Var f_t(x))² − 3        of Gaussian numbers 0
+        excess_kurtosis    mean_x E(f_t(x) − f̄_t(x))⁴/(Var f_t(x))² − 3        0 for a Gaussian
         remaining          √(mean_x Var f_t(x)/mean_x Var f_0(x))
-
-    over `networks` networks drawn for each width, after each number of steps in `times`. A step is `fraction` of what
-    is stable at infinite width.
     """
 
     model: AbstractLayered
@@ -191,11 +189,10 @@ class OutputsInTraining(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
-        train, x = (
-            len(data.train.inputs),
-            torch.cat([data.train.inputs, data.test.inputs[: self.points]]),
-        )
-        learned, task = targets(data, Squared())[:train], LearningTask(tuple(x.shape[1:]), 1)
+        train = len(data.train.inputs)
+        x = torch.cat([data.train.inputs, data.test.inputs[: self.points]])
+        learned = targets(data, Squared())[:train]
+        task = LearningTask(tuple(x.shape[1:]), 1)
         every = slice(0, train)
         limit = compute(
             self.model.limit(self.init, task),
@@ -214,8 +211,8 @@ class OutputsInTraining(AbstractTrial):
                 for _ in range(self.networks)
             ]
             outputs = {
-                time: found[:, train:, 0]
-                for time, found in training.outputs_at(self.times, modules).items()
+                time: of_time[:, train:, 0]
+                for time, of_time in training.outputs_at(self.times, modules).items()
             }
             first = outputs[min(outputs)].var(0, correction=0).mean()
             for time, found in outputs.items():
@@ -228,15 +225,13 @@ class OutputsInTraining(AbstractTrial):
 
 
 class FirstKernels(AbstractTrial):
-    """The tangent kernels of networks before training, beside the one that they have at infinite width, width by
-    width:
+    """The tangent kernels of untrained networks compared with the kernel at infinite width.
 
-    Networks of one output are drawn at every width, and their kernels read among the first points of the data.
+    At each width, E is the mean over `networks` networks with one output. The kernels are read
+    among the first points of the data. The distance includes the bias of the mean.
 
         distance    √(E ‖K_0 − K_∞‖²)/‖K_∞‖                  ∝ width^(−1/2)
         variance    Σ_xx′ Var K_0(x, x′)/‖K_∞‖²              ∝ 1/width
-
-    over `networks` networks drawn for each. The distance counts what their mean is off as well.
     """
 
     model: AbstractArchitecture
@@ -248,7 +243,8 @@ class FirstKernels(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         x = self.data.split(seed).train.inputs[: self.points]
-        task, generator = LearningTask(tuple(x.shape[1:]), 1), stream("weights", seed)
+        task = LearningTask(tuple(x.shape[1:]), 1)
+        generator = stream("weights", seed)
         every = slice(0, len(x))
         network = self.model.limit(self.init, task)
         limit = compute(
@@ -273,13 +269,12 @@ class FirstKernels(AbstractTrial):
 
 
 class SummedOutputs(AbstractTrial):
-    """How far the kernel of summed outputs stands for the whole tangent kernel, width by width:
-
-    A network of each width, read before training at the first points of the data.
+    """The tangent kernel approximated by the kernel of the summed outputs, by width.
 
         error    ‖K − k ⊗ 1‖/‖K‖,    k(x, x′) = Σ_cd K(x, c; x′, d)/C
 
-    with K [point, output] × [point, output], and C outputs.
+    K is the kernel [point, output] × [point, output] of an untrained network with C outputs, at the
+    first points of the data.
     """
 
     model: AbstractLayered
@@ -291,7 +286,8 @@ class SummedOutputs(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         x = self.data.split(seed).train.inputs[: self.points]
-        task, generator = LearningTask(tuple(x.shape[1:]), self.outputs), stream("weights", seed)
+        task = LearningTask(tuple(x.shape[1:]), self.outputs)
+        generator = stream("weights", seed)
         rows = list[Mapping[str, Level]]()
         for width in self.widths:
             network = network_of_width(width, self.model, self.init, task, generator)
@@ -305,14 +301,13 @@ class SummedOutputs(AbstractTrial):
 
 
 class KernelMovement(AbstractTrial):
-    """How far the tangent kernel moves while networks learn, by the width and by the scale α of their output:
+    """The kernel change during training, by the width and by the scale α of the output.
 
-    Networks of each width learn targets of one number at each scale; those of a width are the same at all scales.
+    E is the mean over `networks` networks of each width, which learn a scalar target. They do not
+    depend on the scale. The step size is `stable` · 2/λ_max(K_0).
 
-        movement    √(E ‖K_T − K_0‖²/‖K_0‖²)        where α is large ∝ 1/α (Chizat, Oyallon & Bach 2019)
-        test_error  mean (f_T − y)²/mean y²          on points that were not learned
-
-    over `networks` networks, which start as `init` says and take steps of `stable` · 2/λ_max(K_0).
+        movement    √(E ‖K_T − K_0‖²/‖K_0‖²)        ∝ 1/α for large α (Chizat, Oyallon & Bach 2019)
+        test_error  mean (f_T − y)²/mean y²          on new points
     """
 
     model: AbstractArchitecture
@@ -326,17 +321,18 @@ class KernelMovement(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
-        x, points = data.train.inputs, torch.cat([data.train.inputs, data.test.inputs])
-        task, encoded = LearningTask(tuple(x.shape[1:]), 1), targets(data, Squared())
-        learned, truth = encoded[: len(x)], encoded[len(encoded) - len(data.test.inputs) :]
+        x = data.train.inputs
+        points = torch.cat([data.train.inputs, data.test.inputs])
+        task = LearningTask(tuple(x.shape[1:]), 1)
+        encoded = targets(data, Squared())
+        learned = encoded[: len(x)]
+        truth = encoded[len(encoded) - len(data.test.inputs) :]
 
         rows = list[Mapping[str, Level]]()
         for width, alpha in product(self.widths, self.alphas):
-            # The networks of a width, the same at every scale.
-            init, generator = (
-                self.init.model_copy(update={"alpha": alpha}),
-                stream("weights", seed, width),
-            )
+            # The networks do not depend on the scale.
+            init = self.init.model_copy(update={"alpha": alpha})
+            generator = stream("weights", seed, width)
             networks = stacked(
                 [
                     network_of_width(width, self.model, init, task, generator)
@@ -345,13 +341,13 @@ class KernelMovement(AbstractTrial):
             )
             before = networks.tangent_kernels(x)
 
-            # Training, by steps of `stable` · 2/λ_max(K_0).
+            # Train with step size `stable` · 2/λ_max(K_0).
             size = self.stable * 2 / float(torch.linalg.eigvalsh(before)[:, -1].max())
             after = EnsembleTraining(
                 points, learned, size, self.steps, divisor=1.0, readout=False
             ).trained(networks)
 
-            # ‖K_T − K_0‖²/‖K_0‖², and what is missed of points that were not learned.
+            # ‖K_T − K_0‖²/‖K_0‖², and the error on new points
             moved = (after.tangent_kernels(x) - before).square().sum((1, 2)) / before.square().sum(
                 (1, 2)
             )
@@ -364,13 +360,12 @@ class KernelMovement(AbstractTrial):
 
 
 class Fluctuations(AbstractTrial):
-    """How far trained networks differ by their starts, width by width:
+    """The spread of trained networks due to their initial weights, by width.
 
-    Networks of each width learn targets of one number, and are read at the points that they have not seen.
+        fluctuation    √mean_x Var f_T(x)/mean_x f̄_T(x)²        at new points x
 
-        fluctuation    √mean_x Var f_T(x)/mean_x f̄_T(x)²
-
-    over networks that all start at zero (of `init.antisymmetric`), trained by the same steps on the same data.
+    The `networks` networks of a width learn a scalar target with the same step size on the same
+    data. With `init.antisymmetric` all of them start from the zero function.
     """
 
     model: AbstractLayered
@@ -382,7 +377,8 @@ class Fluctuations(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
-        train, generator = len(data.train.inputs), stream("weights", seed)
+        train = len(data.train.inputs)
+        generator = stream("weights", seed)
         task = LearningTask(tuple(data.train.inputs.shape[1:]), 1)
         x = torch.cat([data.train.inputs, data.test.inputs])
         learned = targets(data, Squared())[:train]
@@ -408,15 +404,14 @@ class Fluctuations(AbstractTrial):
 
 
 class TrainingBesideKernels(AbstractTrial):
-    """Networks in training beside regression with kernels that stand still, width by width, at every step alike:
-
-    Networks of each width learn targets of one number, by steps of `stable` · 2/λ_max of the limit.
+    """Networks in training compared with gradient descent under a fixed kernel, step by step.
 
         f̂_{t+1}(x) = f̂_t(x) − η Σ_i K(x, x_i) (f̂_t(x_i) − y_i),    f̂_0 = f_0
         gap        √(E_t,x (f_t(x) − f̂_t(x))²/E_t,x (f_t(x) − f_0(x))²)
 
-    over points x that were not learned and `networks` networks. Rows are told apart by `kernel`: `start`, each
-    network's K_0, by which its linearisation trains as well, and `limit`, that of infinite width.
+    E is the mean over steps t, new points x and `networks` networks of each width, which learn a
+    scalar target. The step size is `stable` · 2/λ_max of K_∞. The column `kernel` is `start` for
+    the K_0 of each network, which gives the linearised network, or `limit` for K_∞.
     """
 
     model: AbstractArchitecture
@@ -429,16 +424,15 @@ class TrainingBesideKernels(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = self.data.split(seed)
-        x, points = data.train.inputs, torch.cat([data.train.inputs, data.test.inputs])
-        task, generator, train = (
-            LearningTask(tuple(x.shape[1:]), 1),
-            stream("weights", seed),
-            len(x),
-        )
+        x = data.train.inputs
+        points = torch.cat([data.train.inputs, data.test.inputs])
+        task = LearningTask(tuple(x.shape[1:]), 1)
+        generator = stream("weights", seed)
+        train = len(x)
         network = self.model.limit(self.init, task)
         block = BlockSlices(slice(0, len(points)), slice(0, len(points)), same=True)
         limit = self.init.alpha**2 * compute(network, block, points, memory_gb=1.0, threads=1).ntk
-        # a fraction of the largest stable step, 2/λ_max of the limit
+        # A share of the largest stable step, 2/λ_max(K_∞)
         size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
         training = EnsembleTraining(
             points, targets(data, Squared())[:train], size, self.steps, divisor=1.0, readout=False
@@ -450,7 +444,6 @@ class TrainingBesideKernels(AbstractTrial):
                 for _ in range(self.networks)
             ]
             networks = stacked(modules)
-            # the networks beside regression with their kernels at the start, and with that of infinite width
             kernels = {"start": networks.tangent_kernels(points), "limit": limit}
             gaps = regression_gaps(
                 training, networks, {name: kernel[..., :train] for name, kernel in kernels.items()}
@@ -464,12 +457,13 @@ def regression_gaps(
     networks: StackedNetworks,
     kernels: Mapping[str, Float[Tensor, "*network point train"]],
 ) -> dict[str, float]:
-    """Train networks, and by regression each kernel beside them, step by step; find the gap of each kernel."""
+    """Train networks and fixed-kernel predictors together, and return the gap of each kernel."""
     train = len(training.targets)
     with torch.no_grad():
         start = networks.outputs(training.inputs)
     regressed = dict.fromkeys(kernels, start)
-    moved, missed = 0.0, dict.fromkeys(kernels, 0.0)
+    moved = 0.0
+    missed = dict.fromkeys(kernels, 0.0)
     course = training.course(networks)
     next(course)
     for trained in course:
@@ -487,22 +481,20 @@ def regression_gaps(
 
 
 class EnsembleBesideProcesses(AbstractTrial):
-    """Networks trained from random starts, all layers or the readout alone, beside both processes of infinite width:
+    """Ensembles of trained networks compared with the processes at infinite width.
 
-    So many networks of an experiment, which is said in words as `ntkexp train` takes them.
+    `words` are the settings of the experiment, as for `ntkexp train`. The columns `networks` (all
+    layers or only the readout trained) and `process` label the rows (`ntkexp.ensemble`).
 
-        mean         the ensemble's mean, off in standard errors of it, by root mean square     about 1 where it
-                     follows
-        deviation    the ensemble's deviation over that of the process                           about 1
-
-    Rows are told apart by the columns `networks` and `process` (`ntkexp.ensemble`).
+        mean         the rms deviation of the ensemble's mean, in standard errors    1 if equal
+        deviation    the standard deviation of the ensemble over the process         1 if equal
     """
 
     words: tuple[str, ...]
     networks: Count = 100
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        # Seeds of an ensemble follow each other: those of another trial begin behind them.
+        # An ensemble uses consecutive seeds; the next trial starts after them.
         experiment = compose([*self.words, f"seed={seed * self.networks}", f"data.seed={seed}"])
         given = problem(experiment)
         found = comparisons(
@@ -520,12 +512,13 @@ class EnsembleBesideProcesses(AbstractTrial):
 
 
 class ChangeByWidth(AbstractPicture):
-    """How far weights and kernel move, against width, log–log, beside lines of 1/√n and 1/n.
+    """The relative changes of weights and kernel against width, with guide lines 1/√n and 1/n.
 
-    Each panel has lines, named columns of the rows that `where` chooses; the last is the one of the title.
+    `panels` maps the title of each panel to its lines: name → column of the rows selected by
+    `where`. The title of the picture describes the last line.
 
-    The axes are those of J. Lee et al., "Wide neural networks of any depth evolve as linear models under gradient
-    descent" (2019), arXiv:1902.06720, figure 1.
+    The axes follow J. Lee et al., "Wide neural networks of any depth evolve as linear models under
+    gradient descent" (2019), arXiv:1902.06720, figure 1.
     """
 
     along: str = "model.width"
@@ -537,23 +530,27 @@ class ChangeByWidth(AbstractPicture):
 
     def here(self, judged: JudgedClaim) -> str:
         rows = self.rows(judged)
-        exponents = [
-            listed(
-                [
-                    f"{line} {number(self.law(rows, name).exponent.value)}"
-                    for line, name in lines.items()
-                ]
-            )
-            for lines in self.panels.values()
-        ]
-        return f"the exponents of width are: {'; '.join(exponents)}, by {rows['seed'].nunique()} seeds."
+        exponents = []
+        for lines in self.panels.values():
+            words = [
+                f"{line} {number(self.law(rows, name).exponent.value)}"
+                for line, name in lines.items()
+            ]
+            exponents.append(listed(words))
+        return (
+            f"the exponents of width are: {'; '.join(exponents)}, "
+            f"by {rows['seed'].nunique()} seeds."
+        )
 
     def title(self, judged: JudgedClaim) -> str:
-        """Say how the last line goes, and which of the two it is nearer to."""
+        """Describe the exponent of the last line."""
         panel, lines = list(self.panels.items())[-1]
-        found = self.law(self.rows(judged), list(lines.values())[-1]).exponent.value
-        near, far = ("1/n", "1/√n") if found < -0.75 else ("1/√n", "1/n")
-        return f"The change of the {panel} goes as n to the power {number(found)}, nearer to {near} than to {far}"
+        exponent = self.law(self.rows(judged), list(lines.values())[-1]).exponent.value
+        near, far = ("1/n", "1/√n") if exponent < -0.75 else ("1/√n", "1/n")
+        return (
+            f"The change of the {panel} goes as n to the power {number(exponent)}, "
+            f"nearer to {near} than to {far}"
+        )
 
     def rows(self, judged: JudgedClaim) -> pd.DataFrame:
         columns = [name for lines in self.panels.values() for name in lines.values()]

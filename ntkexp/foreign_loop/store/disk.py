@@ -423,8 +423,8 @@ class DiskStore(AbstractStore):
     def end(self, outside: Outside, *, whole: bool) -> None:
         with self.lock, suppress(NoPlace), self.writer.thread:  # stored steps are useful without it
             self.writer.wait()
-            has_end = len(self.files.log) in self.checkpoints
-            if self.steps and not self.processes.rank and not has_end:
+            writes_weights = self.steps > 0 and self.processes.rank == 0
+            if writes_weights and len(self.files.log) not in self.checkpoints:
                 # without optimizer states, which a refused step may have changed
                 self.write_checkpoint({"weights": self.latest, "memories": None, "ended": None})
                 self.writer.wait()

@@ -114,7 +114,8 @@ class Adjoint:
         some = next(iter(self.parts.values()))
         rows = some.shape[0] * some.shape[1]
         train, uses, _ = right.inputs.shape
-        outputs, features = right.outputs.shape[1], right.outputs.shape[3]
+        outputs = right.outputs.shape[1]
+        features = right.outputs.shape[3]
         left_first = rows * train * uses * features * (right.rows + outputs)
         multiplied_out = train * outputs * right.rows * features * (uses + rows)
         # twice, since gradients that are multiplied out have to be written and read as well
@@ -124,7 +125,8 @@ class Adjoint:
         """Return Σ_u (a_uᵀ U) β_u, for a few probes at a time."""
         probes, out, _ = next(iter(self.parts.values())).shape
         train, uses, _ = right.inputs.shape
-        outputs, features = right.outputs.shape[1], right.outputs.shape[3]
+        outputs = right.outputs.shape[1]
+        features = right.outputs.shape[3]
         assert right.weight is not None
         inputs = right.inputs.flatten(0, 1)  # [train·use, in]
         beta = right.outputs.reshape(train, outputs, -1).mT  # [train, use·features, out_]

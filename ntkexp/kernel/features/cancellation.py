@@ -60,7 +60,8 @@ def zero_sizes(weight: Tensor) -> Tensor:
 
 def add_products(sizes: Weights, block: Factored) -> None:
     """Add the sizes of the products a ⊗ β of a weight, and of the terms β of its bias."""
-    inputs, outputs = block.inputs, block.outputs[:, 0]
+    inputs = block.inputs
+    outputs = block.outputs[:, 0]
     if block.weight is not None:
         size = sizes[block.weight.name]
         if size.dim():

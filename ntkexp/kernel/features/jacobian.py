@@ -1,8 +1,8 @@
-"""The Jacobian of a network at some inputs: a list of gradient blocks.
+"""The Jacobian of a network at some inputs: a sum of gradient blocks.
 
-It is assembled (each parameter in one block, for inner products of examples again and again), or kept use by use, where
-each operation that used a weight keeps what it gave: no row is as long as a table of words, of which an example read a
-few. Both contract, stack and multiply alike.
+An assembled Jacobian has each parameter in one block, for inner products that are computed again
+and again. A Jacobian use by use has one block for each operation that used a weight, so that no row
+is as long as a table of words. Both forms contract, stack and multiply in the same way.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ntkexp.shapes import Weights
 
 @dataclass(frozen=True)
 class Jacobian:
-    """J = Σ blocks: ∂f_c(x_n)/∂θ for the outputs c of the examples n."""
+    """J = Σ blocks: ∂f_c(x_n)/∂θ for outputs c and examples n."""
 
     blocks: tuple[Block, ...]
     examples: int
     outputs: int
     starts: tuple[int, ...] | None = (
-        None  # the first example of each block; none where each is of all examples
+        None  # the first example of each block; None: blocks hold all examples
     )
 
     @property
@@ -41,23 +41,24 @@ class Jacobian:
 
     @cached_property
     def extents(self) -> Mapping[str, int]:
-        """How many elements of each parameter lie up to the last one that is used."""
-        found: dict[str, int] = {}
+        """The number of elements of each parameter up to the last one that is used."""
+        extents: dict[str, int] = {}
         for block in self.blocks:
-            found |= {name: max(size, found.get(name, 0)) for name, size in block.extents.items()}
-        return found
+            for name, size in block.extents.items():
+                extents[name] = max(size, extents.get(name, 0))
+        return extents
 
     @cached_property
     def uses(self) -> Mapping[str, list[tuple[slice, Block]]]:
-        """The blocks of each parameter, and the examples that they are of."""
-        found: dict[str, list[tuple[slice, Block]]] = {}
+        """The blocks of each parameter, each with its examples."""
+        uses: dict[str, list[tuple[slice, Block]]] = {}
         for place, block in self.placed():
             for name in block.names:
-                found.setdefault(name, []).append((place, block))
-        return found
+                uses.setdefault(name, []).append((place, block))
+        return uses
 
     def placed(self) -> Iterator[tuple[slice, Block]]:
-        """Each block, and the examples that it is of."""
+        """Yield each block with its examples."""
         starts = self.starts or [0] * len(self.blocks)
         return (
             (slice(at, at + block.gradients[0]), block)
@@ -65,15 +66,21 @@ class Jacobian:
         )
 
     def of(self, names: Collection[str] | None) -> Jacobian:
-        """The gradients of these parameters alone, of which there may be none; itself, if none are named."""
+        """Return the gradients of these parameters alone, or all of them if `names` is None."""
         if names is None:
             return self
-        kept = [(place.start, part) for place, block in self.placed() for part in block.of(names)]
-        starts = None if self.starts is None else tuple(start for start, _ in kept)
-        return replace(self, blocks=tuple(part for _, part in kept), starts=starts)
+        blocks: list[Block] = []
+        starts: list[int] = []
+        for place, block in self.placed():
+            for part in block.of(names):
+                blocks.append(part)
+                starts.append(place.start)
+        return replace(
+            self, blocks=tuple(blocks), starts=None if self.starts is None else tuple(starts)
+        )
 
     def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Jacobian:
-        """The Jacobian contracted with ℓ′ on its outputs: J(x)ᵀℓ′ for every example, as one output."""
+        """Return J(x)ᵀℓ′ for every example, as one output."""
         blocks = tuple(block.weighted(output_gradient[place]) for place, block in self.placed())
         return replace(self, blocks=blocks, outputs=1)
 
@@ -81,11 +88,11 @@ class Jacobian:
         return replace(self, blocks=tuple(block.scaled(factors) for block in self.blocks))
 
     def traced(self) -> Jacobian:
-        """All outputs as one, whose inner products are the sums over outputs."""
+        """Return all outputs as one, whose inner products are sums over outputs."""
         return replace(self, blocks=tuple(block.traced() for block in self.blocks), outputs=1)
 
     def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
-        """J v, for a v in the shape of the weights."""
+        """Return J v for a vector v in the shape of the weights."""
         terms = [block.applied(weights) for block in self.blocks]
         if not terms:
             return next(iter(weights.values())).new_zeros(self.examples, self.outputs)
@@ -97,18 +104,18 @@ class Jacobian:
         return total
 
     def total(self, weights: Weights) -> Weights:
-        """The sum over examples and outputs, in the shape of the weights: the gradient, of a weighted Jacobian."""
-        found: Weights = {}
+        """Return the sum over examples and outputs. For J(x)ᵀℓ′ it is the gradient of the loss."""
+        totals: Weights = {}
         for block in self.blocks:
             for name, value in block.total(weights).items():
-                found[name] = found[name] + value if name in found else value
+                totals[name] = totals[name] + value if name in totals else value
         return {
-            name: found[name] if name in found else zeros(weight)
+            name: totals[name] if name in totals else zeros(weight)
             for name, weight in weights.items()
         }
 
     def as_rows(self, sizes: Mapping[str, int]) -> Jacobian:
-        """The gradients of the first elements of some parameters, multiplied out."""
+        """Return the gradients of the first elements of some parameters, multiplied out."""
         rows = {name: self.chunk(name, range(size)) for name, size in sizes.items()}
         shape = (self.examples, self.outputs, -1)
         return Jacobian(
@@ -118,14 +125,16 @@ class Jacobian:
         )
 
     def with_rows(self, names: Set[str], weights: Weights) -> Jacobian:
-        """The same, in which these parameters, and what shares a block with them, have the rows of all elements."""
-        kept = [block for block in self.blocks if names.isdisjoint(block.extents)]
+        """Replace the blocks of these parameters by rows of all their elements."""
+        others = [block for block in self.blocks if names.isdisjoint(block.extents)]
         touched = [block for block in self.blocks if not names.isdisjoint(block.extents)]
         sizes = {name: weights[name].numel() for block in touched for name in block.extents}
-        return replace(self, blocks=(*kept, *self.as_rows(sizes).blocks))
+        return replace(self, blocks=(*others, *self.as_rows(sizes).blocks))
 
     def chunk(self, name: str, elements: range) -> Float[Tensor, "row size"]:
-        """The gradients of these elements of a parameter, added up over its uses: a row for each example's outputs."""
+        """Return the gradients of some elements of a parameter, summed over uses: a row for each
+        output of each example.
+        """
         match self.uses[name]:
             case [(place, Rows(rows=whole))] if (
                 len(whole) == self.examples and elements.stop <= whole.shape[2]
@@ -139,24 +148,21 @@ class Jacobian:
 
 
 def arrays(block: Block) -> Mapping[str, Tensor]:
-    """The fields of a block that are tensors: all have an example for each element of their first axis."""
+    """Return the tensors of a block. The first axis of each is that of the examples."""
     return {name: value for name, value in vars(block).items() if isinstance(value, Tensor)}
 
 
 def stacked(parts: Sequence[Jacobian]) -> Jacobian:
-    """The Jacobian of examples that follow each other; nothing is copied."""
+    """Return the Jacobian of examples that follow each other, without copies."""
     ends = [sum(part.examples for part in parts[:k]) for k in range(len(parts) + 1)]
     starts = tuple(end for end, part in zip(ends, parts, strict=False) for _ in part.blocks)
     blocks = tuple(block for part in parts for block in part.blocks)
     return Jacobian(blocks, ends[-1], parts[0].outputs, starts if len(parts) > 1 else None)
 
 
-# --- An assembled Jacobian that is read a few examples at a time, each part copied to its place as it comes.
-
-
 @dataclass
 class Assembly:
-    """An empty Jacobian of `examples` examples, filled part by part in order."""
+    """A Jacobian of `examples` examples that is filled part by part, in order."""
 
     examples: int
     read: int = 0  # examples so far
@@ -165,13 +171,17 @@ class Assembly:
 
     @property
     def rows(self) -> Weights:
-        """Where the rows of each parameter belong from the next example on: a part may write them there itself."""
+        """The place for the rows of the next examples. The reader of a part may write them there
+        itself.
+        """
         return {
             block.name: block.rows[self.read :] for block in self.room if isinstance(block, Rows)
         }
 
     def add(self, part: Jacobian) -> bool:
-        """Copy the next examples to their place; False where they have another form than those before."""
+        """Copy the gradients of the next examples to their place. Return False if their form
+        differs from the first part's.
+        """
         if not self.room:
             for block in part.blocks:
                 room: dict[str, Any] = {
@@ -181,7 +191,8 @@ class Assembly:
         if part.keys != [block.key for block in self.room]:
             return False
         for whole, block in zip(self.room, part.blocks, strict=True):
-            places, given = arrays(whole), arrays(block)
+            places = arrays(whole)
+            given = arrays(block)
             if places.keys() != given.keys() or any(
                 places[key].shape[1:] != given[key].shape[1:] for key in given
             ):
@@ -190,7 +201,8 @@ class Assembly:
                 place = places[key][self.read : self.read + len(value)]
                 if place.data_ptr() != value.data_ptr():
                     place.copy_(value)
-        self.read, self.outputs = self.read + part.examples, part.outputs
+        self.read = self.read + part.examples
+        self.outputs = part.outputs
         return True
 
     @property
@@ -198,17 +210,18 @@ class Assembly:
         return Jacobian(self.room, self.examples, self.outputs)
 
 
-# --- Uses that share their β are one use: positions before a mean over them, or the one position that is read.
+# Uses that share their β are one use: positions before a mean over positions, or the one position
+# that is read.
 #
-#     Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u one or nothing
+#     Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u = 1 or 0
 #
-# so a layer whose result is only summed up, or looked at in one place, costs a kernel what a layer of one use does.
-# Whether they do is read from the numbers, for which a device is waited: a kernel by itself can afford that, a step
-# not.
+# So a layer whose result is only summed up, or read in one place, costs a kernel as much as a layer
+# with one use. The numbers show whether uses share their β. On a GPU this waits for the device,
+# which a single kernel can afford, but not each step of a run.
 
 
 def in_few_uses(jacobian: Jacobian) -> Jacobian:
-    """The same Jacobian, with as few uses as it can have."""
+    """Return the same Jacobian with as few uses as possible."""
     blocks = (
         gathered(block) if isinstance(block, Factored) else block for block in jacobian.blocks
     )
@@ -216,24 +229,25 @@ def in_few_uses(jacobian: Jacobian) -> Jacobian:
 
 
 def gathered(block: Factored) -> Factored:
-    """The same gradients from one use of each example, where all of an example's uses have one β or none.
+    """Return a block with one use for each example, if all uses of an example have the same β or
+    none.
 
     >>> a, beta = torch.arange(6.0).view(1, 3, 2), torch.tensor([[1.0], [0.0], [1.0]]).view(1, 1, 3, 1)
-    >>> found = gathered(Factored(a, beta, None, None, None))
-    >>> (found.inputs * found.outputs[:, 0]).tolist()
+    >>> one_use = gathered(Factored(a, beta, None, None, None))
+    >>> (one_use.inputs * one_use.outputs[:, 0]).tolist()
     [[[4.0, 6.0]]]
     """
     examples, uses, _ = block.inputs.shape
     if (
         uses < 2 or not examples or shares(block.outputs[:1]) is None
-    ):  # as most show by their first example
+    ):  # the first example shows most that do not
         return block
     weights = shares(block.outputs)
     if weights is None:
         return block
     total = weights.sum(1, keepdim=True).clamp(
         min=1
-    )  # in the outputs, so that a bias has its share as well
+    )  # the number of uses goes into the outputs, so that the bias is right as well
     inputs = torch.bmm((weights / total)[:, None], block.inputs)
     return replace(block, inputs=inputs, outputs=block.outputs.sum(2, keepdim=True))
 
@@ -241,11 +255,13 @@ def gathered(block: Factored) -> Factored:
 def shares(
     outputs: Float[Tensor, "example out use features"],
 ) -> Float[Tensor, "example use"] | None:
-    """One for each use that has the β of its example, nothing for one that has none; None if one has another."""
-    if torch.equal(outputs[:, :, :1].expand_as(outputs), outputs):  # which is soon seen
+    """Return 1 for each use with the β of its example and 0 for each use without β, or None if
+    there is another β.
+    """
+    if torch.equal(outputs[:, :, :1].expand_as(outputs), outputs):  # quick to see
         return outputs.new_ones(len(outputs), outputs.shape[2])
     uses = (outputs != 0).any(3).any(1)
-    first = uses.to(torch.uint8).argmax(1)  # each example's first use with any β
+    first = uses.to(torch.uint8).argmax(1)  # first use with a β
     alike = outputs[torch.arange(len(outputs), device=first.device), :, first]
     weights = uses.to(outputs.dtype)
     return weights if torch.equal(alike[:, :, None] * weights[:, None, :, None], outputs) else None

@@ -1,10 +1,12 @@
-"""What is checked of a function before it is read: that its gradients are the derivatives of its values, that examples
-do not depend on each other, and which example owns what. Each answer is remembered, for every structure and for the
-values on tapes that decide it.
+"""Checks of a function before its Jacobian is read: its gradients are the derivatives of its
+values, its examples are independent, and every element has one owner.
 
-With `detach`, a straight-through estimator or an autograd.Function of its own a module may train by something else
-than its derivative. Difference rules see values alone, so one random vector-Jacobian product is taken both ways: by the
-rules on a segment of length zero, and by autograd through the module as it is.
+Each answer is remembered for the structure of the tape and for the values that decide it.
+
+A module with `detach`, a straight-through estimator or a custom autograd.Function may train by
+something other than its derivative. Difference rules see values alone. So one random
+vector-Jacobian product is computed twice: by the rules on a segment of length zero, and by autograd
+through the module.
 """
 
 from __future__ import annotations
@@ -41,25 +43,25 @@ UNFAITHFUL = (
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known of a function, by the structure of tapes and by the values on them that decide it."""
+    """Answers about one function, by the structure of tapes and the values that decide them."""
 
     routes: Answers[Routes] = field(default_factory=Answers)
     owners: Answers[Owners] = field(default_factory=Answers)
     independent: Answers[bool] = field(
         default_factory=Answers
-    )  # operations that were seen to couple no examples
-    structures: Answers[Owners] = field(
-        default_factory=Answers
-    )  # the latest owners, of any routing
+    )  # operations that do not couple examples
+    structures: Answers[Owners] = field(default_factory=Answers)  # by structure alone
     graphs: Answers[bool] = field(default_factory=Answers)
     faithful: Answers[Owners | None] = field(default_factory=Answers)
     sizes: Answers[float] = field(default_factory=Answers)
-    fits: Answers[bool] = field(default_factory=Answers)  # Jacobians, assembled
+    fits: Answers[bool] = field(
+        default_factory=Answers
+    )  # whether assembled Jacobians fit into memory
 
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of a function of weights; `fixed` says that the constants of its tapes stay as they are."""
+    """The checks of one function. `fixed` means that the constants on its tapes never change."""
 
     function: Function
     trained: frozenset[str]
@@ -67,32 +69,40 @@ class Checks:
     fixed: bool
 
     def owners(self, tape: Tape) -> Owners:
-        """Which example owns what, found once for every structure and routing."""
+        """Return the example that owns each element, computed once for each structure and routing."""
         question = self.question(tape)
         known = self.findings.owners.kept
         if question in known:
             return self.findings.owners.keep(question, known[question])
         self.refuse_dependence(tape)
-        found = owners(tape, self.trained)
-        # The same object as for another routing, where the owners are the same
-        found = next((other for other in known.values() if other.digest == found.digest), found)
-        return self.findings.owners.keep(question, self.findings.structures.keep(tape.form, found))
+        owned = owners(tape, self.trained)
+        # Share one object with every routing that has the same owners
+        for other in known.values():
+            if other.digest == owned.digest:
+                owned = other
+                break
+        self.findings.structures.keep(tape.form, owned)
+        return self.findings.owners.keep(question, owned)
 
     def faithful_owners(self, tape: Tape) -> Owners:
-        """The same, of a module that autograd differentiates as its values say; for every mask as well."""
+        """Return the owners, or raise NoRule if autograd's gradients are not derivatives of the
+        values.
+        """
 
         def owners_if_faithful() -> Owners | None:
             owned = self.owners(tape)
             return owned if is_faithful(self.function, tape, self.trained, owned) else None
 
-        found = self.findings.faithful.to(self.question(tape, masks=True), owners_if_faithful)
-        if found is None:
+        owned = self.findings.faithful.to(self.question(tape, masks=True), owners_if_faithful)
+        if owned is None:
             raise NoRule(UNFAITHFUL)
-        return found
+        return owned
 
     def plain_uses(self, tape: Tape) -> tuple[Owners, list[Use] | None]:
-        """Which example owns what at a point, and its uses if autograd can follow them all on the tape as it ran. Of a
-        routing that is new, what is known of another, if the numbers of this point say the same.
+        """Return the owners and, if autograd can follow all uses on the tape itself, these uses.
+
+        For a new routing, try the owners of another routing first. They are right if the numbers of
+        this tape agree with them.
         """
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         owned: Owners | None = None
@@ -120,8 +130,11 @@ class Checks:
         return owned, uses if self.runs_so(tape, uses, owned) else None
 
     def runs_so(self, tape: Tape, uses: list[Use], owned: Owners) -> bool:
-        """Whether autograd's graph on the tape is the module's own: every element has an owner, and what the uses give
-        adds up to the module's gradients. A write under no_grad, once rewritten, has another graph."""
+        """Return whether autograd's graph on the tape is the graph of the module.
+
+        Then every element has an owner, and the gradients at the uses add up to the module's
+        gradients. A write under no_grad that the recorder rewrote has another graph.
+        """
 
         def runs_so() -> bool:
             if not have_owners(uses, owned):
@@ -130,13 +143,16 @@ class Checks:
             leaves = {
                 name: tape[slot] for slot, name in tape.weights.items() if name in self.trained
             }
-            found = gradients_at(uses, tape[tape.output], cotangent, owned, leaves)
-            return agree(found, by_autograd(self.function, tape, self.trained, cotangent), tape)
+            gradients = gradients_at(uses, tape[tape.output], cotangent, owned, leaves)
+            expected = by_autograd(self.function, tape, self.trained, cotangent)
+            return agree(gradients, expected, tape)
 
         return self.findings.graphs.to(self.question(tape, masks=True), runs_so)
 
     def refuse_dependence(self, tape: Tape) -> None:
-        """Refuse examples that depend on each other; of the same operations with other numbers less is checked."""
+        """Raise if examples depend on each other. Known operations with other numbers get fewer
+        checks.
+        """
         known = tape.operations in self.findings.independent.kept
         refuse_dependence(self.function, tape, known=known)
         if len(tape.outputs) > 1:
@@ -146,22 +162,28 @@ class Checks:
         return self.findings.routes.to(tape.form, lambda: routes(tape))
 
     def question(self, tape: Tape, *, masks: bool = False) -> tuple[bytes, bytes]:
-        """A structure, and what routes values: any input, where these choose what Python does. Or what routes them and
-        masks them. Constants as well, where they may change."""
+        """Return the structure of a tape and a digest of the values that decide the answer.
+
+        Those are the values that choose rows of data (`steering`), those that mask if `masks` is
+        set, all inputs if they decide what Python does, and constants if these may change.
+        """
         known = self.routes(tape)
-        beside = known.masks if masks else tape.inputs if tape.chooses else ()
-        constants = () if self.fixed else tape.constants
-        return tape.form, digest(tape[slot] for slot in (*known.steering, *beside, *constants))
-
-
-# --- Faithfulness: one random product, by the difference rules and by autograd.
+        slots = [*known.steering]
+        if masks:
+            slots += known.masks
+        elif tape.chooses:
+            slots += tape.inputs
+        if not self.fixed:
+            slots += tape.constants
+        return tape.form, digest(tape[slot] for slot in slots)
 
 
 def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
-    """Rules and autograd agree, up to what rounding could do.
+    """Return whether rules and autograd agree, up to rounding.
 
-    In single precision a value within rounding of a kink may lie on its other side when the module runs again, and many
-    units have some: what disagrees there is compared again in double precision.
+    In single precision, a value near a kink may fall on its other side when the module runs again,
+    and large modules have many such values. A disagreement there is tested again in double
+    precision.
     """
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     agreed = agree_both_ways(function, tape, trained, owned)
@@ -179,23 +201,22 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
         longer = record(
             function, *both, differentiable=differentiable, known=bool(tape.drawn), whole=tape.whole
         )
-    except (RuntimeError, Mistake) as error:  # of buffers that stay short, for one
+    except (RuntimeError, Mistake) as error:  # such as buffers that stay in single precision
         if is_out_of_memory(error):
             raise
         return False
-    alike = [entry.op for entry in longer.entries] == [
-        entry.op for entry in tape.entries
-    ]  # in longer numbers
-    return alike and agree_both_ways(function, longer, trained, owned)
+    if [entry.op for entry in longer.entries] != [entry.op for entry in tape.entries]:
+        return False
+    return agree_both_ways(function, longer, trained, owned)
 
 
 def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
-    """One random product, by the replay on a segment of length zero and by the module as it is."""
+    """Compare one random product by the rules, on a segment of length zero, with autograd's."""
     if (
         tape.outputs.isnan().any()
-    ):  # which have no differences; said is which operation made the first
-        known = [not is_whole(value) and bool(value.isnan().any()) for value in tape.values]
-        made = (entry.op for entry in tape.entries if any(known[slot] for slot in entry.results))
+    ):  # nan has no differences; name the operation that made the first one
+        has_nan = [not is_whole(value) and bool(value.isnan().any()) for value in tape.values]
+        made = (entry.op for entry in tape.entries if any(has_nan[slot] for slot in entry.results))
         raise NoRule(
             f"outputs of the module are not numbers, from {next(made, 'its inputs or weights')} on"
         )
@@ -219,9 +240,9 @@ def gradients_at(
     owned: Owners,
     leaves: Weights,
 ) -> Weights:
-    """Gradients, put together from those at the uses."""
-    found = assemble_uses(pull_back(output, uses, owned, leaves, cotangent[None]))
-    return found.total({name: leaf.detach() for name, leaf in leaves.items()})
+    """Return the gradients of the parameters from those at their uses."""
+    jacobian = assemble_uses(pull_back(output, uses, owned, leaves, cotangent[None]))
+    return jacobian.total({name: leaf.detach() for name, leaf in leaves.items()})
 
 
 def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:
@@ -230,8 +251,9 @@ def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:
 
 
 def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
-    """Whether two ways to the same gradients differ by rounding alone."""
-    # √eps is far more than another order of summation changes, and far less than a gradient that is left out
+    """Return whether two computations of the same gradients differ by rounding alone."""
+    # √eps is far more than the effect of another order of summation, and far less than a missing
+    # gradient
     sizes = [float(gradient.abs().max()) for gradient in gradients.values() if gradient.numel()]
     largest = max(sizes, default=0.0)
     return all(
@@ -243,22 +265,22 @@ def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
 def where_spoiled(
     function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]
 ) -> str:
-    """Where autograd's gradients stop being numbers, by its own account."""
+    """Return the operation where autograd's gradients stop being numbers."""
     try:
         with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
             by_autograd(function, tape, trained, cotangent)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
-        found = re.search(r"Function '(\w+?)(?:Backward\d*)?' returned nan", str(error))
-        return f", from {found[1]} on" if found else ""
+        operation = re.search(r"Function '(\w+?)(?:Backward\d*)?' returned nan", str(error))
+        return f", from {operation[1]} on" if operation else ""
     return ""
 
 
 def by_autograd(
     function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]
 ) -> Weights:
-    """Gradients by the module as it is."""
+    """Return the gradients of the module itself."""
     weights = {
         name: tape[slot].detach().requires_grad_(name in trained)
         for slot, name in tape.weights.items()
@@ -268,14 +290,16 @@ def by_autograd(
         torch.enable_grad(),
         plain_kernels(),
         unfused(),
-    ):  # cuDNN has no way back through a layer in evaluation
+    ):  # cuDNN cannot differentiate an RNN in evaluation mode
         output = columns(function, weights, tape.given)
     if not output.requires_grad:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    found = torch.autograd.grad(output, list(leaves.values()), cotangent, materialize_grads=True)
-    return dict(zip(leaves, map(dense, found), strict=True))
+    gradients = torch.autograd.grad(
+        output, list(leaves.values()), cotangent, materialize_grads=True
+    )
+    return dict(zip(leaves, map(dense, gradients), strict=True))
 
 
 def dense(gradient: Tensor) -> Tensor:
-    """The same numbers, also of a table that gives those of some rows alone."""
+    """Return a gradient as a dense tensor. That of an embedding may be sparse."""
     return gradient if gradient.layout is torch.strided else gradient.to_dense()

@@ -1,9 +1,7 @@
 """Which outputs are read at a time, and by how many threads.
 
-Outputs: which of them a kernel is between, and how many are read at once.
-
-`all` gives blocks [out, out_], a list of places the blocks of those outputs, and `trace` their sum Σ_c K[x, c, x′, c],
-which needs no memory for blocks: outputs are read a few at a time.
+`all` gives blocks [out, out_], a list of numbers the blocks of those outputs, and `trace` their sum
+Σ_c K[x, c, x′, c]. The trace needs no memory for blocks: outputs are read a few at a time.
 
 >>> wanted("all", 3), wanted([2, 0], 3)
 (range(0, 3), [2, 0])
@@ -29,14 +27,15 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.mistake import Mistake, in_short
 
-AT_ONCE = 0.5e9  # bytes of gradients of a few outputs; more at once would not be faster
+AT_ONCE = 0.5e9  # bytes of gradients that are computed together; more are not faster
 
 Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 
 
 @dataclass(frozen=True)
 class Mixtures:
-    """What is differentiated: some outputs, each by itself, or one mixture of them all, another for each example.
+    """The functions of the outputs that are differentiated: some outputs, or one mixture of them
+    for each example.
 
     >>> import torch
     >>> Mixtures(torch.tensor([[0.5, -0.5]]), None).columns.shape  # a mixture of two outputs, of one example
@@ -44,7 +43,7 @@ class Mixtures:
     """
 
     numbers: Float[Tensor, "example out"]  # the outputs, or the mixture
-    chosen: tuple[int, ...] | None  # none where it is a mixture
+    chosen: tuple[int, ...] | None  # None: a mixture
 
     @classmethod
     def of(cls, tape: Tape, chosen: Sequence[int] | None) -> Mixtures:
@@ -57,9 +56,10 @@ class Mixtures:
 
     @cached_property
     def columns(self) -> Float[Tensor, "mixture example out"]:
-        """The weight of every output, for which a program does not ask.
+        """The weight of every output in each mixture.
 
-        A mixture that examples have in common is copied for each: a program is for those that they have not, too.
+        A mixture that examples share is copied for each example, since a program must also serve
+        mixtures that differ.
         """
         return (
             self.numbers[None].contiguous()
@@ -69,7 +69,7 @@ class Mixtures:
 
 
 def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
-    """The places of the outputs that are read."""
+    """Return the numbers of the outputs to read."""
     if isinstance(outputs, str):
         if outputs not in ("all", "trace"):
             raise Mistake(
@@ -90,13 +90,16 @@ def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
 def chunks(
     tape: Tape, examples: int, count: int, read: Callable[[Sequence[int]], Jacobian]
 ) -> Iterator[range]:
-    """All outputs, as many at a time as keep gradients small: those of values, and those of weights where they are
-    multiplied out, which is seen from one output if it matters.
+    """Yield all outputs, in groups that keep gradients small.
+
+    Gradients are those of values and, if they are multiplied out, those of weights. One output
+    shows whether they are, if it matters.
     """
-    values, weights = tape.bytes_per_example, sum(tape[slot].nbytes for slot in tape.weights)
+    values = tape.bytes_per_example
+    weights = sum(tape[slot].nbytes for slot in tape.weights)
     size = int(AT_ONCE / ((values + weights) * examples))
     if size < count:
-        made = 0  # bytes of an example's gradients of one output as they are used
+        made = 0  # bytes of the gradients of one output of an example, in the form in which they are used
         for block in read([0]).blocks:
             single = isinstance(block, Factored) and block.inputs.shape[1] == 1
             made += (
@@ -107,21 +110,23 @@ def chunks(
     yield from (range(first, min(first + size, count)) for first in range(0, count, size))
 
 
-# --- Threads by size: a small kernel is hundreds of products that take microseconds, and threads that share one of
-# these wait for each other longer than they work; for milliseconds, where other programs want the same cores.
+# A small kernel takes hundreds of products of some microseconds. Threads that share one of these
+# wait for each other longer than they work, and for milliseconds if other programs want the same
+# cores.
 #
-#     operations   2 N (1 + C) Σ_z d_z |z|   +   2 N₁ N₂ C² Σ_z |z|        over the products z = a W of one example
+#     operations   2 N (1 + C) Σ_z d_z |z|   +   2 N₁ N₂ C² Σ_z |z|        over products z = a W of one example
 #
-# with d_z inputs and |z| numbers: those of forward, pull-backs and Gram, whose last sum holds for one use of a
+# d_z is the number of inputs of z and |z| the number of its elements. The first term counts the
+# forward pass, the pull-backs and the factors; the second, the Gram, holds for one use of each
 # weight.
 
 
-FEW = 2e8  # operations: some milliseconds of one core; steps of runs gain by a second from between 2e8 and 7e8
+FEW = 2e8  # operations: some milliseconds of one core; runs get faster with a second core from 2e8 to 7e8 on
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 
 
 def threads_by_size(operations: float, most: int) -> int:
-    """One thread for a few operations; for many, as many as there may be.
+    """Return one thread for few operations, else `most`.
 
     >>> threads_by_size(1e7, most=4), threads_by_size(1e10, most=4)
     (1, 4)
@@ -131,7 +136,7 @@ def threads_by_size(operations: float, most: int) -> int:
 
 @contextmanager
 def threads_for(operations: float) -> Iterator[None]:
-    """So many threads for a while, of those that torch was given."""
+    """Set torch's number of threads by the number of operations, for a while."""
     before = torch.get_num_threads()
     chosen = threads_by_size(operations, before)
     if chosen == before:
@@ -146,13 +151,13 @@ def threads_for(operations: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Work:
-    """What the products of a network take for one example: the numbers that they give, and their multiplications."""
+    """The size of the matrix products of a network for one example."""
 
     numbers: float
     multiplications: float
 
     def of_kernel(self, counts: tuple[int, int], outputs: int) -> float:
-        """The approximate number of operations for the kernel of n with m examples, at `outputs` outputs."""
+        """Return the approximate number of operations of the kernel of n with m examples."""
         left, right = counts
         return (
             2 * (1 + outputs) * self.multiplications * (left + right)
@@ -170,6 +175,7 @@ def work(tape: Tape) -> Work:
         else:
             continue
         made = tape[entry.results[0]].numel()
-        numbers, multiplications = numbers + made, multiplications + made * inner
+        numbers = numbers + made
+        multiplications = multiplications + made * inner
     count = examples(tape.given)
     return Work(numbers / count, multiplications / count)

@@ -1,15 +1,18 @@
-"""The program cache: how a function is read is worked out in the first steps of a run, and carried out in all others.
+"""Programs that record a function and read its Jacobian without Python's cost at each operation.
 
-Recording a function and replaying its differences goes through Python at every operation, and costs small networks far
-more than their arithmetic. At other weights both do the same with other numbers, so each becomes a program: one from
-weights and inputs to the values on a tape, and one from the values at the ends of a step to its features. A program is
-compared with the ordinary way when it is made, and again with the next values, which shows a constant that is none. One
-that does not hold is not used, nor is one made of a tape so large that Python is hardly felt.
+Recording a function and replaying its differences goes through Python at every operation. For small
+networks that costs far more than the arithmetic. At other weights the same operations run with
+other numbers, so each becomes a program: one from weights and inputs to the values on a tape, and
+one from the values at both ends of a step to a Jacobian.
 
-A program is kept by what it is of, never by where that lies in memory: by the digest of the tape's operations, shapes
-and constants, and of who owns which row. Where values route rows every step may have other owners: a program is written
-for what comes a second time, and the oldest are forgotten. Both ways run the same operations, so that a run that is
-resumed has the same bits, whatever it was that was read in the ordinary way.
+A program is compared with the ordinary computation when it is made, and again with the next values,
+which shows a constant that is not constant. A program that fails is never used again. No program is
+made of large tapes, where Python's cost does not matter.
+
+A program is found by the digest of the tape's operations, shapes and constants, and of the owners
+of its rows. If values choose rows (routing), each step may have other owners; then a program is
+written when a routing comes a second time, and the oldest are forgotten. Programs run the same
+operations as the ordinary computation, so a resumed run has the same bits.
 """
 
 from __future__ import annotations
@@ -35,57 +38,48 @@ from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.shapes import Function, Inputs, Weights
 
-# --- Answers: what was found out, for the latest questions.
-#
-# Where values route rows, by masks, orders or experts, every batch may be a question of its own, and answers are
-# as large as what they are about: the oldest are forgotten.
-
-
-LATEST = 64  # what is remembered: something for every block of a run, where values route rows
+LATEST = 64  # answers, one for each block of a run if values route rows
 
 A = TypeVar("A")
 
 
 @dataclass
 class Answers(Generic[A]):
-    """The latest `room` answers.
+    """The latest `capacity` answers, by their questions.
 
-    >>> squares = Answers[int](room=2)
+    >>> squares = Answers[int](capacity=2)
     >>> [squares.to(n, lambda n=n: n * n) for n in (1, 2, 1, 3)], list(squares.kept)
     ([1, 4, 1, 9], [1, 3])
     """
 
-    room: int = field(default_factory=lambda: LATEST)
+    capacity: int = field(default_factory=lambda: LATEST)
     kept: OrderedDict[Hashable, A] = field(default_factory=OrderedDict, repr=False)
 
     def to(self, question: Hashable, find: Callable[[], A]) -> A:
-        """The answer to a question; found again if it is not known any more."""
+        """Return the answer to a question. Compute it if it is not known."""
         return self.keep(question, self.kept[question] if question in self.kept else find())
 
     def keep(self, question: Hashable, answer: A) -> A:
         self.kept[question] = answer
         self.kept.move_to_end(question)
-        while len(self.kept) > self.room:
+        while len(self.kept) > self.capacity:
             self.kept.popitem(last=False)
         return answer
 
 
-# --- What a program is of: the Jacobian of a segment by the difference rules.
-
-
 @dataclass(frozen=True)
 class Request:
-    """J̄ between two tapes, or J of one, and for which mixtures of outputs it is read."""
+    """A Jacobian to be read between two tapes, or at one, for some mixtures of outputs."""
 
     start: Tape
     end: Tape
     trained: frozenset[str]
     owned: Owners
     mixtures: Mixtures
-    as_copies: bool = False  # of tables that are read once, where no program is made
+    as_copies: bool = False  # whether tables read once keep the places; only without a program
 
     def read(self, *, at_once: bool) -> Jacobian:
-        """The Jacobian in the ordinary way, for all mixtures at once or one after the other."""
+        """Read the Jacobian without a program, for all mixtures at once or one after the other."""
         replay = Replay(
             self.start, self.end, self.trained, self.owned.constants, pullback_only=True
         )
@@ -99,7 +93,7 @@ class Request:
         try:
             with warnings.catch_warnings(
                 action="error"
-            ):  # a warning says that torch would go output by output
+            ):  # a warning means that torch would go output by output
                 return self.read(at_once=True)
         except (RuntimeError, UserWarning) as error:
             if is_out_of_memory(error):
@@ -112,17 +106,16 @@ class Request:
 
     @property
     def fed(self) -> list[Tensor]:
-        """The values that weights or inputs decide; all others are the same on every tape of a program."""
+        """The values that weights or inputs decide. All others are equal on every tape of a
+        program.
+        """
         fed = [tape[slot] for tape in self.tapes for slot in (*fed_slots(tape), *tape.made)]
         return [*fed, self.mixtures.columns] if self.mixtures.chosen is None else fed
 
 
-# --- Programs: each is compared with the ordinary way when it is written, and again with the next values.
-
-
 LARGEST = (
     2**28
-)  # bytes on a tape, and as many for each output: all that a replay makes is kept until it is written
+)  # bytes on a tape, times 1 + outputs; a replay keeps all its values until the program is written
 TRIALS = 2
 
 T = TypeVar("T", Tape, Jacobian)
@@ -130,20 +123,20 @@ T = TypeVar("T", Tape, Jacobian)
 
 @dataclass
 class Written(Generic[T]):
-    """A program, and the template that its results fill."""
+    """A program, and the tape or Jacobian that its results fill."""
 
     program: Program
     template: T
-    trials: int = TRIALS  # comparisons that are left
+    trials: int = TRIALS  # comparisons left
 
     def run(self, fed: Sequence[Tensor]) -> T | None:
-        """What the program makes of these values, if it holds."""
+        """Return the result of the program for these values, or None if it fails."""
         try:
             with torch.no_grad():
                 return filled(self.template, fed, self.program.run(fed))
         except DoesNotHold:
             return None
-        except RuntimeError as error:  # what is laid out otherwise in memory has no such view
+        except RuntimeError as error:  # a tensor with other strides may not have the recorded view
             if is_out_of_memory(error):
                 raise
             return None
@@ -151,26 +144,29 @@ class Written(Generic[T]):
 
 @dataclass
 class Programs(Generic[T]):
-    """The latest programs by what they are of; None where there is none to rely on."""
+    """The latest programs by key. None marks a program that failed."""
 
     latest: Answers[Written[T] | None] = field(default_factory=Answers)
 
     def run(self, key: Hashable, fed: Sequence[Tensor]) -> T | None:
-        """What a program gives that has been compared often enough, if there is one that holds."""
+        """Return the result of a program that passed all its comparisons, if there is one."""
         if key not in self.latest.kept:
             return None
         written = self.latest.keep(key, self.latest.kept[key])
         return None if written is None or written.trials else written.run(fed)
 
     def compare(self, key: Hashable, fed: Sequence[Tensor], expected: T) -> T:
-        """What the program gives where it agrees with what is expected; one that does not is never run again."""
+        """Return the program's result if it agrees with the expected one. Otherwise drop the
+        program.
+        """
         written = self.latest.kept[key]
         if written is None or not written.trials:
             return expected
         written.trials -= 1
         found = written.run(fed)
-        if found is not None:  # it agrees, to what another order of summation changes
-            one, other = parts(found), parts(expected)
+        if found is not None:  # equal up to the order of summation
+            one = parts(found)
+            other = parts(expected)
             if len(one) == len(other) and all(map(close, one, other)):
                 return found
         self.latest.keep(key, None)
@@ -179,16 +175,16 @@ class Programs(Generic[T]):
 
 @dataclass
 class ProgramCache:
-    """The programs of one function, whose buffers and frozen weights stay as they are."""
+    """The programs of one function. Its buffers and frozen weights must not change."""
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
-    once: Answers[bool] = field(default_factory=Answers)  # what was read of what values route
+    once: Answers[bool] = field(default_factory=Answers)  # routed keys that were read once
 
     def record(
         self, function: Function, weights: Weights, inputs: Inputs, *, whole: bool = False
     ) -> Tape:
-        """The tape of the function, by its program."""
+        """Return the tape of the function, by a program if there is one."""
         fed = [value.detach() for value in (*weights.values(), *tensors(inputs))]
         key = (tuple(weights), outline(inputs))
         if (found := self.tapes.run(key, fed)) is not None:
@@ -199,11 +195,13 @@ class ProgramCache:
         return self.tapes.compare(key, fed, tape)
 
     def read(self, request: Request, *, routed: bool) -> Jacobian:
-        """The Jacobian that is requested. Where values route rows, these may have other owners next time."""
-        start, end, mixtures = request.start, request.end, request.mixtures
+        """Return the requested Jacobian. If values route rows, their owners may differ next time."""
+        start = request.start
+        end = request.end
+        mixtures = request.mixtures
         if is_large(start, mixtures.count):
             return request.read(at_once=False)
-        request = replace(request, as_copies=False)  # the template that a program fills has rows
+        request = replace(request, as_copies=False)  # programs fill templates with rows
         key = (start.program, start is end, mixtures.chosen, request.owned.digest)
         if start.program != end.program:
             return request.read_at_once()
@@ -223,7 +221,7 @@ class ProgramCache:
 
 
 def outline(inputs: Inputs) -> str:
-    """What inputs are beside the numbers in their tensors."""
+    """Return the structure, shapes, dtypes and devices of inputs, as text."""
 
     def kind(leaf: Any) -> Any:
         return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
@@ -232,7 +230,7 @@ def outline(inputs: Inputs) -> str:
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
-    """Relative to the largest element; where training has diverged there is nothing to compare."""
+    """Compare relative to the largest element. After training has diverged, anything passes."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     if (equal := same(found, expected)) or is_whole(expected):
@@ -243,18 +241,19 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 
 def is_large(tape: Tape, outputs: int) -> bool:
-    """Whether its operations, as many again for each output, take so long that Python is hardly felt."""
+    """Return whether the operations take so long that Python's cost does not matter."""
     return tape.nbytes * (1 + outputs) > LARGEST
 
 
 def write_tape(tape: Tape) -> Written[Tape] | None:
-    """How a tape follows from weights and inputs."""
+    """Return a program from weights and inputs to all values on a tape."""
     if is_large(tape, tape.outputs.shape[1]) or any(
         entry.op._schema.is_mutable for entry in tape.entries
     ):
         return None
     written = program(tape.entries, tape.values, fed_slots(tape), tape.made)
-    gone, nothing = {*fed_slots(tape), *tape.made}, tape.outputs.new_empty(0)
+    gone = {*fed_slots(tape), *tape.made}
+    nothing = tape.outputs.new_empty(0)
     template = tape.refilled(
         tuple(nothing if Slot(k) in gone else value for k, value in enumerate(tape.values))
     )
@@ -264,14 +263,14 @@ def write_tape(tape: Tape) -> Written[Tape] | None:
 def write_jacobian(
     request: Request, fed: Sequence[Tensor]
 ) -> tuple[Jacobian, Written[Jacobian] | None]:
-    """A Jacobian, and how it follows from the values on tapes."""
+    """Read a Jacobian, and return it with a program from the values on tapes to it."""
     found: list[Jacobian] = []
 
     def act() -> list[Tensor]:
         found[:] = [request.read_at_once()]
         return parts(found[0])
 
-    request.mixtures.columns  # noqa: B018  # made before, as a constant of the program
+    request.mixtures.columns  # noqa: B018  # computed here, so that it is a constant of the program
     try:
         written = trace(act, fed, request.tapes)
     except NotPure:
@@ -280,17 +279,15 @@ def write_jacobian(
     return found[0], Written(written, filled(found[0], (), empty))
 
 
-# --- Templates: tapes and Jacobians without the numbers that a program makes.
-
-
 def fed_slots(tape: Tape) -> list[Slot]:
     return [*tape.weights, *tape.inputs]
 
 
 def parts(made: Tape | Jacobian) -> list[Tensor]:
-    """What is compared: all tensors of a Jacobian; the outputs of a tape, to which all else on it leads.
+    """Return the tensors to compare: those of a Jacobian, or the outputs of a tape.
 
-    Between them there may be memory that has not been written yet.
+    Other values of a tape lead to its outputs. Tensors may have memory between their elements that
+    nobody wrote.
     """
     if isinstance(made, Tape):
         return [made.outputs]
@@ -298,7 +295,9 @@ def parts(made: Tape | Jacobian) -> list[Tensor]:
 
 
 def filled(template: T, fed: Sequence[Tensor], found: Sequence[Tensor]) -> T:
-    """Another tape of the same program, or another Jacobian of the same function."""
+    """Return the template with other values: a tape of the same program, or a Jacobian of the same
+    form.
+    """
     if isinstance(template, Jacobian):
         left = iter(found)
         blocks = tuple(

@@ -1,9 +1,10 @@
-"""Reading: from what a function did at the ends of a segment to the Jacobian of that segment.
+"""From tapes of a function to its Jacobian, at one point or along a segment between two.
 
-On a segment of length zero, a network whose weights meet its inputs in products, norms and sums is differentiated by
-autograd as it ran. Everything else is replayed by the difference rules; at length zero these give the tangent again,
-and the tests compare one way with the other. A tangent through operations without a rule, or of a module whose
-gradients are not the derivatives of its values, is read example by example.
+At one point, a network whose weights meet its inputs in products, norms and sums is differentiated
+by autograd as it ran. Everything else is replayed by the difference rules. On a segment of length
+zero these give the tangent Jacobian too, and the tests compare both ways. A tangent through
+operations without a rule, or of a module whose gradients are not the derivatives of its values, is
+read example by example.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.kernel.features.assemble import NOWHERE, PulledBack, assemble, assemble_uses, pull_back
-from ntkexp.kernel.features.blocks import Copies, Factored, Key, Rows
-from ntkexp.kernel.features.gram import Sizes, alone, sizes
+from ntkexp.kernel.features.blocks import Factored, Key, Rows
+from ntkexp.kernel.features.gram import Sizes, alone
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.checks import Checks, Findings, dense
 from ntkexp.kernel.read.plan import Mixtures
@@ -36,7 +37,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class Reading:
-    """The Jacobian of a segment at some inputs, with J̄Δθ as the replay pushed it (zero on a point)."""
+    """The Jacobian of a segment, and J̄Δθ as the replay pushed it (zero at a point)."""
 
     jacobian: Jacobian
     push: Float[Tensor, "example out"]
@@ -44,9 +45,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads a function of weights; `trained` names those whose gradients make the kernel. A function that draws random
-    numbers is read where they are `known`: the same whenever it runs on a batch. One of the batch as a `whole` is never
-    asked for a part of it."""
+    """Reads the Jacobian of a function with respect to the weights named in `trained`.
+
+    `known` says that a function with random numbers draws the same ones whenever it runs on a
+    batch. `whole` says that it only runs on its whole batch.
+    """
 
     function: Function
     trained: frozenset[str]
@@ -57,11 +60,11 @@ class Reader:
 
     @cached_property
     def checks(self) -> Checks:
-        """What is known of the function. Where programs are kept, constants stay as they are."""
+        """What is known of the function. With programs, constants stay as they are."""
         return Checks(self.function, self.trained, self.findings, fixed=self.programs is not None)
 
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
-        """Run the function once; the tape can be read at length zero any number of times."""
+        """Run the function once. The tape can be read at length zero any number of times."""
         if self.programs is None:
             return record(
                 self.function,
@@ -71,14 +74,12 @@ class Reader:
                 known=self.known,
                 whole=self.whole,
             )
-        if self.known:  # what is drawn follows from no input
+        if self.known:  # random numbers do not follow from the inputs
             return record(self.function, weights, inputs, known=True, whole=self.whole).pruned()
         return self.programs.record(self.function, weights, inputs, whole=self.whole)
 
-    # --- The tangent, J(θ; x).
-
     def tangent(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
-        """J(θ; x) of a point, of all outputs or the chosen ones, by whatever way there is."""
+        """Return J(θ; x) of all outputs or the chosen ones."""
         try:
             return self.assembled(tape, chosen)
         except NoRule:
@@ -87,18 +88,22 @@ class Reader:
     def assembled(
         self, tape: Tape, chosen: Sequence[int] | None = None, room: Weights = NOWHERE
     ) -> Jacobian:
-        """J(θ; x) of a point through whose operations differences can be passed; `room` is where rows may go."""
+        """Return J(θ; x) by the operations on the tape, or raise NoRule. Rows may go into `room`."""
         mixtures = Mixtures.of(tape, chosen)
         if self.programs is not None:
             return self.by_program(tape, tape, mixtures)
         return assemble(self.pulled_back(tape, mixtures), room)
 
     def use_by_use(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
-        """The same, each use a block of its own: no row is as long as a table of which little was read."""
+        """Return J(θ; x) with a block for each use, so that no row is as long as a table of which
+        little was read.
+        """
         return assemble_uses(self.pulled_back(tape, Mixtures.of(tape, chosen)))
 
     def one_by_one(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
-        """The same, by one back-propagation for every example and output, whatever the operations are."""
+        """Return J(θ; x) by one back-propagation for every example and output, through any
+        operations.
+        """
         return jacobian_one_by_one(
             self.function, tape, self.trained, Mixtures.of(tape, chosen).columns
         )
@@ -106,8 +111,10 @@ class Reader:
     def weighted(
         self, tape: Tape, output_gradient: Float[Tensor, "example out"], *, as_copies: bool = False
     ) -> Jacobian:
-        """J(θ; x)ᵀℓ′ for every example, as one output: one back-propagation, however many outputs. With `as_copies` a
-        large network's tables may keep the places where they were read."""
+        """Return J(θ; x)ᵀℓ′ for every example as one output, by one back-propagation.
+
+        With `as_copies`, the tables of a large network may keep the places that were read.
+        """
         mixture = Mixtures(output_gradient, None)
         try:
             if self.programs is not None:
@@ -117,7 +124,9 @@ class Reader:
             return jacobian_one_by_one(self.function, tape, self.trained, mixture.columns)
 
     def applied(self, tape: Tape, weights: Weights) -> Float[Tensor, "example out"]:
-        """J(θ; x)v, for a v in the shape of the weights: passed through once, however many outputs."""
+        """Return J(θ; x)v for a vector v in the shape of the weights, by one forward pass of
+        differences.
+        """
         try:
             constants = self.checks.faithful_owners(tape).constants
             return Replay(tape, tape, self.trained, constants, direction=weights).delta.detach()
@@ -125,7 +134,7 @@ class Reader:
             return self.one_by_one(tape).applied(weights)
 
     def obstacle(self, tape: Tape) -> str | None:
-        """Why a tangent has to be read example by example, if it has to."""
+        """Return the reason why a tangent has to be read example by example, if there is one."""
         try:
             replace(self, programs=None).assembled(tape, (0,))
         except NoRule as error:
@@ -133,14 +142,14 @@ class Reader:
         return None
 
     def pulled_back(self, tape: Tape, mixtures: Mixtures) -> PulledBack:
-        """∂f/∂tap at every use: by autograd through the tape as it ran, or through the replay of its differences."""
+        """Return ∂f/∂tap at every use, by autograd through the tape or through a replay of
+        differences.
+        """
         owned, uses = self.checks.plain_uses(tape)
         if uses is not None:
             weights = {name: tape[slot] for slot, name in tape.weights.items()}
             return pull_back(tape[tape.output], uses, owned, weights, mixtures.columns)
         return self.replayed(tape, tape, mixtures)[0]
-
-    # --- The secant, J̄(x), between two tapes.
 
     def along(
         self,
@@ -150,21 +159,23 @@ class Reader:
         *,
         as_copies: bool = False,
     ) -> Jacobian:
-        """J̄(x) of a segment, by a program where there are programs. With `as_copies` a large network's tables may keep
-        the places where they were read."""
+        """Return J̄(x) of a segment, by a program if there are programs.
+
+        With `as_copies`, the tables of a large network may keep the places that were read.
+        """
         if self.programs is None:
             return self.secant(start, end, chosen).jacobian
         return self.by_program(start, end, Mixtures.of(start, chosen), as_copies=as_copies)
 
     def secant(self, start: Tape, end: Tape, chosen: Sequence[int] | None = None) -> Reading:
-        """J̄(x) of a segment by the difference rules, and J̄Δθ."""
+        """Return J̄(x) of a segment by the difference rules, and J̄Δθ."""
         pulled, push = self.replayed(start, end, Mixtures.of(start, chosen))
         return Reading(assemble(pulled), push)
 
     def replayed(
         self, start: Tape, end: Tape, mixtures: Mixtures
     ) -> tuple[PulledBack, Float[Tensor, "example out"]]:
-        """What is pulled back through the replay of a segment's differences, and J̄Δθ."""
+        """Return ∂f/∂tap of the replay of a segment's differences, and J̄Δθ."""
         replay = Replay(start, end, self.trained, self.checks.owners(start).constants)
         owned = self.checks.faithful_owners(start)
         pulled = pull_back(replay.delta, replay.uses, owned, replay.leaves, mixtures.columns)
@@ -173,7 +184,7 @@ class Reader:
     def by_program(
         self, start: Tape, end: Tape, mixtures: Mixtures, *, as_copies: bool = False
     ) -> Jacobian:
-        """The same Jacobian, by a program of that replay."""
+        """Return the Jacobian by a program of that replay."""
         assert self.programs is not None
         request = Request(
             start, end, self.trained, self.checks.faithful_owners(start), mixtures, as_copies
@@ -183,7 +194,9 @@ class Reader:
     def closures(
         self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None
     ) -> list[Closure]:
-        """The closures of a secant: as it was pushed and, where no other weights move, as its Jacobian says."""
+        """Return the closure of J̄Δθ as it was pushed and, if no other weights move, of the
+        Jacobian times Δθ.
+        """
         step = {
             name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()
         }
@@ -202,10 +215,11 @@ def jacobian_one_by_one(
     trained: frozenset[str],
     mixtures: Float[Tensor, "mixture example out"],
 ) -> Jacobian:
-    """The Jacobian of a point, for mixtures of outputs: right for any module, and slow.
+    """Return the Jacobian at a point for mixtures of outputs: right for any module, and slow.
 
-    Every example is run by itself, so that no other can enter; outputs that differ from those of the batch show that
-    the module couples examples. Of a module that draws random numbers for a batch as a whole, all are run each time.
+    Every example runs alone, so that no other example can enter. Outputs that differ from those of
+    the batch show that the module couples examples. A module that draws random numbers for a whole
+    batch runs on all examples each time.
     """
     weights = {
         name: tape[slot].detach().requires_grad_(name in trained)
@@ -240,22 +254,22 @@ def jacobian_one_by_one(
     return Jacobian(blocks, len(together), len(mixtures))
 
 
-# --- What a kernel is expected to cost: of two ways the cheaper is taken, and what would not fit is read in turns.
-#
-# A kernel of many examples, judged by the Jacobian of a few that is kept use by use.
+# The cost of a kernel of many examples is estimated from the Jacobian of a few, read use by use.
 
 
-FITS = 2e9  # bytes of an assembled Jacobian, which is faster while it fits
-TIMES = 3  # that rows are there while they are multiplied out, turned and added up
+FITS = 2e9  # bytes of an assembled Jacobian; assembled is faster if it fits
+TIMES = 3  # copies of rows while they are multiplied out, transposed and added
 
 
 def fits(some: Jacobian, probe: int, train: int) -> bool:
-    """Whether n examples like the given ones have small Jacobians, products included."""
+    """Return whether the Jacobians of examples like the given ones are small, with their products."""
     return kernel_bytes(some, probe, train) <= FITS
 
 
 def kernel_bytes(some: Jacobian, probe: int, train: int) -> float:
-    """The bytes that a kernel of examples like the given ones holds at once, Jacobians and products included."""
+    """Return the bytes that a kernel of examples like the given ones holds at once, with Jacobians
+    and products.
+    """
     bytes_each = some.blocks[0].numbers.element_size() if some.blocks else 0
     factors, length = kept_factors(some, probe, train)
     rows = length * (probe + train) * some.outputs
@@ -265,8 +279,9 @@ def kernel_bytes(some: Jacobian, probe: int, train: int) -> float:
 
 
 def kept_factors(some: Jacobian, probe: int, train: int) -> tuple[dict[Key, Sizes], int]:
-    """The weights whose factors may be kept, and how large these are for `probe` and `train` examples; and how many
-    numbers a gradient has of all other parameters."""
+    """Return the sizes of weights that may keep their factors, and the number of elements of all
+    other parameters.
+    """
     found = alone(some, some)
     factors = {
         key: replace(size, probe=probe, train=train)
@@ -278,7 +293,9 @@ def kept_factors(some: Jacobian, probe: int, train: int) -> tuple[dict[Key, Size
 
 
 def kernel_operations(some: Jacobian, probe: int, train: int) -> float:
-    """Multiplications of the exact kernel; with themselves, where `train` is none, of half of it."""
+    """Return the multiplications of the exact kernel; of its half if `train` is 0 and both sides
+    are one.
+    """
     other = train or probe
     factors, length = kept_factors(some, probe, other)
     kept = {view.name for key in factors for view in key if isinstance(view, View)}
@@ -293,46 +310,5 @@ def kernel_operations(some: Jacobian, probe: int, train: int) -> float:
 
 
 def row_operations(block: Factored) -> int:
-    """Multiplications of an example's gradients."""
+    """Return the multiplications of an example's gradients."""
     return block.outputs[0].numel() * block.rows
-
-
-# --- What a kernel is expected to cost, parameter by parameter: how it is read, and the size of that.
-
-
-JACOBIANS = "Jacobians"
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of one gradient block: that of the kernel of some points with the training examples."""
-
-    parameters: str
-    way: str
-    uses: int  # for each example
-    bytes: int  # of the Jacobians of both sides, and of what is made of them
-    multiplications: int
-
-
-def costs(reader: Reader, tape: Tape, probe: int, train: int) -> list[Cost]:
-    """The costs for these numbers of points and training examples, all like those on the tape."""
-    try:
-        jacobian, way = reader.assembled(tape), "gradients"
-    except NoRule:
-        jacobian, way = reader.tangent(tape), JACOBIANS
-    found = []
-    for block in jacobian.blocks:
-        names = ", ".join(
-            part.name if isinstance(part, View) else part for part in block.key if part is not None
-        )
-        assert not isinstance(block, Copies)
-        if isinstance(block, Factored):
-            size = replace(sizes(block, block), probe=probe, train=train)
-            factors = (probe + train) * size.uses * (size.inputs + size.out * size.features)
-            numbers = (factors + size.numbers) * block.inputs.element_size()
-            found.append(Cost(names, size.way, size.uses, numbers, size.operations))
-        else:
-            _, out, length = block.rows.shape
-            numbers = (probe + train) * out * length * block.rows.element_size()
-            found.append(Cost(names, way, 1, numbers, probe * out * train * out * length))
-    return found

@@ -1,7 +1,9 @@
-"""Examples of one side of a kernel, read some at a time: assembled, or use by use where that would not fit.
+"""Examples of one side of a kernel, read some at a time: assembled, or use by use if that does not
+fit.
 
-Points are read in batches of examples whose recordings fit into memory. More memory than
-that the system hands out page by page, each of them cleared first, which takes longer than most operations on it.
+Batches are small enough that the tape of each fits into memory that is already there. The system
+hands out more memory page by page and clears each page, which takes longer than most operations on
+it.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from ntkexp.kernel.sketch import (
 from ntkexp.shapes import Inputs, Weights
 
 AT_ONCE = 2**26  # bytes of a tape
-BATCH = 2**25  # bytes of each tape where there are several
-FEW = 16  # examples that are recorded without a look at one of them
+BATCH = 2**25  # bytes of each of several tapes
+FEW = 16  # examples that are recorded without measuring one first
 
 
 @dataclass(frozen=True)
 class Batches:
-    """A point, and inputs; of the first batch there is a tape already."""
+    """Weights and inputs, in batches. The first batch has a tape already."""
 
     reader: Reader
     weights: Weights
@@ -57,7 +59,7 @@ class Batches:
         return count_examples(self.inputs)
 
     def read(self, chosen: Sequence[int]) -> Jacobian:
-        """The Jacobian of all examples, example by example where no rules lead through the module."""
+        """Return the Jacobian of all examples, example by example if an operation has no rule."""
         try:
             return self.assembled(chosen)
         except NoRule as error:
@@ -70,28 +72,31 @@ class Batches:
         return whole.jacobian
 
     def assembled(self, chosen: Sequence[int]) -> Jacobian:
-        """The Jacobian of all examples; each batch is copied to its place, and its tape forgotten."""
+        """Return the Jacobian of all examples. Each batch is copied to its place, and its tape
+        forgotten.
+        """
         if len(self.places) == 1:
             return self.reader.assembled(self.tape, chosen)
         whole = Assembly(self.examples)
         for tape in self.tapes():
             if not whole.add(
                 self.reader.assembled(tape, chosen, whole.rows)
-            ):  # of another form than those before
+            ):  # the form differs from earlier batches
                 return self.reader.assembled(self.reader.record(self.weights, self.inputs), chosen)
         return whole.jacobian
 
     def tapes(self) -> Iterator[Tape]:
-        """One after the other, each forgotten when the next is recorded."""
+        """Yield one tape at a time, each forgotten when the next is recorded."""
         yield self.tape
         for place in self.places[1:]:
             yield self.reader.record(self.weights, tape_part(self.inputs, place))
 
 
 def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
-    """The inputs in batches of equal size, but for one example."""
+    """Cut inputs into batches whose sizes differ by one at most."""
     given = as_inputs(inputs)
-    total, count = count_examples(given), 1
+    total = count_examples(given)
+    count = 1
     if total > FEW:
         one = outline(tape_part(given, slice(0, 1)))
         each = reader.findings.sizes.to(
@@ -106,7 +111,7 @@ def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
 
 
 def even_slices(total: int, count: int) -> tuple[slice, ...]:
-    """Consecutive slices of as many examples each, but for one.
+    """Return consecutive slices whose lengths differ by one at most.
 
     >>> even_slices(5, 2)
     (slice(0, 2, None), slice(2, 5, None))
@@ -115,22 +120,19 @@ def even_slices(total: int, count: int) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in pairwise(ends))
 
 
-# --- Examples that are read use by use: no Jacobian of them all is assembled, no row is as long as the weights.
-
-
-READ = 0.2e9  # bytes of the values of examples that are read at once
-KEPT = 2e9  # bytes of what is read, on either side
+READ = 0.2e9  # bytes of the values of the examples that are read at once
+KEPT = 2e9  # bytes of Jacobians that are kept, on each side
 
 
 @dataclass(frozen=True)
 class InTurns:
-    """Examples, and the outputs at which they are read; what was read is kept while it fits."""
+    """Examples that are read use by use, some at a time. Jacobians are kept while they fit."""
 
     reader: Reader
     weights: Weights
     inputs: Inputs
     chosen: Sequence[int]
-    any_module: bool = False  # whether those that no rules lead through are read example by example
+    any_module: bool = False  # whether modules without difference rules are read example by example
     kept: dict[tuple[int, int], Jacobian] = field(default_factory=dict)
 
     @property
@@ -139,7 +141,7 @@ class InTurns:
 
     @cached_property
     def places(self) -> list[slice]:
-        """Which examples are read at once: as many each time as differ by one at most."""
+        """The examples that are read at once, in equal shares but for one example."""
         each = self.reader.record(
             self.weights, tape_part(self.inputs, slice(0, 2))
         ).bytes_per_example
@@ -148,39 +150,39 @@ class InTurns:
 
     @cached_property
     def groups(self) -> list[list[slice]]:
-        """The same, as many together as may be held."""
+        """The shares, as many together as may be held."""
         count = max(1, int(KEPT / self.jacobian(self.places[0]).nbytes))
         return [self.places[at : at + count] for at in range(0, len(self.places), count)]
 
     def together(self, group: Sequence[slice]) -> tuple[slice, Jacobian]:
-        """The examples of a group, and their Jacobian."""
+        """Return the examples of a group and their Jacobian."""
         return slice(group[0].start, group[-1].stop), stacked(
             [self.jacobian(place) for place in group]
         )
 
     def jacobian(self, place: slice) -> Jacobian:
-        """The Jacobian of these examples, kept while there is room."""
+        """Return the Jacobian of a share, and keep it if it fits."""
         key = place.start, place.stop
-        found = self.kept.get(key)
-        if found is None:
+        jacobian = self.kept.get(key)
+        if jacobian is None:
             tape = self.reader.record(self.weights, tape_part(self.inputs, place))
             try:
-                found = self.reader.use_by_use(tape, self.chosen)
+                jacobian = self.reader.use_by_use(tape, self.chosen)
             except NoRule as error:
                 if not self.any_module:
                     raise
                 warn(error.remark, stacklevel=2)
-                found = self.reader.one_by_one(tape, self.chosen)
-            if sum(each.nbytes for each in self.kept.values()) + found.nbytes <= KEPT:
-                self.kept[key] = found
-        return found
+                jacobian = self.reader.one_by_one(tape, self.chosen)
+            if sum(other.nbytes for other in self.kept.values()) + jacobian.nbytes <= KEPT:
+                self.kept[key] = jacobian
+        return jacobian
 
 
 def kernel_in_turns(left: InTurns, right: InTurns) -> Float[Tensor, "probe out train out_"]:
-    """The exact kernel of two sides, which may be one, whose Jacobians would not fit assembled.
+    """Return the exact kernel of two sides, or of one with itself, whose assembled Jacobians would
+    not fit.
 
-    Of as many examples as fit on either side what was read is held, and their part of the kernel is whole; with more,
-    the others are read again for each such group.
+    Each group of examples on the left is held while the right is read again, group by group.
     """
     kernel: Tensor | None = None
     for k, group in enumerate(left.groups):
@@ -198,18 +200,16 @@ def kernel_in_turns(left: InTurns, right: InTurns) -> Float[Tensor, "probe out t
     return kernel
 
 
-# --- The sketched tangent kernel, and when it is worth its while.
-#
-# Examples are read some at a time, and only their sketches are kept of them all: no Jacobian of all examples, no
-# rows as long as the weights. For each example and output there are k numbers, and for the error bar gradients of
-# a chunk of the weights at a time. What was read is kept for it while it fits, else read again.
+# The sketched tangent kernel. Examples are read some at a time, and only their sketches are kept: k
+# numbers for each example and output. The error bar needs gradients of a chunk of the weights at a
+# time. Jacobians are kept for it while they fit, otherwise read again.
 
 
-GRADIENTS = 2**28  # bytes of the gradients of some weights, along all vectors
+GRADIENTS = 2**28  # bytes of the gradients of a chunk of the weights, along all vectors
 
 
 class SketchedKernel(NamedTuple):
-    """K̂, and how large ‖K̂ − K‖_F is at most, in 99 of 100 cases."""
+    """K̂, and a bound of ‖K̂ − K‖_F that holds in 99 of 100 cases."""
 
     kernel: Float[Tensor, "probe out train out_"]
     error_bar: float
@@ -218,7 +218,7 @@ class SketchedKernel(NamedTuple):
 def sketched_kernel(
     left: InTurns, right: InTurns, weights: Weights, size: int, seed: int
 ) -> SketchedKernel:
-    """The kernel of two sides, which may be one, and its error bar; `weights` are those that are trained."""
+    """Return the sketched kernel of two sides, or of one with itself, and its error bar."""
     sketch = Sketch(size, seed, {name: weight.shape for name, weight in weights.items()})
     other = sketch_of(right, sketch)
     one = other if left is right else sketch_of(left, sketch)
@@ -229,14 +229,17 @@ def sketched_kernel(
 
 
 def sketch_of(side: InTurns, sketch: Sketch) -> Float[Tensor, "example out size"]:
-    """J S."""
+    """Return J S."""
     return torch.cat([sketch.of(side.jacobian(place).blocks) for place in side.places])
 
 
 def products(
     left: InTurns, right: InTurns, vectors: Float[Tensor, "vector train out_"], weights: Weights
 ) -> Float[Tensor, "vector probe out"]:
-    """K v = J̄(Jᵀv): by factors where there are few uses, else by gradients multiplied out once for all vectors."""
+    """Return K v = J̄(Jᵀv) for each vector v.
+
+    With few uses, by factors; otherwise by gradients that are multiplied out once for all vectors.
+    """
     if all(has_few_uses(side.jacobian(side.places[0])) for side in (left, right)):
         found = []
         for vector in vectors:
@@ -253,7 +256,7 @@ def products(
     results = vectors.new_zeros(len(vectors), left.examples, vectors.shape[2])
     for some in together(weights, GRADIENTS // (len(vectors) * vectors.element_size())):
         gradients = [vectors.new_zeros(len(vectors), piece.size) for piece in some]
-        for group in right.groups:  # V J, for a chunk of the weights
+        for group in right.groups:  # V J for these weights
             examples, jacobian = right.together(group)
             for total, piece in zip(gradients, some, strict=True):
                 for place, rows in thin_pieces(jacobian, piece):
@@ -271,8 +274,9 @@ def products(
 def thin_pieces(
     jacobian: Jacobian, piece: ParameterChunk
 ) -> Iterator[tuple[slice, Float[Tensor, "row size"]]]:
-    """The gradients of a piece of the weights in pieces that stay in caches, and where each lies in it; none of weights
-    that were not used."""
+    """Yield the gradients of a piece of a parameter in thinner pieces that stay in the cache, with
+    their places.
+    """
     if piece.name in jacobian.uses:
         for thin in cut(jacobian, piece.name, piece.elements):
             place = slice(
@@ -283,14 +287,16 @@ def thin_pieces(
 
 
 def has_few_uses(some: Jacobian) -> bool:
-    """Whether each weight is used about as often as there are vectors, in products alone."""
+    """Return whether each weight is used in products alone, and no more often than there are
+    vectors.
+    """
     return all(
         isinstance(block, Factored) and block.inputs.shape[1] <= VECTORS for block in some.blocks
     )
 
 
 def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
-    """Pieces of all weights, of at most `most` elements.
+    """Yield groups of pieces of all weights, of at most `most` elements each.
 
     >>> for some in together({"w": torch.ones(5), "b": torch.ones(1)}, 3):
     ...     print([(piece.name, piece.elements) for piece in some])
@@ -304,29 +310,33 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
         while at < weight.numel():
             end = min(at + left, weight.numel())
             some.append(ParameterChunk(name, range(at, end)))
-            left, at = left - (end - at), end
+            left = left - (end - at)
+            at = end
             if not left:
                 yield some
-                some, left = [], most
+                some = []
+                left = most
     if some:
         yield some
 
 
-# --- Whether a sketch is worth its while: what it and its error bar take, against what the exact kernel takes.
-#
-# Of n rows of P numbers, each a sum of u outer products, and v vectors for the bar, counted in multiplications:
+# Whether a sketch is worth its cost. For n rows of P numbers, each a sum of u outer products, and v
+# vectors for the error bar, the multiplications are
 #
 #     exact    n u P + n² P/2
-#     bar      2 n u P + 2 n v P        beside the sketch itself
+#     bar      2 n u P + 2 n v P        and the sketch itself
 #
-# so the exact kernel of a few dozen rows takes less than the bar alone. What both read is not in it.
+# so the exact kernel of a few dozen rows takes less than the bar alone. Reading is the same for
+# both.
 
 
-LONG = 1e11  # multiplications of a sketch that are worth a word: a second or two
+LONG = 1e11  # multiplications of a sketch that justify a remark: a second or two
 
 
 def remark(some: Jacobian, probe: int, train: int, size: int) -> str | None:
-    """What to say of a sketch of `probe` examples, with as many as `train` or with themselves, which are like some."""
+    """Return a remark if the exact kernel takes less than the sketch of `probe` examples with
+    `train` others, or with themselves.
+    """
     # The sketch of each example, and its error bar
     sketched = 0.0
     for block in some.blocks:

@@ -1,11 +1,11 @@
 """Casts inside a module to shorter numbers than its weights have.
 
-A secant through a cast to shorter numbers, as some modules have in norms or rotary positions, closes to the rounding of
-these alone. Without the cast the module is another one, whose outputs differ by that rounding, and a secant closes to
-the rounding of its weights:
+Some modules cast in norms or rotary positions. A secant through such a cast closes only to the
+rounding of the shorter numbers. Without the cast the module is another one: its outputs differ by
+that rounding, and a secant closes to the rounding of its weights.
 
-    keep     the module as it is; float32 inside leaves an error of 1e-7 of the outputs at every step
-    ignore   an operation with a shorter dtype among its arguments gives that of the weights; outputs move by 1e-7, once
+    keep     the module unchanged; float32 inside leaves an error of 1e-7 of the outputs at every step
+    ignore   operations with a shorter dtype argument give the dtype of the weights; outputs move by 1e-7, once
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Casts: TypeAlias = Literal["keep", "ignore"]
 
 
 class Uncast(DispatchMode):
-    """An operation with a shorter dtype among its arguments gives numbers of `kind`."""
+    """Replaces shorter dtypes in the arguments of operations by `kind`."""
 
     def __init__(self, kind: torch.dtype) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class Uncast(DispatchMode):
         return func(*args, **kwargs)
 
 
-SHORTEST = 32  # bits of numbers to whose rounding something can be proved
+SHORTEST = 32  # bits of the shortest numbers for which rounding is small enough for proofs
 
 
 def is_short(tensor: Tensor) -> bool:
-    """Whether the numbers are so short that nothing is proved to their rounding.
+    """Return whether the numbers are so short that nothing can be proved to their rounding.
 
     >>> is_short(torch.ones(1)), is_short(torch.ones(1, dtype=torch.float16)), is_short(torch.ones(1, dtype=torch.int8))
     (False, True, False)
@@ -59,7 +59,7 @@ def is_short(tensor: Tensor) -> bool:
 
 
 def without_casts(function: Function) -> Function:
-    """The function computed in the numbers of its weights throughout."""
+    """Return the function computed in the dtype of its weights throughout."""
 
     def uncast(weights: Weights, inputs: Inputs) -> Tensor:
         with Uncast(next(iter(weights.values())).dtype):
@@ -69,14 +69,16 @@ def without_casts(function: Function) -> Function:
 
 
 def with_casts(function: Function, casts: Casts) -> Function:
-    """The function as it is, or without its casts."""
+    """Return the function, with or without its casts."""
     if not isinstance(casts, str) or casts not in ("keep", "ignore"):
         raise Mistake(f"casts={in_short(casts)}: give 'keep' or 'ignore'")
     return without_casts(function) if casts == "ignore" else function
 
 
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
-    """One line on what the choice costs, for a function as it is and its tape as chosen; None if it costs nothing."""
+    """Return one line on the cost of the choice, or None if it costs nothing. The tape has the
+    casts as chosen.
+    """
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     if casts == "keep":
         kinds = {weight.dtype for weight in weights.values() if weight.is_floating_point()}
@@ -87,8 +89,8 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
             f"size, and a secant closes to {tape.eps:.0e} of its outputs; casts=ignore leaves these casts out"
         )
     with torch.no_grad(), plain_kernels():
-        kept = columns(function, weights, tape.given)
-    moved = float((kept - tape.outputs).abs().max() / tape.outputs.abs().max())
+        with_all_casts = columns(function, weights, tape.given)
+    moved = float((with_all_casts - tape.outputs).abs().max() / tape.outputs.abs().max())
     if not moved > 100 * tape.eps:
         return None
     return (

@@ -114,15 +114,19 @@ def convolve_turned(
     another place to begin at.
     """
     features, channels, rows, columns = kernel.shape
-    (before, side), (down, across), (high, wide) = border, dilation, w.shape[2:]
-    height, width = high + 2 * before - down * (rows - 1), wide + 2 * side - across * (columns - 1)
+    (before, side) = border
+    (down, across) = dilation
+    (high, wide) = w.shape[2:]
+    height = high + 2 * before - down * (rows - 1)
+    width = wide + 2 * side - across * (columns - 1)
     turned = kernel.flip(2, 3).permute(2, 1, 0, 3).reshape(rows, channels, features * columns)
     each = features * columns * (high + 2 * before) * width
     step = min(len(w), max(1, CACHED // (each * w.element_size())))
     copies = w.new_zeros(step, features, columns, high + 2 * before, width)
     found = w.new_empty(len(w), channels, height * width)
     for at in range(0, len(w), step):
-        part, result = w[at : at + step], found[at : at + step]
+        part = w[at : at + step]
+        result = found[at : at + step]
         for column in range(columns):
             moved = (
                 column * across - side

@@ -1,11 +1,14 @@
-"""Independence: whether an example's outputs change when others of its batch are left out, moved, or are others.
+"""Tests whether the outputs of an example depend on the other examples of its batch.
 
-Ownership finds what examples do to one another after they have met a trained weight. What they do before that, a batch
-centred by its own mean or sorted, shows only in the outputs. So the batch runs in parts and in other orders, such that
-of any two examples each runs without the other: for every binary digit of their places one half, then the other, which
-takes as long as log₂ n runs of the whole. What couples examples for some numbers alone, as a norm beyond a bound does,
-shows where a few of the examples stand beside copies, zeros, and numbers that are very large. Another batch of a
-function that passed all this is compared with one random half and the rest.
+The owners of elements (`secant/ownership`) show coupling after a trained weight has been used.
+Coupling before that, such as a batch centred by its own mean, or sorted, shows only in the outputs.
+So the batch runs in parts and in other orders, such that of any two examples each runs without the
+other: for every binary digit of their numbers one half, then the other. That takes as long as log₂
+n runs of the whole batch.
+
+Some functions couple examples only for certain numbers, such as a norm beyond a bound. So a few
+examples also run beside copies, zeros, and very large numbers. On another batch, a function that
+passed all tests runs with one random half and the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ COUPLED = (
     "operations along the first axis"
 )
 
-UNSEEN = "so whether it couples the examples of a batch cannot be seen; use smaller weights or inputs, or float64"
+UNSEEN = "so coupling between the examples of a batch cannot be seen; use smaller weights or inputs, or float64"
 
 CHANGING = (
     "the module gives other outputs when it is run again on the same inputs, so it has no tangent kernel; look for "
@@ -54,26 +57,27 @@ SUMS = frozenset(
         "unsqueeze",
     }
 )
-"""Operations whose result rounds at the size of their arguments."""
+"""Operations that round at the size of their arguments."""
 
-ROUNDINGS = 100.0  # of the terms of a sum, before a difference is compared with noise
-OF_NOISE = 64.0  # times what a relative noise of eps in weights and inputs does: so far rounding may take outputs
-FEW = 8  # examples that run by themselves, and beside strange ones
+ROUNDINGS = 100.0  # roundings of the terms of a sum that are allowed without looking at noise
+OF_NOISE = 64.0  # times the effect of a relative noise of eps that is allowed
+FEW = 8  # examples that run alone, and beside strange ones
 STRANGE = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
-"""What fills the inputs of strange examples, times the largest input, and by which factors those of the others come to
-lie beyond a bound. Infinities and nan would also come from a product with a zero that masks them.
+"""The numbers that fill the inputs of strange examples, in units of the largest input, by the
+factor of the other examples. The factors move examples beyond a bound. Infinities and nan are left
+out, since a product with a masking zero gives them too.
 """
 
 
 def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) -> None:
-    """Run all examples once more, parts of them, and some beside strange ones; of a function that is `known` to pass on
-    another batch, a random half and the rest. Where numbers that inputs decide choose what Python does, several
-    examples may have one effect on the others, and a few run by themselves each time.
+    """Raise if outputs change when the batch runs again, in parts, or beside strange examples.
+
+    A function that is `known` to pass on another batch runs with a random half and the rest. If
+    numbers that inputs decide choose what Python does, several examples may have one effect on the
+    others, so a few examples run alone each time.
     """
-    weights, everyone = (
-        {name: tape[slot].detach() for slot, name in tape.weights.items()},
-        range(len(tape.outputs)),
-    )
+    weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
+    everyone = range(len(tape.outputs))
     with torch.no_grad():
         trial = Trial(function, tape, weights, tape.outputs)
         if not trial.are_same(
@@ -101,7 +105,9 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
 
 @dataclass(frozen=True)
 class Trial:
-    """A function at some weights, its outputs on the batch of a tape, and comparisons with other batches."""
+    """A function at some weights, its outputs on the batch of a tape, and comparisons with other
+    batches.
+    """
 
     function: Function
     tape: Tape
@@ -109,32 +115,37 @@ class Trial:
     outputs: Float[Tensor, "example out"]
 
     def run(self, rows: Sequence[int]) -> None:
-        """Examples in an order give what they gave among all. Where a batch is taken as a whole, as random numbers are
-        drawn for it, all stay where they are, and the first of these stands in the place of each other.
+        """Run examples in an order, and compare with their outputs in the whole batch.
+
+        If random numbers are drawn for the batch as a whole, examples keep their places, and copies
+        of the first one replace all others.
         """
         everyone = range(len(self.outputs))
         places: Sequence[int] = range(len(rows))
         if self.tape.keeps_places:
-            places, first = sorted({*rows}), rows[0]
+            places = sorted({*rows})
+            first = rows[0]
             rows = [k if k in places else first for k in everyone]
         try:
             found = columns(self.function, self.weights, selected(self.tape.given, rows))
         except Mistake:
             raise
-        except Exception as error:  # the module's own, of a batch that it did not expect
+        except Exception as error:  # raised by the module, which did not expect this batch
             if is_out_of_memory(error):
                 raise
             raise Mistake(
                 f"the module runs on {len(everyone)} examples and not on {len(rows)} of them ({first_line(error)}), so "
-                "whether it couples the examples of a batch cannot be seen; let it take any number of them (one "
+                "coupling between the examples of a batch cannot be seen; let it take any number of them (one "
                 "example is x[None])"
             ) from error
         among = self.outputs[[rows[place] for place in places]]
         self.refuse_coupling(found[list(places)], among, self.tape.given, self.outputs)
 
     def run_beside_strangers(self) -> None:
-        """A few examples, of several sizes, give the same beside copies as beside other numbers, whatever these are."""
-        # Inputs that become whole numbers may be places in a table, and strange ones lie outside it
+        """Compare a few examples, of several sizes, beside copies with the same beside other
+        numbers.
+        """
+        # Inputs that become integers may index a table, and strange ones would lie outside it
         if any(
             entry.name in ("_to_copy", "copy", "bucketize", "searchsorted")
             and any(
@@ -167,8 +178,11 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> None:
-        """Examples do not know of others, unless the numbers are such that this cannot be seen: no numbers, or with no
-        digits left after rounding. On what was `given` the function gives the usual outputs."""
+        """Raise if outputs apart from the other examples differ from those among them.
+
+        The error says so if the numbers are such that coupling cannot be seen: not finite, or
+        without digits after rounding. `usual` are the outputs on the inputs `given`.
+        """
         if self.are_same(apart, among, given, usual):
             return
         if not bool(apart.isfinite().all() and among.isfinite().all()):
@@ -188,15 +202,16 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> bool:
-        """Whether examples give apart from the others what they give among them, to some roundings of the terms
-        that outputs are added up from; or to what a noise of eps does, if that leaves half of the digits.
+        """Return whether outputs apart from the other examples equal those among them, up to
+        rounding.
+
+        They may differ by some roundings of the terms that outputs are summed from, or by the
+        effect of a relative noise of eps, if that leaves half of the digits.
         """
         if not apart.numel():
             return True
         farthest = float(torch.sub(apart, among).abs_().max())
-        if not isfinite(
-            farthest
-        ):  # somewhere a number is none, or infinite; the same is so on both sides, or is not
+        if not isfinite(farthest):  # nan and infinities must be the same on both sides
             apart_by = torch.where(
                 (apart == among) | (apart.isnan() & among.isnan()), 0.0, (apart - among).abs()
             )
@@ -210,8 +225,9 @@ class Trial:
 
     @cached_property
     def largest_term(self) -> float:
-        """The largest number of what outputs are added up from: where they are differences of larger numbers, as of a
-        network and its start, those are what rounds."""
+        """The largest term that outputs are summed from. It may exceed the outputs, as in f(θ) −
+        f(θ₀), and rounds at its own size.
+        """
         reached = {self.tape.output}
         for entry in reversed(self.tape.entries):
             if entry.name in SUMS and not reached.isdisjoint(entry.results):
@@ -220,7 +236,7 @@ class Trial:
         return max(float(term.abs().max()) for term in terms if not is_whole(term) and term.numel())
 
     def moved_by_noise(self, given: Inputs, usual: Float[Tensor, "example out"]) -> float:
-        """By how much a relative noise of eps in weights and inputs moves the usual outputs."""
+        """Return by how much a relative noise of eps in weights and inputs moves the usual outputs."""
         noisy = partial(with_noise, eps=self.tape.eps)
         weights = {name: noisy(weight) for name, weight in self.weights.items()}
         near = replace(self, weights=weights).run_or_none(map_tensors(noisy, given))
@@ -230,16 +246,18 @@ class Trial:
         try:
             with warnings.catch_warnings(action="ignore"):
                 return columns(self.function, self.weights, inputs)
-        except Exception as error:  # the module's own, of inputs that it did not expect
+        except Exception as error:  # raised by the module, which did not expect these inputs
             if is_out_of_memory(error):
                 raise
             return None
 
     def at_moved_weights(self) -> Trial:
-        """The same at weights with a tenth of noise, if it runs there: a readout that begins at zero shows nothing of
-        what comes before it.
+        """Return the trial at weights with a tenth of noise, if the function runs there.
+
+        A readout that starts at zero would hide everything before it.
         """
-        noise, moved = stream("independence"), dict(self.weights)
+        noise = stream("independence")
+        moved = dict(self.weights)
         for name, weight in self.weights.items():
             if weight.is_floating_point() and weight.numel():
                 size = (
@@ -259,7 +277,7 @@ class Trial:
 
 
 def halves(everyone: Sequence[int]) -> Iterator[list[int]]:
-    """Halves in random orders, such that any two examples stand in different ones once.
+    """Yield halves in random orders. Any two examples are once in different halves.
 
     >>> [sorted(half) for half in halves(range(4))]
     [[0, 2], [1, 3], [0, 1], [2, 3]]
@@ -279,7 +297,7 @@ def selected(inputs: Inputs, rows: Sequence[int]) -> Inputs:
 
 
 def with_noise(tensor: Tensor, eps: float) -> Tensor:
-    """The same numbers with a relative noise of eps."""
+    """Return the tensor with a relative noise of eps."""
     if not tensor.is_floating_point():
         return tensor
     noise = torch.randn(tensor.shape, generator=stream("independence"), dtype=torch.float64).to(
@@ -289,7 +307,7 @@ def with_noise(tensor: Tensor, eps: float) -> Tensor:
 
 
 def with_strangers(inputs: Inputs, size: float, number: float | None = None) -> Inputs:
-    """The same inputs times a size; every second example is filled with a number, times the largest of them."""
+    """Return inputs times a size, and fill every second example with `number` times their largest."""
 
     def replaced(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():

@@ -1,15 +1,16 @@
-"""A program: a computation that was recorded once and runs again on new values, as a Python function of a line for each
-operation.
+"""A program: a recorded computation that runs again on new values, as a Python function with one
+line for each operation.
 
-What was recorded is a sequence of operations that overwrite nothing. On the way to a program it is
+The recording is a sequence of operations that overwrite nothing. It becomes a program in four
+steps:
 
-    simplified      the same operation on the same values runs once, and what is given already does not run
-    pruned          results decide what has to run; what no input moves is worked out beforehand
-    written over    a sum or a product may go where one of its arguments was, which nothing needs any more
-    compiled        every value is forgotten after its last use
+    simplified      the same operation on the same values runs once, and known values are not computed
+    pruned          only operations that results need run; values that no input moves are computed beforehand
+    written over    a sum or a product may overwrite an argument that nothing needs later
+    compiled        every value is freed after its last use
 
-Numbers that the computation read from tensors (is this mask the same as that one?) may have decided how it went on: if
-one of them is another than in the recording, the program does not hold.
+Numbers that the computation read from tensors (are these two masks equal?) may have decided how it
+went on. If one of them differs from the recording, the program does not hold.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ aten = torch.ops.aten
 
 
 class DoesNotHold(Exception):
-    """Something went another way than in the recording."""
+    """A number or a shape differs from the recording."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class Program:
 
     function: Function
     constants: tuple[Tensor, ...]
-    read: list[Any]  # numbers that the computation read
+    read: list[Any]  # numbers that the computation read from tensors
     shapes: list[torch.Size]
 
     def run(self, fed: Sequence[Tensor]) -> list[Tensor]:
@@ -56,8 +57,11 @@ class Program:
 def trace(
     act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = ()
 ) -> Program:
-    """What an act does with tensors, as a program of the tensors `fed`, among them all values on the tapes. An act that
-    writes into one of its tensors has none."""
+    """Return the operations of an act as a program of the tensors `fed`, which include all values
+    on the tapes.
+
+    Raise NotPure if the act writes into one of its tensors.
+    """
     with Recorder() as recorder:
         slots = [recorder.slot(value) for value in fed]
         known = []
@@ -86,9 +90,10 @@ def program(
     simplifier.simplify(known)
     entries = simplifier.simplify(entries)
     results = [simplifier.slot(slot) for slot in results]
-    # Nothing runs that results do not need, or that no input moves
+    # Only operations that results need and inputs move run
     moving = reached(entries, fed)
-    needed, kept = set(results), []
+    needed = set(results)
+    kept = []
     for entry in reversed(entries):
         if not moving.isdisjoint(entry.slots) and (
             entry.reads or not needed.isdisjoint(entry.results)
@@ -98,7 +103,7 @@ def program(
     kept = kept[::-1]
     made = {slot for entry in kept for slot in entry.results}
     constants = sorted(needed - made - set(fed))
-    # What is needed no more is written over
+    # Values that nothing needs later are overwritten
     source = Source(
         kept, [*fed, *constants], results, overwritten(kept, values, {*fed, *constants, *results})
     )
@@ -107,21 +112,22 @@ def program(
     return Program(source.function(), held, list(source.read.values()), shapes)
 
 
-# --- Simplification: where nothing is overwritten, the same operation on the same values gives the same.
+# Simplification: nothing is overwritten, so the same operation on the same values gives the same
+# result.
 
 
 SAME = (
     "detach",
     "alias",
     "lift_fresh",
-)  # operations that return their argument, where nothing is overwritten
+)  # operations that return their argument if nothing is overwritten
 RESHAPED = (aten.view.default, aten._unsafe_view.default)
 OF_ONE_SHAPE = (
     *RESHAPED,
     aten.reshape.default,
     aten.expand.default,
     aten.slice.Tensor,
-)  # whose elements are the same
+)  # operations that keep the elements and their order
 
 
 @dataclass
@@ -132,8 +138,10 @@ class Simplifier:
     same: dict[Slot, Slot] = field(default_factory=dict)
     earlier: dict[tuple[OpOverload, str], tuple[Slot, ...]] = field(
         default_factory=dict
-    )  # results, by what runs
-    bases: dict[Slot, Slot] = field(default_factory=dict)  # of reshaped views
+    )  # results, by operation and arguments
+    bases: dict[Slot, Slot] = field(
+        default_factory=dict
+    )  # the tensor that each reshaped view shows
 
     def slot(self, leaf: Any) -> Any:
         """The slot that stands for another one; anything else is left as it is."""
@@ -170,11 +178,12 @@ class Simplifier:
         return kept
 
 
-# --- Writing over: to fill fresh memory takes several times as long as the arithmetic that fills it. A sum, difference,
-# product, quotient, mean or bound may go where one of its arguments is, if the program itself made that argument,
-# nothing later reads its memory, and the result has the same shape, layout and kind. Bits stay the same: these
-# operations round each element by itself. (Without it a step of `python -m tests.bench steps` takes 15–34 % longer for
-# the MLP, 5–12 % for the CNN and the transformer.)
+# Writing over: filling fresh memory takes several times as long as the arithmetic. A sum,
+# difference, product, quotient, mean or bound may overwrite one of its arguments if the program
+# made that argument, nothing later reads its memory, and the result has the same shape, layout and
+# dtype. Bits stay the same, since these operations round each element independently. (Without it, a
+# step of `python -m tests.bench steps` takes 15–34 % longer for the MLP, 5–12 % for the CNN and the
+# transformer.)
 
 
 IN_PLACE = {
@@ -187,7 +196,7 @@ IN_PLACE = {
     aten.neg.default: "neg_",
     aten.sub.Tensor: "sub_",
 }
-COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)  # if they have no factor
+COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)  # without a factor
 PERHAPS_VIEWS = (
     "_unsafe_view",
     "unsafe_split",
@@ -220,7 +229,9 @@ def overwritten(
             if entry.op in IN_PLACE
             else []
         ):
-            home, made, argument = homes.get(slot, slot), values[entry.results[0]], values[slot]
+            home = homes.get(slot, slot)
+            made = values[entry.results[0]]
+            argument = values[slot]
             fills = (
                 argument.is_contiguous()
                 and argument.untyped_storage().nbytes() == argument.nbytes > 0
@@ -240,7 +251,7 @@ def has_layout_of(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
 
 
-# --- Functions of torch that run one operation each, in half the time of calling the operation itself.
+# Functions of torch that run one operation each, in half the time of calling the operation itself.
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -275,8 +286,8 @@ METHODS: dict[OpOverload, str] = {
 }
 
 
-# --- Source: operations as the text of a Python function. What Python does not read as it is written, such as a kind of
-# numbers, is a name that the function knows. Tracebacks show the line that failed.
+# Operations as the text of a Python function. Arguments that have no Python literal, such as a
+# dtype, are names that the function knows. Tracebacks show the line that failed.
 
 
 FILES = (f"<program {k}>" for k in count())
@@ -311,7 +322,8 @@ class Source:
         self.known: dict[str, Any] = {}  # operations and constants, by name
         self.read: dict[str, Any] = {}  # numbers that operations give to Python, by name
         # What each operation forgets: what none needs after it
-        needed, forgotten = set(results), []
+        needed = set(results)
+        forgotten = []
         for entry in reversed(entries):
             gone = dict.fromkeys(
                 slot for slot in (*entry.slots, *entry.results) if slot not in needed
@@ -341,7 +353,9 @@ class Source:
 
     def outcome(self, place: int, entry: Entry) -> str:
         """A name for each tensor that an operation gives, and for each number, in their order."""
-        slots, numbers, names = iter(entry.results), iter(entry.scalars), []
+        slots = iter(entry.results)
+        numbers = iter(entry.scalars)
+        names = []
         tensors = range(len(entry.results)) if entry.places is None else entry.places
         for k in range(len(entry.results) + len(entry.scalars)):
             name = f"v{next(slots):d}" if k in tensors else f"n{place}_{k}"
@@ -356,16 +370,15 @@ class Source:
 
     def call(self, entry: Entry) -> str:
         """What runs an operation: a method of its first argument, or a function."""
-        over, args, method = (
-            self.over.get(entry.results[0]) if entry.results else None,
-            entry.args,
-            None,
-        )
+        over = self.over.get(entry.results[0]) if entry.results else None
+        args = entry.args
+        method = None
         exchanged = entry.op in COMMUTATIVE and not entry.kwargs
         if over is None:
             method = METHODS.get(entry.op)
         elif args[0] == over or exchanged:
-            args, method = args if args[0] == over else args[::-1], IN_PLACE[entry.op]
+            args = args if args[0] == over else args[::-1]
+            method = IN_PLACE[entry.op]
         texts = [self.argument(value) for value in args]
         texts += [f"{name}={self.argument(value)}" for name, value in entry.kwargs.items()]
         if method is not None:

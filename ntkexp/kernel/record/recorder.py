@@ -1,14 +1,15 @@
 """Recording: a function runs on ordinary tensors while every ATen operation is written down.
 
-A tape is a program that overwrites nothing. `functionalize` turns the in-place operations of a module into operations
-that return new tensors; what operations of torch overwrite inside themselves (the gates of an LSTM, circular padding)
-the recorder turns. A write through one view changes every other view of its storage, so the content of the storage is
-held as one flat value, from which a view that is used later is taken again:
+A tape is a program that overwrites nothing. `functionalize` turns the in-place operations of a
+module into operations that return new tensors. The recorder itself turns the writes inside torch's
+operations (the gates of an LSTM, circular padding). A write through one view changes every other
+view of its storage. So the content of the storage is held as one flat value, from which later views
+are taken again:
 
     view ← op(view, …)        flat ← flat with the elements of the view put in        other view ← elements of flat
 
-Random numbers of a module whose generators begin in a known state come from outside, as inputs do: the module is a
-function again, of a batch as a whole.
+If the generators of a module start in a known state, its random numbers come from outside, like
+inputs. The module is then a function again, of a whole batch:
 
     dropout(x, p) = x · m / (1 − p)        m was drawn
 """
@@ -32,9 +33,6 @@ from ntkexp.kernel.record.tape import Entry, Slot, leaves, map_leaves, storage
 from ntkexp.mistake import Mistake
 
 aten = torch.ops.aten
-
-
-# --- Modes of Python functions: a pure module is recorded as it runs; of any other, numbers that leave torch are noted.
 
 
 GIVING_NUMBERS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
@@ -62,11 +60,11 @@ class PureOnly(TorchFunctionMode):
 
 
 class NoteReads(TorchFunctionMode):
-    """Notes numbers that leave torch as lists or arrays, and may come back as constants.
+    """Notes numbers that leave torch as lists or arrays, and may return as constants.
 
-    No operation shows it, so an equation is recorded in its place: these are the numbers that were read. A program made
-    of the tape holds as long as the equation does. The tensors of `functionalize` have no memory to read, and are
-    refused.
+    No operation shows such a read, so an equation is recorded in its place: these are the numbers
+    that were read. A program made from the tape is valid while the equation holds. The tensors of
+    `functionalize` have no memory to read, and are refused.
     """
 
     def __init__(self, in_memory: bool) -> None:
@@ -84,8 +82,9 @@ class NoteReads(TorchFunctionMode):
 
 
 def native_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A call of torch, but dropout by one operation, which writes nothing in place. It draws in the order of memory,
-    which `functionalize` does not keep.
+    """Call a function of torch, with dropout as one operation that writes nothing in place.
+
+    It draws in the order of memory, which `functionalize` does not keep.
 
     >>> x, state = torch.ones(4, 2).t(), torch.get_rng_state()
     >>> one = functional.dropout(x)
@@ -110,15 +109,14 @@ def dropout_arguments(
     *,
     train: bool = True,
 ) -> tuple[Tensor, float, bool, bool]:
-    """The arguments of the layer's function, or of torch's own."""
+    """Return the arguments of the layer's function, or of torch's own."""
     return input, p, train if training is None else training, inplace
 
 
-# --- The recorder.
-
-
 class DispatchMode(TorchDispatchMode):
-    """A mode without torch's shield against its own compiler, which is never on here and takes a second to load."""
+    """A mode without torch's guard against its own compiler, which is never on here and takes a
+    second to load.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
@@ -156,8 +154,10 @@ FREE = frozenset(
 
 
 class Recorder(DispatchMode):
-    """Writes operations down as they run; those that write in place are rewritten, or stop it. Random numbers come from
-    outside if it is `known` how they are drawn, and are refused otherwise."""
+    """Writes operations down as they run. In-place operations are rewritten, or raise NotPure.
+
+    Random numbers come from outside if their state is `known`, and are refused otherwise.
+    """
 
     def __init__(self, *, rewrites: bool = True, known: bool = False) -> None:
         super().__init__()
@@ -168,33 +168,35 @@ class Recorder(DispatchMode):
         self.entries: list[Entry] = []
         self.values: list[Tensor] = []
         self.slots: dict[int, Slot] = {}
-        self.seen: dict[int, Tensor] = {}  # kept alive, or an id would be given to another tensor
+        self.seen: dict[int, Tensor] = {}  # kept alive, so that no other tensor gets its id
         self.flats: dict[int, Tensor] = {}  # the content of each storage that was written to
 
     def slot(self, value: Any) -> Any:
-        """The slot of a tensor, new for a new tensor; anything else is left as it is."""
-        found = self.slots.get(id(value))
-        if found is not None or not isinstance(value, Tensor):
-            return value if found is None else found
-        written = self.flats and value.numel()  # what is empty lives nowhere
+        """Return the slot of a tensor, a new one for a new tensor. Other values stay unchanged."""
+        known = self.slots.get(id(value))
+        if known is not None:
+            return known
+        if not isinstance(value, Tensor):
+            return value
+        written = self.flats and value.numel()  # an empty tensor has no memory
         flat = self.flats.get(storage(value)) if written else None
         if flat is None:
-            found = Slot(len(self.values))
+            slot = Slot(len(self.values))
             self.values.append(value)
-        else:  # a view of what was written to: its elements of the flat value
+        else:  # a view of a storage that was written to: elements of the flat value
             if flat.is_complex() and value.dtype == flat.dtype.to_real():
                 flat = self.apply(
                     aten.view.default, self.apply(aten.view_as_real.default, flat), [-1]
                 )
             refuse_other_kind(flat, value)
             again = self.apply(aten.index_select.default, flat, 0, positions(value).reshape(-1))
-            found = self.slots[id(self.apply(aten.view.default, again, list(value.shape)))]
-        self.slots[id(value)] = found
+            slot = self.slots[id(self.apply(aten.view.default, again, list(value.shape)))]
+        self.slots[id(value)] = slot
         self.seen[id(value)] = value
-        return found
+        return slot
 
     def apply(self, op: OpOverload, *args: Any) -> Tensor:
-        """Run an operation of the recorder's own and record it."""
+        """Run an operation of the recorder itself, and record it."""
         result: Tensor = self.__torch_dispatch__(op, (), args)
         return result
 
@@ -283,13 +285,12 @@ class Recorder(DispatchMode):
         flat = self.flats[home] if home in self.flats else self.flat_content(target)
         for slot, value in enumerate(self.values):
             if storage(value) == home:
-                self.values[slot] = value.clone()  # its numbers before the write
+                self.values[slot] = value.clone()  # the numbers before the write
         func(*args, **kwargs)
-        # Views that overlap with what was written have no slot any more: `slot` takes them from the flat value again
-        here, written = (
-            (target.shape, target.stride(), target.storage_offset()),
-            positions(target).reshape(-1),
-        )
+        # Views that overlap with the written elements lose their slot, so that `slot` takes them
+        # from the flat value again
+        here = (target.shape, target.stride(), target.storage_offset())
+        written = positions(target).reshape(-1)
         for key, value in self.seen.items():
             if storage(value) == home and (
                 here == (value.shape, value.stride(), value.storage_offset())
@@ -297,7 +298,7 @@ class Recorder(DispatchMode):
             ):
                 self.slots.pop(key, None)
         self.flats.pop(home, None)
-        # view ← op(view, …), and flat with its elements put in
+        # view ← op(view, …),   flat ← flat with the elements of the view put in
         after = target.clone()
         self.entries.append(Entry(twin, slots, named, (self.slot(after),), ()))
         self.slots[id(target)] = self.slots[id(after)]
@@ -306,7 +307,9 @@ class Recorder(DispatchMode):
         return target
 
     def flat_content(self, target: Tensor) -> Tensor:
-        """The content of a storage before the first write, from a tensor that shows all of it in order."""
+        """Return the content of a storage before the first write, from a tensor that shows all of
+        it in order.
+        """
         size = target.untyped_storage().nbytes() // target.element_size()
         for value in [target, *self.seen.values()]:
             whole = (
@@ -333,7 +336,8 @@ def writes(op: OpOverload) -> bool:
 
 @cache
 def functional_twin(op: OpOverload) -> OpOverload | None:
-    """The operation that takes the same arguments and returns what this one writes in place, if it does.
+    """Return the operation that returns a new tensor where this one writes in place, if there is
+    one.
 
     >>> functional_twin(aten.clamp_min_.Tensor)
     <OpOverload(op='aten.clamp_min', overload='Tensor')>
@@ -351,7 +355,7 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 
 
 def refuse_other_kind(written: Tensor, value: Tensor) -> None:
-    """Elements of a storage are counted in numbers of one kind."""
+    """Raise if a storage is seen in two dtypes: its elements are counted in one."""
     if written.dtype != value.dtype or value.is_conj() or value.is_neg():
         raise Mistake(
             "the module writes complex numbers in place and sees them by their parts as well; let it put them "
@@ -360,7 +364,7 @@ def refuse_other_kind(written: Tensor, value: Tensor) -> None:
 
 
 def positions(value: Tensor) -> Int[Tensor, "..."]:
-    """The place of each element in the storage."""
+    """Return the place of each element in its storage."""
     size = value.untyped_storage().nbytes() // value.element_size()
     count = torch.arange(size, device=value.device)
     return count.as_strided(value.shape, value.stride(), value.storage_offset())

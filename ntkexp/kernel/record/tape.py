@@ -1,8 +1,8 @@
-"""A tape: what a function of weights did on one batch of inputs, operation by operation.
+"""A tape: the operations of a function of weights on one batch of inputs.
 
-The function runs as it is, on ordinary tensors, while a recorder writes every ATen operation down (`recorder.py`). A
-tape is a pure program: `Entry` by `Entry`, each with the slots of the tensors that it took and gave, and the value of
-every slot.
+The function runs as it is, on ordinary tensors, while a recorder writes every ATen operation down
+(`recorder.py`). A tape is a pure program: a list of entries, each with the slots of its arguments
+and results, and the value of every slot.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 
-# --- Inputs: one tensor, several by position, or several by name. The first axis of every tensor is that of the
-# examples.
+# Inputs are one tensor, several by position, or several by name. The first axis of every tensor is
+# that of the examples.
 
 
 def as_inputs(inputs: object) -> Inputs:
-    """Inputs as tensors without a graph, tuples and dicts; other mappings and lists become those."""
+    """Return inputs as tensors without a graph, in tuples and dicts. Lists and other mappings
+    become those.
+    """
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)
     elif isinstance(inputs, list):
@@ -52,7 +54,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def part(inputs: Inputs, where: slice) -> Inputs:
-    """Some of the examples.
+    """Return some of the examples.
 
     >>> part({"tokens": torch.ones(5, 2), "cache": False}, slice(1, 3))["tokens"].shape
     torch.Size([2, 2])
@@ -66,7 +68,7 @@ def tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def examples(inputs: Inputs) -> int:
-    """How many examples there are.
+    """Return the number of examples.
 
     >>> examples(([1.0, 2.0],))
     Traceback (most recent call last):
@@ -85,14 +87,12 @@ def examples(inputs: Inputs) -> int:
     return int(counts.pop() or 0)
 
 
-# --- An entry of a tape: one operation, with the places of its arguments and results.
-#
-# Arguments stand by themselves or in lists and tuples. torch walks trees of any kind, which takes longer than most
-# operations.
+# Arguments are leaves, or lists and tuples of them. torch's own trees may be of any kind, which
+# makes them slower than most operations.
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
-    """The same arguments, a function applied to every leaf.
+    """Apply a function to every leaf of nested arguments.
 
     >>> map_leaves((1, [2, "x"]), lambda leaf: 10 * leaf)
     (10, [20, 'xxxxxxxxxx'])
@@ -105,7 +105,7 @@ def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """The leaves of arguments, in their order.
+    """Yield the leaves of nested arguments, in order.
 
     >>> list(leaves((1, [2, None])))
     [1, 2, None]
@@ -118,7 +118,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 class Slot(int):
-    """The place of a tensor on a tape, which is not written like a number.
+    """The number of a tensor on a tape.
 
     >>> [Slot(2), 2]
     [@2, 2]
@@ -130,7 +130,9 @@ class Slot(int):
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One operation: its arguments with slots for tensors, the slots of its results, what it gave to Python."""
+    """One operation: its arguments with slots for tensors, the slots of its results, and the Python
+    numbers it gave.
+    """
 
     op: OpOverload
     args: tuple[Any, ...]
@@ -138,7 +140,7 @@ class Entry:
     results: tuple[Slot, ...]
     scalars: tuple[Any, ...]
     places: tuple[int, ...] | None = (
-        None  # of the results among what the operation returned; None: it returned one
+        None  # places of the results in the returned tuple; None: one result
     )
 
     @property
@@ -151,7 +153,7 @@ class Entry:
         return any(scalar is not None for scalar in self.scalars)
 
     def of(self, slot: Callable[[Any], Any], results: tuple[Slot, ...]) -> Entry:
-        """The same operation on other slots, which a function gives for these."""
+        """Return the same operation on other slots."""
         kwargs = {name: map_leaves(value, slot) for name, value in self.kwargs.items()}
         return Entry(
             self.op, map_leaves(self.args, slot), kwargs, results, self.scalars, self.places
@@ -159,7 +161,7 @@ class Entry:
 
     @cached_property
     def makes(self) -> frozenset[Slot]:
-        """The slots of results that were not there before; a constant that is taken up as it is was."""
+        """The slots of new results. A result may also be one of the arguments, unchanged."""
         return frozenset(self.results) - frozenset(self.slots)
 
     @cached_property
@@ -178,7 +180,7 @@ def reached(entries: Iterable[Entry], start: Iterable[Slot]) -> frozenset[Slot]:
 
 
 def digest(values: Iterable[Tensor], about: str = "") -> bytes:
-    """The sha256 of the elements of some tensors, and of a text about them.
+    """Return the sha256 of the elements of some tensors and a text.
 
     >>> ones = torch.ones(2)
     >>> digest([ones]) == digest([ones.clone()]), digest([ones]) == digest([2 * ones])
@@ -189,38 +191,39 @@ def digest(values: Iterable[Tensor], about: str = "") -> bytes:
         flat = value.detach().reshape(-1).cpu()
         flat = flat.clone(
             memory_format=torch.contiguous_format
-        )  # a single element may have any stride
+        )  # a tensor with one element may have any stride
         found.update(flat.view(torch.uint8).numpy().tobytes())
     return found.digest()
 
 
-# --- The tape.
-
-
 @dataclass(frozen=True, eq=False)
 class Tape:
-    """Operations in order, the value of every slot, and which slots came from outside."""
+    """Operations in order, the value of every slot, and the slots that came from outside."""
 
     entries: tuple[Entry, ...]
     values: tuple[Tensor, ...]
     weights: dict[Slot, str]
-    arguments: Any  # the inputs as they were given, with slots for tensors
+    arguments: Any  # the inputs, with slots for tensors
     output: Slot
-    overwrites: bool  # torch wrote in place, so that autograd cannot differentiate at every slot
-    drawn: tuple[Slot, ...] = ()  # random numbers of the whole batch
-    whole: bool = False  # the function takes this batch alone, with each example in its place
+    overwrites: (
+        bool  # whether torch wrote in place, so that autograd cannot differentiate at every slot
+    )
+    drawn: tuple[Slot, ...] = ()  # random numbers, drawn for the whole batch
+    whole: bool = (
+        False  # whether the function takes this batch alone, with each example in its place
+    )
 
     def __getitem__(self, slot: Slot) -> Tensor:
         return self.values[slot]
 
     @property
     def keeps_places(self) -> bool:
-        """Whether the function may be asked of all examples only, each in its place."""
+        """Whether the function must always run on all examples, each in its place."""
         return self.whole or bool(self.drawn)
 
     @cached_property
     def inputs(self) -> tuple[Slot, ...]:
-        """The slots of the tensors among the inputs, and of what was drawn beside them."""
+        """The slots of the input tensors, and of random numbers."""
         return (
             *(leaf for leaf in tree_flatten(self.arguments)[0] if isinstance(leaf, Slot)),
             *self.drawn,
@@ -235,29 +238,32 @@ class Tape:
 
     @property
     def outputs(self) -> Float[Tensor, "example out"]:
-        """What the function gave, one row an example."""
+        """The outputs of the function, one row for each example."""
         return self.values[self.output].detach()
 
     @cached_property
     def nbytes(self) -> int:
-        """The memory of all values, as if none shared it."""
+        """The bytes of all values, as if none shared memory."""
         return sum(value.nbytes for value in self.values)
 
     @property
     def bytes_per_example(self) -> float:
-        """The memory of what depends on the inputs."""
+        """The bytes of values that depend on the inputs, for each example."""
         values = {
             storage(value): value.untyped_storage().nbytes()
             for value in map(self.__getitem__, self.from_inputs)
         }
-        for value in map(self.__getitem__, self.inputs):  # which may be a few rows of a large set
+        for value in map(
+            self.__getitem__, self.inputs
+        ):  # an input may be a few rows of a large tensor
             values[storage(value)] = min(value.nbytes, value.untyped_storage().nbytes())
         return sum(values.values()) / examples(self.given)
 
     @cached_property
     def structure(self) -> str:
-        """All that two runs must share to be comparable: operations, wiring, numbers, shapes and devices; as a text,
-        which is compared and looked up at once."""
+        """Everything that two runs must share to be comparable, as text: operations, wiring,
+        numbers, shapes, devices.
+        """
         wiring = [(entry.op, entry.args, entry.kwargs, entry.scalars) for entry in self.entries]
         kinds = [(tuple(value.shape), value.dtype, value.device) for value in self.values]
         return repr((wiring, kinds, self.output, self.drawn))
@@ -279,24 +285,29 @@ class Tape:
 
     @cached_property
     def program(self) -> bytes:
-        """The digest of all that tapes share whose values follow from weights and inputs in the same way."""
+        """The digest of everything that tapes share if their values follow from weights and inputs
+        in the same way.
+        """
         about = repr((self.form, self.weights, self.arguments))
         return digest((self[slot] for slot in self.constants), about)
 
     @property
     def eps(self) -> float:
-        """The precision of the run: the largest machine epsilon of the numbers between weights and outputs."""
+        """The precision of the run: the largest machine epsilon of values between weights and
+        outputs.
+        """
         kinds = {self[slot].dtype for slot in self.from_weights}
         return max(
             torch.finfo(kind).eps for kind in kinds if kind.is_floating_point or kind.is_complex
         )
 
     def pruned(self) -> Tape:
-        """What leads to the output, or was read as a number; other values are dropped."""
-        needed, kept = {*self.weights, *self.inputs, self.output}, []
+        """Return the entries that lead to the output or were read as numbers, without other values."""
+        needed = {*self.weights, *self.inputs, self.output}
+        kept = []
         awaited = {
             self.output
-        }  # by what comes later; the last operation of several that give the same is kept
+        }  # slots that later entries need; of several operations with one result the last is kept
         for entry in reversed(self.entries):
             if entry.reads or not awaited.isdisjoint(entry.results):
                 awaited.difference_update(entry.makes)
@@ -310,7 +321,9 @@ class Tape:
         return replace(self, entries=tuple(reversed(kept)), values=values)
 
     def refilled(self, values: tuple[Tensor, ...]) -> Tape:
-        """A tape of the same program with other values; what follows from the program alone is carried over."""
+        """Return a tape of the same program with other values. Properties of the program are
+        carried over.
+        """
         other = replace(self, values=values, overwrites=False)
         vars(other).update({name: getattr(self, name) for name in OF_A_PROGRAM})
         return other
@@ -332,7 +345,9 @@ class Tape:
 
     @cached_property
     def chooses(self) -> bool:
-        """Whether numbers that the inputs decide were read, and may have chosen what Python did next."""
+        """Whether numbers that the inputs decide were read, so that Python may have branched on
+        them.
+        """
         return any(
             entry.reads and not self.from_inputs.isdisjoint(entry.slots) for entry in self.entries
         )
@@ -353,14 +368,14 @@ OF_A_PROGRAM = (
     *("structure", "form", "program", "nbytes", "inputs", "made", "is_complex"),
     *("outside", "constants", "from_inputs", "from_weights"),
 )
-"""What is the same on all tapes of a program."""
+"""Properties that all tapes of a program share."""
 
 
 def is_whole(value: Tensor) -> bool:
-    """Whether the numbers are whole, or truth values."""
+    """Return whether a tensor holds integers or booleans."""
     return not (value.is_floating_point() or value.is_complex())
 
 
 def storage(value: Tensor) -> int:
-    """Where a tensor's elements live."""
+    """Return the address of a tensor's memory."""
     return value.untyped_storage().data_ptr()

@@ -1,8 +1,10 @@
-"""Taping: a function of weights runs once under a recorder, by operations that have rules and overwrite nothing.
+"""Taping: a function of weights runs once under a recorder, by operations that have rules and
+overwrite nothing.
 
-A module that writes nothing in place and reads no number is recorded as it runs. Any other runs again: `functionalize`
-turns its writes into operations that return new tensors, or, where numbers leave torch, the recorder does. A recurrent
-layer that arrives as one operation runs again as the operations that it is composed of.
+A module that writes nothing in place and reads no numbers is recorded as it runs. Any other module
+runs again. Then `functionalize` turns its writes into operations that return new tensors. If
+numbers leave torch, the recorder does that itself. A recurrent layer that arrives as one operation
+runs again as the operations that it is composed of.
 """
 
 from __future__ import annotations
@@ -32,12 +34,13 @@ CELLS = (
     aten._thnn_fused_gru_cell.default,
 )
 FUSED = (aten.mkldnn_rnn_layer.default, *CELLS)
-"""Recurrent layers, and on accelerators cells of these, as one operation, which has no rule."""
+"""Recurrent layers, and on GPUs their cells, as one operation without a rule."""
 
 
 def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
-    """The function's outputs as a matrix, a row an example."""
-    outputs, count = function(weights, inputs), examples(inputs)
+    """Return the function's outputs as a matrix with one row for each example."""
+    outputs = function(weights, inputs)
+    count = examples(inputs)
     if outputs.is_complex():
         raise Mistake(
             "the module gives complex outputs; let it give their parts, by torch.view_as_real"
@@ -67,9 +70,11 @@ def record(
     known: bool = False,
     whole: bool = False,
 ) -> Tape:
-    """Run the function once and return its tape, with autograd's graph if it is to be differentiated. It may draw
-    random numbers if it is `known` from which state: the same whenever it runs on a batch. Of a batch that is taken
-    as a `whole`, no part is ever asked for by itself."""
+    """Run the function once and return its tape, with autograd's graph if `differentiable`.
+
+    A function may draw random numbers only if their state is `known`: it draws the same numbers
+    whenever it runs on a batch. A function of a `whole` batch never runs on a part of it.
+    """
     for name, weight in weights.items():
         if weight.is_complex():
             raise Mistake(
@@ -78,7 +83,7 @@ def record(
             )
 
     def taped() -> Tape:
-        """A pure program, where torch can make one of the function."""
+        """Record a pure program, if torch can make one of the function."""
         run = partial(columns, function)
         with suppress(NotPure), PureOnly():
             return run_on_tape(
@@ -96,7 +101,7 @@ def record(
                 )
         except (
             RuntimeError
-        ) as error:  # functionalize knows no autograd.Function of a module's own, no list or array
+        ) as error:  # functionalize fails for a custom autograd.Function, a list or an array
             if is_out_of_memory(error):
                 raise
             with NoteReads(in_memory=True):
@@ -125,7 +130,7 @@ def run_on_tape(
     }
     given = map_tensors(
         torch.clone, as_inputs(inputs)
-    )  # a module that overwrites them spoils a copy
+    )  # a module that overwrites its inputs spoils a copy
     versions = [tensor._version for tensor in tensors(given)]
     with (
         torch.set_grad_enabled(differentiable),
@@ -139,17 +144,16 @@ def run_on_tape(
             raise Mistake(
                 "the module overwrites its inputs; let it work on a copy, such as x = x.clone()"
             )
-        entries, values = tuple(recorder.entries), tuple(recorder.values)
-        overwrites, drawn = bool(recorder.flats), tuple(recorder.drawn)
+        entries = tuple(recorder.entries)
+        values = tuple(recorder.values)
+        overwrites = bool(recorder.flats)
+        drawn = tuple(recorder.drawn)
         return Tape(entries, values, named, arguments, output, overwrites, drawn, whole)
-
-
-# --- By which kernels of torch a function runs while it is recorded.
 
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Attention and encoders by operations that have rules, not by fused ones."""
+    """Run attention and encoders by operations that have rules, not by fused ones."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -161,14 +165,16 @@ def plain_kernels() -> Iterator[None]:
 
 @contextmanager
 def unfused() -> Iterator[None]:
-    """Recurrent layers by operations that have rules; elsewhere plain kernels would be slower and less exact."""
+    """Run recurrent layers by operations that have rules. For other layers this would be slower and
+    less exact.
+    """
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message=".*TF32", category=UserWarning
-            )  # torch warns of its own default
+            )  # torch warns about its own default
             with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):
                 yield
     finally:
@@ -177,25 +183,24 @@ def unfused() -> Iterator[None]:
 
 @contextmanager
 def composed() -> Iterator[None]:
-    """Composite operations by torch's own Python: a GPU without cuDNN still has each cell of a recurrent layer as one
-    operation."""
+    """Run composite operations by torch's Python code. Without cuDNN, a GPU still runs each
+    recurrent cell as one operation.
+    """
     from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415  it takes half a second to load
 
     with enable_python_dispatcher():
         yield
 
 
-# --- Memory: whether an exception says that none is left, and a limit that refuses an array before it is made.
-#
-# Several ways lead to a kernel, and where torch cannot go one it goes another. A lack of memory is no such
-# reason: which numbers come out must not depend on how much of it other programs take.
+# Several ways lead to a kernel, and if one fails another is tried. A lack of memory must not be
+# such a reason: results must not depend on the memory that other programs take.
 
 
 SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception of Python's or of torch's reports a lack of memory.
+    """Return whether an exception of Python or torch reports a lack of memory.
 
     >>> is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")), is_out_of_memory(MemoryError())
     (True, True)
@@ -207,8 +212,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class MemoryLimit(DispatchMode):
-    """A limit in GB on the new arrays of `what`, of which `copies` will be held in the end; `remedy` names the setting
-    that makes it smaller. New arrays are counted by their shapes, before torch makes them.
+    """A limit in GB on new arrays, counted by their shapes before torch makes them.
+
+    `what` names the arrays, and `copies` is the number of them that will be held in the end.
+    `remedy` names the setting that makes them smaller.
 
     >>> with MemoryLimit(1.0, "the data", "the number of examples"):  # doctest: +ELLIPSIS
     ...     numbers = torch.zeros(10**6, 10**6)
@@ -218,17 +225,15 @@ class MemoryLimit(DispatchMode):
 
     def __init__(self, memory_gb: float, what: str, remedy: str, copies: float = 1.0) -> None:
         super().__init__()
-        self.memory_gb, self.what, self.remedy, self.copies, self.taken = (
-            memory_gb,
-            what,
-            remedy,
-            copies,
-            0.0,
-        )
+        self.memory_gb = memory_gb
+        self.what = what
+        self.remedy = remedy
+        self.copies = copies
+        self.taken = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        # Arrays that are made from others follow those that were counted
+        # Only arrays that are not made from others count
         names = [argument.name for argument in func._schema.arguments]
         values = dict(zip(names, args, strict=False))
         size: list[int] | None = None

@@ -1,17 +1,20 @@
-"""The replay: how a difference of weights passes through a network, call by call, as one linear map.
+"""The replay: a difference of weights passes through a network, operation by operation, as one
+linear map.
 
-Two tapes of one program, recorded at the ends of a segment, are read together.
+Two tapes of one program, recorded at the ends of a step, are read together.
 
-    forward, in values      v ↦ Δv = v₁ − v₀ by the rule of each operation in its order, from Δθ to J̄Δθ at the output
-    back, in gradients      β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight, by autograd through the same rules
+    forward       v ↦ Δv = v₁ − v₀ by the rule of each operation in order, from Δθ to J̄Δθ at the output
+    backward      β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight, by autograd through the same rules
 
-Every Δv is an ordinary autograd tensor that is linear in Δθ. J̄Δθ must equal f(θ₁) − f(θ₀): the closure check. The
-network that this describes has the chord's mean weights and activations, and secant slopes: the surrogate. On a segment
-of length zero, slopes are derivatives, and J̄ is the Jacobian.
+Every Δv is an ordinary autograd tensor that is linear in Δθ. J̄Δθ must equal f(θ₁) − f(θ₀): this is
+the closure check. The network that the replay describes, the surrogate, has the mean weights and
+activations of both ends, and secant slopes. On a step of length zero, slopes are derivatives, and
+J̄ is the Jacobian.
 
-Literature: the difference rules are discrete gradients (Itoh & Abe 1988, Gonzalez 1996, McLachlan, Quispel & Robidoux
-1999) chained along a program, as the multipliers of DeepLIFT are (Shrikumar, Greenside & Kundaje 2017); integrated
-gradients (Sundararajan, Taly & Yan 2017) are the integral that they replace.
+Literature: the difference rules are discrete gradients (Itoh & Abe 1988, Gonzalez 1996, McLachlan,
+Quispel & Robidoux 1999) chained along a program, like the multipliers of DeepLIFT (Shrikumar,
+Greenside & Kundaje 2017). They replace the integral of integrated gradients (Sundararajan, Taly &
+Yan 2017).
 """
 
 from __future__ import annotations
@@ -30,8 +33,11 @@ from ntkexp.shapes import Weights
 
 
 class Replay:
-    """`delta` is J̄Δθ at the output, differentiable in the taps of `uses`; or J̄v, of any other direction v. Where only
-    the way back is needed (`pullback_only`), Δθ is taken for zero."""
+    """The differences of a step. `delta` is J̄Δθ at the output, or J̄v for another direction v,
+    differentiable at the taps of `uses`.
+
+    With `pullback_only`, only gradients are needed, and Δθ is replaced by zero.
+    """
 
     def __init__(
         self,
@@ -51,8 +57,8 @@ class Replay:
         self.chord = chord = Chord(
             start, end, Trained(start, trained, constants), scramble, pullback_only
         )
-        self.unknown: dict[Slot, str] = {}  # results whose difference no rule gives, and why
-        # Δθ, and then Δv of every operation that a difference reaches, in their order
+        self.unknown: dict[Slot, str] = {}  # results without a difference, and the reason
+        # Δθ, then Δv of every operation that a difference reaches, in order
         self.seed_deltas(direction)
         with torch.enable_grad():
             for entry in start.entries:
@@ -71,21 +77,24 @@ class Replay:
 
     @property
     def leaves(self) -> Weights:
-        """The trained Δθ."""
+        """Δθ of the trained weights."""
         return self.chord.leaves
 
     def pullback(self, cotangent: Tensor, *, again: bool = False) -> tuple[Tensor, ...]:
-        """β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use; `again` keeps the graph for another cotangent u."""
+        """Return β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use. `again` keeps the graph for another u."""
         taps = [use.tap for use in self.uses]
         return torch.autograd.grad(
             self.delta, taps, cotangent, retain_graph=again, materialize_grads=True
         )
 
     def seed_deltas(self, direction: Weights | None) -> None:
-        """Differences of the weights; everything else from outside must be the same at both ends."""
+        """Set the differences of the weights. Everything else from outside must be equal at both
+        ends.
+        """
         chord = self.chord
         for slot in chord.start.outside:
-            v0, v1 = chord.start[slot], chord.end[slot]
+            v0 = chord.start[slot]
+            v1 = chord.end[slot]
             if name := chord.start.weights.get(slot):
                 trained = name in chord.trained.names
                 if chord.pullback_only:
@@ -106,7 +115,9 @@ class Replay:
                 )
 
     def pass_through(self, entry: Entry) -> None:
-        """Give the operation's results the differences that its rule finds, or the reason why they have none."""
+        """Set the differences of an operation's results by its rule, or the reason why they have
+        none.
+        """
         chord = self.chord
         ends = [(chord.start[slot], chord.end[slot]) for slot in entry.results]
         if all(is_settled(v0, v1) for v0, v1 in ends):
@@ -133,7 +144,7 @@ class Replay:
         except NoRule as error:
             self.unknown |= dict.fromkeys(entry.results, f"{error.reason} (at {entry.op})")
             return
-        except Exception as error:  # unforeseen arguments: better no secant than a traceback
+        except Exception as error:  # arguments that the rule did not expect: refuse the secant
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
@@ -144,7 +155,7 @@ class Replay:
         for slot, delta, (v0, v1) in pairs:
             if isinstance(delta, Tensor):
                 moved = delta
-                if v0.is_complex() and not delta.is_complex():  # where the real part alone changes
+                if v0.is_complex() and not delta.is_complex():  # only the real part changes
                     moved = torch.complex(delta, torch.zeros_like(delta))
                 chord.deltas[slot] = moved
                 if chord.scramble is not None and moved.requires_grad:
@@ -155,12 +166,12 @@ class Replay:
 
 
 def is_settled(v0: Tensor, v1: Tensor) -> bool:
-    """Whether nothing can pass through a result: equal whole numbers and masks carry no difference."""
+    """Return whether a result carries no difference: equal integers or masks."""
     return is_whole(v0) and torch.equal(v0, v1)
 
 
 def refuse_different_programs(start: Tape, end: Tape) -> None:
-    """Both tapes must hold the same program, one that overwrites nothing."""
+    """Raise unless both tapes hold the same program, which overwrites nothing."""
     for entry in start.entries:
         if entry.op._schema.is_mutable:
             raise NoRule(
@@ -181,14 +192,15 @@ def refuse_different_programs(start: Tape, end: Tape) -> None:
     raise NoRule("the module makes tensors of different shapes at the two ends of a step")
 
 
-REACH = 300  # powers of two: a gradient in between is left as it is, bit for bit
+REACH = 300  # powers of two; gradients within this range are not scaled
 
 
 class GradientScale:
-    """A hook of a tensor: the first gradient that passes decides by which power of two it and all later ones shrink.
+    """A hook of a tensor that scales the first gradient, and all later ones, by the same power of
+    two.
 
-    Pulled back through hundreds of layers of random coefficients, gradients outgrow numbers. The ratio of two of them
-    does not change if both are scaled alike.
+    Gradients that pass back through hundreds of layers with random coefficients overflow. The ratio
+    of two gradients does not change if both have the same scale.
 
     >>> x = torch.ones(1, dtype=torch.float64, requires_grad=True)
     >>> y = 3 * x

@@ -1,4 +1,6 @@
-"""A segment of weight space, from θ₀ to θ₁, and its closure: J̄Δθ = f(θ₁) − f(θ₀), which rounding alone may break."""
+"""A segment of weight space, from θ₀ to θ₁, and its closure J̄Δθ = f(θ₁) − f(θ₀), which holds up to
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,13 @@ from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
 
-# --- A segment of weight space, from θ₀ to θ₁; a point is a segment of length zero.
-#
-# A network is read along a segment by its secant Jacobian J̄, for which J̄(θ₁ − θ₀) = f(θ₁) − f(θ₀) exactly. On a
-# segment of length zero J̄ is the tangent J(θ₀).
+# A network is read along a segment by its secant Jacobian J̄, with J̄(θ₁ − θ₀) = f(θ₁) − f(θ₀)
+# exactly. On a segment of length zero, a point, J̄ is the tangent J(θ₀).
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Two ends; kernels sum over the weights named in `trained`."""
+    """The two ends. Kernels sum over the weights named in `trained`."""
 
     start: Weights
     end: Weights
@@ -39,7 +39,7 @@ class Segment:
         return {name: self.end[name] - weight for name, weight in self.start.items()}
 
     def at(self, position: float) -> Weights:
-        """θ₀ + u(θ₁ − θ₀).
+        """Return θ₀ + u(θ₁ − θ₀).
 
         >>> step = Segment({"w": torch.tensor(1.0)}, {"w": torch.tensor(3.0)}, frozenset({"w"}))
         >>> step.at(0.5)
@@ -54,20 +54,18 @@ class Segment:
 
 
 def point(weights: Weights) -> Segment:
-    """The segment of length zero at these weights, all of them trained."""
+    """Return the segment of length zero at these weights, all of them trained."""
     return Segment(weights, weights, frozenset(weights))
 
 
-# --- Closure: J̄Δθ = f(θ₁) − f(θ₀), which rounding alone may break.
-#
-# Neither end of Δf is known better than f itself is, and f is a chain of sums, each rounded to eps of its terms.
-# So
+# Closure. Neither end of Δf is known better than f itself, and f is a chain of sums, each rounded
+# to eps of its terms. So
 #
 #     ‖J̄Δθ − Δf‖ ≤ MULTIPLE · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖)
 #
-# with norms over all examples and outputs, and eps that of the shortest numbers between weights and outputs. What
-# is beyond that is no rounding, or that of a network whose outputs are small differences of large numbers. Where
-# half of the digits of f are gone, or what is left is not a number, the kernel is wrong.
+# with norms over all examples and outputs, and the eps of the shortest numbers between weights and
+# outputs. A larger error is not rounding, or the outputs are small differences of large numbers. If
+# half of the digits of f are lost, or nan remains, the kernel is wrong.
 
 
 ALL = slice(None)
@@ -76,14 +74,16 @@ MULTIPLE = 1000  # the tests' networks stay below 100; their terms are some ten 
 
 @dataclass(frozen=True)
 class Closure:
-    """How far a secant is from the change that it explains, and how far rounding may take it."""
+    """The distance between J̄Δθ and the change of the outputs, and the bound that rounding
+    explains.
+    """
 
     error: float
     bound: float
 
     @property
     def holds(self) -> bool:
-        """Whether rounding explains the error; an error that is not a number is not explained.
+        """Whether rounding explains the error. An error that is nan is not explained.
 
         >>> Closure(1e-15, 1e-12).holds, Closure(float("nan"), 1e-12).holds
         (True, False)
@@ -92,12 +92,12 @@ class Closure:
 
     @property
     def miss(self) -> float:
-        """The error, beyond all others if it is not a number."""
+        """The error, or infinity if it is nan."""
         return inf if isnan(self.error) else self.error
 
     @property
     def severity(self) -> float:
-        """The error in units of its bound, beyond all others if that is not a number.
+        """The error in units of its bound, or infinity if it is nan.
 
         >>> Closure(2e-12, 1e-12).severity, Closure(float("nan"), 1e-12).severity, Closure(0.0, 0.0).severity
         (2.0, inf, 0.0)
@@ -108,7 +108,7 @@ class Closure:
 
     @property
     def words(self) -> str:
-        """How far off it is.
+        """The error and its bound in words.
 
         >>> Closure(1e-2, 1e-9).words
         'by 0.01 where rounding explains 1e-09'
@@ -119,27 +119,31 @@ class Closure:
 def closure(
     push: Float[Tensor, "example out"], start: Tape, end: Tape, chosen: Sequence[int] | slice = ALL
 ) -> Closure:
-    """The closure of J̄Δθ at the chosen outputs, between the tapes of the ends."""
-    before, after = start.outputs[:, chosen], end.outputs[:, chosen]
+    """Return the closure of J̄Δθ at the chosen outputs, from the tapes of both ends."""
+    before = start.outputs[:, chosen]
+    after = end.outputs[:, chosen]
     size = float(start.outputs.norm()) + float(end.outputs.norm())
     return Closure(float((push - (after - before)).norm()), bound(size, max(start.eps, end.eps)))
 
 
-def explained(found: Sequence[Closure], eps: float) -> str | None:
-    """What to say of the worst of a segment's closures, if rounding does not explain it; a wrong one is refused.
+def explained(closures: Sequence[Closure], eps: float) -> str | None:
+    """Return a remark on the worst closure of a segment if rounding does not explain it. Raise if
+    the kernel would be wrong.
 
     >>> explained([Closure(1e-13, 1e-12), Closure(1e-11, 1e-12)], 1e-16)
     'the secant misses the change of the outputs by 1e-11 where rounding explains 1e-12'
     """
-    worst = max(found, key=lambda closure: closure.severity)
-    said = f"the secant misses the change of the outputs {worst.words}"
+    worst = max(closures, key=lambda closure: closure.severity)
+    remark = f"the secant misses the change of the outputs {worst.words}"
     if worst.severity * MULTIPLE * eps**0.5 > 1:
-        raise Mistake(f"{said}, so its kernel would be wrong; are the outputs finite at both ends?")
-    return None if worst.holds else said
+        raise Mistake(
+            f"{remark}, so its kernel would be wrong; are the outputs finite at both ends?"
+        )
+    return None if worst.holds else remark
 
 
 def bound(size: float, eps: float) -> float:
-    """How far rounding may take sums of terms of this size.
+    """Return how far rounding may move sums of terms of this size.
 
     >>> bound(size=2.0, eps=1e-16)
     2e-13

@@ -1,12 +1,13 @@
-"""Uses: which operation used which weight, on a replay or on a tape whose graph autograd can follow.
+"""Uses: the operations in which trained weights meet inputs, on a replay or on a tape that autograd
+can follow.
 
-A use is an operation between something made of weights alone and something that depends on the inputs. There the
-network is cut: the `tap` is a tensor in which the (surrogate) network can be differentiated, β = ∂f/∂tap. The gradient
-with respect to the weight then needs no further propagation:
+At a use the network is cut. The `tap` is a tensor at which the network, or the surrogate of a step,
+can be differentiated, β = ∂f/∂tap. The gradient with respect to the weight then needs no further
+back-propagation:
 
-    product     z = a W        one row of z per use           Σ_r a_r ⊗ β_r
-    grouped     z_g = a_g W_g  one row of z per use           the same, group by group
-    element     anything else  the weight, expanded           Σ over the elements that each weight was copied to
+    product     z = a W        one row of z for each use      Σ_r a_r ⊗ β_r
+    grouped     z_g = a_g W_g  one row of z for each use      the same, group by group
+    element     anything else  the weight, expanded           the sum over the copies of each element
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ntkexp.kernel.record.tape import Entry, Slot, Tape, storage
 
 
 class View(NamedTuple):
-    """Elements of one (contiguous) parameter: those of `weight.as_strided(shape, stride, offset)`."""
+    """Elements of one contiguous parameter, those of `weight.as_strided(shape, stride, offset)`."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,22 +36,24 @@ class View(NamedTuple):
     offset: int
 
     def of(self, parameter: Tensor) -> Tensor:
-        """The elements that this view shows of a tensor laid out like the parameter."""
+        """Return the elements that this view shows of a tensor like the parameter."""
         return parameter.as_strided(self.shape, self.stride, self.offset)
 
     def room(self, parameter: Tensor) -> Tensor:
-        """Room for a tensor like the parameter, with zeros for what this view does not show."""
+        """Return memory for a tensor like the parameter, with zeros for elements that this view
+        does not show.
+        """
         whole = self.shows_once and prod(self.shape) == parameter.numel()
         return (
             parameter.new_empty(parameter.shape) if whole else parameter.new_zeros(parameter.shape)
         )
 
     def turned(self) -> View:
-        """The view of the transposed matrix, or of the same vector."""
+        """Return the view of the transposed matrix, or of the same vector."""
         return self._replace(shape=self.shape[::-1], stride=self.stride[::-1])
 
     def is_whole(self, size: int) -> bool:
-        """Whether it shows all elements of a parameter of this size in their order."""
+        """Return whether it shows all elements of a parameter of this size, in order."""
         steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
         return prod(self.shape) == size and all(
             n == 1 or given == step
@@ -59,7 +62,7 @@ class View(NamedTuple):
 
     @property
     def shows_once(self) -> bool:
-        """Whether no element shows twice, which is seen from strides that leave room for all shorter ones.
+        """Whether no element is shown twice: each stride exceeds the reach of all smaller ones.
 
         >>> View("w", (2, 3), (1, 2), 0).shows_once, View("w", (2, 3), (0, 1), 0).shows_once
         (True, False)
@@ -73,7 +76,7 @@ class View(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """How many elements of the parameter lie up to the last one shown."""
+        """The number of elements of the parameter up to the last one shown."""
         return (
             1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
         )
@@ -81,7 +84,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """Something computed from weights alone, with the graph that leads back to their differences."""
+    """A value computed from weights alone, with the graph that leads back to their differences."""
 
     delta: Tensor
     names: frozenset[str]  # the parameters it leads to
@@ -92,10 +95,10 @@ Source: TypeAlias = View | Derived
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """z = gain · a W + shift · b: `factor` is gain · a, and `shift` None where there is no bias.
+    """z = gain · a W + shift · b. `factor` is gain · a, and `shift` is None if there is no bias.
 
-    Tap and factor are matrices with a row for every use, or an image [example, out, *pixels] and its patches, with a
-    use for every pixel.
+    Tap and factor are matrices with one row for each use, or an image [example, out, *pixels] and
+    its patches, with one use for each pixel.
     """
 
     tap: Float[Tensor, "..."]
@@ -107,32 +110,35 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Grouped:
-    """z_g = a_g W_g + b_g, for groups that follow each other in the columns of `factor` and in the tap's channels."""
+    """z_g = a_g W_g + b_g. Groups are consecutive columns of `factor`, and consecutive channels of
+    the tap.
+    """
 
     tap: Float[Tensor, "example out *pixels"]
     factor: Float[Tensor, "example use in"] | Window
     groups: int
-    weight: Source  # of all groups, feature by feature
+    weight: Source  # of all groups, ordered by feature
     bias: Source | None
 
 
 @dataclass(frozen=True, eq=False)
 class Element:
-    """A weight expanded to the shape at which an elementwise operation uses it.
+    """A weight, expanded to the shape in which an elementwise operation uses it.
 
-    The tap is the weight so expanded, or the operation's result; there `gain` is what the weight is multiplied with.
+    The tap is the expanded weight, or the result of the operation. In the second case `gain` is the
+    factor of the weight.
     """
 
     tap: Float[Tensor, "..."]
     source: Source
-    positions: Int[Tensor, "..."]  # of each element of the tap in the source
+    positions: Int[Tensor, "..."]  # position in the source of each element of the tap
     gain: Float[Tensor, "..."] | float = 1.0
 
 
 def rows_of(
     image: Shaped[Tensor, "*batch example out *pixels"], batch: int
 ) -> Shaped[Tensor, "*batch row out"]:
-    """The pixels of images as rows; a matrix is left as it is. The first `batch` axes stay."""
+    """Return the pixels of images as rows; a matrix stays unchanged. The first `batch` axes stay."""
     return image.movedim(batch + 1, -1).flatten(batch, -2)
 
 
@@ -141,15 +147,17 @@ Use: TypeAlias = Product | Grouped | Element
 
 @dataclass(frozen=True)
 class Trained:
-    """The trained parameters of a tape, and what is made of them."""
+    """The trained parameters of a tape, and the values computed from them."""
 
     tape: Tape
     names: frozenset[str]
-    constants: frozenset[Slot] = frozenset()  # with a row for every example: they count as inputs
+    constants: frozenset[Slot] = (
+        frozenset()
+    )  # constants with a row for every example, which count as inputs
 
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
-        """Slots whose value depends on the inputs, or on a constant that counts as one."""
+        """Slots whose value depends on the inputs, or on a constant that counts as an input."""
         return (
             self.tape.reached({*self.tape.inputs, *self.constants})
             if self.constants
@@ -158,7 +166,7 @@ class Trained:
 
     @cached_property
     def homes(self) -> dict[int, Slot]:
-        """The parameter that lives in each storage, where a single contiguous one does."""
+        """The parameter in each storage that holds one contiguous parameter."""
         slots = [slot for slot, name in self.tape.weights.items() if name in self.names]
         crowd = Counter(storage(self.tape[slot]) for slot in slots)
         alone = [
@@ -176,7 +184,7 @@ class Trained:
 
     @cached_property
     def lookups(self) -> dict[Slot, tuple[Slot, Slot]]:
-        """Slots that hold rows of a trained table at places that no input decides: the table, and the places."""
+        """Slots that hold rows of a trained table at constant places: the table, and the places."""
         return {
             entry.results[0]: (entry.args[0], entry.args[1])
             for entry in self.tape.entries
@@ -184,36 +192,37 @@ class Trained:
         }
 
     def view(self, value: Tensor) -> View | None:
-        """The view of a trained parameter that this tensor is, if it is one."""
+        """Return the view of a trained parameter that this tensor is, if it is one."""
         slot = self.homes.get(storage(value))
         if (
             slot is None or value.is_complex() or value.is_neg()
-        ):  # which show other numbers than lie there
+        ):  # lazy negation and conjugation show numbers that are not in memory
             return None
         offset = int(value.storage_offset() - self.tape[slot].storage_offset())
         return View(self.tape.weights[slot], tuple(value.shape), value.stride(), offset)
 
 
-# --- Plain uses: where trained weights met inputs on a tape whose graph autograd can follow.
-#
-# No difference is replayed there. The network is cut at the operations' own results, and what each weight was
-# multiplied with is on the tape. Uses come in the order of the replay's, which knows who owns their elements.
+# Plain uses need no replay of differences. The network is cut at the operations' own results, and
+# the tape holds the factor of each weight. Uses have the order of the replay, whose owners are
+# known.
 
 
 class NotPlain(Exception):
-    """A use of a weight that is not seen from the operation's result."""
+    """A use of a weight that the operation's result does not show."""
 
 
 def plain_uses(trained: Trained) -> list[Use] | None:
-    """The uses of trained weights, if autograd can differentiate at the operations' own results; otherwise None."""
+    """Return the uses of trained weights if autograd can differentiate at the operations' own
+    results, else None.
+    """
     uses: list[Use] = []
     for entry in trained.tape.entries:
         if entry.name == "copy":
-            return None  # autograd has no derivative of what a write in place becomes
+            return None  # autograd cannot differentiate a write in place that was rewritten
         if trained.slots.isdisjoint(entry.slots) or trained.from_inputs.isdisjoint(entry.slots):
             continue
         if entry.name not in READINGS or trained.tape[entry.results[0]].is_complex():
-            return None  # its result does not tell what weights were multiplied with; a use has real taps
+            return None  # its result does not show the factors of weights, or is complex
         try:
             uses += READINGS[entry.name](Meeting(trained, entry))
         except NotPlain:
@@ -223,22 +232,22 @@ def plain_uses(trained: Trained) -> list[Use] | None:
 
 @dataclass(frozen=True)
 class Meeting:
-    """An operation between trained weights and what depends on inputs."""
+    """An operation between trained weights and values that depend on inputs."""
 
     trained: Trained
     entry: Entry
 
     @property
     def args(self) -> tuple[Any, ...]:
-        return self.entry.args  # slots for tensors
+        return self.entry.args  # with slots for tensors
 
     @property
     def tap(self) -> Tensor:
-        """The operation's (first) result."""
+        """The first result of the operation."""
         return self.trained.tape[self.entry.results[0]]
 
     def value(self, slot: Slot) -> Tensor:
-        """A number beside the weights, without its graph."""
+        """Return a value without its graph."""
         return self.trained.tape[slot].detach()
 
     def is_trained(self, value: object) -> bool:
@@ -247,11 +256,11 @@ class Meeting:
     def source(
         self, slot: Slot, arranged: Callable[[Tensor], Tensor] = lambda weight: weight
     ) -> View:
-        """The view of a parameter that an argument is, as the operation uses it."""
+        """Return the view of a parameter that an argument is, as the operation uses it."""
         weight = self.trained.tape[slot]
         seen = (
             slot in self.trained.slots and weight.requires_grad
-        )  # autograd does not see a weight that is detached
+        )  # autograd does not see a detached weight
         view = (
             self.trained.view(arranged(weight.detach()))
             if seen and self.tap.requires_grad
@@ -262,14 +271,14 @@ class Meeting:
         return view
 
     def spread(self, slot: Slot, axes: Sequence[int], gain: Tensor | float = 1.0) -> Element:
-        """An element for each of the result's, of a weight of this shape that is repeated along the other axes; or of
-        rows of a table at constant places, as those of positions are.
+        """Return an element use of a weight with this shape, repeated along the other axes of the
+        result.
+
+        The weight may also be rows of a table at constant places, as in a table of positions.
         """
         table, places = self.trained.lookups.get(slot, (slot, None))
-        source, count = (
-            self.source(table),
-            torch.arange(self.value(table).numel(), device=self.tap.device),
-        )
+        source = self.source(table)
+        count = torch.arange(self.value(table).numel(), device=self.tap.device)
         if places is not None:
             if not self.trained.tape[slot].requires_grad:
                 raise NotPlain
@@ -280,15 +289,14 @@ class Meeting:
 def product(met: Meeting) -> list[Use]:
     """gain · x W + shift · b, with the weight on the right."""
     added, left, right = (None, *met.args) if met.entry.name == "mm" else met.args
-    weight, bias = met.source(right), met.source(added) if met.is_trained(added) else None
+    weight = met.source(right)
+    bias = met.source(added) if met.is_trained(added) else None
     if met.is_trained(left) or (
         bias is not None and bias.shape != weight.shape[1:]
-    ):  # the bias is broadcast
+    ):  # a bias that is broadcast
         raise NotPlain
-    gain, shift = (
-        met.entry.kwargs.get("alpha", 1.0),
-        None if bias is None else met.entry.kwargs.get("beta", 1.0),
-    )
+    gain = met.entry.kwargs.get("alpha", 1.0)
+    shift = None if bias is None else met.entry.kwargs.get("beta", 1.0)
     shown = met.value(left)
     return [Product(met.tap, shown if gain == 1 else gain * shown, weight, bias, shift)]
 
@@ -301,8 +309,10 @@ def convolution(met: Meeting) -> list[Use]:
     bias = met.source(added) if met.is_trained(added) else None
     kernel = met.value(right).shape
     window = Window(met.value(left), kernel[2:], stride, padding, dilation)
-    # Whether a kernel is cheaper from factors, by a sum over pairs of pixels, than from gradients multiplied out
-    uses, inputs, features = prod(met.tap.shape[2:]), prod(kernel[1:]), kernel[0]
+    # A sum over pairs of pixels against gradients that are multiplied out
+    uses = prod(met.tap.shape[2:])
+    inputs = prod(kernel[1:])
+    features = kernel[0]
     if groups > 1 or uses**2 * (inputs + features + 1) >= inputs * features:
         return [
             Grouped(
@@ -314,15 +324,18 @@ def convolution(met: Meeting) -> list[Use]:
 
 
 def normalisation(met: Meeting) -> list[Use]:
-    """gain · x + bias of what is normalised, by the mean and the reciprocal deviation that come beside the result: of
-    the last axes, or of channels in groups."""
+    """gain · normed + bias, over the last axes, or over channels in groups.
+
+    The operation returns the mean and the reciprocal deviation next to its result.
+    """
     mean, reciprocal = (met.value(slot) for slot in met.entry.results[1:])
     if met.entry.name == "native_layer_norm":
         x, axes, gain, bias, _ = met.args
         normed = (met.value(x) - mean) * reciprocal
     else:
         x, gain, bias, examples, channels, _, groups, _ = met.args
-        grouped, shape = met.value(x).reshape(examples, groups, -1), (examples, groups, 1)
+        grouped = met.value(x).reshape(examples, groups, -1)
+        shape = (examples, groups, 1)
         normed = ((grouped - mean.view(shape)) * reciprocal.view(shape)).view(met.tap.shape)
         axes = [1, channels] + [1] * (met.tap.dim() - 2)
     uses: list[Use] = [met.spread(gain, axes, normed)] if met.is_trained(gain) else []
@@ -346,9 +359,10 @@ def multiply(met: Meeting) -> list[Use]:
 
 
 def embedding(met: Meeting) -> list[Use]:
-    """Rows of a table; that of padding has no gradient."""
+    """Rows of a table. The row of padding has no gradient."""
     table, index, *rest = met.args
-    places, padding = met.value(index), rest[0] if rest else -1
+    places = met.value(index)
+    padding = rest[0] if rest else -1
     gain = (places != padding)[..., None].to(met.tap.dtype) if padding >= 0 else 1.0
     count = torch.arange(met.value(table).numel(), device=met.tap.device).view(
         met.value(table).shape
@@ -364,4 +378,4 @@ READINGS: dict[str, Callable[[Meeting], list[Use]]] = {
     "embedding": embedding,
     "mul": multiply,
 }
-"""What each operation makes of the weights that it uses, if that can be seen from its result."""
+"""How each operation uses weights, if its result shows it."""

@@ -231,7 +231,8 @@ def beyond(dtype: Any) -> int:
 # least the smallest normal number.
 
 
-LOG2_HIGH, LOG2_LOW = 0.693145751953125, 1.4286068203094173e-06
+LOG2_HIGH = 0.693145751953125
+LOG2_LOW = 1.4286068203094173e-06
 """log 2 = LOG2_HIGH + LOG2_LOW; the product n · LOG2_HIGH is exact even in float32."""
 EXP = tuple(1.0 / factorial(k) for k in range(13))
 EXP_SINGLE = tuple(np.float32(c) for c in EXP[:8])

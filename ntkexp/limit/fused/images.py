@@ -8,10 +8,10 @@ import numpy as np
 
 from ntkexp.limit.fused.functions import cleaned, compiled, lent, moved, total
 from ntkexp.limit.fused.tile import (
-    Fields,
-    Outside,
-    Program,
+    CompiledProgram,
+    PairFields,
     Tile,
+    TileGaps,
     TileShape,
     apply_operations,
 )
@@ -22,7 +22,7 @@ Three = tuple[int, int, int]
 Arrays = tuple[Array, Array, Array]
 
 
-class Grid(NamedTuple):
+class ImageGrid(NamedTuple):
     """Sizes of an image, the largest reach of a window, and whether the image wraps around."""
 
     sizes: Three
@@ -30,7 +30,7 @@ class Grid(NamedTuple):
     around: bool
 
 
-class Image(NamedTuple):
+class TileImage(NamedTuple):
     """The layout of an image's tile at one offset; `at` are the offset's indices along the axes."""
 
     sizes: Three
@@ -41,18 +41,18 @@ class Image(NamedTuple):
     margin: int
 
 
-class Layout(NamedTuple):
+class TileLayout(NamedTuple):
     """The tiles of all left and right images at one offset, one field after the other."""
 
     left: Array
     right: Array
-    outside: Outside
+    gaps: TileGaps
     fields: int
     channels: int
     same: bool
 
 
-class Axis(NamedTuple):
+class TileAxis(NamedTuple):
     """One axis of a tile: a pixel is `unit` numbers, and `offset` is the offset along this axis."""
 
     pixels: int
@@ -62,7 +62,7 @@ class Axis(NamedTuple):
     around: bool
 
 
-class Sides(NamedTuple):
+class ImageSides(NamedTuple):
     """Fields [image, field, pixel] of both sides; the first `channels` fields are inputs.
 
     If both sides are the `same` images, only pairs on and above the diagonal are computed.
@@ -74,7 +74,7 @@ class Sides(NamedTuple):
     same: bool
 
 
-class Transfer(NamedTuple):
+class LevelTransfer(NamedTuple):
     """Tiles that come from a finer level, and tiles that go to a coarser one.
 
     `source` and `target` are [register, kernel, left, right, offset and pixel]. Registers `arriving`
@@ -122,7 +122,9 @@ def padded(count: int) -> int:
 
 
 @compiled
-def stacked(source: Array, target: Array, count: int, axis: Axis, start: int, pitch: int) -> None:
+def stacked(
+    source: Array, target: Array, count: int, axis: TileAxis, start: int, pitch: int
+) -> None:
     """Lay out `count` images along one axis of their tiles, which are `pitch` numbers apart.
 
     The first pixel on the axis is `start`; the others follow in order, around the image.
@@ -147,7 +149,7 @@ def stacked(source: Array, target: Array, count: int, axis: Axis, start: int, pi
 
 @compiled
 def laid_out(
-    sources: Arrays, targets: Arrays, counts: Three, parts: int, axis: Axis, pitch: int
+    sources: Arrays, targets: Arrays, counts: Three, parts: int, axis: TileAxis, pitch: int
 ) -> None:
     """Lay out left images from pixel 0, right images from the offset, and the mask of the image.
 
@@ -193,7 +195,7 @@ def halos(deep: Array, down: Array, across: Array) -> Array:
 
 
 @compiled
-def arrived(source: Array, start: int, target: Array, image: Image) -> None:
+def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
     """Fill a tile with the pixels that begin at `start`, and its gaps with zeros."""
     sizes = image.sizes
     reach = image.reach
@@ -223,7 +225,7 @@ def arrived(source: Array, start: int, target: Array, image: Image) -> None:
 
 @compiled
 def add_to_coarse(
-    tile: Tile, coarse: Tile, image: Image, transfer: Transfer, departure: int, ways: Array
+    tile: Tile, coarse: Tile, image: TileImage, transfer: LevelTransfer, departure: int, ways: Array
 ) -> None:
     """Add the pixels of a tile to coarse tiles, each at the sum of its slots along the axes.
 
@@ -272,11 +274,11 @@ def add_to_coarse(
 
 @compiled
 def images(
-    program: Program,
-    sides: Sides,
-    grid: Grid,
+    program: CompiledProgram,
+    sides: ImageSides,
+    grid: ImageGrid,
     offsets: Arrays,
-    transfer: Transfer,
+    transfer: LevelTransfer,
     sums: Array,
 ) -> None:
     """Apply a level to all pairs of images at all offsets.
@@ -307,16 +309,16 @@ def images(
     halo = np.zeros((2, 0), np.int64)
     for k2 in range(offsets[2].shape[0]):
         o2 = offsets[2][k2]
-        columns = Axis(sizes[2], 1, o2, reach[2], around)
+        columns = TileAxis(sizes[2], 1, o2, reach[2], around)
         laid_out(pixels, bands, counts, sizes[0] * sizes[1], columns, stride)
         for k1 in range(offsets[1].shape[0]):
             o1 = offsets[1][k1]
-            rows = Axis(sizes[1], stride, o1, reach[1], around)
+            rows = TileAxis(sizes[1], stride, o1, reach[1], around)
             laid_out(bands, sheets, counts, sizes[0], rows, pitch)
             for k0 in range(offsets[0].shape[0]):
                 o0 = offsets[0][k0]
                 if not is_flat:
-                    planes = Axis(sizes[0], plane, o0, reach[0], around)
+                    planes = TileAxis(sizes[0], plane, o0, reach[0], around)
                     laid_out(sheets, tiles, counts, 1, planes, size)
                 if around:
                     halo = halos(
@@ -324,9 +326,9 @@ def images(
                         origins(sizes[1], o1, reach[1], around),
                         origins(sizes[2], o2, reach[2], around),
                     )
-                outside = Outside(tiles[2], halo)
-                layout = Layout(tiles[0], tiles[1], outside, fields, sides.channels, sides.same)
-                image = Image(sizes, reach, around, (o0, o1, o2), (k0, k1, k2), margin)
+                gaps = TileGaps(tiles[2], halo)
+                layout = TileLayout(tiles[0], tiles[1], gaps, fields, sides.channels, sides.same)
+                image = TileImage(sizes, reach, around, (o0, o1, o2), (k0, k1, k2), margin)
                 number = (k0 * offsets[1].shape[0] + k1) * offsets[2].shape[0] + k2
                 first_pixel = number * sizes[0] * sizes[1] * sizes[2]
                 at_offset(program, layout, work, shape, image, first_pixel, transfer, sums)
@@ -334,27 +336,27 @@ def images(
 
 @compiled
 def at_offset(
-    program: Program,
-    layout: Layout,
+    program: CompiledProgram,
+    layout: TileLayout,
     work: Array,
     shape: TileShape,
-    image: Image,
+    image: TileImage,
     first_pixel: int,
-    transfer: Transfer,
+    transfer: LevelTransfer,
     sums: Array,
 ) -> None:
     """Apply a level to all pairs of images at one offset; `first_pixel` is its place in the source."""
     # Views without reference counts for the loop over pairs
     left = lent(layout.left)
     right = lent(layout.right)
-    outside = Outside(lent(layout.outside.inside), lent(layout.outside.halo))
-    layout = Layout(left, right, outside, layout.fields, layout.channels, layout.same)
+    gaps = TileGaps(lent(layout.gaps.inside), lent(layout.gaps.halo))
+    layout = TileLayout(left, right, gaps, layout.fields, layout.channels, layout.same)
     work = lent(work)
     sums = lent(sums)
     source = lent(transfer.source)
     target = lent(transfer.target)
     slots = (lent(transfer.slots[0]), lent(transfer.slots[1]), lent(transfer.slots[2]))
-    transfer = Transfer(
+    transfer = LevelTransfer(
         lent(transfer.arriving),
         source,
         lent(transfer.departing),
@@ -386,7 +388,7 @@ def at_offset(
                 work[1, :] = 0
             # An example paired with itself at offset 0: every correlation is one.
             itself = same and i == j and o0 == 0 and o1 == 0 and o2 == 0
-            pair_fields = Fields(
+            pair_fields = PairFields(
                 left,
                 right,
                 first + channels * size,
@@ -396,7 +398,7 @@ def at_offset(
                 program.weights.dtype.type(2) if itself else program.equal,
                 no_numbers,
             )
-            apply_operations(program, work, shape, pair_fields, outside)
+            apply_operations(program, work, shape, pair_fields, gaps)
             # Averages for the next level, or the sum over pixels
             for k in range(departing.shape[0]):
                 tile = Tile(work[2 * departing[k]], work[2 * departing[k] + 1])
@@ -420,7 +422,7 @@ def empty(counts: Three, size: int, like: Array) -> Arrays:
 
 @compiled
 def multiply_inputs(
-    layout: Layout, first: int, second: int, target: Array, shape: TileShape
+    layout: TileLayout, first: int, second: int, target: Array, shape: TileShape
 ) -> None:
     """Compute the mean over channels of x x′; the images' fields begin at `first` and `second`."""
     left = layout.left

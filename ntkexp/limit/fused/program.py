@@ -79,7 +79,7 @@ class Level:
 
     @property
     def around(self) -> bool:
-        """Whether any window wraps around the image."""
+        """True if any window wraps around the image."""
         return any(operation.kind == WRAP for operation in self.operations)
 
 

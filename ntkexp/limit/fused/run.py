@@ -14,7 +14,7 @@ from ntkexp.covariance.covariance import Covariance
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
 from ntkexp.limit.fused.functions import beyond, compiled, exponent, filled, lent
-from ntkexp.limit.fused.images import Grid, Sides, Transfer, images
+from ntkexp.limit.fused.images import ImageGrid, ImageSides, LevelTransfer, images
 from ntkexp.limit.fused.program import (
     Coarsenings,
     Level,
@@ -24,7 +24,13 @@ from ntkexp.limit.fused.program import (
     field_count,
     tables,
 )
-from ntkexp.limit.fused.tile import Fields, Outside, Program, TileShape, apply_operations
+from ntkexp.limit.fused.tile import (
+    CompiledProgram,
+    PairFields,
+    TileGaps,
+    TileShape,
+    apply_operations,
+)
 from ntkexp.limit.network import COPIES, Kernels, Network, Side, cuts, finite, kernels_of, symmetric
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +55,7 @@ class VectorSides(NamedTuple):
     same: bool
 
 
-class Rows(NamedTuple):
+class KernelRows(NamedTuple):
     """Rows of three matrices: products of the inputs, NNGP kernel and tangent kernel."""
 
     inputs: Array
@@ -58,7 +64,7 @@ class Rows(NamedTuple):
 
 
 @compiled
-def apply_to_vectors(program: Program, sides: VectorSides, matrices: Rows) -> Any:
+def apply_to_vectors(program: CompiledProgram, sides: VectorSides, matrices: KernelRows) -> Any:
     """Compute both kernels from the products of the inputs. Return the largest exponent in them."""
     same = sides.same
     spread = sides.spread
@@ -71,34 +77,39 @@ def apply_to_vectors(program: Program, sides: VectorSides, matrices: Rows) -> An
     work = np.zeros((2 * program.registers + 4, PIECE + 2 * MARGIN), left.dtype)
     one = np.zeros(fields * PIECE, left.dtype)
     two = right.reshape(fields * columns)
-    outside = Outside(np.ones(PIECE, left.dtype), np.zeros((2, 0), np.int64))
+    gaps = TileGaps(np.ones(PIECE, left.dtype), np.zeros((2, 0), np.int64))
     exact = program.weights.dtype.type(2)
     largest = 0
     # As variables, not constants, so that vectors and images share one compiled `apply_operations`.
-    begin_left = np.intp(0)
-    pitch = np.intp(PIECE)
-    single = np.intp(1)
+    begin_left: Any = np.intp(0)
+    pitch: Any = np.intp(PIECE)
+    single: Any = np.intp(1)
     for i in range(nngp.shape[0]):
         begin = i if same else 0
         size = columns - begin
-        rows = Rows(inputs[i], nngp[i], ntk[i])
+        rows = KernelRows(inputs[i], nngp[i], ntk[i])
         for field in spread:
             filled(one, field * PIECE, size, left[i, field])
-        row_fields = Fields(one, two, begin_left, begin, pitch, columns, program.equal, left[i])
-        largest = max(largest, apply_to_piece(program, work, row_fields, outside, size, rows))
+        row_fields = PairFields(one, two, begin_left, begin, pitch, columns, program.equal, left[i])
+        largest = max(largest, apply_to_piece(program, work, row_fields, gaps, size, rows))
         if same:  # an example paired with itself: the correlation is one
-            row_fields = Fields(one, two, begin_left, i, pitch, columns, exact, left[i])
-            largest = max(largest, apply_to_piece(program, work, row_fields, outside, single, rows))
+            row_fields = PairFields(one, two, begin_left, i, pitch, columns, exact, left[i])
+            largest = max(largest, apply_to_piece(program, work, row_fields, gaps, single, rows))
     return largest
 
 
 @compiled
 def apply_to_piece(
-    program: Program, work: Array, fields: Fields, outside: Outside, size: int, rows: Rows
+    program: CompiledProgram,
+    work: Array,
+    fields: PairFields,
+    gaps: TileGaps,
+    size: int,
+    rows: KernelRows,
 ) -> Any:
     """Apply all layers to `size` columns of a row. Return the largest exponent in both kernels."""
-    margin = np.intp(MARGIN)
-    neighbour = np.intp(1)
+    margin: Any = np.intp(MARGIN)
+    neighbour: Any = np.intp(1)
     start = fields.right_start
     inputs = rows.inputs
     nngp = rows.nngp
@@ -107,7 +118,7 @@ def apply_to_piece(
         work[0, margin + j] = inputs[start + j]
         work[1, margin + j] = 0
     shape = TileShape(margin, size, neighbour, neighbour)
-    apply_operations(program, work, shape, fields, outside)
+    apply_operations(program, work, shape, fields, gaps)
     largest = exponent(work.dtype.type(0))
     for j in range(np.uintp(size)):
         nngp[start + j] = work[0, margin + j]
@@ -189,7 +200,7 @@ def kernels_of_vectors(
             same and row.start == column.start,
         )
         inputs = products.numpy()[row.start % len(products) :, column]
-        matrices = Rows(inputs, nngp[block], ntk[block])
+        matrices = KernelRows(inputs, nngp[block], ntk[block])
         largest_exponent: int = apply_to_vectors(compiled_program, sides, matrices)
         if same:
             mirrored(nngp, row.start, row.stop, column.start, column.stop)
@@ -210,8 +221,8 @@ def kernels_of_vectors(
     return finite(kernels) if largest == beyond(nngp.dtype) else kernels
 
 
-def program_of(level: Level, table: Tables) -> Program:
-    return Program(table.operations, table.weights, level.registers, table.rounding)
+def program_of(level: Level, table: Tables) -> CompiledProgram:
+    return CompiledProgram(table.operations, table.weights, level.registers, table.rounding)
 
 
 def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[SubBlock]:
@@ -354,7 +365,7 @@ def through_levels(
         channels = 0 if level.arrivals else program.channels
         departures = len(coarsening.registers)
         pixel_count = after.count if departures else 0
-        transfer = Transfer(
+        transfer = LevelTransfer(
             arriving=np.array(level.arrivals, np.int64),
             source=departed,
             departing=coarsening.registers,
@@ -365,8 +376,8 @@ def through_levels(
         )
         images(
             program_of(level, table),
-            Sides(table.left[row], table.right[column], channels, same),
-            Grid(level.sizes, level.reach, level.around),
+            ImageSides(table.left[row], table.right[column], channels, same),
+            ImageGrid(level.sizes, level.reach, level.around),
             tuple(np.array(offsets) for offsets in level.pairs.offsets),
             transfer,
             sums,

@@ -55,7 +55,7 @@ class Tile(NamedTuple):
     theta: Array
 
 
-class Fields(NamedTuple):
+class PairFields(NamedTuple):
     """Functions of the variances at both ends of a pixel pair, computed once for each example.
 
     Field f of the left example begins at `left_start` + f · `left_pitch`, and of the right example at
@@ -74,8 +74,8 @@ class Fields(NamedTuple):
     numbers: Array
 
 
-class Program(NamedTuple):
-    """The operations of a level, their weights, the number of registers, and `equal` of `Fields`."""
+class CompiledProgram(NamedTuple):
+    """The operations of a level, their weights, the number of registers, and `equal` of `PairFields`."""
 
     operations: Array
     weights: Array
@@ -92,7 +92,7 @@ class Scratch(NamedTuple):
     spare2: Array
 
 
-class Outside(NamedTuple):
+class TileGaps(NamedTuple):
     """The gaps of a tile: `inside` is 1 in the image and 0 in gaps; `halo` lists copied pixels."""
 
     inside: Array
@@ -110,7 +110,13 @@ class Outside(NamedTuple):
 
 @compiled
 def start_series(
-    tile: Tile, sums: Tile, t: Array, shape: TileShape, fields: Fields, field: int, increment: int
+    tile: Tile,
+    sums: Tile,
+    t: Array,
+    shape: TileShape,
+    fields: PairFields,
+    field: int,
+    increment: int,
 ) -> None:
     """Set both sums to zero, and compute t = ρ, or t = ρ² if only every second power occurs."""
     wide()
@@ -131,7 +137,9 @@ def start_series(
 
 
 @compiled
-def add_terms(sums: Tile, t: Array, size: int, shares: Array, fields: Fields, field: int) -> None:
+def add_terms(
+    sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
+) -> None:
     """Add four terms; both examples have fields with coefficients b_k, from `field` on."""
     wide()
     value = sums.K
@@ -166,7 +174,7 @@ def add_terms(sums: Tile, t: Array, size: int, shares: Array, fields: Fields, fi
 
 @compiled
 def add_terms_of_one_vector(
-    sums: Tile, t: Array, size: int, shares: Array, fields: Fields, field: int
+    sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
     """Add four terms; the left side is one vector, whose coefficients are numbers."""
     wide()
@@ -200,7 +208,7 @@ def add_terms_of_one_vector(
 
 @compiled
 def finish_series(
-    tile: Tile, sums: Tile, shape: TileShape, fields: Fields, field: int, lowest: int
+    tile: Tile, sums: Tile, shape: TileShape, fields: PairFields, field: int, lowest: int
 ) -> None:
     """Compute K and Θ from the sums; multiply by ρ if the lowest power is 1."""
     wide()
@@ -227,7 +235,12 @@ def finish_series(
 
 @compiled
 def apply_series(
-    program: Program, step: int, scratch: Scratch, tile: Tile, shape: TileShape, fields: Fields
+    program: CompiledProgram,
+    step: int,
+    scratch: Scratch,
+    tile: Tile,
+    shape: TileShape,
+    fields: PairFields,
 ) -> None:
     """Apply a smooth activation; its fields are 1/√q, a₀ and the coefficients b_k."""
     weights = program.weights[step]
@@ -266,7 +279,12 @@ def apply_series(
 
 @compiled
 def apply_activation(
-    program: Program, step: int, scratch: Scratch, tile: Tile, shape: TileShape, fields: Fields
+    program: CompiledProgram,
+    step: int,
+    scratch: Scratch,
+    tile: Tile,
+    shape: TileShape,
+    fields: PairFields,
 ) -> None:
     kind = program.operations[step, 0]
     field = program.operations[step, 6]
@@ -283,7 +301,7 @@ def apply_activation(
 
 
 @compiled
-def apply_erf(tile: Tile, shape: TileShape, fields: Fields, field: int) -> None:
+def apply_erf(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> None:
     K = tile.K
     theta = tile.theta
     F1 = fields.left
@@ -310,7 +328,7 @@ def apply_erf(tile: Tile, shape: TileShape, fields: Fields, field: int) -> None:
 
 
 @compiled
-def apply_gelu(tile: Tile, shape: TileShape, fields: Fields, field: int) -> None:
+def apply_gelu(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> None:
     """Apply GELU; its fields are a and q."""
     K = tile.K
     theta = tile.theta
@@ -348,7 +366,9 @@ def apply_gelu(tile: Tile, shape: TileShape, fields: Fields, field: int) -> None
 
 
 @compiled
-def apply_wave(tile: Tile, shape: TileShape, fields: Fields, field: int, constants: Array) -> None:
+def apply_wave(
+    tile: Tile, shape: TileShape, fields: PairFields, field: int, constants: Array
+) -> None:
     """Apply a sine; the constants are a²/2, b² and cos 2c₀."""
     wide()
     K = tile.K
@@ -375,7 +395,7 @@ def apply_wave(tile: Tile, shape: TileShape, fields: Fields, field: int, constan
 
 
 @compiled
-def apply_norm(tile: Tile, shape: TileShape, fields: Fields, field: int) -> None:
+def apply_norm(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> None:
     K = tile.K
     theta = tile.theta
     F1 = fields.left
@@ -420,7 +440,7 @@ def apply_weights(tile: Tile, shape: TileShape, weights: Array) -> None:
 
 @compiled
 def apply_bent_line(
-    tile: Tile, sums: Tile, shape: TileShape, weights: Array, fields: Fields, field: int
+    tile: Tile, sums: Tile, shape: TileShape, weights: Array, fields: PairFields, field: int
 ) -> None:
     """Apply weights and a bent line to sums over a window.
 
@@ -501,7 +521,12 @@ def sum_across_and_behind(
 
 @compiled
 def apply_window(
-    program: Program, step: int, scratch: Scratch, tile: Tile, shape: TileShape, fields: Fields
+    program: CompiledProgram,
+    step: int,
+    scratch: Scratch,
+    tile: Tile,
+    shape: TileShape,
+    fields: PairFields,
 ) -> None:
     """Apply weights, and a bent line if it follows, to sums over a window."""
     operations = program.operations
@@ -534,7 +559,7 @@ def apply_window(
 
 @compiled
 def apply_operations(
-    program: Program, work: Array, shape: TileShape, fields: Fields, outside: Outside
+    program: CompiledProgram, work: Array, shape: TileShape, fields: PairFields, gaps: TileGaps
 ) -> None:
     """Apply all operations of a level to a tile.
 
@@ -542,10 +567,10 @@ def apply_operations(
     """
     # Views without reference counts
     work = lent(work)
-    program = Program(
+    program = CompiledProgram(
         lent(program.operations), lent(program.weights), program.registers, program.equal
     )
-    fields = Fields(
+    fields = PairFields(
         lent(fields.left),
         lent(fields.right),
         fields.left_start,
@@ -574,10 +599,10 @@ def apply_operations(
             add_tile(work[2 * other], tile.K, margin, size)
             add_tile(work[2 * other + 1], tile.theta, margin, size)
         elif kind == CLEAR:
-            cleared(tile.K, outside.inside, margin, size)
-            cleared(tile.theta, outside.inside, margin, size)
+            cleared(tile.K, gaps.inside, margin, size)
+            cleared(tile.theta, gaps.inside, margin, size)
         elif kind == WRAP:
-            wrapped(tile.K, outside.halo, margin)
-            wrapped(tile.theta, outside.halo, margin)
+            wrapped(tile.K, gaps.halo, margin)
+            wrapped(tile.theta, gaps.halo, margin)
         else:
             apply_activation(program, step, scratch, tile, shape, fields)

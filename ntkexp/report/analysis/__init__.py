@@ -1,1 +1,11 @@
-"""Statistics over several runs: intervals, rank correlations, power laws, paired comparisons."""
+"""Intervals, rank correlations, power laws and paired comparisons from several runs.
+
+Each line imports only from the lines above it:
+
+estimate            intervals, comparisons with an expected range
+rank_correlation    Spearman's correlation
+power_law           fits of y = c·xᵅ, with an interval for the exponent
+quantities          the numbers of a run, by name
+laws                the power laws of a sweep
+tables              the tables of a sweep, and the comparison of two sweeps
+"""

@@ -37,8 +37,8 @@ that end twice as often as this one.
     across           the interval crosses an edge, or there is no interval
 
 The laws of sweeps call these `agrees`, `larger`, `smaller`, `undecided`. Claims call them
-`supported`, `refuted`, `refuted`, `undecided`. The range of an expected exponent is
-exponent ± margin; an upper bound gives (−∞, exponent + margin], a lower bound [exponent − margin, ∞).
+`supported`, `refuted`, `refuted`, `undecided`. The range of an expected exponent is exponent ±
+margin; an upper bound gives (−∞, exponent + margin], a lower bound [exponent − margin, ∞).
 
 >>> exponent = Estimate(-0.97, error=0.02, freedom=4)
 >>> ranges = Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper")

@@ -1,4 +1,4 @@
-"""The power laws of a sweep, compared with the exponents of theory, as table rows and as sentences."""
+"""The power laws of a sweep, compared with theory, as table rows and as sentences."""
 
 from __future__ import annotations
 

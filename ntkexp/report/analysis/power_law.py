@@ -1,8 +1,9 @@
 """Power laws y = A xᵖ, fitted to several seeds.
 
 Each seed gets its own exponent, by least squares on log y = log A + p log x. The exponent of the
-law is the mean over seeds, with Student's interval. If every seed was run at every x, this mean is the
-least-squares exponent of all runs. A curvature c tests whether the data follow a power law at all:
+law is the mean over seeds, with Student's interval. If every seed was run at every x, this mean is
+the least-squares exponent of all runs. A curvature c tests whether the data follow a power law at
+all:
 
     log y = log A + p log x + c (log x − mean log x)²/2
 
@@ -37,8 +38,8 @@ Unit: TypeAlias = NDArray[np.int64]
 class PowerLaw:
     """The coefficients of a fitted law, and the size of the sample.
 
-    A `unit` is a seed, or several seeds that were run at one x each (see `units`). `left_out` counts
-    runs whose y is not positive and finite, and runs of seeds that were not used.
+    A `unit` is a seed, or several seeds that were run at one x each (see `units`). `left_out`
+    counts runs whose y is not positive and finite, and runs of seeds that were not used.
     """
 
     exponent: Estimate
@@ -70,7 +71,8 @@ def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.
     places = np.unique(x_fitted)
     if len(places) < 2:
         raise Mistake(
-            f"a power law needs positive numbers at two places or more, and has them at {len(places)}"
+            "a power law needs positive numbers at two places or more, "
+            f"and has them at {len(places)}"
         )
     middle = float(np.log(places).mean())
     log_x = np.log(x_fitted) - middle
@@ -109,9 +111,9 @@ def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
     """Group runs at `x` with `seeds` into independent repetitions.
 
     The runs of one seed share what the seed drew, so a seed is one unit, even if it lacks some x.
-    Fitting each seed separately cancels what its runs share, such as a kernel that is large at every
-    width. A seed at a single x has no slope. Only if fewer than two seeds were run at several x,
-    such seeds are combined: the k-th seed of each x together form one unit.
+    Fitting each seed separately cancels what its runs share, such as a kernel that is large at
+    every width. A seed at a single x has no slope. Only if fewer than two seeds were run at several
+    x, such seeds are combined: the k-th seed of each x together form one unit.
 
     >>> seeds = np.array([0, 0, 1, 1, 2])
     >>> [unit.tolist() for unit in units(np.array([1.0, 2.0, 1.0, 2.0, 1.0]), seeds)]
@@ -156,8 +158,8 @@ def most_informative(information: Sequence[float]) -> list[int]:
 
         t_{k−1} √(Σ 1/information)/k    for the k units with the most information
 
-    If three seeds were run at all widths and one at two neighbouring widths, the last one would only
-    blur the mean.
+    If three seeds were run at all widths and one at two neighbouring widths, the last one would
+    only blur the mean.
 
     >>> most_informative([17.5, 10.0, 17.5]), most_informative([17.5, 17.5, 17.5, 0.5])
     ([0, 1, 2], [0, 1, 2])

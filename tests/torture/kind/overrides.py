@@ -9,7 +9,7 @@ from tests.torture.stage import SMALL, Outcome, Stage
 
 COMMANDS = (
     *(("config",),) * 6,
-    ("config", "--plan"),
+    ("config", "--tree"),
     *(("train", "--quiet"),) * 4,
     ("kernel", "limit", "--quiet"),
     ("kernel", "tangent", "--quiet"),

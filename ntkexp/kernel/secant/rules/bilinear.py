@@ -57,13 +57,16 @@ def prod(call: Call) -> Tensor:
 
 def cumprod(call: Call) -> Tensor:
     """Running products in rounds of doubling distance, pₙ ← pₙ₋ₖ pₙ, each by the product rule: zeros do no harm."""
-    value, dim = call.wide(call.args[0]), call.given["dim"]
+    value = call.wide(call.args[0])
+    dim = call.given["dim"]
     if value.start.dim() == 0:
         return value.change
     found = value.view(lambda v: v.movedim(dim, -1))
-    distance, length = 1, found.start.shape[-1]
+    distance = 1
+    length = found.start.shape[-1]
     while distance < length:
-        early, late = found[..., : length - distance], found[..., distance:]
+        early = found[..., : length - distance]
+        late = found[..., distance:]
         made = Ends(
             early.start * late.start,
             early.end * late.end,
@@ -79,7 +82,8 @@ def cumprod(call: Call) -> Tensor:
 
 def glu(call: Call) -> Tensor:
     """Δ(a·s(b)) = Δa·s̄ + ā·Δs, with one half of the values for a, the other for b, and Δs = D_sigmoid Δb."""
-    value, dim = call.wide(call.args[0]), call.given["dim"]
+    value = call.wide(call.args[0])
+    dim = call.given["dim"]
     left, right = (value.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
     moved = call.slope(right, sigmoid) * right.change
     gate = Ends(right.start.sigmoid(), right.end.sigmoid(), moved)
@@ -89,7 +93,8 @@ def glu(call: Call) -> Tensor:
 def cross(call: Call) -> Tensor:
     """Δ(a × b) = Δa × b̄ + ā × Δb."""
     left, right = call.args
-    op, how = call.entry.op, call.kwargs
+    op = call.entry.op
+    how = call.kwargs
     terms = (
         []
         if left.delta is None
@@ -185,7 +190,8 @@ def baddbmm(call: Call) -> Tensor:
     added, left, right = call.args
     if call.is_use(left) or call.is_use(right):
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
-    gain, shift = call.given["alpha"], call.given["beta"]
+    gain = call.given["alpha"]
+    shift = call.given["beta"]
     terms = [] if added.delta is None else [shift * call.delta(added, call.start.shape)]
     return total(
         terms + [gain * term for term in terms_of(torch.bmm, call, left, right)], call.start.shape
@@ -197,8 +203,10 @@ def trilinear(call: Call) -> Tensor:
     left, weight, right, *layout = call.args
     if layout[:4] != [[1, 3], [0], [1, 2], [2, 3]]:
         raise NoRule("a sum of products of three tensors that is not that of nn.Bilinear")
-    a, c = left[:, :, None], right[:, None, :]
-    start, end = a.start * c.start, a.end * c.end
+    a = left[:, :, None]
+    c = right[:, None, :]
+    start = a.start * c.start
+    end = a.end * c.end
     varies = a.delta is not None or c.delta is not None
     delta = multiply(call, a, c, start.shape).flatten(1) if varies else None
     pairs = Ends(
@@ -229,8 +237,10 @@ def convolution(call: Call) -> Tensor:
     x, kernel, bias, *how = call.args
     terms = []
     if x.delta is not None:  # on the way back all vectors are the images of one batch
-        delta, mean = call.delta(x), call.mean(kernel)
-        lead, shape = 1 - delta.dim(), delta.shape[1:]
+        delta = call.delta(x)
+        mean = call.mean(kernel)
+        lead = 1 - delta.dim()
+        shape = delta.shape[1:]
 
         def there(v: Tensor) -> Tensor:
             found = torch.convolution(v.flatten(0, lead - 1), mean, None, *how)
@@ -257,7 +267,8 @@ def convolution(call: Call) -> Tensor:
 def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]) -> Tensor:
     """x̄ ∗ ΔW + Δb as a use of the weights: a product of patches with kernels, or one in every group."""
     stride, padding, dilation, transposed, extra, groups = how
-    image, size = call.mean(x), kernel.start.shape[2:]
+    image = call.mean(x)
+    size = kernel.start.shape[2:]
     if transposed:  # a plain one, with inputs and outputs exchanged and windows reversed,
         window = tuple(range(2, kernel.start.dim()))
         kernel = kernel.view(
@@ -276,7 +287,8 @@ def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: l
         image = torch.nn.functional.pad(
             spread, [side for r, p, e in along for side in (r - p, r - p + e)]
         )
-        stride, padding = (1,) * len(stride), (0,) * len(stride)
+        padding = (0,) * len(stride)
+        stride = (1,) * len(stride)
     rows = Window(image, size, stride, padding, dilation).rows
     if groups > 1:
         found = call.grouped_use(rows, groups, kernel.view(lambda v: v.flatten(1)), bias)

@@ -104,7 +104,8 @@ def log_sum(base: float, call: Call) -> Tensor:
 
 
 def lerp(call: Call) -> Tensor:
-    shape, weight = call.start.shape, call.args[2]
+    shape = call.start.shape
+    weight = call.args[2]
     left, right = call.both()
     gap = Ends(right.start - left.start, right.end - left.end, gap_delta(left, right))
     moves = gap.delta is not None or (isinstance(weight, Ends) and weight.delta is not None)
@@ -143,7 +144,8 @@ def loss_of_gap(call: Call) -> Tensor:
     """D_ℓ (Δa − Δb) for ℓ(a − b), quadratic where the gap is small, each by itself or as their mean or sum."""
     left, right = (call.wide(value, call.args[0].start.shape) for value in call.args[:2])
     gap = Ends(left.start - right.start, left.end - right.end, gap_delta(right, left))
-    how, kind = call.given["reduction"], call.entry.op.overloadpacket
+    how = call.given["reduction"]
+    kind = call.entry.op.overloadpacket
     numbers = call.args[3:] or (1.0,) * (call.entry.name != "mse_loss")
 
     def each(z: Tensor) -> Tensor:
@@ -222,7 +224,8 @@ def weighted_entropy(call: Call, if_zero: Ends, if_one: Ends, positive: Ends | N
         delta = multiply(call, left, right, left.start.shape) if varies else None
         return Ends(left.start * right.start, left.end * right.end, delta)
 
-    y, weight = call.wide(call.args[1], shape), call.given["weight"]
+    y = call.wide(call.args[1], shape)
+    weight = call.given["weight"]
     other = Ends(
         1 - y.start, 1 - y.end, None if y.delta is None else -y.delta, from_inputs=y.from_inputs
     )

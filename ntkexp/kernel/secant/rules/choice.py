@@ -36,7 +36,8 @@ def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) 
     weight = call.slope(ahead, share)
     terms = [] if left.delta is None else [(1 - weight) * left.delta]
     terms += [] if right.delta is None else [weight * right.delta]
-    start, end = choose(left.start, right.start), choose(left.end, right.end)
+    start = choose(left.start, right.start)
+    end = choose(left.end, right.end)
     return Ends(start, end, total(terms, start.shape))
 
 
@@ -62,7 +63,8 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
     second argument is one."""
     if "other" in call.given:
         return of_two(signs[0], 0.5, call)
-    dims, found = call.given.get("dim"), []
+    dims = call.given.get("dim")
+    found = []
     for sign in signs:
         value = last(call.wide(call.args[0]), [] if dims is None else dims)
         best = fold(value, lambda left, right, sign=sign: pairwise(call, left, right, sign))  # type: ignore[misc]
@@ -75,7 +77,8 @@ def follow_order(call: Call) -> Result:
     (_, _), (first, last) = call.ends
     if not torch.equal(first, last):
         raise NoRule(f"the order that {call.entry.name} finds differs between the ends of a step")
-    dim, delta = call.given["dim"], call.delta(call.args[0])
+    dim = call.given["dim"]
+    delta = call.delta(call.args[0])
     if first.dim() < delta.dim():
         return delta.gather(dim, first.unsqueeze(dim)).squeeze(dim)
     return delta.gather(dim, first)
@@ -137,7 +140,8 @@ def combine(constant: float, factor: float, call: Call) -> Tensor:
 def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
     """m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
-    yes, no = call.wide(yes, shape), call.wide(no, shape)
+    yes = call.wide(yes, shape)
+    no = call.wide(no, shape)
     chosen = as_numbers(mask, shape, call.start.dtype.to_real())
     zero = call.start.new_zeros(())
     terms = [
@@ -166,7 +170,8 @@ def compare(call: Call) -> Tensor:
     sides = [value for value in (left, right) if isinstance(value, Ends)]
     kind = next(value.delta.dtype for value in sides if value.delta is not None)
     r0, r1 = (right.start, right.end) if isinstance(right, Ends) else (right, right)
-    d0, d1 = left.start - r0, left.end - r1
+    d0 = left.start - r0
+    d1 = left.end - r1
     (before, after) = call.ends[0]
     step = quotient(after.to(kind) - before.to(kind), (d1 - d0).to(kind), 0.0)
     shape = before.shape
@@ -195,7 +200,9 @@ MASKS: dict[str, Rule] = {
 
 def max_pool(call: Call) -> Result:
     """The largest in each window, from shifted copies."""
-    value, window, how = call.wide(call.args[0]), call.args[1], call.given
+    value = call.wide(call.args[0])
+    window = call.args[1]
+    how = call.given
     space = value.start.dim() - 2
     window, stride, padding, dilation = (
         numbers * space if len(numbers) == 1 else numbers  # one for each dimension

@@ -63,7 +63,8 @@ def written(call: Call) -> Tensor:
             else call.delta(value)
         )
 
-    deltas, parts = tree_map(difference, call.args), []
+    deltas = tree_map(difference, call.args)
+    parts = []
     for k in (0, 1):
         of_part = tree_map(lambda v, k=k: real_part(v, k) if isinstance(v, Tensor) else v, deltas)
         parts.append(call.entry.op(*of_part, **call.kwargs))
@@ -103,7 +104,8 @@ def direction(call: Call) -> Tensor:
 def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """e^z₊ (1 − e^−d)/d with d = z₊ − z₋ and z₊ the end with the larger real part, so that nothing overflows."""
     ahead = real_part(z1 - z0, 0) >= 0
-    high, d = torch.where(ahead, z1, z0), torch.where(ahead, z1 - z0, z0 - z1)
+    high = torch.where(ahead, z1, z0)
+    d = torch.where(ahead, z1 - z0, z0 - z1)
     return torch.exp(high) * quotient(-torch.expm1(-d), d, 1.0)
 
 
@@ -122,7 +124,8 @@ def real_factors(left: Ends, right: Ends) -> tuple[Ends, Ends]:
         return torch.cat([real_part(a, 0), real_part(a, 1)], -1)
 
     def above_and_below(b: Tensor) -> Tensor:
-        re, im = real_part(b, 0), real_part(b, 1)
+        re = real_part(b, 0)
+        im = real_part(b, 1)
         return torch.cat([torch.cat([re, im], -1), torch.cat([-im, re], -1)], -2)
 
     return left.view(beside), right.view(above_and_below)

@@ -37,7 +37,8 @@ def quotient(above: Tensor, below: Tensor, limit: Tensor | float) -> Tensor:
 
 def gauss(derivative: Function, z0: Tensor, z1: Tensor) -> Tensor:
     """Σ_k w_k σ′(m + ½ n_k d), by three nodes."""
-    m, d = (z0 + z1) / 2, z1 - z0
+    m = (z0 + z1) / 2
+    d = z1 - z0
     mean = torch.zeros_like(m)
     for node, weight in NODES:
         mean = mean + weight * derivative(m + node / 2 * d)
@@ -76,7 +77,9 @@ def tanh(z0: Tensor, z1: Tensor) -> Tensor:
 
 def sigmoid(z0: Tensor, z1: Tensor) -> Tensor:
     """½ [s₀ + s₁ − 2s₀s₁] · tanh(d/2)/(d/2), from tanh(d/2) = (s₁ − s₀)/(s₀ + s₁ − 2s₀s₁)."""
-    s0, s1, size = torch.sigmoid(z0), torch.sigmoid(z1), away_from_zero(z1 - z0)
+    s0 = torch.sigmoid(z0)
+    s1 = torch.sigmoid(z1)
+    size = away_from_zero(z1 - z0)
     return torch.addcmul(s0 + s1, s0, s1, value=-2) * (torch.tanh(size / 2) / size)
 
 
@@ -124,7 +127,8 @@ def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
 
 def rsqrt(z0: Tensor, z1: Tensor) -> Tensor:
     """−(r₀r₁)²/(r₀ + r₁), r = 1/√z."""
-    r0, r1 = z0.rsqrt(), z1.rsqrt()
+    r0 = z0.rsqrt()
+    r1 = z1.rsqrt()
     return -((r0 * r1) ** 2) / (r0 + r1)
 
 
@@ -159,7 +163,8 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
 
     A number below zero has whole powers alone, and across zero the quotient has all its digits.
     """
-    low, high = torch.minimum(z0.abs(), z1.abs()), torch.maximum(z0.abs(), z1.abs())
+    low = torch.minimum(z0.abs(), z1.abs())
+    high = torch.maximum(z0.abs(), z1.abs())
     d = high - low
     change = -torch.expm1(-(p * d * log_slope(low, high, d)).abs())
     grown = p.sign() * torch.maximum(low**p, high**p) * change / d
@@ -214,7 +219,8 @@ def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
 
 def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """That of log(1 + e^βz)/β, or of z where βz is beyond a threshold; the quotient across it."""
-    beta, threshold = call.given["beta"], call.given["threshold"]
+    beta = call.given["beta"]
+    threshold = call.given["threshold"]
     beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
     jump = quotient(
         plain_softplus(z1, beta, threshold) - plain_softplus(z0, beta, threshold), z1 - z0, 1.0
@@ -279,7 +285,8 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def elementwise(slope: Slope, call: Call) -> Tensor:
     """Δσ = D · Δz; at a point D is σ′, from σ(z) on the tape where that is cheaper."""
-    value, derivative = call.args[0], DERIVATIVES.get(call.entry.name)
+    value = call.args[0]
+    derivative = DERIVATIVES.get(call.entry.name)
     if call.is_point and derivative is not None:
         return call.slope(value, lambda z, _: derivative(z, call.start)) * call.delta(value)
     return call.slope(value, partial(slope, call)) * call.delta(value)
@@ -305,7 +312,8 @@ def derivative_of(function: Function, z: Tensor) -> Tensor:
 
 def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:
     """Σ_k w_k σ′(m + ½ n_k d) where the ends are near, else (σ(z₁) − σ(z₀))/d."""
-    middle, d = (z0 + z1) / 2, z1 - z0
+    middle = (z0 + z1) / 2
+    d = z1 - z0
     apart = torch.full_like(middle, inf)
     for point in breaks:
         apart = torch.minimum(apart, (middle - point).abs())
@@ -316,7 +324,10 @@ def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1:
 
 def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
     """σ′ where it explains the change to rounding, so that both ends lie on one linear piece; else the quotient."""
-    start, end, tangent, d = function(z0), function(z1), derivative_of(function, z0), z1 - z0
+    start = function(z0)
+    end = function(z1)
+    tangent = derivative_of(function, z0)
+    d = z1 - z0
     size = start.abs() + end.abs() + z0.abs() + z1.abs()
     explained = (end - start - tangent * d).abs() <= 4 * torch.finfo(z0.dtype).eps * size
     return torch.where(explained, tangent, quotient(end - start, d, tangent))
@@ -342,7 +353,8 @@ def function_of(call: Call) -> Function:
 
 def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
     """D · Δz for a function that is analytic between its breaks, or linear where none are named; σ′ · Δz on a point."""
-    value, function = call.args[0], function_of(call)
+    value = call.args[0]
+    function = function_of(call)
 
     def between(z0: Tensor, z1: Tensor) -> Tensor:
         if call.is_point:

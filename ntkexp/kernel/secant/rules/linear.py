@@ -61,7 +61,8 @@ def reshape(call: Call) -> Tensor:
 def restride(call: Call) -> Tensor:
     """Elements of Δv by the places of v in memory, where the difference may lie in another order."""
     value, size, stride = call.args[:3]
-    v, offset = value.start, call.given["storage_offset"]
+    v = value.start
+    offset = call.given["storage_offset"]
     memory = torch.zeros(
         v.untyped_storage().nbytes() // v.element_size(), dtype=torch.long, device=v.device
     )
@@ -185,7 +186,8 @@ LINEAR: dict[str, Rule] = {
 # --- Rows of a table, by whole numbers: one by one, or in bags whose rows become one.
 
 
-SUM, MEAN = 0, 1
+SUM = 0
+MEAN = 1
 LOG = logging.getLogger("ntkexp")
 
 
@@ -194,7 +196,8 @@ def embedding(call: Call) -> Result:
     a warning says once that autograd's gradients do not.
     """
     table, index = call.args[:2]
-    indices, padding = constant(index), call.given["padding_idx"]
+    indices = constant(index)
+    padding = call.given["padding_idx"]
     delta = looked_up(call, table, indices)
     if padding < 0:
         return delta
@@ -232,23 +235,20 @@ def looked_up(call: Call, table: Ends, indices: Tensor) -> Tensor:
 def bags(call: Call) -> Result:
     """Δ Σ_k g_k W[index_k] over each bag, or of its mean; padding does not count."""
     given = call.given
-    mode, padding = given["mode"], given["padding_idx"]
+    mode = given["mode"]
+    padding = given["padding_idx"]
     if mode not in (SUM, MEAN):
         raise NoRule("the largest of a bag of rows")
-    table, indices, offsets = (
-        given["weight"],
-        constant(given["indices"]),
-        constant(given["offsets"]),
-    )
+    table = given["weight"]
+    indices = constant(given["indices"])
+    offsets = constant(given["offsets"])
     counted = (indices != padding).to(call.start.dtype)
     bag = (
         torch.searchsorted(offsets, torch.arange(len(indices), device=offsets.device), right=True)
         - 1
     )
-    gains, delta = (
-        given["per_sample_weights"],
-        None if table.delta is None else looked_up(call, table, indices),
-    )
+    gains = given["per_sample_weights"]
+    delta = None if table.delta is None else looked_up(call, table, indices)
     if gains is not None:  # Δ(g_k W[index_k]) by the product rule
         rows = Ends(table.start[indices], table.end[indices], delta)
         delta = multiply(call, gains[:, None], rows, rows.start.shape)

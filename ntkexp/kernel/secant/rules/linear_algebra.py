@@ -28,7 +28,8 @@ OVERLAP = 0.5  # of the directions at both ends, from which on they count as the
 def matmul(call: Call, left: Ends, right: Ends) -> Ends:
     """A product of (batches of) matrices, with ΔA B̄ + Ā ΔB."""
     terms = terms_of(torch.matmul, call, left, right)
-    start, end = left.start @ right.start, left.end @ right.end
+    start = left.start @ right.start
+    end = left.end @ right.end
     return Ends(start, end, total(terms, start.shape) if terms else None)
 
 
@@ -118,12 +119,11 @@ def cholesky(call: Call) -> Tensor:
     From V = ΔL L̄ᵀ + L̄ ΔLᵀ and X = Φ(X) + Φ(X)ᵀ of a symmetric X. L̄ is triangular with a positive diagonal, as both
     ends are.
     """
-    (l0, l1), upper = call.ends[0], call.given["upper"]
+    (l0, l1) = call.ends[0]
+    upper = call.given["upper"]
     middle = (l0 + l1).mT / 2 if upper else (l0 + l1) / 2
-    factor, inverse = (
-        call.coefficient(middle).tril(),
-        call.coefficient(torch.linalg.inv_ex(middle)[0]).tril(),
-    )
+    factor = call.coefficient(middle).tril()
+    inverse = call.coefficient(torch.linalg.inv_ex(middle)[0]).tril()
     value = call.args[0].view(lambda a: a.mT) if upper else call.args[0]
     x = inverse @ symmetric(call.wide(value)).change @ inverse.mT
     delta = factor @ ((x.tril() + x.tril(-1)) / 2)
@@ -143,7 +143,8 @@ def qr(call: Call) -> Result:
         )
     if bool((r0.diagonal(dim1=-2, dim2=-1) * r1.diagonal(dim1=-2, dim2=-1) <= 0).any()):
         raise NoRule("a column of Q turns round between the ends of a step")
-    q, r = (q0 + q1) / 2, (r0 + r1) / 2
+    q = (q0 + q1) / 2
+    r = (r0 + r1) / 2
     factor = torch.linalg.cholesky_ex(q.mT @ q)[0]
     back = torch.linalg.inv_ex(factor)[0]
     v = call.delta(call.args[0]) @ call.coefficient(torch.linalg.inv_ex(r)[0]).triu()
@@ -182,10 +183,12 @@ def pseudo_inverse(call: Call) -> Tensor:
 
     It holds where the rank changes as well, though the derivative has no limit there.
     """
-    value, (p0, p1) = call.args[0], call.ends[0]
+    value = call.args[0]
+    (p0, p1) = call.ends[0]
     delta = call.delta(value)
     if call.given["hermitian"]:
-        value, delta = symmetric(value), symmetric(call.wide(value)).change
+        delta = symmetric(call.wide(value)).change
+        value = symmetric(value)
     ends = ((value.start.to(p0), p0), (value.end.to(p1), p1))
     if call.is_point:
         return wedin(call, delta, *ends)
@@ -196,10 +199,13 @@ def wedin(
     call: Call, v: Tensor, this: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
 ) -> Tensor:
     """−P V p + P Pᵀ Vᵀ (I − a p) + (I − P A) Vᵀ pᵀ p, for the pseudo-inverses p of a and P of A."""
-    (a, p), (b, q) = this, other
+    (a, p) = this
+    (b, q) = other
     rows, columns = (identity(a, n) for n in a.shape[-2:])
-    within, beside = call.coefficient(q @ q.mT), call.coefficient(p.mT @ p)
-    left, right = call.coefficient(columns - q @ b), call.coefficient(rows - a @ p)
+    within = call.coefficient(q @ q.mT)
+    beside = call.coefficient(p.mT @ p)
+    left = call.coefficient(columns - q @ b)
+    right = call.coefficient(rows - a @ p)
     middle = call.coefficient(q) @ v @ call.coefficient(p)
     return within @ v.mT @ right + left @ v.mT @ beside - middle
 
@@ -210,7 +216,8 @@ def exponential(call: Call) -> Tensor:
     torch stops the series of a single small matrix so early that values are off by 1e-12; that much of the change is
     taken along V, as ⟨V, ·⟩/⟨V, V⟩.
     """
-    value, delta = call.args[0], call.delta(call.args[0])
+    value = call.args[0]
+    delta = call.delta(call.args[0])
     ways = [between(call, value.start, value.end)]
     if call.is_point:
         return ways[0](delta)
@@ -289,13 +296,15 @@ def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
 
 def log_determinant(call: Call) -> Result:
     """D_log Δdet for log|det|, at determinants divided by the larger one, and the jump of the sign over Δdet."""
-    value, ((s0, s1), (l0, l1), *_) = call.args[0], call.ends
+    value = call.args[0]
+    ((s0, s1), (l0, l1), *_) = call.ends
     if not bool((l0.isfinite() & l1.isfinite()).all()):
         raise NoRule("the logarithm of a determinant that is zero")
     scale = torch.maximum(l0, l1)
     slope = call.slope(value, lambda a0, a1: mean_cofactors(a0, a1, scale))
     change = (slope * call.delta(value)).sum((-2, -1))
-    d0, d1 = s0 * (l0 - scale).exp(), s1 * (l1 - scale).exp()
+    d0 = s0 * (l0 - scale).exp()
+    d1 = s1 * (l1 - scale).exp()
     logs = torch.where(s0 == s1, s0 / log_mean(l0 - scale, l1 - scale), (l1 - l0) / (d1 - d0))
     jump = quotient(s1 - s0, d1 - d0, 0.0)
     return call.coefficient(jump) * change, call.coefficient(logs) * change, None, None
@@ -321,9 +330,12 @@ def eigenvectors(
 
     Refused where half of the digits or more are lost.
     """
-    values, (u0, u1) = (sizes[0] + sizes[1]) / 2, vectors
-    start, end = value.start.to(u0), value.end.to(u0)
-    mean, half = (u0 + u1) / 2, torch.finfo(u0.dtype).eps ** 0.5
+    values = (sizes[0] + sizes[1]) / 2
+    (u0, u1) = vectors
+    start = value.start.to(u0)
+    end = value.end.to(u0)
+    mean = (u0 + u1) / 2
+    half = torch.finfo(u0.dtype).eps ** 0.5
     size = values.abs().amax(-1)[..., None, None].clamp(min=torch.finfo(u0.dtype).tiny)
     n = u0.shape[-2]
     apart = ((start + end) / 2)[..., None, :, :] - values[..., None, None] * identity(u0, n)
@@ -336,7 +348,8 @@ def eigenvectors(
         return UNDECIDED
     inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
     # what the solution rounds by more than vectors are known is brought to the change along V, as with values
-    step, rounding = end - start, u1 - u0 - solved(inverses, end - start, mean)
+    step = end - start
+    rounding = u1 - u0 - solved(inverses, end - start, mean)
     if not bool(
         (rounding.abs() <= half).all()
     ):  # of the other triangle, which torch reads if it is asked to
@@ -358,7 +371,8 @@ def singular_values(call: Call) -> Result:
     (u0, _, w0), (u1, _, w1) = (
         torch.linalg.svd(a, full_matrices=False) for a in (value.start, value.end)
     )
-    v0, v1 = w0.mT, w1.mT
+    v0 = w0.mT
+    v1 = w1.mT
     overlap = ((u0 * u1).sum(-2) + (v0 * v1).sum(-2)) / 2
     pairs = (u1, v0), (u0, v1)
     found = values(call, value, call.ends[1], pairs, ((u0, v0), (u1, v1)), overlap)
@@ -399,7 +413,8 @@ def values(
     overlap; where they do not, as where two values meet, the mean Ḡ of uvᵀ is brought to the change along V (Gonzalez
     1996): G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩.
     """
-    v, step = value.change, value.end - value.start
+    v = value.change
+    step = value.end - value.start
     same = overlap.abs() >= OVERLAP
     directly = forms(call, v, across) / torch.where(same, overlap, 1.0)
     if call.is_point or bool(same.all()):

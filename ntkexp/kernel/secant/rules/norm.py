@@ -58,7 +58,8 @@ CACHED = 2**18  # numbers; fresh memory for more costs more than the arithmetic 
 
 def mean_shares(call: Call) -> Tensor:
     """L, from the logarithms of the shares; −∞ stays what it is, also where a mask hides everything."""
-    value, axis = call.args[0], counted_back(call)
+    value = call.args[0]
+    axis = counted_back(call)
 
     def logarithms(z: Tensor) -> Tensor:
         return torch.where(z == -inf, z, z.log_softmax(axis))
@@ -71,7 +72,8 @@ def mean_shares(call: Call) -> Tensor:
 
 def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
     """Δz_i − Σ_j w_j Δz_j; where a mask hides everything there are no weights."""
-    delta, axis = call.delta(call.args[0]), counted_back(call)
+    delta = call.delta(call.args[0])
+    axis = counted_back(call)
     if not delta.dim():  # a single number less itself
         return delta * 0.0
     mean = mean_shares(call) if mean is None else mean
@@ -101,7 +103,8 @@ def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> T
     if first.numel() <= CACHED or axis != -1:
         return function(*arrays)
     rows = [array.reshape(-1, array.shape[-1]) for array in arrays]
-    found, step = torch.empty_like(rows[0]), max(1, CACHED // first.shape[-1])
+    found = torch.empty_like(rows[0])
+    step = max(1, CACHED // first.shape[-1])
     for at in range(0, len(found), step):
         found[at : at + step] = function(*(array[at : at + step] for array in rows))
     return found.view(first.shape)
@@ -143,9 +146,11 @@ def logcumsumexp(call: Call) -> Tensor:
     gain = torch.cat([torch.zeros_like(share[..., :1]), share[..., 1:]], -1)
     found = (1 - gain) * call.delta(value).movedim(dim, -1)
     # vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance: (g, v)ₙ ← (gₙ gₙ₋ₖ, vₙ + gₙ vₙ₋ₖ)
-    distance, length = 1, found.shape[-1]
+    distance = 1
+    length = found.shape[-1]
     while distance < length:
-        late, early = slice(distance, None), slice(None, length - distance)
+        late = slice(distance, None)
+        early = slice(None, length - distance)
         moved = found[..., late] + gain[..., late] * found[..., early]
         found = torch.cat([found[..., :distance], moved], -1)
         gain = torch.cat([gain[..., :distance], gain[..., late] * gain[..., early]], -1)
@@ -223,7 +228,8 @@ def normalise(
     call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends
 ) -> tuple[Ends, Tensor | None]:
     """y = r c at both ends, and ḡ Δy; numbers that share a mean are normalised together."""
-    shape, outer = x.start.shape, mean.start.shape[:-1]
+    shape = x.start.shape
+    outer = mean.start.shape[:-1]
     start, end = (
         value.reshape(*outer, -1) - m for value, m in ((x.start, mean.start), (x.end, mean.end))
     )
@@ -238,7 +244,8 @@ def normalise(
     if x.delta is None:
         return normed, None
     n = c.start.shape[-1]
-    middle, r = call.mean(c), call.slope(scale, lambda r0, r1: torch.lerp(r0, r1, 0.5))
+    middle = call.mean(c)
+    r = call.slope(scale, lambda r0, r1: torch.lerp(r0, r1, 0.5))
     k = call.slope(scale, lambda r0, r1: (r0 * r1).square() / (r0 + r1) * (-2 / n))
     factor = (
         torch.ones_like(middle)
@@ -255,10 +262,13 @@ def normalise(
 
     def back(w: Tensor) -> Tensor:
         if w.dim() == middle.dim():
-            scaled, diagonal = factor * w, r
-            whole, along = scaled.sum(-1, keepdim=True), (middle * scaled).sum(-1, keepdim=True)
+            scaled = factor * w
+            diagonal = r
+            whole = scaled.sum(-1, keepdim=True)
+            along = (middle * scaled).sum(-1, keepdim=True)
         else:  # what is the same for all vectors is worked out once
-            scaled, diagonal = w, factor * r
+            scaled = w
+            diagonal = factor * r
             whole, along = inner_products(w, torch.stack((factor, factor * middle)))
         less_mean = torch.addcmul(r * whole, k * middle.sum(-1, keepdim=True), along) * (-1 / n)
         return torch.addcmul(torch.addcmul(less_mean, scaled, diagonal), middle, k * along)
@@ -290,10 +300,13 @@ def axes_of(call: Call) -> list[int]:
 
 def variance(call: Call) -> tuple[Tensor, ...]:
     """2 Σ c̄ Δx/(n − correction) for Σ c²/(n − correction), c = x − mean x; var_mean gives the mean as well."""
-    value, dims = call.args[0], axes_of(call)
-    keep, correction = call.given["keepdim"], call.given["correction"]
+    value = call.args[0]
+    dims = axes_of(call)
+    keep = call.given["keepdim"]
+    correction = call.given["correction"]
     count = prod(value.start.shape[d] for d in dims) - (1 if correction is None else correction)
-    deviation, delta = value.view(lambda v: v - v.mean(dims, keepdim=True)), call.delta(value)
+    deviation = value.view(lambda v: v - v.mean(dims, keepdim=True))
+    delta = call.delta(value)
     spread = 2 * (call.mean(deviation) * delta).sum(dims, keepdim=keep) / count
     return (spread, delta.mean(dims, keepdim=keep)) if len(call.entry.results) > 1 else (spread,)
 
@@ -342,7 +355,8 @@ def distances(call: Call) -> Tensor:
     """Δ‖a − b‖ for all pairs of rows of two matrices."""
     left, right, order, *_ = call.args
     shape = torch.Size([*call.start.shape, left.start.shape[-1]])
-    rows, columns = left[..., :, None, :], right[..., None, :, :]
+    rows = left[..., :, None, :]
+    columns = right[..., None, :, :]
     terms = [] if left.delta is None else [call.delta(rows, shape)]
     terms += [] if right.delta is None else [-call.delta(columns, shape)]
     gap = Ends(rows.start - columns.start, rows.end - columns.end, total(terms, shape))

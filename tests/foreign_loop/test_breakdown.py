@@ -19,7 +19,7 @@ from ntkexp.foreign_loop.again import LoopAgain, trained_again
 from ntkexp.foreign_loop.effects import loss_of as known_loss
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.followed_training import FollowedTraining
-from ntkexp.foreign_loop.loop_ledger import loop_without, outputs_at
+from ntkexp.foreign_loop.loop_breakdown import loop_without, outputs_at
 from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace
 from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.mistake import Mistake
@@ -132,18 +132,18 @@ def test_without_the_correction_shares_would_not_add_up(tmp_path: Path, monkeypa
 
 def scaled(patch: pytest.MonkeyPatch) -> None:
     """What examples did in a batch is a little too much."""
-    right = between.parts
-    patch.setattr(between, "parts", lambda *of: (1 + 1e-9) * right(*of))
+    right = between.row_shares
+    patch.setattr(between, "row_shares", lambda *of: (1 + 1e-9) * right(*of))
 
 
 def skipped(patch: pytest.MonkeyPatch) -> None:
     """A step in the middle is not gone back over."""
-    right = TrainingPair.take
+    right = TrainingPair.step_back
 
-    def take(pair: TrainingPair, index: int, adjoint: StateAdjoint, shares: Tensor, magnitude: Tensor) -> Tensor:
+    def step_back(pair: TrainingPair, index: int, adjoint: StateAdjoint, shares: Tensor, magnitude: Tensor) -> Tensor:
         return shares.new_zeros(len(shares)) if index == 4 else right(pair, index, adjoint, shares, magnitude)
 
-    patch.setattr(TrainingPair, "take", take)
+    patch.setattr(TrainingPair, "step_back", step_back)
 
 
 def flat(patch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_a_schedule_that_looks_at_the_loss_is_refused(tmp_path: Path) -> None:
 NET = """
 from pathlib import Path
 from tests.foreign_loop import loops
-from tests.foreign_loop.test_ledger import again
+from tests.foreign_loop.test_breakdown import again
 
 
 def train():
@@ -230,7 +230,7 @@ def test_another_loop_is_refused(tmp_path: Path) -> None:
     again(loops.sgd, loops.plain, tmp_path / "run")
     with pytest.raises(Mistake, match="let it carry out the one that was followed"):
         refused_by(lambda: None, tmp_path / "run")
-    with pytest.raises(Mistake, match="it was another step, of other parameters or calls"):
+    with pytest.raises(Mistake, match="the step has other parameters or calls"):
         refused_by(partial(again, loops.sgd, loops.accumulated, tmp_path / "run"), tmp_path / "run")
     assert len(again(loops.sgd, loops.plain, tmp_path / "run").steps) == loops.STEPS  # its folder is as it was
 

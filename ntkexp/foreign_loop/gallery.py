@@ -1,0 +1,140 @@
+"""Examples and queries as a person looks at them: one tensor of each, and its text if it consists
+of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ntkexp.foreign_loop.call import ModelCall
+from ntkexp.foreign_loop.equal_inputs import RepeatedInputs
+from ntkexp.kernel.record.tape import tensors
+from ntkexp.report.examples import Example, named_example
+from ntkexp.report.top_examples import top_examples_of
+from ntkexp.shapes import Inputs
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Token numbers ↦ their text."""
+
+MAX_SHOWN_BYTES = 500e6  # of examples that are copied to be shown
+PREFERRED = ("input_ids", "pixel_values")  # inputs of Hugging Face's models to show first
+FILLER = -1  # fills short texts up to the longest one
+
+
+@dataclass
+class Gallery:
+    """One row of each example by name, or no rows if they take too much memory."""
+
+    rows: dict[str, NDArray[Any]] = field(default_factory=dict)
+    room: float = MAX_SHOWN_BYTES
+    repeated: RepeatedInputs = field(default_factory=RepeatedInputs)
+
+    def add(self, call: ModelCall) -> None:
+        """Add the new examples of a call."""
+        self.repeated.add(call)
+        for name, row in zip(call.names, shown(call.inputs), strict=True):
+            if name not in self.rows and self.room > 0:
+                self.rows[name] = row
+                self.room -= row.nbytes
+
+    def of(self, names: Sequence[str]) -> NDArray[Any]:
+        """Return the rows of some examples, or empty rows if not all fit into memory."""
+        rows = [self.rows[name] for name in names if name in self.rows]
+        if len(rows) < len(names) or self.room <= 0:
+            return np.zeros((len(names), 0))
+        return stacked(rows)
+
+
+def shown(inputs: Inputs) -> NDArray[Any]:
+    """Return the tensor to show, with one row for each example.
+
+    >>> shown({"mask": torch.ones(1, 2), "input_ids": torch.tensor([[4, 7]])})
+    array([[4, 7]])
+    """
+    tensor: object = tensors(inputs)[0]
+    if isinstance(inputs, Mapping):
+        preferred = [inputs[key] for key in PREFERRED if isinstance(inputs.get(key), Tensor)]
+        tensor = [*preferred, tensor][0]
+    assert isinstance(tensor, Tensor)
+    values = tensor.detach().cpu()
+    if values.dtype == torch.bfloat16:  # NumPy has none
+        values = values.double()
+    return np.asarray(values.numpy())
+
+
+def stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Stack rows. Texts of several lengths are filled up with −1.
+
+    >>> stacked([np.array([5, 6]), np.array([7])])
+    array([[ 5,  6],
+           [ 7, -1]])
+    """
+    if len({row.shape for row in rows}) == 1:
+        return np.stack(rows)
+    if any(row.ndim != 1 for row in rows):
+        return np.zeros((len(rows), 0))
+    longest = max(len(row) for row in rows)
+    return np.stack([np.pad(row, (0, longest - len(row)), constant_values=FILLER) for row in rows])
+
+
+def texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
+    """Return the text of rows of tokens."""
+    return np.array([text_of(row, decode) for row in rows], dtype=str)
+
+
+def text_of(row: NDArray[Any], decode: Decode) -> str:
+    return decode([int(token) for token in row if token >= 0])
+
+
+def token_texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
+    """Return the text of each single token, and empty texts for fillers.
+
+    >>> alphabet = lambda tokens: "".join("ab"[token] for token in tokens)
+    >>> token_texts(np.array([[1, 0], [1, -1]]), alphabet).tolist()
+    [['b', 'a'], ['b', '']]
+    """
+    text_of_token = {int(token): decode([int(token)]) for token in np.unique(rows) if token >= 0}
+    return np.array(
+        [[text_of_token.get(int(token), "") for token in row] for row in rows], dtype=str
+    )
+
+
+@dataclass(frozen=True)
+class ShownExamples:
+    """The queries and examples that a notebook shows, by axis and place."""
+
+    known: Mapping[tuple[str, int], Example]
+
+    @classmethod
+    def of(
+        cls, attribution: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None
+    ) -> ShownExamples:
+        """Copy the first queries, and the examples with their largest contributions."""
+
+        def named(place: int, name: str, row: NDArray[Any]) -> Example:
+            text = None if decode is None else str(texts(row[None], decode)[0])
+            return named_example(place, name, row.copy(), text)
+
+        points = shown(queries)
+        names = attribution["example"].to_numpy().tolist()
+        known: dict[tuple[str, int], Example] = {}
+        for top in top_examples_of(attribution):
+            query = named(top.point, f"query {top.point}", points[top.point])
+            known["probe", top.point] = query
+            for place in top.places:
+                name = names[place]
+                if name in gallery.rows:
+                    known["example", place] = named(place, name, gallery.rows[name])
+        return cls(known)
+
+    def __call__(self, axis: str, place: int) -> Example | None:
+        return self.known.get((axis, place))

@@ -1,0 +1,117 @@
+"""The breakdown of a removal: run a followed loop again without some examples, and divide the
+change among all examples.
+
+The first training is the followed one, from its folder. The second is followed and proved as well,
+and its steps are stored until the change is divided. Module and loss are those that the loop gives
+to `follow`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ntkexp.effects.plan import IN_CACHE
+from ntkexp.effects.sweep import MEANS, MeanName
+from ntkexp.effects.trajectory import FlatWeights
+from ntkexp.foreign_loop.again import Again, LoopAgain, trained_again
+from ntkexp.foreign_loop.effects import loss_of
+from ntkexp.foreign_loop.followed_training import FollowedTraining
+from ntkexp.foreign_loop.store.files import TraceFolder
+from ntkexp.foreign_loop.trace import Trace, example_names_in, load_trace
+from ntkexp.foreign_loop.user_loss import Weighing
+from ntkexp.kernel.record.tape import part
+from ntkexp.model.functional import copied
+from ntkexp.progress import AbstractProgress
+from ntkexp.records.contributions import FOLDER, Removal
+from ntkexp.removal.between import Pair, TrainingPair
+from ntkexp.removal.retraining import OutputsAt, removal_of, split_change
+
+MAX_ADJOINT_NUMBERS = 2**28 // 12  # in one sweep, with a dozen arrays of their size in memory
+
+
+def loop_without(
+    files: TraceFolder,
+    again: Again,
+    mean: MeanName,
+    group: Sequence[int],
+    points: Sequence[int],
+    progress: AbstractProgress,
+) -> Removal:
+    """Return the change at some queries without the examples at these places, and its breakdown."""
+    place = files.folder.path / FOLDER
+    place.mkdir(exist_ok=True)
+    try:
+        with TemporaryDirectory(dir=place, prefix="again-") as folder:
+            progress.say(f"carrying the loop out again without {len(group)} of its examples")
+            second_place = Path(folder) / "trace"
+            pair, first = trained_twice(files, again, Weighing(mean=mean), group, second_place)
+
+            # as many queries in one sweep as their adjoints fit into memory
+            flat = pair.first.flat
+            queries = [partial(outputs_at, first, flat, point) for point in points]
+            outs = len(queries[0](pair.first.end))
+            chunk = max(1, MAX_ADJOINT_NUMBERS // (outs * flat.size))
+            outputs = [
+                OutputsAt(queries[start : start + chunk]) for start in range(0, len(queries), chunk)
+            ]
+            change = split_change(pair, outputs, progress).closed()
+    finally:
+        progress.stop()
+    # the followed loop is the first training, so nothing was repeated
+    return removal_of(change, group, points, range(outs), repeated=0.0)
+
+
+def outputs_at(
+    trace: Trace, flat: FlatWeights, point: int, weights: Float[Tensor, " weight"]
+) -> Float[Tensor, " out"]:
+    """Return the outputs at one query. A measure is evaluated at all queries together."""
+    if trace.measured is not None:
+        return trace.function(flat.weights(weights), trace.queries)[point]
+    query = part(trace.queries, slice(point, point + 1))
+    return trace.function(flat.weights(weights), query).reshape(-1)
+
+
+def trained_twice(
+    files: TraceFolder, again: Again, weighing: Weighing, group: Sequence[int], place: Path
+) -> tuple[TrainingPair, Trace]:
+    """Return the followed training and the one without the examples, whose module is used for both."""
+    names = example_names_in(files)
+    without = replace(weighing, weights={names[index]: 0.0 for index in group})
+    second = trained_again(again, without, place)
+    rules = [known.rule for known in second.steps.known]
+    first = load_trace(files, copied(second.module), second.measure, rules)
+    first.refuse_outside()
+    first.refuse_coupled()
+    LoopAgain(again, first, weighing.mean).refuse_other(second)
+
+    loss = loss_of(second)
+    first_training = FollowedTraining(
+        steps=first.steps,
+        called=first.called,
+        loss=loss,
+        names=first.examples,
+        weighing=weighing,
+    )
+    second_training = FollowedTraining(
+        steps=second.steps,
+        called=second.called,
+        loss=loss,
+        names=first.examples,
+        weighing=without,
+    )
+    end = first_training.end
+    pair = TrainingPair(
+        first=first_training,
+        second=second_training,
+        weights=Pair(weighing.left(names).to(end), without.left(names).to(end)),
+        mean=MEANS[weighing.mean],
+        together=max(1, IN_CACHE // first_training.flat.size),
+    )
+    return pair, first
