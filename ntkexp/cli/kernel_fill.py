@@ -142,11 +142,11 @@ class Filling:
     @property
     def here(self) -> bool:
         """True if this process computes: on a device, which one process fills, or if there is little work."""
-        from ntkexp.kernel_file.fill import LONG
+        from ntkexp.kernel_file.fill import LITTLE_WORK_SECONDS
 
         if not self.engine.near or self.kernel.concurrent:
             return self.engine.near
-        little = self.engine.workers == 1 or self.estimate.seconds < LONG
+        little = self.engine.workers == 1 or self.estimate.seconds < LITTLE_WORK_SECONDS
         return self.workers in {None, 1} and (little or self.kernel.experiment.device != "cpu")
 
     @property

@@ -399,8 +399,8 @@ def split_tiles(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Seq
 # tile
 
 
-LONG = 10.0
-"""Print no estimate below this many core seconds."""
+LITTLE_WORK_SECONDS = 10.0
+"""Less work than this many core seconds is not worth starting other processes."""
 MIN_TIMED_SECONDS = 0.5
 """A measurement must take this long."""
 MAX_TIMED_POINTS = 32
@@ -456,7 +456,7 @@ def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLef
     left = begun.unmarked(layout.tiling.todo) if begun else layout.tiling.todo
     pairs = sum(layout.tiling.pairs(*tile) for tile in left)
     seconds_per_pair = kernel.seconds
-    if seconds_per_pair * pairs >= LONG / 10:
+    if seconds_per_pair * pairs >= LITTLE_WORK_SECONDS / 10:
         seconds_per_pair = max(seconds_per_pair, time_pair(kernel))
     return WorkLeft(len(left), pairs, pairs * seconds_per_pair, layout.bytes)
 

@@ -240,7 +240,7 @@ def test_a_job_that_has_no_time_for_a_tile_is_refused(
 ) -> None:
     path = tmp_path / "k.zarr"
     monkeypatch.setattr(fill, "time_pair", lambda kernel: 10.0)
-    monkeypatch.setattr(fill, "LONG", 0.0)
+    monkeypatch.setattr(fill, "LITTLE_WORK_SECONDS", 0.0)
     ended = command("kernel", "limit", *SMALL, f"--out={path}", "--engine=slurm:cluster=local", "--quiet")
     check(ended, "a job ends after time=60 minutes, and nothing is kept before")  # 32 · 32 pairs are 2.8 h
     assert open_matrix(path).done.sum() == 0
@@ -248,7 +248,7 @@ def test_a_job_that_has_no_time_for_a_tile_is_refused(
 
 def test_a_dry_run_counts_every_pair_once(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fill, "time_pair", lambda kernel: 1.0)
-    monkeypatch.setattr(fill, "LONG", 0.0)
+    monkeypatch.setattr(fill, "LITTLE_WORK_SECONDS", 0.0)
     asked = ("kernel", "limit", *SMALL, f"--out={tmp_path / 'k.zarr'}", "--workers=2", "--dry-run")
     pairs = 32 * 33 // 2 + 28 * 32 + 28 * 29 // 2  # those on the diagonal once
     assert json.loads(command(*asked, "--json").out)["seconds"] == pairs
@@ -260,7 +260,7 @@ def test_a_dry_run_counts_every_pair_once(command: Command, tmp_path: Path, monk
 def test_what_is_timed_is_not_remarked_on(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("kernel", "tangent", *SMALL, "kernel.sketch=500", "--workers=1")
     (remark,) = command(*asked, f"--out={tmp_path / 'k.zarr'}").err.splitlines()[-1:]
-    monkeypatch.setattr(fill, "LONG", 0.0)
+    monkeypatch.setattr(fill, "LITTLE_WORK_SECONDS", 0.0)
     ended = command(*asked, f"--out={tmp_path / 'timed.zarr'}")
     assert ended.err.splitlines()[-1] == remark
     assert ended.err.count(remark) == 1
