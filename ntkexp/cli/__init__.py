@@ -1,1 +1,3 @@
-"""The command line. Heavy modules are imported only when a command needs them: `ntkexp --help` imports no torch."""
+"""The command line. Heavy modules are imported only when a command needs them: `ntkexp --help`
+imports no torch.
+"""

@@ -168,7 +168,8 @@ def judged(
 ) -> Iterator[ClaimRecord | None]:
     """Yield the record of each claim, or None if one of several cannot be judged.
 
-    All claims are read before the first is run. Each is registered before its run, and every look at it is recorded.
+    All claims are read before the first is run. Each is registered before its run, and every look
+    at it is recorded.
     """
     from ntkexp.claim.conduct import circumstances, look_as_planned, plan_claim, register_claim
     from ntkexp.claim.read import claim_names, read_claim
@@ -304,7 +305,9 @@ def line(record: ClaimRecord) -> str:
 
 
 def notes(records: Sequence[ClaimRecord]) -> str:
-    """Return a line for each look without a clear verdict: the obstacle, and what would probably settle it."""
+    """Return a line for each look without a clear verdict: the obstacle, and what would probably
+    settle it.
+    """
     from ntkexp.report.claims import outlook
 
     lines = []

@@ -1,4 +1,6 @@
-"""`ntkexp kernel ensemble`: compare many networks on a one-dimensional problem with their two Gaussian processes."""
+"""`ntkexp kernel ensemble`: compare many networks on a one-dimensional problem with their two
+Gaussian processes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def ensemble(
     *,
     common: CommonOptions,
 ) -> None:
-    """Train many networks on a one-dimensional problem, and compare them with their Gaussian processes."""
+    """Train many networks on a one-dimensional problem, and compare them with their Gaussian
+    processes.
+    """
     experiment = common.compose([*USUAL, *(overrides or [])])
     folder = ensure_writable(out.expanduser())
     from ntkexp.ensemble import comparisons, problem
@@ -130,7 +134,9 @@ LEARNS = {"all layers": "where all layers learn", "readout": "where the readout 
 
 
 def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
-    """Return the result in words: for each kind of networks, the processes that it may be drawn from."""
+    """Return the result in words: for each kind of networks, the processes that it may be drawn
+    from.
+    """
     kinds = dict.fromkeys(row.networks for row in table)
     each = [
         f"{LEARNS[kind]}, they {stand([row for row in table if row.networks == kind])}"

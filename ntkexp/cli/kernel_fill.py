@@ -141,7 +141,9 @@ class Filling:
 
     @property
     def here(self) -> bool:
-        """True if this process computes: on a device, which one process fills, or if there is little work."""
+        """True if this process computes: on a device, which one process fills, or if there is
+        little work.
+        """
         from ntkexp.kernel_file.fill import LITTLE_WORK_SECONDS
 
         if not self.engine.near or self.kernel.concurrent:

@@ -1,4 +1,6 @@
-"""`ntkexp kernel predict` and `study`: predict targets from one kernel file, or compare several kernels in a table."""
+"""`ntkexp kernel predict` and `study`: predict targets from one kernel file, or compare several
+kernels in a table.
+"""
 
 from __future__ import annotations
 
@@ -159,7 +161,9 @@ def number(option: str, text: str, allowed: str) -> float:
 def outputs(
     entries: Entries, answers: Sequence[Answer]
 ) -> tuple[list[str], Iterable[Sequence[object]]]:
-    """Return the header and the rows of the predictions, with a row for each kernel, training and point."""
+    """Return the header and the rows of the predictions, with a row for each kernel, training and
+    point.
+    """
     columns = entries.targets.shape[1]
     names = [f"{what}_{k}" for what in ("target", "output") for k in range(columns)]
     header = ["kernel", "when", "ridge", "split", "index", "label", *names, "deviation"]

@@ -1,5 +1,5 @@
-"""The entry point: the program is assembled from its commands, and every error becomes one line on stderr and an exit
-status.
+"""The entry point: the program is assembled from its commands, and every error becomes one line on
+stderr and an exit status.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ app = assemble()
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 MIN_OPEN_FILES = 64
-"""The smallest usable limit of open files. A run has about 15 open, and a sweep a few more for each worker."""
+"""The smallest usable limit of open files. A run has about 15 open, and a sweep a few more for each
+worker.
+"""
 
 
 STDOUT = "stdout"
@@ -121,7 +123,8 @@ def settle() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ[SAFE_PATH] = "1"  # child processes import no files of the working folder
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    # Open closed streams, or a file would get their number. Escape characters that the terminal lacks.
+    # Open closed streams, or a file would get their number. Escape characters that the terminal
+    # lacks.
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(opened)
@@ -164,7 +167,8 @@ def refuse_unfit(arguments: Sequence[str]) -> None:
             raise Mistake(
                 f"{name}: this name is not UTF-8, and results are; give the file or folder another name"
             )
-    # libraries of linear algebra start a thread for every core; check that the system allows so many
+    # libraries of linear algebra start a thread for every core; check that the system allows so
+    # many
     count = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     enough = threading.Event()
     started = [
@@ -192,7 +196,8 @@ def is_utf8(name: str) -> bool:
 
 
 def refuse_thread_counts(environment: Mapping[str, str]) -> None:
-    """Raise for invalid numbers of threads. OpenMP also takes a list, with one number for each level.
+    """Raise for invalid numbers of threads. OpenMP also takes a list, with one number for each
+    level.
 
     >>> refuse_thread_counts({"OMP_NUM_THREADS": "four"})
     Traceback (most recent call last):
@@ -215,8 +220,8 @@ def refuse_thread_counts(environment: Mapping[str, str]) -> None:
 #     130  interrupted, by Ctrl-C or SIGTERM
 
 
-# The base class of Typer's usage errors (an unknown option, a missing argument). It has no public name, as recent
-# versions of Typer contain a copy of click.
+# The base class of Typer's usage errors (an unknown option, a missing argument). It has no public
+# name, as recent versions of Typer contain a copy of click.
 UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError"
 )
@@ -255,7 +260,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def execute(arguments: list[str]) -> None:
-    """Invoke a command. Typer's `main`, which would swallow closed pipes and interrupts, only answers shells."""
+    """Invoke a command. Typer's `main`, which would swallow closed pipes and interrupts, only
+    answers shells.
+    """
     command = typer.main.get_command(app)
     if "_NTKEXP_COMPLETE" in os.environ:
         command(arguments, prog_name="ntkexp")

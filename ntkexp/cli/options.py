@@ -1,6 +1,8 @@
-"""Arguments and options that several commands share, and the advice that follows an interrupt, a mistake or a result.
+"""Arguments and options that several commands share, and the advice that follows an interrupt, a
+mistake or a result.
 
-A mistake names the options of the command line in place of Python arguments, and an option that solves the problem.
+A mistake names the options of the command line in place of Python arguments, and an option that
+solves the problem.
 
 >>> with_advice(WrongArgument("memory_gb=0: it takes a number > 0", "memory_gb"))
 '--memory-gb=0: it takes a number > 0'
@@ -211,7 +213,9 @@ Engine: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """The options of every command that composes experiments. A command takes them as one argument (see `spread`)."""
+    """The options of every command that composes experiments. A command takes them as one argument
+    (see `spread`).
+    """
 
     quiet: Quiet = False
     as_json: AsJson = False
@@ -224,7 +228,8 @@ class CommonOptions:
 
     def compose(self, overrides: Sequence[str] | None) -> Experiment:
         """Return the experiment that the words of a command describe. This imports torch."""
-        # Libraries of linear algebra read the number of threads when torch is imported, before validation.
+        # Libraries of linear algebra read the number of threads when torch is imported, before
+        # validation.
         words = [text.lstrip("+") for text in overrides or []]
         counts = [word.removeprefix("threads=") for word in words if word.startswith("threads=")]
         if counts and is_thread_count(counts[-1]):
@@ -324,7 +329,9 @@ def interruptible(advice: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def polite_kill() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C inside the block. In a notebook the process belongs to somebody else."""
+    """Treat SIGTERM like Ctrl-C inside the block. In a notebook the process belongs to somebody
+    else.
+    """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -346,7 +353,9 @@ AGAIN = "; --force computes it again"
 
 
 def with_advice(mistake: Mistake) -> str:
-    """Return the message of a mistake, with options of the command line in place of Python arguments."""
+    """Return the message of a mistake, with options of the command line in place of Python
+    arguments.
+    """
     text = str(mistake)
     for argument in mistake.arguments if isinstance(mistake, WrongArgument) else ():
         text = re.sub(rf"\b{argument}=", f"--{argument.replace('_', '-')}=", text)
@@ -372,7 +381,9 @@ def write_out(text: str) -> None:
 def options(
     out: Path = OUTPUTS, trust: Sequence[str] = (), config_dir: Path | None = None
 ) -> list[str]:
-    """Return the options that a repeated command needs for the same meaning and the same place of results."""
+    """Return the options that a repeated command needs for the same meaning and the same place of
+    results.
+    """
     words = [] if out == OUTPUTS else [f"--out={out}"]
     words += [f"--trust={entry}" for entry in trust]
     if config_dir:

@@ -1,4 +1,6 @@
-"""`ntkexp train`, `resume` and `config`: run an experiment, continue it from its checkpoint, or show it."""
+"""`ntkexp train`, `resume` and `config`: run an experiment, continue it from its checkpoint, or
+show it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`ntkexp validate`: compare scores of training examples with trainings that leave some examples out."""
+"""`ntkexp validate`: compare scores of training examples with trainings that leave some examples
+out.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Build components from plain data, from the leaves up. `_target_` names a class; pydantic validates its fields.
+"""Build components from plain data, from the leaves up. `_target_` names a class; pydantic
+validates its fields.
 
-`_target_: ntkexp.model.MLP` names a class that must be a component of the right kind. A component of this package is
-named by its package, which imports only the file of that class. Others are named `package.module.Class`. Importing runs
-code, so a foreign package, or a file my_net.py, must be trusted first.
+`_target_: ntkexp.model.MLP` names a class that must be a component of the right kind. A component
+of this package is named by its package, which imports only the file of that class. Others are named
+`package.module.Class`. Importing runs code, so a foreign package, or a file my_net.py, must be
+trusted first.
 
 >>> from ntkexp.loss import AbstractLoss
 >>> component_class("ntkexp.loss.Squared", AbstractLoss, "loss")
@@ -125,7 +127,9 @@ def example_path(base: type[Component]) -> str:
 
 
 def admit(entries: Sequence[str]) -> tuple[str, ...]:
-    """Import the files that the user trusts, and find the packages. Return their names as in a `_target_`."""
+    """Import the files that the user trusts, and find the packages. Return their names as in a
+    `_target_`.
+    """
     return tuple(
         admit_file(Path(entry)) if entry.endswith(".py") else admit_package(entry)
         for entry in entries
@@ -207,7 +211,9 @@ def build(fields: Mapping[str, Any], trusted: tuple[str, ...] = ()) -> Experimen
 
 @dataclass(frozen=True)
 class Builder:
-    """A builder of components from this package and from trusted code. In a list, an option's name means its file."""
+    """A builder of components from this package and from trusted code. In a list, an option's name
+    means its file.
+    """
 
     trusted: tuple[str, ...] = ()
     choices: Choices = dataclasses_field(default_factory=lambda: Choices(config_folders(None)))

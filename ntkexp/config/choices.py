@@ -1,6 +1,7 @@
 """Groups (folders), their options (YAML files) and the keys of each option.
 
-Completion and error messages use this module, which needs neither Hydra nor the classes of components.
+Completion and error messages use this module, which needs neither Hydra nor the classes of
+components.
 
 >>> choices = Choices(config_folders(None))
 >>> choices.options("init"), choices.keys("optimizer", "sgd")["optimizer.batch"]
@@ -25,7 +26,9 @@ LAYOUT = "it takes a folder of YAML files laid out like configs/, such as DIR/mo
 
 
 def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
-    """Return the folders to search: the user's before the package's. The first folder with a file wins."""
+    """Return the folders to search: the user's before the package's. The first folder with a file
+    wins.
+    """
     if config_dir is None:
         return (shipped(),)
     folder = config_dir.expanduser()
@@ -63,7 +66,9 @@ NO_CHOICES = frozenset({"claim", "study", "sweep"})
 
 @dataclass(frozen=True)
 class Choices:
-    """The options in some folders. A file in an earlier folder hides files of the same name in later ones."""
+    """The options in some folders. A file in an earlier folder hides files of the same name in
+    later ones.
+    """
 
     folders: tuple[Path, ...]
 
@@ -173,8 +178,8 @@ def key_lines(file: Path) -> Iterator[str]:
             yield line
 
 
-# --- Shell completion: groups and keys, then their options and values. It reads YAML and imports no component, to be
-# fast.
+# --- Shell completion: groups and keys, then their options and values. It reads YAML and imports no
+# component, to be fast.
 
 
 def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[str]:
@@ -214,7 +219,8 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
 def rejoin_lists(words: Sequence[str]) -> list[str]:
     """Return the typed words, and last the part of the unfinished word up to '='.
 
-    bash splits words at '=' and passes the parts; other shells pass whole words. bash drops the '=' of `model=`.
+    bash splits words at '=' and passes the parts; other shells pass whole words. bash drops the '='
+    of `model=`.
 
     >>> rejoin_lists(["data", "=", "table", "model", "="]), rejoin_lists(["data=table"]), rejoin_lists(["model"])
     (['data=table', 'model='], ['data=table', ''], ['model='])

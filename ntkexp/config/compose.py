@@ -160,15 +160,17 @@ def single_value(override: Override, field: FieldInfo) -> str:
 
 # --- 2. Hydra merges the files of the chosen options into one tree.
 #
-# A plugin puts the user's folder before the package's in the search path. A `hydra.searchpath` override would put it
-# after the package's, and Hydra's listings would omit it.
+# A plugin puts the user's folder before the package's in the search path. A `hydra.searchpath`
+# override would put it after the package's, and Hydra's listings would omit it.
 
 
 user_folders: ContextVar[tuple[str, ...]] = ContextVar("user_folders", default=())
 
 
 class UserFolders(SearchPathPlugin):
-    """A plugin that searches the user's folders first. Hydra passes no arguments, so a context variable holds them."""
+    """A plugin that searches the user's folders first. Hydra passes no arguments, so a context
+    variable holds them.
+    """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for folder in reversed(user_folders.get()):
@@ -176,7 +178,9 @@ class UserFolders(SearchPathPlugin):
 
 
 def plugins() -> Plugins:
-    """Load only Hydra's own plugins. By default Hydra runs every module in any folder `hydra_plugins` on the path."""
+    """Load only Hydra's own plugins. By default Hydra runs every module in any folder
+    `hydra_plugins` on the path.
+    """
     before = sys.modules.get("hydra_plugins")
     sys.modules["hydra_plugins"] = None  # type: ignore[assignment]  # blocks the import
     try:
@@ -223,7 +227,8 @@ def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, d
 def refuse_unreadable_files(picked: Mapping[str, str], choices: Choices) -> None:
     """Raise if a file of these options cannot be read, or has settings of Hydra.
 
-    Hydra's search path could name packages, which Hydra imports. Errors of `read_yaml` are plainer than Hydra's.
+    Hydra's search path could name packages, which Hydra imports. Errors of `read_yaml` are plainer
+    than Hydra's.
     """
     files = [choices.root()]
     files += [choices.file(group, option) for group, option in picked.items()]
@@ -288,7 +293,9 @@ def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Composer:
-    """A composer of many experiments. It merges each selection of options once, as that takes most of the time."""
+    """A composer of many experiments. It merges each selection of options once, as that takes most
+    of the time.
+    """
 
     builder: Builder
     assembled: dict[tuple[tuple[str, str], ...], tuple[DictConfig, dict[str, str]]] = field(

@@ -1,5 +1,5 @@
-"""The values that a component's fields accept, in words; one-line reports of pydantic's errors; and the names that
-other libraries use for keys and options.
+"""The values that a component's fields accept, in words; one-line reports of pydantic's errors; and
+the names that other libraries use for keys and options.
 
 >>> from pydantic import PositiveInt
 >>> allowed(PositiveInt | None)
@@ -57,7 +57,9 @@ def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
 
 
 def list_length(parts: tuple[Any, ...], limits: Iterable[object]) -> str:
-    """Return a phrase for the length of a list whose items have these types, or nothing if any length is allowed."""
+    """Return a phrase for the length of a list whose items have these types, or nothing if any
+    length is allowed.
+    """
     if len(parts) > 1 and ... not in parts:
         return f" of {len(parts)}"
     least = [limit.min_length for limit in flat(limits) if isinstance(limit, MinLen)]
@@ -133,7 +135,8 @@ def is_list(kind: Any) -> bool:
     return origin in {Union, UnionType, Annotated} and any(is_list(part) for part in get_args(kind))
 
 
-# --- One line for pydantic's first error: the key, the value, the accepted values, the nearest spelling.
+# --- One line for pydantic's first error: the key, the value, the accepted values, the nearest
+# spelling.
 
 
 def refusal(

@@ -1,6 +1,8 @@
-"""Read YAML as plain data (mappings, lists, texts, numbers), limit its size, and write plain data as YAML.
+"""Read YAML as plain data (mappings, lists, texts, numbers), limit its size, and write plain data
+as YAML.
 
-Everything else in a text is a YAML error with its line. A date stays a text, as in Hydra, which reads the same files.
+Everything else in a text is a YAML error with its line. A date stays a text, as in Hydra, which
+reads the same files.
 
 >>> parsed("a: [1, 2020-13-45]")
 {'a': [1, '2020-13-45']}
@@ -97,7 +99,9 @@ def parsed(text: str) -> Any:
 
 
 def refuse_large_expansion(root: yaml.Node) -> None:
-    """Raise if a document with all copies of its anchors is too large. Nested anchors grow exponentially."""
+    """Raise if a document with all copies of its anchors is too large. Nested anchors grow
+    exponentially.
+    """
     waiting = [(root, 1, root.start_mark)]
     entries = 0
     while waiting:
@@ -152,7 +156,9 @@ def refuse_reference_growth(tree: Mapping[str, Any]) -> None:
 def entries_with_text(
     tree: Mapping[str, Any], text: Place, texts: Sequence[Place], entries: int
 ) -> int:
-    """Add the entries that the references of a text copy to a count. `texts` are all texts with references."""
+    """Add the entries that the references of a text copy to a count. `texts` are all texts with
+    references.
+    """
     waiting: list[tuple[tuple[Place, ...], Place]] = [((), text)]  # texts on the way, and a place
     while waiting:
         chain, place = waiting.pop()
@@ -196,7 +202,9 @@ def reference_targets(
 
 
 def reference_target(tree: Mapping[str, Any], place: Place, key: str) -> Place | None:
-    """Return the place of a key, or of the first reference on the way. Leading dots are steps up from `place`."""
+    """Return the place of a key, or of the first reference on the way. Leading dots are steps up
+    from `place`.
+    """
     steps_up = len(key) - len(key.lstrip("."))
     target = place[: len(place) - steps_up] if steps_up else ()
     for part in re.findall(r"[^.\[\]]+", key):
@@ -266,7 +274,9 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1000)
 def parse_cached(text: str) -> Any:
-    """Return the data of a text, parsed once: a list of all choices reads the same few files many times."""
+    """Return the data of a text, parsed once: a list of all choices reads the same few files many
+    times.
+    """
     return parsed(text)
 
 

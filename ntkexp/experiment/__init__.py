@@ -1,5 +1,5 @@
-"""An experiment as a value, its identity, and its data and network. In reading order: `experiment`, `identity`,
-`problem`.
+"""An experiment as a value, its identity, and its data and network. In reading order: `experiment`,
+`identity`, `problem`.
 """
 
 from typing import TYPE_CHECKING

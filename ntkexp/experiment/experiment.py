@@ -30,7 +30,9 @@ from ntkexp.schedule import AbstractSchedule
 
 
 class Experiment(Component):
-    """All settings of a run: those that decide its results, and its circumstances (`records.folder`)."""
+    """All settings of a run: those that decide its results, and its circumstances
+    (`records.folder`).
+    """
 
     data: AbstractSource
     model: AbstractArchitecture
@@ -60,7 +62,9 @@ class Experiment(Component):
     @field_validator("device")
     @classmethod
     def refuse_other_device(cls, name: str) -> str:
-        """Raise for names that torch does not know. The device itself is looked for when a run begins."""
+        """Raise for names that torch does not know. The device itself is looked for when a run
+        begins.
+        """
         with suppress(RuntimeError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecated names
             device = torch.device(name)
@@ -139,7 +143,8 @@ class Experiment(Component):
         """Refuse effects that neither a derivative nor trainings without an example can give."""
         _ = self.integration  # raises for its own contradictions
 
-        # an effect is a derivative through steps whose rule is known, or comes from trainings where these are few
+        # an effect is a derivative through steps whose rule is known, or comes from trainings where
+        # these are few
         given = f"path.effects={str(self.path.effects).lower()}"
         if self.path.effects and self.optimizer.flows:
             raise Mistake(
@@ -161,10 +166,11 @@ GPU_MEMORY_SHARE = 0.8  # of a GPU's memory; torch and fragments of its allocato
 
 
 def memory_limit(device: str) -> float:
-    """Return the default memory limit of a device in GB. An absent or unknown device counts as the host.
+    """Return the default memory limit of a device in GB. An absent or unknown device counts as the
+    host.
 
-    It depends on the total memory of a GPU. Its free memory differs from run to run, and would change the
-    blocks of points, and with them the rounding.
+    It depends on the total memory of a GPU. Its free memory differs from run to run, and would
+    change the blocks of points, and with them the rounding.
     """
     kind = torch.device(device)
     if kind.type == "cpu" or not (module := torch.get_device_module(kind)).is_available():

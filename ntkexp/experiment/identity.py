@@ -1,4 +1,5 @@
-"""The identity of an experiment. Commands that compute the same results share it, and so share a run folder.
+"""The identity of an experiment. Commands that compute the same results share it, and so share a
+run folder.
 
 identity = sha256(canonical JSON of the validated fields without the circumstances,
                   sha256 of every file that a component reads or, outside this package, is written in,
@@ -68,7 +69,8 @@ def components(value: object) -> Iterator[Component]:
 
 
 def files_of(value: object) -> list[Path]:
-    """Return the files that the components in a value read, and the source files of components outside this package.
+    """Return the files that the components in a value read, and the source files of components
+    outside this package.
 
     Code of this package needs no digest, as `results_version` changes with it.
     """

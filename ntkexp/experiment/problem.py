@@ -1,4 +1,6 @@
-"""The data and the network of an experiment, drawn once, and the kernels of the network at infinite width."""
+"""The data and the network of an experiment, drawn once, and the kernels of the network at infinite
+width.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def draw_problem(experiment: Experiment) -> Problem:
     data = experiment.draw()
     dtype = getattr(torch, experiment.dtype)
 
-    # the points: the training examples, which every kernel needs on its right side, and the splits of the queries
+    # the points: the training examples, which every kernel needs on its right side, and the splits
+    # of the queries
     probes = experiment.path.probes
     splits = [name for name in ("train", "probe", "test") if name == "train" or name in probes]
     parts = list[Tensor]()
@@ -100,7 +103,9 @@ def phases_of_splits(data: Data, places: Mapping[str, slice]) -> dict[str, tuple
 def draw_network(
     experiment: Experiment, data: Data, outputs: int, copies: float = 1.0
 ) -> ScaledOutput:
-    """Return the module with weights drawn from the seed. Raise if memory cannot hold `copies` copies."""
+    """Return the module with weights drawn from the seed. Raise if memory cannot hold `copies`
+    copies.
+    """
     shape = tuple(data.train.inputs.shape[1:])
     weights = stream("weights", experiment.seed)
     with MemoryLimit(
@@ -113,12 +118,13 @@ def draw_network(
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()
 
 
-# --- The network of an experiment as its width goes to infinity: its kernels between the points that are read,
+# --- The network of an experiment as its width goes to infinity: its kernels between the points
+# that are read,
 #
 #     K_0 → α²Θ,    Cov f_0 → α²𝒢    (of h, where f is antisymmetric or centred: `init.base`)
 #
-# The work is counted in pairs of pixels of pairs of examples, times layers. If it is too large, or if no limit is
-# known, a `DoesNotApply` with the reason replaces the kernels.
+# The work is counted in pairs of pixels of pairs of examples, times layers. If it is too large, or
+# if no limit is known, a `DoesNotApply` with the reason replaces the kernels.
 
 
 MAX_LIMIT_WORK = 2 * 10**9  # half a minute on two cores

@@ -1,6 +1,7 @@
 """The interface of kernel machines: each predicts the trained network from matrices.
 
-A kernel machine receives the evidence of a run and no network, so it can be tested on small matrices.
+A kernel machine receives the evidence of a run and no network, so it can be tested on small
+matrices.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Repeated(NamedTuple):
 Repeat: TypeAlias = Callable[
     [Float[Tensor, "row column"], Float[Tensor, "train out"], Float[Tensor, "train out"]], Repeated
 ]
-"""Repeats training with fixed Θ(X, X) from f_0(X); decay shrinks J(X)·θ_0. It may raise `DoesNotApply`."""
+"""Repeats training with fixed Θ(X, X) from f_0(X); decay shrinks J(X)·θ_0. It may raise
+`DoesNotApply`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,9 @@ class DoesNotApply(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PathKernel:
-    """The sums over the path by one rule: 𝒦, 𝒮 and the effect of weight decay, with their `diagnostics`."""
+    """The sums over the path by one rule: 𝒦, 𝒮 and the effect of weight decay, with their
+    `diagnostics`.
+    """
 
     kernel: Float[Tensor, "read integrated kept out_"]  # with all training examples, or with none
     contributions: Float[Tensor, "read integrated train"]
@@ -147,7 +152,9 @@ class Evidence:
         return outputs if self.measured is None else self.measured(outputs)
 
     def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe explained"]:
-        """Return f_0, or its measure, plus a change. Points and outputs without an integrated path are NaN."""
+        """Return f_0, or its measure, plus a change. Points and outputs without an integrated path
+        are NaN.
+        """
         outs = list(self.integrated)
         start = self.explained(self.start)
         changed = start[self.read, outs] + change

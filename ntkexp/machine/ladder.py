@@ -6,8 +6,8 @@ floor            100 eps · size / ‖f_T − f_0‖, the error that rounding ex
 agreement        share of points with the same label: the largest output, or the sign of a single output
 r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
 
-If the path is that of a measure g, or if a kernel machine has a measure, g(f̂), g(f_T) and g(f_0) are compared, and
-there is no agreement.
+If the path is that of a measure g, or if a kernel machine has a measure, g(f̂), g(f_T) and g(f_0)
+are compared, and there is no agreement.
 """
 
 from __future__ import annotations

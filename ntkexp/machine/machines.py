@@ -1,5 +1,5 @@
-"""The kernel machines: with the path kernel, as Domingos' sum; with fixed kernels; and controls, whose kernels are
-independent of the network.
+"""The kernel machines: with the path kernel, as Domingos' sum; with fixed kernels; and controls,
+whose kernels are independent of the network.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ntkexp.on_disk import row_blocks, summed
 from ntkexp.stream import stream
 from ntkexp.text import percent, short
 
-# --- The path kernel machine of Domingos: f̂(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), coefficients that depend on the query
-# x.
+# --- The path kernel machine of Domingos: f̂(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), coefficients that
+# depend on the query x.
 #
 # With 𝒮 by secants it is the trained network, to rounding; from left ends it is the published sum.
 
@@ -69,7 +69,9 @@ def without_machine(rules: Iterable[str]) -> list[str]:
 
 
 class Secant(AbstractPathSum):
-    """The path kernel machine of Domingos, f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), by secants, which make it exact."""
+    """The path kernel machine of Domingos, f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), by secants, which make it
+    exact.
+    """
 
 
 class Gauss(AbstractPathSum):
@@ -112,8 +114,8 @@ def describe_parts(facts: Mapping[str, float]) -> str:
 class Nonlinear(AbstractMachine):
     """A kernel machine with a non-linearity, g(b(x) + Σᵢ aᵢ(x) K(x, xᵢ)), where b = f_0 + 𝒟.
 
-    It is g of the sum by the first rule, compared with g of the network. By secants it is exact, like its inner sum.
-    `path.measure` divides the change of g itself among the examples.
+    It is g of the sum by the first rule, compared with g of the network. By secants it is exact,
+    like its inner sum. `path.measure` divides the change of g itself among the examples.
     """
 
     measure: AbstractMeasure = LogProbability()
@@ -143,8 +145,9 @@ class FixedCoefficients(AbstractMachine):
 
     f̂(x) = f_0(x) + Σᵢ 𝒦(x, xᵢ) āᵢ,    āᵢ = −Σ_s η_s ℓ′ᵢ(s) / Σ_s η_s.
 
-    For an optimizer with memory, āᵢ is the least-squares fit of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the training points x:
-    Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ), example by example, by pseudo-inverse.
+    For an optimizer with memory, āᵢ is the least-squares fit of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the
+    training points x: Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ), example by example, by
+    pseudo-inverse.
     """
 
     def predict(self, evidence: Evidence) -> Prediction:
@@ -157,7 +160,9 @@ class FixedCoefficients(AbstractMachine):
 
 
 def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out"]:
-    """Return the least-squares coefficients āᵢ of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the attributed training points x."""
+    """Return the least-squares coefficients āᵢ of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the attributed
+    training points x.
+    """
     points = evidence.attributed[: evidence.train].nonzero()[:, 0]
     if not len(points):
         raise DoesNotApply("no training example is attributed: add train to path.probes")
@@ -172,7 +177,9 @@ def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out"]:
 
 
 class KernelRegression(AbstractMachine):
-    """Kernel regression with the path kernel 𝒦 on the learned change of the outputs at the training examples."""
+    """Kernel regression with the path kernel 𝒦 on the learned change of the outputs at the training
+    examples.
+    """
 
     def predict(self, evidence: Evidence) -> Prediction:
         refuse_none(evidence.path.kernel)
@@ -227,7 +234,8 @@ def regression_prediction(
 
 # --- Training with a fixed kernel Θ, in function space.
 #
-# Under ½c‖f − y‖² with weights w/c, gradient flow has the closed form (λ the eigenvalues of Θ(X, X), t the time)
+# Under ½c‖f − y‖² with weights w/c, gradient flow has the closed form (λ the eigenvalues of Θ(X,
+# X), t the time)
 #
 #     f_t(x) = f_0(x) − Θ(x, X) g(Θ(X, X)) (f_0(X) − y),    g(λ) = (1 − e^{−twλ})/λ
 #
@@ -264,8 +272,8 @@ def descent_prediction(
 class AbstractFrozen(AbstractMachine):
     """Training with a fixed kernel from the network's initial outputs.
 
-    Under a quadratic loss it is gradient flow in closed form. Under another loss, or with another optimizer, it takes
-    the same steps as the network.
+    Under a quadratic loss it is gradient flow in closed form. Under another loss, or with another
+    optimizer, it takes the same steps as the network.
     """
 
     @abstractmethod
@@ -308,10 +316,11 @@ class FrozenLimit(AbstractFrozen):
 
 
 class Linearised(AbstractMachine):
-    """The network linearised at its start, f_0(x) + J(θ_0; x)(θ − θ_0), trained with the same steps (Lee et al. 2019).
+    """The network linearised at its start, f_0(x) + J(θ_0; x)(θ − θ_0), trained with the same steps
+    (Lee et al. 2019).
 
-    In function space these are steps of gradient descent with the kernel K_0. Clipping uses the recorded factors of
-    the network.
+    In function space these are steps of gradient descent with the kernel K_0. Clipping uses the
+    recorded factors of the network.
     """
 
     def predict(self, evidence: Evidence) -> Prediction:
@@ -321,11 +330,13 @@ class Linearised(AbstractMachine):
 
 
 class NNGP(AbstractMachine):
-    """The posterior mean of the Gaussian process of an untrained network at infinite width, without noise:
+    """The posterior mean of the Gaussian process of an untrained network at infinite width, without
+    noise:
 
     f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
 
-    It describes Bayesian networks, and networks with a trained readout only, but no network that trains every layer.
+    It describes Bayesian networks, and networks with a trained readout only, but no network that
+    trains every layer.
     """
 
     needs_limit = True
@@ -350,12 +361,14 @@ class NNGP(AbstractMachine):
 #
 #     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ),
 #
-# This is exact for any kernel, which is the point of the criticism. As a regression it must predict, and a random
-# kernel predicts new points no better than chance.
+# This is exact for any kernel, which is the point of the criticism. As a regression it must
+# predict, and a random kernel predicts new points no better than chance.
 
 
 class RBFIdentity(AbstractMachine):
-    """A control with a Gaussian kernel. Any kernel is exact if its coefficients may depend on the query."""
+    """A control with a Gaussian kernel. Any kernel is exact if its coefficients may depend on the
+    query.
+    """
 
     control = True
 
@@ -460,7 +473,9 @@ def median_distance(points: Float[Tensor, "train feature"]) -> float:
 
 
 def random_kernel(evidence: Evidence) -> Float[Tensor, "probe train"]:
-    """Return a random kernel of all points with the training examples, which depends on the seed of the run."""
+    """Return a random kernel of all points with the training examples, which depends on the seed of
+    the run.
+    """
     points = len(evidence.inputs)
     factor = torch.randn(
         points, points, generator=stream("random kernel", evidence.seed), dtype=torch.float64
