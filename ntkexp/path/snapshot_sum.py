@@ -90,7 +90,7 @@ class Moments(Resumable):
         self.late_pull.zero_()
 
 
-class Interval(NamedTuple):
+class SnapshotInterval(NamedTuple):
     """The factors of the kernels K_k and K_{k+1} at the ends of an interval, and of the error of
     K_k.
     """
@@ -127,7 +127,7 @@ class Track(Resumable):
         rows: slice,
         kernel: Float[Tensor, "chosen out train out_"],
         pulled: Float[Tensor, "chosen out"],
-        interval: Interval,
+        interval: SnapshotInterval,
     ) -> None:
         """Add an interval that ends with this snapshot K_{k+1}, at some of the points."""
         change = self.add_snapshot(rows, self.latest[rows], self.pulled[rows], interval.first)
@@ -209,14 +209,14 @@ class SnapshotSum(AbstractAccumulator):
         self.taken += 1
         return tallies
 
-    def interval(self, span: float, end: int) -> Interval:
+    def interval(self, span: float, end: int) -> SnapshotInterval:
         """Return the factors of both snapshots, and those of the error."""
         first, second = self.moments.share_out(span)
         middle: Tensor | None = None
         if self.taken > 0 and self.taken % 2 == 0:
             middle = self.arriving + first.pull
         position = self.span / (self.span + span) if span else 1.0
-        return Interval(first, second, middle, position, end)
+        return SnapshotInterval(first, second, middle, position, end)
 
     def error(self, rule: str, steps: int) -> Error | None:
         if self.taken < 3:
