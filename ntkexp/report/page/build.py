@@ -528,7 +528,7 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
 
 
 def published_table(exhibit: Exhibit, anchor: str, caption: str) -> PageTable | None:
-    """Return the table of the picture, if there is one."""
+    """Return the table of the picture, or None."""
     if not exhibit.columns:
         return None
     columns = zip(exhibit.columns, zip(*exhibit.rows, strict=True), strict=False)
