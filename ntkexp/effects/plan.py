@@ -1,4 +1,4 @@
-"""What a sweep for effects takes, and how far the derivative can be believed about leaving examples out."""
+"""The memory of a sweep for effects, and caveats on the derivative as a prediction of removals."""
 
 from __future__ import annotations
 
@@ -8,98 +8,104 @@ from dataclasses import dataclass
 from ntkexp.mistake import Mistake
 from ntkexp.text import several
 
-# --- What a sweep for effects takes, and how many outputs it goes back for at once.
+# --- The memory of a sweep, and the number of outputs that it handles at once.
 
 
-BEGUN = 1  # row of an output beside its adjoints: ∂F/∂θ_T, of which the first is made
-ROWS = 4  # of an output in a pass: what is pulled, what was moved, H γ, and one on the way
-PASS = 6  # tapes of a pass: values, tangents, and gradients of both
-IN_CACHE = 2**20  # numbers in the γ of one pass: as many as a processor keeps at hand
+END_GRADIENTS = 1  # copies of ∂F/∂θ_T for each output, besides its adjoints
+PASS_VECTORS = 4  # vectors of each output in a pass: p̂, S⊙a, H γ, and one in transit
+PASS_TAPES = 6  # tapes in a pass: values, tangents, and gradients of both
+CACHED_NUMBERS = 2**20  # in all γ of one pass, so that they stay in a processor's cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """Sizes in numbers, and the bytes that are free."""
+    """The sizes of a sweep, and the free memory."""
 
     free: float  # bytes
     points: int
-    outputs: int  # of each
+    outputs: int  # of each point
     steps: int
     parameters: int
     train: int
     rows: int  # of a batch
-    adjoints: int  # of an output: of the weights, and of what the optimizer remembers
+    adjoints: int  # of each output: of the weights, and of the optimizer's memory
     tape_bytes: float  # per example
     number_bytes: int
-    taken_out: int = 0  # rows whose gradients are needed one by one
+    taken_out: int = 0  # rows whose single gradients are needed
 
     @property
     def chunk(self) -> int:
-        """How many points at once."""
-        each = self.outputs * self.per_output
-        if self.free / 2 < max(each, self.least_pass):
-            needed = (2 * max(each, self.least_pass) - self.free) / 1e9
+        """The number of points at once."""
+        per_point = self.outputs * self.per_output
+        if self.free / 2 < max(per_point, self.least_pass):
+            needed = (2 * max(per_point, self.least_pass) - self.free) / 1e9
             raise Mistake(
-                f"effects: a sweep for one point needs {needed:.1f} GB more; raise memory_gb, or train a smaller "
+                f"effects: a sweep for one point needs {needed:.1f} GB more; raise memory_gb, or "
+                "train a smaller "
                 "network, with fewer examples or smaller batches"
             )
-        return max(1, min(self.points, int(self.free / 2 / each)))
+        return max(1, min(self.points, int(self.free / 2 / per_point)))
 
     @property
     def least_pass(self) -> float:
-        """Bytes of a pass of one output, and of the gradients of single rows."""
-        return max(self.per_pass, PASS * self.taken_out * self.parameters * self.number_bytes)
+        """Bytes of a pass with one output, and of the gradients of single rows."""
+        return max(self.per_pass, PASS_TAPES * self.taken_out * self.parameters * self.number_bytes)
 
     @property
     def together(self) -> int:
-        """How many outputs take a step back together."""
-        return max(1, min(IN_CACHE // self.parameters, int(self.free / 2 / self.per_pass)))
+        """The number of outputs that take a step together."""
+        return max(1, min(CACHED_NUMBERS // self.parameters, int(self.free / 2 / self.per_pass)))
 
     @property
     def per_output(self) -> float:
-        """Bytes of an output throughout the sweep."""
-        return ((self.adjoints + BEGUN) * self.parameters + self.train) * self.number_bytes
+        """Bytes of one output during the whole sweep."""
+        return ((self.adjoints + END_GRADIENTS) * self.parameters + self.train) * self.number_bytes
 
     @property
     def per_pass(self) -> float:
-        """Bytes of an output in a pass."""
-        return PASS * self.rows * self.tape_bytes + ROWS * self.parameters * self.number_bytes
+        """Bytes of one output in a pass."""
+        return (
+            PASS_TAPES * self.rows * self.tape_bytes
+            + PASS_VECTORS * self.parameters * self.number_bytes
+        )
 
     def spared(self, *, swept: bool = True) -> str:
-        """What is said instead where trainings cost less; or where no sweep could be made, but they cost as little."""
+        """The reason to retrain without each example instead of a sweep, in words."""
         trainings = f"effects: {self.train} trainings, each without one example,"
         if not swept:
             why = "the derivative of this optimizer's step is not known"
             return f"{trainings} are exact, and the only way, as {why}"
         outputs = self.points * self.outputs
-        return f"{trainings} take less than a sweep back for {outputs} outputs and are exact: there is no sweep"
+        return (
+            f"{trainings} take less than a sweep back for {outputs} outputs and are exact: there "
+            "is no sweep"
+        )
 
 
-# --- How much the derivative says about leaving examples out, in words; nothing, where nothing speaks against it.
+# --- Caveats. The derivative is exact, and yet says little about leaving an example out in two
+# cases. If training is chaotic, the adjoint grows on the way back, max_s ‖a_s‖/‖a_T‖. If gradients
+# jump, as at kinks of ReLU, only trainings with half of a removal and all of it show that:
 #
-# The derivative is exact, and yet says little where training is chaotic, which shows as growth on the way back,
-# max_s ‖a_s‖/‖a_T‖, or where gradients jump, which shows only in trainings with half of a removal and all of it:
-#
-#     agreement = cos(F(½) − F(1), F(0) − F(½)),    F(w): the outputs when a twentieth of the examples weigh w
+#     agreement = cos(F(½) − F(1), F(0) − F(½)),    F(w): outputs if a twentieth of the examples weigh w
 
 
-CHAOTIC = 1e3  # where this was measured, runs whose derivatives said nothing were above, all others below 3
-AGREES = 0.8  # in 12 runs the derivative predicted single removals where it was above .86, and not below .73
-SIGNS = 1e-6  # an ε below which Adam's step is nearly the sign of its gradient
+CHAOTIC_GROWTH = 1e3  # 12 measured runs: useless derivatives were above, all others below 3
+MIN_AGREEMENT = 0.8  # 12 measured runs: single removals were predicted above .86, not below .73
+SIGN_EPS = 1e-6  # below this ε, Adam's step is nearly the sign of its gradient
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caveats:
-    """What there is to know."""
+    """The facts that decide how much an effect means."""
 
     growth: float
-    agreement: float | None = None  # None: no retraining with half of a removal
-    kinks: Sequence[str] = ()  # operations of the network, or a loss, whose slope jumps
-    eps: float | None = None  # of an optimizer that divides by it
+    agreement: float | None = None  # None: not measured
+    kinks: Sequence[str] = ()  # operations and losses whose slope jumps
+    eps: float | None = None  # ε of an adaptive optimizer
 
     @property
     def sentences(self) -> list[str]:
-        """Why effects mean little, a sentence each.
+        """The reasons why effects mean little, one sentence each.
 
         >>> Caveats(growth=1.2, agreement=0.97).sentences
         []
@@ -110,40 +116,48 @@ class Caveats:
 
     @property
     def chaos(self) -> str:
-        """Training is chaotic."""
-        if self.growth < CHAOTIC:
+        """The sentence on chaotic training."""
+        if self.growth < CHAOTIC_GROWTH:
             return ""
         grows = f"{self.growth:.2g} times" if self.growth < float("inf") else "beyond all bounds"
         return f"effects mean little: on the way back the adjoint grows {grows}; try smaller steps"
 
     @property
     def jumps(self) -> str:
-        """Gradients jump.
+        """The sentence on gradients that jump.
 
         >>> Caveats(growth=1.0, agreement=0.37, kinks=["relu"], eps=1e-8).jumps
-        'effects mean little: the two halves of a removal agree by 0.37 only, as relu has kinks that no \
-derivative sees, and eps=1e-08 makes steps of signs; try tanh or gelu, and a larger optimizer.eps'
+        'effects mean little: the two halves of a removal agree by 0.37 only, because relu has kinks \
+that no derivative sees and steps with eps=1e-08 follow signs; try tanh or gelu and a larger \
+optimizer.eps'
         >>> Caveats(growth=1.0, kinks=["relu"]).jumps
-        'relu has kinks, which effects do not see; trust no effect that was not checked by training again'
+        'relu has kinks, which effects do not see; check effects by training again'
         """
-        if self.agreement is not None and self.agreement < AGREES:
-            found = f"effects mean little: the two halves of a removal agree by {self.agreement:.2g} only"
-            reasons, remedies = zip(*self.reasons, strict=True) if self.reasons else ((), ())
-            why = f", as {', and '.join(reasons)}" if reasons else ""
-            return f"{found}{why}; try {', and '.join(remedies) or 'fewer or smaller steps'}"
+        if self.agreement is not None and self.agreement < MIN_AGREEMENT:
+            halves = f"the two halves of a removal agree by {self.agreement:.2g} only"
+            reasons = " and ".join(reason for reason, _ in self.reasons)
+            remedies = " and ".join(remedy for _, remedy in self.reasons)
+            because = f", because {reasons}" if reasons else ""
+            return (
+                f"effects mean little: {halves}{because}; try "
+                f"{remedies or 'fewer or smaller steps'}"
+            )
         if self.kinks:
-            return f"{self.kinked}, which effects do not see; trust no effect that was not checked by training again"
+            return f"{self.kinked}, which effects do not see; check effects by training again"
         return ""
 
     @property
     def reasons(self) -> list[tuple[str, str]]:
-        """What makes gradients jump, and what to do about it."""
-        found = [(f"{self.kinked} that no derivative sees", "tanh or gelu")] if self.kinks else []
-        if self.eps is not None and self.eps <= SIGNS:
-            found.append((f"eps={self.eps:g} makes steps of signs", "a larger optimizer.eps"))
-        return found
+        """The reasons for jumps, each with its remedy."""
+        reasons = []
+        if self.kinks:
+            reasons.append((f"{self.kinked} that no derivative sees", "tanh or gelu"))
+        if self.eps is not None and self.eps <= SIGN_EPS:
+            reasons.append((f"steps with eps={self.eps:g} follow signs", "a larger optimizer.eps"))
+        return reasons
 
     @property
     def kinked(self) -> str:
-        """Who has kinks."""
-        return f"{several(list(self.kinks))} {'has' if len(self.kinks) == 1 else 'have'} kinks"
+        """The operations with kinks, as the beginning of a sentence."""
+        verb = "has" if len(self.kinks) == 1 else "have"
+        return f"{several(list(self.kinks))} {verb} kinks"

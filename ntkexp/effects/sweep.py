@@ -1,21 +1,25 @@
-"""The sweep: from the end of a training to its beginning, with the adjoint of every output, each example's effect is
-read off on the way.
+"""The sweep: from the last step to the first, with the adjoint of every output, it collects the
+leave-out effect of each example.
 
-What leaving an example out does to the others of its batch: the convention of the mean.
+Leaving an example out changes the shares κ of the others in its batch by a convention of the mean:
 
-    fixed           κⱼ(w) = κⱼwⱼ                     the others keep their shares:         ∂/∂wᵢ = κᵢ γ·∇ℓᵢ
-    renormalised    κⱼ(w) = κⱼwⱼ Σκm/Σκmw            they share what is left, as a mean over a smaller batch does:
-                                                     ∂/∂wᵢ = κᵢ (γ·∇ℓᵢ − mᵢ Σκⱼγ·∇ℓⱼ/Σκm)
+    fixed           κⱼ(w) = κⱼwⱼ                   the others keep their shares:
+                                                   ∂/∂wᵢ = κᵢ γ·∇ℓᵢ
+    renormalised    κⱼ(w) = κⱼwⱼ Σκm/Σκmw          the others share the rest, as in a smaller batch:
+                                                   ∂/∂wᵢ = κᵢ (γ·∇ℓᵢ − mᵢ Σκⱼγ·∇ℓⱼ/Σκm)
 
-where mᵢ is what an example counts in the mean: 1, or its class weight, or its number of tokens, if a mean divides by
-their sum. An example that leaves takes all of its weight along, and what that does to a mean is known exactly: of |B|,
+where mᵢ is the count of an example in the mean: 1, its class weight, or its number of tokens. The
+effect of an example that leaves a mean is known exactly, not only to first order:
 
-    γ·g⁻ⁱ − γ·g = −∂/∂wᵢ · 1/(1 − κᵢmᵢ/Σκm)            = −∂/∂wᵢ · |B|/(|B| − 1) where all count the same
+    γ·g⁻ⁱ − γ·g = −∂/∂wᵢ · 1/(1 − κᵢmᵢ/Σκm)            = −∂/∂wᵢ · |B|/(|B| − 1) if all m are equal
 
-and −κᵢ γ·∇ℓᵢ where the others keep their shares, where a sum has no mean to share, and where the example is alone.
+and −κᵢ γ·∇ℓᵢ if the others keep their shares, if a sum has no mean to share, or if the example is
+alone.
 
 >>> along, batch = torch.tensor([[1.0, 3.0]]), TakenBatch(
-...     examples=torch.tensor([0, 1]), shares=torch.tensor([0.5, 0.5]), losses=lambda weights: weights
+...     examples=torch.tensor([0, 1]),
+...     shares=torch.tensor([0.5, 0.5]),
+...     losses=lambda weights: weights,
 ... )
 >>> FixedMean().slopes(along, batch).tolist(), RenormalisedMean().slopes(along, batch).tolist()
 ([[0.5, 1.5]], [[-0.5, 0.5]])
@@ -44,91 +48,108 @@ from ntkexp.effects.trajectory import (
 )
 from ntkexp.optimizer.base import GUARD
 
-# --- What every output would feel of a change of the training's state: of weights, and of what the optimizer
-# remembers.
+# --- The adjoints of the training state: of the weights, and of the optimizer's memory.
 #
-#     a = ∂F/∂θ      −b = ∂F/∂m      d = ∂F/∂u      e = ∂F/∂t        a row for every output F
+#     a = ∂F/∂θ      −b = ∂F/∂m      d = ∂F/∂u      e = ∂F/∂t        one row for each output F
 #
-# Back over a step of `trajectory`, with r = m/n and 1[u > t′] where AMSGrad's largest t′ so far was passed:
+# One step backwards (`trajectory` has the step), with r = m/n, and 1[u > t′] if AMSGrad's largest
+# value so far, t′, was exceeded:
 #
 #     b ← b + S⊙a
-#     t ∋ n:   e ← e + S⊙a⊙r/ρ          AMSGrad   d ← d + 1[u > t′] e,  e ← 1[u ≤ t′] e;     Adam   d ← d + e,  e ← 0
+#     t ∋ n:   e ← e + S⊙a⊙r/ρ          AMSGrad   d ← d + 1[u > t′] e,  e ← 1[u ≤ t′] e
+#                                       Adam      d ← d + e,  e ← 0
 #     p̂ = −αb − N⊙a + (1 − β₂)(p/u) d
 #     b ← βb,   d ← β₂(u′/u) d,   a ← (1 − d)a + λp̂
 
 
 @dataclass(kw_only=True)
 class StateAdjoint:
-    """The rows a, b, d and e; the last three are made when a step first needs them."""
+    """The rows a, b, d and e. The last three are created by the first step that needs them."""
 
-    weights: Float[Tensor, "vector weight"]
-    memory: Tensor | None = None
-    latest: Tensor | None = None
-    largest: Tensor | None = None
+    weights: Float[Tensor, "vector weight"]  # a
+    memory: Tensor | None = None  # b
+    latest: Tensor | None = None  # d
+    largest: Tensor | None = None  # e
 
     def back(
-        self, step: TrainedStep, taken: Float[Tensor, " weight"]
+        self, step: TrainedStep, gradient: Float[Tensor, " weight"]
     ) -> Float[Tensor, "vector weight"]:
-        """Take one step back, which took this gradient in; what is pulled on that."""
-        pulled = torch.zeros_like(self.weights)
+        """Take one step backwards, which consumed this gradient. Return its adjoint p̂."""
+        adjoint = torch.zeros_like(self.weights)
         for update in step.updates:
             place, linear = update.place, update.linear
-            p = taken[place] + linear.l2 * step.weights[place]
-            pulled[:, place] = self.through(update, p)
+            p = gradient[place] + linear.l2 * step.weights[place]
+            adjoint[:, place] = self.through(update, p)
+
+            # a ← (1 − d) a + λ p̂
             self.weights[:, place] *= 1 - linear.decoupled_decay
             if linear.l2:
-                self.weights[:, place] += linear.l2 * pulled[:, place]
-        return pulled
+                self.weights[:, place] += linear.l2 * adjoint[:, place]
+        return adjoint
 
     def through(self, update: Update, p: Float[Tensor, " part"]) -> Float[Tensor, "vector part"]:
-        """Take an update back: what is pulled on p."""
-        felt, linear = self.weights[:, update.place], update.linear
-        moved = linear.momentum_scale * felt
-        straight = isinstance(linear.gradient_scale, Tensor) or linear.gradient_scale != 0.0
-        pulled = -linear.gradient_scale * felt if straight else torch.zeros_like(felt)
+        """Take one update backwards. Return p̂."""
+        a, linear = self.weights[:, update.place], update.linear
+
+        # −N⊙a + (1 − β₂)(p/u) d
+        moved = linear.momentum_scale * a
+        adjoint = torch.zeros_like(a)
+        if isinstance(linear.gradient_scale, Tensor) or linear.gradient_scale != 0.0:
+            adjoint = -linear.gradient_scale * a
         if update.denominator is not None:
-            pulled += self.through_denominator(update.denominator, update.place, moved, p)
+            adjoint += self.through_denominator(update.denominator, update.place, moved, p)
+
+        # b ← b + S⊙a,  p̂ ← p̂ − αb,  b ← βb
         if not linear.momentum_decay and self.memory is None:
-            return pulled.sub_(moved, alpha=float(linear.momentum_gain))
+            return adjoint.sub_(moved, alpha=float(linear.momentum_gain))
         if self.memory is None:
             self.memory = torch.zeros_like(self.weights)
         memory = self.memory[:, update.place]
         memory += moved
-        pulled.sub_(memory, alpha=float(linear.momentum_gain))
+        adjoint.sub_(memory, alpha=float(linear.momentum_gain))
         memory *= linear.momentum_decay
-        return pulled
+        return adjoint
 
     def through_denominator(
         self,
-        by: Denominator,
+        denominator: Denominator,
         place: slice,
         moved: Float[Tensor, "vector part"],
         p: Float[Tensor, " part"],
     ) -> Float[Tensor, "vector part"]:
-        """Take what a step was divided by back: what that pulls on p."""
+        """Take a denominator backwards, with `moved` = S⊙a. Return its part of p̂."""
         if self.latest is None:
             self.latest = torch.zeros_like(self.weights)
-        u, before, latest = by.latest.sqrt(), by.latest_before.sqrt(), self.latest[:, place]
-        t = u if by.largest is None else by.largest.sqrt()
-        felt = moved * (by.mean / (t / by.root + by.eps) / by.root)
-        if by.largest_before is not None:
-            # to u goes on what has passed the largest so far, the rest stays with that
+        latest = self.latest[:, place]
+        u, u_before = denominator.latest.sqrt(), denominator.latest_before.sqrt()
+        t = u if denominator.largest is None else denominator.largest.sqrt()
+
+        # S⊙a⊙r/ρ
+        n = t / denominator.root + denominator.eps
+        adjoint_of_t = moved * (denominator.mean / n / denominator.root)
+
+        # AMSGrad: u gets the part that exceeded the largest value so far; the rest stays in e
+        if denominator.largest_before is not None:
             if self.largest is None:
                 self.largest = torch.zeros_like(self.weights)
-            passed = (u > by.largest_before.sqrt()).to(u) if by.passed is None else by.passed
+            passed = denominator.passed
+            if passed is None:
+                passed = (u > denominator.largest_before.sqrt()).to(u)
             largest = self.largest[:, place]
-            largest += felt
-            felt = largest * passed
+            largest += adjoint_of_t
+            adjoint_of_t = largest * passed
             largest *= 1 - passed
-        latest += felt
-        shares = torch.where(u > 0, 1 / torch.where(u > 0, u, 1.0), 0.0)
-        pulled = latest * ((1 - by.second) * p * shares)
-        latest *= by.second * before * shares
-        return pulled
+
+        # (1 − β₂)(p/u) d,  d ← β₂(u′/u) d
+        latest += adjoint_of_t
+        inverse = torch.where(u > 0, 1 / torch.where(u > 0, u, 1.0), 0.0)
+        adjoint = latest * ((1 - denominator.second) * p * inverse)
+        latest *= denominator.second * u_before * inverse
+        return adjoint
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The rows, for a checkpoint."""
+        """The rows that exist, for a checkpoint."""
         rows = {
             "weights": self.weights,
             "memory": self.memory,
@@ -139,35 +160,35 @@ class StateAdjoint:
 
 
 Effects: TypeAlias = Literal["one_step", "derivative"] | bool
-"""Whether effects are asked for: of who leaves, by steps that are taken without an example, or as a mere derivative."""
+"""The kind of effects: none, of an example that leaves, by steps without it, or the derivative."""
 
 MeanName: TypeAlias = Literal["renormalised", "fixed"]
 
 
 class AbstractMean(ABC):
-    """A convention."""
+    """The shares of the other examples when the weight of one changes."""
 
     @abstractmethod
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
     ) -> Float[Tensor, "group row"]:
-        """κ of each row, when the rows have these weights."""
+        """Return κ of each row if the rows have these weights."""
 
     @abstractmethod
     def slopes(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        """∂/∂wᵢ of γ·g for every row of a batch, given γ·∇ℓᵢ."""
+        """Return ∂/∂wᵢ of γ·g for every row of a batch, from γ·∇ℓᵢ."""
 
     @abstractmethod
     def removals(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        """What γ·g changes by when an example leaves, for every row of a batch: those of an example add up to it."""
+        """Return the change of γ·g if an example leaves, divided between the rows of the batch."""
 
 
 class FixedMean(AbstractMean):
-    """The others keep their shares."""
+    """The other examples keep their shares."""
 
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
@@ -186,7 +207,7 @@ class FixedMean(AbstractMean):
 
 
 class RenormalisedMean(AbstractMean):
-    """The other examples share the weight that is left; an example that is alone leaves nothing to share."""
+    """The other examples share the weight of one that leaves, unless it was alone."""
 
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
@@ -212,17 +233,19 @@ class RenormalisedMean(AbstractMean):
         if not batch.is_mean:
             return alone
         examples, rows = torch.unique(batch.examples, return_inverse=True)
-        own = batch.shares.new_zeros(len(examples)).index_add_(0, rows, batch.counted)[rows]
-        whole = batch.counted.sum()
-        # beyond what summing rounds; a loss that is given with the other sign has shares below zero
-        others = (whole - own).abs() > len(rows) * torch.finfo(whole.dtype).eps * whole.abs()
-        grown = torch.where(others, whole / torch.where(others, whole - own, 1.0), 1.0)
-        return torch.where(others, -self.slopes(along, batch) * grown, alone)
+        count = batch.shares.new_zeros(len(examples)).index_add_(0, rows, batch.counted)[rows]
+        total = batch.counted.sum()
+
+        # others remain, beyond the rounding of the sum; a loss with the other sign has κ < 0
+        eps = torch.finfo(total.dtype).eps
+        has_others = (total - count).abs() > len(rows) * eps * total.abs()
+        growth = torch.where(has_others, total / torch.where(has_others, total - count, 1.0), 1.0)
+        return torch.where(has_others, -self.slopes(along, batch) * growth, alone)
 
 
 @dataclass(frozen=True)
 class Infinitesimal(AbstractMean):
-    """No example leaves: its weight shrinks a little, and effects are the derivative."""
+    """The weight of an example shrinks a little, and effects are the derivative."""
 
     mean: AbstractMean
 
@@ -246,28 +269,28 @@ MEANS: dict[MeanName, AbstractMean] = {"renormalised": RenormalisedMean(), "fixe
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """The convention by which effects are found."""
+    """Return the convention of the mean for effects of this kind."""
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 
 
 def kind_of(effects: Effects) -> str:
-    """What effects are, in a word: `removal` of who leaves his batches, first order from there on, or as asked for."""
+    """Name the kind of effects: `removal` by default."""
     return "removal" if isinstance(effects, bool) else effects
 
 
-# --- One-step removal: each step is taken without each of its examples in turn, exactly, and only what follows is
-# linear.
+# --- One-step removal: each step is repeated without each of its examples, exactly, and only the
+# later steps are linearised.
 #
-#     effect of i = Σ_s a·(θ⁻ⁱ − θ) − b·(m⁻ⁱ − m) + d·(u⁻ⁱ − u) + e·(t⁻ⁱ − t)        after step s, whose batch lacks i
+#     effect of i = Σ_s a·(θ⁻ⁱ − θ) − b·(m⁻ⁱ − m) + d·(u⁻ⁱ − u) + e·(t⁻ⁱ − t)    if i ∈ batch s
 #
-# The derivative has slopes in place of these differences. This variant counts what a mean over one example less
-# is, and what Adam makes of a change that is no small one; it needs the gradient of every example of a batch by
-# itself.
+# The derivative has slopes in place of these differences. This variant includes the finite change
+# of a mean over one example less, and Adam's response to it. It needs the gradient of every single
+# example.
 
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of some of the weights, and of what is remembered beside them, by an update without each example."""
+    """The changes of weights and memory after an update without each of its examples."""
 
     examples: Int[Tensor, " left"]
     place: slice
@@ -276,46 +299,44 @@ class Change:
     latest: Float[Tensor, "left part"] | None
     largest: Float[Tensor, "left part"] | None
 
-    def felt(self, adjoint: StateAdjoint) -> Float[Tensor, "vector left"]:
-        """What it does to every output, as far as the adjoint of the state after the step tells."""
-        found = adjoint.weights[:, self.place] @ self.weights.T
-        beside = (
+    def effect(self, adjoint: StateAdjoint) -> Float[Tensor, "vector left"]:
+        """Return the response of every output, from the adjoint of the state after the step."""
+        effect = adjoint.weights[:, self.place] @ self.weights.T
+        pairs = (
             (adjoint.memory, self.memory),
             (adjoint.latest, self.latest),
             (adjoint.largest, self.largest),
         )
-        for rows, change in beside:
-            if (
-                rows is not None and change is not None
-            ):  # None: nothing depends on it yet, or there is none
-                found += rows[:, self.place] @ change.T
-        return found
+        for rows, change in pairs:
+            if rows is not None and change is not None:
+                effect += rows[:, self.place] @ change.T
+        return effect
 
 
 def changes_without(
     step: TrainedStep, gradient: Float[Tensor, " weight"], mean: AbstractMean
 ) -> list[Change]:
-    """What becomes of all that a step moves, update by update.
+    """Return the changes of each update of a step without each example.
 
-    `gradient` is what the step took in, before it was clipped.
+    `gradient` is the gradient of the step before clipping.
     """
     examples, without = gradients_without(step, mean)
     if step.with_grad is not None:
         without = without * step.with_grad
     p, left = clipped(gradient[None], step.clip_norm), clipped(without, step.clip_norm)
-    found = []
+    changes = []
     for update in step.updates:
         decay = update.linear.l2 * step.weights[update.place]
-        found.append(
-            change_of(examples, update, p[0, update.place] + decay, left[:, update.place] + decay)
-        )
-    return found
+        p_here = p[0, update.place] + decay
+        left_here = left[:, update.place] + decay
+        changes.append(change_of(examples, update, p_here, left_here))
+    return changes
 
 
 def gradients_without(
     step: TrainedStep, mean: AbstractMean
 ) -> tuple[Tensor, Float[Tensor, "left weight"]]:
-    """The examples of a step, each once, and its gradient without each of them."""
+    """Return the examples of a step, each once, and its gradient without each example."""
     examples = torch.unique(torch.cat([batch.examples for batch in step.batches]))
     total = step.weights.new_zeros(len(examples), len(step.weights))
     for batch, rows in zip(step.batches, row_gradients(step.batches, step.weights), strict=True):
@@ -327,7 +348,7 @@ def gradients_without(
 def clipped(
     gradient: Float[Tensor, "left weight"], norm: float | None
 ) -> Float[Tensor, "left weight"]:
-    """Each gradient, shortened if it is longer than that."""
+    """Clip each gradient to a norm."""
     if norm is None:
         return gradient
     factors: Tensor = (
@@ -342,102 +363,129 @@ def change_of(
     p: Float[Tensor, " part"],
     left: Float[Tensor, "left part"],
 ) -> Change:
-    """What an update does differently that takes in `left` in place of p."""
-    change, linear, by = left - p, update.linear, update.denominator
-    remembered = linear.momentum_gain * change
-    latest = largest = None
-    if by is None:
-        moved = -linear.momentum_scale * remembered
+    """Return the changes of an update that consumes each row of `left` in place of p."""
+    linear, denominator = update.linear, update.denominator
+    change = left - p
+    momentum_change = linear.momentum_gain * change
+    latest, largest = None, None
+    if denominator is None:
+        moved = -linear.momentum_scale * momentum_change
     else:
-        u = (by.second * by.latest_before + (1 - by.second) * left.square()).sqrt()
-        t = u if by.largest_before is None else torch.maximum(u, by.largest_before.sqrt())
-        n = divided(by, by.latest.sqrt() if by.largest is None else by.largest.sqrt())
-        moved = -linear.momentum_scale * n * ((by.mean + remembered) / divided(by, t) - by.mean / n)
-        latest = u - by.latest.sqrt()
-        largest = None if by.largest is None else t - by.largest.sqrt()
-    return Change(
-        examples, update.place, moved - linear.gradient_scale * change, -remembered, latest, largest
-    )
+        # Δ(m/n), with another n without each example
+        squares = denominator.second * denominator.latest_before
+        u = (squares + (1 - denominator.second) * left.square()).sqrt()
+        t, t_before = u, denominator.latest.sqrt()
+        if denominator.largest_before is not None:
+            t = torch.maximum(u, denominator.largest_before.sqrt())
+        if denominator.largest is not None:
+            t_before = denominator.largest.sqrt()
+            largest = t - t_before
+        latest = u - denominator.latest.sqrt()
+        n = divided(denominator, t_before)
+        new_ratio = (denominator.mean + momentum_change) / divided(denominator, t)
+        moved = -linear.momentum_scale * n * (new_ratio - denominator.mean / n)
+    weights = moved - linear.gradient_scale * change
+    return Change(examples, update.place, weights, -momentum_change, latest, largest)
 
 
-def divided(by: Denominator, t: Tensor) -> Tensor:
-    """The denominator n."""
-    return t / by.root + by.eps
+def divided(denominator: Denominator, t: Tensor) -> Tensor:
+    """Return n = t/ρ + ε."""
+    return t / denominator.root + denominator.eps
 
 
-# --- The sweep: from the end of a training to its beginning, with what every output feels of each step on the way.
+# --- The sweep, with the adjoint of every output.
 #
-#     a_T = ∂F/∂θ_T        p̂_s, a = adjoint of step s        γ_s = p̂_s back through clipping
-#     a_s = a + H_s γ_s        ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ        effect of i = Σ_s γ_s·(g_s⁻ⁱ − g_s)
+#     a_T = ∂F/∂θ_T        p̂_s, a = adjoint of step s        γ_s = clipping backwards, of p̂_s
+#     a_s = a + H_s γ_s    ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ         effect of i = Σ_s γ_s·(g_s⁻ⁱ − g_s)
 #
-# With the former sum this is the derivative of F(θ_T) by the weight of every example, through the whole map of
-# training: through every gradient, the optimizer's memory, its scalings, its clipping and its decay (Engstrom et
-# al. 2025 call it metagradient). An effect has the whole step that each mean takes when an example leaves, and is
-# linear in what comes of it. `one_step` takes the optimizer's step without the example exactly, too.
+# ∂F/∂wᵢ is the derivative of F(θ_T) in the weight of every example through the whole map of
+# training: gradients, the optimizer's memory, its denominators, clipping and decay (the
+# metagradient of Engstrom et al. 2025). A leave-out effect uses the finite step of each mean when
+# an example leaves, and is linear in everything after it. `one_step` also repeats the optimizer's
+# step without the example.
 
 
 @dataclass(kw_only=True)
 class AdjointSweep:
-    """The sweep for some outputs; `left` steps are before it. `sizes[s]` is Σ‖a_s‖ over the outputs.
+    """The sweep for some outputs; `left` steps remain.
 
-    The outputs take a step back part by part, as what a small part feels stays at hand until the step is done with it.
-    """
+    The outputs are split into parts, so that the adjoints of a part stay in the cache during a
+    step."""
 
     trajectory: AbstractTrajectory
     mean: AbstractMean
-    adjoints: list[StateAdjoint]  # of each part
-    effects: Float[Tensor, "vector example"]  # what would come of F without each example
+    adjoints: list[StateAdjoint]  # of each part of the outputs
+    effects: Float[Tensor, "vector example"]
     left: int
     one_step: bool = False
-    sizes: list[float] = field(default_factory=list)  # from the end on
+    sizes: list[float] = field(default_factory=list)  # Σ‖a‖ over the outputs, from the end on
 
     def steps_back(self) -> Iterator[int]:
-        """Take the steps that are left back; how many are left after each."""
+        """Take the remaining steps. After each, yield the number of steps that remain."""
         while self.left:
             self.take(self.left - 1)
             self.left -= 1
             yield self.left
 
     def take(self, index: int) -> None:
-        """Take one step back."""
+        """Take one step backwards."""
+        # g and its graph, and the consumed gradient c g
         step = self.trajectory.step(index)
         recorded = recorded_gradient(step.batches, step.weights)
-        clipping = Clipping(
-            recorded.gradient if step.with_grad is None else recorded.gradient * step.with_grad,
-            step.clip_norm,
-        )
-        taken, exact = clipping.factor * clipping.gradient, self.one_step and bool(step.batches)
-        without = changes_without(step, clipping.gradient, self.mean) if exact else []
-        lengths = [len(batch.examples) for batch in step.batches]
-        divides = any(update.denominator is not None for update in step.updates) and bool(
-            step.batches
-        )
-        credited = None
-        if divides:
-            credited = credit_of_rows(
-                step.batches, step.weights, recorded.gradient, self.trajectory.flat
-            )
+        gradient = recorded.gradient
+        if step.with_grad is not None:
+            gradient = gradient * step.with_grad
+        clipping = Clipping(gradient, step.clip_norm)
+        consumed = clipping.factor * clipping.gradient
+
+        # changes without each example, for `one_step`; weights whose gradient is rounding
+        changes: list[Change] = []
+        if self.one_step and step.batches:
+            changes = changes_without(step, clipping.gradient, self.mean)
+        credited = self.credit(step, recorded.gradient)
+
         parts = torch.split(self.effects, [len(adjoint.weights) for adjoint in self.adjoints])
         for adjoint, effects in zip(self.adjoints, parts, strict=True):
-            # exactly: a·(θ⁻ⁱ − θ) and the like, of the adjoint after the step
-            for change in without:
-                effects.index_add_(1, change.examples, change.felt(adjoint))
-            # γ, and a ← a + H γ
-            pulled = clipping.back(adjoint.back(step, taken))
-            pulled = pulled if credited is None else pulled * credited
-            curved, along = recorded.curvature(pulled)
+            # exactly: a·(θ⁻ⁱ − θ) and the like, with the adjoint after the step
+            for change in changes:
+                effects.index_add_(1, change.examples, change.effect(adjoint))
+
+            # γ from p̂, and a ← a + H γ
+            gamma = clipping.back(adjoint.back(step, consumed))
+            if credited is not None:
+                gamma = gamma * credited
+            curved, along = recorded.curvature(gamma)
             adjoint.weights += curved
-            # to the first order: γ·(g⁻ⁱ − g)
+
+            # to first order: γ·(g⁻ⁱ − g)
             if not self.one_step:
-                for rows, batch in zip(
-                    torch.split(along, lengths, dim=1), step.batches, strict=True
-                ):
-                    effects.index_add_(1, batch.examples, self.mean.removals(rows, batch))
+                self.add_removals(step, along, effects)
         self.sizes.append(sum(map(size, self.adjoints)))
+
+    def credit(
+        self, step: TrainedStep, gradient: Float[Tensor, " weight"]
+    ) -> Float[Tensor, " weight"] | None:
+        """Return 0 where a step divides a gradient that is rounding, 1 elsewhere; None if
+        nowhere."""
+        divides = any(update.denominator is not None for update in step.updates)
+        if not divides or not step.batches:
+            return None
+        return credit_of_rows(step.batches, step.weights, gradient, self.trajectory.flat)
+
+    def add_removals(
+        self,
+        step: TrainedStep,
+        along: Float[Tensor, "vector row"],
+        effects: Float[Tensor, "vector example"],
+    ) -> None:
+        """Add γ·(g⁻ⁱ − g) of every example of a step, from γ·∇ℓ of every row."""
+        lengths = [len(batch.examples) for batch in step.batches]
+        for rows, batch in zip(torch.split(along, lengths, dim=1), step.batches, strict=True):
+            effects.index_add_(1, batch.examples, self.mean.removals(rows, batch))
 
     @property
     def state(self) -> dict[str, Any]:
-        """All that a checkpoint needs."""
+        """The state for a checkpoint."""
         adjoints = [adjoint.state for adjoint in self.adjoints]
         return {
             "left": self.left,
@@ -447,8 +495,9 @@ class AdjointSweep:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood."""
-        self.left, self.sizes = state["left"], list(state["sizes"])
+        """Continue from a checkpoint."""
+        self.left = state["left"]
+        self.sizes = list(state["sizes"])
         self.effects = state["effects"].to(self.effects.device)
         device = self.effects.device
         self.adjoints = [
@@ -465,7 +514,7 @@ def sweep_from(
     *,
     one_step: bool = False,
 ) -> AdjointSweep:
-    """The reverse pass before its first step, from ∂F/∂θ_T; `together` outputs at once, by default all."""
+    """Begin a sweep at ∂F/∂θ_T, with `together` outputs at once, by default all."""
     adjoints = [
         StateAdjoint(weights=part.clone())
         for part in torch.split(end, together or max(1, len(end)))
@@ -481,38 +530,39 @@ def sweep_from(
     )
 
 
-# --- Reverse passes for many points, in chunks whose adjoints fit into memory;
-# every chunk goes over the whole training, a run's or a followed loop's.
+# --- Sweeps for many points, in chunks whose adjoints fit into the memory. Every chunk goes over
+# the whole training, of a run or of a followed loop.
 
 
 @dataclass(kw_only=True)
 class ChunkedSweep:
-    """Where the sweeps stand: `done` chunks of points are behind, `sweep` is that of the next one."""
+    """The sweeps over all chunks: `done` are complete, `sweep` is the current one."""
 
     training: AbstractTrajectory
-    end_gradients: Callable[
-        [slice], Float[Tensor, "vector weight"]
-    ]  # ∂F/∂θ_T of all outputs of some points
-    chunk: int  # points
-    together: int  # outputs that take a step back together
+    end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]  # ∂F/∂θ_T of some points
+    chunk: int  # points at once
+    together: int  # outputs that take a step together
     kind: Effects
     mean: MeanName
     effects: Float[Tensor, "point out example"]
-    sizes: Float[Tensor, " moment"] | None = (
-        None  # Σ‖a‖ from the end on, over the chunks that are done
-    )
+    sizes: Float[Tensor, " moment"] | None = None  # Σ‖a‖ over the chunks that are done
     done: int = 0
     sweep: AdjointSweep | None = None
-    saved: Mapping[str, Any] | None = None  # of a checkpoint, of a sweep under way
+    saved: Mapping[str, Any] | None = None  # the current sweep of a checkpoint
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
-        """Sweep back over what is left; how many steps are done of how many."""
+        """Take the remaining steps. After each, yield the numbers of steps done and in all."""
         points, length = len(self.effects), self.training.length
         chunks = [slice(at, min(at + self.chunk, points)) for at in range(0, points, self.chunk)]
         while self.done < len(chunks):
-            here, mean = chunks[self.done], mean_of(self.kind, self.mean)
-            vectors, one_step = self.end_gradients(here), self.kind == "one_step"
-            self.sweep = sweep_from(self.training, vectors, mean, self.together, one_step=one_step)
+            here = chunks[self.done]
+            self.sweep = sweep_from(
+                self.training,
+                self.end_gradients(here),
+                mean_of(self.kind, self.mean),
+                self.together,
+                one_step=self.kind == "one_step",
+            )
             if self.saved is not None:
                 self.sweep.restore(self.saved)
                 self.saved = None
@@ -521,18 +571,19 @@ class ChunkedSweep:
             self.effects[here] = self.sweep.effects.view(-1, *self.effects.shape[1:])
             sizes = torch.tensor(self.sweep.sizes, dtype=torch.float64)
             self.sizes = sizes if self.sizes is None else self.sizes + sizes
-            self.done, self.sweep = self.done + 1, None
+            self.done += 1
+            self.sweep = None
 
     @property
     def growth(self) -> float:
-        """How much more outputs feel of the weights at most than of those at the end: max_s ‖a_s‖/‖a_T‖."""
+        """The largest growth of the adjoint on the way back, max_s ‖a_s‖/‖a_T‖."""
         if self.sizes is None or not self.sizes.isfinite().all():
             return float("inf")
         return float(self.sizes.max() / self.sizes[0])
 
     @property
     def state(self) -> dict[str, Any]:
-        """All that a checkpoint needs, as plain data and tensors."""
+        """The state for a checkpoint, as plain data and tensors."""
         return {
             "done": self.done,
             "effects": self.effects,
@@ -541,11 +592,13 @@ class ChunkedSweep:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood."""
-        self.done, self.sizes, self.saved = state["done"], state["sizes"], state["sweep"]
+        """Continue from a checkpoint."""
+        self.done = state["done"]
+        self.sizes = state["sizes"]
+        self.saved = state["sweep"]
         self.effects.copy_(state["effects"])
 
 
 def size(adjoint: StateAdjoint) -> float:
-    """Σ‖a‖ over the outputs."""
+    """Return Σ‖a‖ over the outputs."""
     return float(torch.linalg.vector_norm(adjoint.weights, dim=1).sum())

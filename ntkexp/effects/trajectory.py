@@ -1,4 +1,4 @@
-"""A recorded training, as far as its derivative asks for it, and its weights as one vector."""
+"""A recorded training as its derivative needs it, and its weights as one vector."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch import Size, Tensor
 from ntkexp.optimizer.base import LinearStep
 from ntkexp.shapes import Weights
 
-# --- Named weights as one vector, and back: what is done weight by weight is done once.
+# --- Named weights as one vector, and back. Elementwise operations then run once for all weights.
 
 
 @dataclass(frozen=True)
 class FlatWeights:
-    """The parameters one after another.
+    """The parameters, concatenated.
 
     >>> names = flat_like({"bias": torch.zeros(2), "gain": torch.ones(1, 1)})
     >>> names.vector({"gain": torch.tensor([[3.0]]), "bias": torch.tensor([1.0, 2.0])})
@@ -31,85 +31,80 @@ class FlatWeights:
 
     @property
     def places(self) -> dict[str, slice]:
-        """Where each parameter lies in the vector."""
-        found, at = {}, 0
+        """The slice of each parameter in the vector."""
+        places, start = {}, 0
         for name, shape in self.shapes.items():
-            found[name] = slice(at, at + shape.numel())
-            at += shape.numel()
-        return found
+            places[name] = slice(start, start + shape.numel())
+            start += shape.numel()
+        return places
 
     @property
     def size(self) -> int:
-        """How many numbers the vector has."""
+        """The length of the vector."""
         return sum(shape.numel() for shape in self.shapes.values())
 
     def vector(self, weights: Mapping[str, Tensor]) -> Float[Tensor, "*several weight"]:
-        """Put them one after another; several networks' weights at once, if they have axes in front."""
-        several = {name: weights[name].dim() - len(shape) for name, shape in self.shapes.items()}
-        return torch.cat(
-            [weights[name].reshape(*weights[name].shape[:n], -1) for name, n in several.items()],
-            dim=-1,
-        )
+        """Concatenate weights. Leading axes, as of several networks, stay."""
+        flat = []
+        for name, shape in self.shapes.items():
+            leading = weights[name].shape[: weights[name].dim() - len(shape)]
+            flat.append(weights[name].reshape(*leading, -1))
+        return torch.cat(flat, dim=-1)
 
     def weights(self, vector: Float[Tensor, "*several weight"]) -> Weights:
-        """Views of the vector, by name.
+        """Return views of the vector, by name.
 
         >>> names = flat_like({"gain": torch.ones(1, 2)})
         >>> names.weights(torch.zeros(3, 2))["gain"].shape
         torch.Size([3, 1, 2])
         """
-        several = vector.shape[:-1]
-        # at once, as what comes back to a slice would be a whole vector for every name
+        leading = vector.shape[:-1]
+        # one split: the derivative of a slice for each name would be one whole vector for each name
         parts = torch.split(vector, [shape.numel() for shape in self.shapes.values()], dim=-1)
         return {
-            name: part.view(*several, *shape)
+            name: part.view(*leading, *shape)
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
 
 def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
-    """The order and the shapes of these."""
+    """Describe the order and the shapes of these weights."""
     return FlatWeights({name: weight.shape for name, weight in weights.items()})
 
 
-# --- A recorded training, as far as its derivative needs it, whatever its source and storage.
-#
-# One step takes the gradient of its losses in, and moves the weights; all by PyTorch's definitions,
+# --- A recorded training, of a run or of a followed loop. One step, by PyTorch's definitions:
 #
 #     g = Σ κᵢ ∇ℓᵢ(θ)        p = c g + λθ,  c = min(1, clip_norm/(‖g‖ + 1e-6))
 #     m ← βm + αp            θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# with a number or a vector for each of these letters, as `optimizer.base` has them. Where S is divided by past
-# gradients (Adam; RMSprop, with ρ = 1 and m = p), S = σ/n with
+# Each letter is a number or a vector, as in `optimizer.base`. If S is divided by past gradients
+# (Adam; RMSprop, with ρ = 1 and m = p), then S = σ/n with
 #
 #     n = t/ρ + ε,   u² ← β₂u² + (1 − β₂)p²,   t = u, or the largest u so far (AMSGrad)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakenBatch:
-    """Examples whose losses were averaged together; a step may take several batches, and an example several rows."""
+    """Examples whose losses were averaged together. A step may have several batches, and an example
+    several rows."""
 
-    examples: Int[Tensor, " row"]  # the place of each among all examples of the training
-    shares: Float[Tensor, " row"]  # κ as it was: 1/|B| in a mean
+    examples: Int[Tensor, " row"]  # their places in the list of all examples
+    shares: Float[Tensor, " row"]  # κ: 1/|B| in a mean
     losses: Callable[
         [Float[Tensor, " weight"]], Float[Tensor, " row"]
-    ]  # ℓᵢ(θ), differentiable twice
-    is_mean: bool = True  # whether κ would be shared among the others, if an example were left out
-    per_weight: Float[Tensor, " row"] | None = (
-        None  # κ by the weight of its example, where these are not all 1
-    )
-    counts: Float[Tensor, " row"] | float = (
-        1.0  # what each share counts in the mean: class weights, tokens
-    )
+    ]  # ℓᵢ(θ), twice differentiable
+    is_mean: bool = True  # True if the others share the κ of an example that leaves
+    per_weight: Float[Tensor, " row"] | None = None  # κ/w of examples with weights w; None: w = 1
+    counts: Float[Tensor, " row"] | float = 1.0  # of each share in the mean: class weights, tokens
 
     @property
     def by_weight(self) -> Float[Tensor, " row"]:
-        """κ of each row by the weight of its example, also where that is nothing."""
+        """κ/w of each row, also if the weight w of its example is 0."""
         return self.shares if self.per_weight is None else self.per_weight
 
     @property
     def counted(self) -> Float[Tensor, " row"]:
-        """What each row counts in the mean, up to a factor that all have."""
+        """The count of each row in the mean, up to a common factor."""
         return self.shares * self.counts
 
     def times(self, factor: float) -> TakenBatch:
@@ -119,7 +114,7 @@ class TakenBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Denominator:
-    """The n by which an update divides, after the step, and what it was before."""
+    """The denominator n of an update, and the state before and after the step that gives it."""
 
     second: float  # β₂
     root: float  # ρ = √(1 − β₂ˢ⁺¹)
@@ -127,16 +122,14 @@ class Denominator:
     mean: Tensor  # m
     latest: Tensor  # u²
     latest_before: Tensor
-    largest: Tensor | None = None  # t², where it is not u²
+    largest: Tensor | None = None  # t² of AMSGrad; None: t = u
     largest_before: Tensor | None = None
-    passed: Tensor | None = (
-        None  # how much of a change of u is one of t, where that is not 1[u > t′]
-    )
+    passed: Tensor | None = None  # ∂t/∂u; None: 1[u > t′]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """How some of the weights took the gradient of a step in, and what S is divided by."""
+    """The linear step of some of the weights, and the denominator of its S."""
 
     place: slice
     linear: LinearStep
@@ -145,35 +138,33 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedStep:
-    """A step at the weights before it."""
+    """One training step, with the weights before it."""
 
     index: int
     weights: Float[Tensor, " weight"]  # θ
     batches: tuple[TakenBatch, ...]
-    updates: tuple[Update, ...]  # weights without one stay as they are
+    updates: tuple[Update, ...]  # weights without an update do not move
     clip_norm: float | None = None
-    with_grad: Float[Tensor, " weight"] | None = (
-        None  # 0 for weights whose gradient was not used, 1 for others
-    )
+    with_grad: Float[Tensor, " weight"] | None = None  # 1 for weights with a gradient, 0 for others
 
 
 class AbstractTrajectory(ABC):
-    """The steps of one training, any of which can be asked for at any time."""
+    """The steps of one training, in any order."""
 
     @property
     @abstractmethod
     def length(self) -> int:
-        """How many steps were taken."""
+        """The number of steps."""
 
     @property
     @abstractmethod
     def examples(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
 
     @property
     @abstractmethod
     def flat(self) -> FlatWeights:
-        """The names of the weights in their order."""
+        """The names and shapes of the weights, in order."""
 
     @property
     @abstractmethod
@@ -182,4 +173,4 @@ class AbstractTrajectory(ABC):
 
     @abstractmethod
     def step(self, index: int) -> TrainedStep:
-        """One of the steps, from 0 on."""
+        """Return one step, counted from 0."""

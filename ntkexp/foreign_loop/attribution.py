@@ -1,554 +1,334 @@
-"""Attribution: what each example added to each output of the queries, summed from the last step to the first.
+"""Attribution: the contribution of each example to each output of the queries, summed from the last
+step to the first.
 
     f_T − f_0 = Σ contributions + decay + rounding
 
-The sum is `path.backward_sum`, with the linear steps of the loop's optimizers, the gradients of its calls, and c, the
-factor between the gradient of the examples and what was consumed: of clipping, of a scaled loss. An example's J is
-that of the weights at which it was called. Each step is proved as it is gone back over.
-"""
+`LoopBackward.take` shows one step of the sum. The recursion is `path.backward_sum`, with the linear
+steps of the loop's optimizers, the gradients of its calls, and c, the factor between the gradient
+of the examples and the consumed one (clipping, a scaled loss). J of an example is its Jacobian at
+the weights of its call. Each step is proved on the way."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.foreign_loop.batch_gradients import TermGradients
-from ntkexp.foreign_loop.batch_norm import BatchNormMode, numbers_of
+from ntkexp.foreign_loop.batch_norm import numbers_of
 from ntkexp.foreign_loop.call import ModelCall, facts_of
 from ntkexp.foreign_loop.clipping import Factors, bound_of, factors_between
-from ntkexp.foreign_loop.closing import ClosingSums
 from ntkexp.foreign_loop.example_gradients import CallGradients, CallReaders
 from ntkexp.foreign_loop.host_reads import read_numbers
+from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs
 from ntkexp.foreign_loop.outside import release_memory
-from ntkexp.foreign_loop.positions import LoopPositions, Positions
-from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.kernel.features.adjoint import CACHED
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
-from ntkexp.kernel.features.gram import PIECE_BYTES, PIECE_ELEMENTS
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
-from ntkexp.path.backward_sum import BackwardSum, ComponentShare, StepBack, TakenBack
-from ntkexp.path.components import Components
-from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero
-from ntkexp.records.contributions import BY_POSITION, POSITION
+from ntkexp.path.backward_sum import BackwardStep, BackwardSum, StepTerms
 from ntkexp.shapes import Inputs, Weights
-from ntkexp.text import counted
-
-LOG = logging.getLogger("ntkexp.follow")
-
-MASSES = 2**27
-"""When each example acted (`half_by`) is said if it takes no more numbers than these, a gigabyte."""
-
-PRODUCTS = 5
-"""Arrays of the products ⟨U, J⟩ of a step that are held at once: of a parameter, their sum, its multiple, its negative,
-and one on the way."""
-
-PARTS = 6
-"""Parts of gradients in the processor's cache that are held at once."""
-
-NamedArrays: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
-"""Arrays with the names of their axes."""
 
 
 @dataclass
-class LoopComponents:
-    """The shares of components in what the steps added, which add up to it."""
-
-    components: Components
-    parts: Float[Tensor, "component probe out example"]
-    decay: Float[Tensor, "component probe out"]
-    rounding: Float[Tensor, "component probe out"]
-    coupling: Float[Tensor, "component probe out"]
-    by_step: Float[Tensor, "component probe out step"]
-
-    def add(
-        self,
-        step: int,
-        rows: Int[Tensor, " row"],
-        shares: Sequence[ComponentShare],
-        coupling: Sequence[Tensor],
-    ) -> None:
-        """Add a step, with the place of the example of each of its rows."""
-        for k, (share, between) in enumerate(zip(shares, coupling, strict=True)):
-            parts = share.kernel.squeeze(3).neg().to(self.parts.dtype)
-            self.parts[k].index_add_(2, rows, parts)
-            self.decay[k] += share.decay
-            self.rounding[k] += share.beside
-            self.coupling[k] += between
-            self.by_step[k, :, :, step] = parts.sum(2) + share.decay + share.beside + between
-
-    def arrays(self) -> NamedArrays:
-        """All of it, components last."""
-        return {
-            name: ((*axes, "component"), value.movedim(0, -1))
-            for name, axes, value in (
-                ("by_component", ("probe", "out", "example"), self.parts),
-                ("decay_by_component", ("probe", "out"), self.decay),
-                ("rounding_by_component", ("probe", "out"), self.rounding),
-                ("coupling_by_component", ("probe", "out"), self.coupling),
-                ("by_component_step", ("probe", "out", "step"), self.by_step),
-            )
-        }
-
-
-@dataclass
-class LoopSums:
-    """Sums over the steps so far, from the last one on, and the proofs of each step."""
-
-    parts: Float[Tensor, "probe out example"]
-    decay: Float[Tensor, "probe out"]
-    rounding: Float[
-        Tensor, "probe out"
-    ]  # the effect of rounded gradients, also by casts, on the outputs
-    statistics: Float[Tensor, "probe out"]  # what running statistics did, which calls moved
-    coupling: Float[
-        Tensor, "probe out"
-    ]  # what examples did to one another through statistics taken for constant
-    by_step: Float[Tensor, "probe out step"]
-    proofs: Float[Tensor, "proof step"]
-    halves: Halves | None
-    carried: Float[Tensor, "probe out"]  # what was remembered before these steps, through them
-    other_steps: Float[Tensor, "probe out"]  # what steps did that were passed over
-    closing: ClosingSums
-    by_component: LoopComponents | None = None
-    by_position: LoopPositions | None = None
-
-    def add(
-        self,
-        step: int,
-        rows: Int[Tensor, " row"],
-        parts: Float[Tensor, "probe out row"],
-        decay: Float[Tensor, "probe out"],
-        rounding: Float[Tensor, "probe out"],
-        statistics: Float[Tensor, "probe out"],
-        coupling: Float[Tensor, "probe out"],
-        proofs: tuple[float, ...],
-        shares: Sequence[ComponentShare] = (),
-        coupled: Sequence[Float[Tensor, "probe out"]] = (),
-    ) -> None:
-        """Add a step, with the place of the example of each of its rows."""
-        if self.halves is not None:
-            self.halves.add_rows(step, rows, parts)
-        parts = parts.to(self.parts.dtype)
-        self.parts.index_add_(2, rows, parts)
-        self.decay += decay
-        self.rounding += rounding
-        self.statistics += statistics
-        self.coupling += coupling
-        self.by_step[:, :, step] = parts.sum(2) + decay + rounding + statistics + coupling
-        self.proofs[:, step] = torch.tensor(proofs, dtype=torch.float64)
-        if self.by_component is not None:
-            self.by_component.add(step, rows, shares, coupled)
-
-    @property
-    def total(self) -> Float[Tensor, "probe out"]:
-        """The sum of all parts of the change, without what no step did."""
-        by_these = self.parts.sum(2) + self.decay + self.rounding + self.statistics + self.coupling
-        return by_these + self.carried + self.other_steps
-
-    def arrays(self, *, cast: bool, batch_norm: BatchNormMode | None, some: bool) -> NamedArrays:
-        """Return the sums over all steps of a loop, or over `some`. `coupling` is there only if it is not credited to
-        examples."""
-        proofs = {
-            name: (("step",), each)
-            for name, each in zip((*PROOFS, CASTS), self.proofs, strict=True)
-        }
-        found: NamedArrays = {
-            "contribution": (("probe", "out", "example"), self.parts),
-            "decay": (("probe", "out"), self.decay),
-            "rounding": (("probe", "out"), self.rounding),
-            "by_step": (("probe", "out", "step"), self.by_step),
-            "statistics": (("probe", "out"), self.statistics),
-            "coupling": (("probe", "out"), self.coupling),
-            **proofs,
-        }
-        if some:
-            found |= {
-                name: (("probe", "out"), getattr(self, name)) for name in ("carried", "other_steps")
-            }
-        if self.halves is not None:
-            found["half_by"] = (
-                ("probe", "out", "example"),
-                self.halves.by([1.0] * self.by_step.shape[2]),
-            )
-        if self.by_component is not None:
-            found |= self.by_component.arrays()
-        if self.by_position is not None:
-            found[BY_POSITION] = (("probe", "out", "example", POSITION), self.by_position.parts)
-        left_out = set() if cast else {CASTS}
-        if batch_norm is None:
-            left_out.add("statistics")
-        if batch_norm != "constant":
-            left_out |= {"coupling", "coupling_by_component"}
-        return {name: each for name, each in found.items() if name not in left_out}
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """What taking a step back costs at most."""
-
-    tape: Tape  # of the queries
-    rows: int  # the most examples of a step
-    parameters: int  # that are moved
-    adjoints: int  # U, and V and N ⊙ J̄ where these are formed
-
-    @property
-    def outputs(self) -> int:
-        return self.tape.outputs.numel()
-
-    @property
-    def products(self) -> float:
-        """Bytes of ⟨U, J⟩ between the outputs and the examples of a step."""
-        return float(PRODUCTS * self.outputs * self.rows * self.tape.outputs.element_size())
-
-    @property
-    def held(self) -> float:
-        """Bytes of U of each output, of what is recorded and differentiated at the queries and the examples, and of
-        gradients that are multiplied out a part at a time."""
-        points, outputs = self.tape.outputs.shape
-        recorded = self.tape.bytes_per_example * (
-            points * (3 + 2 * outputs) + self.rows * (2 + outputs)
-        )
-        rows = max(self.rows, self.outputs)
-        piece = max(PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows)
-        numbers = self.adjoints * self.outputs * self.parameters + min(
-            piece, rows * self.parameters
-        )
-        numbers += PARTS * min(CACHED, (self.rows + 1) * self.outputs * self.parameters)
-        return numbers * self.tape.outputs.element_size() + recorded
-
-
-def sums_at_zero(
-    outputs: Float[Tensor, "probe out"],
-    examples: int,
-    steps: int,
-    memory_gb: float,
-    components: Components | None = None,
-    positions: Positions | None = None,
-    cost: StepCost | None = None,
-) -> LoopSums:
-    """No step added yet; what does not fit into the memory is refused, or, as `half_by`, left out."""
-    long, size = accumulated_in(outputs), outputs.element_size()
-    numbers = outputs.numel() * examples
-    parts_gb = numbers * (size + long.itemsize) / 1e9  # formed in a step, and the sum
-    halves_gb = 2 * STRETCHES * numbers * size / 1e9
-    needed = (
-        parts_gb
-        + (outputs.numel() * steps * long.itemsize + (0.0 if cost is None else cost.products)) / 1e9
-    )
-    by, fewer = "", "give fewer queries"
-    if components is not None:
-        needed *= 1 + len(components)
-        by, fewer = f" by {counted(len(components), 'component')}", f"{fewer}, by fewer components"
-    needed += 0.0 if cost is None else cost.held / 1e9
-    if needed > memory_gb:
-        raise Mistake(
-            f"memory_gb={memory_gb:g}: what {examples} examples add to {outputs.numel()} outputs of the queries{by} "
-            f"takes {needed:.2g} GB; {fewer}, or attribute(memory_gb={1.1 * needed:.2g})"
-        )
-    with_halves = STRETCHES * outputs.numel() * examples <= MASSES
-    if with_halves and needed + halves_gb > memory_gb:
-        with_halves = False
-        LOG.warning(
-            "ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g",
-            needed + halves_gb,
-            memory_gb,
-        )
-    totals = torch.zeros_like(outputs, dtype=long)
-    parts = totals.new_zeros(*outputs.shape, examples)
-    by_component, by_position = None, None
-    if positions is not None:
-        by_position = LoopPositions.at_zero(positions, parts, memory_gb - needed, memory_gb)
-    if components is not None:
-        shape = (len(components), *outputs.shape)
-        axes = ((examples,), (), (), (), (steps,))
-        by_component = LoopComponents(
-            components, *(totals.new_zeros(*shape, *each) for each in axes)
-        )
-    return LoopSums(
-        parts=parts,
-        decay=totals.clone(),
-        rounding=totals.clone(),
-        statistics=totals.clone(),
-        coupling=totals.clone(),
-        by_step=totals.new_zeros(*outputs.shape, steps),
-        proofs=torch.zeros(len(PROOFS) + 1, steps, dtype=torch.float64),
-        halves=halves_at_zero(steps, outputs.new_zeros(*outputs.shape, examples))
-        if with_halves
-        else None,
-        carried=totals.clone(),
-        other_steps=totals.clone(),
-        closing=ClosingSums.at_zero(outputs, long),
-        by_component=by_component,
-        by_position=by_position,
-    )
-
-
-def accumulated_in(outputs: Tensor) -> torch.dtype:
-    """Return the precision of sums over steps: double, unless the device has none.
-
-    >>> accumulated_in(torch.ones(1, dtype=torch.float32))
-    torch.float64
-    """
-    return outputs.dtype if outputs.device.type == "mps" else torch.float64
-
-
-@dataclass
-class Backwards:
-    """The way back over a loop: `later` is the tape of the queries after the step that comes next, `sum` the backward
-    recursion over the steps after that, `added` what they have added; examples go by their places."""
+class LoopBackward:
+    """The way back over a loop. It stands before the step that it takes next: `later` is the tape
+    of the queries at the end of that step, `sum` the recursion over all later steps, and `added`
+    the sums of their terms."""
 
     reader: Reader
     calls: CallReaders
     queries: Inputs
     later: Tape
-    places: Mapping[str, int]
+    places: Mapping[str, int]  # of each example
     added: LoopSums
     steps: Sequence[int]  # their numbers
     sum: BackwardSum = field(default_factory=BackwardSum)
     multiplied: Factors = field(default_factory=Factors)
-    divided: set[str] = field(
-        default_factory=set
-    )  # parameters that a step so far divided by past gradients
+    divided: set[str] = field(default_factory=set)  # parameters that a step so far divides
 
     def over(
         self, steps: AbstractSteps, explained: Callable[[Sequence[ModelCall]], object]
     ) -> None:
-        """Go back over all steps, to where the loop began; the calls of each are `explained` afterwards."""
+        """Add all steps. After each, hand its calls to `explained`."""
         began = steps.count
         for step, later in steps.backwards():
             if step.index + 1 < began:
                 self.pass_over(later)
             self.take(step, later, steps)
-            self.begin(step)
+            self.add_earlier_momentum(step)
             began = step.index
             explained(step.calls)
-            del step, later  # before those that come next are replayed
+            del step, later  # frees their memory before the next step is replayed
             release_memory(self.calls.called.module.parameters())
         if began:
             self.pass_over(steps.start(0))
 
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> None:
-        """Take one step back."""
-        # Jᵀℓ′ of every example, at the weights at which it was called, and their sum
+        """Add one step: prove it, and add its terms."""
+        # Jᵢᵀℓ′ᵢ of every example, at the weights of its call, and g = Σᵢ Jᵢᵀℓ′ᵢ
         begun = [
             step.start if call.at == step.index else steps.start(call.at) for call in step.calls
         ]
+        calls = self.call_gradients(step, begun)
+        gradient = summed_gradient(calls, step)
+
+        # proof (a): the consumed gradient is c g; e is the part of it that no example caused
+        factors, gradient_error = self.prove(step, begun, gradient, calls)
+        rounding, credited = self.rounding_of(step, calls, gradient, factors)
+
+        # J̄, the secant Jacobian of the queries along the step
+        ends = self.query_ends(step, end, steps)
+        secant = self.reader.along(ends.before, ends.after, as_copies=True)
+
+        # U ← S ⊙ J̄ + β U,  V = α U + N ⊙ J̄,  and the inner products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩, −⟨V, e⟩
+        right = StepRows(step, calls, self.calls.buffer_bytes)
+        back = BackwardStep(
+            start=step.start,
+            difference={name: end[name] - weight for name, weight in step.start.items()},
+            linear=step.linear,
+            right=right.jacobians,
+            factor=factors,
+            rounding=rounding,
+            credit=credited,
+        )
+        result = self.sum.take(back, [(1.0, secant)])
+        is_exact = self.calls.batch_norm == "exact"
+        terms = right.terms(result.terms, coupling_is_rounding=is_exact)
+        by_component = [
+            right.terms(share, coupling_is_rounding=is_exact) for share in result.by_component
+        ]
+        refuse_wrong_sums(step, calls)
+
+        # proof (c): J̄Δθ = Δf
+        change = ends.after.outputs - ends.before.outputs
+        unclosed = result.change - change
+        proofs = StepProofs(
+            gradient_factor=min((factors[name] for name in step.with_grad), default=0.0),
+            gradient_error=gradient_error,
+            rule_error=step.rule_error,
+            closure=ratio(unclosed.norm(), change.norm()),
+            casts_error=relative_size(rounding, step.gradient) if self.is_cast(step) else 0.0,
+        )
+
+        # the sizes of the terms, for the final check
+        statistics = self.later.outputs - ends.after.outputs
+        masses = (
+            terms.contributions.abs().sum(2),
+            terms.decay,
+            terms.rounding,
+            statistics,
+            terms.coupling,
+        )
+        self.added.closing.add_step(secant, step.start, unclosed, masses)
+        self.find_cancelling(terms.contributions, step, calls, credited)
+
+        # the sums by example and by step
+        rows = self.rows_of(step, terms.contributions)
+        place = self.steps.index(step.index)
+        self.added.add(place, rows, terms, statistics, proofs, by_component)
+        self.add_positions(step, calls, rows, right.position_kernel(result.terms))
+        self.later = ends.before
+
+    def call_gradients(
+        self, step: FollowedStep, begun: Sequence[Weights]
+    ) -> Sequence[CallGradients]:
+        """Replay the calls of a step, and return the gradients of their examples."""
         try:
-            calls = [
+            return [
                 self.calls.pulled(call, weights)
                 for call, weights in zip(step.calls, begun, strict=True)
             ]
         except Mistake as error:
             raise Mistake(f"step {step.index}: {error}") from error
-        found = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
-        for each in calls:
-            total = each.total(step.start)
-            for name in found:
-                found[name] += total[name]
-            del total
-
-        # proof (a); and what the optimizer took in beside that gradient: casts, or rounding. Where gradients cancel,
-        # rounding alone remains; Adam divides it by its own size, so that it moves weights as far as a gradient would
-        factors, missed = self.prove(step, begun, found, [each.replayed for each in calls])
-        cast = self.is_cast(step)
-        self.divided |= {name for name in step.with_grad if step.linear[name].divides}
-        credited = credit_of_examples(step, calls, found, factors, self.divided, cast=cast)
-        beside = dict[str, Tensor]()
-        if cast or self.divided:
-            known = found | {name: part * found[name] for name, part in credited.items()}
-            beside = {
-                name: step.gradient[name] - factors[name] * known[name] for name in step.with_grad
-            }
-        nothing = (
-            {n: torch.zeros_like(w) for n, w in step.start.items() if n not in beside}
-            if beside
-            else {}
-        )
-
-        # the sum; and proof (c): the secant of the step, J̄ (θ₊ − θ), is f(θ₊) − f(θ) at the queries, with the running
-        # statistics B from before the step; f(θ₊, B₊) − f(θ₊, B) is what these did
-        before, after = (
-            numbers_of(steps.statistics(index)) for index in (step.index, step.index + 1)
-        )
-        tape, moved = self.reader.record(step.start | before, self.queries), self.later
-        if any(not torch.equal(each, after[name]) for name, each in before.items()):
-            moved = self.reader.record(end | before, self.queries)
-        back = StepBack(
-            start=step.start,
-            difference={name: end[name] - weight for name, weight in step.start.items()},
-            linear=step.linear,
-            right=Chain(
-                [each.features for each in calls]
-                + coupled_row(calls)
-                + rows_of_positions(calls, self.calls.room)
-            ),
-            factor=factors,
-            beside=nothing | beside,
-            credit=credited,
-        )
-        secant = self.reader.along(tape, moved, as_copies=True)
-        taken = self.sum.take(back, [(1.0, secant)])
-        taken, by_position = apart_from_positions(taken, step, calls)
-        change = moved.outputs - tape.outputs
-        unclosed, statistics = taken.pushed - change, self.later.outputs - moved.outputs
-        closure = unclosed.norm()
-        self.later = tape
-
-        # what examples' own gradients lack of that of a batch which norms coupled: rounding, or what these did
-        whole = ComponentShare(taken.kernel, taken.decay, taken.beside)
-        (own, lacks), *of_components = (
-            self.told_apart(share, step, calls) for share in (whole, *taken.shares)
-        )
-        parts, rounding = own.kernel.squeeze(3).neg(), own.beside
-        for each in calls:
-            if isinstance(each.features, TermGradients) and each.whole is not None:
-                each.features.refuse_other_sum(each.whole, step.index)
-
-        # the final check needs the sizes of the terms, and what cancels among them
-        terms = (parts.abs().sum(2), taken.decay, rounding, statistics, lacks)
-        self.added.closing.add_step(secant, step.start, unclosed, terms)
-        self.find_cancelling(parts, step, calls, credited)
-
-        # added up by example and by step
-        proofs = (
-            min(factors[name] for name in step.with_grad) if step.with_grad else 0.0,
-            missed,
-            step.rule_error,
-            share_of(closure, change.norm()),
-            relative(beside, step.gradient) if cast else 0.0,
-        )
-        places = [self.places[name] for call in step.calls for name in call.names]
-        rows = torch.tensor(places, dtype=torch.long, device=parts.device)
-        shares, coupling = (
-            [share for share, _ in of_components],
-            [between for _, between in of_components],
-        )
-        place = self.steps.index(step.index)
-        self.added.add(
-            place, rows, parts, taken.decay, rounding, statistics, lacks, proofs, shares, coupling
-        )
-        if self.added.by_position is not None:
-            each_rows = torch.split(rows, [len(call.names) for call in step.calls])
-            read = [
-                (each.by_position, places) for each, places in zip(calls, each_rows, strict=True)
-            ]
-            self.added.by_position.add(
-                [(one, places) for one, places in read if one is not None], by_position
-            )
-
-    def find_cancelling(
-        self,
-        parts: Float[Tensor, "probe out row"],
-        step: FollowedStep,
-        calls: Sequence[CallGradients],
-        credited: Weights,
-    ) -> None:
-        """Find the parameter in which the parts of a step cancel, if they cancel and no step so far was heavier."""
-        if not self.added.closing.cancels_most(parts):
-            return
-        assert self.sum.adjoint is not None
-        examples = [jacobian for each in calls if each.can_be_reread for jacobian in each.features]
-        felt = self.sum.adjoint.scaled(credited)
-        self.added.closing.find_parameter(felt, examples, step.with_grad, parts[:, :, 0])
-
-    def begin(self, step: FollowedStep) -> None:
-        """Add the effect of momentum from before the followed steps, −⟨βU, m⟩. No followed example caused it."""
-        if step.remembered and self.sum.adjoint is not None:
-            nothing = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
-            carried = {name: self.sum.carry[name] * m for name, m in step.remembered.items()}
-            self.added.carried -= self.sum.adjoint.applied(nothing | carried)
-
-    def pass_over(self, start: Weights) -> None:
-        """Go back over steps that were not followed, to the weights at which the first of them began; U begins anew."""
-        tape = self.reader.record(start, self.queries)
-        self.added.other_steps += self.later.outputs - tape.outputs
-        self.later, self.sum = tape, BackwardSum(components=self.sum.components)
 
     def prove(
         self,
         step: FollowedStep,
         begun: Sequence[Weights],
-        found: Weights,
-        replayed: Sequence[Replayed],
+        gradient: Weights,
+        calls: Sequence[CallGradients],
     ) -> tuple[Mapping[str, float], float]:
-        """Proof (a): the gradient of the examples is the consumed one, up to one factor, or one for each parameter, and
-        the calls gave what their replays give. The factors, and how far the gradients differ, relative to their size.
+        """Proof (a): raise unless the gradient of the examples is the consumed one, up to a factor
+        for all parameters or one for each, and unless the replayed calls gave the outputs that the
+        loop saw.
 
-        Where the loop cast, it is the gradient of its calls under the same casts, as autograd has it.
-        """
+        Return the factors, and the relative distance of the gradients. Under casts or BatchNorm,
+        autograd computes the gradient, under the same casts."""
         called = self.calls.called
+        replayed: Sequence[Replayed] = [each.replayed for each in calls]
         if self.is_cast(step) or any(call.statistics is not None for call in step.calls):
-            nothing, outputs = (
-                {name: torch.zeros_like(step.start[name]) for name in step.with_grad},
-                list[Tensor](),
-            )
-            found = nothing | called.gradient(step.calls, begun, outputs.append)
-            replayed = [
-                replace(
-                    each,
-                    outputs=given.to(each.outputs),
-                    cast_eps=called.room(call.how, exact=step.exact),
-                )
-                for each, given, call in zip(replayed, outputs, step.calls, strict=True)
-            ]
+            gradient, replayed = self.replay_by_autograd(step, begun, replayed)
         consumed = {name: step.gradient[name] for name in step.with_grad}
-        room = called.room_of(step.calls, exact=step.exact)
+        tolerance = called.cast_eps(step.calls, exact=step.exact)
         noise = partial(called.noise, step.calls, begun)
-        factors, missed = factors_between(
-            found, consumed, step.index, facts_of(step.calls), room, noise
+        factors, error = factors_between(
+            gradient, consumed, step.index, facts_of(step.calls), tolerance, noise
         )
-        for call, each in zip(step.calls, replayed, strict=True):
-            if call.signed is not None and (other := each.other(call.signed)):
+        for call, replay in zip(step.calls, replayed, strict=True):
+            if call.signed is not None and (missed := replay.other(call.signed)):
                 raise Mistake(
                     f"step {step.index}: the model gave other outputs when the loop called it than it does now at the "
-                    f"same weights, off by {other:.2g} of them; {CHANGED}"
+                    f"same weights, off by {missed:.2g} of them; {CHANGED}"
                 )
-        factors = self.multiplied.take(
-            step.index, factors, found, consumed, bound_of(consumed, room)
-        )
-        return dict.fromkeys(step.start, 0.0) | factors, missed
+        bound = bound_of(consumed, tolerance)
+        factors = self.multiplied.take(step.index, factors, gradient, consumed, bound)
+        return dict.fromkeys(step.start, 0.0) | factors, error
 
-    def told_apart(
-        self, share: ComponentShare, step: FollowedStep, calls: Sequence[CallGradients]
-    ) -> tuple[ComponentShare, Float[Tensor, "probe out"]]:
-        """What came of the examples of a step, and what their own gradients lack of that of the batches which norms
-        coupled: rounding, which is beside them, or what they did to one another."""
-        nothing = torch.zeros_like(share.beside)
-        if all(each.whole is None for each in calls):
-            return share, nothing
-        coupled = [
-            each.whole is not None
-            for each, call in zip(calls, step.calls, strict=True)
-            for _ in call.names
+    def replay_by_autograd(
+        self, step: FollowedStep, begun: Sequence[Weights], replayed: Sequence[Replayed]
+    ) -> tuple[Weights, Sequence[Replayed]]:
+        """Return the gradient of the calls and their outputs as autograd gives them, under the
+        loop's casts."""
+        called, outputs = self.calls.called, list[Tensor]()
+        gradient = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
+        gradient |= called.gradient(step.calls, begun, outputs.append)
+        cast = [
+            replace(
+                replay,
+                outputs=output.to(replay.outputs),
+                cast_eps=called.cast_eps_of(call.how, exact=step.exact),
+            )
+            for replay, output, call in zip(replayed, outputs, step.calls, strict=True)
         ]
-        own, whole = share.kernel[:, :, :-1], share.kernel[:, :, -1]
-        lacks = (own[:, :, torch.tensor(coupled, device=own.device)].sum(2) - whole).squeeze(2)
-        if self.calls.batch_norm == "exact":
-            return share._replace(kernel=own, beside=share.beside + lacks), nothing
-        return share._replace(kernel=own), lacks
+        return gradient, cast
+
+    def rounding_of(
+        self,
+        step: FollowedStep,
+        calls: Sequence[CallGradients],
+        gradient: Weights,
+        factors: Mapping[str, float],
+    ) -> tuple[Weights, Weights]:
+        """Return e, the part of the consumed gradient that no example caused, and the credit of the
+        examples.
+
+        e is what casts did, or, if terms cancel, rounding. Adam divides a gradient that is rounding
+        alone by its own size, so that it moves weights as far as any other gradient."""
+        cast = self.is_cast(step)
+        self.divided |= {name for name in step.with_grad if step.linear[name].divides}
+        credited = credit_of_examples(step, calls, gradient, factors, self.divided, cast=cast)
+        if not cast and not self.divided:
+            return {}, credited
+        rounding = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
+        for name in step.with_grad:
+            by_examples = gradient[name]
+            if name in credited:
+                by_examples = credited[name] * by_examples
+            rounding[name] = step.gradient[name] - factors[name] * by_examples
+        return rounding, credited
+
+    def query_ends(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> QueryEnds:
+        """Record the queries at both ends of a step, with the running statistics from before it."""
+        statistics = numbers_of(steps.statistics(step.index))
+        later = numbers_of(steps.statistics(step.index + 1))
+        before = self.reader.record(step.start | statistics, self.queries)
+        after = self.later
+        moved = any(not torch.equal(value, later[name]) for name, value in statistics.items())
+        if moved:
+            after = self.reader.record(end | statistics, self.queries)
+        return QueryEnds(before, after)
+
+    def rows_of(self, step: FollowedStep, like: Tensor) -> Int[Tensor, " row"]:
+        """Return the place of the example of each row of the calls."""
+        places = [self.places[name] for call in step.calls for name in call.names]
+        return torch.tensor(places, dtype=torch.long, device=like.device)
+
+    def add_positions(
+        self,
+        step: FollowedStep,
+        calls: Sequence[CallGradients],
+        rows: Int[Tensor, " row"],
+        kernel: Float[Tensor, "probe out position_row"],
+    ) -> None:
+        """Add the products with the gradients of single positions."""
+        if self.added.by_position is None:
+            return
+        places = torch.split(rows, [len(call.names) for call in step.calls])
+        of_calls = [
+            (call.by_position, place)
+            for call, place in zip(calls, places, strict=True)
+            if call.by_position is not None
+        ]
+        self.added.by_position.add(of_calls, kernel)
+
+    def find_cancelling(
+        self,
+        contributions: Float[Tensor, "probe out row"],
+        step: FollowedStep,
+        calls: Sequence[CallGradients],
+        credited: Weights,
+    ) -> None:
+        """Find the parameter that causes the cancellation of a step, if no step so far was
+        heavier."""
+        if not self.added.closing.cancels_most(contributions):
+            return
+        assert self.sum.adjoint is not None
+        examples = [jacobian for call in calls if call.can_be_reread for jacobian in call.features]
+        adjoint = self.sum.adjoint.scaled(credited)
+        like = contributions[:, :, 0]
+        self.added.closing.find_parameter(adjoint, examples, step.with_grad, like)
+
+    def add_earlier_momentum(self, step: FollowedStep) -> None:
+        """Add the effect of momentum from before the followed steps, −⟨βU, m⟩. No followed example
+        caused it."""
+        if step.remembered and self.sum.adjoint is not None:
+            momentum = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
+            for name, m in step.remembered.items():
+                momentum[name] = self.sum.momentum_decay[name] * m
+            self.added.carried -= self.sum.adjoint.applied(momentum)
+
+    def pass_over(self, start: Weights) -> None:
+        """Skip steps that were not followed, to the weights at their beginning. U begins at
+        zero again."""
+        tape = self.reader.record(start, self.queries)
+        self.added.other_steps += self.later.outputs - tape.outputs
+        self.later = tape
+        self.sum = BackwardSum(components=self.sum.components)
 
     def is_cast(self, step: FollowedStep) -> bool:
-        """Whether some call rounded to shorter numbers."""
+        """True if some call rounded to shorter numbers."""
         return any(self.calls.called.is_cast(call.how) for call in step.calls)
+
+
+class QueryEnds(NamedTuple):
+    """The queries at both ends of a step, with the same running statistics."""
+
+    before: Tape
+    after: Tape
+
+
+def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weights:
+    """Return Σᵢ Jᵢᵀℓ′ᵢ over the calls of a step, of parameters with a gradient."""
+    gradient = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
+    for call in calls:
+        total = call.total(step.start)
+        for name in gradient:
+            gradient[name] += total[name]
+        del total
+    return gradient
+
+
+def refuse_wrong_sums(step: FollowedStep, calls: Sequence[CallGradients]) -> None:
+    """Raise if the gradients of examples through a coupled batch miss the gradient of the batch."""
+    for call in calls:
+        if isinstance(call.features, TermGradients) and call.whole is not None:
+            call.features.refuse_other_sum(call.whole, step.index)
 
 
 def credit_of_examples(
     step: FollowedStep,
     calls: Sequence[CallGradients],
-    found: Weights,
+    gradient: Weights,
     factors: Mapping[str, float],
     divided: Collection[str],
     *,
@@ -556,102 +336,129 @@ def credit_of_examples(
 ) -> Weights:
     """Return 0 where the gradient of a step is rounding, and 1 elsewhere.
 
-    Only parameters that this step or a later one divides by past gradients are looked at, as a memory carries rounding
-    on to later steps. Parameters whose gradients are all known are left out.
-    """
-    gradient = {name: step.gradient[name] for name in step.with_grad if name in divided}
-    if not gradient:
+    Only parameters that this step or a later one divides by past gradients are looked at, as
+    momentum carries rounding on to later steps. Parameters without any rounding are omitted."""
+    consumed = {name: step.gradient[name] for name in step.with_grad if name in divided}
+    if not consumed:
         return {}
     jacobians = (jacobian for call in calls if call.can_be_reread for jacobian in call.features)
     sizes = {
         name: size * abs(factors[name])
         for name, size in term_sizes(jacobians, step.start).items()
-        if name in gradient
+        if name in consumed
     }
+    if cast:
+        return credit(consumed, sizes, {})
 
-    # two sums of the same terms, of the loop and of the replay, also show how much of a gradient is known
-    other = {} if cast else {name: factors[name] * found[name] for name in gradient}
+    # two sums of the same terms, by the loop and by the replay, also show how much of a gradient is
+    # known
+    other = {name: factors[name] * gradient[name] for name in consumed}
     for call in calls:
         if (
-            other
-            and call.whole is not None
+            call.whole is not None
             and isinstance(call.features, TermGradients)
             and call.can_be_reread
         ):
-            for name in gradient.keys() & call.whole.keys():
-                other[name] = other[name] + factors[name] * (
-                    call.features.total[name] - call.whole[name]
-                )
-    return credit(gradient, sizes, other)
+            for name in consumed.keys() & call.whole.keys():
+                gap = call.features.total[name] - call.whole[name]
+                other[name] = other[name] + factors[name] * gap
+    return credit(consumed, sizes, other)
+
+
+# --- The right side of the products of a step.
+
+
+class StepRows:
+    """The gradients that V is multiplied with: a row for each example of the calls; one for all
+    calls whose batches norms couple, if any; and one for each position of each example, if
+    contributions by position are asked for."""
+
+    def __init__(
+        self, step: FollowedStep, calls: Sequence[CallGradients], buffer_bytes: float
+    ) -> None:
+        self.coupled = [
+            call.whole is not None
+            for call, followed in zip(calls, step.calls, strict=True)
+            for _ in followed.names
+        ]
+        batch = coupled_row(calls)
+        positions = [call.by_position for call in calls if call.by_position is not None]
+        for each in positions:
+            each.buffer_bytes = buffer_bytes / len(positions)
+        self.jacobians = Chain([call.features for call in calls] + batch + [*positions])
+        self.examples = len(self.coupled)
+        self.first_position = self.examples + len(batch)
+
+    def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
+        """Read contributions and coupling from the products with these rows.
+
+        The gradients of single examples may not add up to the gradient of a coupled batch. The gap
+        is rounding if their gradients went through the batch, and else the effect of examples on
+        one another."""
+        kernel = terms.kernel[:, :, : self.examples]
+        contributions = kernel.squeeze(3).neg()
+        gap = torch.zeros_like(terms.rounding)
+        if self.first_position == self.examples:
+            return LoopTerms(contributions, terms.decay, terms.rounding, gap)
+        coupled = torch.tensor(self.coupled, device=kernel.device)
+        batch = terms.kernel[:, :, self.examples]
+        gap = (kernel[:, :, coupled].sum(2) - batch).squeeze(2)
+        if coupling_is_rounding:
+            rounding = terms.rounding + gap
+            return LoopTerms(contributions, terms.decay, rounding, torch.zeros_like(gap))
+        return LoopTerms(contributions, terms.decay, terms.rounding, gap)
+
+    def position_kernel(self, terms: StepTerms) -> Float[Tensor, "probe out row"]:
+        """Return the products with the rows of positions, which come last."""
+        return terms.kernel[:, :, self.first_position :].squeeze(3)
 
 
 class Chain(Sequence[Jacobian]):
-    """Several sequences, one after another; what is made when it runs for is made then."""
+    """Several sequences, one after another; an element that is made on demand is made when it is
+    read."""
 
-    def __init__(self, several: Sequence[Sequence[Jacobian]]) -> None:
-        self.places = [(each, place) for each in several for place in range(len(each))]
+    def __init__(self, sequences: Sequence[Sequence[Jacobian]]) -> None:
+        self.places = [(each, place) for each in sequences for place in range(len(each))]
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, index: Any) -> Any:
-        several, place = self.places[index]
-        return several[place]
+        sequence, place = self.places[index]
+        return sequence[place]
 
 
 def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
-    """The gradient of the calls whose batches norms coupled, as that of one more example, if there are any."""
-    wholes = [each.whole for each in calls if each.whole is not None]
+    """Return the gradient of all calls whose batches norms couple, as one more example."""
+    wholes = [call.whole for call in calls if call.whole is not None]
     if not wholes:
         return []
-    rows = {name: sum((whole[name] for whole in wholes[1:]), wholes[0][name]) for name in wholes[0]}
-    return [
-        [Jacobian(tuple(Rows(row.reshape(1, 1, -1), name) for name, row in rows.items()), 1, 1)]
-    ]
+    first, *others = wholes
+    blocks = []
+    for name, part in first.items():
+        row = sum((whole[name] for whole in others), part)
+        blocks.append(Rows(row.reshape(1, 1, -1), name))
+    return [[Jacobian(tuple(blocks), 1, 1)]]
 
 
-def rows_of_positions(calls: Sequence[CallGradients], room: float) -> list[Sequence[Jacobian]]:
-    """The gradients of the positions of calls, as those of more examples, if they are read; calls share the room, in
-    bytes, for those that are made once."""
-    found = [each.by_position for each in calls if each.by_position is not None]
-    for each in found:
-        each.room = room / len(found)
-    return [*found]
+def ratio(part: Tensor, whole: Tensor) -> float:
+    """Return part/whole, or the part itself if the whole is zero.
 
-
-def apart_from_positions(
-    taken: TakenBack, step: FollowedStep, calls: Sequence[CallGradients]
-) -> tuple[TakenBack, Float[Tensor, "probe out row"]]:
-    """What came of the examples of a step, and of the positions of its calls, which are the last rows."""
-    more = sum(
-        len(each.by_position) * len(call.names)
-        for each, call in zip(calls, step.calls, strict=True)
-        if each.by_position is not None
-    )
-    own = taken.kernel.shape[2] - more
-    shares = [share._replace(kernel=share.kernel[:, :, :own]) for share in taken.shares]
-    return taken._replace(kernel=taken.kernel[:, :, :own], shares=shares), taken.kernel[
-        :, :, own:
-    ].squeeze(3)
-
-
-def share_of(part: Tensor, whole: Tensor) -> float:
-    """The first number relative to the second, or itself where there is nothing to compare with.
-
-    >>> share_of(torch.tensor(1.0), torch.tensor(4.0)), share_of(torch.tensor(1.0), torch.tensor(0.0))
+    >>> ratio(torch.tensor(1.0), torch.tensor(4.0)), ratio(torch.tensor(1.0), torch.tensor(0.0))
     (0.25, 1.0)
     """
-    ours, theirs = read_numbers([part, whole])
-    return ours / theirs if theirs else ours
+    numerator, denominator = read_numbers([part, whole])
+    return numerator / denominator if denominator else numerator
 
 
-def relative(part: Weights, whole: Weights) -> float:
-    """The size of some gradients relative to that of the whole.
+def relative_size(part: Weights, whole: Weights) -> float:
+    """Return the norm of some gradients relative to others.
 
-    >>> relative({"w": torch.ones(1)}, {"w": torch.full((1,), 4.0)}), relative({}, {})
+    >>> relative_size({"w": torch.ones(1)}, {"w": torch.full((1,), 4.0)}), relative_size({}, {})
     (0.25, 0.0)
     """
-    above, below = (
-        sum(float(each.square().sum()) for each in parts.values()) for parts in (part, whole)
+    squares, squares_of_whole = (
+        sum(float(each.square().sum()) for each in gradients.values())
+        for gradients in (part, whole)
     )
-    return (above / below) ** 0.5 if above else 0.0
+    return (squares / squares_of_whole) ** 0.5 if squares else 0.0

@@ -1,13 +1,14 @@
-"""Proof (a): the consumed gradient is that of the examples seen, g, up to factors, which scales and clipping explain.
+"""Proof (a): the consumed gradient is the gradient g of the examples, up to factors that scales and
+clipping explain.
 
-    consumed = c·g      a scale     c = 2^k, of a scaler that was taken back; 2^k/n ≤ 1, of a mean; or a c < 1 that
-                                    another step has, but for 2^k
-                        clipping    c = u·M/(u‖g‖ + 1e-6), u a scale: c‖g‖ is M at every step that was clipped
+    consumed = c·g      a scale     c = 2^k, of a scaler; 2^k/n ≤ 1, of a mean; or a c < 1 that
+                                    another step has, up to 2^k
+                        clipping    c = u·M/(u‖g‖ + 1e-6), u a scale: c‖g‖ = M at every clipped step
 
-where the norms are over the parameters that share c. A gradient of several numbers that is c times another is so by no
-accident. One of a single number always is: its c has to be that of parameters that it may have been clipped with, a
-power of two, or lead to a norm that others were clipped to.
-"""
+Norms are over the parameters that share c. If a gradient of several numbers is c times another,
+that is no accident. For a single number it always holds. Its c must therefore equal the c of
+parameters that were clipped together with it, or a power of two, or lead to a norm that other steps
+were clipped to."""
 
 from __future__ import annotations
 
@@ -27,22 +28,26 @@ from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
-AGREES = 1e3  # eps: of sums over a batch, in another order, relative to the sum of their sizes
-OF_NOISE = 64  # times what a relative noise of eps does to a gradient
-OF_CASTS = 8  # eps of the shorter numbers: of the same sums by other kernels; by the same ones they are the same
-SAME = 4  # bounds of the proof: of two factors, or norms, each of which is known to one
-PARTS = 1000  # the largest n of which a mean may be taken
-RESOLVED = 0.05  # bounds: of a norm beside another
-FAIR = 0.1  # the share of the steps of a parameter that have the norm, or the scale, of one of them
-ADDED = "was a term added to the loss, or a gradient changed by hand?"
-RARE = 0.01  # the share of all numbers that may be within the bound of some 1/n
-ALIKE = (
-    f"{ADDED} A penalty on weights is followed as weight_decay of "
-    "the optimizer; one on another output, when that is part of the module's output (output=…), or of a call of its own"
+SUM_EPS = 1e3  # eps: sums over a batch in another order, relative to the sum of their sizes
+NOISE_MULTIPLE = 64  # times the effect of a relative noise of eps on a gradient
+CAST_EPS = 8  # eps of the shorter numbers: the same sums by other kernels
+EQUAL_BOUNDS = (
+    4  # bounds of the proof: distance of two equal factors or norms, each known to one bound
 )
-DREW = (
-    "were other random numbers drawn in the call, by fused attention (choose attn_implementation='eager', or "
-    "SDPBackend.MATH in the loop), by a compiled model, after seeding inside? If not, " + ALIKE
+MAX_MEAN = 1000  # the largest n of a mean
+RESOLVED_BOUNDS = 0.05  # bounds: distance of two equal norms of single numbers
+COMMON_SHARE = 0.1  # least share of a parameter's steps with the same norm or scale
+WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
+RARE_SHARE = 0.01  # of all numbers that may be near some 1/n
+ASK_ADDED = (
+    f"{WHAT_ADDED} A penalty on weights is followed as weight_decay of "
+    "the optimizer; one on another output, when that is part of the module's output (output=…), or "
+    "of a call of its own"
+)
+ASK_DRAWS = (
+    "were other random numbers drawn in the call, by fused attention (choose "
+    "attn_implementation='eager', or "
+    "SDPBackend.MATH in the loop), by a compiled model, after seeding inside? If not, " + ASK_ADDED
 )
 
 
@@ -63,15 +68,17 @@ def factors_between(
     consumed: Weights,
     step: int,
     facts: StepFacts,
-    room: float,
+    tolerance: float,
     noise: Callable[[], Weights],
 ) -> tuple[dict[str, float], float]:
-    """The factors of the parameters between the gradient that was found, of these calls, and the consumed one, and how
-    far the two differ after all: by no more than rounding, also of casts, which have that `room`, and of terms that
-    cancel, for which `noise` tells how far rounding moves the gradient."""
+    """Return the factor of each parameter between the replayed gradient and the consumed one, and
+    their distance, or raise if rounding does not explain it.
+
+    `tolerance` is the eps of casts. `noise` measures how far rounding moves gradients that cancel.
+    """
     if not consumed:
         return {}, 0.0
-    bound = bound_of(consumed, room)
+    bound = bound_of(consumed, tolerance)
 
     # one factor for all parameters, or else one for each
     factor, missed = factor_of_parts(
@@ -83,7 +90,7 @@ def factors_between(
     for near in (
         near_power_of_two(factor, missed),
         1.0,
-    ):  # of a gradient that is all rounding no factor is known
+    ):  # 1.0: for a gradient that is all rounding
         if cancels(found, consumed, near, bound, moved):
             return dict.fromkeys(consumed, near), missed
     each = {
@@ -92,31 +99,36 @@ def factors_between(
     worst = max(each, key=lambda name: each[name][1])
     if (missed := each[worst][1]) <= bound:
         return {name: one[0] for name, one in each.items()}, missed
-    reason = DREW if facts.drew else ALIKE
+    reason = ASK_DRAWS if facts.drew else ASK_ADDED
     if facts.other_outputs:
         others = " or ".join(facts.other_outputs)
         reason = (
-            f"does the loss use the output {others} of the model as well, or alone? One is followed: name "
+            f"does the loss use the output {others} of the model as well, or alone? One is "
+            "followed: name "
             "it, output=…, or let the model return all that the loss uses as one tensor (torch.cat)"
         )
     raise Mistake(
-        f"step {step}: the gradient that was consumed is not that of the {facts.rows} examples seen, off by "
+        f"step {step}: the gradient that was consumed is not that of the {facts.rows} examples "
+        "seen, off by "
         f"{missed:.2g} of itself in '{worst}'; {reason}"
     )
 
 
 def cancels(found: Weights, consumed: Weights, factor: float, bound: float, noise: Weights) -> bool:
-    """Whether rounding of terms that cancel explains the difference between two gradients, parameter by parameter."""
+    """True if rounding of terms that cancel explains the distance of two gradients, parameter by
+    parameter."""
     for name, part in consumed.items():
         missed = float((factor * found[name] - part).norm())
-        rounding = OF_NOISE * abs(factor) * float(noise[name].norm()) if name in noise else 0.0
+        rounding = (
+            NOISE_MULTIPLE * abs(factor) * float(noise[name].norm()) if name in noise else 0.0
+        )
         if not missed <= bound * float(part.norm()) + rounding:
             return False
     return True
 
 
 def near_power_of_two(factor: float, missed: float) -> float:
-    """Return the power of two that a factor is near to, up to a relative error, or the factor itself.
+    """Return the power of two within a relative error of a factor, or the factor.
 
     >>> near_power_of_two(0.25 + 1e-12, 1e-11), near_power_of_two(0.3, 1e-11)
     (0.25, 0.3)
@@ -128,8 +140,9 @@ def near_power_of_two(factor: float, missed: float) -> float:
 
 
 def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """The factor between two gradients, and how far they differ, relative to the second; in long numbers where squares
-    would underflow, as those of examples that are all but learned do.
+    """Return the factor between two gradients, and their distance relative to the second.
+
+    In double precision if squares would underflow, as for examples that are nearly learned.
 
     >>> factor_between(torch.full((2,), 2e-25), torch.full((2,), 1e-25))
     (0.5, 0.0)
@@ -138,68 +151,84 @@ def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
 
 
 def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """The same of gradients in parts, which are never copied as a whole: of a large model that takes gigabytes."""
-    count, numbers = sum(theirs.numel() for _, theirs in pairs), torch.finfo(pairs[0][1].dtype)
-    read = read_numbers([each for o, t in pairs for each in (o.norm(), t.norm(), o @ o, o @ t)])
-    sizes = [hypot(*read[::4]), hypot(*read[1::4])]
-    if count and min(sizes) ** 2 < numbers.tiny / count and pairs[0][1].dtype != torch.float64:
+    """Return the factor between gradients in parts, which are never concatenated: that can take
+    gigabytes."""
+    # ‖ours‖, ‖theirs‖, ours·ours and ours·theirs of each part, in one transfer from the device
+    products = []
+    for ours, theirs in pairs:
+        products += [ours.norm(), theirs.norm(), ours @ ours, ours @ theirs]
+    read = read_numbers(products)
+    size = hypot(*read[::4])
+    size_of_theirs = hypot(*read[1::4])
+
+    # in double precision if squares underflow
+    count = sum(theirs.numel() for _, theirs in pairs)
+    dtype = pairs[0][1].dtype
+    underflows = bool(count) and min(size, size_of_theirs) ** 2 < torch.finfo(dtype).tiny / count
+    if underflows and dtype != torch.float64:
         return factor_of_parts([(ours.double(), theirs.double()) for ours, theirs in pairs])
+
+    # c = ours·theirs / ours·ours, and ‖c ours − theirs‖ / ‖theirs‖
     square = sum(read[2::4])
     factor = sum(read[3::4]) / square if square else 0.0
     missed = hypot(*read_numbers([(factor * ours - theirs).norm() for ours, theirs in pairs]))
-    return factor, missed / sizes[1] if sizes[1] else 0.0
+    return factor, missed / size_of_theirs if size_of_theirs else 0.0
 
 
-def bound_of(consumed: Weights, room: float) -> float:
-    """How far rounding may take a gradient, relative to it, and casts that have this room."""
+def bound_of(consumed: Weights, tolerance: float) -> float:
+    """Return how far rounding, and casts of this eps, may move a gradient, relative to it."""
     return max(
-        AGREES * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0),
-        OF_CASTS * room,
+        SUM_EPS * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0),
+        CAST_EPS * tolerance,
     )
 
 
-# --- Whether scales and clipping explain the factors of a loop.
+# --- Scales and clipping must explain the factors of a loop.
 
 
 @dataclass(frozen=True, eq=False)
 class Multiplied:
-    """Parameters whose gradients a step multiplied with one factor; `squares` are of the norms that were consumed."""
+    """Parameters whose gradients a step multiplied with one factor, and the squared norms of the
+    products."""
 
     step: int
     names: tuple[str, ...]
     factor: float
     squares: array[float]
-    single: bool  # of one number in all
-    bound: float  # of rounding, relative
+    single: bool  # one number in all
+    bound: float  # relative, of rounding
 
     @property
     def norm(self) -> float:
-        """Of what was consumed."""
+        """The norm of the consumed gradient."""
         return sqrt(sum(self.squares))
 
     @property
-    def room(self) -> float:
-        """How far a norm may be from another that clipping leaves, where it was asked for one up to 1e-6 above both."""
-        return SAME * self.bound * self.norm + GUARD
+    def tolerance(self) -> float:
+        """The distance of two norms that clipping leaves, if it was asked for one up to 1e-6 above
+        both."""
+        return EQUAL_BOUNDS * self.bound * self.norm + GUARD
 
     @property
     def mantissa(self) -> float:
-        """The factor without its power of two, by which a scaler grows or shrinks."""
+        """The factor without its power of two, which a scaler may change."""
         return frexp(self.factor)[0]
 
     def may_be_clipped(self, other: Multiplied) -> bool:
-        """Whether clipping by norm may have led to this norm, which is that of another step.
+        """True if clipping by norm may have led to the same norm in this step and another.
 
-        A single number that was cut to the same to the bit, where a norm would leave 1e-6 of it, was clipped by value.
-        """
+        Clipping by norm leaves a trace of the 1e-6 in a single number. A number that is the same to
+        the bit was clipped by value."""
         if not self.single:
             return self.factor > 0
         by_value = abs(self.norm - other.norm)
         by_norm = abs(self.norm + GUARD * self.factor - other.norm - GUARD * other.factor)
-        return 0 < self.factor < 1 and by_norm <= max(by_value, RESOLVED * self.bound * self.norm)
+        return 0 < self.factor < 1 and by_norm <= max(
+            by_value, RESOLVED_BOUNDS * self.bound * self.norm
+        )
 
     def only(self, names: Iterable[str]) -> Multiplied:
-        """The part of some of the parameters."""
+        """Return the part of some of the parameters."""
         chosen = frozenset(names)
         places = [place for place, name in enumerate(self.names) if name in chosen]
         squares = array("d", (self.squares[place] for place in places))
@@ -208,7 +237,7 @@ class Multiplied:
 
 @dataclass
 class Factors:
-    """The factors by which steps multiplied gradients, without those that are scales."""
+    """The factors of all steps so far that are no scales."""
 
     seen: list[Multiplied] = field(default_factory=list)
 
@@ -220,37 +249,39 @@ class Factors:
         consumed: Weights,
         bound: float,
     ) -> dict[str, float]:
-        """Note the factors of a step; those of single numbers are afterwards those of the groups they fit."""
-        # groups of parameters with one factor; a parameter of a single number, whose factor may be any, goes with the
-        # group whose factor explains it to the rounding of the whole gradient
+        """Note the factors of a step. Return them, with single numbers moved to the groups that
+        they fit."""
+        # groups of parameters with one factor. A parameter of a single number, which any factor
+        # explains, joins the group whose factor explains it to the rounding of the whole gradient
         counts = read_numbers([consumed[name].count_nonzero() for name in factors])
         numbers = dict(zip(factors, counts, strict=True))
-        chosen, groups = dict(factors), list[list[str]]()
+        chosen = dict(factors)
+        groups: list[list[str]] = []
         if len(set(factors.values())) == 1:
             groups.append(list(factors))
         else:
             singles = [name for name in factors if numbers[name] < 2]
             groups += clusters(
                 {name: factor for name, factor in factors.items() if numbers[name] > 1},
-                SAME * bound,
+                EQUAL_BOUNDS * bound,
             )
-            room = bound * sqrt(sum(float(consumed[name].square().sum()) for name in factors))
+            tolerance = bound * sqrt(sum(float(consumed[name].square().sum()) for name in factors))
             for name in singles:
                 fits = [
                     float((chosen[group[0]] * found[name] - consumed[name]).norm())
                     for group in groups
                 ]
-                if groups and min(fits) <= room:
+                if groups and min(fits) <= tolerance:
                     group = groups[fits.index(min(fits))]
                     chosen[name] = chosen[group[0]]
                     group.append(name)
                 else:
                     groups.append([name])
 
-        # scales are explained at once; what may be clipping is compared with the other steps, in `refuse_unexplained`
+        # scales are explained at once; `refuse_unexplained` compares the rest with other steps
         for group in groups:
             factor, single = chosen[group[0]], sum(numbers[name] for name in group) < 2
-            if not is_scale(factor, bound, 1 if single else PARTS):
+            if not is_scale(factor, bound, 1 if single else MAX_MEAN):
                 squares = array(
                     "d", read_numbers([consumed[name].square().sum() for name in group])
                 )
@@ -258,19 +289,20 @@ class Factors:
         return chosen
 
     def refuse_unexplained(self) -> None:
-        """Refuse factors that neither scales nor clipping give."""
-        # norms to which several steps lead were clipped to
+        """Raise if a factor is neither a scale nor clipping."""
+        # norms that several steps share come from clipping
         ordered = sorted(self.seen, key=lambda each: each.norm)
         norms = [each.norm for each in ordered]
         clipped = set[Multiplied]()
-        for each, alike_ones in zip(
-            ordered, shared(ordered, norms, lambda each: each.room), strict=True
+        for each, equal_ones in zip(
+            ordered, shared(ordered, norms, lambda each: each.tolerance), strict=True
         ):
-            others = [other for other in alike_ones if other is not each]
+            others = [other for other in equal_ones if other is not each]
             if others and all(map(each.may_be_clipped, others)):
                 clipped.add(each)
 
-        # factors of other steps, but for a power of two, are scales; sums of clipped groups are clipped
+        # a factor that other steps share, up to a power of two, is a scale; so are sums of clipped
+        # groups
         left = [each for each in self.seen if each not in clipped]
         scales = {each.mantissa for each in scales_among(left)}
         known = {frozenset(each.names): each.norm for each in ordered if each in clipped}
@@ -280,11 +312,11 @@ class Factors:
             if not is_sum(each, known)
             and not (
                 0 < each.factor < 1
-                and any(alike(each.mantissa, m, SAME * each.bound) for m in scales)
+                and any(nearly_equal(each.mantissa, m, EQUAL_BOUNDS * each.bound) for m in scales)
             )
         ]
 
-        # what is clipped at one step alone is known by its direction
+        # a factor of one step alone is clipping, known by the direction of the gradient
         times = Counter(name for each in left for name in each.names)
         for each in sorted(left, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
@@ -300,20 +332,25 @@ class Factors:
                     else "not a scale, and not to the norm of another step, as by clipping to one norm"
                 )
                 raise Mistake(
-                    f"step {each.step}: the gradient that was consumed is not that of the examples seen: in "
-                    f"'{each.names[0]}'{more} it is {each.factor:.4g} times that, {what}; {ADDED}"
+                    f"step {each.step}: the gradient that was consumed is not that of the examples "
+                    "seen: in "
+                    f"'{each.names[0]}'{more} it is {each.factor:.4g} times that, {what}; "
+                    f"{WHAT_ADDED}"
                 )
 
 
 def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
-    """Those whose factor is, but for a power of two, that of other steps; of one number, of almost all others."""
-    for single, fair in ((False, FAIR), (True, 1 - FAIR)):
+    """Yield those whose factor other steps share, up to a power of two; a single number needs
+    almost all others."""
+    for single, fair in ((False, COMMON_SHARE), (True, 1 - COMMON_SHARE)):
         ordered = sorted(
             (each for each in several if each.single == single), key=lambda each: each.mantissa
         )
         mantissas = [each.mantissa for each in ordered]
         for each, ends in zip(
-            ordered, shared(ordered, mantissas, lambda each: SAME * each.bound, fair), strict=True
+            ordered,
+            shared(ordered, mantissas, lambda each: EQUAL_BOUNDS * each.bound, fair),
+            strict=True,
         ):
             if any(other.step != each.step for other in ends) and 0 < each.factor < 1:
                 yield each
@@ -322,30 +359,30 @@ def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
 def shared(
     ordered: Sequence[Multiplied],
     values: Sequence[float],
-    room: Callable[[Multiplied], float],
-    fair: float = FAIR,
+    tolerance: Callable[[Multiplied], float],
+    fair: float = COMMON_SHARE,
 ) -> Iterator[tuple[Multiplied, ...]]:
-    """For each, the first and the last of those with its value, if these are a fair share of all that are of the same
-    parameter: by chance any number has a few that are near to it."""
+    """Yield, for each, the first and the last with its value, if they are a fair share of all steps
+    of the same parameter. By chance, any number is near a few others."""
     times = Counter(name for each in ordered for name in each.names)
     for each, value in zip(ordered, values, strict=True):
         first, last = (
-            bisect_left(values, value - room(each)),
-            bisect_right(values, value + room(each)),
+            bisect_left(values, value - tolerance(each)),
+            bisect_right(values, value + tolerance(each)),
         )
         enough = last - first >= max(2.0, fair * min(times[name] for name in each.names))
         yield (ordered[first], ordered[last - 1]) if enough else ()
 
 
-def clusters(factors: Mapping[str, float], room: float) -> list[list[str]]:
-    """The names whose factors are the same but for rounding.
+def clusters(factors: Mapping[str, float], tolerance: float) -> list[list[str]]:
+    """Group the names whose factors are equal up to rounding.
 
     >>> clusters({"a": 0.5, "b": 1.0, "c": 0.5}, 1e-9)
     [['a', 'c'], ['b']]
     """
     found: list[list[str]] = []
     for name in sorted(factors, key=lambda name: factors[name]):
-        if found and alike(factors[found[-1][0]], factors[name], room):
+        if found and nearly_equal(factors[found[-1][0]], factors[name], tolerance):
             found[-1].append(name)
         else:
             found.append([name])
@@ -353,33 +390,34 @@ def clusters(factors: Mapping[str, float], room: float) -> list[list[str]]:
 
 
 def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
-    """Whether it is groups that were clipped by themselves to known norms, whose factors are the same this time."""
+    """True if these are several groups, each clipped to a known norm, whose factors happen to be
+    equal."""
     left = each
     if each.single or each.factor < 0:
         return False
     for names, norm in known.items():
         part = left.only(names)
-        if len(part.names) == len(names) and abs(part.norm - norm) <= part.room:
+        if len(part.names) == len(names) and abs(part.norm - norm) <= part.tolerance:
             left = left.only(name for name in left.names if name not in names)
     return not left.names or (
-        left is not each and any(abs(left.norm - norm) <= left.room for norm in known.values())
+        left is not each and any(abs(left.norm - norm) <= left.tolerance for norm in known.values())
     )
 
 
-def alike(one: float, other: float, room: float) -> bool:
-    """Whether two factors are the same but for rounding."""
-    return abs(one - other) <= room * max(abs(one), abs(other))
+def nearly_equal(one: float, other: float, tolerance: float) -> bool:
+    """True if two factors are equal up to rounding."""
+    return abs(one - other) <= tolerance * max(abs(one), abs(other))
 
 
-def is_scale(factor: float, bound: float, most: int = PARTS) -> bool:
-    """Whether the factor is a power of two, one over a whole number up to a limit, 1, or 0.
+def is_scale(factor: float, bound: float, most: int = MAX_MEAN) -> bool:
+    """True if the factor is a power of two, 1/n up to a largest n, 1, or 0.
 
     >>> [is_scale(factor, 1e-9) for factor in (1.0, 2.0**-10, 1 / 3, 2.0, 0.3, 3.0, -1.0, 0.0)]
     [True, True, True, True, False, False, False, True]
     """
     if factor <= 0:
         return factor == 0
-    parts = range(1, int(min(most, max(1.0, RARE / bound))) + 1 if factor < 1 else 2, 2)
+    parts = range(1, int(min(most, max(1.0, RARE_SHARE / bound))) + 1 if factor < 1 else 2, 2)
     return any(
         2 * part - 1 <= bound or 1 - part <= bound for part in (frexp(factor * n)[0] for n in parts)
     )

@@ -1,4 +1,5 @@
-"""The final check of an attribution: the parts add up to the change of the outputs, and how strongly they cancel.
+"""The final check of an attribution: the parts add up to the change of the outputs, and how
+strongly they cancel.
 
     Σ contributions + decay + rounding + … = f_T − f_0        to a tolerance of
 
@@ -7,9 +8,9 @@
     + Σ_s ‖J̄_s Δθ_s − Δf_s‖                   the secant of each step closes to this
     + 64 eps Σ|parts|                         parts are rounded, which counts for at most 1 % of the change
 
-A result that misses its sum by more is refused. Parts that are far larger than their sum still add up in double
-precision, but a single one of them says little: the check states the ratio, and the parameter that causes it.
-"""
+A result that misses its sum by more is refused. Parts that are far larger than their sum still add
+up in double precision, but a single one of them says little: the check states the ratio, and the
+parameter that causes it."""
 
 from __future__ import annotations
 
@@ -34,10 +35,10 @@ from ntkexp.text import short
 if TYPE_CHECKING:
     import xarray as xr
 
-WEIGHTS = 4  # times the rounding of the weights that a random vector shows
-PARTS = 64  # eps: of the parts
-SHARE = 0.01  # the most that the rounding of parts may count, relative to the change
-CANCELS = 1e3  # parts that are this much larger than their sum are reported
+WEIGHT_ROUNDING_FACTOR = 4  # times the rounding of weights in one random direction
+PART_EPS = 64  # eps: rounding of parts, relative to Σ|parts|
+MAX_PART_SHARE = 0.01  # of the change, that the rounding of parts may count
+MIN_CANCELLATION = 1e3  # Σ|parts| / |Σ parts|: above it, a parameter is named
 MAGNITUDES_AT_ONCE = 2**18  # numbers whose absolute values are held at once (2 MB)
 
 
@@ -71,7 +72,10 @@ class Closing:
         if not self.change:
             return "the outputs at the queries did not change"
         share = short(self.relative(self.missed))
-        return f"the parts add up to the change of the outputs, to {share} of it; contributions {self.cancel}"
+        return (
+            f"the parts add up to the change of the outputs, to {share} of it; contributions "
+            f"{self.cancel}"
+        )
 
     @property
     def cancel(self) -> str:
@@ -87,7 +91,8 @@ class Closing:
         share = short(self.relative(self.missed))
         bound = short(self.relative(self.tolerance))
         raise Mistake(
-            f"the parts of the examples miss the change of the outputs by {share} of it, where rounding explains "
+            f"the parts of the examples miss the change of the outputs by {share} of it, where "
+            "rounding explains "
             f"{bound}; contributions {self.cancel}; train in float64{freeze}"
         )
 
@@ -116,7 +121,8 @@ class ClosingSums:
         unclosed: Float[Tensor, "probe out"],
         terms: Sequence[Float[Tensor, "probe out"]],
     ) -> None:
-        """Add the sizes of the terms of a step, its closure, and the effect of rounding its weights."""
+        """Add the sizes of the terms of a step, its closure, and the effect of rounding its
+        weights."""
         for term in terms:
             self.mass += term.abs()
         self.unclosed += unclosed.norm()
@@ -138,7 +144,7 @@ class ClosingSums:
     def cancels_most(self, parts: Float[Tensor, "probe out row"]) -> bool:
         """Note the mass of the parts of a step if they cancel and no step so far was heavier."""
         mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
-        if mass <= max(CANCELS * net, self.heaviest):
+        if mass <= max(MIN_CANCELLATION * net, self.heaviest):
             return False
         self.heaviest = mass
         return True
@@ -150,7 +156,7 @@ class ClosingSums:
         names: Sequence[str],
         like: Float[Tensor, "probe out"],
     ) -> None:
-        """Find the parameter in which the parts of a step cancel, if one makes up more than half of them."""
+        """Find the parameter with more than half of the cancelling parts of a step."""
         masses = {}
         for name in names:
             one = adjoint.of([name])
@@ -172,11 +178,14 @@ class ClosingSums:
         eps = torch.finfo(end.dtype).eps
         moved = float(change.norm())
         outputs = FLOOR_EPS * eps * float(start.norm() + end.norm())
-        parts = min(PARTS * eps * float(self.mass.norm()), SHARE * moved)
+        parts = min(PART_EPS * eps * float(self.mass.norm()), MAX_PART_SHARE * moved)
         net = float(contributions.sum(2).abs().sum())
         return Closing(
             missed=float((total - change).norm()),
-            tolerance=outputs + WEIGHTS * float(self.noise) + float(self.unclosed) + parts,
+            tolerance=outputs
+            + WEIGHT_ROUNDING_FACTOR * float(self.noise)
+            + float(self.unclosed)
+            + parts,
             change=moved,
             cancellation=total_magnitude(contributions) / net if net else 1.0,
             parameter=self.parameter,
@@ -202,9 +211,9 @@ def total_magnitude(numbers: Tensor) -> float:
 #
 #     f_T − f_0 = Σ contributions + decay + rounding        f in the precision of the weights that move
 #
-# At each step `rounding` is the effect of the consumed gradient minus the gradient of the examples without casts, for
-# the same ∂L/∂f. It belongs to no example. The outputs of the loop itself are those under casts; their distance from f
-# is reported apart.
+# At each step `rounding` is the effect of the consumed gradient minus the gradient of the examples
+# without casts, for the same ∂L/∂f. It belongs to no example. The outputs of the loop itself are
+# those under casts; their distance from f is reported apart.
 
 
 def casts_sentence(found: xr.Dataset) -> str:
@@ -217,8 +226,10 @@ def casts_sentence(found: xr.Dataset) -> str:
     ours, theirs = float((found["rounding"] ** 2).sum() ** 0.5), float(found.attrs["away"])
     shares = [short(each / moved) if moved else short(each) for each in (ours, theirs)]
     return (
-        f"{' and '.join(causes)} moved gradients by up to {short(float(found['casts_error'].max()))} of themselves, "
-        f"and so the outputs by {shares[0]} of what training changed, which no example added; outputs are read without "
+        f"{' and '.join(causes)} moved gradients by up to "
+        f"{short(float(found['casts_error'].max()))} of themselves, "
+        f"and so the outputs by {shares[0]} of what training changed, which no example added; "
+        "outputs are read without "
         f"casts, {shares[1]} of that change away from those with them"
     )
 
@@ -230,10 +241,12 @@ def rounding_sentence(found: xr.Dataset) -> str:
         return ""
     if "rounds" in found.attrs:
         return (
-            f"{found.attrs['rounds']} rounds its steps to shorter numbers, which did {short(share)} of what training "
+            f"{found.attrs['rounds']} rounds its steps to shorter numbers, which did "
+            f"{short(share)} of what training "
             "changed (`rounding`), and no example did"
         )
     return (
-        f"rounding did {short(share)} of what training changed: gradients that cancel were divided by their own size, "
+        f"rounding did {short(share)} of what training changed: gradients that cancel were divided "
+        "by their own size, "
         "which no example added; a larger eps of the optimizer avoids this"
     )

@@ -1,4 +1,5 @@
-"""What leaving each example of a followed loop out would change: by sweeps back, or by carrying the loop out again."""
+"""Leave-out effects of the examples of a followed loop: by sweeps, or by training again without
+each example."""
 
 from __future__ import annotations
 
@@ -31,21 +32,20 @@ from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_s
 from ntkexp.report.progress import Announced
 from ntkexp.shapes import Inputs
 
-# --- What leaving each example of a followed loop out would change in the outputs at the queries: sweeps back over
-# it.
+# --- Sweeps over a loop, for the outputs at its queries.
 #
-# Queries are taken in chunks whose adjoints fit into memory. Where the loop lies
-# in a folder, so does now and then how far the sweep has come: one that was killed goes on there, to the same
-# bytes.
+# A sweep handles queries in chunks, so that their adjoints fit into the memory. If the trace is in
+# a folder, so is the state of the sweep, now and then. A sweep that was killed continues from it,
+# to the same bytes.
 
 
-SECONDS = 60.0
-"""How long a sweep goes on before it is kept again."""
+SAVE_SECONDS = 60.0
+"""Seconds between two saved states of a sweep."""
 
 
 @dataclass(kw_only=True)
 class FollowedSweep:
-    """The sweeps over a loop, which may be kept in its folder."""
+    """The sweeps over a loop, and their state in its folder."""
 
     training: FollowedTraining
     sweep: ChunkedSweep
@@ -53,7 +53,7 @@ class FollowedSweep:
     progress: AbstractProgress = field(default_factory=Silent)
 
     def effects(self) -> Float[Tensor, "probe out example"]:
-        """Sweep back what is left; now and then keep how far that has come."""
+        """Take the remaining steps, and save the state now and then."""
         if self.files is not None and self.files.whole(self.files.sweep):
             state = self.files.read(self.files.sweep)
             if state["of"] == self.of:
@@ -61,12 +61,13 @@ class FollowedSweep:
                 self.training.norm = state["norm"]
         kept_at, announced = time.monotonic(), None
         for done, whole in self.sweep.steps_back():
-            # a sweep that goes on has some steps behind it, which tell nothing of how long the others take
+            # a sweep that goes on has some steps behind it, which tell nothing of how long the
+            # others take
             announced = announced or Announced(
                 "ntkexp: the sweep for effects", 1 + whole - done, self.progress
             )
             announced.step()
-            if time.monotonic() - kept_at >= SECONDS:
+            if time.monotonic() - kept_at >= SAVE_SECONDS:
                 self.keep()
                 kept_at = time.monotonic()
         if announced is not None:
@@ -76,14 +77,14 @@ class FollowedSweep:
 
     @cached_property
     def of(self) -> Mapping[str, object]:
-        """What the sweep is of, as far as it decides whether one that was kept can go on."""
+        """The identity of the sweep, which decides whether a saved state belongs to it."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
         asked = ["sweeps", self.training.length, self.sweep.chunk, self.sweep.mean, self.sweep.kind]
         return {"asked": asked, "seen": digest([self.training.end, *losses]).hex()}
 
     def keep(self) -> None:
-        """Keep how far the sweep has come; a full disk is no reason to end it."""
+        """Save the state. A full disk does not end the sweep."""
         if self.files is not None:
             state = {"of": self.of, "norm": self.training.norm, "sweeps": self.sweep.state}
             with suppress(NoPlace):
@@ -98,7 +99,7 @@ def sweep_over(
     mean: MeanName,
     progress: AbstractProgress,
 ) -> FollowedSweep:
-    """The sweeps for all outputs at the queries of a trace."""
+    """Begin the sweeps for all outputs at the queries of a trace."""
     flat, end = training.flat, training.end
 
     def outputs(weights: Tensor, query: Inputs) -> Tensor:
@@ -109,9 +110,9 @@ def sweep_over(
 
     def end_gradients(points: slice) -> Tensor:
         with plain_kernels():
-            if trace.measured is not None:  # which is asked of all queries at once
-                found: Tensor = jacrev(lambda weights: asked(weights)[points].flatten())(end)
-                return found
+            if trace.measured is not None:  # a measure takes all queries at once
+                gradients: Tensor = jacrev(lambda weights: asked(weights)[points].flatten())(end)
+                return gradients
             queries = (
                 part(trace.queries, slice(k, k + 1)) for k in range(points.start, points.stop)
             )
@@ -130,18 +131,21 @@ def sweep_over(
     return FollowedSweep(training=training, sweep=sweep, files=files, progress=progress)
 
 
-# --- What a followed loop says of its effects: by sweeps back, or by carrying it out again without each example, which
-# is done where a sweep would take longer.
+# --- Effects by sweeps, or by training again without each example, if that is cheaper.
 #
-# `loss=` is compared with every call of the loop all the same, as only a mean of it is weighed by what comes back to
-# the outputs. In the trainings every step is compared with the rule of its optimizer; that gradients are those of the
-# calls is proved of the training that was followed, which is repeated first.
+# `loss=` is compared with every call of the loop in either case, as effects rely on it being a
+# mean. In the new trainings, proof (b) runs at every step. Proof (a) holds for the followed
+# training, which is repeated first.
 
 
 LOG = logging.getLogger("ntkexp.follow")
-OUTPUTS = 2
-"""Outputs for which a reverse pass costs as much as running the loop once: 0.7 (wide networks) to 5.5."""
-UNCHECKED = "effects were not checked against trainings without examples; give again=, a function that trains again"
+OUTPUTS_PER_TRAINING = 2
+"""The sweep for this many outputs costs as much as one training: measured 0.7 (wide networks) to
+5.5."""
+UNCHECKED = (
+    "effects were not checked against trainings without examples; give again=, a function that "
+    "trains again"
+)
 
 
 def loop_effects(
@@ -152,20 +156,22 @@ def loop_effects(
     again: Again | None,
     progress: AbstractProgress | None = None,
 ) -> EffectsFound:
-    """Sweep back over the loop, and carry it out again without examples if a function for that is given."""
+    """Compute the effects of all examples, and check them by training again if `again` is given."""
     progress = progress or Silent()
     training = training_of(trace, mean)
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
     plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
-    loop, probe = (
-        None if again is None else LoopAgain(again, trace, mean, progress),
-        range(plan.points),
-    )
-    if loop is not None and effects is True and OUTPUTS * plan.train <= plan.points * plan.outputs:
+    loop = None if again is None else LoopAgain(again, trace, mean, progress)
+    probe = range(plan.points)
+    if (
+        loop is not None
+        and effects is True
+        and OUTPUTS_PER_TRAINING * plan.train <= plan.points * plan.outputs
+    ):
         LOG.warning("ntkexp: %s", plan.spared())
         for index in reversed(range(training.length)):
-            training.step(index)  # refuses another loss
+            training.step(index)  # raises if `loss=` is not the loop's loss
         return effects_retrained(loop, mean, probe)
     sweep = sweep_over(trace, training, plan, effects, mean, progress)
     values = sweep.effects()
@@ -174,14 +180,14 @@ def loop_effects(
 
 
 def attributes_of(found: EffectsFound) -> dict[str, float | str]:
-    """What is known of effects, as it stands beside them; the agreement comes last."""
+    """Return the attributes of effects. The agreement comes last."""
     facts = dict(found.facts)
     agrees = {"agreement": facts.pop("agreement")} if "agreement" in facts else {}
     return facts | {"caveats": "; ".join(found.caveats)} | agrees
 
 
 def training_of(trace: LoopProblem, mean: MeanName) -> FollowedTraining:
-    """The loop as a training that can be differentiated, which takes its loss, and a rule whose effects are known."""
+    """Return the loop as a training that can be differentiated, or raise if it has no loss."""
     return FollowedTraining(
         steps=trace.steps,
         called=trace.called,
@@ -192,10 +198,11 @@ def training_of(trace: LoopProblem, mean: MeanName) -> FollowedTraining:
 
 
 def loss_of(trace: LoopProblem) -> ExampleLoss:
-    """The loss that effects are derivatives of."""
+    """Return the loss of each example, or raise if the trace has none."""
     if trace.loss is None:
         raise Mistake(
-            "effects=True: effects are derivatives of the gradient, for which the loss is needed; follow with "
+            "effects=True: effects are derivatives of the gradient, for which the loss is needed; "
+            "follow with "
             "loss=, a function of outputs and call that gives one loss for each example"
         )
     return trace.loss
@@ -204,7 +211,7 @@ def loss_of(trace: LoopProblem) -> ExampleLoss:
 def plan_of(
     trace: LoopProblem, tape: Tape, last: FollowedStep, memory_gb: float, *, one_step: bool
 ) -> SweepPlan:
-    """What the sweep takes, if all steps are like the last."""
+    """Plan the memory of the sweep, as if all steps were like the last."""
     rows = sum(len(call.names) for call in last.calls)
     weights = trace.steps.end.values()
     return SweepPlan(
@@ -223,7 +230,7 @@ def plan_of(
 
 
 def adjoints(settings: Mapping[str, object]) -> int:
-    """How many numbers an output feels of each weight: of itself, and of what its optimizer remembers.
+    """Return the number of adjoints of each weight: of itself, and of the optimizer's memory.
 
     >>> adjoints({"momentum": 0.0}), adjoints({"momentum": 0.9}), adjoints({"betas": (0.9, 0.99), "amsgrad": True})
     (1, 2, 4)
@@ -234,7 +241,6 @@ def adjoints(settings: Mapping[str, object]) -> int:
 
 
 def eps_of(step: FollowedStep) -> float | None:
-    """The least ε by which an optimizer divides, if one does."""
-    return min(
-        (float(each["eps"]) for each in step.settings.values() if "betas" in each), default=None
-    )
+    """Return the smallest ε of Adam's denominators, if any optimizer is an Adam."""
+    used = [float(each["eps"]) for each in step.settings.values() if "betas" in each]
+    return min(used, default=None)

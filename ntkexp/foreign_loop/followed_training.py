@@ -1,6 +1,5 @@
-"""A followed loop as a training that can be differentiated, for effects: its batches, losses and updates at every step,
-what Adam remembered there, and to what norm gradients were clipped.
-"""
+"""A followed loop as a training that can be differentiated, for effects: the batches, losses and
+updates of every step, Adam's memory there, and the norm that gradients were clipped to."""
 
 from __future__ import annotations
 
@@ -45,17 +44,18 @@ from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 
-# --- The state of Adam after every step of a loop, replayed forwards: m, v, and the largest v with AMSGrad.
+# --- Adam's memory after every step of a loop, computed forwards: m, v, and the largest v with
+# AMSGrad.
 #
-# A row for each step lies in an unnamed temporary file, which vanishes when it is closed.
+# An unnamed temporary file holds the rows. It vanishes when it is closed.
 
 
-PARTS = ("mean", "latest", "largest")
+ADAM_PARTS = ("mean", "latest", "largest")
 
 
 @dataclass(frozen=True)
 class AdamStates:
-    """The rows [step, part, weight], and how often each parameter had moved after each step."""
+    """The rows [step, part, weight], and the number of steps of each parameter after each step."""
 
     rows: NDArray[Any]
     moved: list[dict[str, int]]
@@ -63,11 +63,13 @@ class AdamStates:
     device: torch.device
 
     def denominator(self, step: FollowedStep, name: str) -> Denominator | None:
-        """What the step of a parameter was divided by, if it was Adam's."""
-        settings, place = step.settings[name], self.flat.places[name]
+        """Return the denominator of the step of a parameter, if Adam took it."""
+        settings = step.settings[name]
+        place = self.flat.places[name]
         if "betas" not in settings:
             return None
-        second, largest = float(settings["betas"][1]), bool(settings["amsgrad"])
+        second = float(settings["betas"][1])
+        amsgrad = bool(settings["amsgrad"])
         now, before = self.row(step.index, place), self.row(step.index - 1, place)
         return Denominator(
             second=second,
@@ -76,19 +78,19 @@ class AdamStates:
             mean=now[0],
             latest=now[1],
             latest_before=before[1],
-            largest=now[2] if largest else None,
-            largest_before=before[2] if largest else None,
+            largest=now[2] if amsgrad else None,
+            largest_before=before[2] if amsgrad else None,
         )
 
     def row(self, index: int, place: slice) -> Tensor:
-        """The state after a step: zeros before the first."""
+        """Return the memory after a step; zeros before the first."""
         if index < 0:
             return torch.zeros_like(self.row(0, place))
         return torch.from_numpy(np.array(self.rows[index, :, place])).to(self.device)
 
 
 def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
-    """The states after every step, if any optimizer was an Adam."""
+    """Compute the memory after every step, if some optimizer is an Adam."""
     memory: dict[str, Tensor] = {}
     times: dict[str, int] = dict.fromkeys(flat.shapes, 0)
     rows: NDArray[Any] | None = None
@@ -104,19 +106,21 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
         if rows is not None:
             for name, part in memory.items():
                 rows[step.index, :, flat.places[name]] = part.cpu().numpy()
-    return (
-        None
-        if rows is None
-        else AdamStates(rows, moved, flat, next(iter(steps.end.values())).device)
-    )
+    if rows is None:
+        return None
+    return AdamStates(rows, moved, flat, next(iter(steps.end.values())).device)
 
 
 def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
-    """The parts of a parameter after a step, [part, weight]."""
-    coupled = step.linear[name].l2
-    p = (
-        step.gradient[name] + coupled * step.start[name] if coupled else step.gradient[name]
-    ).reshape(-1)
+    """Return Adam's memory of a parameter after a step, [part, weight]."""
+    # p = g + λθ
+    p = step.gradient[name]
+    l2 = step.linear[name].l2
+    if l2:
+        p = p + l2 * step.start[name]
+    p = p.reshape(-1)
+
+    # m ← β₁m + (1 − β₁)p,  v ← β₂v + (1 − β₂)p²
     mean, latest, largest = p.new_zeros(3, len(p)) if before is None else before
     first, second = step.settings[name]["betas"]
     latest = second * latest + (1 - second) * p * p
@@ -124,48 +128,55 @@ def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
 
 
 def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
-    """An empty file of rows."""
-    folder, kind = Path(gettempdir()), like.cpu().numpy().dtype
-    needed, free = steps * len(PARTS) * flat.size * kind.itemsize, disk_usage(folder).free
+    """Map an empty temporary file, or raise if the disk is too small."""
+    folder, dtype = Path(gettempdir()), like.cpu().numpy().dtype
+    needed = steps * len(ADAM_PARTS) * flat.size * dtype.itemsize
+    free = disk_usage(folder).free
     if free < needed:
         raise NoPlace(
-            f"what Adam remembered takes {needed / 1e9:.2g} GB and {folder} has {free / 1e9:.2g} GB free; set TMPDIR "
-            "to another place"
+            f"Adam's memory at every step takes {needed / 1e9:.2g} GB and {folder} has "
+            f"{free / 1e9:.2g} GB free; "
+            "set TMPDIR to another place"
         )
     with TemporaryFile(dir=folder) as file:
-        return np.memmap(file, kind, "w+", shape=(steps, len(PARTS), flat.size))
+        return np.memmap(file, dtype, "w+", shape=(steps, len(ADAM_PARTS), flat.size))
 
 
-# --- The mean that a loop takes, of which nothing is seen but the share κ of each example of a call.
+# --- The mean that a loop takes. The trace shows only the share κ of each example of a call.
 #
-# That the others share what an example leaves, as 1/(Σm − mᵢ) in place of 1/Σm, is right where κ is one number over
-# Σm, the same at every call but for the scale of a scaler. Where `loss=` does not say what examples count, all of a
-# call have to count the same: 1, or the number of outputs or targets of each.
+# If an example leaves, the others share 1/(Σm − mᵢ) in place of 1/Σm only if κ is one number over
+# Σm, the same at every call up to a scaler's scale. Unless `loss=` returns the count m of each
+# example, all examples of a call must count the same: 1, or the number of outputs or targets of
+# each.
 
 
-PLAIN = 1000  # the largest part of which a mean may be the share of a loss that is given otherwise
+MAX_WHOLE_NUMBER = 1000  # that a mean may be multiplied or divided by
 COUNTS = (
-    "let loss= also give what each example counts in the loop's mean: 'return losses, weight[labels]' for "
-    "cross_entropy(weight=weight), the number of its targets for a mean over them, torch.ones(len(losses)) if each "
+    "let loss= also give what each example counts in the loop's mean: 'return losses, "
+    "weight[labels]' for "
+    "cross_entropy(weight=weight), the number of its targets for a mean over them, "
+    "torch.ones(len(losses)) if each "
     "counts once; or let the others keep their shares, by mean='fixed'"
 )
 
 
 def consumed_share(share: CallShare, after: TakenBatch, before: TakenBatch) -> CallShare:
-    """The share with the scale that was taken back, if any was; of a call of which nothing was left, none."""
+    """Return the share times the scale that a scaler removed; 0 for a call without any weight."""
     scale = after.by_weight[0] / before.by_weight[0] if before.by_weight[0] else 0.0
     return replace(share, factor=share.factor * float(scale))
 
 
 @dataclass
 class MeanTaken:
-    """What κ makes of what a call counts, by what may have been counted, as far as all calls agreed."""
+    """κ times the total count of a call, by the kind of count, for the kinds that all calls agree
+    on."""
 
     first: tuple[int, CallShare] | None = None
     means: dict[str, float] = field(default_factory=dict)
 
     def hold(self, step: int, shares: Sequence[CallShare]) -> None:
-        """Refuse shares that are not those of a mean over each call; a single example has nothing to share."""
+        """Raise unless shares belong to a mean over each call. A single example has nothing to
+        share."""
         for share in shares:
             if share.factor and share.examples > 1:
                 self.first = self.first or (step, share)
@@ -175,24 +186,27 @@ class MeanTaken:
                 self.compare(step, share, agreed)
 
     def agreed(self, step: int, share: CallShare) -> dict[str, float]:
-        """Those of the means that the shares of a call agree with."""
+        """Return the means that the shares of a call agree with."""
         assert self.first is not None
-        means, room = means_of(share), share.room + self.first[1].room
+        means = means_of(share)
+        tolerance = share.tolerance + self.first[1].tolerance
         agreed = {
             name: mean
             for name, mean in means.items()
-            if same_scale(mean, self.means.get(name, mean), room)
+            if same_scale(mean, self.means.get(name, mean), tolerance)
         }
         if share.counts is not None and "examples" in agreed and "counts" not in agreed:
             raise Mistake(
-                f"step {step}: shares are those of a mean in which each example counts once, as at step "
-                f"{self.first[0]}, and not what loss= says that it counts; let it give torch.ones(len(losses)) (of a "
+                f"step {step}: shares are those of a mean in which each example counts once, as at "
+                "step "
+                f"{self.first[0]}, and not what loss= says that it counts; let it give "
+                "torch.ones(len(losses)) (of a "
                 "sum, let the others keep their shares, by mean='fixed')"
             )
         return agreed
 
     def compare(self, step: int, share: CallShare, agreed: dict[str, float]) -> None:
-        """Refuse shares of a call that are of no mean over it, unless it is said what its examples count."""
+        """Raise if shares of a call are of no mean over it, unless the counts are known."""
         assert self.first is not None
         if share.counts is None and share.targets is not None and isnan(share.targets):
             raise Mistake(
@@ -203,49 +217,55 @@ class MeanTaken:
         }
         if share.counts is None and not known:
             raise Mistake(
-                f"step {step}: shares of examples are not those of a mean over the examples of a call, as they would "
+                f"step {step}: shares of examples are not those of a mean over the examples of a "
+                "call, as they would "
                 f"be by step {self.first[0]}; {COUNTS}"
             )
         if share.counts is None and not any(
-            is_plain(mean, 2 * share.room) for mean in known.values()
+            is_plain(mean, 2 * share.tolerance) for mean in known.values()
         ):
             raise Mistake(
                 f"step {step}: the shares of {share.examples} examples of a call add up to "
-                f"{share.factor * share.examples:.4g}, which is not a mean over them, or one of a loss with a "
-                "factor that "
-                f"loss= leaves out; {COUNTS}"
+                f"{share.factor * share.examples:.4g}, which is not a mean over them, or one of a "
+                "loss with a "
+                f"factor that loss= leaves out; {COUNTS}"
             )
         self.means = known if share.counts is None else self.means or agreed
 
 
 def means_of(share: CallShare) -> dict[str, float]:
-    """κ times what a call counts."""
-    found = {"examples": share.factor * share.examples}
+    """Return κ times the total count of a call, by the kind of count."""
+    means = {"examples": share.factor * share.examples}
     if share.counts is not None:
-        return found | {"counts": share.factor * float(share.counts.sum())}
-    found["numbers"] = share.factor * share.numbers
-    return found if share.targets is None else found | {"targets": share.factor * share.targets}
+        return means | {"counts": share.factor * float(share.counts.sum())}
+    means["numbers"] = share.factor * share.numbers
+    if share.targets is not None:
+        means["targets"] = share.factor * share.targets
+    return means
 
 
 def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
-    """Refuse calls that count differently, and whose examples have the same share; and one whose share is its loss."""
+    """Raise if calls with different counts have examples of the same share, or if a share is 1:
+    both are sums."""
     sizes = [
         float(share.examples if share.counts is None else share.counts.sum())
         for share in (one, other)
     ]
-    room = one.room + other.room
-    alike = isclose(one.factor, other.factor, rel_tol=room) and not isclose(*sizes, rel_tol=room)
-    whole = one.counts is None and isclose(one.factor, 1.0, rel_tol=room)
-    if alike or whole:
+    tolerance = one.tolerance + other.tolerance
+    same_share = isclose(one.factor, other.factor, rel_tol=tolerance)
+    is_sum = one.counts is None and isclose(one.factor, 1.0, rel_tol=tolerance)
+    if is_sum or (same_share and not isclose(*sizes, rel_tol=tolerance)):
         raise Mistake(
-            f"step {step}: an example has the share {one.factor:.4g} of the loss however many there are in its call: "
-            "the loss is a sum, or a mean over all calls of a step, where effects know a mean over each call; let the "
-            f"others keep their shares, by mean='fixed'{'; or ' + COUNTS if whole else ''}"
+            f"step {step}: an example has the share {one.factor:.4g} of the loss however many "
+            "there are in its call: "
+            "the loss is a sum, or a mean over all calls of a step, where effects know a mean over "
+            "each call; let the "
+            f"others keep their shares, by mean='fixed'{'; or ' + COUNTS if is_sum else ''}"
         )
 
 
 def same_scale(one: float, other: float, room: float) -> bool:
-    """Whether two means are the same, but for a power of two.
+    """True if two means are equal up to a power of two.
 
     >>> same_scale(1.0, 4.0, 1e-9), same_scale(1.0, 3.0, 1e-9)
     (True, False)
@@ -254,13 +274,13 @@ def same_scale(one: float, other: float, room: float) -> bool:
 
 
 def is_plain(mean: float, room: float) -> bool:
-    """Whether a mean was multiplied or divided by a whole number, and by a power of two, such as a count of calls, of
-    outputs, or a scale.
+    """True if a mean was multiplied or divided by a whole number and a power of two, as by a number
+    of calls or outputs, or a scale.
 
     >>> is_plain(1 / 12, 1e-9), is_plain(-5.0, 1e-9), is_plain(24 / 37.1, 1e-9)
     (True, True, False)
     """
-    parts = range(1, int(min(PLAIN, max(1.0, 0.01 / room))) + 1, 2)
+    parts = range(1, int(min(MAX_WHOLE_NUMBER, max(1.0, 0.01 / room))) + 1, 2)
     return any(
         is_power_of_two(abs(mean) * each, 2 * room) or is_power_of_two(abs(mean) / each, 2 * room)
         for each in parts
@@ -269,35 +289,36 @@ def is_plain(mean: float, room: float) -> bool:
 
 # --- A followed loop as a training that can be differentiated.
 #
-# What its gradient was multiplied with is one factor c for all parameters. A power of two is a scale of the loss
-# that a scaler took back; any other below 1 is clipping, to the norm k = c(‖g‖ + 1e-6), which must be the same at
-# every step. Where several processes trained together, g is the mean of their gradients.
+# One factor c multiplies the gradient of all parameters. A power of two is the scale of a loss that
+# a scaler removed. Any other c < 1 is clipping, to the norm k = c(‖g‖ + 1e-6), which must be the
+# same at every step. If several processes trained together, g is the mean of their gradients.
 
 
-ROUNDS = 1e4  # eps: a gradient summed in another order, relative to itself
-NEAR = 0.01  # a factor that may be a power of two, where much of a gradient cancels
-SAME_NORM = 1e-3  # of two steps that were clipped to one norm, in float32
+SUM_ORDER_EPS = 1e4  # eps: a gradient summed in another order, relative to itself
+NEAR_POWER = 0.01  # distance of a factor from a power of two, if much of a gradient cancels
+SAME_NORM = 1e-3  # relative distance of norms that two steps were clipped to, in float32
 
 
 @dataclass(kw_only=True)
 class FollowedTraining(AbstractTrajectory):
-    """Steps are best asked for one after another, backwards; `names` gives every example its place."""
+    """The steps of a followed loop. They are cheapest in order, from the last to the first."""
 
     steps: AbstractSteps
     called: CalledModule
     loss: ExampleLoss
     names: dict[str, int]
-    weighing: Weighing = field(default_factory=Weighing)  # with which the loop was carried out
+    weighing: Weighing = field(default_factory=Weighing)  # weights of the examples in this loop
     back: Iterator[tuple[FollowedStep, Weights]] = field(default_factory=lambda: iter(()))
-    next: int = -1  # step on the way back
-    norm: float | None = None  # to which gradients were clipped, as far as was seen
+    next: int = -1  # index of the next step of `back`
+    norm: float | None = None  # that gradients were clipped to, in the steps so far
     taken: MeanTaken = field(default_factory=MeanTaken)
 
     def __post_init__(self) -> None:
         if unknown := next((each for each in self.steps.known if not each.rule.has_effects), None):
             raise Mistake(
-                f"effects of a loop with {unknown.kind.__name__} are not known, as they need the derivative of what "
-                "its steps are divided by; train with SGD, Adam or AdamW, or leave effects out"
+                f"effects of a loop with {unknown.kind.__name__} are not known, because they need "
+                "the derivative of "
+                "the denominator of its steps; train with SGD, Adam or AdamW, or leave effects out"
             )
 
     @property
@@ -318,7 +339,7 @@ class FollowedTraining(AbstractTrajectory):
 
     @cached_property
     def memory(self) -> AdamStates | None:
-        """The states of Adam."""
+        """Adam's memory after every step, if some optimizer is an Adam."""
         return adam_states(self.steps, self.flat)
 
     def step(self, index: int) -> TrainedStep:
@@ -326,128 +347,137 @@ class FollowedTraining(AbstractTrajectory):
             self.back = self.steps.backwards(index + 1)
         followed, _ = next(self.back)
         self.next = index - 1
-        both = [self.batch(followed, call) for call in followed.calls]
-        step = TrainedStep(
+        batches_and_shares = [self.batch(followed, call) for call in followed.calls]
+        batches = tuple(batch for batch, _ in batches_and_shares)
+        unclipped = TrainedStep(
             index=index,
             weights=self.flat.vector(followed.start),
-            batches=tuple(batch for batch, _ in both),
+            batches=batches,
             updates=tuple(self.update(followed, name) for name in followed.with_grad),
             with_grad=self.with_grad(followed),
         )
-        found = self.clipped(followed, step)
+        step = self.clipped(followed, unclipped)
         if self.weighing.mean == "renormalised":
-            each = zip(found.batches, step.batches, (share for _, share in both), strict=True)
-            self.taken.hold(
-                index, [consumed_share(share, after, before) for after, before, share in each]
-            )
-        return found
+            shares = [
+                consumed_share(share, after, before)
+                for after, (before, share) in zip(step.batches, batches_and_shares, strict=True)
+            ]
+            self.taken.hold(index, shares)
+        return step
 
     def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:
-        """The examples of a call, and what share they have in it."""
+        """Return the examples of a call, and their share in its loss."""
         if call.at != step.index:
             raise Mistake(
-                f"step {step.index}: it used gradients that were computed at the weights of step {call.at}, which "
-                "effects do not know; zero gradients at every step"
+                f"step {step.index}: it used gradients that were computed at the weights of step "
+                f"{call.at}, "
+                "which effects do not know; zero gradients at every step"
             )
         if self.called.is_cast(call.how):
-            frozen = (
-                "with frozen weights in short numbers"
-                if call.how.autocast is None
-                else "under autocast"
-            )
+            how = "under autocast"
+            if call.how.autocast is None:
+                how = "with frozen weights in short numbers"
             raise Mistake(
-                f"step {step.index}: it was taken {frozen}, whose rounding has no derivative; follow the loop "
+                f"step {step.index}: it was taken {how}, whose rounding has no derivative; follow "
+                "the loop "
                 "without, or leave effects out"
             )
         losses = CallLoss(self.loss, self.called.at(call), call, step.index)
         share = losses.share(step.start, self.weighing)
-        counts, each = share.counts, share.factor / self.steps.processes
+        counts = share.counts
+        kappa = share.factor / self.steps.processes
         factors = self.weighing.factors(call.names, counts).to(self.end)
         places = torch.tensor([self.names[name] for name in call.names], device=self.end.device)
         batch = TakenBatch(
             examples=places,
-            shares=each * factors,
+            shares=kappa * factors,
             losses=lambda weights: losses.at(self.flat.weights(weights)),
-            per_weight=torch.full_like(factors, each * self.weighing.shared(call.names, counts)),
+            per_weight=torch.full_like(factors, kappa * self.weighing.shared(call.names, counts)),
             counts=1.0 if counts is None else counts.to(self.end),
         )
         return batch, share
 
     def update(self, step: FollowedStep, name: str) -> Update:
-        """How a parameter took the gradient in."""
-        linear, denominator = (
-            step.of(name),
-            None if self.memory is None else self.memory.denominator(step, name),
-        )
+        """Return the linear step of a parameter, and its denominator."""
+        linear, denominator = step.of(name), None
+        if self.memory is not None:
+            denominator = self.memory.denominator(step, name)
         if isinstance(linear.momentum_scale, Tensor):
             linear = replace(linear, momentum_scale=linear.momentum_scale.reshape(-1))
         return Update(place=self.flat.places[name], linear=linear, denominator=denominator)
 
     def with_grad(self, step: FollowedStep) -> Float[Tensor, " weight"]:
-        """1 for weights whose gradients were consumed, 0 for others."""
+        """Return 1 for weights whose gradients the step consumed, 0 for others."""
         with_grad = set(step.with_grad)
         return self.flat.vector(
             {n: torch.full_like(w, float(n in with_grad)) for n, w in step.start.items()}
         )
 
     def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
-        """The step with what its gradient was multiplied with."""
+        """Return the step with the scale or the clipping of its gradient."""
         if not step.batches:
             return step
         with_grad = self.with_grad(followed)
-        nothing = {name: torch.zeros_like(weight) for name, weight in followed.start.items()}
-        consumed = self.flat.vector(nothing | dict(followed.gradient)) * with_grad
-        found = gradient(step.batches, step.weights) * with_grad
+        zeros = {name: torch.zeros_like(weight) for name, weight in followed.start.items()}
+        consumed = self.flat.vector(zeros | dict(followed.gradient)) * with_grad
 
-        def multiplied(multiple: float) -> Tensor:
-            return (
-                gradient([batch.times(multiple) for batch in step.batches], step.weights)
-                * with_grad
-            )
+        def replayed(multiple: float) -> Tensor:
+            batches = [batch.times(multiple) for batch in step.batches]
+            return gradient(batches, step.weights) * with_grad
 
-        factor, rounding = self.factor(step.index, found, consumed, multiplied)
+        g = gradient(step.batches, step.weights) * with_grad
+        factor, rounding = self.factor(step.index, g, consumed, replayed)
         if is_power_of_two(factor, rounding):
             batches = tuple(batch.times(factor) for batch in step.batches)
             return replace(step, batches=batches)
-        return replace(step, clip_norm=self.same_norm(step.index, factor, float(found.norm())))
+        return replace(step, clip_norm=self.same_norm(step.index, factor, float(g.norm())))
 
     def factor(
-        self, index: int, found: Tensor, consumed: Tensor, multiplied: Callable[[float], Tensor]
+        self, index: int, g: Tensor, consumed: Tensor, replayed: Callable[[float], Tensor]
     ) -> tuple[float, float]:
-        """What the consumed gradient is of the one that was found, whose multiples round otherwise; and how far
-        rounding may take either."""
-        (factor, missed), rounding = (
-            factor_between(found, consumed),
-            ROUNDS * torch.finfo(self.end.dtype).eps,
-        )
-        if missed > rounding or is_power_of_two(factor, rounding) < is_power_of_two(factor, NEAR):
-            rounding += ROUNDING_FACTOR * cancelled(multiplied)
+        """Return the factor c between g and the consumed gradient, and the rounding of both.
+
+        If terms of g cancel, gradients of multiples of the loss, `replayed`, show how far it
+        rounds."""
+        factor, missed = factor_between(g, consumed)
+        rounding = SUM_ORDER_EPS * torch.finfo(self.end.dtype).eps
+        near_power = is_power_of_two(factor, NEAR_POWER)
+        if missed > rounding or (near_power and not is_power_of_two(factor, rounding)):
+            rounding += ROUNDING_FACTOR * cancelled(replayed)
         if not missed <= rounding:
             raise Mistake(
-                f"step {index}: the gradients of some parameters were multiplied with other factors than those of "
-                f"others (off by {missed:.2g}), and effects need one factor for all; clip all parameters together"
+                f"step {index}: the gradients of some parameters were multiplied with other "
+                "factors than those of "
+                f"others (off by {missed:.2g}), and effects need one factor for all; clip all "
+                "parameters together"
             )
         return factor, rounding
 
     def same_norm(self, index: int, factor: float, size: float) -> float:
-        """The norm to which the gradient was clipped, if that is what happened."""
-        multiplied = f"step {index}: the gradient was multiplied with {factor:.4g}, which is not a power of two"
+        """Return the norm that the gradient was clipped to, or raise if it was not clipped."""
+        multiplied = (
+            f"step {index}: the gradient was multiplied with {factor:.4g}, which is not a power of "
+            "two"
+        )
         if not 0 < factor < 1:
             raise Mistake(
-                f"{multiplied} and does not clip; effects know only clipping and the scale of a GradScaler"
+                f"{multiplied} and does not clip; effects know only clipping and the scale of a "
+                "GradScaler"
             )
         norm = factor * (size + GUARD)
-        if self.norm is not None and not isclose(norm, self.norm, rel_tol=SAME_NORM):
+        if self.norm is None:
+            self.norm = norm
+        if not isclose(norm, self.norm, rel_tol=SAME_NORM):
             raise Mistake(
-                f"{multiplied} and clips to {norm:.4g} where another step clips to {self.norm:.4g}; effects know one "
+                f"{multiplied} and clips to {norm:.4g} where another step clips to "
+                f"{self.norm:.4g}; effects know one "
                 "norm for all steps"
             )
-        self.norm = norm if self.norm is None else self.norm
         return norm
 
 
 def is_power_of_two(factor: float, rounding: float) -> bool:
-    """Whether a scaler's scale may have been taken back by this; also by nothing at all.
+    """True if a factor is 0 or a power of two, as of a scaler, up to rounding.
 
     >>> is_power_of_two(2.0**-10, 1e-9), is_power_of_two(1.0, 1e-9), is_power_of_two(0.3, 1e-9)
     (True, True, False)

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.effects.plan import IN_CACHE
+from ntkexp.effects.plan import CACHED_NUMBERS
 from ntkexp.effects.sweep import MEANS, MeanName
 from ntkexp.effects.trajectory import FlatWeights
 from ntkexp.foreign_loop.again import Again, LoopAgain, trained_again
@@ -81,7 +81,8 @@ def outputs_at(
 def trained_twice(
     files: TraceFolder, again: Again, weighing: Weighing, group: Sequence[int], place: Path
 ) -> tuple[TrainingPair, Trace]:
-    """Return the followed training and the one without the examples, whose module is used for both."""
+    """Return the followed training and the one without the examples, whose module is used for
+    both."""
     names = example_names_in(files)
     without = replace(weighing, weights={names[index]: 0.0 for index in group})
     second = trained_again(again, without, place)
@@ -112,6 +113,6 @@ def trained_twice(
         second=second_training,
         weights=Pair(weighing.left(names).to(end), without.left(names).to(end)),
         mean=MEANS[weighing.mean],
-        together=max(1, IN_CACHE // first_training.flat.size),
+        together=max(1, CACHED_NUMBERS // first_training.flat.size),
     )
     return pair, first

@@ -1,6 +1,9 @@
-"""How optimizers take in gradients, as linear maps: the interface of a rule, and the proof that a rule is right for
-each step, by signatures of its tensors. The rules of PyTorch's optimizers are in `torch_rules.py`.
-"""
+"""Proof (b): the linear step of an optimizer leads from the weights before a step to those after
+it.
+
+`AbstractOptimizerRule` is the interface for rules of other optimizers. `torch_rules.py` has the
+rules of PyTorch's optimizers. `RuleProof` checks a rule at every step, by signatures of the
+tensors."""
 
 from __future__ import annotations
 
@@ -21,32 +24,34 @@ from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep
 from ntkexp.stream import stream
 
-# --- The linear step, in the letters of `optimizer.base`, that an optimizer took with a parameter:
+# --- The linear step of a parameter, in the letters of `optimizer.base`:
 #
 #     p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# where g is the gradient that was consumed. It is read of the optimizer's settings and state, after the step and
-# before it, and may depend on the gradient as well, as a step that is clipped by its own size does: what counts is that
-# the same numbers S, N, α multiply the gradient of every example.
+# g is the consumed gradient. The coefficients follow from the optimizer's settings and its state
+# before and after the step. They may depend on g, as in a step that is clipped by its own size: all
+# that counts is that the same S, N and α multiply the gradient of every example.
 
 
 class StepInput(NamedTuple):
-    """What a step of a parameter began with."""
+    """One parameter before a step, and its gradient."""
 
     gradient: Tensor  # g
     weight: Tensor  # θ, before the step
-    times: int  # how often the parameter had moved
-    state: Mapping[str, Any]  # of the optimizer before the step: the entries that its rule needs
+    times: int  # earlier steps of this parameter
+    state: Mapping[str, Any]  # the entries in `needs` of the optimizer's state before the step
 
 
 class AbstractOptimizerRule(ABC):
-    """How optimizers of some classes take in gradients. `ntkexp.follow(…, rules=[MyRule()])` follows them.
+    """The linear steps of some classes of optimizers, for `ntkexp.follow(…, rules=[MyRule()])`.
 
-    A rule gives the linear step of each parameter, from the settings of its group and the optimizer's state after the
-    step. It is not believed: at every step it has to lead from the weights before to the weights after, and the memory
-    to what the optimizer holds, to rounding; a loop that it does not explain is refused there.
+    A rule returns the linear step of each parameter, from the settings of its group and the
+    optimizer's state after the step. Every step is checked: the rule must lead from the weights
+    before to the weights after, and to the optimizer's own memory, up to rounding. A step that it
+    does not explain is refused.
 
-    Lion moves weights by the signs of c = β₁m₋ + (1 − β₁)g, with m ← β₂m₋ + (1 − β₂)g and m₋ = (m − (1 − β₂)g)/β₂:
+    Lion moves weights by the signs of c = β₁m₋ + (1 − β₁)g, with m ← β₂m₋ + (1 − β₂)g and m₋ = (m −
+    (1 − β₂)g)/β₂:
 
     >>> import torch
     >>> import ntkexp
@@ -92,16 +97,16 @@ class AbstractOptimizerRule(ABC):
     """
 
     kinds: ClassVar[tuple[type[torch.optim.Optimizer], ...]]
-    """The classes of optimizers; one that is derived from them is taken for one of them, as far as its steps are."""
+    """The classes of optimizers. Derived classes are tried with this rule, too."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """The entries of a parameter's state whose values before the step are needed."""
+    """The entries of a parameter's state whose values before the step the rule needs."""
 
     has_effects: ClassVar[bool] = False
-    """Whether the derivative of what S is divided by is known, which effects ask for."""
+    """True if the derivative of the denominator of S is known, which effects need."""
 
     rounds: ClassVar[bool] = False
-    """Whether the optimizer computes in shorter numbers than the weights have; what that did is found."""
+    """True if the optimizer computes in lower precision than the weights; the residual shows it."""
 
     @abstractmethod
     def step(
@@ -111,10 +116,10 @@ class AbstractOptimizerRule(ABC):
         taken: StepInput,
         room: Tensor | None = None,
     ) -> LinearStep:
-        """The step that was taken with a parameter of this state after it. A tensor may be formed in `room`."""
+        """Return the linear step that led to this state. `room` is a buffer for one tensor."""
 
     def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-        """m after the step, as the optimizer has it; none where it remembers no past gradients."""
+        """Return m after the step, as the optimizer stores it; None if it has no momentum."""
         return None
 
     def watched(
@@ -124,26 +129,26 @@ class AbstractOptimizerRule(ABC):
         taken: StepInput,
         room: Tensor | None,
     ) -> LinearStep:
-        """The step as the proof in the loop needs it, where that takes less than the map itself."""
+        """Return the step as the proof needs it, if that is cheaper than the full map."""
         return self.step(group, state, taken, room)
 
 
-# --- Signatures: a few sums that tell weights from others, or gradients, without keeping them.
+# --- Signatures: a few random sums that represent a tensor in comparisons.
 #
-#     σ_b = Σ_i r_i w_{b,i},   b a sixteenth of the tensor,   r_i ~ N(0, 1) drawn once
+#     σ_b = Σ_i r_i w_{b,i},   b a sixteenth of the tensor,   r_i ~ N(0, 1), drawn once
 #
-# An error e in a tensor shows in σ with its own size, E‖σ(e)‖² = ‖e‖²: only by chance could it be hidden.
+# An error e in a tensor appears in σ with its own size, E‖σ(e)‖² = ‖e‖². Only chance could hide it.
 
 
-PARTS = 16
-PIECE = 2**14  # numbers of a sum
+SIGNATURE_PARTS = 16
+MAX_SUMMED = 2**14  # numbers in one sum
 Numbers: TypeAlias = NDArray[np.float64]
 """A signature in double precision."""
 
 
 @dataclass(frozen=True)
 class Signed:
-    """The signatures of a step, on the processor: of what it consumed, and of the weights after it."""
+    """The signatures of a step in host memory: of its gradients, and of the weights after it."""
 
     gradient: Mapping[str, Tensor]
     after: Mapping[str, Tensor]
@@ -151,18 +156,20 @@ class Signed:
     @classmethod
     def of(cls, gradient: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Signed:
         """Read the signatures from a device, with one transfer."""
-        read = iter(to_host([*gradient.values(), *after.values()]))
-        return cls({name: next(read) for name in gradient}, {name: next(read) for name in after})
+        read = to_host([*gradient.values(), *after.values()])
+        of_gradient = dict(zip(gradient, read[: len(gradient)], strict=True))
+        of_weights = dict(zip(after, read[len(gradient) :], strict=True))
+        return cls(of_gradient, of_weights)
 
 
 @dataclass(frozen=True)
 class Signatures:
-    """The numbers r that were drawn so far, by how many they are."""
+    """The vectors r drawn so far, by length, precision and device."""
 
     numbers: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
-        """The signature of every tensor, on the processor; what is left over from equal parts is at its end.
+        """Return the signature of every tensor in host memory. The last number sums the remainder.
 
         >>> Signatures().of({"w": torch.ones(3)})["w"].shape
         torch.Size([4])
@@ -171,38 +178,40 @@ class Signatures:
         return dict(zip(signatures, to_host(list(signatures.values())), strict=True))
 
     def on_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
-        """The signature of every tensor, where the tensor lies."""
-        signatures = dict[str, Tensor]()
-        for name, tensor in tensors.items():
-            flat = tensor.detach().reshape(-1)
-            parts = max(1, min(PARTS, flat.numel()))
-            wide, rest = divmod(flat.numel(), parts)
-            found = signatures[name] = flat.new_zeros(parts + 1)
-            rows, drawn = flat[: wide * parts].view(parts, wide), self.drawn(wide, flat)
-            if wide <= PIECE:
-                torch.mv(rows, drawn, out=found[:parts])
-            else:  # rounding grows with the length of a sum: a long one is added up of pieces, in double precision
-                pieces = (
-                    torch.mv(rows[:, at : at + PIECE], drawn[at : at + PIECE])
-                    for at in range(0, wide, PIECE)
-                )
-                found[:parts] = sum(piece.double() for piece in pieces)
-            if rest:
-                found[parts] = flat[wide * parts :] @ self.drawn(rest, flat)
-        return signatures
+        """Return the signature of every tensor, on the device of the tensor."""
+        return {name: self.signature(tensor) for name, tensor in tensors.items()}
+
+    def signature(self, tensor: Tensor) -> Float[Tensor, " part"]:
+        """Return the signature of one tensor, on its device."""
+        flat = tensor.detach().reshape(-1)
+        parts = max(1, min(SIGNATURE_PARTS, flat.numel()))
+        width, rest = divmod(flat.numel(), parts)
+        signature = flat.new_zeros(parts + 1)
+        rows, drawn = flat[: width * parts].view(parts, width), self.drawn(width, flat)
+        if width <= MAX_SUMMED:
+            torch.mv(rows, drawn, out=signature[:parts])
+        else:  # rounding grows with the length of a sum: add up shorter ones in double precision
+            sums = (
+                torch.mv(rows[:, at : at + MAX_SUMMED], drawn[at : at + MAX_SUMMED])
+                for at in range(0, width, MAX_SUMMED)
+            )
+            signature[:parts] = sum(each.double() for each in sums)
+        if rest:
+            signature[parts] = flat[width * parts :] @ self.drawn(rest, flat)
+        return signature
 
     def drawn(self, count: int, like: Tensor) -> Tensor:
+        """Return r of this length, in the precision and on the device of a tensor."""
         key = (count, like.dtype, like.device)
         if key not in self.numbers:
             generator = stream("signature", count)
-            self.numbers[key] = torch.randn(count, generator=generator, dtype=torch.float64).to(
-                like
-            )
+            drawn = torch.randn(count, generator=generator, dtype=torch.float64)
+            self.numbers[key] = drawn.to(like)
         return self.numbers[key]
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """How far two signatures of the same tensors are apart, relative to the second.
+    """Return the distance of two signatures of the same tensors, relative to the second.
 
     >>> distance({"w": torch.ones(4)}, {"w": torch.full((4,), 2.0)})
     0.5
@@ -215,7 +224,7 @@ def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def in_doubles(signature: Tensor) -> Numbers:
-    """A signature in double precision, on the processor.
+    """Convert a signature to double precision in host memory.
 
     >>> in_doubles(torch.ones(1))
     array([1.])
@@ -224,62 +233,82 @@ def in_doubles(signature: Tensor) -> Numbers:
     return doubles
 
 
-# --- Proof (b): what a rule makes of the gradients is what the optimizer made of them, seen through signatures.
+# --- Proof (b), through signatures.
 #
-# A step is linear in what it takes in, and so are signatures σ, 16 random sums of each tensor and what is left
-# over:
+# A step is linear in its inputs, and so are signatures σ:
 #
 #     σ(m) = βσ(m₋) + σ(α ⊙ p)      σ(θ) = (1 − d)σ(θ₋) − σ(S ⊙ m) − σ(N ⊙ p) − σ(r)      p = g + λθ₋
 #
-# Where S, N and α are numbers, so are what they multiply signatures with: no tensor is formed.
-# Where S is a number for each element, σ(S ⊙ m) is read of what the optimizer remembers, and that m is held
-# against the sum above. All this happens at every step of a user's training: it reads each gradient and weight
-# once, where to form every element anew reads and writes them several times. An error in a tensor shows with its
-# own size, in numbers of the size of the whole tensor. One that is smaller than 64 eps of that, as of one weight
-# among very many, cannot be told from rounding; that nothing else moved a weight between two steps is seen element by
-# element, in `outside`.
+# If S, N and α are numbers, they multiply signatures, and no tensor is formed. If S differs from
+# weight to weight, σ(S ⊙ m) is computed from the optimizer's memory, and that m is compared with
+# the sum above. The proof runs at every step of a user's training. It reads each gradient and
+# weight once; forming every weight again would read and write them several times.
+#
+# An error in a tensor appears with its own size, next to numbers of the size of the whole tensor.
+# An error below 64 eps of the size, as in one weight among very many, cannot be separated from
+# rounding. `outside` checks between steps, weight by weight, that nothing else moved a weight.
 
 
-ROUNDING = 64  # eps: of the few operations of a step, fused or not, and of short sums
-LONG = 4  # of long ones, up to a piece: it grows as the root of how many numbers they have
+STEP_EPS = 64  # eps: rounding of the operations of a step, fused or not, and of short sums
+LONG_SUM_DIVISOR = 4  # rounding of long sums: √length/4 eps
 
 
-Held: TypeAlias = Generator[dict[str, Tensor], dict[str, Numbers], float]
-"""The proof of a step of a parameter: it asks for signatures by name, and returns how far the weight is off."""
+PendingProof: TypeAlias = Generator[dict[str, Tensor], dict[str, Numbers], float]
+"""The proof of one parameter in one step: it asks for signatures by name, and returns the error."""
+
+
+@dataclass(frozen=True)
+class StepClaim:
+    """The step of one parameter as the rule has it, which the proof compares with the
+    optimizer's."""
+
+    where: str  # for the message of a refusal
+    name: str
+    step: LinearStep
+    weight: Tensor
+    momentum: Tensor | None  # of the optimizer, after the step
+
+    @property
+    def rounding(self) -> float:
+        """The relative rounding of a step."""
+        length = min(self.weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
+        eps: float = torch.finfo(self.weight.dtype).eps
+        return (STEP_EPS + sqrt(length) / LONG_SUM_DIVISOR) * eps
 
 
 @dataclass
 class RuleProof:
-    """Signatures of the `weights` after the latest step, of the `memory` of the optimizer, and the sizes of what that
-    was `made` of, by the names of parameters; `moved` says how often each has moved."""
+    """The proof of all steps. By the name of each parameter, after the latest step:"""
 
     signatures: Signatures = field(default_factory=Signatures)
-    weights: dict[str, Numbers] = field(default_factory=dict)
-    memory: dict[str, Numbers] = field(default_factory=dict)
-    made: dict[str, float] = field(default_factory=dict)
-    moved: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, Numbers] = field(default_factory=dict)  # σ(θ)
+    memory: dict[str, Numbers] = field(default_factory=dict)  # σ(m)
+    made: dict[str, float] = field(default_factory=dict)  # sizes of the terms that m sums
+    moved: dict[str, int] = field(default_factory=dict)  # number of steps
 
     def begin(self, name: str, weight: Tensor) -> None:
-        """A parameter begins here."""
+        """Begin the proof of a parameter at this weight."""
         self.weights[name] = in_doubles(self.signatures.of({"": weight})[""])
 
     def remember(self, name: str, momentum: Tensor) -> None:
-        """The optimizer remembers this of a parameter already."""
+        """Note the momentum of a parameter from before the followed steps."""
         self.memory[name] = in_doubles(self.signatures.of({"": momentum})[""])
         self.made[name] = size(self.memory[name])
 
     def read(self, tensor: Tensor) -> Tensor:
-        """The signature of a tensor, where it lies."""
-        return self.signatures.on_device({"": tensor})[""]
+        """Return the signature of a tensor, on its device."""
+        return self.signatures.signature(tensor)
 
-    def settle(self, waiting: Sequence[Held]) -> list[float]:
-        """Finish the proofs of several parameters; each round reads what all of them ask for with one transfer."""
-        missed = [0.0] * len(waiting)
-        asked = {place: next(each) for place, each in enumerate(waiting)}
+    def settle(self, waiting: Sequence[PendingProof]) -> list[float]:
+        """Finish the proofs of several parameters, and return the error of each.
+
+        Each round reads all signatures that the proofs ask for with one transfer.
+        """
+        errors = [0.0] * len(waiting)
+        asked = {place: next(proof) for place, proof in enumerate(waiting)}
         while asked:
-            read = iter(
-                to_host([tensor for tensors in asked.values() for tensor in tensors.values()])
-            )
+            tensors = [tensor for requests in asked.values() for tensor in requests.values()]
+            read = iter(to_host(tensors))
             answers = {
                 place: {key: in_doubles(next(read)) for key in asked[place]} for place in asked
             }
@@ -288,8 +317,8 @@ class RuleProof:
                 try:
                     asked[place] = waiting[place].send(answer)
                 except StopIteration as end:
-                    missed[place] = end.value
-        return missed
+                    errors[place] = end.value
+        return errors
 
     def hold(
         self,
@@ -300,89 +329,93 @@ class RuleProof:
         taken: StepInput,
         momentum: Tensor | None,
         room: Tensor,
-    ) -> Held:
-        """Begin the proof of a step of a weight, which `settle` finishes: it refuses a step that the rule does not
-        explain, and returns how far the weight is from where the rule leads, relative to it. `seen` are σ(g) and σ(θ);
-        what tensors have to be formed is formed in `room`, before this returns."""
-        pulled, after = seen
-        asked, scale = {"pulled": pulled, "after": after}, 1.0
+    ) -> PendingProof:
+        """Begin the proof of one parameter in a step, which `settle` finishes.
+
+        It raises if the rule does not explain the step, and returns the relative distance of the
+        weight from where the rule leads. `seen` are σ(g) and σ(θ). Tensors are formed in the buffer
+        `room`, before this returns."""
+        gradient, after = seen
+        asked = {"gradient": gradient, "after": after}
+        scale = 1.0
         if isinstance(step.momentum_gain, Tensor):
-            asked["taken in"] = self.read(step.momentum_gain * p_of(step, taken))
+            asked["α ⊙ p"] = self.read(step.momentum_gain * p_of(step, taken))
         if step.residual is not None:
             asked["residual"] = self.read(step.residual)
         if step.moves_in_numbers is None:
             if momentum is not None:
-                asked["memory"] = self.read(momentum)
+                asked["momentum"] = self.read(momentum)
             scale, asked["direction"] = self.read_direction(step, taken, momentum, room)
-        return self.proved(where, name, step, asked, scale, taken.weight, momentum)
+        claim = StepClaim(where, name, step, taken.weight, momentum)
+        return self.proved(claim, asked, scale)
 
-    def proved(
-        self,
-        where: str,
-        name: str,
-        step: LinearStep,
-        asked: dict[str, Tensor],
-        scale: float,
-        weight: Tensor,
-        momentum: Tensor | None,
-    ) -> Held:
-        """Ask for signatures, and compare them with the rule."""
+    def proved(self, claim: StepClaim, asked: dict[str, Tensor], scale: float) -> PendingProof:
+        """Ask for signatures, and compare the step with the rule."""
+        step, name = claim.step, claim.name
         read = yield asked
-        pulled, after, before, known = (
-            read["pulled"],
-            read["after"],
-            self.weights[name],
-            self.memory.get(name),
-        )
+        after, before = read["after"], self.weights[name]
         if not np.isfinite(after).all():
             raise Mistake(
-                f"{where} is no longer finite; training has diverged, follow the steps before, or smaller ones"
+                f"{claim.where} is no longer finite; training has diverged, follow the steps "
+                "before, or "
+                "smaller ones"
             )
-        rounds = (ROUNDING + sqrt(min(weight.numel() / PARTS, PIECE)) / LONG) * torch.finfo(
-            weight.dtype
-        ).eps
+        rounding = claim.rounding
 
-        # σ(p), σ(α ⊙ p), σ(m) by the rule, and what is left of the step without it: (1 − d)σ(θ₋) − σ(θ) − σ(r)
-        pulled = pulled + step.l2 * before if step.l2 else pulled
-        taken_in = read["taken in"] if "taken in" in read else step.momentum_gain * pulled
-        memory = taken_in + (0.0 if known is None else step.momentum_decay * known)
-        made = step.momentum_decay * self.made.get(name, 0.0) + size(taken_in)
-        left, whole = (1 - float(step.decoupled_decay)) * before - after, size(before) + size(after)
+        # σ(p), σ(α ⊙ p), and σ(m) by the rule; `made` is the size of the terms of m
+        p = read["gradient"] + step.l2 * before if step.l2 else read["gradient"]
+        gained = read["α ⊙ p"] if "α ⊙ p" in read else step.momentum_gain * p
+        known = self.memory.get(name)
+        momentum = gained + (0.0 if known is None else step.momentum_decay * known)
+        made = step.momentum_decay * self.made.get(name, 0.0) + size(gained)
+
+        # the step without its part by momentum, (1 − d)σ(θ₋) − σ(θ) − σ(r) − Nσ(p), and the size of
+        # its terms
+        left = (1 - float(step.decoupled_decay)) * before - after
+        terms = size(before) + size(after)
         if "residual" in read:
-            left, whole = left - read["residual"], whole + size(read["residual"])
-
-        # σ(S ⊙ m + N ⊙ p), of the optimizer's m, which is compared with the rule's where it decides. Of numbers that is
-        # read only where the rule's does not explain the step: each may have rounding of long ago.
+            left = left - read["residual"]
+            terms = terms + size(read["residual"])
         moves = step.moves_in_numbers
         if moves is not None:
-            left, whole = left - moves[1] * pulled, whole + abs(moves[1]) * size(pulled)
+            left = left - moves[1] * p
+            terms = terms + abs(moves[1]) * size(p)
+
+        # σ(m) of the optimizer, which must be the rule's. If S is a number, it is read only if the
+        # rule's own m does not explain the step: each m may have rounding from long ago
         explained = (
             moves is not None
             and step.residual is None
-            and size(left - moves[0] * memory) <= rounds * whole
+            and size(left - moves[0] * momentum) <= rounding * terms
         )
-        if momentum is not None and not explained:
-            if "memory" not in read:
-                read |= yield {"memory": self.read(momentum)}
-            if not (missed := size(read["memory"] - memory)) <= rounds * made:
-                raise Mistake(astray(where, missed))
-            memory = read["memory"]
+        if claim.momentum is not None and not explained:
+            if "momentum" not in read:
+                read |= yield {"momentum": self.read(claim.momentum)}
+            missed = size(read["momentum"] - momentum)
+            if not missed <= rounding * made:
+                raise Mistake(astray(claim.where, missed))
+            momentum = read["momentum"]
+
+        # the part by momentum, σ(S ⊙ m), or with N and M, σ(M(S ⊙ m + N ⊙ p))
         if moves is not None:
-            pushed, whole = moves[0] * memory, whole + abs(moves[0]) * made
+            moved = moves[0] * momentum
+            terms = terms + abs(moves[0]) * made
         else:
-            pushed = scale * read["direction"]
-        missed = size(left - pushed)
-        if not missed <= rounds * (whole + size(pushed)):
-            raise Mistake(astray(where, missed))
+            moved = scale * read["direction"]
+        missed = size(left - moved)
+        if not missed <= rounding * (terms + size(moved)):
+            raise Mistake(astray(claim.where, missed))
         self.weights[name] = after
-        if momentum is not None:
-            self.memory[name], self.made[name] = memory, made
-        return missed / whole if missed else 0.0
+        if claim.momentum is not None:
+            self.memory[name] = momentum
+            self.made[name] = made
+        return missed / terms if missed else 0.0
 
     def read_direction(
         self, step: LinearStep, taken: StepInput, momentum: Tensor | None, room: Tensor
     ) -> tuple[float, Tensor]:
-        """σ(M(S ⊙ m + N ⊙ p)), as a number and the signature it multiplies; without a memory m is α ⊙ p."""
+        """Return σ(M(S ⊙ m + N ⊙ p)), as a number and a signature to multiply. Without momentum, m
+        is α ⊙ p."""
         m = step.momentum_gain * p_of(step, taken) if momentum is None else momentum
         if (
             step.denominator is not None
@@ -390,26 +423,30 @@ class RuleProof:
             and step.moves_by_momentum
         ):
             return step.momentum_scale, self.read(torch.div(m, step.denominator, out=room))
-        whole = step.momentum_scale * m
+        direction = step.momentum_scale * m
         if not step.moves_by_momentum:
-            whole = whole + step.gradient_scale * p_of(step, taken)
-        whole = whole if step.denominator is None else whole.div_(step.denominator)
-        return 1.0, self.read(whole if step.mixing is None else step.mixing.of(whole))
+            direction = direction + step.gradient_scale * p_of(step, taken)
+        if step.denominator is not None:
+            direction = direction.div_(step.denominator)
+        if step.mixing is not None:
+            direction = step.mixing.of(direction)
+        return 1.0, self.read(direction)
 
 
 def p_of(step: LinearStep, taken: StepInput) -> Tensor:
-    """g + λθ."""
+    """Return g + λθ."""
     return taken.gradient.add(taken.weight, alpha=step.l2) if step.l2 else taken.gradient
 
 
 def astray(where: str, missed: float) -> str:
-    """What is said of a step that its rule does not explain."""
+    """Word the refusal of a step that its rule does not explain."""
     return (
-        f"{where} is not where its optimizer's rule leads, by {missed:.2g} or more; was its gradient changed in the "
-        "step, or its memory, or the weight before the step was over?"
+        f"{where} is not where its optimizer's rule leads, by {missed:.2g} or more; was its "
+        "gradient "
+        "changed in the step, or its memory, or the weight before the step was over?"
     )
 
 
 def size(signature: Numbers) -> float:
-    """The norm of a signature, which is about that of its tensor."""
+    """Return the norm of a signature, about the norm of its tensor."""
     return hypot(*signature.tolist())

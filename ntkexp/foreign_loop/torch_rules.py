@@ -1,4 +1,5 @@
-"""The rules of PyTorch's optimizers: each is linear in its gradients once what it divides by is known."""
+"""The rules of PyTorch's optimizers. Each step is linear in the gradients, given its
+denominator."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from math import sqrt
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -17,36 +18,34 @@ from ntkexp.foreign_loop.rule import AbstractOptimizerRule, StepInput
 from ntkexp.mistake import Mistake, WrongArgument
 from ntkexp.optimizer.base import LinearStep, Mixing
 
+Entries: TypeAlias = Mapping[str, Any]
+"""The settings of a parameter group, or the optimizer's state of a parameter."""
+
 
 class AbstractTorchRule(AbstractOptimizerRule):
-    """The settings that PyTorch's optimizers share: `maximize` takes −g in, and −m is what is remembered."""
+    """The settings that PyTorch's optimizers share. With `maximize`, the step consumes −g and
+    stores −m."""
 
     remembers: ClassVar[str | None] = None
     """The entry of the state that holds m."""
 
     def step(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None = None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None = None
     ) -> LinearStep:
-        found = self.downwards(group, state, taken, room)
-        return found.reversed() if group.get("maximize") else found
+        step = self.downwards(group, state, taken, room)
+        return step.reversed() if group.get("maximize") else step
 
     @abstractmethod
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
-        """The step down the gradient."""
+        """Return the step down the gradient."""
 
-    def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-        found: Tensor | None = None if self.remembers is None else state.get(self.remembers)
-        return -found if found is not None and group.get("maximize") else found
+    def momentum(self, group: Entries, state: Entries) -> Tensor | None:
+        if self.remembers is None or self.remembers not in state:
+            return None
+        momentum: Tensor | None = state[self.remembers]
+        return -momentum if momentum is not None and group.get("maximize") else momentum
 
 
 class SGDRule(AbstractTorchRule):
@@ -62,31 +61,26 @@ class SGDRule(AbstractTorchRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
-        size, momentum, decay = (
-            float(group["lr"]),
-            float(group["momentum"]),
-            float(group["weight_decay"]),
-        )
+        rate = float(group["lr"])
+        momentum = float(group["momentum"])
+        step = LinearStep(rate, l2=float(group["weight_decay"]))
         if not momentum:
-            return LinearStep(size, l2=decay)
-        carry, intake = (momentum, 1 - float(group["dampening"])) if taken.times else (0.0, 1.0)
+            return step
         if group["nesterov"]:
-            return LinearStep(size * momentum, size, carry, intake, decay)
-        return LinearStep(size, 0.0, carry, intake, decay)
+            step = replace(step, momentum_scale=rate * momentum, gradient_scale=rate)
+        if not taken.times:
+            return step
+        return replace(step, momentum_decay=momentum, momentum_gain=1 - float(group["dampening"]))
 
 
 class AdamRule(AbstractTorchRule):
-    """Adam, AdamW and their AMSGrad variants. With v (or the largest so far) as the state has it after the step,
+    """Adam, AdamW and their AMSGrad variants. With v (or the largest so far) after the step,
 
     S = η/(1 − β₁ᵗ) · r / (√v + εr),   r = √(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
 
-    and decay λ in the gradient of Adam, d = ηλ past the memory of AdamW.
+    Decay is λ in the gradient of Adam, and d = ηλ in AdamW.
     """
 
     kinds = (torch.optim.Adam, torch.optim.AdamW)
@@ -94,40 +88,31 @@ class AdamRule(AbstractTorchRule):
     remembers = "exp_avg"  # none of a parameter that never got a gradient
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
-        rate, decay, (first, second) = (
-            float(group["lr"]),
-            float(group["weight_decay"]),
-            group["betas"],
-        )
+        rate, decay = float(group["lr"]), float(group["weight_decay"])
+        first, second = group["betas"]
         count = float(state["step"])
-        decouples, lost = bool(group["decoupled_weight_decay"]), rate * decay
-        if (
-            isinstance(group["lr"], Tensor) and not group["fused"]
-        ):  # which is divided in its own precision
-            lost = 1 - float(1 - group["lr"] * decay)
+        decoupled_decay = rate * decay
+        if isinstance(group["lr"], Tensor) and not group["fused"]:
+            # torch divides by a rate that is a tensor, in the precision of the tensor
+            decoupled_decay = 1 - float(1 - group["lr"] * decay)
             rate = float(group["lr"] / (1 - first**count)) * (1 - first**count)
-        square, root = (
-            state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"],
-            sqrt(1 - second**count),
-        )
-        return LinearStep(
+        square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+        root = sqrt(1 - second**count)
+        step = LinearStep(
             momentum_scale=rate * root / (1 - first**count),
             momentum_decay=float(first),
             momentum_gain=1 - float(first),
-            l2=0.0 if decouples else decay,
-            decoupled_decay=lost if decouples else 0.0,
             denominator=torch.sqrt(square, out=room).add_(group["eps"] * root),
         )
+        if group["decoupled_weight_decay"]:
+            return replace(step, decoupled_decay=decoupled_decay)
+        return replace(step, l2=decay)
 
 
 class RMSpropRule(AbstractTorchRule):
-    """RMSprop. With n = √v + ε, or √(v − a²) + ε where a mean gradient a is taken off,
+    """RMSprop. With n = √v + ε, or √(v − a²) + ε if the mean gradient a is subtracted (`centered`),
 
     plain       S = η/n
     momentum    S = η,   β = μ,   α = 1/n
@@ -137,25 +122,20 @@ class RMSpropRule(AbstractTorchRule):
     remembers = "momentum_buffer"
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
         square = state["square_avg"]
         if group["centered"]:
             square = square.addcmul(state["grad_avg"], state["grad_avg"], value=-1)
-        below = torch.sqrt(square, out=room).add_(group["eps"])
-        rate, decay = float(group["lr"]), float(group["weight_decay"])
+        denominator = torch.sqrt(square, out=room).add_(group["eps"])
+        step = LinearStep(float(group["lr"]), l2=float(group["weight_decay"]))
         if group["momentum"] > 0:
-            return LinearStep(
-                rate,
+            return replace(
+                step,
                 momentum_decay=float(group["momentum"]),
-                momentum_gain=below.reciprocal(),
-                l2=decay,
+                momentum_gain=denominator.reciprocal(),
             )
-        return LinearStep(rate, l2=decay, denominator=below)
+        return replace(step, denominator=denominator)
 
 
 class AdagradRule(AbstractTorchRule):
@@ -164,19 +144,15 @@ class AdagradRule(AbstractTorchRule):
     kinds = (torch.optim.Adagrad,)
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
         rate = float(group["lr"]) / (1 + (float(state["step"]) - 1) * group["lr_decay"])
-        below = torch.sqrt(state["sum"], out=room).add_(group["eps"])
-        return LinearStep(rate, l2=float(group["weight_decay"]), denominator=below)
+        denominator = torch.sqrt(state["sum"], out=room).add_(group["eps"])
+        return LinearStep(rate, l2=float(group["weight_decay"]), denominator=denominator)
 
 
 class AdadeltaRule(AbstractTorchRule):
-    """Adadelta, with the mean squares v of gradients and, before the step, u₋ of what was moved by:
+    """Adadelta, with the mean squares v of gradients, and u₋ of moves before the step:
 
     S = η √(u₋ + ε) / √(v + ε)
     """
@@ -185,16 +161,14 @@ class AdadeltaRule(AbstractTorchRule):
     needs = ("acc_delta",)
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
         square, eps = state["square_avg"], group["eps"]
         moved = taken.state.get("acc_delta", torch.zeros_like(square))
-        below = torch.add(square, eps, out=room).sqrt_().div_(moved.add(eps).sqrt_())
-        return LinearStep(float(group["lr"]), l2=float(group["weight_decay"]), denominator=below)
+        denominator = torch.add(square, eps, out=room).sqrt_().div_(moved.add(eps).sqrt_())
+        return LinearStep(
+            float(group["lr"]), l2=float(group["weight_decay"]), denominator=denominator
+        )
 
 
 class AdamaxRule(AbstractTorchRule):
@@ -204,11 +178,7 @@ class AdamaxRule(AbstractTorchRule):
     remembers = "exp_avg"
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
         first = float(group["betas"][0])
         return LinearStep(
@@ -223,96 +193,93 @@ class AdamaxRule(AbstractTorchRule):
 class NAdamRule(AbstractTorchRule):
     """NAdam, Adam that looks ahead. With n = √(v/(1 − β₂ᵗ)) + ε and Π the product of all μ so far,
 
-    μₜ = β₁(1 − 0.96^(tψ)/2),   N = η(1 − μₜ)/(1 − Π) / n,   S = ημₜ₊₁/(1 − Πμₜ₊₁) / n,   β = β₁,   α = 1 − β₁
+    μₜ = β₁(1 − 0.96^(tψ)/2),   β = β₁,   α = 1 − β₁
+    N = η(1 − μₜ)/(1 − Π) / n,   S = ημₜ₊₁/(1 − Πμₜ₊₁) / n
     """
 
     kinds = (torch.optim.NAdam,)
     remembers = "exp_avg"
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
-        rate, (first, second), count = float(group["lr"]), group["betas"], float(state["step"])
-        now, ahead = (
-            first * (1 - 0.5 * 0.96 ** (each * group["momentum_decay"]))
-            for each in (count, count + 1)
+        rate, count = float(group["lr"]), float(state["step"])
+        first, second = group["betas"]
+        now, next_ = (
+            first * (1 - 0.5 * 0.96 ** (time * group["momentum_decay"]))
+            for time in (count, count + 1)
         )
         product = float(state["mu_product"])
+        square = torch.div(state["exp_avg_sq"], 1 - second**count, out=room)
+        l2, decoupled_decay = decay_of(group)
         return LinearStep(
-            momentum_scale=rate * ahead / (1 - product * ahead),
+            momentum_scale=rate * next_ / (1 - product * next_),
             gradient_scale=rate * (1 - now) / (1 - product),
             momentum_decay=float(first),
             momentum_gain=1 - float(first),
-            l2=decay_of(group)[0],
-            decoupled_decay=decay_of(group)[1],
-            denominator=torch.div(state["exp_avg_sq"], 1 - second**count, out=room)
-            .sqrt_()
-            .add_(group["eps"]),
+            l2=l2,
+            decoupled_decay=decoupled_decay,
+            denominator=square.sqrt_().add_(group["eps"]),
         )
 
 
 class RAdamRule(AbstractTorchRule):
-    """RAdam, which leaves what Adam divides by out while its variance is not yet known: with ρ∞ = 2/(1 − β₂) − 1 and
-    ρ = ρ∞ − 2tβ₂ᵗ/(1 − β₂ᵗ),
+    """RAdam, Adam without its denominator until the variance of that is known. With
+    ρ∞ = 2/(1 − β₂) − 1 and ρ = ρ∞ − 2tβ₂ᵗ/(1 − β₂ᵗ),
 
-    S = η/(1 − β₁ᵗ) · √(1 − β₂ᵗ)√((ρ − 4)(ρ − 2)ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)ρ)) / (√v + ε)      where ρ > 5
-    S = η/(1 − β₁ᵗ)                                                                        elsewhere
+    S = η/(1 − β₁ᵗ) · √(1 − β₂ᵗ)√((ρ − 4)(ρ − 2)ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)ρ)) / (√v + ε)    if ρ > 5
+    S = η/(1 − β₁ᵗ)                                                                      if ρ ≤ 5
     """
 
     kinds = (torch.optim.RAdam,)
     remembers = "exp_avg"
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
-        (first, second), count = group["betas"], float(state["step"])
-        longest, unbiased = 2 / (1 - second) - 1, 1 - second**count
+        first, second = group["betas"]
+        count = float(state["step"])
+        l2, decoupled_decay = decay_of(group)
+
+        # ρ∞ and ρ
+        longest = 2 / (1 - second) - 1
+        unbiased = 1 - second**count
         length = longest - 2 * count * second**count / unbiased
         step = LinearStep(
             momentum_scale=float(group["lr"]) / (1 - first**count),
             momentum_decay=float(first),
             momentum_gain=1 - float(first),
-            l2=decay_of(group)[0],
-            decoupled_decay=decay_of(group)[1],
+            l2=l2,
+            decoupled_decay=decoupled_decay,
         )
         if length <= 5.0:
             return step
         shorter = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-        below = torch.sqrt(state["exp_avg_sq"], out=room).add_(group["eps"])
+        denominator = torch.sqrt(state["exp_avg_sq"], out=room).add_(group["eps"])
         return replace(
             step,
             momentum_scale=float(step.momentum_scale) * sqrt(unbiased * shorter),
-            denominator=below,
+            denominator=denominator,
         )
 
 
-def decay_of(group: Mapping[str, Any]) -> tuple[float, float]:
-    """λ and d: decay is in the gradient, or past the memory."""
+def decay_of(group: Entries) -> tuple[float, float]:
+    """Return λ and d. One is zero."""
     decay = float(group["weight_decay"])
     return (0.0, float(group["lr"]) * decay) if group["decoupled_weight_decay"] else (decay, 0.0)
 
 
 class ASGDRule(AbstractTorchRule):
-    """Averaged stochastic gradient descent: S = η, d = λη, with the η that the step before left; its average of the
-    weights moves nothing."""
+    """Averaged stochastic gradient descent: S = η, d = λη, with the η of the step before.
+
+    Its average of the weights moves nothing.
+    """
 
     kinds = (torch.optim.ASGD,)
     needs = ("eta",)
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
         first = torch.as_tensor(float(group["lr"]), dtype=state["eta"].dtype)
         rate = float(taken.state.get("eta", first))
@@ -322,23 +289,21 @@ class ASGDRule(AbstractTorchRule):
 
 
 class AdafactorRule(AbstractTorchRule):
-    """Adafactor. With v = r cᵀ/mean(r), of the mean squares r and c of rows and columns, or of all for a vector,
+    """Adafactor. With v = r cᵀ/mean(r), with mean squares r of rows and c of columns; a vector has
+    v itself,
 
     S = α / max(1, rms(u)/δ) / √v,    u = g/√v,    α = max(ε₂, rms(θ)) min(η, 1/√t),    d = ηλ
 
-    The norm of u, by which a step is clipped, is one number that multiplies the gradients of all examples.
+    The factor by which rms(u) clips a step multiplies the gradients of all examples.
     """
 
     kinds = (torch.optim.Adafactor,)
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
-        rate, count, (least, smallest) = float(group["lr"]), float(state["step"]), group["eps"]
+        rate, count = float(group["lr"]), float(state["step"])
+        least, smallest = group["eps"]
         least = torch.finfo(taken.weight.dtype).eps if least is None else least
         if "variance" in state:
             square = state["variance"]
@@ -347,16 +312,18 @@ class AdafactorRule(AbstractTorchRule):
             square = (rows @ state["col_var"]).div_(
                 rows.mean(dim=-2, keepdim=True).clamp_(min=least)
             )
-        below = square.clamp(min=least * least).sqrt_()
+        denominator = square.clamp(min=least * least).sqrt_()
         size = max(smallest, rms(taken.weight)) * min(rate, 1 / sqrt(count))
-        clipped = max(1.0, rms(taken.gradient / below) / group["d"])
+        clipped = max(1.0, rms(taken.gradient / denominator) / group["d"])
         return LinearStep(
-            size / clipped, decoupled_decay=rate * float(group["weight_decay"]), denominator=below
+            size / clipped,
+            decoupled_decay=rate * float(group["weight_decay"]),
+            denominator=denominator,
         )
 
 
 def rms(tensor: Tensor) -> float:
-    """The root of the mean square.
+    """Return the root of the mean square.
 
     >>> rms(torch.tensor([3.0, 4.0, 0.0, 0.0]))
     2.5
@@ -365,75 +332,70 @@ def rms(tensor: Tensor) -> float:
 
 
 class RpropRule(AbstractTorchRule):
-    """Rprop moves by a size of its own for each weight, s, with the sign of the gradient, which is linear where that is
-    not zero: S = s/|g|, and 0 where g is zero or has turned."""
+    """Rprop moves each weight by its size s, with the sign of the gradient.
+
+    S = s/|g|, and 0 where g is zero or changed its sign.
+    """
 
     kinds = (torch.optim.Rprop,)
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
         size = state["prev"].abs()
         scale = torch.where(size > 0, state["step_size"] / size, 0.0)
         if not bool(scale.isfinite().all()):
             raise Mistake(
-                "Rprop took steps by gradients so small that nothing is known of their parts; train in float64, or "
-                "with another optimizer"
+                "Rprop took steps by gradients that are too small to be divided among examples; "
+                "train in "
+                "float64, or with another optimizer"
             )
         return LinearStep(scale)
 
 
 class MuonRule(AbstractTorchRule):
-    """Muon makes a matrix out of the memory whose singular values are about 1, by steps of Newton and Schulz. With
-    u = (1 − μ)g + μm (Nesterov), or m, and X₀ = u/‖u‖, transposed where it is tall,
+    """Muon replaces the memory by a matrix with singular values near 1, by Newton–Schulz steps.
+    With u = (1 − μ)g + μm (Nesterov), or m, and X₀ = u/‖u‖, transposed if it is tall,
 
     A = XXᵀ,   X ← (aI + bA + cA²)X,   L = Π (aI + bA + cA²) / ‖u‖,   θ ← (1 − d)θ − η′X
 
-    X is L u, and L a matrix that all gradients are multiplied with: S = η′μ, N = η′(1 − μ), M = L. PyTorch computes X
-    in bfloat16. L is made of its very iterates, and what rounding X between them did is r.
-    """
+    X is L u, so that S = η′μ, N = η′(1 − μ), M = L. PyTorch computes X in bfloat16. L is the
+    product of PyTorch's own iterates, and r the rounding of X between them."""
 
     kinds = (torch.optim.Muon,)
     rounds = True
     remembers = "momentum_buffer"
 
     def downwards(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
         update = self.update(group, state, taken)
-        (rows, columns), momentum = update.shape, float(group["momentum"])
+        rows, columns = update.shape
+        momentum = float(group["momentum"])
+
+        # L = Π (aI + bA + cA²) / ‖u‖
         matrix = torch.eye(min(rows, columns), dtype=update.dtype, device=update.device)
         first, *factors = newton_schulz(update, group)
         for factor in factors[:-1]:
             matrix = torch.addmm(
                 matrix, factor.to(matrix), matrix, beta=group["ns_coefficients"][0]
             )
-        size = adjusted_rate(group, rows, columns)
-        ahead = size * (1 - momentum) if group["nesterov"] else 0.0
+        momentum_scale, gradient_scale = adjusted_rate(group, rows, columns), 0.0
+        if group["nesterov"]:
+            gradient_scale = momentum_scale * (1 - momentum)
+            momentum_scale = momentum_scale * momentum
         return replace(
             self.watched(group, state, taken, None),
-            momentum_scale=size * momentum if group["nesterov"] else size,
-            gradient_scale=ahead,
+            momentum_scale=momentum_scale,
+            gradient_scale=gradient_scale,
             mixing=Mixing(matrix / float(first), by_rows=rows > columns),
             residual=None,
         )
 
     def watched(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        taken: StepInput,
-        room: Tensor | None,
+        self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
-        """The step as it was rounded, without L."""
+        """Return the step with the rounded X as its residual, without L."""
         update, momentum = self.update(group, state, taken), float(group["momentum"])
         *_, made = newton_schulz(update, group)
         return LinearStep(
@@ -444,18 +406,15 @@ class MuonRule(AbstractTorchRule):
             residual=made.to(update.dtype) * adjusted_rate(group, *update.shape),
         )
 
-    def update(
-        self, group: Mapping[str, Any], state: Mapping[str, Any], taken: StepInput
-    ) -> Tensor:
-        """u."""
+    def update(self, group: Entries, state: Entries, taken: StepInput) -> Tensor:
+        """Return u."""
         memory: Tensor = state["momentum_buffer"]
         return taken.gradient.lerp(memory, group["momentum"]) if group["nesterov"] else memory
 
 
-def newton_schulz(
-    update: Float[Tensor, "row column"], group: Mapping[str, Any]
-) -> Iterator[Tensor]:
-    """What u is divided by; the bA + cA² of each iteration; and X in the end, all in bfloat16, as PyTorch has them."""
+def newton_schulz(update: Float[Tensor, "row column"], group: Entries) -> Iterator[Tensor]:
+    """Yield ‖u‖, the bA + cA² of each iteration, and the last X, in bfloat16 as PyTorch computes
+    them."""
     a, b, c = group["ns_coefficients"]
     tall = len(update) > update.shape[1]
     x = update.bfloat16().T if tall else update.bfloat16()
@@ -470,8 +429,8 @@ def newton_schulz(
     yield x.T if tall else x
 
 
-def adjusted_rate(group: Mapping[str, Any], rows: int, columns: int) -> float:
-    """η′, the step size for a matrix of this shape."""
+def adjusted_rate(group: Entries, rows: int, columns: int) -> float:
+    """Return η′, the step size for a matrix of this shape."""
     if group["adjust_lr_fn"] == "match_rms_adamw":
         return float(group["lr"]) * 0.2 * sqrt(max(rows, columns))
     return float(group["lr"]) * sqrt(max(1.0, rows / columns))
@@ -493,32 +452,32 @@ RULES: tuple[AbstractOptimizerRule, ...] = (
 )
 
 
-# --- Which rule an optimizer goes by: that of its class, or of one that it is derived from. A class that does anything
-# else in its steps than the one that it is derived from is refused by the proof of the first such step.
+# --- An optimizer follows the rule of its class, or of the first base class with a rule. If a
+# derived class changes the step, proof (b) refuses its first such step.
 
 
 @dataclass(frozen=True)
 class KnownOptimizer:
-    """A rule, and the one of its classes that an optimizer goes by; that takes the steps that are replayed."""
+    """A rule, and the class of optimizer that it applies to, which also takes the replayed
+    steps."""
 
     rule: AbstractOptimizerRule
     kind: type[torch.optim.Optimizer]
 
     @property
     def name(self) -> str:
-        """What a trace calls it: of rules that are not ours also by the rule, as a class may have any name.
+        """The name in a trace. A user's rule adds its own name, as a class may have any name.
 
         >>> KnownOptimizer(RULES[0], torch.optim.SGD).name
         'SGD'
         """
-        return (
-            self.kind.__name__
-            if self.rule in RULES
-            else f"{self.kind.__name__} by {type(self.rule).__name__}"
-        )
+        if self.rule in RULES:
+            return self.kind.__name__
+        return f"{self.kind.__name__} by {type(self.rule).__name__}"
 
     def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """An optimizer of these groups, with what its class has no default for from the first of them."""
+        """Make an optimizer of these groups. Arguments without default come from the first
+        group."""
         needed = [
             name
             for name, each in signature(self.kind).parameters.items()
@@ -538,12 +497,13 @@ NOT_LINEAR = {
 def known_optimizer(
     optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOptimizerRule] = ()
 ) -> KnownOptimizer:
-    """By what rule an optimizer goes: one of those given, or of PyTorch's own."""
+    """Return the rule of an optimizer, one of the user's or of PyTorch's, or raise."""
     kind = type(optimizer)
     where = f"{kind.__module__}.{kind.__qualname__}"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise Mistake(
-            f"{kind.__name__} with differentiable=True: its steps are not followed; train with differentiable=False"
+            f"{kind.__name__} with differentiable=True: its steps are not followed; train with "
+            "differentiable=False"
         )
     ours = () if "SAM" in kind.__name__ else RULES
     for base in kind.__mro__:
@@ -552,12 +512,14 @@ def known_optimizer(
                 return KnownOptimizer(rule, base)
     if kind.__name__ == "ZeroRedundancyOptimizer":
         raise Mistake(
-            "ZeroRedundancyOptimizer splits its state over the processes, so that none sees a whole step; train with "
+            "ZeroRedundancyOptimizer splits its state over the processes, so that none sees a "
+            "whole step; train with "
             "the optimizer that it holds, in every process"
         )
     if "SAM" in kind.__name__:
         raise Mistake(
-            f"{kind.__name__} takes gradients at weights that it has moved up first (sharpness-aware minimisation), "
+            f"{kind.__name__} takes gradients at weights that it has moved up first "
+            "(sharpness-aware minimisation), "
             "which is not followed; train with the optimizer that it wraps"
         )
     reason = next(
@@ -572,15 +534,15 @@ def known_optimizer(
 
 
 def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimizer:
-    """The optimizers that go by a name.
+    """Return the optimizer of this name in a trace.
 
     >>> named("AdamW").kind
     <class 'torch.optim.adamw.AdamW'>
     """
     known = [KnownOptimizer(rule, kind) for rule in (*rules, *RULES) for kind in rule.kinds]
-    found = next((each for each in known if each.name == name), None)
-    if found is None:
+    optimizer = next((each for each in known if each.name == name), None)
+    if optimizer is None:
         raise WrongArgument(
             f"rule=: the trace has steps of {name}, whose rule has to be given again", "rule"
         )
-    return found
+    return optimizer

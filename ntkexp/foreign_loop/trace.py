@@ -1,8 +1,10 @@
-"""A trace: the steps of a loop that was followed, and what each example added to the outputs at the queries.
+"""A trace: the steps of a followed loop, and the contribution of each example to the outputs at the
+queries.
 
     f_T − f_0 = Σ contributions + decay + rounding + outside
 
-On the way back over the steps (`attribution.Backwards`) each is replayed and proved; what it added is summed here.
+`attribution.LoopBackward` replays and proves each step, from the last to the first, and adds up its
+terms.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import MAX_MEMORY_GB, NEVER_CALLED
-from ntkexp.foreign_loop.attribution import Backwards, LoopSums, StepCost, sums_at_zero
+from ntkexp.foreign_loop.attribution import LoopBackward
 from ntkexp.foreign_loop.batch_norm import (
     BatchNormMode,
     batch_norm_sentence,
@@ -36,6 +38,7 @@ from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_gradients import CallReaders
 from ntkexp.foreign_loop.example_names import is_digest
 from ntkexp.foreign_loop.gallery import Decode, Gallery, ShownExamples, shown, texts
+from ntkexp.foreign_loop.loop_sums import LoopSums, NamedArrays, StepMemory, sums_at_zero
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.outside import memory_kept, outside_sentence, release_memory
@@ -58,7 +61,7 @@ from ntkexp.mistake import Mistake, checked_number, in_short
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, Components, components_of
 from ntkexp.progress import AbstractProgress, Silent
-from ntkexp.records.contributions import MEASURE, OUTSIDE
+from ntkexp.records.contributions import MEASURE, OUTSIDE, LeaveOut
 from ntkexp.records.folder import CONFIG, RunFolder
 from ntkexp.report.progress import Announced, in_place, quiet_log
 from ntkexp.shapes import Function, Inputs, Weights
@@ -73,7 +76,8 @@ LOG = logging.getLogger("ntkexp.follow")
 
 @dataclass(repr=False)
 class Trace:
-    """The `steps` of a `module`, whose weights are given to it."""
+    """The followed steps of a loop, and a copy of its module, which is evaluated at the weights of
+    each step."""
 
     steps: AbstractSteps
     module: nn.Module
@@ -81,35 +85,36 @@ class Trace:
     queries: Inputs
     loss: ExampleLoss | None = None
     folder: RunFolder | None = None
-    rank: int = 0  # of the process that followed, among those that trained together
-    memory_gb: float = 4.0  # that may be taken
-    by: By | None = None  # components by which contributions are told apart
+    rank: int = 0  # of the process that followed
+    memory_gb: float = 4.0
+    by: By | None = None  # the split of contributions by components
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
-    measured: MeasuredQueries | None = (
-        None  # what is asked of the outputs at the queries, if not they themselves
-    )
+    measured: MeasuredQueries | None = None  # the measure that is explained instead of the outputs
 
     def __repr__(self) -> str:
         self.refresh()
-        queries, seen = examples(self.queries), counted(len(self.examples), "example")
-        if advice := self.naming:
-            seen += f" ({advice})"
+        steps = f"{counted(len(self.steps), 'step')} of {type(self.module).__name__}"
+        seen = counted(len(self.examples), "example")
+        if self.naming:
+            seen += f" ({self.naming})"
+        count = examples(self.queries)
+        queries = "1 query" if count == 1 else f"{count} queries"
         where = "in memory" if self.folder is None else f"in {self.folder.path}"
-        of = f"{counted(len(self.steps), 'step')} of {type(self.module).__name__}"
-        return (
-            f"Trace of {of}, {seen}, {'1 query' if queries == 1 else f'{queries} queries'}, {where}"
-        )
+        return f"Trace of {steps}, {seen}, {queries}, {where}"
 
     @property
     def naming(self) -> str:
-        """How the examples may be named otherwise; nothing where they have names."""
+        """Advice on names of examples, or nothing if they have names."""
         if not self.examples or not all(map(is_digest, self.examples)):
             return ""
-        return "named by digests of what they hold; follow(…, ids='dataset') names them by their places in a Dataset"
+        return (
+            "named by digests of what they hold; follow(…, ids='dataset') names them by their "
+            "places in a Dataset"
+        )
 
     def refresh(self) -> None:
-        """Read again what is stored: the loop may have gone on."""
+        """Read the store again, because the loop may have gone on."""
         self.steps.refresh()
         for name in ("called", "examples"):
             vars(self).pop(name, None)
@@ -117,53 +122,41 @@ class Trace:
     @cached_property
     def called(self) -> CalledModule:
         """The module as functions of its weights."""
-        steps = self.steps
         return CalledModule(
-            self.module, self.output, steps.autocast, steps.same_kernels, measured=self.measured
+            self.module,
+            self.output,
+            self.steps.autocast,
+            self.steps.same_kernels,
+            measured=self.measured,
         )
 
     @property
     def function(self) -> Function:
-        """The one that is evaluated at the queries."""
+        """The function that is evaluated at the queries."""
         return self.called.function
 
     @property
     def measure(self) -> Measure | None:
-        """What is asked of the outputs, if not they themselves."""
+        """The measure that is explained, or None for the outputs."""
         return None if self.measured is None else self.measured.measure
-
-    def outside(self) -> Float[Tensor, "probe out"] | None:
-        """What changes after the last step did to the outputs at the queries, if there were any."""
-        left = self.steps.outside
-        end = self.steps.end | self.steps.statistics(len(self.steps))
-        return (
-            left.change(self.called, self.called.casts, end, self.queries) if left.tensors else None
-        )
-
-    def refuse_outside(self) -> None:
-        """Refuse effects on a model that changed after the last step."""
-        moved = self.outside()
-        if moved is not None and bool(moved.any()):
-            raise Mistake(
-                f"effects of examples lead to the last step, and {self.steps.outside.named} changed after it (an "
-                "average that was loaded, a clamp?), and what that would be without an example is not known; "
-                "leave the loop before that"
-            )
 
     @cached_property
     def examples(self) -> dict[str, int]:
-        """The examples that were seen, in order of their first use."""
+        """The place of each example, in order of first use."""
         return {name: place for place, name in enumerate(dict.fromkeys(self.steps.names()))}
 
-    def refuse_coupled(self) -> None:
-        """Refuse effects of examples whose batch statistics coupled them."""
-        if self.steps.statistics(0):
-            raise Mistake(
-                "without an example the statistics of its batches are others too, which effects do not know: BatchNorm "
-                "was in training mode; put these layers in eval(), or leave effects out"
-            )
+    def outside(self) -> Float[Tensor, "probe out"] | None:
+        """Return the change of the outputs after the last step, or None if nothing changed."""
+        outside = self.steps.outside
+        if not outside.tensors:
+            return None
+        end = self.steps.end | self.steps.statistics(len(self.steps))
+        return outside.change(self.called, self.called.casts, end, self.queries)
+
+    # --- Checks
 
     def refuse_empty(self) -> None:
+        """Raise if no step or no example was followed."""
         if not len(self.steps):
             if self.steps.count:
                 raise Mistake(
@@ -174,6 +167,36 @@ class Trace:
             )
         if not self.examples:
             raise Mistake(NEVER_CALLED)
+
+    def refuse_outside(self) -> None:
+        """Raise for leave-out effects if the model changed after the last step."""
+        change = self.outside()
+        if change is not None and bool(change.any()):
+            raise Mistake(
+                f"effects of examples lead to the last step, and {self.steps.outside.named} "
+                "changed after it (an average that was loaded, a clamp?), and what that would be "
+                "without an example is not known; leave the loop before that"
+            )
+
+    def refuse_coupled(self) -> None:
+        """Raise for leave-out effects if batch statistics couple the examples."""
+        if self.steps.statistics(0):
+            raise Mistake(
+                "without an example the statistics of its batches are others too, which effects "
+                "do not know: BatchNorm was in training mode; put these layers in eval(), or "
+                "leave effects out"
+            )
+
+    def refuse_effects(self, mean: MeanName) -> None:
+        """Raise if leave-out effects cannot be computed, before the work begins."""
+        if len(self.steps) < self.steps.count:
+            raise Mistake("effects need all steps, and steps= leaves some out; follow all")
+        self.refuse_empty()
+        self.refuse_outside()
+        self.refuse_coupled()
+        training_of(self, mean).step(len(self.steps) - 1)
+
+    # --- Attribution
 
     def attribute(
         self,
@@ -188,235 +211,229 @@ class Trace:
         batch_norm: BatchNormMode | None = None,
         quiet: bool = False,
     ) -> Attribution:
-        """What each example added to each output of each query; parts and decay add up to f_T − f_0.
+        """Return the contribution of each example to each output of each query.
 
-        Of a loop under autocast, f is the model without casts, and what their rounding did stands in `rounding`. What
-        changed after the last step, as by an average of weights that was loaded, did what stands in `outside`.
+        Contributions, decay and the other parts add up to f_T − f_0. `rounding` is the effect of
+        casts and of rounded gradients. `outside` is the change after the last step, such as a
+        loaded average of weights. With `steps=`, `other_steps` is the change by other steps,
+        `carried` the effect of momentum from before the first step, and the attribute `share` the
+        share of these steps in the change. With BatchNorm in training mode, `statistics` is the
+        effect of its running statistics.
 
-        With `effects`, also by how much the output would change if the example were left out: as means without it and
-        the derivative of all that follows predict it, or with 'one_step' as steps without it do; 'derivative' is that
-        by its weight, alone. `mean` says whether the others of a batch then share what is left (renormalised), or keep
-        their shares (fixed).
+        Args:
+            effects: add leave-out effects, the change of each output without an example, as
+                predicted by the derivative of all later steps. 'derivative' is the derivative with
+                respect to the weight of the example alone; 'one_step' follows from steps without
+                the example.
+            mean: how the other examples of a batch then share the mean: 'renormalised', or 'fixed'
+                shares.
+            by: split contributions by the parameters through which they act: by 'module', by
+                'parameter', or by names with patterns of parameters, {'first': ['layers.0.*'],
+                'rest': ['*']}. `by_component` adds up over `component` to `contribution`,
+                `decay_by_component` to `decay`, and `by_component_step` to `by_step`.
+            positions: split contributions by the positions of a text whose losses made them:
+                `by_position[probe, out, example, position]` adds up over `position` to
+                `contribution`. The loop's outputs are [example, position, class] or [example,
+                class, position]. Each position takes a back-propagation of its call.
+            memory_gb: the memory for sums, by default the option of `follow`.
+            decode: a function of token numbers that returns their text, as of a tokenizer.
+            again: a function that runs the loop again, from its seeds on, with `follow` in it.
+                Effects are then checked against trainings without some examples, which `follow`
+                leaves out.
+            batch_norm: with 'exact', an example contributes through its loss and the whole batch,
+                which takes one backward pass for each example. With 'constant', batch statistics
+                are constant, one pass is enough, and `coupling` is the difference.
+            quiet: show no progress.
 
-        `again` is a function that carries the loop out anew, from its seeds on, with `follow` in it. Then effects are
-        compared with trainings without some examples; it is `follow` that leaves these out.
-
-        Of a loop of which some `steps` were followed, what they did adds up with `other_steps` to f_T − f_0, and
-        `share` of the attributes says how much of that came of them. `carried` is what the optimizer remembered when
-        they began, of gradients before.
-
-        Where BatchNorm was in training mode, `statistics` is what its running statistics did to the outputs. An
-        example's part is that of its own loss through the whole batch, a backward pass of the batch for each; with
-        `batch_norm="constant"` it is that at constant batch statistics, a pass for all, and `coupling` is what is left.
-
-        `by` tells contributions apart by the parameters through which they came: by 'module', by 'parameter', or by
-        names with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}. Then `by_component` adds up over
-        `component` to `contribution`, and so do `decay_by_component` to `decay` and `by_component_step` to `by_step`.
-
-        With `positions`, texts are told apart by the places whose losses did it: `by_position[probe, out, example,
-        position]` adds up over `position` to `contribution`. Outputs of the loop's calls have to be [example, position,
-        class] or [example, class, position]. It takes a back-propagation of a call for each of its positions.
-
-        What is added up takes no more than `memory_gb`, by default that of `follow`.
-
-        What takes more than some seconds says how long, and shows how far it has come, unless it is to be `quiet`.
-
-        A trace in a folder makes a run of it, which `ntkexp report` and `ntkexp explain` show; where examples are of
-        tokens, `decode` gives their text, as that of a tokenizer does. In a notebook, what is found shows the
-        examples that did most to the first queries.
+        Long computations show their progress. A trace in a folder becomes a run, which `ntkexp
+        report` and `ntkexp explain` show. In a notebook, the result shows the examples with the
+        largest contributions to the first queries.
         """
         if altered_loop() is not None:
             raise Mistake(
-                "again=: the function attributes what it has trained, and would never end; let it only train"
+                "again=: the function attributes what it has trained, and would never end; let it "
+                "only train"
             )
         refuse_arguments(effects, mean, again, decode, positions)
         self.refresh()
         if self.rank:
             raise Mistake(
-                f"rank {self.rank} has written its part of the trace, and the whole is attributed by one process: if "
-                "rank == 0: trace.attribute(); or later, ntkexp attribute FOLDER"
+                f"rank {self.rank} has written its part of the trace, and the whole is attributed "
+                "by one process: if rank == 0: trace.attribute(); or later, ntkexp attribute "
+                "FOLDER"
             )
         if memory_gb is not None:
             self.memory_gb = checked_number("memory_gb", memory_gb, most=MAX_MEMORY_GB, above=True)
         self.by = self.by if by is None else by
         self.batch_norm = checked_mode(self.batch_norm if batch_norm is None else batch_norm)
         if effects:
-            if len(self.steps) < self.steps.count:
-                raise Mistake("effects need all steps, and steps= leaves some out; follow all")
-            self.refuse_empty()
-            self.refuse_outside()
-            self.refuse_coupled()
-            training_of(self, mean).step(
-                len(self.steps) - 1
-            )  # what has no effects is refused before the work
+            self.refuse_effects(mean)
         gallery = Gallery()
-        if decode is not None:  # one that does not work is better known before the work
+        if decode is not None:  # fails now if it does not work
             texts(shown(self.queries)[:1], decode)
+
         progress = in_place(quiet)
+        check: LeaveOut | None = None
         with memory_kept(self.module.parameters()), quiet_log(quiet):
-            found = self.contributions(gallery, progress, positions=positions)
-            known = (
-                loop_effects(self, effects, mean, self.memory_gb, again, progress)
-                if effects
-                else None
-            )
-        if known is not None:
-            found["effect"] = (
-                ("probe", "out", "example"),
-                known.values.cpu().numpy(),
-                attributes_of(known),
-            )
-        own = (
-            rounding_sentence,
-            batch_norm_sentence,
-            outside_sentence,
-            share_sentence,
-            equal_inputs_sentence,
-        )
-        for said in own:
-            sentence = said(found)
-            if self.folder is None and sentence and not quiet:
-                LOG.warning("ntkexp: %s", sentence)
-        if self.folder is not None:
-            write_run(
-                self.folder,
-                found,
-                self.queries,
-                gallery,
-                decode,
-                None if known is None else known.check,
-            )
-            TraceFolder(self.folder).sweep.unlink(missing_ok=True)
-        return found.showing(ShownExamples.of(found, self.queries, gallery, decode))
-
-    def replayed(
-        self, weights: Weights, outputs: Float[Tensor, "probe out"]
-    ) -> tuple[Replayed, ...]:
-        """What the model itself may have given at the queries, at weights at which `outputs` are those without casts:
-        by attention without fused kernels, and if the model enters autocast itself, as by libraries, under that."""
-        how = Circumstances(autocast=self.called.casts)
-        if not self.called.is_cast(how):
-            return (Replayed(self.function, weights, self.queries, outputs),)
-        room, found = self.called.room(how), list[Replayed]()
-        for function in self.called.as_evaluated:
-            with (
-                torch.no_grad(),
-                plain_kernels(),
-                suppress(RuntimeError),
-            ):  # of numbers that do not fit each other
-                given = columns(function, weights, self.queries)
-                # casts step: what noise does is found without them; and they are held to the eps of these outputs
-                found.append(
-                    Replayed(self.function, weights, self.queries, given.to(outputs), room)
+            attribution = self.contributions(gallery, progress, positions=positions)
+            if effects:
+                known = loop_effects(self, effects, mean, self.memory_gb, again, progress)
+                check = known.check
+                values = known.values.cpu().numpy()
+                attribution["effect"] = (
+                    ("probe", "out", "example"),
+                    values,
+                    attributes_of(known),
                 )
-        return tuple(found)
-
-    def begin_sums(
-        self,
-        tape: Tape,
-        components: Components | None,
-        places: Positions | None,
-    ) -> LoopSums:
-        """Begin the sums over steps. Raise if they and one step need more than `memory_gb`."""
-        forms = any(
-            not each.rule.has_effects for each in self.steps.known
-        )  # of SGD and Adam, V is U
-        parameters = sum(weight.numel() for weight in self.steps.end.values())
-        cost, steps = (
-            StepCost(tape, self.steps.most_examples(), parameters, 3 if forms else 1),
-            len(self.steps),
-        )
-        return sums_at_zero(
-            tape.outputs, len(self.examples), steps, self.memory_gb, components, places, cost
-        )
+        if self.folder is None:
+            if not quiet:
+                warn_of_caveats(attribution)
+        else:
+            write_run(self.folder, attribution, self.queries, gallery, decode, check)
+            TraceFolder(self.folder).sweep.unlink(missing_ok=True)
+        return attribution.showing(ShownExamples.of(attribution, self.queries, gallery, decode))
 
     def contributions(
         self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
     ) -> Attribution:
-        """The same, without a run folder and effects; examples are collected in the gallery, to be shown."""
-        from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray: slow, and following needs none
+        """Return the attribution without effects and without a run folder. The gallery collects the
+        examples."""
+        from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray, which is slow
 
         self.refuse_empty()
         progress = progress or Silent()
         release_memory(self.module.parameters())
         places = positions_of(self.steps.calls(), self.called.couples) if positions else None
-        steps, end = self.steps, self.steps.end
-        first, last_ones = (numbers_of(steps.statistics(index)) for index in (0, len(steps)))
+        steps = self.steps
+        end = steps.end | numbers_of(steps.statistics(len(steps)))
 
         # back over the steps: each is replayed, proved, and added
         reader = Reader(
-            self.function, frozenset(end), programs=ProgramCache(), whole=self.measured is not None
+            self.function,
+            frozenset(steps.end),
+            programs=ProgramCache(),
+            whole=self.measured is not None,
         )
-        end = end | last_ones
         last = reader.record(end, self.queries)
-        named = {} if self.measured is None else {"out": self.called.prove_measure(reader, last)}
+        coords: dict[str, Any] = {"example": list(self.examples)}
+        if self.measured is not None:
+            coords["out"] = self.called.prove_measure(reader, last)
         components = None if self.by is None else components_of(self.by, steps.end)
-        sums = self.begin_sums(last, components, places)
-        back = Backwards(
+        back = LoopBackward(
             reader,
             CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, places),
             self.queries,
             last,
             self.examples,
-            sums,
+            self.begin_sums(last, components, places),
             steps.indices,
             BackwardSum(components=tuple((components or {}).values())),
         )
-        announced = Announced("ntkexp: attribution", len(steps), progress)
+        self.go_back(back, gallery, progress)
+
+        # f_0 and f_T are the outputs of the live model
+        start = back.later.outputs
+        first = numbers_of(steps.statistics(0))
+        began = self.replayed(steps.start(0) | first, start)
+        ended = self.replayed(end, last.outputs)
+        self.ends.hold(began, ended, steps.count, measured=self.measured is not None)
+
+        # f_T − f_0, including `outside`, the change that no step made
+        some_steps = len(steps) < steps.count
+        arrays: NamedArrays = back.added.arrays(
+            cast=self.called.is_cast(Circumstances(autocast=self.called.casts)),
+            batch_norm=self.batch_norm if first else None,
+            some_steps=some_steps,
+        )
+        change = last.outputs - start
+        outside = self.outside()
+        if outside is not None:
+            change = change + outside
+            arrays[OUTSIDE] = (("probe", "out"), outside)
+        arrays["start"] = (("probe", "out"), start)
+        arrays["change"] = (("probe", "out"), change)
+
+        # the final check: the parts of the steps add up to their change
+        sums = back.added
+        closing = sums.closing.check(sums.totals.contributions, sums.total, start, last.outputs)
+        closing.refuse()
+        progress.say(f"ntkexp: {closing.sentence}")
+
+        # facts and coordinates
+        facts: dict[str, str | float] = {**closing.facts, **gallery.repeated.facts}
+        if some_steps:
+            facts |= self.facts_of_share(last.outputs - start - sums.other_steps, change)
+            coords["step"] = list(steps.indices)
+        if components:
+            coords["component"] = list(components)
+        facts |= self.facts_of_rounding(sums, end, last.outputs, change)
+        if steps.outside.names:
+            facts[OUTSIDE] = ", ".join(steps.outside.names)
+        if self.measured is not None:
+            facts[MEASURE] = self.measured.name
+        return Attribution(
+            {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
+            coords=coords,
+            attrs=facts,
+        )
+
+    def begin_sums(
+        self, tape: Tape, components: Components | None, places: Positions | None
+    ) -> LoopSums:
+        """Begin the sums, or raise if they and a step take more than the memory."""
+        forms_v = any(not known.rule.has_effects for known in self.steps.known)
+        step = StepMemory(
+            tape,
+            rows=self.steps.most_examples(),
+            parameters=sum(weight.numel() for weight in self.steps.end.values()),
+            adjoints=3 if forms_v else 1,  # for SGD and Adam, V is a multiple of U
+        )
+        examples = len(self.examples)
+        return sums_at_zero(step, examples, len(self.steps), self.memory_gb, components, places)
+
+    def go_back(self, back: LoopBackward, gallery: Gallery, progress: AbstractProgress) -> None:
+        """Add all steps, and collect their examples."""
+        announced = Announced("ntkexp: attribution", len(self.steps), progress)
 
         def explained(calls: Sequence[ModelCall]) -> None:
             for call in calls:
                 gallery.add(call)
             announced.step()
 
-        back.over(steps, explained)
+        back.over(self.steps, explained)
         announced.stop()
-        some = len(steps) < steps.count
         back.multiplied.refuse_unexplained()
 
-        # f_0 and f_T are what the model itself gave
-        start, casts = back.later.outputs, self.called.casts
-        began, ended = (
-            self.replayed(steps.start(0) | first, start),
-            self.replayed(end, last.outputs),
-        )
-        self.ends.hold(began, ended, steps.count, measured=self.measured is not None)
+    def replayed(
+        self, weights: Weights, outputs: Float[Tensor, "probe out"]
+    ) -> tuple[Replayed, ...]:
+        """Return candidates for the live model's outputs at the queries. `outputs` are those
+        without casts.
 
-        # f_T − f_0, including `outside`, the change that no step made
-        cast = self.called.is_cast(Circumstances(autocast=casts))
-        batch_norm = self.batch_norm if first else None
-        arrays = sums.arrays(cast=cast, batch_norm=batch_norm, some=some)
-        change, outside = last.outputs - start, self.outside()
-        if outside is not None:
-            change, arrays[OUTSIDE] = change + outside, (("probe", "out"), outside)
-        arrays |= {"start": (("probe", "out"), start), "change": (("probe", "out"), change)}
+        Under casts, the model may have run with or without an autocast context, and with kernels
+        for attention that differ from ours.
+        """
+        how = Circumstances(autocast=self.called.casts)
+        if not self.called.is_cast(how):
+            return (Replayed(self.function, weights, self.queries, outputs),)
+        cast_eps = self.called.cast_eps_of(how)
+        candidates = list[Replayed]()
+        for function in self.called.as_evaluated:
+            # some contexts do not fit the model's dtypes
+            with torch.no_grad(), plain_kernels(), suppress(RuntimeError):
+                cast = columns(function, weights, self.queries).to(outputs)
+                # noise is measured on the smooth function without casts
+                candidates.append(Replayed(self.function, weights, self.queries, cast, cast_eps))
+        return tuple(candidates)
 
-        # the final check: the parts of the steps add up to their change
-        closing = sums.closing.check(sums.parts, sums.total, start, last.outputs)
-        closing.refuse()
-        progress.say(f"ntkexp: {closing.sentence}")
-
-        facts: dict[str, str | float] = {**closing.facts, **gallery.repeated.facts}
-        if some:
-            by_these = last.outputs - start - sums.other_steps
-            moved = bool(change.any())
-            facts["taken"] = steps.count
-            facts["share"] = (
-                float((by_these * change).sum() / change.square().sum()) if moved else 0.0
-            )
-        facts |= self.facts_of_rounding(sums, end, last.outputs, change)
-        if names := steps.outside.names:
-            facts[OUTSIDE] = ", ".join(names)
-        if self.measured is not None:
-            facts[MEASURE] = self.measured.name
-        return Attribution(
-            {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
-            coords={"example": list(self.examples)}
-            | named
-            | ({"step": list(steps.indices)} if some else {})
-            | ({"component": list(components)} if components else {}),
-            attrs=facts,
-        )
+    def facts_of_share(
+        self, by_these_steps: Float[Tensor, "probe out"], change: Float[Tensor, "probe out"]
+    ) -> dict[str, str | float]:
+        """Return the number of all steps, and the share of the followed ones in the change."""
+        share = 0.0
+        if bool(change.any()):
+            share = float((by_these_steps * change).sum() / change.square().sum())
+        return {"taken": self.steps.count, "share": share}
 
     def facts_of_rounding(
         self,
@@ -425,7 +442,8 @@ class Trace:
         outputs: Float[Tensor, "probe out"],
         change: Float[Tensor, "probe out"],
     ) -> dict[str, str | float]:
-        """Return the share of rounding in the change, or for casts, their kinds and their distance from the outputs."""
+        """Return the share of rounding in the change, or for casts, their dtypes and their distance
+        from the outputs."""
         facts: dict[str, str | float] = {}
         casts = self.called.casts
         if self.called.is_cast(Circumstances(autocast=casts)):
@@ -437,16 +455,30 @@ class Trace:
                 facts["autocast"] = casts.kind
             facts["away"] = float(away.norm())
         else:
-            facts["rounding"] = float(sums.rounding.norm()) / (float(change.norm()) or 1.0)
-        if rounding := [each.kind.__name__ for each in self.steps.known if each.rule.rounds]:
+            facts["rounding"] = float(sums.totals.rounding.norm()) / (float(change.norm()) or 1.0)
+        rounding = [known.kind.__name__ for known in self.steps.known if known.rule.rounds]
+        if rounding:
             facts["rounds"] = " and ".join(rounding)
         return facts
+
+
+def warn_of_caveats(attribution: Attribution) -> None:
+    """Log the sentences on everything that contributions do not include."""
+    sentences = (
+        rounding_sentence(attribution),
+        batch_norm_sentence(attribution),
+        outside_sentence(attribution),
+        share_sentence(attribution),
+        equal_inputs_sentence(attribution),
+    )
+    for sentence in filter(None, sentences):
+        LOG.warning("ntkexp: %s", sentence)
 
 
 def refuse_arguments(
     effects: object, mean: object, again: object, decode: object, positions: object
 ) -> None:
-    """Refuse arguments that are of no use, by themselves or together."""
+    """Raise for values of the wrong kind, and for arguments that have no effect together."""
     if not isinstance(mean, str) or mean not in MEANS:
         raise Mistake(f"mean={in_short(mean)} is none of {', '.join(MEANS)}")
     kinds = (False, True, "one_step", "derivative")
@@ -463,11 +495,11 @@ def refuse_arguments(
             raise Mistake(f"{name}= is a {type(function).__name__}; give a function")
 
 
-# --- A trace that lies in a folder: its steps, for a module of the kind that was followed.
+# --- A trace in a folder.
 
 
 def find_trace(folder: Path) -> TraceFolder:
-    """The trace in a folder, if it holds one."""
+    """Return the trace in a folder, or raise if it holds none."""
     files = TraceFolder(RunFolder(folder.expanduser()))
     path = files.folder.path
     if not (path / CONFIG).is_file() or "follow" not in files.folder.config:
@@ -481,71 +513,81 @@ def load_trace(
     measure: Measure | None = None,
     rules: Sequence[AbstractOptimizerRule] = (),
 ) -> Trace:
-    """The trace, with a module that is given all that the followed one held, if it is of that kind; with its measure,
-    of which the folder holds the name alone; and with the rules of optimizers that are not PyTorch's."""
+    """Return the trace in a folder, for a module of the followed kind, which receives the followed
+    tensors.
+
+    The folder has only the name of a measure, and of optimizers that are not PyTorch's. So the
+    measure and the rules of such optimizers must be given again.
+    """
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
         raise Mistake(
-            f"measure=: {files.folder.path} explains {measure_name(files) or 'outputs'}; give that, or follow "
-            "the loop again"
+            f"measure=: {files.folder.path} explains {measure_name(files) or 'outputs'}; give "
+            "that, or follow the loop again"
         )
-    measured = (
-        None if measure is None else MeasuredQueries(measure, QueryCalls.read(start["calls"]))
-    )
+    measured = None
+    if measure is not None:
+        measured = MeasuredQueries(measure, QueryCalls.read(start["calls"]))
     weights: Weights = files.read(files.weights_at(0))["weights"]
     files.refuse_other_start(weights)
-    state, given = (
-        dict(module.named_parameters()) | dict(module.named_buffers()),
-        {**start["still"], **weights},
-    )
-    known = state.keys() | module.state_dict().keys()
-    wrong = sorted(weights.keys() - state.keys()) or sorted(given.keys() - known)
-    wrong = wrong or [
-        name for name in state if name in given and state[name].shape != given[name].shape
-    ]
-    if wrong:
-        raise Mistake(
-            f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' is missing or "
-            "differs"
-        )
-    with torch.no_grad():
-        for name in given.keys() & state.keys():
-            state[name].data = given[name].clone().to(state[name].device)
+    load_tensors(files, module, weights, start["still"])
     module.eval()
     optimizers = [named(name, rules) for name in files.folder.config["follow"]["optimizers"]]
-    steps, ends = (
-        ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers),
-        outputs_at_ends(files.folder),
-    )
+    steps = ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers)
     if not files.ended.exists():
         LOG.warning(
-            "ntkexp: the trace in %s has %d steps and no end: the training was interrupted after them, or still runs",
+            "ntkexp: the trace in %s has %d steps and no end: the training was interrupted after "
+            "them, or still runs",
             *(files.folder.path, len(steps)),
         )
-    output, by = start["output"], start.get("by")
     device = next(module.parameters()).device
-    asked = map_tensors(lambda tensor: tensor.to(device), start["queries"])
     return Trace(
-        steps, module, output, asked, folder=files.folder, by=by, ends=ends, measured=measured
+        steps,
+        module,
+        start["output"],
+        map_tensors(lambda tensor: tensor.to(device), start["queries"]),
+        folder=files.folder,
+        by=start.get("by"),
+        ends=outputs_at_ends(files.folder),
+        measured=measured,
     )
+
+
+def load_tensors(files: TraceFolder, module: nn.Module, weights: Weights, still: Weights) -> None:
+    """Copy the followed tensors into a module, or raise if it is of another kind."""
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    tensors = {**still, **weights}
+    known = state.keys() | module.state_dict().keys()
+    wrong = sorted(weights.keys() - state.keys()) or sorted(tensors.keys() - known)
+    if not wrong:
+        wrong = [
+            name for name in state if name in tensors and state[name].shape != tensors[name].shape
+        ]
+    if wrong:
+        raise Mistake(
+            f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' "
+            "is missing or differs"
+        )
+    with torch.no_grad():
+        for name in tensors.keys() & state.keys():
+            state[name].data = tensors[name].clone().to(state[name].device)
 
 
 def measure_name(files: TraceFolder) -> str | None:
-    """What a trace explains: the name of a measure, or none, if that is the outputs."""
-    asked = files.folder.config["follow"].get("measure")
-    return None if asked is None else str(asked).split()[0]
+    """Return the name of the measure that a trace explains, or None for outputs."""
+    measure = files.folder.config["follow"].get("measure")
+    return None if measure is None else str(measure).split()[0]
 
 
 def example_names_in(files: TraceFolder) -> list[str]:
-    """The examples of a trace, in order of their first use; no module is needed."""
-    return list(dict.fromkeys(ReplayedSteps(LoopOnDisk(files), nn.Module(), None, ()).names()))
+    """Return the examples of a trace in order of first use, without a module."""
+    steps = ReplayedSteps(LoopOnDisk(files), nn.Module(), None, ())
+    return list(dict.fromkeys(steps.names()))
 
 
 def outputs_at_ends(folder: RunFolder) -> OutputsAtEnds:
-    """What the model itself gave at the queries, as far as it is in a folder; nothing, in traces of before."""
+    """Return the stored signatures of the live model's outputs. Earlier versions stored none."""
     files = TraceFolder(folder)
-    return (
-        OutputsAtEnds(**files.read(files.outputs_at_ends))
-        if files.outputs_at_ends.is_file()
-        else OutputsAtEnds()
-    )
+    if not files.outputs_at_ends.is_file():
+        return OutputsAtEnds()
+    return OutputsAtEnds(**files.read(files.outputs_at_ends))

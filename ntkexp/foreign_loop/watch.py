@@ -62,7 +62,13 @@ from ntkexp.foreign_loop.outside import (
     named_tensors,
     release_memory,
 )
-from ntkexp.foreign_loop.rule import AbstractOptimizerRule, Held, RuleProof, Signed, StepInput
+from ntkexp.foreign_loop.rule import (
+    AbstractOptimizerRule,
+    PendingProof,
+    RuleProof,
+    Signed,
+    StepInput,
+)
 from ntkexp.foreign_loop.signatures import signature
 from ntkexp.foreign_loop.step import AbstractStore, FollowedStep
 from ntkexp.foreign_loop.step_log import StepLog
@@ -485,7 +491,7 @@ class Watch:
         linear: dict[str, LinearStep] = {}
         settings: dict[str, Mapping[str, Any]] = {}
         without_grad = set[str]()
-        proofs = list[Held]()
+        proofs = list[PendingProof]()
         for group, members in self.parameters.groups(optimizer):
             group_settings = {
                 key: copied_setting(value) for key, value in group.items() if key != "params"

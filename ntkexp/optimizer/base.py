@@ -1,4 +1,5 @@
-"""How the weights move: step by step forwards, and backwards as a sum of all gradients so far."""
+"""How an optimizer moves the weights: its update rule, and each step as a linear map of
+gradients."""
 
 from __future__ import annotations
 
@@ -23,10 +24,11 @@ VectorField: TypeAlias = Callable[[Weights], Weights]
 
 @dataclass(frozen=True)
 class Arc:
-    """An arc of a curve in weight space: a polynomial of degree 4 between two ends, at which it has the curve's
-    slopes.
+    """A polynomial of degree 4 that replaces a piece of a curve in weight space, with the same ends
+    and the same slopes there.
 
-    An arc leads from `start`, over `length` of a training step.
+    It begins at `start` and covers `length` training steps.
+
 
     θ(u) = θ₀ + u(c₁ + (1−u)(c₂ + u(c₃ + (1−u)c₄)))        (Hairer, Nørsett & Wanner 1993, II.6)
     """
@@ -36,7 +38,7 @@ class Arc:
     length: float
 
     def at(self, position: float) -> Weights:
-        """Find the weights θ(u).
+        """Return the weights θ(u).
 
         >>> one, zero = {"w": torch.tensor(1.0)}, {"w": torch.tensor(0.0)}
         >>> Arc(zero, (one, one, zero, zero), 1.0).at(0.5)
@@ -54,23 +56,23 @@ class Arc:
         }
 
 
-# --- How the weights move: step by step forwards, and backwards as a sum of all gradients so far.
+# --- One step, forwards and backwards.
 #
-# Forwards a step follows PyTorch: the gradient is clipped, coupled decay is added, the memory of past gradients
-# takes it in, the weights move. With the optimizer's own scalings along the run taken as given, every step is a
-# linear map of past gradients, parameter by parameter (⊙ weight by weight):
+# Forwards a step follows PyTorch: clip the gradient, add coupled decay, update the memory of past
+# gradients, move the weights. Backwards the optimizer's own scalings along the run are known, so
+# that every step is a linear map of gradients, parameter by parameter (⊙ weight by weight):
 #
 #     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# The runner's optimizers, those of PyTorch in a loop that is followed, and recorded trainings all say their steps
-# so; `path.backward_sum` adds up what gradients did, `effects.sweep` what examples would change.
+# `LinearStep` holds these coefficients, for the runner's optimizers, for PyTorch's in a followed
+# loop, and for recorded trainings. `path.backward_sum` and `effects.sweep` read them.
 
 
 GUARD = 1e-6
-"""What PyTorch adds to the norm of a gradient before it divides by it, for clipping."""
+"""The number that PyTorch adds to the norm of a gradient before it divides by it, for clipping."""
 
 Memory: TypeAlias = Mapping[str, Weights]
-"""What an optimizer remembers of past gradients, by name."""
+"""The state of an optimizer after a step, by name, such as `velocity`."""
 
 Sizes: TypeAlias = Mapping[str, float]
 """The step size of every weight."""
@@ -82,7 +84,7 @@ Coefficient: TypeAlias = float | Tensor
 
 @dataclass(frozen=True)
 class Mixing:
-    """What mixes the weights of a matrix, column by column, v ↦ Lv; or row by row, v ↦ vLᵀ.
+    """A linear map that mixes the weights of a matrix: v ↦ Lv, or by rows v ↦ vLᵀ.
 
     >>> swap = Mixing(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
     >>> swap.of(torch.tensor([[1.0], [2.0]])).tolist()
@@ -100,7 +102,7 @@ class Mixing:
     def adjoint(
         self, weight: Float[Tensor, "*several row column"]
     ) -> Float[Tensor, "*several row column"]:
-        """The map that is the transpose of this one: ⟨u, of(v)⟩ = ⟨adjoint(u), v⟩."""
+        """Apply the transpose of this map: ⟨u, of(v)⟩ = ⟨adjoint(u), v⟩."""
         return weight @ self.matrix if self.by_rows else self.matrix.mT @ weight
 
 
@@ -123,10 +125,9 @@ class LinearStep:
 
         p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p)/n − r
 
-    Each coefficient is one number, or a tensor with a number for each weight. M is the identity unless an optimizer
-    such as Muon mixes the weights of a matrix. r is the part of the step that is linear in no gradient, such as
-    rounding.
-    """
+    Each coefficient is one number, or a tensor with a number for each weight. M is the identity
+    unless an optimizer such as Muon mixes the weights of a matrix. r is the part of the step that
+    is linear in no gradient, such as rounding."""
 
     momentum_scale: Coefficient  # S
     gradient_scale: Coefficient = 0.0  # N
@@ -134,7 +135,7 @@ class LinearStep:
     momentum_gain: Coefficient = 1.0  # α
     l2: float = 0.0  # λ
     decoupled_decay: Coefficient = 0.0  # d
-    denominator: Tensor | None = None  # n, by which S and N are divided; None: 1
+    denominator: Tensor | None = None  # n, which divides S and N; None: 1
     mixing: Mixing | None = None  # M
     residual: Tensor | None = None  # r
 
@@ -184,12 +185,12 @@ parameter
 
     @property
     def moves_by_momentum(self) -> bool:
-        """Whether N is zero."""
+        """True if N is zero."""
         return not isinstance(self.gradient_scale, Tensor) and self.gradient_scale == 0.0
 
     @property
     def divides(self) -> bool:
-        """Whether weights of the parameter move by different multiples, as after a division."""
+        """True if weights of the parameter move by different multiples, as after a division."""
         return self.moves_in_numbers is None or isinstance(self.momentum_gain, Tensor)
 
     def divided(self) -> LinearStep:
@@ -210,7 +211,8 @@ parameter
         )
 
     def reversed(self) -> LinearStep:
-        """Return the step up the gradient (`maximize`): it maps −g and −m as this step maps g and m."""
+        """Return the step up the gradient (`maximize`): it maps −g and −m as this step maps g and
+        m."""
         return replace(
             self,
             momentum_scale=-self.momentum_scale,
@@ -224,7 +226,10 @@ IDLE = LinearStep(momentum_scale=0.0, momentum_decay=1.0, momentum_gain=0.0)
 
 
 class Spread(NamedTuple):
-    """A step is divided by √square/ρ + ε, where square ← β₂ square + (1 − β₂)g², or the largest so far."""
+    """The divisor of a step, √square/ρ + ε.
+
+    square ← β₂ square + (1 − β₂)g², or the largest such value so far (AMSGrad).
+    """
 
     second: float  # β₂
     root: float  # ρ: √(1 − β₂ˢ⁺¹) of Adam, 1 of RMSprop
@@ -233,7 +238,8 @@ class Spread(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A step leads to new weights and a new memory, by arcs if its way is curved."""
+    """The weights and the memory after a step, and the arcs that lead there if the way is
+    curved."""
 
     weights: Weights
     memory: Memory
@@ -241,40 +247,45 @@ class Move(NamedTuple):
 
 
 class AbstractOptimizer(Component):
-    """An optimizer is an update rule; `layers` multiplies the step size of the parameters whose names begin so."""
+    """An optimizer is an update rule; `layers` multiplies the step size of the parameters whose
+    names begin so."""
 
     weight_decay: NonNegativeFloat = 0.0
     clip_norm: PositiveFloat | None = None
     layers: dict[str, PositiveFloat] = Field(default_factory=dict)
 
-    remembers: ClassVar[bool] = (
-        False  # whether past gradients move the weights, so that U is needed
-    )
-    records: ClassVar[tuple[str, ...]] = ()  # the memory that the recursion needs of every step
-    decouples: ClassVar[bool] = False  # whether weights decay by themselves, past the memory
-    flows: ClassVar[bool] = (
-        False  # whether weights move on a curve, which has arcs instead of steps
-    )
-    copies: ClassVar[int] = (
-        0  # how many sets of weights a move holds beyond both ends and the gradient
-    )
-    elementwise: ClassVar[bool] = (
-        False  # whether each weight is scaled by itself, which no kernel knows of
-    )
+    remembers: ClassVar[bool] = False
+    """True if past gradients move the weights. Such a path is summed backwards."""
+
+    records: ClassVar[tuple[str, ...]] = ()
+    """The parts of the memory that the recursion needs at every step."""
+
+    decouples: ClassVar[bool] = False
+    """True if weight decay bypasses the memory."""
+
+    flows: ClassVar[bool] = False
+    """True if weights move along a curve, in arcs instead of steps."""
+
+    copies: ClassVar[int] = 0
+    """Copies of the weights that a move holds, besides both ends and the gradient."""
+
+    elementwise: ClassVar[bool] = False
+    """True if each weight has its own factor, which no kernel represents."""
 
     @abstractmethod
     def chosen_step(self, largest_stable: float) -> float:
-        """The step size before its schedule, given the largest one at which gradient descent is stable."""
+        """Return the step size before its schedule, from the largest stable one of gradient
+        descent."""
 
     @abstractmethod
     def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
-        """Choose the training examples of this step; `None` for all of them."""
+        """Return the indices of the training examples of a step; None: all examples."""
 
     @abstractmethod
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
     ) -> tuple[Weights, Memory]:
-        """Find the weights and the memory after one step."""
+        """Return the weights and the memory after one step."""
 
     def move(
         self,
@@ -285,43 +296,44 @@ class AbstractOptimizer(Component):
         sizes: Sizes,
         memory: Memory,
     ) -> Move:
-        """The move of a step, where the gradient at other weights can be asked for; nothing that goes straight does."""
+        """Take one step. A flow evaluates the gradient `field` on its way; other steps are
+        straight."""
         return Move(*self.update(step, weights, gradient, sizes, memory))
 
     @abstractmethod
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        """Say how the step takes in the gradient of every parameter, without weight decay: m ← βm + αg,
-        θ ← θ − S ⊙ m − N ⊙ g. `memory` holds what is recorded, as it was after the step.
-        """
+        """Return the linear step of every parameter without weight decay, m ← βm + αg,
+        θ ← θ − S ⊙ m − N ⊙ g, from the recorded memory after the step."""
 
     def linear_steps(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        """The same with weight decay, which passes through the memory (λ), or past it (d = λη)."""
-        found, decay = self.recursion(step, sizes, memory), self.weight_decay
+        """Return the linear step of every parameter, with weight decay (λ, or d = λη if
+        decoupled)."""
+        linear, decay = self.recursion(step, sizes, memory), self.weight_decay
         if not decay:
-            return found
+            return linear
         if self.decouples:
             return {
-                name: replace(each, decoupled_decay=decay * sizes[name])
-                for name, each in found.items()
+                name: replace(one, decoupled_decay=decay * sizes[name])
+                for name, one in linear.items()
             }
-        return {name: replace(each, l2=decay) for name, each in found.items()}
+        return {name: replace(one, l2=decay) for name, one in linear.items()}
 
     @property
     def differentiated(self) -> tuple[str, ...]:
-        """The memory that a derivative through training needs of every step, beside what is recorded anyway."""
+        """The further parts of the memory that effects need at every step."""
         return ()
 
     def spread_at(self, step: int) -> Spread | None:
-        """What the step is divided by, if that depends on past gradients."""
+        """Return the divisor of a step if it depends on past gradients."""
         return None
 
     @property
     def divides(self) -> bool:
-        """Whether steps are divided by the sizes of past gradients."""
+        """True if steps are divided by the sizes of past gradients."""
         return self.spread_at(0) is not None
 
     def factors(self, weights: Weights) -> dict[str, float]:
-        """What the step size of every weight is multiplied with: by the longest beginning of its name.
+        """Return the factor of each weight's step size, from the longest matching key of `layers`.
 
         >>> from ntkexp.optimizer.descent import GD
         >>> GD(layers={"head": 0.1}).factors({"body.weight": 0, "head.weight": 0})
@@ -330,24 +342,26 @@ class AbstractOptimizer(Component):
         for beginning in self.layers:
             if not any(belongs(name, beginning) for name in weights):
                 raise Mistake(
-                    f"optimizer.layers: no parameter's name begins with {beginning}{nearest(beginning, weights)}; the "
+                    "optimizer.layers: no parameter's name begins with "
+                    f"{beginning}{nearest(beginning, weights)}; the "
                     f"first of {len(weights)} is {next(iter(weights))}"
                 )
         known = {"": 1.0} | self.layers
-        return {
-            name: known[max((b for b in known if not b or belongs(name, b)), key=len)]
-            for name in weights
-        }
+        factors = {}
+        for name in weights:
+            matches = [prefix for prefix in known if not prefix or belongs(name, prefix)]
+            factors[name] = known[max(matches, key=len)]
+        return factors
 
     def clipping(self, gradient: Weights) -> float:
-        """min(1, clip_norm/‖g‖), with PyTorch's guard against ‖g‖ = 0."""
+        """Return min(1, clip_norm/(‖g‖ + 1e-6)), as PyTorch does."""
         if self.clip_norm is None:
             return 1.0
         norm = torch.stack([part.norm() for part in gradient.values()]).norm()
         return min(1.0, float(self.clip_norm / (norm + GUARD)))
 
     def with_decay(self, gradient: Weights, weights: Weights) -> Weights:
-        """Add decay to the gradient, g + λθ."""
+        """Return g + λθ."""
         if not self.weight_decay:
             return gradient
         return {
@@ -357,12 +371,12 @@ class AbstractOptimizer(Component):
 
 
 def belongs(name: str, beginning: str) -> bool:
-    """Whether a parameter's name is this, or begins with it and a dot."""
+    """True if a parameter's name is `beginning`, or starts with it and a dot."""
     return f"{name}.".startswith(f"{beginning}.")
 
 
 def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
-    """Find the weights after a step, θ − η ⊙ direction.
+    """Return the weights after a step, θ − η ⊙ direction.
 
     >>> moved({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}, {"w": 0.25})
     {'w': tensor([0.5000])}
@@ -374,12 +388,12 @@ def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
 
 
 def spread(coefficient: Coefficient, weight: Tensor) -> Tensor:
-    """A coefficient of a parameter as a number for each of its weights, in its shape."""
+    """Expand the coefficient of a parameter to one number for each of its weights."""
     return coefficient if isinstance(coefficient, Tensor) else torch.full_like(weight, coefficient)
 
 
-# --- Mini-batches: which training examples a step is taken on, a function of (seed, step) alone, so that a run that
-# is resumed draws the same ones.
+# --- Mini-batches. The examples of a step depend on (seed, step) alone, so that a resumed run draws
+# the same ones.
 
 
 class AbstractBatched(AbstractOptimizer):
@@ -401,23 +415,20 @@ class AbstractBatched(AbstractOptimizer):
         return order[turn * self.batch : (turn + 1) * self.batch]
 
 
-# --- A step size that may be given as a fraction of the largest stable one.
-
-
 class AbstractStable(AbstractOptimizer):
-    """A step size, given outright or as a fraction of the largest one at which gradient descent is stable at the
-    start; half of it by default.
-    """
+    """A step size, given outright or as a fraction of the largest one at which gradient descent is
+    stable at the start; half of it by default."""
 
     step_size: PositiveFloat | None = None
     stable_fraction: PositiveFloat | None = None
 
     @model_validator(mode="after")
     def refuse_both(self) -> AbstractStable:
-        """One step cannot have two sizes."""
+        """Raise if both ways to set the step size are used."""
         if self.step_size is not None and self.stable_fraction is not None:
             raise Mistake(
-                f"optimizer.step_size={self.step_size:g} optimizer.stable_fraction={self.stable_fraction:g}: both set "
+                f"optimizer.step_size={self.step_size:g} "
+                f"optimizer.stable_fraction={self.stable_fraction:g}: both set "
                 "the step size; give one of them"
             )
         return self
@@ -426,11 +437,11 @@ class AbstractStable(AbstractOptimizer):
         return self.step_size or (self.stable_fraction or 0.5) * largest_stable
 
 
-# --- A step along the gradient of the moment: θ ← θ − η (g + λθ), which remembers nothing.
+# --- A step along the current gradient, without memory: θ ← θ − η (g + λθ).
 
 
 class AbstractPlain(AbstractStable):
-    """S = η, and nothing is remembered."""
+    """A step without memory: S = η."""
 
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory

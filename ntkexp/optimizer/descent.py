@@ -1,4 +1,5 @@
-"""Optimizers that step: gradient descent, stochastic or with momentum, RMSprop, and Adam with its relatives."""
+"""Optimizers that step: gradient descent, stochastic or with momentum, RMSprop, and Adam with its
+relatives."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class SGD(AbstractBatched, AbstractPlain):
 
 
 class Momentum(AbstractBatched, AbstractStable):
-    """Heavy-ball momentum (Polyak 1964), as PyTorch has it: v ← μv + (1 − τ)g, at the first step v = g; θ ← θ − ηv.
+    """Heavy-ball momentum (Polyak 1964), as PyTorch has it: v ← μv + (1 − τ)g, at the first step v
+    = g; θ ← θ − ηv.
 
     S = η,  β = μ,  α = 1 − τ[r > 0].
     """
@@ -61,28 +63,26 @@ class Momentum(AbstractBatched, AbstractStable):
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
     ) -> tuple[Weights, Memory]:
         gradient = self.with_decay(gradient, weights)
-        velocity = gradient
+        velocity = dict(gradient)
         if step:
-            velocity = {
-                name: torch.add(
-                    self.momentum * memory["velocity"][name], part, alpha=1 - self.dampening
-                )
-                for name, part in gradient.items()
-            }
+            for name, part in gradient.items():
+                decayed = self.momentum * memory["velocity"][name]
+                velocity[name] = torch.add(decayed, part, alpha=1 - self.dampening)
         return moved(weights, velocity, sizes), {"velocity": velocity}
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        intake = 1 - self.dampening * (step > 0)
+        gain = 1 - self.dampening * (step > 0)
         return {
-            name: LinearStep(size, momentum_decay=self.momentum, momentum_gain=intake)
+            name: LinearStep(size, momentum_decay=self.momentum, momentum_gain=gain)
             for name, size in sizes.items()
         }
 
 
 class Nesterov(AbstractBatched, AbstractStable):
-    """Nesterov's momentum, as PyTorch has it: v ← μv + g, at the first step v = g; θ ← θ − η(g + μv).
+    """Nesterov's momentum, as PyTorch has it: v ← μv + g, at the first step v = g; θ ← θ − η(g +
+    μv).
 
-    S = N = η,  α = β = μ: what is remembered here is μv.
+    S = N = η,  α = β = μ, for the memory m = μv.
     """
 
     momentum: float = Field(0.9, gt=0, lt=1)
@@ -99,11 +99,11 @@ class Nesterov(AbstractBatched, AbstractStable):
                 name: self.momentum * memory["velocity"][name] + part
                 for name, part in gradient.items()
             }
-        ahead = {
+        direction = {
             name: torch.add(part, velocity[name], alpha=self.momentum)
             for name, part in gradient.items()
         }
-        return moved(weights, ahead, sizes), {"velocity": velocity}
+        return moved(weights, direction, sizes), {"velocity": velocity}
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
         return {
@@ -113,13 +113,14 @@ class Nesterov(AbstractBatched, AbstractStable):
 
 
 class AbstractAdaptive(AbstractBatched):
-    """Steps that are divided, weight by weight, by the root of a mean of squared gradients, 1/D. Along a recorded run D
-    is a number for every weight and step, so steps are linear in past gradients, and their sum, backwards, is exact.
-    """
+    """Steps that are divided by the root of a mean of squared gradients, 1/D, weight by weight.
+
+    D is known along a recorded run. Its steps are therefore linear in past gradients, and the
+    backward sum is exact."""
 
     step_size: PositiveFloat
 
-    remembers: ClassVar[bool] = True  # no sum forwards takes another size for every weight
+    remembers: ClassVar[bool] = True  # the forward sum has one step size for all weights
     records: ClassVar[tuple[str, ...]] = ("square",)
     elementwise: ClassVar[bool] = True
 
@@ -128,7 +129,8 @@ class AbstractAdaptive(AbstractBatched):
 
 
 class Rmsprop(AbstractAdaptive):
-    """RMSprop (Tieleman & Hinton 2012), as PyTorch has it: v ← βv + (1 − β)g²; θ ← θ − η g/(√v + ε).
+    """RMSprop (Tieleman & Hinton 2012), as PyTorch has it: v ← βv + (1 − β)g²; θ ← θ − η g/(√v +
+    ε).
 
     S = η D,  D = 1/(√v + ε).
     """
@@ -141,19 +143,15 @@ class Rmsprop(AbstractAdaptive):
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory
     ) -> tuple[Weights, Memory]:
         gradient = self.with_decay(gradient, weights)
-        square = (
-            memory["square"]
-            if memory
-            else {name: torch.zeros_like(g) for name, g in gradient.items()}
-        )
-        square = {name: torch.addcmul(self.smoothing * square[name], g, g, value=1 - self.smoothing)
-                  for name, g in gradient.items()}  # fmt: skip
-        after = {
-            name: torch.addcdiv(
-                weight, gradient[name], square[name].sqrt() + self.eps, value=-sizes[name]
-            )
-            for name, weight in weights.items()
-        }
+        if not memory:
+            memory = {"square": {name: torch.zeros_like(g) for name, g in gradient.items()}}
+        square, after = {}, {}
+        for name, g in gradient.items():
+            decayed = self.smoothing * memory["square"][name]
+            square[name] = torch.addcmul(decayed, g, g, value=1 - self.smoothing)
+        for name, weight in weights.items():
+            divisor = square[name].sqrt() + self.eps
+            after[name] = torch.addcdiv(weight, gradient[name], divisor, value=-sizes[name])
         return after, {"mean": gradient, "square": square}  # m of a step is its gradient alone
 
     def spread_at(self, step: int) -> Spread:
@@ -170,7 +168,8 @@ class Rmsprop(AbstractAdaptive):
         }
 
 
-# --- The step of Adam (Kingma & Ba 2015), and of AMSGrad (Reddi, Kale & Kumar 2018), as PyTorch has them:
+# --- The step of Adam (Kingma & Ba 2015), and of AMSGrad (Reddi, Kale & Kumar 2018), as PyTorch has
+# them:
 #
 #     m ← β₁m + (1 − β₁)g,   v ← β₂v + (1 − β₂)g²,   θ ← θ − η/(1 − β₁ˢ⁺¹) · D ⊙ m,   D = 1/(√(v/(1 − β₂ˢ⁺¹)) + ε)
 #
@@ -197,27 +196,25 @@ class AbstractAdam(AbstractAdaptive):
             memory = {"mean": zeros, "latest": zeros, "square": zeros}
         # m, v, and the largest v so far
         first, second = self.betas
-        mean = {
-            name: torch.lerp(memory["mean"][name], g, 1 - first) for name, g in gradient.items()
-        }
-        latest = {name: torch.addcmul(second * memory["latest"][name], g, g, value=1 - second)
-                  for name, g in gradient.items()}  # fmt: skip
-        square = latest
-        if self.amsgrad:
-            square = {
-                name: torch.maximum(memory["square"][name], part) for name, part in latest.items()
-            }
+        mean, latest, square = {}, {}, {}
+        for name, g in gradient.items():
+            mean[name] = torch.lerp(memory["mean"][name], g, 1 - first)
+            latest[name] = torch.addcmul(second * memory["latest"][name], g, g, value=1 - second)
+            square[name] = latest[name]
+            if self.amsgrad:
+                square[name] = torch.maximum(memory["square"][name], latest[name])
+
+        # θ ← (1 − ηλ)θ − η/(1 − β₁ˢ⁺¹) · m/n
         after = {}
         for name, weight in weights.items():
-            kept = weight * (1 - sizes[name] * self.weight_decay) if self.decouples else weight
+            start = weight * (1 - sizes[name] * self.weight_decay) if self.decouples else weight
             scale = -sizes[name] / (1 - first ** (step + 1))
-            after[name] = torch.addcdiv(
-                kept, mean[name], self.spread(step, square[name]), value=scale
-            )
+            divisor = self.spread(step, square[name])
+            after[name] = torch.addcdiv(start, mean[name], divisor, value=scale)
         return after, {"mean": mean, "latest": latest, "square": square}
 
     def spread(self, step: int, square: Tensor) -> Tensor:
-        """The factors 1/D of the weights."""
+        """Return n = 1/D for each weight."""
         return (square.sqrt() / sqrt(1 - self.betas[1] ** (step + 1))).add_(self.eps)
 
     def spread_at(self, step: int) -> Spread:
@@ -228,23 +225,24 @@ class AbstractAdam(AbstractAdaptive):
         return ("mean", "latest") if self.amsgrad else ("mean",)
 
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        first, found = self.betas[0], {}
+        first, linear = self.betas[0], {}
         for name, square in memory["square"].items():
             scale = sizes[name] / (1 - first ** (step + 1)) / self.spread(step, square)
-            found[name] = LinearStep(scale, momentum_decay=first, momentum_gain=1 - first)
-        return found
+            linear[name] = LinearStep(scale, momentum_decay=first, momentum_gain=1 - first)
+        return linear
 
 
 class Adam(AbstractAdam):
-    """Adam (Kingma & Ba 2015): weight decay is part of the gradient, g + λθ, and passes through the memory.
+    """Adam (Kingma & Ba 2015): weight decay is part of the gradient, g + λθ, and passes through the
+    memory.
 
     An Adam whose decay is coupled: it passes through the memory.
     """
 
 
 class AdamW(AbstractAdam):
-    """AdamW (Loshchilov & Hutter 2019): Adam, beside which the weights decay by themselves, θ ← (1 − ηλ)θ before a
-    step.
+    """AdamW (Loshchilov & Hutter 2019): Adam, beside which the weights decay by themselves, θ ← (1
+    − ηλ)θ before a step.
 
     An Adam whose decay goes past the memory.
     """

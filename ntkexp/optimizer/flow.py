@@ -20,7 +20,8 @@ from ntkexp.shapes import Weights
 #
 #     k_i = F(θ + h Σ_j a_ij k_j),    θ₁ = θ + h Σ_j a_7j k_j,    error = h Σ_i e_i k_i,
 #
-# the difference from the embedded method of order 4. k_7 is the slope at the end, hence k_1 of the next step.
+# the difference from the embedded method of order 4. k_7 is the slope at the end, and so k_1 of the
+# next step.
 
 
 STAGES = (
@@ -40,7 +41,7 @@ DENSE = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """A step was tried: this is the arc, its end, the slope there, how far it leads, and the size of its error."""
+    """A tried step: its arc, the weights and the slope at its end, its length, and its error."""
 
     arc: Arc
     end: Weights
@@ -50,7 +51,7 @@ class Attempt:
 
 
 def attempt(weights: Weights, slope: Weights, field: VectorField, length: float) -> Attempt:
-    """A step of this length, from where the field has this slope."""
+    """Try a step of this length from weights with this slope."""
     slopes, end = [slope], weights
     for row in STAGES:
         way = combined(row, slopes, length)
@@ -63,7 +64,7 @@ def attempt(weights: Weights, slope: Weights, field: VectorField, length: float)
 
 
 def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> Weights:
-    """Find the sum h Σ_j row_j k_j."""
+    """Return h Σ_j row_j k_j."""
     total = {name: torch.zeros_like(part) for name, part in slopes[0].items()}
     for coefficient, slope in zip(row, slopes, strict=True):
         for name, part in total.items() if coefficient else ():
@@ -72,13 +73,15 @@ def combined(row: Sequence[float], slopes: Sequence[Weights], length: float) -> 
 
 
 def size(weights: Weights) -> float:
-    """‖θ‖."""
+    """Return ‖θ‖."""
     return sqrt(sum(float(part.square().sum()) for part in weights.values()))
 
 
-SMALLEST = 1e-10  # of a training step
-SAFETY, SHORTER, LONGER = 0.9, 0.2, 5.0
-NEARLY = 1e-9  # of a training step: too short a rest to be worth an arc of its own
+MIN_LENGTH = 1e-10  # of an arc, in training steps
+SAFETY = 0.9
+MIN_STRETCH = 0.2  # of the next arc, relative to the last
+MAX_STRETCH = 5.0
+MIN_REST = 1e-9  # in training steps: the last arc covers a rest that is shorter
 
 
 class Flow(AbstractPlain):
@@ -86,9 +89,9 @@ class Flow(AbstractPlain):
 
     The limit of gradient descent as its step size goes to zero, at the same times.
 
-    A training step of size η follows the flow for the time η, in arcs by Dormand & Prince. An arc is accepted if
-    its error is at most `tolerance` times the way gone so far, and its end; the next is as long as the error
-    predicts:
+    A training step of size η follows the flow for the time η, in arcs by Dormand & Prince. An arc
+    is accepted if its error is at most `tolerance` times the way gone so far, and its end; the next
+    is as long as the error predicts:
 
         h ← 0.9 h (allowed/error)^{1/5},  at most 5 times longer, at least 5 times shorter.
     """
@@ -100,10 +103,11 @@ class Flow(AbstractPlain):
 
     @model_validator(mode="after")
     def refuse_clipping(self) -> Flow:
-        """A flow has no steps, so no gradient of a step can be clipped."""
+        """Raise if clipping is asked for: a flow has no steps whose gradient could be clipped."""
         if self.clip_norm is not None:
             raise Mistake(
-                f"optimizer.clip_norm={self.clip_norm:g}: a flow has no steps whose gradient could be clipped; "
+                f"optimizer.clip_norm={self.clip_norm:g}: a flow has no steps whose gradient could "
+                "be clipped; "
                 "leave it out, or use optimizer=gd"
             )
         return self
@@ -140,7 +144,8 @@ class Flow(AbstractPlain):
 
 
 class Controller:
-    """Decides how long arcs are. Lengths are kept in units of time, of which a training step takes `scale`."""
+    """The lengths of arcs. The memory holds lengths in units of time; a training step takes
+    `scale`."""
 
     def __init__(self, tolerance: float, memory: Memory, scale: float) -> None:
         known = memory.get("controller", {})
@@ -149,24 +154,26 @@ class Controller:
         self.length = self.before / scale if self.before and scale else 1.0
 
     def next(self, step: int) -> float:
-        """The length of the next arc, or zero at the end of the training step."""
+        """Return the length of the next arc, or zero at the end of the training step."""
         rest = 1 - self.done
-        if rest > 0 and self.length < SMALLEST:
+        if rest > 0 and self.length < MIN_LENGTH:
             raise Mistake(
-                f"optimizer.tolerance={self.tolerance:g}: at step {step} the flow would need arcs shorter than "
-                f"{SMALLEST:g} of a step, because it is stiff there or bends; raise optimizer.tolerance, or lower "
+                f"optimizer.tolerance={self.tolerance:g}: at step {step} the flow would need arcs "
+                "shorter than "
+                f"{MIN_LENGTH:g} of a step, because it is stiff there or bends; raise "
+                "optimizer.tolerance, or lower "
                 "optimizer.step_size"
             )
-        return rest if self.length > rest - NEARLY else self.length
+        return rest if self.length > rest - MIN_REST else self.length
 
     def accepts(self, tried: Attempt, weights: float) -> bool:
-        """Whether the arc is good enough; the next length follows from how good it is."""
+        """Return True if the error of the arc is small enough, and set the next length."""
         allowed = self.tolerance * (self.way + tried.distance) + 10 * EPS * weights
         good = tried.error / allowed if allowed else 0.0
         stretch = (
-            SHORTER
+            MIN_STRETCH
             if not isfinite(good)
-            else min(max(SAFETY * max(good, EPS) ** -0.2, SHORTER), LONGER)
+            else min(max(SAFETY * max(good, EPS) ** -0.2, MIN_STRETCH), MAX_STRETCH)
         )
         if not good <= 1:
             self.length = tried.arc.length * min(stretch, SAFETY)
@@ -176,7 +183,7 @@ class Controller:
             max(self.length, stretch * tried.arc.length) if cut_off else stretch * tried.arc.length
         )
         self.done = (
-            1.0 if self.done + tried.arc.length > 1 - NEARLY else self.done + tried.arc.length
+            1.0 if self.done + tried.arc.length > 1 - MIN_REST else self.done + tried.arc.length
         )
         self.way += tried.distance
         self.error += tried.error
@@ -184,7 +191,7 @@ class Controller:
 
     @property
     def memory(self) -> Memory:
-        """The next length, the way gone, and the sum of all errors on it are kept in the memory."""
+        """The next length, the distance so far, and the sum of all errors."""
         values = (self.length * self.scale or self.before, self.way, self.error)
         named = zip(KNOWN, values, strict=True)
         return {

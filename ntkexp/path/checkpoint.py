@@ -1,4 +1,4 @@
-"""What a checkpoint holds of what is accumulated along a path, and how a run goes on from it."""
+"""The state of sums along a path, for a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ from ntkexp.on_disk import copy_rows
 
 
 class Resumable:
-    """Something that goes on from a checkpoint: `checkpointed` names its fields that a checkpoint holds."""
+    """An object that continues from a checkpoint, which holds the fields in `checkpointed`."""
 
     checkpointed: ClassVar[tuple[str, ...]] = ()
 
     @property
     def state(self) -> dict[str, Any]:
-        """These fields, as plain data and tensors."""
+        """The fields in `checkpointed`, as plain data and tensors."""
         return {name: state_of(getattr(self, name)) for name in self.checkpointed}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Stand where the checkpoint stood. Tensors stay where they lie, in memory or on disk, and take its numbers."""
+        """Continue from a checkpoint. Tensors keep their storage, in memory or on disk, and get its
+        numbers."""
         for name in self.checkpointed:
-            own = getattr(self, name)
-            if own is None:  # also of checkpoints from before there was such a field
+            value = getattr(self, name)
+            if value is None:  # older checkpoints may lack this field
                 continue
-            kept = state[name]
-            if isinstance(own, Tensor):
-                copy_rows(own, kept)
-            elif isinstance(own, Resumable):
-                own.restore(kept)
-            elif isinstance(own, Mapping):
-                for key, part in own.items():
-                    part.restore(kept[key])
+            saved = state[name]
+            if isinstance(value, Tensor):
+                copy_rows(value, saved)
+            elif isinstance(value, Resumable):
+                value.restore(saved)
+            elif isinstance(value, Mapping):
+                for key, part in value.items():
+                    part.restore(saved[key])
             else:
-                setattr(self, name, type(own)(kept))
+                setattr(self, name, type(value)(saved))
 
 
 def state_of(value: Any) -> Any:
-    """A field as plain data and tensors."""
+    """Convert a field to plain data and tensors."""
     if isinstance(value, Resumable):
         return value.state
-    return {key: part.state for key, part in value.items()} if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return {key: part.state for key, part in value.items()}
+    return value

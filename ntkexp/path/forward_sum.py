@@ -1,4 +1,4 @@
-"""Sums forwards: over every step, or over time along a flow, with how well their parts are known."""
+"""Forward sums: over every step, or over time along a flow, with an estimate of their error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from ntkexp.path.integrals import (
     Mark,
     StepTotals,
     Tally,
-    contract,
     mark_of,
     marks_from,
     states,
@@ -30,20 +29,20 @@ from ntkexp.path.rule.base import Piece
 from ntkexp.path.step import Step
 from ntkexp.shapes import Weights
 
-# --- What takes in the steps of a path and gives its integrals, with what can be said of their error.
-#
-# Steps may come from a descent, from a recorded trajectory, or from a loop that someone else wrote.
+# --- The interface of all sums along a path. Steps may come from training or from a recorded
+# trajectory.
 
 
 class Error(NamedTuple):
-    """Estimates of ‖𝒮 − 𝒮_integral‖, and of the same for the sums over i where these are not exact."""
+    """Estimates of ‖𝒮 − 𝒮_integral‖, and of the same for Σᵢ if the sum is not exact."""
 
     parts: float
     sums: float | None = None
 
 
 class AbstractAccumulator(Resumable, ABC):
-    """Takes in step after step; `integrals` are complete when the last one is taken, also on the way back."""
+    """Sums over the steps of a path. `integrals` are complete after the last step and any backward
+    pass."""
 
     @property
     @abstractmethod
@@ -52,59 +51,63 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """Take in a step, at which a kernel may be due; what it adds by each rule, if that was measured."""
+        """Add a step; `due` says that it has a kernel. Return its tally by each rule, if
+        measured."""
 
     def close(self, step: Step) -> None:
-        """End sooner than was planned, before this step; most have nothing to finish."""
+        """End before this step, sooner than planned. Most sums have nothing to finish."""
         return
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
-        """Go back over the steps from the weights at the end, if need be; how many are done of how many."""
+        """Make the backward pass of sums that need one. Yield the numbers of steps done and in
+        all."""
         return iter(())
 
     @property
     def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
-        """What each step adds by each rule, where it took a way back to find that out."""
+        """The tallies of all steps by each rule, if only the backward pass gives them."""
         return None
 
     @property
     def marks(self) -> Sequence[Mark]:
-        """The sums at the end of each phase but the last, where there are phases."""
+        """The sums at the end of each phase but the last."""
         return ()
 
     def recorded(self) -> Recording | None:
-        """The steps as they were recorded, by those that go back over them."""
+        """Return the recorded steps, of a sum with a backward pass."""
         return None
 
     @abstractmethod
     def error(self, rule: str, steps: int) -> Error | None:
-        """The estimated error of the integrals by a rule after `steps` steps, where known."""
+        """Return the estimated error of the integrals by a rule after `steps` steps, if known."""
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
-        """The share of the path's time by which half of each contribution was done, where that was seen."""
+        """Return the share of the path's time until half of each contribution, if known."""
         return None
 
     @abstractmethod
     def by_step(self, rule: str) -> StepTotals:
-        """What came of each step by a rule; complete when the integrals are."""
+        """Return the change by each step, by one rule. It is complete when the integrals are."""
 
 
-# --- How well the parts are known, though their sum is exact.
+# --- The error of the parts, though their sum is exact.
 #
-# A secant Jacobian is not the only matrix that closes a step; the one that the parts 𝒮(x, xᵢ) should come from is
-# the integral of the tangent along it, which the mean over n equal pieces approaches like n⁻². Hence, on a step,
+# A secant Jacobian is not the only matrix that closes a step. The parts 𝒮(x, xᵢ) should come from
+# the integral of the tangent Jacobian along the step. The mean over n equal substeps approaches it
+# like n⁻². Therefore
 #
 #     e = (S_2n − S_n) · 4/3        (4ᵏ⁺¹/(4ᵏ⁺¹ − 1) after k extrapolations)
 #
-# is the error of S_n. It is measured on m of the T steps, evenly spread, and the size of the whole error is
-# estimated without bias from their squares and products, since errors of different steps may add up or cancel:
+# is the error of S_n in one step. It is measured on m of the T steps, evenly spaced. The size of
+# the whole error is estimated without bias from squares and products, as errors of steps may add up
+# or cancel:
 #
 #     ‖Σ_s e_s‖² ≈ T/m Σ‖e‖² + T(T−1)/(m(m−1)) (‖Σe‖² − Σ‖e‖²)
 
 
 @dataclass(kw_only=True)
 class ErrorBar(Resumable):
-    """Accumulates the error of the parts on a sample of steps; `gain` is the factor in front of the difference."""
+    """The error of the parts on a sample of steps. `gain` is the factor of the difference, 4/3."""
 
     rule: str  # whose error is measured
     coarse: tuple[Piece, ...]
@@ -117,17 +120,17 @@ class ErrorBar(Resumable):
     checkpointed: ClassVar[tuple[str, ...]] = ("total", "squares")
 
     def measures(self, step: int) -> bool:
-        """Whether the step is one of the sample."""
+        """Return True if the step belongs to the sample."""
         return step % self.every == self.every // 2
 
     def add(self, rows: slice, error: Float[Tensor, "chosen out train"]) -> None:
-        """Take in the error of a step of the sample at some of the points."""
+        """Add the error of a step of the sample at some of the points."""
         self.total[rows].add_(error)
         release_pages(self.total)
         self.squares += float(error.square().sum())
 
     def estimate(self, steps: int) -> float:
-        """‖𝒮 − 𝒮_integral‖ after `steps` steps, or NaN if none of them was measured."""
+        """Return ‖𝒮 − 𝒮_integral‖ after `steps` steps; NaN if no step was measured."""
         m = sum(map(self.measures, range(steps)))
         if m == 0:
             return float("nan")
@@ -141,7 +144,7 @@ class ErrorBar(Resumable):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSum(AbstractAccumulator):
-    """The sum over every step: 𝒦 and 𝒮 by several rules, which share the tapes of a step."""
+    """The sum over every step, by several rules that share the tapes of a step."""
 
     domain: Domain
     rules: Mapping[str, Integrals]
@@ -155,7 +158,7 @@ class StepSum(AbstractAccumulator):
         return self.rules
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """𝒦 ← 𝒦 + ηK,  𝒮 ← 𝒮 − ηKℓ′,  𝒟 ← 𝒟 − λη J̄·θ  with  K = ⟨J̄(x), J(xᵢ)⟩, at every block of points."""
+        """Add one step at every block of points, by every rule."""
         tallies = {name: Tally() for name in self.rules}
         bar = self.error_bar
         for block in self.domain.blocks(step.segment):
@@ -172,30 +175,25 @@ class StepSum(AbstractAccumulator):
                     block.kernel(bar.fine, step.side),
                     block.kernel(bar.coarse, step.side),
                 )
-                missed = fine - coarse
-                makes_kernels = self.domain.points.makes_kernels
-                error = (
-                    contract(missed, step.output_gradient) if makes_kernels else missed.squeeze(3)
-                )
+                error = self.rules[bar.rule].weighted(step, fine - coarse)
                 bar.add(block.rows, error.mul_(step.step_size * bar.gain))
         return tallies
 
     def error(self, rule: str, steps: int) -> Error | None:
-        return (
-            Error(bar.estimate(steps))
-            if (bar := self.error_bar) is not None and rule == bar.rule
-            else None
-        )
+        if self.error_bar is None or rule != self.error_bar.rule:
+            return None
+        return Error(self.error_bar.estimate(steps))
 
     def by_step(self, rule: str) -> StepTotals:
         return self.totals[rule]
 
 
-# --- The path of a flow: integrals over time, by Gauss nodes on every arc,
+# --- The integrals over time along a flow, by Gauss nodes on every arc, with tangents on both
+# sides:
 #
-#     𝒦 = ∫ K_t dt ≈ Σ_arcs h Σ_j w_j K(θ(t_j)),        𝒮 = −∫ K_t ℓ′(t) dt,
+#     𝒦 = ∫ K_t dt ≈ Σ_arcs h Σ_j w_j K(θ(t_j)),        𝒮 = −∫ K_t ℓ′(t) dt
 #
-# with tangents on both sides. On a sample of steps one more node tells how far off n nodes are.
+# On a sample of steps one more node measures the error.
 
 
 RULE = "gauss"
@@ -203,7 +201,7 @@ RULE = "gauss"
 
 @dataclass(frozen=True, kw_only=True)
 class FlowIntegral(AbstractAccumulator):
-    """𝒦 and 𝒮 by `nodes` Gauss nodes on an arc."""
+    """𝒦 and 𝒮 by `nodes` Gauss nodes on each arc."""
 
     domain: Domain
     nodes: int
@@ -231,7 +229,7 @@ class FlowIntegral(AbstractAccumulator):
         return {}
 
     def integrate(self, integrals: Integrals, step: Step, nodes: int) -> None:
-        """Integrate over the arcs of a step, by `nodes` nodes on each."""
+        """Integrate over the arcs of a step, by `nodes` nodes on each arc."""
         for node in step.nodes(nodes):
             for block in self.domain.blocks(node.segment):
                 integrals.add(node, block)
@@ -245,7 +243,7 @@ class FlowIntegral(AbstractAccumulator):
 
 @dataclass(kw_only=True)
 class Marked(AbstractAccumulator):
-    """One of the two above, whose sums are noted at the switches between phases."""
+    """A forward sum whose sums are noted at the switches between phases."""
 
     accumulator: AbstractAccumulator
     switches: tuple[int, ...]
@@ -277,5 +275,7 @@ class Marked(AbstractAccumulator):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.accumulator.restore(state["accumulator"])
-        like = next((found.contributions for found in self.integrals.values()), None)
-        self.noted = [] if like is None else marks_from(state["marks"], like)
+        first = next(iter(self.integrals.values()), None)
+        self.noted = []
+        if first is not None:
+            self.noted = marks_from(state["marks"], first.contributions)

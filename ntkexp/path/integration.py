@@ -1,6 +1,4 @@
-"""The ways to integrate a path, each with what it refuses, what it costs and what it starts from, and which one is
-chosen.
-"""
+"""The ways to integrate a path, their costs and refusals, and the choice of one."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ from typing import ClassVar, NamedTuple
 
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import AbstractOptimizer, Memory
-from ntkexp.path.backward_sum import TwoPasses
 from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import RULE, AbstractAccumulator, ErrorBar, FlowIntegral, StepSum
 from ntkexp.path.integrals import integrals_at_zero, totals_at_zero
@@ -19,57 +16,61 @@ from ntkexp.path.recording import Room, new_recording
 from ntkexp.path.rule.base import Left
 from ntkexp.path.settings import Path
 from ntkexp.path.snapshot_sum import Moments, SnapshotSum, Track
+from ntkexp.path.two_passes import TwoPasses
 from ntkexp.shapes import Weights
 
 
 class Costs(NamedTuple):
-    """What is held at once, and what is read of a step."""
+    """The arrays in memory at once, and the tapes of a step."""
 
-    rules: int  # each with contributions of its own
+    rules: int  # each with its contributions
     kernels: int  # path kernels and snapshots
-    errors: int  # sums like contributions that tell their error
-    tapes: int  # positions inside a step at which a block is read, both ends included
-    doubled: bool = False  # whether the error takes adjoints of its own
+    errors: int  # sums as large as contributions, for the error
+    tapes: int  # positions in a step that a block reads, with both ends
+    doubled: bool = False  # True if the error needs further adjoints
 
 
 class AbstractIntegration(ABC):
-    """One of the ways; what an optimizer or the settings of a path do not go with is refused when it is made."""
+    """One way to integrate a path. Its constructor raises if the optimizer or the settings do not
+    fit."""
 
     path: Path
-    passes: ClassVar[int] = (
-        1  # how often the path is gone over; a point more costs little where that is once
-    )
+    passes: ClassVar[int] = 1  # over the path; with one pass, further points cost little
 
     @property
     @abstractmethod
     def costs(self) -> Costs:
-        """By these a run's memory is planned."""
+        """The costs, for the memory plan of a run."""
 
     @property
     def details(self) -> Mapping[str, str]:
-        """The settings that concern each rule by which there will be integrals, in words."""
+        """The settings of each rule, in words."""
         return self.path.details
 
     def facts(self, memory: Memory) -> dict[str, float]:
-        """What the optimizer's memory says of the path when it is behind."""
+        """Return facts about the path from the optimizer's memory at the end."""
         return {}
 
     @abstractmethod
     def begin(self, domain: Domain, weights: Weights, room: Room) -> AbstractAccumulator:
-        """What takes in the steps from these weights on."""
+        """Begin the sums at these weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EveryStep(AbstractIntegration):
-    """The kernel of every step, for optimizers that remember nothing: it costs a reading of each by each rule."""
+    """The kernel of every step, for optimizers without memory. Each rule reads each step."""
 
     path: Path
 
     @property
     def costs(self) -> Costs:
-        path, rules = self.path, len(self.path.rule)
-        kernels, tapes = rules if path.keeps_kernels else 0, len(path.positions(path.finer))
-        return Costs(rules, kernels, errors=1 if path.finer else 0, tapes=tapes)
+        rules = len(self.path.rule)
+        return Costs(
+            rules=rules,
+            kernels=rules * self.path.keeps_kernels,
+            errors=int(bool(self.path.finer)),
+            tapes=len(self.path.positions(self.path.finer)),
+        )
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
         path, error_bar = self.path, None
@@ -92,9 +93,9 @@ class EveryStep(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshots(AbstractIntegration):
-    """The kernel at some steps, with exact moments of the loss, for optimizers that remember nothing.
+    """The kernel at some steps, with exact moments of the loss, for optimizers without memory.
 
-    It holds two snapshots beside each path kernel, and knows its error by them.
+    It holds two snapshots for each path kernel, and estimates the error from them.
     """
 
     path: Path
@@ -102,12 +103,14 @@ class Snapshots(AbstractIntegration):
     def __post_init__(self) -> None:
         if not self.path.explains_outputs:
             raise Mistake(
-                f"path.measure={self.path.measure.option}: between snapshots kernels of outputs are interpolated, not "
+                f"path.measure={self.path.measure.option}: between snapshots kernels of outputs "
+                "are interpolated, not "
                 "those of a measure; use path.every=1"
             )
         if self.path.by is not None:
             raise Mistake(
-                f"path.by={self.path.by}: between snapshots kernels of the whole are interpolated, not those of "
+                f"path.by={self.path.by}: between snapshots kernels of the whole are interpolated, "
+                "not those of "
                 "components; use path.every=1"
             )
 
@@ -143,24 +146,23 @@ class Snapshots(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class AlongFlow(AbstractIntegration):
-    """The integral over time, for an optimizer whose weights move on a curve: `path.nodes` readings of every arc."""
+    """The integral over time, for a flow: `path.nodes` quadrature points on every arc."""
 
     path: Path
 
     def __post_init__(self) -> None:
         if self.path.every == "snapshots":
             raise Mistake(
-                "path.every=snapshots: a flow is integrated over time on each of its arcs, not step by step; use "
+                "path.every=snapshots: a flow is integrated over time on each of its arcs, not "
+                "step by step; use "
                 "path.every=1 (path.nodes and path.probes limit its cost), or optimizer=gd"
             )
 
     @property
     def costs(self) -> Costs:
-        errors = 1 if self.path.error_samples else 0
+        errors = int(bool(self.path.error_samples))
         tapes = len(self.path.positions(self.path.finer))
-        return Costs(
-            1, 1 + errors, errors, tapes
-        )  # if there is an error, a finer kernel is at work
+        return Costs(rules=1, kernels=1 + errors, errors=errors, tapes=tapes)  # a finer kernel
 
     @property
     def details(self) -> Mapping[str, str]:
@@ -188,8 +190,10 @@ class AlongFlow(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class Backward(AbstractIntegration):
-    """The sum from the last step to the first, for optimizers that remember: it goes over the path twice, and holds an
-    adjoint for each attributed point and output.
+    """The sum from the last step to the first, for optimizers with memory, in two passes over the
+    path.
+
+    It holds an adjoint for each attributed point and output.
     """
 
     path: Path
@@ -199,8 +203,10 @@ class Backward(AbstractIntegration):
     def __post_init__(self) -> None:
         if self.path.every == "snapshots":
             raise Mistake(
-                f"path.every=snapshots: optimizer={self.optimizer.option} carries past gradients from step to step, so "
-                "every step is needed; use path.every=1 (path.attributed limits its cost), or optimizer=gd or sgd"
+                f"path.every=snapshots: optimizer={self.optimizer.option} carries past gradients "
+                "from step to step, so "
+                "every step is needed; use path.every=1 (path.attributed limits its cost), or "
+                "optimizer=gd or sgd"
             )
 
     @property
@@ -218,26 +224,28 @@ class Backward(AbstractIntegration):
 
 
 def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
-    """Which points are attributed where each costs a pass backwards: the first ones of every group, as many of each as
-    of the others where it has that many; how many of each group these are.
+    """Divide `count` attributed points evenly between groups of these sizes.
+
+    A group with fewer points than its share leaves the rest to the others.
 
     >>> fair_counts(64, [128, 128, 101])
     [22, 21, 21]
     >>> fair_counts(64, [8, 100, 100]), fair_counts(64, [8, 8])
     ([8, 28, 28], [8, 8])
     """
-    taken = [0] * len(sizes)
-    while (left := count - sum(taken)) > 0 and (
-        open_ := [k for k in range(len(sizes)) if taken[k] < sizes[k]]
-    ):
-        for turn, k in enumerate(open_):
-            fair = left // len(open_) + (turn < left % len(open_))
-            taken[k] += min(fair, sizes[k] - taken[k])
-    return taken
+    counts = [0] * len(sizes)
+    while (left := count - sum(counts)) > 0:
+        unfilled = [k for k, size in enumerate(sizes) if counts[k] < size]
+        if not unfilled:
+            break
+        for turn, k in enumerate(unfilled):
+            share = left // len(unfilled) + (turn < left % len(unfilled))
+            counts[k] += min(share, sizes[k] - counts[k])
+    return counts
 
 
 def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractIntegration:
-    """The way that goes with both, or a mistake.
+    """Return the way that fits an optimizer and the settings of a path, or raise.
 
     >>> from ntkexp.optimizer.descent import Adam
     >>> from ntkexp.path.rule.base import Left
@@ -246,7 +254,8 @@ def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractInte
     """
     if not path.keeps_kernels and (optimizer.flows or optimizer.remembers):
         raise Mistake(
-            f"path.kernels={path.kernels}: the path of optimizer={optimizer.option} is summed up as kernels; use "
+            f"path.kernels={path.kernels}: the path of optimizer={optimizer.option} is summed up "
+            "as kernels; use "
             "optimizer=gd or sgd, or path.kernels=all"
         )
     if optimizer.flows:

@@ -1,5 +1,6 @@
-"""What a way back needs of a path, recorded: the weights at every step, ℓ′, and the optimizer's state; played back as
-steps or differentiated.
+"""Recording a training for reverse passes: weights, ℓ′ and the optimizer's memory of every step.
+
+A recording is played back as steps of the path, or as a training that can be differentiated.
 """
 
 from __future__ import annotations
@@ -32,13 +33,11 @@ from ntkexp.path.step import Descent, Step, TrainingRecipe, sizes_of
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
-# --- What a way back needs of a path: the weights at every step, ℓ′, and the recorded part of the optimizer's memory.
-#
-# Row s of the trajectory is [θ_s, memory after step s, ℓ′(s)], the weights parameter by parameter.
+# --- Rows of a recording: [θ_s, memory after step s, ℓ′(s)], with the parameters one after another.
 
 
 class Recorded(NamedTuple):
-    """A row: θ_s, the memory after the step, and ℓ′(s)."""
+    """A row of a recording."""
 
     weights: Weights
     memory: Memory
@@ -46,58 +45,57 @@ class Recorded(NamedTuple):
 
 
 def row_length(weights: Weights, records: tuple[str, ...], pull: Float[Tensor, "train out"]) -> int:
-    """How many numbers a row has."""
-    return (1 + len(records)) * sum(weight.numel() for weight in weights.values()) + pull.numel()
+    """Return the length of a row."""
+    parameters = sum(weight.numel() for weight in weights.values())
+    return (1 + len(records)) * parameters + pull.numel()
 
 
 Room: TypeAlias = Callable[[int, int], Trajectory]
-"""Allocates `rows` rows of `length` numbers."""
+"""A function that allocates `rows` rows of `length` numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """Steps as rows; `like` gives names and shapes of weights, `pull` the shape of ℓ′."""
+    """The steps of a training, stored as rows."""
 
     rows: Trajectory
-    like: Weights
-    records: tuple[str, ...]
-    pull: Float[Tensor, "train out"]
+    like: Weights  # names and shapes of the weights
+    records: tuple[str, ...]  # names of the recorded parts of the memory
+    pull: Float[Tensor, "train out"]  # the shape of ℓ′
 
     def write(self, step: Step) -> None:
-        """Keep a step."""
+        """Write a step."""
         groups = [step.view.weights, *(step.memory[part] for part in self.records)]
-        self.put(
-            step.index,
-            [group[name] for group in groups for name in self.like] + [step.output_gradient],
-        )
+        tensors = [group[name] for group in groups for name in self.like]
+        self.write_row(step.index, [*tensors, step.output_gradient])
 
     def close(self, steps: int, end: Weights) -> None:
-        """Keep the weights after the last step."""
-        self.put(steps, [end[name] for name in self.like])
+        """Write the weights after the last step."""
+        self.write_row(steps, [end[name] for name in self.like])
 
-    def put(self, row: int, tensors: list[Tensor]) -> None:
-        """Write tensors one after another, and zeros behind the last."""
+    def write_row(self, row: int, tensors: list[Tensor]) -> None:
+        """Write tensors one after another, followed by zeros."""
         numbers = [tensor.detach().cpu().reshape(-1).numpy() for tensor in tensors]
         missing = self.rows.size - sum(map(len, numbers))
         self.rows.write(row, np.concatenate([*numbers, np.zeros(missing, self.rows.kind)]))
 
     def read(self, step: int) -> Recorded:
-        """What was kept of a step."""
+        """Read a step."""
         row = torch.from_numpy(self.rows.read(step))
         groups: list[dict[str, Tensor]] = []
-        at = 0
+        start = 0
         for _ in range(1 + len(self.records)):
-            groups.append({})
+            group = {}
             for name, weight in self.like.items():
-                numbers = row[
-                    at : at + weight.numel()
-                ].clone()  # of its own storage, as a parameter has one
-                groups[-1][name] = numbers.view(weight.shape).to(weight.device)
-                at += weight.numel()
-        pull = (
-            row[len(row) - self.pull.numel() :].clone().view(self.pull.shape).to(self.pull.device)
-        )
-        return Recorded(groups[0], dict(zip(self.records, groups[1:], strict=True)), pull)
+                # a copy, because a parameter has storage of its own
+                numbers = row[start : start + weight.numel()].clone()
+                group[name] = numbers.view(weight.shape).to(weight.device)
+                start += weight.numel()
+            groups.append(group)
+        pull = row[len(row) - self.pull.numel() :].clone()
+        output_gradient = pull.view(self.pull.shape).to(self.pull.device)
+        memory = dict(zip(self.records, groups[1:], strict=True))
+        return Recorded(groups[0], memory, output_gradient)
 
 
 def new_recording(
@@ -107,14 +105,14 @@ def new_recording(
     pull: Float[Tensor, "train out"],
     room: Room,
 ) -> Recording:
-    """An empty recording of `steps` steps."""
+    """Allocate a recording of `steps` steps."""
     rows = room(steps + 1, row_length(like, records, pull))
     return Recording(rows=rows, like=like, records=records, pull=pull)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Playback:
-    """The steps that were recorded, with what is not in their rows: they may be gone over in any order."""
+    """The recorded steps of the path, in any order."""
 
     recording: Recording
     points: Points
@@ -123,7 +121,9 @@ class Playback:
     weight_decay: float
 
     def __iter__(self) -> Iterator[Step]:
-        """The steps from the first to the last; each begins at the very weights that the one before ends at."""
+        """Yield the steps in order. Each one starts with the tensors at which the previous one
+        ends.
+        """
         start = None
         for index in range(len(self.step_sizes)):
             step = self.step(index, start=start)
@@ -131,7 +131,9 @@ class Playback:
             start = step.end
 
     def step(self, index: int, *, start: Weights | None = None, end: Weights | None = None) -> Step:
-        """One of them; an end that is known already is taken as it is, with the tapes that are kept of it."""
+        """Return a step. A given start or end is used as it is, so that its stored tapes remain
+        valid.
+        """
         recorded = self.recording.read(index)
         return Step(
             index=index,
@@ -145,10 +147,9 @@ class Playback:
         )
 
 
-# --- A recorded descent as a training that can be differentiated: what each step took in, from its row and its
-# settings.
-#
-# The recording holds `optimizer.records` and `optimizer.differentiated`.
+# --- A recorded descent as a training that can be differentiated. The recording contains
+# `optimizer.records` and
+# `optimizer.differentiated`.
 
 
 class Frame(NamedTuple):
@@ -211,7 +212,7 @@ class AbstractRecordedTraining(AbstractTrajectory):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTraining(AbstractRecordedTraining):
-    """The steps of a descent, whose sizes are known, from their rows."""
+    """A descent whose steps are in a recording."""
 
     recording: Recording
     descent: Descent
@@ -251,8 +252,9 @@ class RecordedTraining(AbstractRecordedTraining):
     def losses(
         self, rows: Int[Tensor, " row"], weights: Float[Tensor, " weight"]
     ) -> Float[Tensor, " row"]:
-        """ℓ of these examples, with what scales the loss."""
-        points, descent = self.descent.points, self.descent
+        """Return ℓ of these examples, times the scale of the loss."""
+        descent = self.descent
+        points = descent.points
         outputs = points.reader.function(self.flat.weights(weights), points.inputs[rows])
         return descent.loss.value(outputs, descent.targets[rows]) * descent.scale
 
@@ -265,52 +267,63 @@ def update_of(
     memory: Memory,
     before: Memory,
 ) -> Update:
-    """How a step of an optimizer took its gradient in, as one linear update of all weights, given what was recorded of
-    its memory after the step and before.
+    """Return the linear update of all weights by a step, given the memory after the step and before
+    it.
 
-    Along all weights as one vector S, N and d are vectors too, and the other letters, which an optimizer of the
-    runner has in common for all parameters, are numbers.
+    S, N and d become vectors over all weights. The other coefficients are numbers that all
+    parameters share.
     """
-    flat, linear = flat_like(like), optimizer.linear_steps(index, sizes, memory)
+    flat = flat_like(like)
+    linear = optimizer.linear_steps(index, sizes, memory)
 
     def vector(numbers: Mapping[str, Coefficient]) -> Coefficient:
-        if all(isinstance(each, float) and not each for each in numbers.values()):
+        if all(isinstance(number, float) and not number for number in numbers.values()):
             return 0.0
         return flat.vector({name: spread(numbers[name], weight) for name, weight in like.items()})
 
-    # what it was divided by, if it was: √v, or the largest so far
-    denominator, divisor = None, optimizer.spread_at(index)
-    if divisor is not None:
-        now = {part: flat.vector(weights) for part, weights in memory.items()}
-        then = {part: flat.vector(weights) for part, weights in before.items()}
-        latest, nothing = "latest" if divisor.largest else "square", torch.zeros_like(now["mean"])
-        denominator = Denominator(
-            second=divisor.second,
-            root=divisor.root,
-            eps=divisor.eps,
-            mean=now["mean"],
-            latest=now[latest],
-            latest_before=then.get(latest, nothing),
-            largest=now["square"] if divisor.largest else None,
-            largest_before=then.get("square", nothing) if divisor.largest else None,
-        )
-    one = next(iter(linear.values()))
-    whole = replace(
-        one,
-        momentum_scale=vector({name: each.momentum_scale for name, each in linear.items()}),
-        gradient_scale=vector({name: each.gradient_scale for name, each in linear.items()}),
-        decoupled_decay=vector({name: each.decoupled_decay for name, each in linear.items()}),
+    first = next(iter(linear.values()))
+    combined = replace(
+        first,
+        momentum_scale=vector({name: step.momentum_scale for name, step in linear.items()}),
+        gradient_scale=vector({name: step.gradient_scale for name, step in linear.items()}),
+        decoupled_decay=vector({name: step.decoupled_decay for name, step in linear.items()}),
     )
-    return Update(place=slice(None), linear=whole, denominator=denominator)
+    denominator = denominator_of(optimizer, flat, index, memory, before)
+    return Update(place=slice(None), linear=combined, denominator=denominator)
 
 
-# --- When each example acted on each point, where that is known step by step: the time by which half of it was done.
+def denominator_of(
+    optimizer: AbstractOptimizer, flat: FlatWeights, index: int, memory: Memory, before: Memory
+) -> Denominator | None:
+    """Return the denominator of a step, from √v or the largest √v so far; None if the optimizer has
+    none.
+    """
+    divisor = optimizer.spread_at(index)
+    if divisor is None:
+        return None
+    now = {part: flat.vector(weights) for part, weights in memory.items()}
+    then = {part: flat.vector(weights) for part, weights in before.items()}
+    latest = "latest" if divisor.largest else "square"
+    zeros = torch.zeros_like(now["mean"])
+    return Denominator(
+        second=divisor.second,
+        root=divisor.root,
+        eps=divisor.eps,
+        mean=now["mean"],
+        latest=now[latest],
+        latest_before=then.get(latest, zeros),
+        largest=now["square"] if divisor.largest else None,
+        largest_before=then.get("square", zeros) if divisor.largest else None,
+    )
+
+
+# --- The time h by which each example has made half its contribution to each point:
 #
 #     m_i(r) = |contribution of example i at step r|,        Σ_{r before h} m_i(r) = ½ Σ_r m_i(r)
 #
-# A gradient that is remembered acts at the step it is taken, by all that the steps after it make of it; no kernel
-# of a moment knows of that. The masses are kept for at most `STRETCHES` stretches of the path, and spread evenly
-# inside them.
+# With momentum, the contribution at step r includes the later effect of the gradient of step r,
+# which no kernel at a single step contains. The masses m are summed over at most `STRETCHES`
+# stretches of the path, and count as spread evenly within each.
 
 
 STRETCHES = 20
@@ -318,7 +331,9 @@ STRETCHES = 20
 
 @dataclass(frozen=True)
 class Halves(Resumable):
-    """Masses by stretch; `edges` are the steps at which stretches begin, and the one after the last."""
+    """Masses by stretch of the path; stretch k contains the steps from edges[k] to edges[k + 1] −
+    1.
+    """
 
     edges: tuple[int, ...]
     mass: Float[Tensor, "stretch probe out train"]
@@ -326,13 +341,13 @@ class Halves(Resumable):
     checkpointed: ClassVar[tuple[str, ...]] = ("mass",)
 
     def add(self, step: int, place: slice, parts: Float[Tensor, "chosen out train"]) -> None:
-        """Take in what a step contributed at some of the points."""
+        """Add the contributions of a step at some of the points."""
         self.mass[bisect_right(self.edges, step) - 1, place] += parts.abs()
 
     def add_rows(
         self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "probe out row"]
     ) -> None:
-        """Take in what the rows of a step contributed to all points, each of the example that is named for it.
+        """Add the contributions of a step's rows, each from the example in `rows`, at all points.
 
         >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))
         >>> halves.add_rows(0, torch.tensor([1, 1]), torch.tensor([[[3.0, -1.0]]]))
@@ -344,7 +359,7 @@ class Halves(Resumable):
         self.mass[bisect_right(self.edges, step) - 1].index_add_(2, examples, summed.abs())
 
     def by(self, step_sizes: Sequence[float]) -> Float[Tensor, "probe out train"]:
-        """The share of the path's time by which half was done; NaN where nothing was.
+        """Return h as a share of the total time; NaN without contributions.
 
         >>> halves = Halves((0, 1, 2), torch.tensor([1.0, 3.0]).view(2, 1, 1, 1))
         >>> halves.by([1.0, 1.0]).item()  # a third of the second step, which makes three quarters
@@ -355,15 +370,19 @@ class Halves(Resumable):
         elapsed = torch.tensor([0.0, *step_sizes]).to(self.mass).cumsum(0)[list(self.edges)]
         before = torch.cat([torch.zeros_like(self.mass[:1]), self.mass.cumsum(0)])
         half = before[-1:] / 2
-        stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=len(self.mass) - 1)
-        start, made = before.gather(0, stretch), self.mass.gather(0, stretch)
+
+        # the stretch that reaches half, and the time within it
+        last = len(self.mass) - 1
+        stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=last)
+        start = before.gather(0, stretch)
+        mass = self.mass.gather(0, stretch)
         begun = elapsed[stretch]
-        time = begun + (half - start) / made * (elapsed[stretch + 1] - begun)
+        time = begun + (half - start) / mass * (elapsed[stretch + 1] - begun)
         return (time / elapsed[-1])[0]
 
 
 def halves_at_zero(steps: int, like: Float[Tensor, "probe out train"]) -> Halves:
-    """The state before the first step of a path of `steps` steps."""
+    """Return the masses before the first of `steps` steps."""
     count = min(steps, STRETCHES)
     edges = tuple(round(k * steps / count) for k in range(count + 1)) if count else (0,)
     return Halves(edges, torch.zeros_like(like).expand(max(count, 1), *like.shape).clone())

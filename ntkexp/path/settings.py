@@ -1,4 +1,4 @@
-"""What is accumulated along a path, how its kernels are made, and at which steps they are kept."""
+"""The settings of a path: its sums, its kernels, and the steps with kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxtyping import Float
 from pydantic import Field, PositiveFloat, model_validator
 from torch import Tensor
 
-from ntkexp.component import LARGEST, LONGEST, Component, Count, CountOrNone, Steps
+from ntkexp.component import MAX_COUNT, MAX_STEPS, Component, Count, CountOrNone, Steps
 from ntkexp.effects.sweep import Effects, MeanName
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.measure import AbstractMeasure, Output
@@ -21,54 +21,53 @@ from ntkexp.mistake import Mistake
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.rule.base import AbstractRule, Piece
 
-# --- How kernels are made from Jacobians, and for which outputs.
-#
-# `all` makes blocks [out, out_] for every pair of points; `trace` makes Σ_c K[x, c, x′, c], and only where a
-# kernel is kept; `none` makes none. Contributions are found by each.
+# --- Kernels to make. `all`: blocks [out, out_] for every pair of points. `trace`: Σ_c K[x, c, x′,
+# c], and only when a kernel is kept. `none`: no kernels. Contributions do not depend on this
+# choice.
 
 
 Kernels: TypeAlias = Literal["all", "trace", "none"]
 
 
 class Kernel(Component):
-    """The kernels of kernel files: exact, or of gradients projected at random to `sketch` dimensions."""
+    """The kernels of kernel files: exact, or of gradients projected at random to `sketch`
+    dimensions."""
 
-    sketch: int | None = Field(None, ge=1, le=LARGEST)
+    sketch: int | None = Field(None, ge=1, le=MAX_COUNT)
 
 
-# --- The steps at which kernels are taken: planned before the first step, or as the kernel is seen to change.
+# --- The steps with kernels: planned before the first step, or adapted to the kernel's change.
 #
-# An adaptive timetable measures δ = ‖K_s − K_r‖/‖K_r‖, K among the training examples, from one kernel to the
-# next, and goes `change`/δ times as far to the one after, at most four times, at least a quarter. It goes no less
-# far than what remains of `count` would, log-spaced, so that these are not used up before the end.
-#
-# Where training switches from one phase to the next, a kernel is due as well, whatever the timetable says.
+# An adaptive timetable measures δ = ‖K_s − K_r‖/‖K_r‖ among the training examples, from one kernel
+# to the next, and waits `change`/δ times as long for the one after, at most four times, at least a
+# quarter. It never waits less than if the remaining kernels were log-spaced, so that they last
+# until the end. A switch between phases of training adds a kernel in any case.
 
 
-FARTHEST = 4.0
-MOST_KERNELS = 10**5  # each is a file
+MAX_WAIT_GROWTH = 4.0  # from one kernel to the next
+MAX_KERNELS = 10**5  # each is a file
 
 
 class AbstractTimetable(Resumable, ABC):
-    """When a kernel is due. The first is taken at step 0, the last when training is over."""
+    """The steps with a kernel. The first is step 0, the last the end of training."""
 
     @property
     @abstractmethod
     def room(self) -> int:
-        """How many kernels there are at most."""
+        """The largest possible number of kernels."""
 
     @abstractmethod
     def due(self, step: int) -> bool:
-        """Whether a kernel is taken at this step."""
+        """Return True if a kernel is due at this step."""
 
     @abstractmethod
     def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
-        """Take note of a kernel that was taken."""
+        """Receive a kernel that was due."""
 
 
 @dataclass(frozen=True)
 class Planned(AbstractTimetable):
-    """Steps that are known in advance, in order, and those at which another phase begins."""
+    """Steps that are known in advance, in order, and the switches between phases."""
 
     steps: tuple[int, ...]
     switches: tuple[int, ...] = ()
@@ -87,20 +86,22 @@ class Planned(AbstractTimetable):
 
 @dataclass
 class Adaptive(AbstractTimetable):
-    """Steps after which the kernel is expected to have changed by a given share, and those at which another phase
-    begins: of what is seen there it learns nothing.
+    """Steps after which the kernel should have changed by a given share, and the switches between
+    phases.
+
+    Kernels at switches do not influence the waiting times.
     """
 
     steps: int
     count: int
     change: float
     switches: tuple[int, ...] = ()
-    ahead: int = 0  # from the latest kernel to the next
+    wait: int = 0  # steps from the latest kernel to the next
     next: int = 0
     taken: int = 0
     latest: Float[Tensor, "train out train out_"] | None = None
 
-    checkpointed: ClassVar[tuple[str, ...]] = ("ahead", "next", "taken", "latest")
+    checkpointed: ClassVar[tuple[str, ...]] = ("wait", "next", "taken", "latest")
 
     @property
     def room(self) -> int:
@@ -116,15 +117,17 @@ class Adaptive(AbstractTimetable):
         wanted = step + 1
         if self.latest is not None:
             changed = float((kernel - self.latest).norm() / self.latest.norm())  # δ
-            times = self.change / changed if changed else FARTHEST
-            times = min(max(times, 1 / FARTHEST), FARTHEST) if isfinite(changed) else 1 / FARTHEST
-            wanted = step + round(self.ahead * times)
+            growth = 1 / MAX_WAIT_GROWTH
+            if isfinite(changed):
+                growth = self.change / changed if changed else MAX_WAIT_GROWTH
+                growth = min(max(growth, 1 / MAX_WAIT_GROWTH), MAX_WAIT_GROWTH)
+            wanted = step + round(self.wait * growth)
         self.next = max(step + 1, wanted, self.soonest(step))
-        self.ahead = self.next - step
+        self.wait = self.next - step
         self.latest = kernel.clone()
 
     def soonest(self, step: int) -> int:
-        """Where the next kernel would be if all that remain were log-spaced; the last of them is at the end.
+        """Return the step of the next kernel if all remaining ones were log-spaced up to the end.
 
         >>> Adaptive(steps=1000, count=5, change=0.1, taken=2).soonest(1)
         10
@@ -137,9 +140,6 @@ class Adaptive(AbstractTimetable):
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self.latest = state["latest"]
-
-
-# --- What is accumulated along a path, and when kernels are kept.
 
 
 class Path(Component):
@@ -161,36 +161,41 @@ class Path(Component):
     mean: MeanName = "renormalised"
     every: Literal[1, "snapshots"] = 1
     schedule: (
-        Literal["log", "adaptive"] | Steps | tuple[Annotated[int, Field(ge=0, le=LONGEST)], ...]
+        Literal["log", "adaptive"] | Steps | tuple[Annotated[int, Field(ge=0, le=MAX_STEPS)], ...]
     ) = "log"
-    count: int = Field(16, ge=2, le=MOST_KERNELS)
+    count: int = Field(16, ge=2, le=MAX_KERNELS)
     change: PositiveFloat = 0.02
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
-        """Rules that cannot be accumulated together, or not at all."""
+        """Raise if some settings contradict each other."""
         names = [rule.option for rule in self.rule]
         if not names or len(set(names)) < len(names):
             raise Mistake(
-                f"path.rule=[{','.join(names)}]: give each rule once, such as path.rule=[secant,left]"
+                f"path.rule=[{','.join(names)}]: give each rule once, such as "
+                "path.rule=[secant,left]"
             )
         if not self.probes:
             raise Mistake(
-                "path.probes=[]: the network must be read somewhere, such as path.probes=[probe,test]"
+                "path.probes=[]: the network must be read somewhere, such as "
+                "path.probes=[probe,test]"
             )
         if self.outputs != "all" and len({*self.outputs}) < max(1, len(self.outputs)):
             raise Mistake(
-                f"path.outputs={list(self.outputs)}: give one or more, each once, such as [0], or all"
+                f"path.outputs={list(self.outputs)}: give one or more, each once, such as [0], or "
+                "all"
             )
         if not self.keeps_kernels and self.every == "snapshots":
             raise Mistake(
-                f"path.kernels={self.kernels}: snapshots are kernels of every pair of outputs; use path.every=1, or "
+                f"path.kernels={self.kernels}: snapshots are kernels of every pair of outputs; use "
+                "path.every=1, or "
                 "path.kernels=all"
             )
         given = f"path.measure={self.measure.option}"
         if not self.explains_outputs and self.outputs != "all":
             raise Mistake(
-                f"{given}: it is a number of all outputs, so path.outputs={list(self.outputs)} chooses none; leave "
+                f"{given}: it is a number of all outputs, so path.outputs={list(self.outputs)} "
+                "chooses none; leave "
                 "one of both out"
             )
         if not self.explains_outputs and self.effects:
@@ -200,52 +205,52 @@ class Path(Component):
         return self
 
     def quadrature(self, rule: AbstractRule) -> tuple[Piece, ...]:
-        """How this rule reads a step under these settings."""
+        """Return the substeps of this rule under these settings."""
         return rule.quadrature(self.nodes, self.pieces, self.romberg)
 
     @property
     def explains_outputs(self) -> bool:
-        """Whether the outputs themselves are explained, and no measure of them."""
+        """True if the path explains the outputs, not a measure."""
         return self.measure == Output()
 
     @property
     def keeps_kernels(self) -> bool:
-        """Whether kernels are made for every pair of outputs: contributions are found without."""
+        """True if kernels are made for every pair of outputs. Contributions do not need them."""
         return self.kernels == "all"
 
     @property
     def tangents(self) -> int:
-        """How many tangent kernels are held at once: the first, one that is put together from its blocks, and the last
-        one where it says when the next is due.
-        """
+        """The number of tangent kernels in memory: the first, one in two copies while its blocks
+        are joined, and the latest one of an adaptive timetable."""
         if self.kernels == "none":
             return 0
         return 4 if self.schedule == "adaptive" else 3
 
     @property
     def may_retrain(self) -> bool:
-        """Whether trainings without an example find the effects that are asked for, as these do."""
+        """True if retraining without an example gives the effects that are asked for."""
         return self.effects is True and self.mean == "renormalised"
 
     @property
     def closing(self) -> AbstractRule | None:
-        """The first rule that closes every step, which says how well the network was read."""
+        """The first rule that closes every step, which measures the error."""
         return next((rule for rule in self.rule if rule.closes), None)
 
     @property
     def finer(self) -> tuple[Piece, ...]:
-        """What the error of the parts by the closing rule is measured against: the same with twice the pieces."""
+        """The closing rule with twice the substeps, which measures the error of its parts."""
         if self.closing is None or not self.error_samples:
             return ()
         return self.closing.quadrature(self.nodes, 2 * self.pieces, self.romberg)
 
     @property
     def gain(self) -> float:
-        """What the difference to `finer` is multiplied with to be an error: both are off by powers of their pieces."""
+        """The factor from the difference to `finer` to the error: both err by a power of the
+        substeps."""
         return 1 + 1 / (4.0 ** (self.romberg + 1) - 1)
 
     def positions(self, finer: tuple[Piece, ...]) -> frozenset[float]:
-        """Where in a step the network is read by all rules and by finer pieces, both ends included.
+        """Return the positions in a step that all rules and finer substeps read, with both ends.
 
         >>> from ntkexp.path.rule.base import Secant
         >>> path = Path(rule=(Secant(),))
@@ -256,11 +261,13 @@ class Path(Component):
         return frozenset({0.0, 1.0}.union(*((piece.start, piece.end) for piece in pieces)))
 
     def chosen_outputs(self, count: int) -> tuple[int, ...]:
-        """The outputs at which the path is integrated, in order.
+        """Return the outputs of the path integrals, in order.
 
         >>> from ntkexp.path.rule.base import Left
-        >>> Path(rule=(Left(),)).chosen_outputs(3), Path(rule=(Left(),), outputs=(2, 0)).chosen_outputs(3)
-        ((0, 1, 2), (0, 2))
+        >>> Path(rule=(Left(),)).chosen_outputs(3)
+        (0, 1, 2)
+        >>> Path(rule=(Left(),), outputs=(2, 0)).chosen_outputs(3)
+        (0, 2)
         """
         if not self.explains_outputs:
             return (0,)  # the measure is the one output
@@ -268,23 +275,25 @@ class Path(Component):
             return tuple(range(count))
         if max(self.outputs) >= count:
             raise Mistake(
-                f"path.outputs={list(self.outputs)}: the network has {count}, numbered from 0 to {count - 1}"
+                f"path.outputs={list(self.outputs)}: the network has {count}, numbered from 0 to "
+                f"{count - 1}"
             )
         return tuple(sorted(self.outputs))
 
     @property
     def details(self) -> dict[str, str]:
-        """The settings that concern each rule."""
+        """The settings of each rule, in words."""
         return {
             rule.option: rule.detail(self.nodes, self.pieces, self.romberg) for rule in self.rule
         }
 
     def sampled_every(self, steps: int) -> int:
-        """How far apart the steps are at which the error of the parts is measured."""
+        """Return the distance of the steps that measure the error of the parts."""
         return max(1, steps // self.error_samples)
 
     def timetable(self, steps: int, switches: tuple[int, ...] = ()) -> AbstractTimetable:
-        """When tangent kernels are kept, and snapshots taken if there are any; also at switches between phases."""
+        """Return the steps with tangent kernels and snapshots, including switches between
+        phases."""
         if self.kernels == "none":
             return Planned(())
         if self.schedule == "adaptive":
@@ -292,7 +301,7 @@ class Path(Component):
         return Planned(self.plan(self.schedule, steps), switches)
 
     def plan(self, schedule: Literal["log"] | int | tuple[int, ...], steps: int) -> tuple[int, ...]:
-        """The steps of a schedule; the first and the last are always among them.
+        """Return the steps of a schedule, which always include the first and the last.
 
         >>> from ntkexp.path.rule.base import Left
         >>> Path(rule=(Left(),), count=5).plan("log", 1000)
@@ -306,10 +315,11 @@ class Path(Component):
             )
             chosen = {round(steps**position) for position in positions}
         elif isinstance(schedule, int):
-            if steps // schedule >= MOST_KERNELS:
+            if steps // schedule >= MAX_KERNELS:
                 raise Mistake(
-                    f"path.schedule={schedule}: over steps={steps} these are {steps // schedule + 1} kernels, and "
-                    f"{MOST_KERNELS} can be kept; raise path.schedule, or lower steps"
+                    f"path.schedule={schedule}: over steps={steps} these are "
+                    f"{steps // schedule + 1} kernels, and "
+                    f"{MAX_KERNELS} can be kept; raise path.schedule, or lower steps"
                 )
             chosen = set(range(0, steps, schedule))
         else:

@@ -1,6 +1,6 @@
-"""One step of training, which is all that a reading of the path sees, and the descent as a stream of steps.
+"""One step of training as the sums along a path see it, and training as a stream of steps.
 
-Phases of training: stretches of steps, in each of which some of the training examples alone carry gradient.
+A phase is a stretch of steps that learns only some of the training examples.
 
 >>> first, second = phases_of((300, 200), (20, 30))
 >>> second
@@ -28,18 +28,18 @@ from ntkexp.path.rule.base import Gauss
 from ntkexp.schedule import AbstractSchedule
 from ntkexp.shapes import Weights
 
-# --- One step of training: all that the sums along the path see.
+# --- One step of training, from θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s).
 #
-# From θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s). ℓ′ᵢ includes the weight wᵢ of its example and the
-# factor by which the gradient was shortened, and is zero for an example outside the step's batch. Every weight
-# has a step size of its own, the step's times its factor.
+# ℓ′ᵢ includes the weight wᵢ of its example and the factor of clipping. It is zero for an example
+# outside the step's batch. Every weight has its step size, which is the step's times the weight's
+# factor.
 
 
-IMPULSE_NODES = 3  # of order 6, above that of the arcs
+IMPULSE_NODES = 3  # of order 6, higher than the arcs
 
 
 class Curve(NamedTuple):
-    """The arcs of a step that is not straight, and ℓ′ as a function of the outputs at the training examples."""
+    """The arcs of a curved step, and ℓ′ as a function of the outputs at the training examples."""
 
     arcs: tuple[Arc, ...]
     output_gradient: Callable[[Float[Tensor, "train out"]], Float[Tensor, "train out"]]
@@ -47,31 +47,30 @@ class Curve(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The network before the step, the weights after it, ℓ′, and what the optimizer made of the gradient."""
+    """The network before the step, the weights after it, ℓ′, and the optimizer's state."""
 
     index: int
     view: NetworkView  # at θ_s
     end: Weights
     output_gradient: Float[Tensor, "train out"]
     step_size: float
-    factors: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of the step size, by weight; 1 where there is none
+    factors: Mapping[str, float] = field(default_factory=dict)  # of the step size; default 1
     weight_decay: float = 0.0
-    memory: Memory = field(default_factory=dict)  # of past gradients, after the step
+    memory: Memory = field(default_factory=dict)  # of the optimizer, after the step
     clipping: float = 1.0
-    curve: Curve | None = None  # where the way is not straight
+    curve: Curve | None = None  # None: the way is straight
 
     @cached_property
     def segment(self) -> Segment:
-        """The way, if it is straight."""
+        """The straight way from start to end."""
         return Segment(self.view.weights, self.end, self.view.points.reader.trained)
 
     @cached_property
     def side(self) -> list[Jacobian]:
-        """What kernels of the step are with, each weight's part times its factor of the step size: J(θ_s; xᵢ), or where
-        contributions alone are summed up, the gradients of the examples, Σ_c ℓ′_c J_c, as one output of each.
-        """
+        """The right factor of the kernel: J(θ_s; xᵢ), scaled by the step's factor for each weight.
+
+        If contributions alone are summed, Σ_c ℓ′_c J_c replaces it, as the Jacobian of one output
+        for each example."""
         view, points = self.view, self.view.points
         blocks = view.right if points.makes_kernels else view.pulled(self.output_gradient)
         if any(factor != 1 for factor in self.factors.values()):
@@ -85,7 +84,7 @@ class Step:
 
     @cached_property
     def decay(self) -> Weights | None:
-        """λη ⊙ θ_s, by which the weights shrink in a step without memory."""
+        """λη ⊙ θ_s, the decay of the weights in a step without memory."""
         return decay(self.view.weights, self.weight_decay, self.sizes)
 
     @cached_property
@@ -98,8 +97,9 @@ class Step:
         ).sum(0)
 
     def nodes(self, count: int) -> Iterator[Step]:
-        """So many Gauss nodes on every arc of a curve, in the order of time: steps that lead nowhere, each as long as
-        its node counts.
+        """Yield `count` Gauss nodes on every arc, in order of time, as steps that do not move.
+
+        The step size of a node is its weight in the quadrature.
         """
         if self.curve is None:
             return
@@ -118,7 +118,7 @@ class Step:
 
 
 def sizes_of(weights: Weights, factors: Mapping[str, float], step_size: float) -> Sizes:
-    """The step size of every weight.
+    """Return the step size of every weight.
 
     >>> sizes_of({"body": 0, "head": 0}, {"head": 0.5}, 0.2)
     {'body': 0.2, 'head': 0.1}
@@ -127,7 +127,7 @@ def sizes_of(weights: Weights, factors: Mapping[str, float], step_size: float) -
 
 
 def decay(weights: Weights, weight_decay: float, sizes: Sizes) -> Weights | None:
-    """λη ⊙ θ, or nothing."""
+    """Return λη ⊙ θ; None without decay."""
     if not weight_decay:
         return None
     return {name: weight * (weight_decay * sizes[name]) for name, weight in weights.items()}
@@ -135,7 +135,7 @@ def decay(weights: Weights, weight_decay: float, sizes: Sizes) -> Weights | None
 
 @dataclass(frozen=True)
 class Phase:
-    """These training examples are learned from step `start` until before step `stop`."""
+    """The training examples that are learned from step `start` until before step `stop`."""
 
     start: int
     stop: int
@@ -143,22 +143,23 @@ class Phase:
 
     @property
     def count(self) -> int:
-        """How many examples these are."""
+        """The number of these examples."""
         return int(self.examples.stop - self.examples.start)
 
 
 def phases_of(steps: Sequence[int], examples: Sequence[int]) -> tuple[Phase, ...]:
-    """Phases one after the other, each with its numbers of steps and examples."""
+    """Make consecutive phases with these numbers of steps and examples."""
     phases: list[Phase] = []
     step = example = 0
-    for taken, learned in zip(steps, examples, strict=True):
-        phases.append(Phase(step, step + taken, slice(example, example + learned)))
-        step, example = step + taken, example + learned
+    for length, learned in zip(steps, examples, strict=True):
+        phases.append(Phase(step, step + length, slice(example, example + learned)))
+        step += length
+        example += learned
     return tuple(phases)
 
 
 def phase_at(phases: Sequence[Phase], step: int) -> Phase:
-    """The phase that a step belongs to; what comes after the last step belongs to the last phase."""
+    """Return the phase of a step; the last phase for later steps."""
     return next((phase for phase in phases if step < phase.stop), phases[-1])
 
 
@@ -181,12 +182,11 @@ class TrainingRecipe:
         return self.step_size * self.schedule.factor(index, self.steps)
 
 
-# --- The descent: training by small steps on a fixed set of examples, as a stream of steps.
+# --- Training by small steps on a fixed set of examples, as a stream of steps.
 #
-# The gradient of a step is Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), taken from the same Jacobians that make the right side of the
-# kernel. Where there are phases, ℓ′ᵢ is zero for examples of another phase than the step's; each phase draws its
-# batches, and takes its means, as if its examples were all. What the optimizer remembers is carried over from
-# phase to phase.
+# The gradient of a step, Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), uses the same Jacobians as the right factor of the
+# kernel. In each phase, batches and means include only its examples, and ℓ′ of all others is zero.
+# The optimizer's memory persists from phase to phase.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,26 +197,26 @@ class Descent(TrainingRecipe):
     phases: tuple[Phase, ...] = ()  # none: all examples are learned in every step
 
     def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
-        """The steps from these weights on, after `done` steps."""
+        """Yield the steps from these weights on, after `done` steps."""
         for index in range(done, self.steps):
             step = self.step(index, weights, memory or {})
             yield step
             weights, memory = step.end, step.memory
 
     def step(self, index: int, weights: Weights, memory: Memory) -> Step:
-        """One step."""
+        """Take one step."""
         # ℓ′ at the outputs, and the gradient Σᵢ J(xᵢ)ᵀ ℓ′ᵢ
         view = NetworkView(self.points, weights)
         output_gradient = self.output_gradient(index, view.train_outputs)
         gradient = summed(view.pulled(output_gradient), weights)
 
-        # both are shortened where the gradient is too long
+        # clip both
         clipping = self.optimizer.clipping(gradient)
         if clipping < 1:
             gradient = {name: part * clipping for name, part in gradient.items()}
             output_gradient = output_gradient * clipping
 
-        # where the optimizer takes the weights; a flow asks for ∇L on its way
+        # move the weights; a flow evaluates ∇L on its way
         size = self.size(index)
         sizes = sizes_of(weights, self.factors, size)
         move = self.optimizer.move(
@@ -236,22 +236,23 @@ class Descent(TrainingRecipe):
         )
 
     def gradient(self, index: int, weights: Weights) -> Weights:
-        """∇L at other weights than those at which a step begins."""
+        """Return ∇L of a step at other weights than its start."""
         view = NetworkView(self.points, weights)
         return summed(view.pulled(self.output_gradient(index, view.train_outputs)), weights)
 
     def weight(self, examples: int) -> float:
-        """The weight wᵢ of each example in a step on n examples."""
+        """Return the weight wᵢ of each example in a step on n examples."""
         return self.loss.weight(examples) * self.scale
 
     def phase(self, index: int) -> Phase:
-        """What is learned in a step."""
+        """Return the phase of a step; without phases, one of all examples."""
         return phase_at(self.phases or (Phase(0, self.steps, slice(0, self.points.train)),), index)
 
     def output_gradient(
         self, index: int, outputs: Float[Tensor, "train out"]
     ) -> Float[Tensor, "train out"]:
-        """ℓ′ᵢ, with its weight; an example drawn twice counts twice, one of another phase not at all."""
+        """Return ℓ′ᵢ with its weight. An example drawn twice counts twice, one of another phase is
+        0."""
         derivative, phase = self.loss.output_gradient(outputs, self.targets), self.phase(index)
         batch = self.optimizer.batch_indices(index - phase.start, phase.count, self.seed)
         if batch is None and phase.count == self.points.train:

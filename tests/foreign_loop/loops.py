@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+import xarray as xr
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -190,3 +191,32 @@ LOOPS: tuple[tuple[Maker, Body], ...] = (
     (adamw, with_the_scaler_of_pytorch),
     (adam, zeroed_late),
 )
+
+
+BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
+"""How far the sum of parts may be from the change, relative to it: the bounds of the project for secants."""
+
+
+def outputs_add_up(found: xr.Dataset, change: Tensor, bound: float, *, cancels: bool) -> None:
+    """Parts and steps add up to the change of every query and output, and each secant closes.
+
+    Unless parts cancel, the movement by rounding is as small as the rounding of the sum.
+    """
+    parts, steps, beside = (torch.from_numpy(found[name].values) for name in ("contribution", "by_step", "decay"))
+    beside = beside + torch.from_numpy(found["rounding"].values)
+    size = change.norm()
+    if cancels:
+        size = parts.abs().sum(2).max().clamp(min=size)
+    else:
+        assert abs(found["rounding"].values).max() <= bound * size
+    assert (parts.sum(2) + beside - change).abs().max() <= bound * size
+    assert (steps.sum(2) - change).abs().max() <= bound * size
+    assert float(found["closure"].max()) <= 1e3 * bound  # relative to steps, of which the last are small
+
+
+def closes(given: Loop, before: nn.Module, found: xr.Dataset, *, cancels: bool = False) -> None:
+    """Parts add up to what training did to a model."""
+    with torch.no_grad():
+        change = given.model(given.queries) - before(given.queries)
+    assert change.norm() > 0
+    outputs_add_up(found, change, BOUNDS[change.dtype], cancels=cancels)

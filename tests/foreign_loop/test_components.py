@@ -13,36 +13,16 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import ntkexp
-from ntkexp.foreign_loop.attribution import sums_at_zero
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import By, components_of
 from ntkexp.report.explain import explain, format_explanation
 from ntkexp.report.page.build import explanation_pictures, point_view
 from ntkexp.report.parts import tabulate_components
 from ntkexp.report.tables import json_rows
-from tests.foreign_loop import loops
-from tests.foreign_loop.loops import LOOPS, Body, Maker, followed, loop, momentum, nesterov, plain
+from tests.foreign_loop.loops import followed, loop, momentum, nesterov, plain
+from tests.foreign_loop.test_adds_up import components_add_up
 from tests.foreign_loop.test_names import CASES, CLOSE, WORDS, apart, by_hand
 from tests.run.small import ran
-
-SUMMED = 100  # eps: 8 steps, each a sum of some tens of terms, in two orders
-PARTS = {"contribution": "by_component", "decay": "decay_by_component", "by_step": "by_component_step"}
-
-
-def adds_up(found: xr.Dataset, eps: float = torch.finfo(torch.float64).eps) -> None:
-    """Components add up to the whole: of each example, of decay, and of each step."""
-    for whole, parts in PARTS.items():
-        size = abs(found[parts]).sum(dim="component")
-        missed = abs(found[parts].sum(dim="component") - found[whole])
-        assert float((missed - SUMMED * eps * size).max()) <= 0, whole
-    assert float(abs(found["by_component"]).sum()) > 0
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize(("optimizers", "body"), LOOPS, ids=lambda part: part.__name__)
-@pytest.mark.parametrize("by", ["module", "parameter"])
-def test_components_add_up(by: By, optimizers: Maker, body: Body) -> None:
-    adds_up(followed(loop(optimizers), body, by=by).attribute())
 
 
 def test_and_the_whole_is_what_it_is_without_them() -> None:
@@ -107,8 +87,9 @@ def test_of_any_module(
             nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     found, alone = trace.attribute(), trace.attribute(by="parameter")
-    adds_up(found)
-    adds_up(alone)
+    eps = torch.finfo(torch.float64).eps
+    components_add_up(found, eps)
+    components_add_up(alone, eps)
     assert sorted(found["component"].values) == modules
     assert alone.sizes["component"] == parameters
     # a module is the sum of its parameters
@@ -149,18 +130,15 @@ def test_other_components_are_refused_before_training(said: str, by: By) -> None
 
 
 def test_what_they_take_is_refused_beyond_the_memory() -> None:
-    outputs, sizes = torch.zeros(3, 3, dtype=torch.float64), (loops.EXAMPLES, loops.STEPS)
-    least = 9 * (2 * loops.EXAMPLES + loops.STEPS) * 8 / 1e9  # of 9 outputs, without components
-    components = {name: frozenset({f"{name}.weight"}) for name in ("first", "second", "third")}
-    assert sums_at_zero(outputs, *sizes, 1.5 * least).by_component is None
-    with pytest.raises(Mistake, match=r"by 3 components takes .* by fewer components, or attribute"):
-        sums_at_zero(outputs, *sizes, 1.5 * least, components)
+    trace = followed(loop(momentum), plain)
+    with pytest.raises(Mistake, match=r"by 6 components take .* by fewer components, or attribute"):
+        trace.attribute(by="parameter", memory_gb=1e-6)
 
 
 def test_a_folder_knows_what_was_asked(tmp_path: Path) -> None:
     found = followed(loop(momentum), plain, by="module", to=tmp_path / "run").attribute()
     run = ntkexp.load_run(tmp_path / "run").contributions
-    for name in PARTS.values():
+    for name in ("by_component", "decay_by_component", "by_component_step"):
         np.testing.assert_array_equal(run[name], found[name])
     assert list(run["component"].values) == ["0", "2", "4"]
 

@@ -26,9 +26,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.progress import Silent
 from tests.foreign_loop import loops
-from tests.foreign_loop.loops import EXAMPLES, STEPS, Body, Loop, batches, followed, plain
+from tests.foreign_loop.loops import EXAMPLES, STEPS, Body, Loop, batches, closes, followed, plain
 from tests.foreign_loop.test_effects import TOLERANCE, WIDTH, WeightedLoop, loss_of
-from tests.foreign_loop.test_follow import EXACT, closes
 from tests.foreign_loop.test_store import trained
 
 Forward: TypeAlias = Callable[["Net", Tensor], Tensor]
@@ -130,7 +129,7 @@ def proved(given: Loop, body: Body, **more: Any) -> Trace:
     dataset = trace.attribute()
     assert torch.equal(torch.get_rng_state(), state)
     given.model.eval()
-    closes(given, before, {str(name): torch.from_numpy(dataset[name].values) for name in dataset}, EXACT)
+    closes(given, before, dataset)
     assert dataset["gradient_error"].max() < 1e-13
     return trace
 

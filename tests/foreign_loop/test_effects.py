@@ -262,7 +262,7 @@ def stored_effects(
 
 def stop_once(trace: Trace, monkeypatch: pytest.MonkeyPatch, after: int, memory_gb: float = 4.0) -> list[int]:
     """End a sweep after so many steps back; the steps that later ones will take are counted."""
-    monkeypatch.setattr(followed_effects, "SECONDS", 0.0)
+    monkeypatch.setattr(followed_effects, "SAVE_SECONDS", 0.0)
     taken: list[int] = []
 
     def take(sweep: AdjointSweep, index: int) -> None:
@@ -323,7 +323,7 @@ def take(sweep, index):
         os.kill(os.getpid(), signal.SIGKILL)
     TAKE(sweep, index)
 
-followed_effects.SECONDS = 0.0
+followed_effects.SAVE_SECONDS = 0.0
 AdjointSweep.take = take
 trained(Path(sys.argv[1])).attribute(effects=True)
 """

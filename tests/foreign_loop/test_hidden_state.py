@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, parametrize
 
 import ntkexp
-from ntkexp.foreign_loop.clipping import AGREES, Factors
+from ntkexp.foreign_loop.clipping import SUM_EPS, Factors
 from ntkexp.foreign_loop.signatures import Replayed, signature
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
@@ -308,7 +308,7 @@ def test_a_factor_that_no_clipping_gives_is_refused(change: Callable[[nn.Linear,
 
 def test_many_steps_make_no_norm_of_chance() -> None:
     """Of a thousand random norms each is near to another, in float32."""
-    bound = AGREES * torch.finfo(torch.float32).eps
+    bound = SUM_EPS * torch.finfo(torch.float32).eps
     generator = torch.Generator().manual_seed(0)
     factors, one = Factors(), {"bias": torch.ones(1), "weight": torch.ones(3)}
     for step, factor in enumerate((0.2 + 0.7 * torch.rand(1000, generator=generator)).tolist()):

@@ -26,9 +26,9 @@ from ntkexp.run.setting import Setting, prepare
 from tests.run.small import Memory, Ran, ran, small
 
 CASES = (
+    ("optimizer=gd", "optimizer.weight_decay=0.05", "optimizer.clip_norm=0.5", "path.probes=[probe]"),
     ("optimizer=gd", "data.classes=[3,8]"),
     ("optimizer=sgd", "optimizer.batch=7", "data.classes=all", "loss=cross_entropy", "schedule=cosine"),
-    ("optimizer=gd", "optimizer.weight_decay=0.05", "optimizer.clip_norm=0.5", "path.probes=[probe]"),
 )
 SCHEDULES = ("path.schedule=6", "path.schedule=[3,4,11]", "path.schedule=adaptive")
 SHORT = ("path.every=snapshots", "path.count=6", "path.rule=[secant,left]", "ladder.machine=[secant]")
@@ -199,8 +199,8 @@ def test_it_is_the_change_of_the_outputs(case: str) -> None:
 @pytest.mark.parametrize("words", [(), pytest.param((BACK,), marks=pytest.mark.slow)], ids=["online", "back"])
 def test_long_paths_are_told_in_stretches(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     exact = undisturbed(*words).by_step("secant")
-    monkeypatch.setattr(integrals, "MOST", 1)
-    monkeypatch.setattr(integrals, "FEWEST", 4)
+    monkeypatch.setattr(integrals, "MAX_TOTALS", 1)
+    monkeypatch.setattr(integrals, "MIN_STRETCHES", 4)
     found = ran(*QUICK, *words)
     edges = found.outcome.by_step["secant"].until(found.outcome.steps)
     assert edges == (0, 8, 16, 20)

@@ -155,8 +155,8 @@ def assert_same_bits(one: Any, other: Any) -> None:
 @pytest.fixture(autouse=True)
 def _stretches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if CASES[name].stretches:
-        monkeypatch.setattr(integrals, "MOST", 1)
-        monkeypatch.setattr(integrals, "FEWEST", 4)
+        monkeypatch.setattr(integrals, "MAX_TOTALS", 1)
+        monkeypatch.setattr(integrals, "MIN_STRETCHES", 4)
 
 
 @pytest.mark.sample(5)

@@ -2,7 +2,7 @@
 steps.
 
         gradient   Σᵢ Jᵢᵀℓ′ᵢ of the recorded calls, times the factors from its signature: proof (a)
-    step       by the optimizer with its recorded settings; its weights must have the recorded signature
+    step       by the optimizer with its recorded settings; the weights must have their signature
 
 If there is a checkpoint on both sides of a step, only the gradient is replayed.
 """
@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from ntkexp.foreign_loop.call import Autocast, ModelCall, facts_of
-from ntkexp.foreign_loop.clipping import AGREES, factors_between
+from ntkexp.foreign_loop.clipping import SUM_EPS, factors_between
 from ntkexp.foreign_loop.host_reads import read_numbers
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.outside import Outside
-from ntkexp.foreign_loop.rule import ROUNDING, Signatures, StepInput, distance, p_of
+from ntkexp.foreign_loop.rule import STEP_EPS, Signatures, StepInput, distance, p_of
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
 from ntkexp.foreign_loop.store.checkpoints import (
     OptimizerState,
@@ -157,7 +157,7 @@ class ReplayedLoop:
                 {name: part for name, part in change.items() if name in recorded}
             )
 
-        cast_eps = self.called.room_of(calls, exact=self.exact)
+        cast_eps = self.called.cast_eps(calls, exact=self.exact)
         factors, _ = factors_between(
             signature, recorded, event["step"], facts_of(calls), cast_eps, noise
         )
@@ -251,7 +251,7 @@ class ReplayedLoop:
         elements = sum(there[name].numel() for name in names)
         typical = sqrt(sum(size**2 for size in sizes) / max(1, elements))
         for name, size, gap in zip(names, sizes, gaps, strict=True):
-            bound = AGREES * size + ROUNDING * typical * sqrt(there[name].numel())
+            bound = SUM_EPS * size + STEP_EPS * typical * sqrt(there[name].numel())
             eps = torch.finfo(here[name].dtype).eps
             if not gap <= eps * max(1, self.events) * bound:
                 raise Mistake(
@@ -264,7 +264,7 @@ class ReplayedLoop:
         """Raise if the replay leads to other weights, beyond the rounding of the events since the
         checkpoint."""
         eps = max(torch.finfo(part.dtype).eps for part in like.values())
-        if not error <= AGREES * eps * max(1, self.events):
+        if not error <= SUM_EPS * eps * max(1, self.events):
             raise Mistake(
                 f"step {step}: the steps replayed up to here lead to other weights than those that "
                 f"were trained, off by {error:.2g} of them; replay on the machine and with the "

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import (
     _get_default_store,
 )
 
-from ntkexp.foreign_loop.clipping import AGREES
+from ntkexp.foreign_loop.clipping import SUM_EPS
 from ntkexp.foreign_loop.rule import distance
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.mistake import Mistake
@@ -150,7 +150,8 @@ def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
 def refuse_other_length(
     shards: Sequence[TraceFolder], events: Sequence[Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Raise if a process ended before the others. If it was killed, warn that the trace is shorter."""
+    """Raise if a process ended before the others. If it was killed, warn that the trace is
+    shorter."""
     steps = [shard[-1]["step"] + 1 if shard else 0 for shard in events]
     fewest = min(steps)
     most = max(steps)
@@ -183,7 +184,7 @@ def refuse_other_step(first: Mapping[str, Any], other: Mapping[str, Any], rank: 
         )
     gaps = {name: distance({name: theirs[name]}, {name: ours[name]}) for name in ours}
     worst = max(gaps, key=lambda name: gaps[name], default="")
-    if worst and not gaps[worst] <= AGREES * torch.finfo(ours[worst].dtype).eps:
+    if worst and not gaps[worst] <= SUM_EPS * torch.finfo(ours[worst].dtype).eps:
         raise Mistake(
             f"step {step}: it led rank {rank} to weights other than rank 0's: '{worst}' is off by "
             f"{gaps[worst]:.2g} of itself; was it taken under no_sync(), without "

@@ -1,0 +1,321 @@
+"""The sums over the steps of a followed loop: by example, by step, by component and by position,
+and their memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.foreign_loop.batch_norm import BatchNormMode
+from ntkexp.foreign_loop.closing import ClosingSums
+from ntkexp.foreign_loop.positions import LoopPositions, Positions
+from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
+from ntkexp.kernel.features.adjoint import CACHED_NUMBERS
+from ntkexp.kernel.features.gram import PIECE_BYTES, PIECE_ELEMENTS
+from ntkexp.kernel.record.tape import Tape
+from ntkexp.mistake import Mistake
+from ntkexp.path.components import Components
+from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero
+from ntkexp.records.contributions import BY_POSITION, POSITION
+from ntkexp.text import counted
+
+LOG = logging.getLogger("ntkexp.follow")
+
+NamedArrays: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
+"""Arrays with the names of their axes."""
+
+
+# --- The terms of one step, and their sums.
+
+
+class StepProofs(NamedTuple):
+    """The numbers of the three proofs of a step, in the order of `run_folder.PROOFS`."""
+
+    gradient_factor: float  # (a) c, the smallest of all parameters
+    gradient_error: float  # (a) relative distance of c g from the consumed gradient
+    rule_error: float  # (b) relative distance of the weights from where the rule leads
+    closure: float  # (c) ‖J̄Δθ − Δf‖/‖Δf‖
+    casts_error: float  # ‖e‖ relative to the consumed gradient, under casts
+
+
+class LoopTerms(NamedTuple):
+    """The terms of one step, over the parameters of one component or of all."""
+
+    contributions: Float[Tensor, "probe out row"]  # −⟨V, c Jᵢᵀℓ′ᵢ⟩ for each row of the calls
+    decay: Float[Tensor, "probe out"]
+    rounding: Float[Tensor, "probe out"]  # of rounded gradients, also by casts
+    coupling: Float[Tensor, "probe out"]  # of examples through constant batch statistics
+
+
+@dataclass
+class TermTotals:
+    """Sums of terms over the steps so far. With components, each tensor has them as its first
+    axis."""
+
+    contributions: Float[Tensor, "*component probe out example"]
+    decay: Float[Tensor, "*component probe out"]
+    rounding: Float[Tensor, "*component probe out"]
+    coupling: Float[Tensor, "*component probe out"]
+    by_step: Float[Tensor, "*component probe out step"]
+
+    @classmethod
+    def at_zero(
+        cls, zero: Float[Tensor, "*component probe out"], examples: int, steps: int
+    ) -> TermTotals:
+        """Begin with no step."""
+        return cls(
+            contributions=zero.new_zeros(*zero.shape, examples),
+            decay=torch.zeros_like(zero),
+            rounding=torch.zeros_like(zero),
+            coupling=torch.zeros_like(zero),
+            by_step=zero.new_zeros(*zero.shape, steps),
+        )
+
+    def of(self, component: int) -> TermTotals:
+        """Return views of the sums of one component."""
+        return TermTotals(
+            self.contributions[component],
+            self.decay[component],
+            self.rounding[component],
+            self.coupling[component],
+            self.by_step[component],
+        )
+
+    def add(
+        self,
+        place: int,
+        rows: Int[Tensor, " row"],
+        terms: LoopTerms,
+        statistics: Float[Tensor, "probe out"] | None = None,
+    ) -> None:
+        """Add the step at a place among the steps; `rows` are the places of the examples of its
+        rows."""
+        contributions = terms.contributions.to(self.contributions.dtype)
+        self.contributions.index_add_(2, rows, contributions)
+        self.decay += terms.decay
+        self.rounding += terms.rounding
+        self.coupling += terms.coupling
+        change = contributions.sum(2) + terms.decay + terms.rounding
+        if statistics is not None:
+            change = change + statistics
+        self.by_step[:, :, place] = change + terms.coupling
+
+    def arrays_by_component(self) -> NamedArrays:
+        """Return the sums with components as their last axis."""
+        axes = ("probe", "out")
+        by_component = {
+            "by_component": ((*axes, "example"), self.contributions),
+            "decay_by_component": (axes, self.decay),
+            "rounding_by_component": (axes, self.rounding),
+            "coupling_by_component": (axes, self.coupling),
+            "by_component_step": ((*axes, "step"), self.by_step),
+        }
+        return {
+            name: ((*names, "component"), value.movedim(0, -1))
+            for name, (names, value) in by_component.items()
+        }
+
+
+@dataclass
+class LoopSums:
+    """The sums over the steps so far, from the last one on, and the proofs of each step."""
+
+    totals: TermTotals
+    statistics: Float[Tensor, "probe out"]  # of running statistics that calls moved
+    carried: Float[Tensor, "probe out"]  # of momentum from before these steps
+    other_steps: Float[Tensor, "probe out"]  # of steps that were not followed
+    proofs: Float[Tensor, "proof step"]
+    closing: ClosingSums
+    halves: Halves | None
+    by_component: TermTotals | None = None
+    by_position: LoopPositions | None = None
+
+    def add(
+        self,
+        place: int,
+        rows: Int[Tensor, " row"],
+        terms: LoopTerms,
+        statistics: Float[Tensor, "probe out"],
+        proofs: StepProofs,
+        by_component: Sequence[LoopTerms] = (),
+    ) -> None:
+        """Add the step at a place among the steps; `rows` are the places of the examples of its
+        rows."""
+        if self.halves is not None:
+            self.halves.add_rows(place, rows, terms.contributions)
+        self.totals.add(place, rows, terms, statistics)
+        self.statistics += statistics
+        self.proofs[:, place] = torch.tensor(proofs, dtype=torch.float64)
+        if self.by_component is not None:
+            for component, share in enumerate(by_component):
+                self.by_component.of(component).add(place, rows, share)
+
+    @property
+    def total(self) -> Float[Tensor, "probe out"]:
+        """The sum of all parts, which is the change of the outputs by steps."""
+        totals = self.totals
+        by_these = totals.contributions.sum(2) + totals.decay + totals.rounding
+        by_these = by_these + self.statistics + totals.coupling
+        return by_these + self.carried + self.other_steps
+
+    def arrays(
+        self, *, cast: bool, batch_norm: BatchNormMode | None, some_steps: bool
+    ) -> NamedArrays:
+        """Return all sums by name. Sums that a loop of this kind cannot have are omitted."""
+        outputs, totals = ("probe", "out"), self.totals
+        arrays: NamedArrays = {
+            "contribution": (("probe", "out", "example"), totals.contributions),
+            "decay": (outputs, totals.decay),
+            "rounding": (outputs, totals.rounding),
+            "by_step": (("probe", "out", "step"), totals.by_step),
+        }
+        if batch_norm is not None:
+            arrays["statistics"] = (outputs, self.statistics)
+        if batch_norm == "constant":
+            arrays["coupling"] = (outputs, totals.coupling)
+        for name, values in zip((*PROOFS, CASTS), self.proofs, strict=True):
+            if cast or name != CASTS:
+                arrays[name] = (("step",), values)
+        if some_steps:
+            arrays["carried"] = (outputs, self.carried)
+            arrays["other_steps"] = (outputs, self.other_steps)
+        if self.halves is not None:
+            half_by = self.halves.by([1.0] * totals.by_step.shape[2])
+            arrays["half_by"] = (("probe", "out", "example"), half_by)
+        if self.by_component is not None:
+            arrays |= self.by_component.arrays_by_component()
+            if batch_norm != "constant":
+                del arrays["coupling_by_component"]
+        if self.by_position is not None:
+            axes = ("probe", "out", "example", POSITION)
+            arrays[BY_POSITION] = (axes, self.by_position.parts)
+        return arrays
+
+
+# --- The memory of the sums and of one step. Sums that do not fit raise before the first step;
+# `half_by` is omitted instead.
+
+
+MAX_HALF_BY_NUMBERS = 2**27
+"""`half_by` is computed if it needs at most this many numbers (1 GB)."""
+
+PRODUCT_COPIES = 5
+"""Arrays of the products ⟨V, J⟩ of a step that exist at once: of one parameter, their sum, a
+multiple, its negative, and one in transit."""
+
+CACHED_COPIES = 6
+"""Parts of gradients in the processor's cache that exist at once."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The most memory that one step takes."""
+
+    tape: Tape  # of the queries
+    rows: int  # the most examples of a step
+    parameters: int  # that moved
+    adjoints: int  # 1 for U; 3 if V and N ⊙ J̄ are formed as well
+
+    @property
+    def products(self) -> float:
+        """Bytes of ⟨V, J⟩ between the outputs and the examples of a step."""
+        outputs = self.tape.outputs
+        return float(PRODUCT_COPIES * outputs.numel() * self.rows * outputs.element_size())
+
+    @property
+    def held(self) -> float:
+        """Bytes of the adjoints, of the tapes of queries and examples, and of gradients that are
+        formed in parts."""
+        points, outputs_each = self.tape.outputs.shape
+        outputs = self.tape.outputs.numel()
+        query_tapes = points * (3 + 2 * outputs_each)
+        example_tapes = self.rows * (2 + outputs_each)
+        rows = max(self.rows, outputs)
+        piece = max(PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows)
+        numbers = self.adjoints * outputs * self.parameters
+        numbers += min(piece, rows * self.parameters)
+        numbers += CACHED_COPIES * min(CACHED_NUMBERS, (self.rows + 1) * outputs * self.parameters)
+        tapes = self.tape.bytes_per_example * (query_tapes + example_tapes)
+        return numbers * self.tape.outputs.element_size() + tapes
+
+
+def sums_at_zero(
+    step: StepMemory,
+    examples: int,
+    steps: int,
+    memory_gb: float,
+    components: Components | None = None,
+    positions: Positions | None = None,
+) -> LoopSums:
+    """Begin the sums of a loop, or raise if they and a step take more than the memory."""
+    outputs = step.tape.outputs
+    needed = needed_gb(step, examples, steps, components, memory_gb)
+    halves_gb = 2 * STRETCHES * outputs.numel() * examples * outputs.element_size() / 1e9
+    with_halves = STRETCHES * outputs.numel() * examples <= MAX_HALF_BY_NUMBERS
+    if with_halves and needed + halves_gb > memory_gb:
+        with_halves = False
+        LOG.warning(
+            "ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g",
+            needed + halves_gb,
+            memory_gb,
+        )
+    zero = torch.zeros_like(outputs, dtype=accumulated_in(outputs))
+    totals = TermTotals.at_zero(zero, examples, steps)
+    halves, by_component, by_position = None, None, None
+    if with_halves:
+        halves = halves_at_zero(steps, outputs.new_zeros(*outputs.shape, examples))
+    if components is not None:
+        each = zero.new_zeros(len(components), *zero.shape)
+        by_component = TermTotals.at_zero(each, examples, steps)
+    if positions is not None:
+        free_gb = memory_gb - needed
+        by_position = LoopPositions.at_zero(positions, totals.contributions, free_gb, memory_gb)
+    return LoopSums(
+        totals=totals,
+        statistics=zero.clone(),
+        carried=zero.clone(),
+        other_steps=zero.clone(),
+        proofs=torch.zeros(len(StepProofs._fields), steps, dtype=torch.float64),
+        closing=ClosingSums.at_zero(outputs, zero.dtype),
+        halves=halves,
+        by_component=by_component,
+        by_position=by_position,
+    )
+
+
+def needed_gb(
+    step: StepMemory, examples: int, steps: int, components: Components | None, memory_gb: float
+) -> float:
+    """Return the gigabytes that the sums and a step take, or raise if the memory is less."""
+    outputs = step.tape.outputs
+    number_bytes, sum_bytes = outputs.element_size(), accumulated_in(outputs).itemsize
+    contributions = outputs.numel() * examples * (number_bytes + sum_bytes)
+    by_step = outputs.numel() * steps * sum_bytes
+    needed = contributions / 1e9 + (by_step + step.products) / 1e9
+    by, remedy = "", "give fewer queries"
+    if components is not None:
+        needed *= 1 + len(components)
+        by = f" by {counted(len(components), 'component')}"
+        remedy = f"{remedy}, by fewer components"
+    needed += step.held / 1e9
+    if needed > memory_gb:
+        raise Mistake(
+            f"memory_gb={memory_gb:g}: contributions of {examples} examples to {outputs.numel()} outputs of the "
+            f"queries{by} take {needed:.2g} GB; {remedy}, or attribute(memory_gb={1.1 * needed:.2g})"
+        )
+    return needed
+
+
+def accumulated_in(outputs: Tensor) -> torch.dtype:
+    """Return the precision of sums over steps: double, unless the device has none.
+
+    >>> accumulated_in(torch.ones(1, dtype=torch.float32))
+    torch.float64
+    """
+    return outputs.dtype if outputs.device.type == "mps" else torch.float64

@@ -1,0 +1,431 @@
+"""The path integrals of an optimizer with memory, in two passes: training records each step, and
+the backward sum goes over the recording from the last step to the first.
+
+    path kernel     𝒦(x, xᵢ) = Σ_s K_s(x, xᵢ)            [query, out, train, out_]
+    contributions   𝒮(x, xᵢ) = −Σ_s K_s(x, xᵢ) ℓ′ᵢ(s)     [query, out, train]
+
+with K_s of `backward_sum`. The pass handles the attributed points in chunks, so that their adjoints
+fit into the memory. Every chunk goes over the whole recording. If training has phases, one more
+pass goes back from the end of each.
+
+The error of the parts is measured by the same pass with twice the substeps, at a sample of m of the
+Q points:
+
+    e(x, ·) = (𝒮_2n(x, ·) − 𝒮_n(x, ·)) · 4/3,  ‖𝒮 − 𝒮_integral‖² ≈ Q/m Σ_{m of Q points} ‖e(x, ·)‖²
+
+A sample of steps, as the forward sum takes, would not do: the error of a step's Jacobian enters the
+adjoint, and through it the parts of all earlier steps. Points do not share adjoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import sqrt
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ntkexp.kernel.features.cancellation import credit, term_sizes
+from ntkexp.optimizer.base import AbstractOptimizer
+from ntkexp.path.backward_sum import BackwardStep, BackwardSum, StepResult
+from ntkexp.path.domain import Domain
+from ntkexp.path.forward_sum import AbstractAccumulator, Error
+from ntkexp.path.integrals import (
+    Integrals,
+    Mark,
+    StepTotals,
+    Tally,
+    contract,
+    integrals_at_zero,
+    mark_of,
+    marks_from,
+    states,
+    totals_at_zero,
+)
+from ntkexp.path.points import Points, cut, summed
+from ntkexp.path.recording import Halves, Playback, Recording, halves_at_zero
+from ntkexp.path.rule.base import AbstractRule
+from ntkexp.path.settings import Path
+from ntkexp.path.step import Step
+from ntkexp.path.step_kernel import StepBlock
+from ntkexp.shapes import Weights
+
+
+@dataclass(kw_only=True)
+class RulePass:
+    """The sums by one rule, and the backward sum of the current chunk."""
+
+    integrals: Integrals
+    totals: StepTotals
+    tallies: list[Tally]  # of every step
+    halves: Halves  # at the attributed points
+    sum: BackwardSum = field(default_factory=BackwardSum)
+
+    def take(
+        self,
+        step: Step,
+        back: BackwardStep,
+        block: StepBlock,
+        rows: Int[Tensor, " chunk"],
+        chunk: slice,
+    ) -> None:
+        """Add one step at the points of a chunk."""
+        result, parts = add_step(self.integrals, self.sum, step, back, block, rows)
+        terms = result.terms
+        summed_parts = parts.sum(2)
+        change = summed_parts + terms.decay + terms.rounding
+        tally = self.tallies[step.index]
+        tally.add(block, terms.kernel, parts, summed_parts, expected=result.change)
+        self.halves.add(step.index, chunk, parts)
+        self.totals.add(step.index, rows, change)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The sums and U, for a checkpoint."""
+        return {
+            "integrals": self.integrals.state,
+            "totals": self.totals.state,
+            "tallies": [asdict(tally) for tally in self.tallies],
+            "halves": self.halves.state,
+            "adjoint": self.sum.state,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.integrals.restore(state["integrals"])
+        self.totals.restore(state["totals"])
+        self.tallies = [Tally(**tally) for tally in state["tallies"]]
+        self.halves.restore(state["halves"])
+        self.sum.saved = state["adjoint"]
+
+
+@dataclass(kw_only=True)
+class FinerPass:
+    """The sums with twice the substeps, at a sample of the attributed points."""
+
+    rule: str  # whose error is measured
+    integrals: Integrals
+    sample: Int[Tensor, " sample"]  # places in the list of attributed points
+    gain: float  # of the difference, to the error: 4/3
+    rows: Int[Tensor, " chosen"] | None = None  # places in the sample, of points of the chunk
+    points: Points | None = None  # the points at `rows`
+    sum: BackwardSum = field(default_factory=BackwardSum)
+
+    def begin_chunk(self, points: Points, chunk: slice) -> None:
+        """Choose the points of the sample that belong to a chunk."""
+        inside = (self.sample >= chunk.start) & (self.sample < chunk.stop)
+        (self.rows,) = torch.where(inside)
+        self.points = None
+        if len(self.rows):
+            self.points = points.some(self.sample[self.rows] - chunk.start)
+
+    def take(self, step: Step, back: BackwardStep) -> None:
+        """Add one step at the chosen points."""
+        if self.points is None or self.rows is None:
+            return
+        block = StepBlock(self.points, step.segment, slice(0, len(self.points.inputs)))
+        add_step(self.integrals, self.sum, step, back, block, self.rows)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The sums and U, for a checkpoint."""
+        return {"integrals": self.integrals.state, "adjoint": self.sum.state}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.integrals.restore(state["integrals"])
+        self.sum.saved = state["adjoint"]
+
+
+def add_step(
+    integrals: Integrals,
+    backward_sum: BackwardSum,
+    step: Step,
+    back: BackwardStep,
+    block: StepBlock,
+    rows: Int[Tensor, " chosen"],
+) -> tuple[StepResult, Float[Tensor, "chosen out train"]]:
+    """Add one step to `rows` of the integrals. Return its result, and the contributions −K_s ℓ′."""
+    substeps = ((piece.weight, block.jacobian(piece)) for piece in integrals.pieces)
+    result = backward_sum.take(back, substeps)
+    parts = contract(result.terms.kernel, step.output_gradient).neg_()
+
+    integrals.kernel[rows] += result.terms.kernel
+    integrals.contributions[rows] += parts
+    integrals.decay[rows] += result.terms.decay
+    if integrals.rounding is not None:
+        integrals.rounding[rows] += result.terms.rounding
+    if integrals.by_component is not None:
+        shares = [
+            (contract(terms.kernel, step.output_gradient).neg_(), terms.decay)
+            for terms in result.by_component
+        ]
+        rounding = [terms.rounding for terms in result.by_component]
+        integrals.by_component.add(step.index, rows, shares, rounding)
+    return result, parts
+
+
+def rounding_of(step: Step) -> tuple[Weights, Weights]:
+    """Return 1 where examples cause the gradient of a step and 0 where it is rounding, and that
+    rounding."""
+    weights = step.view.weights
+    pulled = list(step.view.pulled(step.output_gradient))
+    gradient = summed(pulled, weights)
+    credited = credit(gradient, term_sizes(pulled, weights))
+    if not credited:
+        return {}, {}
+    rounding = {
+        name: part * (1 - credited[name]) if name in credited else torch.zeros_like(part)
+        for name, part in gradient.items()
+    }
+    return credited, rounding
+
+
+@dataclass(kw_only=True)
+class SecondPass:
+    """The pass from the last step to the first, over all chunks; `done` counts its steps."""
+
+    steps: Playback
+    optimizer: AbstractOptimizer
+    domain: Domain
+    rules: dict[str, RulePass]
+    finer: FinerPass | None
+    done: int = 0
+    points: Points | None = None  # of the current chunk
+
+    @property
+    def length(self) -> int:
+        """The number of steps of the path."""
+        return len(self.steps.step_sizes)
+
+    @property
+    def chunks(self) -> list[slice]:
+        """The attributed points, cut into chunks that fit into the memory."""
+        return cut(0, len(self.domain.attributed), self.domain.chunk)
+
+    @property
+    def integrals(self) -> dict[str, Integrals]:
+        """𝒦 and 𝒮, by rule."""
+        return {name: rule.integrals for name, rule in self.rules.items()}
+
+    def steps_back(self) -> Iterator[tuple[int, int]]:
+        """Add the remaining steps. After each, yield the numbers of steps done and in
+        all."""
+        chunks, end = self.chunks, None
+        while self.done < len(chunks) * self.length:
+            number, turn = divmod(self.done, self.length)
+            index = self.length - 1 - turn
+            if turn == 0 or self.points is None:
+                self.points = self.begin_chunk(chunks[number], index)
+                end = None
+            step = self.steps.step(index, end=end)
+            self.take(step, self.points, chunks[number])
+            end = step.view.weights  # the step before this one ends here
+            self.done += 1
+            yield self.done, len(chunks) * self.length
+
+    def begin_chunk(self, chunk: slice, index: int) -> Points:
+        """Return the points of a chunk, before the pass adds step `index`.
+
+        U begins at zero at the last step, and continues from the checkpoint at an earlier one.
+        """
+        points = self.domain.explained.some(self.domain.attributed[chunk])
+        if self.finer is not None:
+            self.finer.begin_chunk(points, chunk)
+        resumed = index + 1 < self.length
+        momentum_decay = {}
+        if resumed:
+            later = self.steps.step(index + 1)
+            linear = self.optimizer.linear_steps(later.index, later.sizes, later.memory)
+            momentum_decay = {name: one.momentum_decay for name, one in linear.items()}
+
+        components = tuple(self.domain.components.values())
+        for rule in self.rules.values():
+            saved = rule.sum.saved if resumed else ()
+            rule.sum = BackwardSum(
+                momentum_decay=momentum_decay, saved=saved, components=components
+            )
+        if self.finer is not None:
+            saved = self.finer.sum.saved if resumed else ()
+            self.finer.sum = BackwardSum(momentum_decay=momentum_decay, saved=saved)
+        return points
+
+    def take(self, step: Step, points: Points, chunk: slice) -> None:
+        """Add one step at the points of a chunk, by every rule."""
+        credited, rounding = rounding_of(step) if self.optimizer.divides else ({}, {})
+        back = BackwardStep(
+            start=step.view.weights,
+            difference=step.segment.difference,
+            linear=self.optimizer.linear_steps(step.index, step.sizes, step.memory),
+            right=step.view.right,
+            rounding=rounding,
+            credit=credited,
+        )
+        block = StepBlock(points, step.segment, slice(0, len(points.inputs)))
+        for rule in self.rules.values():
+            rule.take(step, back, block, self.domain.rows[chunk], chunk)
+        if self.finer is not None:
+            self.finer.take(step, back)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state for a checkpoint, as plain data and tensors."""
+        return {
+            "done": self.done,
+            "rules": {name: rule.state for name, rule in self.rules.items()},
+            "finer": None if self.finer is None else self.finer.state,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.done = state["done"]
+        for name, rule in self.rules.items():
+            rule.restore(state["rules"][name])
+        if self.finer is not None:
+            self.finer.restore(state["finer"])
+
+
+def sample_points(points: int, count: int) -> Int[Tensor, " sample"]:
+    """Pick `count` evenly spaced indices, so that every split is sampled.
+
+    >>> sample_points(10, 4).tolist(), sample_points(2, 4).tolist()
+    ([1, 3, 6, 8], [0, 1])
+    """
+    few = min(count, points)
+    return (torch.arange(few) * points + points // 2) // max(few, 1)
+
+
+@dataclass(kw_only=True)
+class TwoPasses(AbstractAccumulator):
+    """A recording of all steps, and the backward pass, which begins when the last step is
+    known."""
+
+    path: Path
+    optimizer: AbstractOptimizer
+    domain: Domain
+    recording: Recording
+    second: SecondPass | None = None
+    saved: Mapping[str, Any] | None = None  # of a checkpoint on the way back
+    noted: list[Mark] = field(default_factory=list)
+
+    @property
+    def integrals(self) -> Mapping[str, Integrals]:
+        return {} if self.second is None else self.second.integrals
+
+    def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
+        self.recording.write(step)
+        return {}
+
+    def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
+        self.recording.close(len(step_sizes), end)
+        length = len(step_sizes)
+        ends = [*(switch for switch in self.domain.switches if switch < length), length]
+        for number in range(len(self.noted), len(ends)):
+            is_last = number + 1 == len(ends)
+            second = self.begin_pass(step_sizes[: ends[number]], measures_error=is_last)
+            self.second = second
+            if self.saved is not None:
+                second.restore(self.saved)
+                self.saved = None
+            chunks = len(second.chunks)
+            for done, _ in second.steps_back():
+                yield chunks * sum(ends[:number]) + done, chunks * sum(ends)
+            if not is_last:
+                self.noted.append(mark_of(second.integrals))
+
+    def begin_pass(self, step_sizes: Sequence[float], *, measures_error: bool) -> SecondPass:
+        """Prepare a pass over these steps. The error is measured over the whole path alone."""
+        steps = Playback(
+            recording=self.recording,
+            points=self.domain.points,
+            step_sizes=step_sizes,
+            factors=self.optimizer.factors(self.recording.like),
+            weight_decay=self.optimizer.weight_decay,
+        )
+        return SecondPass(
+            steps=steps,
+            optimizer=self.optimizer,
+            domain=self.domain,
+            rules={rule.option: self.rule_pass(rule, len(step_sizes)) for rule in self.path.rule},
+            finer=self.finer_pass() if measures_error else None,
+        )
+
+    def rule_pass(self, rule: AbstractRule, steps: int) -> RulePass:
+        """Sums of zero by one rule."""
+        domain, rules = self.domain, len(self.path.rule)
+        totals = totals_at_zero(domain, rules)
+        totals.reach(steps)
+        integrals = integrals_at_zero(self.path.quadrature(rule), domain, rules)
+        if self.optimizer.divides:
+            integrals = replace(integrals, rounding=domain.sums(2))
+        parts = domain.like.new_zeros(len(domain.attributed), *domain.shape[1:3])
+        return RulePass(
+            integrals=integrals,
+            totals=totals,
+            tallies=[Tally() for _ in range(steps)],
+            halves=halves_at_zero(steps, parts),
+        )
+
+    def finer_pass(self) -> FinerPass | None:
+        """Sums of zero with twice the substeps, if a rule closes and its error is asked for."""
+        path, domain = self.path, self.domain
+        if path.closing is None or not path.finer:
+            return None
+        sample = sample_points(len(domain.attributed), path.error_samples)
+        zeros = (domain.like.new_zeros(len(sample), *domain.shape[1:axes]) for axes in (4, 3, 2))
+        return FinerPass(
+            rule=path.closing.option,
+            integrals=Integrals(path.finer, *zeros),
+            sample=sample.to(domain.attributed.device),
+            gain=path.gain,
+        )
+
+    @property
+    def marks(self) -> Sequence[Mark]:
+        return self.noted
+
+    @property
+    def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
+        if self.second is None:
+            return None
+        rules = self.second.rules.items()
+        return [
+            {name: rule.tallies[step] for name, rule in rules} for step in range(self.second.length)
+        ]
+
+    def recorded(self) -> Recording:
+        return self.recording
+
+    def error(self, rule: str, steps: int) -> Error | None:
+        finer = None if self.second is None else self.second.finer
+        if self.second is None or finer is None or finer.rule != rule:
+            return None
+        integrals = self.second.rules[rule].integrals
+        contributions = integrals.contributions[self.domain.rows]
+        difference = finer.integrals.contributions - contributions[finer.sample]
+        points = len(contributions) / len(finer.sample)
+        return Error(finer.gain * float(difference.norm()) * sqrt(points))
+
+    def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
+        if self.second is None:
+            return None
+        times = self.domain.like.new_full(self.domain.shape[:3], torch.nan)
+        times[self.domain.rows] = self.second.rules[rule].halves.by(self.second.steps.step_sizes)
+        return times
+
+    def by_step(self, rule: str) -> StepTotals:
+        assert self.second is not None, "no step is understood before the second pass"
+        return self.second.rules[rule].totals
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {
+            "second": None if self.second is None else self.second.state,
+            "marks": states(self.noted),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.saved = state["second"]
+        self.noted = marks_from(state["marks"], self.recording.pull)
