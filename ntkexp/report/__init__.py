@@ -9,7 +9,7 @@ analysis                                   numbers of several runs: estimates, l
 comparison, material, validation           runs side by side, and their summary
 parts, known_effects                       parts of one output; its leave-out effects
 removal_group, explain, forgetting         the group of a removal; explanations of a prediction and of forgetting
-ledger                                     the breakdown of a removal
+breakdown                                  the breakdown of a removal
 top_examples, plots                        tables and figures of the strongest examples, and their files
 scores                                     contributions with scores, pictures and a notebook display
 loaded_run                                 a run with pictures and a notebook display: `ntkexp.load_run`

@@ -29,10 +29,10 @@ from ntkexp.records.contributions import (
     LAST_STEP,
     LeaveOut,
 )
+from ntkexp.report.breakdown import BreakdownEntry
 from ntkexp.report.examples import Example, image_pixels
 from ntkexp.report.explain import Explanation
 from ntkexp.report.leave_out import Agreement
-from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.outputs import one_output
 from ntkexp.report.parts import ComponentPart, strongest_first
 from ntkexp.report.plots.rendering import Picture, write
@@ -278,7 +278,7 @@ def picture_beside(explanation: Explanation) -> Picture:
     return Picture("beside", figure, table)
 
 
-def shares(entry: LedgerEntry) -> Picture:
+def shares(entry: BreakdownEntry) -> Picture:
     """Draw the shares of the examples that were left out, and the change of the output."""
     order = strongest_first(entry.shares)[:MAX_BARS]
     names = [*(fitting(entry.names[k]) for k in order), "all of them"]
