@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ntkexp.progress import AbstractProgress
     from ntkexp.records.atomic import Json
     from ntkexp.records.contributions import Removal
+    from ntkexp.report.breakdown import BreakdownEntry
     from ntkexp.report.explain import Explanation
-    from ntkexp.report.ledger import LedgerEntry
     from ntkexp.report.run import Run
 
 
@@ -194,7 +194,7 @@ def write_page(
     run = queries.run
     words = ["ntkexp", "explain", str(run.path), "--page", f"--split={queries.split}"]
     words += [f"--probe={number}" for number in queries.numbers]
-    entries: list[LedgerEntry] = []
+    entries: list[BreakdownEntry] = []
     if removal is not None:
         all_entries, _ = remove(queries, removal, quiet=False)
         entries = of_largest_outputs(all_entries)
@@ -210,8 +210,8 @@ def write_page(
 
 def leave_out(queries: Queries, request: RemovalRequest, top: int, *, as_json: bool) -> None:
     """Print the breakdown of a removal."""
+    from ntkexp.report.breakdown import format_breakdown
     from ntkexp.report.known_effects import known_effects
-    from ntkexp.report.ledger import format_ledger
     from ntkexp.report.tables import format_json
 
     entries, removal = remove(queries, request, quiet=as_json)
@@ -223,14 +223,14 @@ def leave_out(queries: Queries, request: RemovalRequest, top: int, *, as_json: b
         return
     known = known_effects(queries.run)
     agreement = None if known is None else known.agreement
-    write_out(format_ledger(of_largest_outputs(entries), removal, agreement, top, order))
+    write_out(format_breakdown(of_largest_outputs(entries), removal, agreement, top, order))
 
 
 def remove(
     queries: Queries, request: RemovalRequest, *, quiet: bool
-) -> tuple[list[LedgerEntry], Removal]:
+) -> tuple[list[BreakdownEntry], Removal]:
     """Train again without a group of examples. Return the breakdown for readers, and the stored one."""
-    from ntkexp.report.ledger import ledger_entries
+    from ntkexp.report.breakdown import breakdown_entries
     from ntkexp.report.removal_group import choose_group
     from ntkexp.report.run import point_index
 
@@ -252,7 +252,7 @@ def remove(
             from ntkexp.run.execute import remove_group
 
             removal = remove_group(run.path, group, points, progress, admitted)
-    return ledger_entries(run, queries.split, queries.numbers, removal), removal
+    return breakdown_entries(run, queries.split, queries.numbers, removal), removal
 
 
 def remove_from_loop(
@@ -315,9 +315,9 @@ def order_of(run: Run) -> str:
     return "of the largest effects"
 
 
-def of_largest_outputs(entries: Sequence[LedgerEntry]) -> list[LedgerEntry]:
+def of_largest_outputs(entries: Sequence[BreakdownEntry]) -> list[BreakdownEntry]:
     """Return the entry of the largest output at each query."""
-    largest: dict[int, LedgerEntry] = {}
+    largest: dict[int, BreakdownEntry] = {}
     for entry in entries:
         if entry.number not in largest or entry.before > largest[entry.number].before:
             largest[entry.number] = entry

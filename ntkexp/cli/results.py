@@ -1,4 +1,4 @@
-"""`ntkexp report`, `runs` and `compare`: finished runs and sweeps on one page, in a list, or beside each other."""
+"""`ntkexp report`, `runs` and `compare`: runs and sweeps on a page, in a list, or in pairs."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def runs(
 
 
 def delete(runs: Sequence[ListedRun], sure: bool) -> None:
-    """Remove these folders, once someone said yes."""
+    """Remove these folders after a confirmation."""
     from ntkexp.report.inventory import delete
 
     count = f"{len(runs)} run folder{'s' * (len(runs) != 1)}"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-# --- Files are written completely or not at all.
+# --- Atomic files: a reader sees the old content or the new one.
 
 
 PARTIAL = ".partial"  # the suffix of a file that is being written
@@ -69,7 +69,7 @@ def being_written(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write text (UTF-8) or bytes, completely or not at all."""
+    """Write text (UTF-8) or bytes atomically."""
     with being_written(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
@@ -187,7 +187,7 @@ def is_held(lock: Path) -> bool:
 # `of` names the place: a file of a run, a tile of a kernel, a row. Equal bytes in another place have another seal.
 
 
-BLOCK = 1 << 20  # bytes that are read at once
+BLOCK = 1 << 20  # bytes of one read
 WIDTH = 32  # bytes of a seal
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -284,7 +284,7 @@ class SealedFile:
 
 @contextmanager
 def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
-    """Yield a file that can only be written to. It is stored completely, with its seal at its end, or not at all."""
+    """Yield a file that can only be written to. It is stored atomically, with its seal at its end."""
     with being_written(path) as file:
         content = SealedFile(file, of)
         yield cast(BinaryIO, content)

@@ -60,7 +60,7 @@ class Judgement:
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> Judgement:
-        """Return the judgement from its JSON fields, where null stands for NaN."""
+        """Return the judgement from its JSON fields, where null means NaN."""
         low, high = fields["interval"]
         return cls(
             verdict=fields["verdict"],
@@ -77,7 +77,7 @@ class Judgement:
 
 
 def number_of(value: float | None) -> float:
-    """Return a number from JSON, where null stands for NaN."""
+    """Return a number from JSON, where null means NaN."""
     return math.nan if value is None else float(value)
 
 
@@ -163,7 +163,7 @@ def pair_verdict(main: str, second: str) -> str:
 
 
 def of_claim(path: Path, name: str) -> str:
-    """Return the text for which a file of a claim is sealed. The folder's name contains the digest of the claim."""
+    """Return the place text of the seal of a claim's file. The folder's name contains the digest of the claim."""
     return f"{name} of {Path(os.path.abspath(path)).name} by {results_version}"
 
 

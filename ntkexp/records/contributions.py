@@ -86,7 +86,7 @@ MEASURE = "measure"
 DIMS = ("probe", "out", "example")
 PROBE_OUT = DIMS[:2]
 RULE_ORDER = {"secant": 0, "gauss": 1, "left": 3}
-"""The order in which rules are preferred. Users' rules come before `left`."""
+"""The order of preference of rules. Users' rules come before `left`."""
 
 
 class ByStep(NamedTuple):
@@ -443,7 +443,7 @@ class Removal:
 
     probe: tuple[int, ...]  # indices along the axis `probe` of contributions.zarr
     out: tuple[int, ...]
-    example: tuple[int, ...]  # places of the group among the training examples
+    example: tuple[int, ...]  # training indices of the group
     actual: NDArray[np.float64]
     shares: NDArray[np.float64]
     by_step: NDArray[np.float64]

@@ -1,7 +1,7 @@
 """A run folder: one process at a time writes it, and `DONE.json`, written last, marks it as finished.
 
-Each folder records the program and the command that made it. The same command in the same folder repeats the
-experiment.
+Each folder records the program and the command that made it. Repeating the command in the same folder repeats
+the experiment.
 
 >>> command("train", ["data.path=my file.csv"])
 "ntkexp train 'data.path=my file.csv'"
@@ -170,7 +170,7 @@ LOCK, CONFIG, OVERRIDES, BEGUN, DONE = (
 )
 
 CHECKPOINT, TRACE = "checkpoint.pt", "trace"
-"""The files from which a run and a followed loop can be resumed."""
+"""The files that allow to resume a run and a followed loop."""
 
 REDO = "resume it to run it again"
 MAX_READ_FOR_STATE = (
@@ -252,7 +252,7 @@ class RunFolder:
 
     @property
     def whole(self) -> bool:
-        """Whether the run is finished and every byte of its files is undamaged."""
+        """True if the run is finished and every byte of its files is undamaged."""
         return self.find_defect() is None
 
     @property
@@ -291,7 +291,7 @@ class RunFolder:
 
     @property
     def seal_file(self) -> str | None:
-        """The file that holds the seals of other files, if there is one."""
+        """The file that holds the seals of other files, or None."""
         return next((name for name in (DONE, BEGUN) if (self.path / name).is_file()), None)
 
     @property
@@ -399,11 +399,11 @@ class RunFolder:
         self.write(name, to_text(value))
 
     def sealed_for(self, name: str) -> str:
-        """Return the text for which a file is sealed that BEGUN.json and DONE.json do not seal."""
+        """Return the place text of the seal of a file that BEGUN.json and DONE.json do not seal."""
         return f"{name} of {self.identity}"
 
     def write_sealed(self, name: str, value: Mapping[str, Json]) -> None:
-        """Write a JSON file with its seal, whole or not at all."""
+        """Write a JSON file with its seal atomically."""
         self.write(name, sealed_text(value, self.sealed_for(name)))
 
     def read_sealed(self, name: str) -> dict[str, Any]:
@@ -477,7 +477,7 @@ class RunFolder:
 
     @property
     def is_ours(self) -> bool:
-        """Whether one of its files can only have been written by this package."""
+        """True if only this package can have written one of the files."""
         for name in (DONE, BEGUN, CONFIG):
             with suppress(Mistake):
                 record = self.read_json(name)

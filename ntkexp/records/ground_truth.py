@@ -34,7 +34,7 @@ Outputs: TypeAlias = NDArray[np.float64]
 class TrainingWithout(NamedTuple):
     """A training without some examples, whose places ascend.
 
-    `seed` draws other weights and batches. None keeps those of the run.
+    `seed` draws other weights and batches. None keeps the weights and batches of the run.
     """
 
     left_out: tuple[int, ...]
@@ -106,7 +106,7 @@ class GroundTruth:
         return digest.hexdigest()[:12]
 
     def write(self, path: Path) -> None:
-        """Write an `.npz` file, completely or not at all."""
+        """Write an `.npz` file atomically."""
         with being_written(path) as file:
             np.savez(
                 file,

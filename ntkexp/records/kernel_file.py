@@ -131,7 +131,7 @@ def side_for(train: int, seconds: float) -> int:
     return side
 
 
-# --- The preallocated arrays of a kernel file. A chunk is written completely or not at all.
+# --- The preallocated arrays of a kernel file. Chunks are written atomically.
 #
 # The attributes seal all files that are written at the beginning, and the attributes are sealed themselves.
 
@@ -168,7 +168,7 @@ class Layout:
 def create(
     path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArray[np.generic]]
 ) -> None:
-    """Create a store without tiles, completely or not at all. Replace a kernel file at this path."""
+    """Create a store without tiles atomically. Replace a kernel file at this path."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     for link in (partial, path):
         if link.is_symlink():

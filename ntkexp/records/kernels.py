@@ -51,7 +51,7 @@ def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:
 
 
 class ManyRows(Protocol):
-    """An array that may exceed the memory, and is read in blocks of rows."""
+    """An array that may exceed the memory. Readers take blocks of rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -223,7 +223,7 @@ def write_path_kernel(
 ) -> None:
     """Write the path kernel of a rule, which is known at some points and some of the outputs (axis `out`).
 
-    Unknown entries take no space, except in chunks that also hold known entries. They are read as NaN.
+    Unknown entries take no space, except in chunks that also hold known entries. Readers get NaN for them.
     """
     count, _, train, outputs = kernel.shape
     all_points = len(points) == count
@@ -267,7 +267,7 @@ def read_steps(path: Path) -> NDArray[np.int64]:
 
 
 def read_snapshot(path: Path, index: int) -> Kernel:
-    """Read the tangent kernel of one snapshot. A trace is read as a kernel with one output."""
+    """Read the tangent kernel of one snapshot. Return a trace as a kernel with one output."""
     name = tangent_array_name(path)
     kernel = np.asarray(get_array(open_store(path), name)[index], dtype=np.float64)
     return kernel[:, None, :, None] if name == TRACE else kernel
@@ -305,7 +305,7 @@ def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
 
 
 def read_predictions(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Read the outputs of each machine, [probe, out], in the order in which they were written."""
+    """Read the outputs of each machine, [probe, out], in the written order."""
     store = open_store(path)
     names = store.attrs["machines"]
     assert isinstance(names, list)

@@ -175,7 +175,7 @@ class Result:
 
     @property
     def exact(self) -> bool:
-        """Whether rounding explains the error."""
+        """True if rounding explains the error."""
         return self.relative_error is not None and self.relative_error <= self.tolerance
 
 

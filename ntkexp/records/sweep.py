@@ -148,7 +148,7 @@ def resolved(
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Write the record completely or not at all. Leave an equal file untouched."""
+    """Write the record atomically. Leave an equal file untouched."""
     content = sealed_text(sweep.fields, sweep.path.name).encode()
     if not sweep.path.is_file() or sweep.path.read_bytes() != content:
         write_atomically(sweep.path, content)

@@ -7,8 +7,9 @@ run, tables, outputs, leave_out            the reader of a run; tables as text, 
 examples, inventory, sentence, claims      names of examples; configurations and results in words
 analysis                                   numbers of several runs: estimates, laws, tables
 comparison, material, validation           runs side by side, and their summary
-parts, known_effects, removal_group        parts of one output; its leave-out effects; the group of a removal
-explain, ledger, forgetting                explanations of a prediction, of a removal and of forgetting
+parts, known_effects                       parts of one output; its leave-out effects
+removal_group, explain, forgetting         the group of a removal; explanations of a prediction and of forgetting
+breakdown                                  the breakdown of a removal
 top_examples, plots                        tables and figures of the strongest examples, and their files
 scores                                     contributions with scores, pictures and a notebook display
 loaded_run                                 a run with pictures and a notebook display: `ntkexp.load_run`

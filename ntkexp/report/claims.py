@@ -135,7 +135,7 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
     """Say how many fresh seeds will probably decide a look, and their time. Empty if it is decided.
 
     The seeds must be fresh: judging a look again with unplanned further seeds doubles the rate of false verdicts. For
-    the main look, the time is that of all looks.
+    the main look, the time includes all looks.
 
     >>> from types import SimpleNamespace
     >>> main = SimpleNamespace(more_seeds=6, seeds=(0, 1, 2))

@@ -34,7 +34,7 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 GROUPING_KEYS = ("data", "model", "optimizer", "loss")
-"""The components of an experiment by which runs are grouped."""
+"""The components of an experiment that define the groups of runs."""
 FIRST_KEYS = ("model.", "steps", "seed")
 """The settings that are listed before others."""
 MAX_SETTINGS_LETTERS = 60  # of the settings that distinguish a run

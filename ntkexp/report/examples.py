@@ -24,7 +24,7 @@ class Example:
     name: str  # its class, its values or its id
     shown: NDArray[np.generic]  # its pixels, tokens or features
     text: str | None = None  # its words or first numbers, if it has an id and no target
-    phase: int | None = None  # in which it is learned, counted from 1, if data come in phases
+    phase: int | None = None  # of its training, counted from 1, if data come in phases
 
     @property
     def label(self) -> str:

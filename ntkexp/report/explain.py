@@ -73,7 +73,7 @@ class Part:
 
     example: Example
     added: float
-    halfway: float  # the fraction of the path at which half of the contribution had come
+    halfway: float  # path time of half of the contribution, as a fraction
     left_out: float | None = None
 
 

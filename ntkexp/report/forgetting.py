@@ -104,7 +104,7 @@ class LaterPhase:
 
     @cached_property
     def attributed(self) -> NDArray[np.bool_]:
-        """Whether all outputs of each query were attributed."""
+        """True for each query whose outputs were all attributed."""
         return np.concatenate([np.isfinite(block).all(axis=(1, 2)) for block in blocks(self.parts)])
 
     def by_example(self, queries: NDArray[np.int64], slope: Array) -> Array:
@@ -118,7 +118,7 @@ class LaterPhase:
         return total
 
     def to(self, task: int) -> Forgetting | None:
-        """Return the effect on the attributed queries of a task, or None if there are none."""
+        """Return the effect on the attributed queries of a task, or None without such queries."""
         # outputs at these queries before and after the phase
         run = self.run
         contributions = run.contributions
@@ -247,7 +247,7 @@ def format_tasks(run: Run, top: int) -> str:
 
 
 def forgetting_sentence(forgetting: Forgetting) -> str:
-    """Say how the measure of a task changed, and by which examples."""
+    """Say how the measure of a task changed, and name the phases of the responsible examples."""
     task_name, phase_name = forgetting.names
     measure, sign = measure_and_sign(forgetting)
     moved = describe_change(sign * forgetting.before, sign * forgetting.after, short)

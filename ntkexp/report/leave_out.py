@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import LeaveOut
 from ntkexp.text import counted, percent, short
 
-MIN_CORRELATION = 0.5  # with which effects are believed
+MIN_CORRELATION = 0.5  # of believed effects
 MAX_GROWTH = (
     1e3  # of differences along the training; beyond it, rounding and chance dominate effects
 )
@@ -40,7 +40,7 @@ class Agreement:
 
     @property
     def believed(self) -> bool:
-        """Whether effects may be shown without a warning."""
+        """True if effects may be shown without a warning."""
         return self.correlation >= MIN_CORRELATION and self.growth <= MAX_GROWTH
 
     @property

@@ -2,7 +2,7 @@
 
     f_T − f_0 = Σᵢ 𝒮(x, xᵢ) + decay + … = Σ over steps = Σ over components       𝒮(x, xᵢ) = Σ over positions of xᵢ
 
-`OutputParts` reads every one of these arrays. Explanations, tables and pictures are made of them.
+`OutputParts` reads all these arrays for explanations, tables and pictures.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ STRONGEST_COLOR_PERCENT = 60  # the saturation of the position that added or too
 class PositionPart:
     """The part of an output that the loss at one position of a training text added."""
 
-    example: int  # index of the text among the training examples
+    example: int  # training index of the text
     name: str  # of the text
     position: int
     token: str  # at this position; empty if unknown

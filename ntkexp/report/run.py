@@ -1,7 +1,7 @@
 """The reader of a run folder: configuration, metrics, table of kernel machines, and arrays.
 
-`load_tables` reads a finished, undamaged run and leaves the kernels closed. `read_run` reads a folder as it is: a run
-draws its own pictures this way before it is finished. An array's seal in DONE.json is checked when the array is first
+`load_tables` reads a finished, undamaged run and leaves the kernels closed. `read_run` reads any folder: an
+unfinished run draws its own pictures this way. An array's seal in DONE.json is checked when the array is first
 used.
 
 This module imports no other module of `ntkexp.report`. `report.loaded_run` adds pictures and notebook displays.
@@ -79,12 +79,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether DONE.json exists, which seals all other files."""
+        """True if DONE.json exists, which seals all other files."""
         return (self.path / DONE).is_file()
 
     @property
     def diverged(self) -> bool:
-        """Whether training diverged. An unfinished run, which draws its own pictures, records it in progress.json."""
+        """True if training diverged. An unfinished run, which draws its own pictures, records it in progress.json."""
         with suppress(Mistake):
             facts = self.facts if self.finished else RunFolder(self.path).progress
             return bool(facts.get("diverged"))
@@ -146,7 +146,7 @@ class Run:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The rules by which the run was attributed."""
+        """The rules of the attribution."""
         parts = [
             self.contributions[name]
             for name in self.contributions
@@ -200,7 +200,7 @@ class Run:
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The splits at which the network was evaluated."""
+        """The splits on which the network was evaluated."""
         splits = self.config.get("path", {}).get("probes", SPLITS)
         return tuple(split for split in SPLITS if split in splits)
 
@@ -297,7 +297,7 @@ def checked_ladder(rows: Sequence[Result], path: Path) -> tuple[Result, ...]:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """Read the measured numbers of each step, with those of a second pass. Empty cells are NaN."""
+    """Read the measured numbers of each step, including the columns of a second pass. Empty cells are NaN."""
     try:
         refuse_odd_metrics(path)
         metrics = pd.read_csv(path, index_col=False, dtype=METRICS_TYPES)

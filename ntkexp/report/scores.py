@@ -92,7 +92,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         if there are several. `component` names one of the components of `by=`, whose scores add up to the
         contribution.
 
-        Queries that were not attributed are left out; the axis `probe` holds the indices of the others.
+        The matrix omits queries that were not attributed. The axis `probe` holds the indices of the others.
         `.to_pandas()` makes a data frame of the matrix, and `.to_numpy()` an array.
         """
         if layout not in LAYOUTS:
@@ -125,7 +125,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
     def to_pandas(self) -> pd.Series | pd.DataFrame:
         """Return a row for each query, output and example, with its contributions, also by component, and effects.
 
-        Scores keep their own signs. Queries that were not attributed are left out.
+        Scores keep their own signs. The frame omits queries that were not attributed.
         """
         columns = {name: self[name] for name in self._scores if set(self[name].dims) == set(DIMS)}
         if not columns:  # a selection or reduction without scores

@@ -1,6 +1,6 @@
-"""Tables of results, and one function for each form in which a table is written.
+"""Tables of results, and one function for each form of a table.
 
-The rows of each table are made in one place: `sentence.tabulate_ladder`, `explain.tabulate_examples`,
+One function makes the rows of each table: `sentence.tabulate_ladder`, `explain.tabulate_examples`,
 `comparison.combined`, and so on. A row holds values with every digit. A column holds a name, and the function that
 spells its values on a terminal.
 
@@ -119,7 +119,7 @@ def table_of_frame(frame: pd.DataFrame) -> Table:
     return Table(columns, tuple(zip(*values, strict=True)))
 
 
-# --- The forms in which a table is written.
+# --- The forms of a table.
 
 
 def format_text(table: Table) -> str:
@@ -208,7 +208,7 @@ def json_letter(letter: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a page: its text, the key by which its column is sorted, and its link."""
+    """A cell of a page: its text, its sort key, and its link."""
 
     text: str
     key: str
@@ -217,7 +217,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table of a page, with the name by which links refer to it."""
+    """A table of a page, with the name for links."""
 
     name: str
     caption: str

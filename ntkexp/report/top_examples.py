@@ -41,7 +41,7 @@ class TopExamples:
     """The examples with the largest contributions to one output of a query, the strongest first."""
 
     point: int
-    out: str  # name of the output; empty if there is one
+    out: str  # name of the output; empty for a single output
     places: tuple[int, ...]
     added: tuple[float, ...]
 

@@ -33,6 +33,7 @@ from ntkexp.records.register import RegisterEntry
 from ntkexp.records.results import of_machines, read_timings
 from ntkexp.report.analysis.laws import summary
 from ntkexp.report.analysis.tables import Analysis, save
+from ntkexp.report.breakdown import BreakdownEntry
 from ntkexp.report.claims import describe_attempt, outlook, tabulate_claims
 from ntkexp.report.claims import summarise_claims as claims_summary
 from ntkexp.report.comparison import RunGroup, combined, grouped
@@ -47,7 +48,6 @@ from ntkexp.report.explain import notes as explanation_notes
 from ntkexp.report.forgetting import forgetting_sentence, forgettings
 from ntkexp.report.inventory import differing, flatten_config
 from ntkexp.report.known_effects import known_effects
-from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.material import (
     Material,
     sweep_extent,
@@ -152,7 +152,7 @@ def write_claims(
 def write_explanations(
     run: Run,
     explanations: Sequence[Explanation],
-    removed: Sequence[LedgerEntry],
+    removed: Sequence[BreakdownEntry],
     page: Path,
     command: str,
 ) -> Path:
@@ -355,7 +355,10 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
 
 
 def point_view(
-    explanation: Explanation, entry: LedgerEntry | None, prefix: str = "", rows: int | None = None
+    explanation: Explanation,
+    entry: BreakdownEntry | None,
+    prefix: str = "",
+    rows: int | None = None,
 ) -> View:
     """Return the view of one query, with all training examples or the first `rows`, and the removal, if any.
 
@@ -401,7 +404,9 @@ def texts_view(explanation: Explanation) -> list[tuple[str, list[ShadedToken]]]:
     return shaded_texts(explanation.positions, texts) if explanation.positions else []
 
 
-def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
+def explanation_pictures(
+    explanation: Explanation, entry: BreakdownEntry | None
+) -> Iterator[Picture]:
     """Yield the pictures of a query: its examples, contributions and effects, time, components, removal."""
     added = tabulate_examples(explanation).select("index", "name", "added")
     with house_style():
@@ -419,7 +424,7 @@ def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) ->
         yield examples.when(entry.by_step, "At which steps leaving them out made its change")
 
 
-def removal_sentence(entry: LedgerEntry) -> str:
+def removal_sentence(entry: BreakdownEntry) -> str:
     """Return a sentence about the predicted and the actual change of a removal."""
     group = len(entry.places)
     predicted = ""
@@ -528,7 +533,7 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
 
 
 def published_table(exhibit: Exhibit, anchor: str, caption: str) -> PageTable | None:
-    """Return the table of the picture, if there is one."""
+    """Return the table of the picture, or None."""
     if not exhibit.columns:
         return None
     columns = zip(exhibit.columns, zip(*exhibit.rows, strict=True), strict=False)

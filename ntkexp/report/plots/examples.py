@@ -29,10 +29,10 @@ from ntkexp.records.contributions import (
     LAST_STEP,
     LeaveOut,
 )
+from ntkexp.report.breakdown import BreakdownEntry
 from ntkexp.report.examples import Example, image_pixels
 from ntkexp.report.explain import Explanation
 from ntkexp.report.leave_out import Agreement
-from ntkexp.report.ledger import LedgerEntry
 from ntkexp.report.outputs import one_output
 from ntkexp.report.parts import ComponentPart, strongest_first
 from ntkexp.report.plots.rendering import Picture, write
@@ -53,13 +53,13 @@ from ntkexp.report.plots.style import (
 )
 from ntkexp.text import percent, short
 
-# --- Queries beside the training examples with the largest contributions.
+# --- Queries, each with the training examples of the largest contributions.
 
 
-TOP = 8  # examples beside a query
+TOP = 8  # examples of a query
 MAX_NAME_LETTERS = 11  # below an image
 MAX_QUERY_LETTERS = 16  # below a query, including the margin
-DPI = 200  # at which the following pixels are counted
+DPI = 200  # of the following pixels
 IMAGE_PIXELS = 108
 ROW_PIXELS = 196  # an image with its labels
 TITLE_PIXELS = 112
@@ -249,12 +249,12 @@ def answer(explanations: Sequence[Explanation]) -> str:
 
 MAX_BARS = 12
 LINES = (BLUE, VERMILION, GREEN, ORANGE, PURPLE)  # colours of components with a line
-MAX_LABEL_LETTERS = 24  # of a component's name beside a line or bar
+MAX_LABEL_LETTERS = 24  # of a component's name at a line or bar
 Array = NDArray[np.float64]
 
 
 def picture_beside(explanation: Explanation) -> Picture:
-    """Draw the contributions of the strongest examples, beside their leave-out effects if these are known."""
+    """Draw the contributions of the strongest examples, and their leave-out effects if these are known."""
     parts = explanation.parts[:MAX_BARS]
     shown = [replace(part.example, name=fitting(part.example.name)) for part in parts]
     names = [part.label if part.text else f"#{part.index} {part.label}" for part in shown]
@@ -278,7 +278,7 @@ def picture_beside(explanation: Explanation) -> Picture:
     return Picture("beside", figure, table)
 
 
-def shares(entry: LedgerEntry) -> Picture:
+def shares(entry: BreakdownEntry) -> Picture:
     """Draw the shares of the examples that were left out, and the change of the output."""
     order = strongest_first(entry.shares)[:MAX_BARS]
     names = [*(fitting(entry.names[k]) for k in order), "all of them"]
@@ -296,7 +296,7 @@ def shares(entry: LedgerEntry) -> Picture:
 
 
 def through(explanation: Explanation) -> Picture:
-    """Draw the part of each component, in the order of the network. Of many components, draw the strongest."""
+    """Draw the part of each component, in the order of the network. Draw only the strongest of many components."""
     strongest = strongest_components(explanation)[:MAX_BARS]
     drawn = [part for part in explanation.components if part in strongest]
     values = np.array([part.together for part in drawn])
@@ -423,8 +423,8 @@ def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> N
 class AttributionPlots:
     """Pictures of one query, each as the matplotlib axes on which it is drawn.
 
-    `probe` is the index of the query, and `out` names an output, if there are several. All other attributes are those
-    of xarray's `plot`.
+    `probe` is the index of the query, and `out` names an output, if there are several. All other attributes belong
+    to xarray's `plot`.
     """
 
     arrays: xr.Dataset

@@ -44,7 +44,7 @@ class SplitParts(NamedTuple):
 
 
 def read(run: Run) -> SplitParts | None:
-    """Read the contributions to the split by which the run is judged; None if there are none."""
+    """Read the contributions to the main split; None if the run has no contributions."""
     rule = explained_rule(run.rules)
     split = next(
         (s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])),
@@ -85,7 +85,7 @@ def table(run: Run) -> pd.DataFrame:
 def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
     """Explain the surest, a typical and the least sure query, by the margin of the largest output.
 
-    Of a measure or of values, explain the queries with the largest, the median and the smallest output.
+    For a measure or for values, explain the queries with the largest, the median and the smallest output.
     """
     split = read_parts.split
     outputs = read_parts.outputs

@@ -24,7 +24,7 @@ from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, he
 from ntkexp.report.run import Run
 from ntkexp.text import short
 
-MAX_STATIONS = 4  # of the path, at which both gradients are drawn
+MAX_STATIONS = 4  # points of the path with drawn gradients
 HEIGHT_INCHES = 0.9  # of the longest gradient
 WIDTH_INCHES = 1.7  # of all stations
 MAX_NAME_LETTERS = 14

@@ -1,4 +1,4 @@
-"""How far is each kernel machine from the trained network? Relative errors on every split, on a log axis."""
+"""The relative error of each kernel machine on every split, on a log axis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
 
 MARKER = {"train": "^", "probe": "o", "test": "s"}
-LINES = 4  # of a heading that fit by themselves
+TITLE_LINES = 4  # that fit above the axes
 
 
 def draw(run: Run) -> Figure | None:
@@ -38,8 +38,10 @@ def draw(run: Run) -> Figure | None:
         return None
     names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
     title = ladder_sentence(run.ladder, diverged=run.diverged)
-    longer = max(0, len(wrapped(title, int(14 * NARROW))) - LINES)  # than the room above the axes
-    figure = Figure(figsize=(NARROW, 1.2 + 0.19 * len(names) + 0.14 * longer), layout="constrained")
+    more_lines = max(0, len(wrapped(title, int(14 * NARROW))) - TITLE_LINES)
+    figure = Figure(
+        figsize=(NARROW, 1.2 + 0.19 * len(names) + 0.14 * more_lines), layout="constrained"
+    )
     axes = figure.subplots()
     axes.axvspan(LEAST / 3, max(row.tolerance for row in rows), color=PALE, linewidth=0, zorder=0)
     for row in rows:
@@ -55,13 +57,14 @@ def draw(run: Run) -> Figure | None:
     axes.set_yticks(range(len(names)), [spoken(machine) for machine, _ in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlabel("relative error")
-    for row in rows:  # the errors of the split that counts, beside the axes
+    # the errors on the main split, to the right of the axes
+    for row in rows:
         if row.split == main_split(rows):
             axes.annotate(
                 short(row.relative_error), (1, names.index((row.machine, row.detail))), xytext=(3, 0),
                 xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7, color=BLACK,
             )  # fmt: skip
-    # what the band and the marks mean
+    # the legend of the band and the markers
     axes.annotate(
         "exact to rounding", (0, 1), xytext=(2, 2), xycoords="axes fraction", textcoords="offset points",
         fontsize=6, color=GREY,

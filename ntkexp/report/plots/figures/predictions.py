@@ -1,4 +1,4 @@
-"""Which kernel machines say what the network says? One panel per machine: its outputs over the network's."""
+"""The outputs of each kernel machine over the outputs of the trained network, in one panel for each machine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
 
-ACROSS = (4, 5)  # panels side by side: whichever leaves fewer places empty
-MANY = 400  # points in a panel beyond which they are pixels in the SVG
+PANELS_PER_ROW = (4, 5)  # the number that leaves fewer empty places is taken
+MAX_VECTOR_POINTS = 400  # in a panel; more points are pixels in the SVG
 
 
 def draw(run: Run) -> Figure | None:
@@ -31,7 +31,7 @@ def draw(run: Run) -> Figure | None:
     }
     if not machines or not network.size or not np.isfinite(network).all():
         return None
-    across = min(ACROSS, key=lambda columns: -len(machines) % columns)
+    across = min(PANELS_PER_ROW, key=lambda columns: -len(machines) % columns)
     down = math.ceil(len(machines) / across)
     figure = Figure(figsize=(WIDE, 0.6 + (WIDE / across) * down), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
@@ -47,7 +47,7 @@ def draw(run: Run) -> Figure | None:
     for axes in panels[len(machines) :]:
         axes.set_axis_off()
     for axes in panels[len(machines) - across : len(machines)]:
-        axes.tick_params(labelbottom=True)  # nothing stands below it
+        axes.tick_params(labelbottom=True)  # the lowest panel of its column
     names = [str(name).replace("_", "-") for name in run.data.get(OUT_NAME, ["output"])]
     what = names[0] if len(names) == 1 else "measure"
     figure.supxlabel(f"{what} of the trained network", fontsize=8)
@@ -67,8 +67,9 @@ def table(run: Run) -> pd.DataFrame:
 def scatter(
     axes: Axes, network: NDArray[np.float64], outputs: NDArray[np.float64], learned: slice, ink: str
 ) -> None:
-    """Draw new points in the machine's colour over training points in grey; what lies outside is counted."""
-    low, high = float(network.min()), float(network.max())
+    """Draw new points in the colour of the machine, and training points in grey. Write the number of points outside."""
+    low = float(network.min())
+    high = float(network.max())
     margin = 0.15 * (high - low) or 1.0
     limits = (low - margin, high + margin)
     axes.axline((low, low), slope=1, color=BLACK, linewidth=0.5, zorder=1)
@@ -77,7 +78,7 @@ def scatter(
     for chosen, shade in ((~new, GREY), (new, ink)):
         axes.plot(
             network[chosen].ravel(), outputs[chosen].ravel(), "o", color=shade, markersize=1.8, alpha=0.6,
-            markeredgewidth=0, rasterized=network.size > MANY,
+            markeredgewidth=0, rasterized=network.size > MAX_VECTOR_POINTS,
         )  # fmt: skip
     axes.set(xlim=limits, ylim=limits, aspect="equal")
     outside = int((~((outputs >= limits[0]) & (outputs <= limits[1]))).sum())

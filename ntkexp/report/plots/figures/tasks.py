@@ -1,6 +1,6 @@
-"""What becomes of each task while the next is learned? Loss and accuracy of every task, where training switches marked.
+"""The loss and accuracy of each task during training, with a dotted line at each switch to the next task.
 
-Of the probe points, or of the training examples where no probe points are read.
+The curves show probe points, or training examples if the run has no probe points.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def tasks(run: Run, measure: str) -> list[str]:
-    """Find the columns that tell of each task, by the number of its phase."""
+    """Return the columns of a measure, one for each task."""
     count = len(run.data["phases"])
     for kind in (f"{measure}_probe", measure):
         columns = [f"{kind}_{number}" for number in range(1, count + 1)]
@@ -64,7 +64,7 @@ def tasks(run: Run, measure: str) -> list[str]:
 
 
 def lines(axes: Axes, run: Run, measure: str, columns: list[str]) -> None:
-    """Draw a line for each task, and one down where another phase begins."""
+    """Draw a line for each task, and a vertical line at each switch."""
     for switch in switches(run):
         axes.axvline(switch, color=GREY, linewidth=0.6, linestyle=":")
     ends = []
@@ -87,7 +87,7 @@ def switches(run: Run) -> list[int]:
 
 
 def answer(run: Run) -> str:
-    """Write the title: what was lost most, of what a task had when its phase was over, until the end of the run."""
+    """Return the title: the largest loss of a task between the end of its phase and the end of the run."""
     names, columns = run.data["phases"], tasks(run, "accuracy") or tasks(run, "loss")
     rises = columns[0].startswith("accuracy")
     last, spell = run.metrics.iloc[-1], percent if rises else short

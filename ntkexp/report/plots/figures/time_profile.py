@@ -1,7 +1,7 @@
-"""When did the contributions come in? Their mass Σ|Δ𝒮| in each tenth of path time, beside the kernel's mass η‖K‖.
+"""The mass of contributions Σ|Δ𝒮| and of the kernel η‖K‖ in each tenth of the path time.
 
-Path time is Σ η_s; a step that crosses the border between two tenths is shared out in proportion. The net change
-Σ|Σᵢ Δ𝒮ᵢ| is what is left once examples have cancelled each other.
+Path time is Σ η_s. A step across the border between two tenths is divided in proportion. The net change is Σ|Σᵢ Δ𝒮ᵢ|,
+after the contributions of examples have cancelled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def draw(run: Run) -> Figure | None:
     if not times.sum() > 0 or not steps["contribution_mass"].sum() > 0:
         return None
     if not np.isfinite(run.metrics["loss"]).all():
-        return None  # what a diverging run does, it does in its last steps
+        return None  # the last steps of a diverging run dominate
     shares = {
         name: profile(times, steps[name].to_numpy()) for name in SHOWN if steps[name].sum() > 0
     }
@@ -56,7 +56,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def profile(length: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Find the share of the mass of steps that falls in each tenth of the time they take."""
+    """Return the share of the steps' mass in each tenth of their time."""
     elapsed = np.concatenate([[0.0], np.cumsum(length)])
     gathered = np.concatenate([[0.0], np.cumsum(mass)])
     return np.asarray(np.diff(np.interp(TENTHS * elapsed[-1], elapsed, gathered)) / gathered[-1])

@@ -1,4 +1,4 @@
-"""Which kernel machines come closer along an axis? Relative errors: a dot a run, a line through geometric means.
+"""The errors of kernel machines along an axis. Relative errors: a dot a run, a line through geometric means.
 
 A run that has no such number, as it diverged or its machine did not apply, has no dot; the title counts these runs.
 """
@@ -89,7 +89,7 @@ def level_positions(axes: Axes, levels: list[object]) -> list[float]:
 def errors_title(
     table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: list[object]
 ) -> str:
-    """What becomes of the frozen kernel, which is what theory speaks of, or of the machine that is worst."""
+    """Return a sentence about the frozen kernel, or else about the machine with the largest error."""
     name = (
         "frozen_start"
         if "frozen_start" in columns

@@ -1,4 +1,4 @@
-"""How does a number change along an axis? A power law in a log–log plot, beside the theory's exponent.
+"""How does a number change along an axis? Power laws in log–log plots, with the exponents of theory.
 
 Each seed is a faint line, their geometric means are dots, the fit is a line with the wedge of its interval.
 """

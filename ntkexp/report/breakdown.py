@@ -39,7 +39,7 @@ STRETCHES_OF_STEPS = 10  # rows of the table of steps
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LedgerEntry:
+class BreakdownEntry:
     """One output at one query, before and after a group of examples was left out."""
 
     split: str
@@ -75,7 +75,9 @@ class LedgerEntry:
         }
 
 
-def ledger_entries(run: Run, split: str, numbers: list[int], removal: Removal) -> list[LedgerEntry]:
+def breakdown_entries(
+    run: Run, split: str, numbers: list[int], removal: Removal
+) -> list[BreakdownEntry]:
     """Return an entry for each output of each query of the removal."""
     before = outputs_of(run, "f_T")
     effects = effects_of_run(run)
@@ -84,7 +86,7 @@ def ledger_entries(run: Run, split: str, numbers: list[int], removal: Removal) -
     entries = []
     for row, (number, query) in enumerate(zip(numbers, removal.probe, strict=True)):
         for column, out in enumerate(removal.out):
-            entry = LedgerEntry(
+            entry = BreakdownEntry(
                 split=split,
                 number=number,
                 point=example(run, split, number),
@@ -118,15 +120,15 @@ def predicted_change(
 # --- Breakdowns on a terminal.
 
 
-def format_ledger(
-    entries: Sequence[LedgerEntry],
+def format_breakdown(
+    entries: Sequence[BreakdownEntry],
     removal: Removal,
     agreement: Agreement | None,
     top: int,
     order: str = "",
 ) -> str:
     """Write the removal and the breakdown of each output. `order` names the order behind `top:N`."""
-    blocks = [ledger_heading(removal, order)]
+    blocks = [breakdown_heading(removal, order)]
     if agreement is not None:
         blocks.append(agreement.sentence)
     if len(removal.example) > 1 and any(entry.predicted is not None for entry in entries):
@@ -139,7 +141,7 @@ def format_ledger(
     return "\n\n".join(blocks) + "\n"
 
 
-def ledger_heading(removal: Removal, order: str = "") -> str:
+def breakdown_heading(removal: Removal, order: str = "") -> str:
     """Say which training was repeated, and how accurate the breakdown is."""
     group = counted(len(removal.example), "example")
     if order:
@@ -161,7 +163,7 @@ def ledger_heading(removal: Removal, order: str = "") -> str:
     return "; ".join(clauses)
 
 
-def format_entry(entry: LedgerEntry, top: int) -> str:
+def format_entry(entry: BreakdownEntry, top: int) -> str:
     """Write one output at one query: the predicted and actual change, the shares of examples and steps."""
     head = (
         f"{entry.split} {entry.number} (#{entry.point.index}, {entry.point.name}): {entry.output} = "
@@ -171,7 +173,7 @@ def format_entry(entry: LedgerEntry, top: int) -> str:
     return "\n\n".join([head, *map(format_text, tables)])
 
 
-def tabulate_changes(entry: LedgerEntry) -> Table:
+def tabulate_changes(entry: BreakdownEntry) -> Table:
     """Return the predicted and the actual change of the output."""
     has_prediction = entry.predicted is not None
     columns = (
@@ -186,7 +188,7 @@ def tabulate_changes(entry: LedgerEntry) -> Table:
     return Table(columns, rows)
 
 
-def tabulate_shares(entry: LedgerEntry) -> Table:
+def tabulate_shares(entry: BreakdownEntry) -> Table:
     """Return a row for each example of the group, the strongest first."""
     mass = float(np.abs(entry.shares).sum()) or 1.0
     columns = (
@@ -208,7 +210,7 @@ def tabulate_shares(entry: LedgerEntry) -> Table:
     return Table(columns, tuple(rows))
 
 
-def tabulate_steps(entry: LedgerEntry) -> Table:
+def tabulate_steps(entry: BreakdownEntry) -> Table:
     """Return the share of each of a few stretches of steps."""
     steps = len(entry.by_step)
     edges = sorted({round(k * steps / STRETCHES_OF_STEPS) for k in range(STRETCHES_OF_STEPS + 1)})
