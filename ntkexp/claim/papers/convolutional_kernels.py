@@ -302,16 +302,18 @@ def predict_by_gain(
     >>> [round(accuracy, 12) for accuracy in predicted]
     [0.7, 0.25]
     """
-    gains = torch.tensor([accuracies, beside], dtype=torch.float64).logit()
-    line, leads = ([(1.0, log(n)) for n in each] for each in (sizes, at))
-    fitted = torch.linalg.lstsq(
-        torch.tensor(line, dtype=torch.float64), (gains[0] - gains[1])[:, None]
-    ).solution
-    where = torch.tensor(leads, dtype=torch.float64).reshape(-1, 2) @ fitted
-    found: list[float] = (
-        (torch.tensor(known, dtype=torch.float64).logit() + where[:, 0]).sigmoid().tolist()
-    )
-    return found
+    first, second = torch.tensor([accuracies, beside], dtype=torch.float64).logit()
+    gains = (first - second)[:, None]
+    coefficients = torch.linalg.lstsq(log_columns(sizes), gains).solution  # a and b
+    known_logits = torch.tensor(known, dtype=torch.float64).logit()
+    predicted = (known_logits + (log_columns(at) @ coefficients)[:, 0]).sigmoid()
+    return [float(accuracy) for accuracy in predicted]
+
+
+def log_columns(sizes: Sequence[int]) -> Float[Tensor, "size two"]:
+    """Return the columns 1 and ln n."""
+    rows = [(1.0, log(size)) for size in sizes]
+    return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
 
 class AccuracyByExamples(AbstractPicture):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -11,7 +12,13 @@ from torch import Tensor, nn
 from torch.func import grad, hessian, vmap
 
 from ntkexp.claim.papers.convolutional_kernels import centred
-from ntkexp.claim.papers.lazy_and_rich import ScaledNetwork, principal_maps, share_right, task_of
+from ntkexp.claim.papers.lazy_and_rich import (
+    LearnedTask,
+    ScaledNetwork,
+    principal_maps,
+    share_right,
+    task_of,
+)
 from ntkexp.claim.papers.wide_networks import network_of_width
 from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count
@@ -59,55 +66,78 @@ class EndOfTraining(AbstractTrial):
         data = self.data.split(seed)
         if len(data.classes) != 2:
             raise Mistake("trial.data: choose data of two classes, such as data=digits")
-        task = task_of(data.train)
         shape = LearningTask(tuple(data.train.inputs.shape[1:]), 1)
-        module = network_of_width(
-            width, self.model, self.init, shape, stream("weights", seed, width)
-        )
-        network = ScaledNetwork(module, self.alpha)
-        x = task.inputs
-        y = task.targets
-
-        def loss_of_one(weights: Weights, point: Tensor, target: Tensor) -> Tensor:
-            return (network.outputs(weights, point[None]) - target).square().sum() / 2
-
-        def loss(weights: Weights) -> Tensor:
-            return (network.outputs(weights, x) - y).square().mean() / 2
-
-        # Train, and accumulate sᵢ = −Σ_s η_s ∇ℓᵢ.
-        gradients = vmap(grad(loss_of_one), (None, 0, 0))
-        start = network.start
-        end = network.start
-        added = {name: weight.new_zeros(len(x), *weight.shape) for name, weight in start.items()}
-        for step in network.learn(
-            start, task, self.steps, self.fraction, self.until * float(loss(start).detach())
-        ):
-            size = step.size / (self.alpha**2 * len(x))
-            for name, gradient in gradients(step.before, x, y).items():
-                added[name] -= size * gradient
-            end = step.after
-        if not float(loss(end)) <= self.until * float(loss(start)):
+        generator = stream("weights", seed, width)
+        module = network_of_width(width, self.model, self.init, shape, generator)
+        learner = Learner(ScaledNetwork(module, self.alpha), task_of(data.train))
+        end, sums = self.train(learner)
+        if not float(learner.loss(end)) <= self.until * float(learner.loss(learner.start)):
             return dict.fromkeys(("gradient", "curvature", "moved", "miss", "norm"), float("nan"))
 
-        # θ_T − θ_0, Σᵢ sᵢ, and the least ‖θ_T − θ_0‖² that gives f_T
-        first = flat(start)
+        # θ_T − θ_0, and the least ‖θ_T − θ_0‖² that gives f_T
         last = flat(end)
-        moved = last - first
-        sums = flat({name: each.sum(0) for name, each in added.items()})
-        outputs = network.outputs(end, x).detach() / self.alpha
-        least = outputs @ torch.linalg.solve(network.kernel(start, x, x), outputs)
-        slopes = [float(flat(grad(loss)(weights)).norm()) for weights in (start, end)]
+        change = last - flat(learner.start)
         numbers = {
-            "gradient": slopes[1] / slopes[0],
-            "moved": float(moved.norm() / last.norm()),
-            "miss": float((moved - sums).norm() / moved.norm()),
-            "norm": float(moved.square().sum() / least),
+            "gradient": learner.slope(end) / learner.slope(learner.start),
+            "moved": float(change.norm() / last.norm()),
+            "miss": float((change - flat(sums)).norm() / change.norm()),
+            "norm": float(change.square().sum() / learner.least_change(end)),
         }
         if not self.curvature:
             return numbers
         load_forward_mode()
-        values = torch.linalg.eigvalsh(hessian(lambda weights: loss(unflat(weights, end)))(last))
+        values = torch.linalg.eigvalsh(
+            hessian(lambda weights: learner.loss(unflat(weights, end)))(last)
+        )
         return {**numbers, "curvature": float(values[0] / values[-1])}
+
+    def train(self, learner: Learner) -> tuple[Weights, Weights]:
+        """Train, and return θ_T and Σᵢ sᵢ."""
+        x, y = learner.task.inputs, learner.task.targets
+        gradients = vmap(grad(learner.loss_of_one), (None, 0, 0))
+        start = learner.start
+        end = start
+        added = {name: weight.new_zeros(len(x), *weight.shape) for name, weight in start.items()}
+        until = self.until * float(learner.loss(start).detach())
+        for step in learner.network.learn(start, learner.task, self.steps, self.fraction, until):
+            # sᵢ ← sᵢ − η ∇ℓᵢ
+            size = step.size / (self.alpha**2 * len(x))
+            for name, gradient in gradients(step.before, x, y).items():
+                added[name] -= size * gradient
+            end = step.after
+        return end, {name: of_examples.sum(0) for name, of_examples in added.items()}
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A network and its task, with L the mean of ½(f − y)²."""
+
+    network: ScaledNetwork
+    task: LearnedTask
+
+    @property
+    def start(self) -> Weights:
+        return self.network.start
+
+    def loss(self, weights: Weights) -> Tensor:
+        """Return L."""
+        outputs = self.network.outputs(weights, self.task.inputs)
+        return (outputs - self.task.targets).square().mean() / 2
+
+    def loss_of_one(self, weights: Weights, point: Tensor, target: Tensor) -> Tensor:
+        return (self.network.outputs(weights, point[None]) - target).square().sum() / 2
+
+    def slope(self, weights: Weights) -> float:
+        """Return ‖∇L‖."""
+        return float(flat(grad(self.loss)(weights)).norm())
+
+    def least_change(self, weights: Weights) -> Tensor:
+        """Return f(X)ᵀ K_0⁻¹ f(X)."""
+        x = self.task.inputs
+        outputs = self.network.outputs(weights, x).detach() / self.network.scaled.alpha
+        kernel = self.network.kernel(self.start, x, x)
+        least: Tensor = outputs @ torch.linalg.solve(kernel, outputs)
+        return least
 
 
 def flat(weights: Weights) -> Float[Tensor, " weight"]:
@@ -172,32 +202,34 @@ class LinearModes(AbstractTrial):
     def miss(self, scale: float, modes: tuple[Tensor, Tensor, Tensor], seed: int) -> float:
         u, s, v = modes
         generator = stream("weights", seed)
-        first = (
-            torch.randn(self.width, v.shape[1], generator=generator, dtype=s.dtype)
-            * scale
-            / self.width**0.5
-        )
-        second = (
-            torch.randn(len(u), self.width, generator=generator, dtype=s.dtype)
-            * scale
-            / self.width**0.5
-        )
 
-        # Train. With E xxᵀ = 1, E ½‖W₂W₁x − y‖² has the gradients −W₂ᵀ(Σ − W₂W₁) and −(Σ −
-        # W₂W₁)W₁ᵀ.
+        def drawn(rows: int, columns: int) -> Tensor:
+            normal = torch.randn(rows, columns, generator=generator, dtype=s.dtype)
+            weights: Tensor = normal * scale / self.width**0.5
+            return weights
+
+        def strengths(first: Tensor, second: Tensor) -> Float[Tensor, " mode"]:
+            # a_k = u_kᵀ W₂W₁ v_k
+            products: Tensor = torch.einsum("ck,ch,hr,kr->k", u, second, first, v)
+            return products
+
+        # Gradient descent on E ½‖W₂W₁x − y‖² with E xxᵀ = 1:
+        # W₁ ← W₁ + η W₂ᵀ(Σ − W₂W₁),  W₂ ← W₂ + η (Σ − W₂W₁)W₁ᵀ
+        first = drawn(self.width, v.shape[1])
+        second = drawn(len(u), self.width)
         target = u @ (s[:, None] * v)
-        strengths = [torch.einsum("ck,ch,hr,kr->k", u, second, first, v)]
+        courses = [strengths(first, second)]
         for _ in range(round(self.time / self.step_size)):
             missing = target - second @ first
             first, second = (
                 first + self.step_size * second.t() @ missing,
                 second + self.step_size * missing @ first.t(),
             )
-            strengths.append(torch.einsum("ck,ch,hr,kr->k", u, second, first, v))
-        return sum(
-            self.off(course, size)
-            for course, size in zip(torch.stack(strengths, 1), s, strict=True)
-        ) / len(s)
+            courses.append(strengths(first, second))
+        deviations = [
+            self.off(course, size) for course, size in zip(torch.stack(courses, 1), s, strict=True)
+        ]
+        return sum(deviations) / len(s)
 
     def off(self, course: Float[Tensor, " step"], size: Tensor) -> float:
         """Return the deviation of a mode from its closed form; NaN if it stays below `from_`."""
@@ -206,8 +238,11 @@ class LinearModes(AbstractTrial):
             return float("nan")
         known = course[int(passed[0]) :]
         times = self.step_size * torch.arange(len(known), dtype=known.dtype)
-        form = size / (1 + (size / known[0] - 1) * torch.exp(-2 * size * times))
-        return float(((known - form).square().mean()).sqrt() / size)
+        # s/(1 + (s/a(0) − 1) e^(−2 s t))
+        decay = torch.exp(-2 * size * times)
+        form = size / (1 + (size / known[0] - 1) * decay)
+        mean_square = (known - form).square().mean()
+        return float(mean_square.sqrt() / size)
 
 
 class Operations(AbstractTrial):

@@ -17,6 +17,7 @@ from ntkexp.claim.trial import AbstractTrial
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Split
 from ntkexp.foreign_loop.follow import follow
+from ntkexp.foreign_loop.trace import Trace
 from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
 
@@ -198,39 +199,44 @@ class GrokkingByComponent(AbstractTrial):
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=self.step_size, weight_decay=self.decay
         )
-        right = list[tuple[float, float]]()
-        with follow(
-            model, optimizer, queries=pairs[learned:][: self.queries], measure=margin
-        ) as trace:
+        new_pairs = pairs[learned:][: self.queries]
+        train_accuracies: list[float] = []
+        new_accuracies: list[float] = []
+        with follow(model, optimizer, queries=new_pairs, measure=margin) as trace:
             for _ in range(self.steps):
                 with torch.no_grad():
-                    hits = (model(pairs).argmax(1) == sums).double()
-                right.append((hits[:learned].mean().item(), hits[learned:].mean().item()))
+                    right = (model(pairs).argmax(1) == sums).double()
+                train_accuracies.append(right[:learned].mean().item())
+                new_accuracies.append(right[learned:].mean().item())
                 optimizer.zero_grad()
                 torch.autograd.backward(cross_entropy(model(pairs[:learned]), sums[:learned]))
                 optimizer.step()
 
-        # The changes through each component in both phases
-        known = next((step for step, (train, _) in enumerate(right) if train == 1), None)
-        if known is None:
+        if 1 not in train_accuracies:
             none = {"accuracy": math.nan, "came": math.nan, "miss": math.nan}
             return [
                 {"phase": phase, "component": "all", **none}
                 for phase in ("memorising", "generalising")
             ]
-        contributions = trace.attribute(by="module", quiet=True)
-        came = contributions["by_component_step"].isel(out=0)
-        change = contributions["change"].isel(out=0)
-        miss = float(
-            np.linalg.norm(came.sum(("component", "step")) - change) / np.linalg.norm(change)
-        )
-        rows: list[Mapping[str, Level]] = []
-        for phase, steps, accurate in (
-            ("memorising", slice(0, known), right[known][1]),
-            ("generalising", slice(known, None), right[-1][1]),
-        ):
-            parts = came.isel(step=steps).sum("step").mean("probe")
-            for name in parts["component"].to_numpy().tolist():
-                row = {"phase": phase, "component": name, "came": float(parts.sel(component=name))}
-                rows.append({**row, "accuracy": accurate, "miss": miss})
-        return rows
+        return phase_rows(trace, train_accuracies.index(1), new_accuracies)
+
+
+def phase_rows(
+    trace: Trace, known: int, new_accuracies: Sequence[float]
+) -> list[Mapping[str, Level]]:
+    """Return the changes through each component before and after the step `known`."""
+    contributions = trace.attribute(by="module", quiet=True)
+    came = contributions["by_component_step"].isel(out=0)
+    change = contributions["change"].isel(out=0)
+    missed = came.sum(("component", "step")) - change
+    miss = float(np.linalg.norm(missed) / np.linalg.norm(change))
+    rows: list[Mapping[str, Level]] = []
+    for phase, steps, accurate in (
+        ("memorising", slice(0, known), new_accuracies[known]),
+        ("generalising", slice(known, None), new_accuracies[-1]),
+    ):
+        parts = came.isel(step=steps).sum("step").mean("probe")
+        for name in parts["component"].to_numpy().tolist():
+            row = {"phase": phase, "component": name, "came": float(parts.sel(component=name))}
+            rows.append({**row, "accuracy": accurate, "miss": miss})
+    return rows

@@ -248,42 +248,55 @@ class Reparametrised(AbstractTrial):
         kernel = tangent_kernel(plain, x)
         outputs = plain(x).detach()
         rows: list[Mapping[str, Level]] = []
-        for spelling, module in self.spellings(plain, x, generator).items():
+        spellings = {
+            "weight_norm": weight_normed(plain),
+            "batch_norm": batch_normed(plain, x),
+            "rotation": rotated(plain, generator),
+        }
+        for spelling, module in spellings.items():
             change = (tangent_kernel(module, x) - kernel).norm() / kernel.norm()
             missed = (module(x).detach() - outputs).norm() / outputs.norm()
             rows.append({"spelling": spelling, "outputs": missed.item(), "change": change.item()})
         return rows
 
-    def spellings(
-        self, plain: nn.Sequential, x: Tensor, generator: torch.Generator
-    ) -> dict[str, nn.Module]:
-        """Return modules with the same function and other parameters."""
-        normed = deepcopy(plain)
-        rotated = deepcopy(plain)
-        batched = nn.Sequential()
-        for layer in normed:
-            if isinstance(layer, nn.Linear):
-                weight_norm(layer)
-        for layer in rotated:
-            if isinstance(layer, nn.Linear):
-                square = torch.randn(
-                    layer.out_features, layer.out_features, generator=generator
-                ).double()
-                register_parametrization(layer, "weight", Rotated(torch.linalg.qr(square).Q))
-        for layer in deepcopy(plain):
-            batched.append(layer)
-            if isinstance(layer, nn.Linear) and layer.out_features == self.width:
-                norm = nn.BatchNorm1d(self.width).double()
-                with torch.no_grad():
-                    values = batched(x)
-                    norm.running_mean, norm.running_var = (
-                        values.mean(0),
-                        values.var(0, correction=0),
-                    )
-                    norm.weight.copy_((norm.running_var + norm.eps).sqrt())
-                    norm.bias.copy_(norm.running_mean)
-                batched.append(norm.eval())
-        return {"weight_norm": normed, "batch_norm": batched, "rotation": rotated}
+
+def weight_normed(plain: nn.Sequential) -> nn.Sequential:
+    """Return the network with W = g v/‖v‖."""
+    network = deepcopy(plain)
+    for layer in network:
+        if isinstance(layer, nn.Linear):
+            weight_norm(layer)
+    return network
+
+
+def rotated(plain: nn.Sequential, generator: torch.Generator) -> nn.Sequential:
+    """Return the network with W = Q V."""
+    network = deepcopy(plain)
+    for layer in network:
+        if isinstance(layer, nn.Linear):
+            size = layer.out_features
+            square = torch.randn(size, size, generator=generator).double()
+            register_parametrization(layer, "weight", Rotated(torch.linalg.qr(square).Q))
+    return network
+
+
+def batch_normed(plain: nn.Sequential, x: Tensor) -> nn.Sequential:
+    """Return the network with normalised hidden outputs, scaled and shifted back."""
+    network = nn.Sequential()
+    *hidden, readout = deepcopy(plain)
+    for layer in hidden:
+        network.append(layer)
+        if not isinstance(layer, nn.Linear):
+            continue
+        norm = nn.BatchNorm1d(layer.out_features).double()
+        with torch.no_grad():
+            values = network(x)
+            norm.running_mean = values.mean(0)
+            norm.running_var = values.var(0, correction=0)
+            norm.weight.copy_((norm.running_var + norm.eps).sqrt())
+            norm.bias.copy_(norm.running_mean)
+        network.append(norm.eval())
+    return network.append(readout)
 
 
 class Rotated(nn.Module):
