@@ -167,7 +167,7 @@ class LoopSums:
     def arrays(
         self, *, cast: bool, batch_norm: BatchNormMode | None, some_steps: bool
     ) -> NamedArrays:
-        """Return all sums by name. Sums that a loop of this kind cannot have are left out."""
+        """Return all sums by name. Sums that a loop of this kind cannot have are omitted."""
         outputs, totals = ("probe", "out"), self.totals
         arrays: NamedArrays = {
             "contribution": (("probe", "out", "example"), totals.contributions),
@@ -198,8 +198,8 @@ class LoopSums:
         return arrays
 
 
-# --- The memory that the sums and one step take. What does not fit is refused before the first
-# step; `half_by` is left out instead.
+# --- The memory of the sums and of one step. Sums that do not fit raise before the first step;
+# `half_by` is omitted instead.
 
 
 MAX_HALF_BY_NUMBERS = 2**27

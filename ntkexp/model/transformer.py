@@ -3,9 +3,9 @@
     h ← h + attention(norm(h))
     h ← h + W₂ σ(W₁ norm(h))   or, gated,   h ← h + W₂ (silu(W₁ norm(h)) ⊙ W₃ norm(h))
 
-Tokens select rows of an embedding table, which is also the readout if `tied`; the readout takes the last
-position. Images are cut into square patches, and other inputs into single features; the readout takes
-the mean over positions.
+Tokens select rows of an embedding table, which is also the readout if `tied`; the readout takes the
+last position. Images are cut into square patches, and other inputs into single features; the
+readout takes the mean over positions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from ntkexp.model.base import AbstractArchitecture, LearningTask
 
 
 class Transformer(AbstractArchitecture):
-    """`depth` blocks of `width` channels, with the largest number of heads up to `heads` that divides `width`."""
+    """`depth` blocks of `width` channels, with the largest number of heads up to `heads` that
+    divides `width`.
+    """
 
     width: Count = 32
     depth: Depth = 1
@@ -48,7 +50,9 @@ class Transformer(AbstractArchitecture):
         return Encoder(embedding, blocks, self.width, readout)
 
     def refuse_unfit(self, task: LearningTask) -> None:
-        """Raise if the embedding table cannot be the readout, which needs an output for each token."""
+        """Raise if the embedding table cannot be the readout, which needs an output for each
+        token.
+        """
         if self.tied and task.outputs != task.vocabulary:
             raise Mistake(
                 f"model.tied=true reads one output per token, {task.vocabulary} of them, and the "
@@ -58,7 +62,9 @@ class Transformer(AbstractArchitecture):
 
 
 class Encoder(nn.Module):
-    """Embedding, blocks, a norm, and a readout of the last position (tokens) or the mean (patches)."""
+    """Embedding, blocks, a norm, and a readout of the last position (tokens) or the mean
+    (patches).
+    """
 
     def __init__(
         self, embedding: nn.Module, blocks: list[EncoderBlock], width: int, readout: nn.Module
@@ -100,7 +106,9 @@ class Tied(nn.Module):
 
 
 class Patches(nn.Module):
-    """Dense embeddings of patches of an image, or of single features, plus embeddings of positions."""
+    """Dense embeddings of patches of an image, or of single features, plus embeddings of
+    positions.
+    """
 
     def __init__(
         self,
@@ -188,7 +196,9 @@ def largest_divisor(most: int, width: int) -> int:
 
 
 def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
-    """Return the largest side up to `patch` that divides both sides of an image; 1 for other inputs."""
+    """Return the largest side up to `patch` that divides both sides of an image; 1 for other
+    inputs.
+    """
     if len(shape) != 3:
         return 1
     return next(
