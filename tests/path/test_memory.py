@@ -106,7 +106,7 @@ def outcome(*more: str, spills: bool) -> Outcome:
 
 
 def test_a_run_says_the_same_wherever_its_sums_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_disk, "AT_ONCE", 7 * 3 * 24 * 8)  # blocks of seven points
+    monkeypatch.setattr(on_disk, "ROW_BLOCK_BYTES", 7 * 3 * 24 * 8)  # blocks of seven points
     within = outcome(*CLASSES, spills=False).evidence.paths
     found = outcome(*CLASSES, spills=True).evidence.paths
     assert found.keys() == within.keys() == {"secant", "left"}
@@ -121,7 +121,7 @@ def test_a_run_says_the_same_wherever_its_sums_lie(monkeypatch: pytest.MonkeyPat
 
 def test_machines_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     machines = "ladder.machine=[secant,left,rbf_identity,random_identity]"
-    monkeypatch.setattr(on_disk, "AT_ONCE", 7 * 3 * 24 * 8)
+    monkeypatch.setattr(on_disk, "ROW_BLOCK_BYTES", 7 * 3 * 24 * 8)
     within = {rung.name: rung.outcome for rung in outcome(*CLASSES, machines, spills=False).rungs}
     for rung in outcome(*CLASSES, machines, spills=True).rungs:
         expected = within[rung.name]
@@ -159,7 +159,7 @@ def test_a_run_goes_on_from_sums_that_were_kept(tmp_path: Path, more: tuple[str,
 
 
 def test_phases_say_the_same_wherever_their_sums_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_disk, "AT_ONCE", 7 * 3 * 24 * 8)
+    monkeypatch.setattr(on_disk, "ROW_BLOCK_BYTES", 7 * 3 * 24 * 8)
     within = outcome(*SEQUENCE, spills=False).phases
     found = outcome(*SEQUENCE, spills=True).phases
     assert within is not None
@@ -190,7 +190,7 @@ def test_what_was_put_back_takes_no_memory_and_is_not_lost(tmp_path: Path) -> No
 
 
 def test_looking_at_all_of_it_takes_a_block_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_disk, "AT_ONCE", 4 * 10_000 * 8)
+    monkeypatch.setattr(on_disk, "ROW_BLOCK_BYTES", 4 * 10_000 * 8)
     numbers = zeros_on_disk(tmp_path, (50, 10_000), torch.float64)
     before, most = resident(), 0
     for block in blocks(numbers):
