@@ -24,7 +24,7 @@ from ntkexp.model.functional import function_of, weights_of
 from ntkexp.shapes import Weights
 from tests.kernel import oracle
 from tests.kernel.oracle import agree
-from tests.kernel.problems import DENSE, KINDS, Known, known
+from tests.kernel.problems import DENSE, KINDS, Formula, Known, known
 
 How: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, tuple[int, ...], int]
 
@@ -353,3 +353,18 @@ def test_a_direction_is_passed_through_as_the_jacobian_says(name: str) -> None:
     rows = {key: network.jacobians[key][:5] @ direction[key].flatten() for key in network.jacobians}
     size = sum(float(each.abs().amax()) * float(direction[key].norm()) for key, each in network.jacobians.items())
     agree(network.reader.applied(network.tape, direction), torch.stack([*rows.values()]).sum(0), 100 * EPS, size)
+
+
+COPIED = {
+    "on the left": lambda x, w: torch.bmm(w.expand(len(x), 2, 3), x.view(-1, 3, 4).tanh()).flatten(1),
+    "on the right": lambda x, w: torch.bmm(x.view(-1, 4, 3).tanh(), w.t().expand(len(x), 3, 2)).flatten(1),
+}
+
+
+@pytest.mark.parametrize("side", COPIED)
+def test_a_weight_copied_along_a_batch_is_one_weight(side: str) -> None:
+    draw = torch.Generator().manual_seed(3)
+    made, x = Formula(COPIED[side], w=(2, 3)).double(), torch.randn(5, 12, generator=draw, dtype=torch.float64)
+    start, end = ({"w": torch.randn(2, 3, generator=draw, dtype=torch.float64)} for _ in range(2))
+    agree(tangent_kernel(made, x, weights=start), oracle.tangent(made, x, x, start), 100 * EPS)
+    agree(secant_kernel(made, start, end, x, x), oracle.tangent(made, x, x, start), 100 * EPS)  # linear in w

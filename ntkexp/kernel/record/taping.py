@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -84,73 +85,79 @@ def record(
                 "module hold its parts, and put them together by torch.view_as_complex"
             )
 
-    def taped() -> Tape:
-        """Record a pure program, if torch can make one of the function."""
-        run = partial(columns, function)
-        with suppress(NotPure), PureOnly():
-            return run_on_tape(
-                run, weights, inputs, differentiable, known, rewrites=False, whole=whole
-            )
-        try:
-            with NoteReads(in_memory=False):
-                return run_on_tape(
-                    torch.func.functionalize(run),
-                    weights,
-                    inputs,
-                    differentiable,
-                    known,
-                    whole=whole,
-                )
-        except (
-            RuntimeError
-        ) as error:  # functionalize fails for a custom autograd.Function, a list or an array
-            if is_out_of_memory(error):
-                raise
-            with NoteReads(in_memory=True):
-                return run_on_tape(run, weights, inputs, differentiable, known, whole=whole)
-
-    tape = taped()
+    taping = Taping(
+        weights=weights,
+        inputs=as_inputs(inputs),
+        differentiable=differentiable,
+        known=known,
+        whole=whole,
+    )
+    run = partial(columns, function)
+    tape = taping.pure_program(run)
     operations = {entry.op for entry in tape.entries}
     if operations.isdisjoint(FUSED):
         return tape
     with unfused(), nullcontext() if operations.isdisjoint(CELLS) else composed():
-        return taped()
+        return taping.pure_program(run)
 
 
-def run_on_tape(
-    run: Callable[[Weights, Inputs], Tensor],
-    weights: Weights,
-    inputs: Inputs,
-    differentiable: bool,
-    known: bool,
-    *,
-    rewrites: bool = True,
-    whole: bool = False,
-) -> Tape:
-    leaves = {
-        name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()
-    }
-    cloned = map_tensors(
-        torch.clone, as_inputs(inputs)
-    )  # a module that overwrites its inputs spoils a copy
-    versions = [tensor._version for tensor in tensors(cloned)]
-    with (
-        torch.set_grad_enabled(differentiable),
-        plain_kernels(),
-        Recorder(rewrites=rewrites, known=known) as recorder,
-    ):
-        named = {recorder.slot(weight): name for name, weight in leaves.items()}
-        arguments = tree_map(recorder.slot, cloned)
-        output = recorder.slot(run(leaves, cloned))
-        if versions != [tensor._version for tensor in tensors(cloned)]:
-            raise Mistake(
-                "the module overwrites its inputs; let it work on a copy, such as x = x.clone()"
+@dataclass(frozen=True, kw_only=True)
+class Taping:
+    """The weights and inputs at which a function is recorded, and how; see `record`."""
+
+    weights: Weights
+    inputs: Inputs
+    differentiable: bool
+    known: bool
+    whole: bool
+
+    def pure_program(self, run: Callable[[Weights, Inputs], Tensor]) -> Tape:
+        """Record a program that overwrites nothing, if torch can make one of the function."""
+        # A module without writes in place and without reads of numbers is one already
+        with suppress(NotPure), PureOnly():
+            return self.tape(run, rewrites=False)
+        # `functionalize` turns writes in place into operations that return new tensors. It fails
+        # for a custom autograd.Function, and for numbers that leave torch as a list or an array
+        try:
+            with NoteReads(in_memory=False):
+                return self.tape(torch.func.functionalize(run), rewrites=True)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            with NoteReads(in_memory=True):
+                return self.tape(run, rewrites=True)
+
+    def tape(self, run: Callable[[Weights, Inputs], Tensor], *, rewrites: bool) -> Tape:
+        """Run a function once under a recorder."""
+        leaves = {
+            name: weight.detach().requires_grad_(self.differentiable)
+            for name, weight in self.weights.items()
+        }
+        # a module that overwrites its inputs spoils a copy
+        inputs = map_tensors(torch.clone, self.inputs)
+        versions = [tensor._version for tensor in tensors(inputs)]
+        with (
+            torch.set_grad_enabled(self.differentiable),
+            plain_kernels(),
+            Recorder(rewrites=rewrites, known=self.known) as recorder,
+        ):
+            named = {recorder.slot(weight): name for name, weight in leaves.items()}
+            arguments = tree_map(recorder.slot, inputs)
+            output = recorder.slot(run(leaves, inputs))
+            if versions != [tensor._version for tensor in tensors(inputs)]:
+                raise Mistake(
+                    "the module overwrites its inputs; let it work on a copy, such as x = x.clone()"
+                )
+            return Tape(
+                entries=tuple(recorder.entries),
+                values=tuple(recorder.values),
+                weights=named,
+                arguments=arguments,
+                output=output,
+                overwrites=bool(recorder.flats),
+                drawn=tuple(recorder.drawn),
+                whole=self.whole,
             )
-        entries = tuple(recorder.entries)
-        values = tuple(recorder.values)
-        overwrites = bool(recorder.flats)
-        drawn = tuple(recorder.drawn)
-        return Tape(entries, values, named, arguments, output, overwrites, drawn, whole)
 
 
 @contextmanager

@@ -94,8 +94,9 @@ def length(call: Call) -> Tensor:
 
 
 def log_sum(base: float, call: Call) -> Tensor:
-    """s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), s the slope of the softplus at a
-    − b; or to another base.
+    """s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), or to another base.
+
+    s is the slope of the softplus at a − b.
     """
     left, right = call.both()
     ahead = Ends(left.start - right.start, left.end - right.end, None)

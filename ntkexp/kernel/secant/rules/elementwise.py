@@ -50,8 +50,9 @@ def gauss(derivative: Function, z0: Tensor, z1: Tensor) -> Tensor:
 def relu(z0: Tensor, z1: Tensor) -> Tensor:
     """(relu z₀ + relu z₁)/(|z₀| + |z₁|), with |z| = 2 relu(z) − z, and 0 if both ends are zero.
 
-    On one side of the kink it is 0 or 1; across it relu z₁/(z₁ + |z₀|) = (relu z₁ − relu z₀)/(z₁ −
-    z₀).
+    On one side of the kink it is 0 or 1. Across the kink it is
+
+        relu z₁/(z₁ + |z₀|) = (relu z₁ − relu z₀)/(z₁ − z₀).
     """
     mean = torch.lerp(torch.relu(z0), torch.relu(z1), 0.5)
     size = torch.lerp(torch.lerp(z0, z1, 0.5), mean, 2.0)
@@ -191,8 +192,9 @@ def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def exponential(base: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
-    """log b · max(bᶻ⁰, bᶻ¹) · (1 − exp(−|d log b|))/|d log b|, the slope of z ↦ bᶻ; that is 0 for b
-    = 0 and z > 0.
+    """The slope of z ↦ bᶻ, which is 0 for b = 0 and z > 0:
+
+    log b · max(bᶻ⁰, bᶻ¹) · (1 − exp(−|d log b|))/|d log b|
     """
     rate = base.log()
     distance = ((z1 - z0) * rate).abs()
@@ -207,8 +209,11 @@ def exp2(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def exponential_below(z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: float) -> Tensor:
-    """scale·[D + (1 − D) α·rate·D_exp(rate·min(z, 0))], D = D_relu, for scale·z above zero and
-    scale·α(e^{rate·z} − 1) below, since Δmin(z, 0) = (1 − D) Δz.
+    """The slope of scale·z above zero and scale·α(e^{rate·z} − 1) below:
+
+        scale·[D + (1 − D) α·rate·D_exp(rate·min(z, 0))],   D = D_relu,
+
+    since Δmin(z, 0) = (1 − D) Δz.
     """
     on = relu(z0, z1)
     return scale * (
@@ -365,8 +370,9 @@ def function_of(call: Call) -> Function:
 
 
 def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
-    """D · Δz for a function that is analytic between its breaks, or linear if `breaks` is None; σ′
-    · Δz at a point.
+    """D · Δz for a function that is analytic between its breaks, or linear if `breaks` is None.
+
+    At a point it is σ′ · Δz.
     """
     value = call.args[0]
     function = function_of(call)

@@ -290,8 +290,9 @@ def determinant(call: Call) -> Tensor:
 
 
 def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
-    """∫ adj(A₀ + sV)ᵀ ds, times e^−scale, with adj(A)ᵀ = det(U) det(V) U diag(∏_{j≠i} σ_j) Vᵀ for A
-    = U diag(σ) Vᵀ, of a singular matrix as well.
+    """∫ adj(A₀ + sV)ᵀ ds, times e^−scale. For A = U diag(σ) Vᵀ, singular or not,
+
+    adj(A)ᵀ = det(U) det(V) U diag(∏_{j≠i} σ_j) Vᵀ.
     """
     nodes, weights = gauss(max(1, ceil(a0.shape[-1] / 2)), a0)
     u, sizes, vh = torch.linalg.svd(torch.lerp(a0, a1, nodes))
@@ -336,12 +337,12 @@ def eigenvalues(call: Call) -> Result:
 def eigenvectors(
     call: Call, value: Ends, sizes: tuple[Tensor, Tensor], vectors: tuple[Tensor, Tensor]
 ) -> Tensor | str:
-    """Δu by the product rule of Au = λu and a fixed uᵀu, whose solution is one where λ is far from
-    other eigenvalues:
+    """Δu by the product rule of Au = λu and a fixed uᵀu, with one solution if λ is far from other
+    eigenvalues:
 
         (Ā − λ̄) Δu − Δλ ū = −V ū,   ūᵀΔu = 0
 
-    Refused where half of the digits or more are lost.
+    Refuse if half of the digits or more are lost.
     """
     values = (sizes[0] + sizes[1]) / 2
     (u0, u1) = vectors
@@ -429,9 +430,12 @@ def values(
     along: tuple[tuple[Tensor, Tensor], ...],
     overlap: Tensor,
 ) -> Tensor:
-    """Δσ = ⟨G, V⟩ for each σ with its directions u and v. While these stay about the same, G = mean
-    u₁v₀ᵀ over their overlap; where they do not, as where two values meet, the mean Ḡ of uvᵀ is
-    brought to the change along V (Gonzalez 1996): G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩.
+    """Δσ = ⟨G, V⟩ for each σ with its directions u and v.
+
+    While these stay about the same, G = mean u₁v₀ᵀ over their overlap. If they do not, as when two
+    values meet, the mean Ḡ of uvᵀ is corrected along V to give the change (Gonzalez 1996):
+
+        G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩
     """
     v = value.change
     step = value.end - value.start

@@ -47,10 +47,13 @@ from ntkexp.kernel.secant.rules.elementwise import (
 
 CACHED_ROW_NUMBERS = 2**18  # numbers; filling fresh memory for more costs more than the arithmetic
 
-# Softmax and related functions, by logarithmic means. With p the softmax at each end, L_i = (p₁ᵢ −
-# p₀ᵢ)/(log p₁ᵢ − log p₀ᵢ) and w = L/ΣL,
+# Softmax and related functions, by logarithmic means. With p the softmax at each end,
 #
-#     log-softmax   Δz_i − Σ_j w_j Δz_j        softmax   L_i (Δz_i − Σ_j w_j Δz_j)        logsumexp   Σ_j w_j Δz_j
+#     L_i = (p₁ᵢ − p₀ᵢ)/(log p₁ᵢ − log p₀ᵢ),   w = L/ΣL,
+#
+#     log-softmax   Δz_i − Σ_j w_j Δz_j
+#     softmax       L_i (Δz_i − Σ_j w_j Δz_j)
+#     logsumexp     Σ_j w_j Δz_j
 #
 # They close: Δlog p = Δz − c with one number c for all, and Σ L_i Δlog p_i = Σ Δp_i = 0, since both
 # ends sum to one. So c = Σ w_j Δz_j = Δlogsumexp. (A decomposition into exp, sum and division fails
@@ -147,8 +150,8 @@ def logcumsumexp(call: Call) -> Tensor:
     share = call.slope(gap, softplus_slope).movedim(dim, -1)
     gain = torch.cat([torch.zeros_like(share[..., :1]), share[..., 1:]], -1)
     sums = (1 - gain) * call.delta(value).movedim(dim, -1)
-    # vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance: (g, v)ₙ ← (gₙ gₙ₋ₖ, vₙ
-    # + gₙ vₙ₋ₖ)
+    # vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance k:
+    #     (g, v)ₙ ← (gₙ gₙ₋ₖ, vₙ + gₙ vₙ₋ₖ)
     distance = 1
     length = sums.shape[-1]
     while distance < length:
