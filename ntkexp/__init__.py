@@ -8,10 +8,10 @@ The command `ntkexp` runs experiments. The library has these functions and class
     secant_kernel(module, start, end, probes, train)  K̄(x, x′) = J̄(start → end; x) J(start; x′)ᵀ
     infinite_kernel(spec, x1, x2)                     NNGP and tangent kernel at infinite width
     load_run(folder)                                  a finished run as tables and a data set
-    follow(model, optimizer, queries=x)               attribution of your own training loop to examples
+    follow(model, optimizer, queries=x)               attribution of a training loop to examples
     AbstractOptimizerRule, LinearStep                 rules by which `follow` reads other optimizers
     validate(run, scores)                             scores compared with retraining: LDS, QLD
-    lightning.Follow, huggingface.Follow              `follow` as a callback of Lightning and Trainer
+    lightning.Follow, huggingface.Follow              `follow` as a callback
     bridges.QuandaExplainer, .DattriAttributor        scores of a followed loop for other libraries
 
 Functions raise a `Mistake` with a one-line message if they refuse their arguments.
@@ -92,7 +92,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name at its first use, so that `import ntkexp` loads neither torch nor pandas."""
+    """Import a public name at its first use, so that `import ntkexp` loads neither torch nor
+    pandas.
+    """
     from importlib import import_module  # noqa: PLC0415  loaded at the first use only
 
     if name == "__version__":

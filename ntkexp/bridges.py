@@ -1,12 +1,12 @@
 """Scores of a followed training loop, in the interfaces of other attribution libraries.
 
-    QuandaExplainer    explain(test_data, targets) → [test, train], for quanda's benchmarks
-    DattriAttributor   attribute(train_dataloader, test_dataloader) → [train, test], for dattri's metrics
+    QuandaExplainer    explain(test_data, targets) → [test, train]
+    DattriAttributor   attribute(train_dataloader, test_dataloader) → [train, test]
 
-The classes have the methods of `quanda.explainers.Explainer` and `dattri.algorithm.base.BaseAttributor`
-and need neither library. They look up scores that already exist: test points by their values in the
-queries, and training examples by name or value. They raise for a test point that is not a query, and for
-an example that the training did not use.
+The classes have the methods of `quanda.explainers.Explainer` and
+`dattri.algorithm.base.BaseAttributor` and need neither library. They look up scores that already
+exist: test points by their values in the queries, and training examples by name or value. They
+raise for a test point that is not a query, and for an example that the training did not use.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ ROWS_AT_ONCE = 256
 class FollowedScores:
     """The scores of a followed training loop at its queries.
 
-    `score`, `out` and `component` are arguments of `to_scores`. `examples` are the names of the training
-    examples in the order of the data set: `range(len(dataset))` after `follow(ids="dataset")`. Without
-    them, examples are identified by their values. If `measure=` is a loss, set `lower_is_better`; an
-    example that lowered the loss then has a positive score. A measure contains its own targets, so
-    the library's targets are ignored.
+    `score`, `out` and `component` are arguments of `to_scores`. `examples` are the names of the
+    training examples in the order of the data set: `range(len(dataset))` after
+    `follow(ids="dataset")`. Without them, examples are identified by their values. If `measure=` is
+    a loss, set `lower_is_better`; an example that lowered the loss then has a positive score. A
+    measure contains its own targets, so the library's targets are ignored.
     """
 
     found: Attribution
@@ -138,7 +138,9 @@ class FollowedScores:
         return [self.query_places[digest][0] for digest in wanted]
 
     def training_names(self, dataset: Any) -> list[str]:
-        """Return the names of a data set's examples in order: `examples`, or digests of their values."""
+        """Return the names of a data set's examples in order: `examples`, or digests of their
+        values.
+        """
         examples = read_in_order(dataset) if self.examples is None else self.examples
         names = [str(name) for name in examples]
         if len(names) != len(dataset):
@@ -162,7 +164,9 @@ class FollowedScores:
         return names
 
     def refuse_other_model(self, model: nn.Module, data: Tensor) -> None:
-        """Raise if the model's outputs at test points differ from the trained model's, as far as known."""
+        """Raise if the model's outputs at test points differ from the trained model's, as far as
+        known.
+        """
         has_outputs = "out" in self.found.sizes and {"start", "change"} <= set(self.found.data_vars)
         if MEASURE in self.found.attrs or not has_outputs:
             return
@@ -206,8 +210,8 @@ class QuandaExplainer:
     explainer = QuandaExplainer(model, train_dataset, scores=FollowedScores(found, queries=x_query))
     benchmark.evaluate(QuandaExplainer, {"scores": FollowedScores(found, queries=x_query)})
 
-    If the model has an output for each class, the scores refer to the output of each target; they are
-    positive if an example raised it.
+    If the model has an output for each class, the scores refer to the output of each target; they
+    are positive if an example raised it.
     """
 
     model: nn.Module
@@ -250,8 +254,8 @@ class QuandaExplainer:
 class DattriAttributor:
     """An attributor for the metrics of dattri.
 
-    scores = DattriAttributor(FollowedScores(found, queries=x_query)).attribute(train_loader, test_loader)
-    dattri.metric.lds(scores, ground_truth)
+    attributor = DattriAttributor(FollowedScores(found, queries=x_query))
+    dattri.metric.lds(attributor.attribute(train_loader, test_loader), ground_truth)
     """
 
     scores: FollowedScores
@@ -264,7 +268,8 @@ class DattriAttributor:
     ) -> Float[Tensor, "train test"]:
         """Return the scores of all training examples at all test points, in the loaders' order.
 
-        If the model has an output for each class, the second part of a test batch must be the targets.
+        If the model has an output for each class, the second part of a test batch must be the
+        targets.
         """
         for loader in (train_dataloader, test_dataloader):
             is_sequential = isinstance(loader.sampler, SequentialSampler)

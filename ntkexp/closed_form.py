@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 
-# --- Gains: training reduces the residual y − f_0(X) along an eigenvector with eigenvalue λ by the share λ g(λ)
+# --- Gains: training reduces the residual y − f_0(X) along an eigenvector with eigenvalue λ by the
+# share λ g(λ)
 
 
 class AbstractGain(ABC):
@@ -126,7 +127,8 @@ def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
     negative, eigenvalues up to its absolute value count as zero too.
 
     >>> theta = torch.diag(torch.tensor([4.0, 0.0], dtype=torch.float64))
-    >>> modes_of(theta).at(FOREVER, ridge=1.0)(torch.ones(2, 1, dtype=torch.float64)).flatten().tolist()
+    >>> inverse = modes_of(theta).at(FOREVER, ridge=1.0)
+    >>> inverse(torch.ones(2, 1, dtype=torch.float64)).flatten().tolist()
     [0.2, 1.0]
     """
     values, vectors = torch.linalg.eigh((matrix + matrix.mH) / 2)
@@ -158,9 +160,9 @@ class Factor:
 def factorise(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
     """Compute the Cholesky factor of R = Θ + ridge, for one ridge and t = ∞.
 
-    The factor costs a tenth of an eigendecomposition. If rounding makes R indefinite in spite of its
-    ridge, add a jitter, and multiply it by ten at each further attempt. Without a ridge, raise if the
-    matrix is singular up to rounding.
+    The factor costs a tenth of an eigendecomposition. If rounding makes R indefinite in spite of
+    its ridge, add a jitter, and multiply it by ten at each further attempt. Without a ridge, raise
+    if the matrix is singular up to rounding.
 
     >>> factor = factorise(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
     >>> float(factor.solve(torch.ones(1, 1, dtype=torch.float64))), factor.jitter
@@ -191,8 +193,8 @@ def held_out(
 
         f_{∖F}(X_F) = y_F − ((R⁻¹)_FF)⁻¹ (R⁻¹ y)_F
 
-    (Rasmussen & Williams 2006, 5.4.2; folds of one example give leave-one-out). One eigendecomposition
-    serves every ridge.
+    (Rasmussen & Williams 2006, 5.4.2; folds of one example give leave-one-out). One
+    eigendecomposition serves every ridge.
 
     >>> theta = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
     >>> y = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
@@ -247,9 +249,9 @@ def conjugate_gradients(
     """Solve R a = y by conjugate gradients (Hestenes & Stiefel 1952), given products with R.
 
     The columns are solved independently, with the diagonal of R as preconditioner. Stop when every
-    residual ‖y − R a‖ is at most `tolerance` ‖y‖, or after `most` products. `tell` receives the number
-    of products and the largest relative residual after each product. A matrix with n distinct
-    eigenvalues needs at most n products.
+    residual ‖y − R a‖ is at most `tolerance` ‖y‖, or after `most` products. `tell` receives the
+    number of products and the largest relative residual after each product. A matrix with n
+    distinct eigenvalues needs at most n products.
 
     >>> R = torch.diag(torch.tensor([1.0, 4.0], dtype=torch.float64))
     >>> y = torch.ones(2, 1, dtype=torch.float64)
@@ -307,9 +309,9 @@ class Posterior:
         mean        K(x, X) (K(X, X) + σ²)⁻¹ y
         covariance  K(x, x′) − K(x, X) (K(X, X) + σ²)⁻¹ K(X, x′)
 
-    With g_s (`learned`) instead of the inverse in the mean and g_2s (`twice`) in the covariance, the
-    same formulas describe readouts trained for a time s. If the noise is positive, `covariance` is the
-    posterior covariance; `Ensemble.covariance` is the covariance of trained networks.
+    With g_s (`learned`) instead of the inverse in the mean and g_2s (`twice`) in the covariance,
+    the same formulas describe readouts trained for a time s. If the noise is positive, `covariance`
+    is the posterior covariance; `Ensemble.covariance` is the covariance of trained networks.
     """
 
     cross: Float[Tensor, "point train"]
@@ -342,7 +344,8 @@ def condition(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The outputs of infinitely wide networks, trained from random initial weights (Lee et al. 2019).
+    """The outputs of infinitely wide networks, trained from random initial weights (Lee et al.
+    2019).
 
     `cross` is the tangent kernel Θ(x, X), `start` the kernel 𝒢 of the outputs before training, and
     `learned` the map g(R) with R = Θ(X, X) + ridge. With A = Θ(x, X) g(R),
@@ -392,7 +395,8 @@ CALIBRATION_BINS = 15
 def probabilities(
     mean: Float[Tensor, "point out"], deviation: Float[Tensor, " point"]
 ) -> Float[Tensor, "point class"]:
-    """Return the probability that each class has the largest output, for independent Gaussian outputs.
+    """Return the probability that each class has the largest output, for independent Gaussian
+    outputs.
 
     With means μ_c and a common standard deviation σ, by Gauss–Hermite quadrature,
 
@@ -400,7 +404,8 @@ def probabilities(
 
     With a single output, P(second class) = Φ(μ/σ).
 
-    >>> even = probabilities(torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
+    >>> mean = torch.zeros(1, 3, dtype=torch.float64)
+    >>> even = probabilities(mean, torch.ones(1, dtype=torch.float64))
     >>> round(even[0, 0].item(), 12)
     0.333333333333
     """

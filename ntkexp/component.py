@@ -1,8 +1,8 @@
 """A component is a value: a frozen, typed set of fields, which are its keys in YAML.
 
-An experiment chooses a model, a loss, an optimizer and so on. Each option of such a choice subclasses
-the choice's `Abstract…` base. One YAML file, which has the option's name, refers to the class by
-`_target_`. There is no registry.
+An experiment chooses a model, a loss, an optimizer and so on. Each option of such a choice
+subclasses the choice's `Abstract…` base. One YAML file, which has the option's name, refers to the
+class by `_target_`. There is no registry.
 
 >>> from ntkexp.path.rule.base import Secant
 >>> Secant().fields(), Secant().option
@@ -21,20 +21,20 @@ from ntkexp.naming import class_path, option_name
 
 # No machine holds or finishes larger counts, and with them arithmetic would overflow before memory
 # runs out. Smaller counts are compared with `memory_gb` and with the expected duration.
-LARGEST = 10**7
-DEEPEST = 1000
-LONGEST = 10**12
+MAX_COUNT = 10**7
+MAX_DEPTH = 1000
+MAX_STEPS = 10**12
 
-Count: TypeAlias = Annotated[int, Field(ge=1, le=LARGEST)]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 """A number of examples, units or features."""
 
-CountOrNone: TypeAlias = Annotated[int, Field(ge=0, le=LARGEST)]
+CountOrNone: TypeAlias = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """A count that may be zero."""
 
-Depth: TypeAlias = Annotated[int, Field(ge=1, le=DEEPEST)]
+Depth: TypeAlias = Annotated[int, Field(ge=1, le=MAX_DEPTH)]
 """A number of consecutive layers, or of pixels along a window."""
 
-Steps: TypeAlias = Annotated[int, Field(ge=1, le=LONGEST)]
+Steps: TypeAlias = Annotated[int, Field(ge=1, le=MAX_STEPS)]
 """A number of steps of an optimizer."""
 
 

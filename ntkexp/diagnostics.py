@@ -1,10 +1,11 @@
 """Numbers that describe a kernel, the hidden units and the contributions of a run.
 
-The file has four parts: eigenvalues of a kernel, distances between kernels, activations of hidden units,
-and the integrals of a run.
+The file has four parts: eigenvalues of a kernel, distances between kernels, activations of hidden
+units, and the integrals of a run.
 
 >>> matrix = torch.diag(torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64))
->>> round(largest_eigenvalue(lambda vector: matrix @ vector, torch.ones(3, dtype=torch.float64)), 12)
+>>> start = torch.ones(3, dtype=torch.float64)
+>>> round(largest_eigenvalue(lambda vector: matrix @ vector, start), 12)
 3.0
 """
 
@@ -31,8 +32,8 @@ LANCZOS_TOLERANCE = 1e-7
 def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
     """Compute λ_max of a symmetric matrix A from its products with vectors (Lanczos 1950).
 
-    Orthonormal vectors v_1, v_2, … with v_{k+1} ∝ A v_k make A tridiagonal. The largest eigenvalue of
-    the tridiagonal matrix approaches λ_max from below and needs about a tenth of the products of
+    Orthonormal vectors v_1, v_2, … with v_{k+1} ∝ A v_k make A tridiagonal. The largest eigenvalue
+    of the tridiagonal matrix approaches λ_max from below and needs about a tenth of the products of
     power iteration. `start` may have any shape. Return the first inner product that is not finite.
     """
     length = norm(start)
@@ -250,7 +251,8 @@ def selectivity(responses: Sequence[Float[Tensor, " unit"]]) -> float | None:
 def activity(network: nn.Module, call: Callable[[], object]) -> Float[Tensor, "point unit"] | None:
     """Return the inputs of the readout during a call of the network.
 
-    The readout is the last layer with weights. Return None if no other layer with weights precedes it.
+    The readout is the last layer with weights. Return None if no other layer with weights precedes
+    it.
     """
     layer_inputs: list[Tensor] = []
 

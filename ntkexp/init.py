@@ -3,8 +3,11 @@
 h is the network that the layers compose. `layer.affine` defines the scales W_std and b_std.
 
     plain           f = α h
-    antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start: f_0 = 0, and K_0 is the kernel of h
-    centred         f = α (h(θ) − h(θ_0)), with the loss divided by α² (Chizat, Oyallon & Bach 2019): α → ∞ is lazy
+    antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start
+    centred         f = α (h(θ) − h(θ_0)), with the loss divided by α²
+
+An antisymmetric network starts at f_0 = 0 with the kernel of h. A centred network becomes lazy as
+α → ∞ (Chizat, Oyallon & Bach 2019).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ MAX_WEIGHT_SCALE = 1e20
 
 
 class AbstractInit(Component):
-    """A parametrisation with its scales. It makes the layers with weights of every architecture."""
+    """A parametrisation with its scales, which makes the layers with weights."""
 
     W_std: float = Field(gt=0, le=MAX_WEIGHT_SCALE)
     b_std: float = Field(ge=0, le=MAX_WEIGHT_SCALE)
@@ -83,7 +86,8 @@ class NTK(AbstractInit):
 
 
 class MeanField(AbstractInit):
-    """Mean-field parametrisation (Mei, Montanari & Nguyen 2018): the readout is an average over neurons.
+    """Mean-field parametrisation (Mei, Montanari & Nguyen 2018): the readout is an average over
+    neurons.
 
     Hidden layers use the NTK parametrisation. The readout is scaled by 1/width instead of 1/√width.
     If the step size is a fixed share of the largest stable one, features change at any width.

@@ -1,4 +1,6 @@
-"""A loss ℓ(f, y) of one example, its derivative in the outputs, and how class labels become targets."""
+"""A loss ℓ(f, y) of one example, its derivative in the outputs, and how class labels become
+targets.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from ntkexp.component import Component
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
-# The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ), with wᵢ = 1/M for a mean over M examples and wᵢ = 1 for a sum.
-# The experiment applies the weights; every method below is per example and unweighted.
+# The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ), with wᵢ = 1/M for a mean over M examples and wᵢ
+# = 1 for a sum. The experiment applies the weights; every method below is per example and
+# unweighted.
 
 
 CHECKED_EXAMPLES = 16
@@ -23,7 +26,9 @@ CHECKED_EXAMPLES = 16
 
 
 class AbstractLoss(Component):
-    """A loss: its value, its output gradient, and the bound max ℓ″ that sets the largest stable step."""
+    """A loss: its value, its output gradient, and the bound max ℓ″ that sets the largest stable
+    step.
+    """
 
     curvature: ClassVar[float]
     smooth: ClassVar[bool] = True
@@ -217,7 +222,8 @@ def signs(labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "examp
 class Squared(AbstractLoss):
     """Squared error ℓ = ½‖f − y‖², summed over outputs.
 
-    Two classes become ±1 at one output; more become one-hot vectors, centred so that each row sums to zero.
+    Two classes become ±1 at one output; more become one-hot vectors, centred so that each row sums
+    to zero.
 
     >>> f = torch.tensor([[3.0]])
     >>> y = torch.tensor([[1.0]])
@@ -252,7 +258,8 @@ class CrossEntropy(AbstractLoss):
 
     The Hessian diag(p) − ppᵀ has no eigenvalue above ½.
 
-    >>> f, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    >>> f = torch.zeros(1, 2, dtype=torch.float64)
+    >>> y = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     >>> CrossEntropy().output_gradient(f, y).tolist()
     [[-0.5, 0.5]]
     """
@@ -285,7 +292,8 @@ class Hinge(AbstractLoss):
     squared error.
 
     >>> import torch
-    >>> f, y = torch.tensor([[0.5, 2.0]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)
+    >>> f = torch.tensor([[0.5, 2.0]], dtype=torch.float64)
+    >>> y = torch.ones(1, 2, dtype=torch.float64)
     >>> Hinge().value(f, y).item(), Hinge().output_gradient(f, y).tolist()
     (0.5, [[-1.0, -0.0]])
     """

@@ -140,14 +140,17 @@ class Probability(AbstractNumber):
 
 
 class Margin(AbstractNumber):
-    """The margin f_y − max_{c ≠ y} f_c of the query's class over the others; with a single output, ±f.
+    """The margin f_y − max_{c ≠ y} f_c of the query's class over the others; with a single output,
+    ±f.
 
     The margin is positive if the query is classified correctly.
 
     >>> from ntkexp.loss import Squared
     >>> f, y = torch.tensor([[1.0, 4.0, 2.0]]), torch.tensor([[0.0, 1.0, 0.0]])
-    >>> Margin().values(Squared(), f, y).tolist(), Margin().values(Squared(), f[:, :1], -y[:, 1:2]).tolist()
-    ([2.0], [-1.0])
+    >>> Margin().values(Squared(), f, y).tolist()
+    [2.0]
+    >>> Margin().values(Squared(), f[:, :1], -y[:, 1:2]).tolist()
+    [-1.0]
     """
 
     def values(

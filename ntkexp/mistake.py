@@ -1,8 +1,8 @@
 """A user's mistake in one line: the value, why it is wrong, and what to try.
 
-The command line prints the line after `ntkexp: ` and exits with status 2. In a program, a `Mistake` is a
-`ValueError`. Messages name no command-line options: `ntkexp.cli.options` adds the right one, depending
-on the class of the mistake.
+The command line prints the line after `ntkexp: ` and exits with status 2. In a program, a `Mistake`
+is a `ValueError`. Messages name no command-line options: `ntkexp.cli.options` adds the right one,
+depending on the class of the mistake.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ A YAML file from another person may refer to a password. Error messages, which a
 stored, then show the reference instead of the value.
 """
 SHORTEST = 4
-"""Hide values of at least this many letters. A shorter one, such as "1", occurs in other text too."""
+"""Hide values of at least this many letters. A shorter one, such as "1", occurs in other text too.
+"""
 
 
 def without_secrets(text: str) -> str:
@@ -73,7 +74,9 @@ class Untrusted(Mistake):
 
 
 class NoPlace(Mistake):
-    """Results cannot be written to the folder; the message ends with a request for another place."""
+    """Results cannot be written to the folder; the message ends with a request for another
+    place.
+    """
 
 
 class NoData(Mistake):
@@ -81,7 +84,9 @@ class NoData(Mistake):
 
 
 class Useless(Mistake):
-    """An earlier result is damaged or belongs to another computation; the message asks to recompute it."""
+    """An earlier result is damaged or belongs to another computation; the message asks to recompute
+    it.
+    """
 
 
 class HydraSetting(Mistake):
@@ -121,7 +126,8 @@ def in_short(value: object, most: int = 40) -> str:
 def checked_number(
     name: str, value: object, least: float = 0.0, most: float = 1e300, *, above: bool = False
 ) -> float:
-    """Return the value as a float from `least` to `most`, or raise. `above` excludes `least` itself.
+    """Return the value as a float from `least` to `most`, or raise. `above` excludes `least`
+    itself.
 
     >>> checked_number("ridge", 0.5), checked_number("time", inf, most=inf)
     (0.5, inf)
@@ -185,7 +191,8 @@ def refuse_special(path: Path, shown_as: str, largest: int) -> int:
         )
     if status.st_size > largest:
         raise Mistake(
-            f"{shown_as} has {status.st_size} bytes, and files are read up to {largest}; name a smaller one"
+            f"{shown_as} has {status.st_size} bytes, and files are read up to {largest}; name a "
+            "smaller one"
         )
     return status.st_size
 
@@ -204,7 +211,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def nearest_file(name: str, files: Iterable[str]) -> str:
-    """Return a hint at a similar file: a similar name with the same ending, or the same name with another.
+    """Return a hint at a similar file: a similar name with the same ending, or the same name with
+    another.
 
     >>> nearest_file("irsi.csv", ["iris.csv", "docs"]), nearest_file("iris.csv", ["iris.parquet"])
     ("; did you mean 'iris.csv'?", "; did you mean 'iris.parquet'?")

@@ -3,8 +3,8 @@
     ntkexp.loss.Squared    the class Squared of ntkexp/loss.py
     ntkexp.model.MLP       the class MLP of one of the files in ntkexp/model
 
-Configurations contain these names, and the identity of a run hashes them. A class can therefore move
-to another file of its package without changing any identity.
+Configurations contain these names, and the identity of a run hashes them. A class can therefore
+move to another file of its package without changing any identity.
 """
 
 from __future__ import annotations

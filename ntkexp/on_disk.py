@@ -1,10 +1,10 @@
 """Arrays that exceed the memory: a file stores them, and a few rows are in memory at a time.
 
 A tensor in a memory-mapped file works like any other tensor: the operating system reads and writes
-its pages. `row_blocks` and `blocks` release the pages of a block before they go on to the next, so only
-a few rows occupy memory at a time. They cut tensors in memory into the same blocks, so results do not
-depend on where a tensor is stored. The file has no name and vanishes when the process ends, even if
-the process is killed.
+its pages. `row_blocks` and `blocks` release the pages of a block before they go on to the next, so
+only a few rows occupy memory at a time. They cut tensors in memory into the same blocks, so results
+do not depend on where a tensor is stored. The file has no name and vanishes when the process ends,
+even if the process is killed.
 
 >>> [rows for rows in row_blocks(torch.zeros(5, 2))]  # a small tensor is one block
 [slice(0, 5, None)]
@@ -141,7 +141,8 @@ def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowsOfArray:
-    """A tensor minus the optional tensor `less`; indexing returns rows as NumPy arrays. Both may be files.
+    """A tensor minus the optional tensor `less`; indexing returns rows as NumPy arrays. Both may be
+    files.
 
     >>> RowsOfArray(torch.tensor([3.0, 5.0]), less=torch.tensor([1.0, 1.0]))[1:]
     array([4.], dtype=float32)

@@ -7,13 +7,13 @@ from math import cos, pi
 
 from pydantic import Field, PositiveFloat
 
-from ntkexp.component import LONGEST, Component, Steps
+from ntkexp.component import MAX_STEPS, Component, Steps
 
 
 class AbstractSchedule(Component):
     """A factor for the step size at every step, with a linear warm-up over `warm_up` steps."""
 
-    warm_up: int = Field(0, ge=0, le=LONGEST)
+    warm_up: int = Field(0, ge=0, le=MAX_STEPS)
 
     @abstractmethod
     def shape(self, step: int, steps: int) -> float:
@@ -39,7 +39,8 @@ class Constant(AbstractSchedule):
 class Cosine(AbstractSchedule):
     """A step size that falls along half a cosine (Loshchilov & Hutter 2017).
 
-    factor = last + (1 − last)(1 + cos(π s/S))/2, from 1 at the first step towards `last` after S steps.
+    factor = last + (1 − last)(1 + cos(π s/S))/2, from 1 at the first step towards `last` after S
+    steps.
 
     >>> Cosine().factor(0, 100), Cosine(last=0.5).factor(50, 100)
     (1.0, 0.75)

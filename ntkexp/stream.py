@@ -1,8 +1,10 @@
-"""Random numbers: each purpose has its own stream, so that data do not depend on the seed of the weights.
+"""Random numbers: each purpose has its own stream, so that data do not depend on the seed of the
+weights.
 
     stream(purpose, seed, …) = torch's generator, started at the first 32 bits of sha256("purpose/seed/…")
 
-torch's generator uses only 32 bits of a seed. The package draws all its random numbers from `stream`.
+torch's generator uses only 32 bits of a seed. The package draws all its random numbers from
+`stream`.
 
 >>> draw = torch.rand(3, generator=stream("weights", 0))
 >>> torch.equal(draw, torch.rand(3, generator=stream("weights", 0)))

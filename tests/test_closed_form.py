@@ -27,6 +27,7 @@ from ntkexp.closed_form import (
     log_loss,
     modes_of,
     probabilities,
+    ridges,
 )
 from ntkexp.mistake import Mistake
 
@@ -131,9 +132,18 @@ def test_a_ridge_is_added_to_the_kernel() -> None:
     torch.testing.assert_close(condition(kernels, 0.3).mean(TARGETS), expected, rtol=1e-12, atol=1e-13)
 
 
-def test_rounding_below_zero_counts_as_zero() -> None:
-    modes = modes_of(torch.diag(torch.tensor([1.0, -1e-17, 3 * EPS / 2], dtype=torch.float64)))
-    assert modes.values.tolist() == [0.0, 0.0, 1.0]
+@pytest.mark.parametrize(
+    ("eigenvalues", "expected"),
+    [
+        # up to n · eps · λ_max = 16 eps, an eigenvalue is rounding
+        ([4.0, -1e-17, 15 * EPS, 17 * EPS], [0.0, 0.0, 17 * EPS, 4.0]),
+        # so is one up to the absolute value of the most negative
+        ([4.0, -1e-10, 9e-11, 1.1e-10], [0.0, 0.0, 1.1e-10, 4.0]),
+    ],
+)
+def test_eigenvalues_of_rounding_size_count_as_zero(eigenvalues: list[float], expected: list[float]) -> None:
+    modes = modes_of(torch.diag(torch.tensor(eigenvalues, dtype=torch.float64)))
+    assert modes.values.tolist() == expected
 
 
 def test_a_singular_kernel_is_learned_for_a_finite_time_or_with_a_ridge() -> None:
@@ -189,6 +199,14 @@ def test_conjugate_gradients_end_after_as_many_products_as_there_are_examples(ri
     torch.testing.assert_close(found.solution, plain(ridge, targets), rtol=1e-7, atol=1e-7)
 
 
+def test_conjugate_gradients_divide_by_the_diagonal() -> None:
+    """The preconditioned matrix is the identity, so that one product solves the equations."""
+    diagonal = random(EXAMPLES, seed=7).abs() + 0.1
+    solved = conjugate_gradients(lambda a: diagonal[:, None] * a, diagonal, random(EXAMPLES, 2, seed=2))
+    assert solved.products == 1
+    assert solved.residual <= 10 * EPS
+
+
 def test_conjugate_gradients_say_how_far_they_came() -> None:
     matrix, heard = kernel(), []
     targets = random(EXAMPLES, 1, seed=2)
@@ -201,17 +219,40 @@ def test_conjugate_gradients_say_how_far_they_came() -> None:
     assert found.residual > 1e-10
 
 
-def test_a_ridge_that_rounding_eats_is_helped_by_a_jitter() -> None:
-    singular = kernel(rank=3)
-    singular[0] *= 1 + 1e-15  # indefinite by rounding
-    found = factorise((singular + singular.mH) / 2 - 1e-15 * torch.eye(EXAMPLES), 1e-16)
-    assert 0 < found.jitter < 1e-8
-    assert found.solve(random(EXAMPLES, 1, seed=2)).isfinite().all()
+@pytest.mark.parametrize("power", range(6))
+def test_the_first_jitter_that_makes_the_matrix_definite_is_added(power: int) -> None:
+    """Jitters are n · eps · mean diagonal times powers of ten; each is tried with a slightly smaller defect."""
+    entries = torch.full((4,), 3.0, dtype=torch.float64)
+    jitter = 4 * EPS * 2.25 * 10**power
+    entries[0] = 1e-17 - 0.9 * jitter  # the mean of the diagonal stays 2.25 to rounding
+    factor = factorise(torch.diag(entries), 1e-17)
+    assert factor.jitter == pytest.approx(jitter, rel=1e-6)
+    right = random(4, 1, seed=2)
+    expected = right / (entries + 1e-17 + factor.jitter)[:, None]
+    torch.testing.assert_close(factor.solve(right), expected, rtol=1e-3, atol=0.0)  # 0.1 jitter is left
 
 
-def test_cholesky_refuses_what_is_singular() -> None:
-    with pytest.raises(Mistake, match=r"the kernel is singular.*a ridge > 0"):
-        factorise(kernel(rank=3), 0.0)
+def test_a_matrix_that_no_jitter_makes_definite_is_singular() -> None:
+    with pytest.raises(Mistake, match="the kernel is singular"):
+        factorise(torch.diag(torch.tensor([1.0, -1e-3], dtype=torch.float64)), 1e-17)
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_cholesky_refuses_what_is_singular_in_any_unit(scale: float) -> None:
+    """A pivot up to n · eps · mean diagonal is rounding."""
+    for pivot, is_singular in ((4 * EPS * 0.75 * 0.9, True), (4 * EPS * 0.75 * 1.1, False)):
+        matrix = scale * torch.diag(torch.tensor([1.0, 1.0, 1.0, pivot], dtype=torch.float64))
+        if is_singular:
+            with pytest.raises(Mistake, match=r"the kernel is singular.*a ridge > 0"):
+                factorise(matrix, 0.0)
+        else:
+            assert factorise(matrix, 0.0).jitter == 0
+
+
+def test_ridges_are_half_decades_of_the_mean_diagonal() -> None:
+    matrix = torch.diag(torch.tensor([2.0, 4.0], dtype=torch.float64))
+    expected = [3.0 * 10 ** (exponent / 2) for exponent in range(-16, 3)]
+    assert ridges(matrix) == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize("count", [EXAMPLES, 5], ids=["one by one", "five folds"])
@@ -248,10 +289,26 @@ def test_the_log_of_probabilities_is_a_loss() -> None:
     assert log_loss(found, torch.tensor([1, 0])) == pytest.approx(float(expected), rel=1e-15)
 
 
-def test_honest_confidence_is_calibrated() -> None:
-    found = torch.tensor([[0.25, 0.75]] * 4, dtype=torch.float64)
-    assert calibration_error(found, torch.tensor([1, 1, 1, 0])) == pytest.approx(0, abs=1e-15)
-    assert calibration_error(found, torch.tensor([1, 1, 0, 0])) == pytest.approx(0.25, abs=1e-15)
+@pytest.mark.parametrize(
+    ("confidences", "labels", "expected"),
+    [
+        ([0.75] * 4, [1, 1, 1, 0], 0.0),
+        ([0.75] * 4, [1, 1, 0, 0], 0.25),
+        # Two bins, whose gaps 0.4 and −0.9 would cancel in one bin
+        ([0.6, 0.9], [1, 0], (0.4 + 0.9) / 2),
+        # 0.65 and 0.67 are in different ones of 15 bins, 0.68 and 0.7 in the same one
+        ([0.65, 0.67], [1, 0], (0.35 + 0.67) / 2),
+        ([0.68, 0.7], [1, 0], (0.7 - 0.32) / 2),
+        # Certainty belongs to the last bin
+        ([0.95, 1.0], [0, 1], 0.95 / 2),
+    ],
+)
+def test_the_calibration_error_averages_the_gaps_of_bins(
+    confidences: list[float], labels: list[int], expected: float
+) -> None:
+    confidence = torch.tensor(confidences, dtype=torch.float64)
+    chances = torch.stack([1 - confidence, confidence], 1)
+    assert calibration_error(chances, torch.tensor(labels)) == pytest.approx(expected, abs=1e-15)
 
 
 # Kernels and predictions made with an independent library (neural-tangents 0.6.5, float64); see `spec` and `stax`.

@@ -12,14 +12,19 @@ from torch import Tensor, nn
 
 from ntkexp import diagnostics as chapter
 from ntkexp.diagnostics import (
+    activity,
     alignment,
     centred,
     drift,
+    kinks,
     label_alignment,
     largest_eigenvalue,
     largest_kernel_eigenvalue,
     pattern,
+    selectivity,
     spectrum,
+    summary,
+    top_share,
 )
 from ntkexp.library import reader_of
 from tests.kernel.oracle import agree
@@ -46,8 +51,20 @@ def diagonal(values: list[float]) -> Tensor:
 def test_a_diagonal_kernel() -> None:
     found = spectrum(diagonal([1.0, 4.0, 2.0]))
     assert found.values.tolist() == [4.0, 2.0, 1.0]
-    assert found.condition == 4.0
     assert found.modes.abs().argmax(0).tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("eigenvalues", "expected"),
+    [
+        ([1.0, 4.0, 2.0], 4.0),
+        # an eigenvalue up to n · eps · λ_max is rounding
+        ([4.0, 2.0, 11 * EPS], inf),
+        ([4.0, 2.0, 13 * EPS], 4 / (13 * EPS)),
+    ],
+)
+def test_the_condition_number_is_infinite_where_rounding_is_left(eigenvalues: list[float], expected: float) -> None:
+    assert spectrum(diagonal(eigenvalues)).condition == expected
 
 
 @given(seeds, st.integers(1, 3))
@@ -92,17 +109,47 @@ def test_products_with_vectors_stand_in_for_a_large_matrix(monkeypatch: pytest.M
     assert abs(largest_kernel_eigenvalue(kernel) - exact) <= 100 * EPS * exact  # three vectors span the space
 
 
-def test_close_eigenvalues_take_few_products() -> None:
-    """Powers of the matrix tell 1 from 0.99 no sooner than 0.99^2k is small: 1000 of them leave 2e-9."""
-    values, taken = torch.cat([torch.linspace(0, 0.99, 500), torch.ones(1)]).double(), []
+@pytest.mark.parametrize(
+    ("values", "products"),
+    [
+        # Powers of the matrix would need thousands of products to distinguish 1 from 0.99.
+        (torch.cat([torch.linspace(0, 0.99, 500), torch.ones(1)]), range(10, 60)),
+        # three products span the space, in any unit
+        (torch.tensor([3.0, 1.0, 2.0]), range(3, 4)),
+        (1e-20 * torch.tensor([3.0, 1.0, 2.0]), range(3, 4)),
+        (1e20 * torch.tensor([3.0, 1.0, 2.0]), range(3, 4)),
+        (torch.full((5,), 1.0), range(1, 2)),  # the start is an eigenvector
+    ],
+)
+def test_lanczos_stops_once_the_eigenvalue_has_settled(values: Tensor, products: range) -> None:
+    values = values.double()
+    count = 0
 
     def product(vector: Tensor) -> Tensor:
-        taken.append(vector)
+        nonlocal count
+        count += 1
         return values * vector
 
-    found = largest_eigenvalue(product, normal(501, 1)[:, 0])
-    assert 1 - 1e-6 < found <= 1 + 100 * EPS
-    assert len(taken) < 60
+    largest = float(values.max())
+    found = largest_eigenvalue(product, normal(len(values), 1)[:, 0])
+    assert (1 - 1e-6) * largest < found <= (1 + 100 * EPS) * largest
+    assert count in products
+
+
+def test_lanczos_takes_at_most_a_hundred_products() -> None:
+    """The eigenvalue of a long chain settles slowly: 2 on the diagonal, 1 beside it."""
+    count = 0
+
+    def product(vector: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        following = torch.cat([vector[1:], vector[:1] * 0])
+        return 2 * vector + following + torch.cat([vector[-1:] * 0, vector[:-1]])
+
+    start = torch.zeros(1000, dtype=torch.float64)
+    start[0] = 1.0
+    largest_eigenvalue(product, start)
+    assert count == 100
 
 
 def test_a_vector_that_reaches_nothing_has_no_eigenvalue() -> None:
@@ -187,3 +234,118 @@ def test_smooth_networks_have_none() -> None:
     given = problem("tanh")
     reader, own = reader_of(given.module)
     assert len(pattern(reader.record(own, given.x))) == 0
+
+
+class Kinked(nn.Module):
+    """Kinks before the first weights, and two between weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6, dtype=torch.float64)
+        self.second = nn.Linear(3, 2, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x.abs()))
+        pooled = nn.functional.max_pool2d(hidden[:, None, None], (1, 2))[:, 0, 0]
+        return torch.relu(self.second(pooled))
+
+
+def test_kinks_are_named_once_if_weights_reach_them() -> None:
+    reader, weights = reader_of(Kinked())
+    assert kinks(reader.record(weights, normal(3, 4))) == ["relu", "max pooling"]
+
+
+# Tuning of hidden units.
+
+
+@pytest.mark.parametrize(
+    ("responses", "expected"),
+    [
+        ([[1.0, 0.0], [0.0, 1.0]], 1.0),
+        ([[1.0, 2.0], [1.0, 2.0]], 0.0),
+        ([[3.0, 1.0], [1.0, 2.0]], 3 / 7),
+        ([[3.0], [1.0], [1.0]], (1 / 2 + 1 / 2 + 0) / 3),
+        ([[1.0, 2.0]], None),
+        ([[0.0], [0.0]], None),
+    ],
+)
+def test_selectivity_is_the_mean_contrast_of_pairs(responses: list[list[float]], expected: float | None) -> None:
+    found = selectivity([torch.tensor(response, dtype=torch.float64) for response in responses])
+    assert found == (expected if expected is None else pytest.approx(expected, rel=1e-15))
+
+
+def test_the_activity_is_what_the_readout_takes() -> None:
+    network = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Unflatten(1, (3, 1)), nn.Conv1d(3, 2, 1))
+    x = torch.ones(5, 4)
+    found = activity(network, lambda: network(x))
+    assert found is not None
+    assert torch.equal(found, network[1](network[0](x)).detach())
+    assert activity(network[0], lambda: network[0](x)) is None
+    assert not any(layer._forward_pre_hooks for layer in network)
+
+
+# The integrals of a run.
+
+
+def machine(probes: int, outs: int, train: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """A kernel, coefficients that depend on the query, and the contributions K(x, xᵢ) aᵢ(x)."""
+    kernel = normal(probes, outs, train, outs, seed=seed) + 3 * torch.eye(outs, dtype=torch.float64)[:, None]
+    coefficients = 2 + normal(probes, train, outs, seed=seed + 1)
+    return kernel, coefficients, torch.einsum("pcid,pid->pci", kernel, coefficients)
+
+
+@pytest.mark.parametrize("outs", [1, 2])
+def test_coefficients_vary_as_much_as_they_do(outs: int) -> None:
+    kernel, coefficients, contributions = machine(5, outs, 4)
+    facts = summary(kernel, contributions, train=0)
+    deviation = coefficients.std(0, correction=0) / coefficients.mean(0).abs()
+    assert facts["coefficient_variation"] == pytest.approx(float(deviation.flatten().median()), rel=1e-9)
+    constant = coefficients[:1].expand(5, -1, -1)
+    facts = summary(kernel, torch.einsum("pcid,pid->pci", kernel, constant), train=0)
+    assert facts["coefficient_variation"] < 1e-12
+
+
+@pytest.mark.parametrize(("size", "left_out"), [(0.0, 1 / 6), (0.9e-3, 1 / 6), (1.1e-3, 0.0)])
+@pytest.mark.parametrize("outs", [1, 2])
+def test_small_kernels_are_not_divided_by(outs: int, size: float, left_out: float) -> None:
+    """The smallest singular value of a block is compared with the largest entry, 2."""
+    blocks = 2 * torch.eye(outs, dtype=torch.float64).expand(2, 3, outs, outs).clone()
+    blocks[1, 2, 0, 0] = 2 * size
+    facts = summary(blocks.transpose(1, 2), torch.ones(2, outs, 3, dtype=torch.float64), train=0)
+    assert facts["left_out"] == pytest.approx(left_out, abs=1e-15)
+    assert isnan(facts["coefficient_variation"]) is False
+
+
+@pytest.mark.parametrize(
+    ("matrix", "symmetry", "psd"),
+    [
+        ([[2.0, 1.0], [1.0, 2.0]], 0.0, 0.0),
+        ([[2.0, 0.0], [0.0, -1.0]], 0.0, 0.5),
+        ([[1.0, 1.0], [-1.0, 1.0]], sqrt(2), 0.0),
+        ([[1.0, 4.0], [2.0, 1.0]], sqrt(8 / 22), 0.5),
+    ],
+)
+def test_defects_of_a_kernel_that_is_none(matrix: list[list[float]], symmetry: float, psd: float) -> None:
+    """The last matrix has the symmetric part [[1, 3], [3, 1]] with the eigenvalues 4 and −2."""
+    kernel = torch.tensor([*matrix, [9.0, 9.0]], dtype=torch.float64)[:, None, :, None]
+    contributions = torch.ones(3, 1, 2, dtype=torch.float64)
+    facts = summary(kernel, contributions, train=2)
+    assert facts["symmetry_defect"] == pytest.approx(symmetry, abs=10 * EPS)
+    assert facts["psd_defect"] == pytest.approx(psd, abs=10 * EPS)
+    assert "psd_defect" not in summary(kernel, contributions, train=0)
+    assert summary(kernel.expand(-1, 1, -1, 2), contributions, train=2).keys() == {
+        *("cancellation", "top_1", "top_5", "top_10"),
+    }
+
+
+def test_how_far_parts_exceed_their_sums_and_who_gives_most() -> None:
+    contributions = torch.zeros(2, 1, 12, dtype=torch.float64)
+    contributions[0, 0, :4] = torch.tensor([6.0, -2.0, 1.0, 1.0])
+    contributions[1, 0] = 1.0
+    facts = summary(torch.ones(2, 1, 0, 1), contributions, train=0)
+    assert facts["cancellation"] == pytest.approx(22 / (6 + 12), rel=1e-15)
+    assert facts["top_1"] == pytest.approx((6 / 10 + 1 / 12) / 2, rel=1e-15)
+    assert facts["top_5"] == pytest.approx((1 + 5 / 12) / 2, rel=1e-15)
+    assert facts["top_10"] == pytest.approx((1 + 10 / 12) / 2, rel=1e-15)
+    assert isnan(summary(torch.ones(1, 1, 0, 1), torch.tensor([[[1.0, -1.0]]]), train=0)["cancellation"])
+    assert top_share(torch.tensor([[[1.0, 1.0], [2.0, 0.0]]]), 1) == 0.75  # outputs of one example add up

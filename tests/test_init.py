@@ -40,26 +40,20 @@ def inputs(count: int = 4, size: int = 3) -> Tensor:
     return torch.randn(count, size, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
 
 
+@pytest.mark.parametrize("kind", ["hidden", "readout"])
 @pytest.mark.parametrize("name", INITS)
-def test_the_variance_of_a_hidden_layer(name: str) -> None:
-    """z ~ N(0, W_std²‖x‖²/fan_in + b_std²): the mean square of n of them is off by √(2/n) relative, six of those
-    happen once in 5e8."""
-    generator, n = torch.Generator().manual_seed(0), 4096
-    layer = init(name, W_std=1.3, b_std=0.4).dense(n)
-    x = inputs(1, 30)
-    z = build((layer,), (30,), generator)(x).detach()
-    expected = 1.3**2 * float(x.square().mean()) + 0.4**2
-    assert abs(float(z.square().mean()) / expected - 1) < 6 * sqrt(2 / n)
+def test_the_variance_of_a_layer(name: str, kind: str) -> None:
+    """z ~ N(0, W_std²‖x‖²/fan_in + b_std²); the weights' part of a mean-field readout is divided by the width.
 
-
-@pytest.mark.parametrize("name", INITS)
-def test_the_variance_of_the_readout(name: str) -> None:
-    """1/√width for mean field on top of what the other parametrisations have."""
-    generator, n, width = torch.Generator().manual_seed(1), 4096, 64
-    layer = init(name, W_std=1.3, b_std=0.0).readout(n)
+    The mean square of n of them is off by √(2/n) relative; six of those happen once in 5e8.
+    """
+    n, width = 4096, 64
+    made = init(name, W_std=1.3, b_std=0.4)
+    layer = made.dense(n) if kind == "hidden" else made.readout(n)
     x = inputs(1, width)
-    z = build((layer,), (width,), generator)(x).detach()
-    expected = 1.3**2 * float(x.square().mean()) / (width if name == "mean_field" else 1)
+    z = build((layer,), (width,), torch.Generator().manual_seed(0))(x).detach()
+    share = 1 / width if (name, kind) == ("mean_field", "readout") else 1.0
+    expected = share * 1.3**2 * float(x.square().mean()) + 0.4**2
     assert abs(float(z.square().mean()) / expected - 1) < 6 * sqrt(2 / n)
 
 
@@ -91,29 +85,24 @@ def test_the_kernels_of_matched_networks_differ_by_the_scales_of_their_weights()
 
 
 @pytest.mark.parametrize("name", INITS)
-def test_an_antisymmetric_network_starts_at_zero_with_the_kernel_of_one(name: str) -> None:
+@pytest.mark.parametrize(("reading", "copies"), [("antisymmetric", 2), ("centred", 1)])
+def test_a_network_that_starts_at_zero_has_the_kernel_of_the_plain_one(name: str, reading: str, copies: int) -> None:
     x = inputs()
-    plain, antisymmetric = network(name), network(name, antisymmetric=True)
-    assert torch.equal(antisymmetric(x), torch.zeros(4, 2, dtype=torch.float64))
-    agree(tangent_kernel(antisymmetric, x), tangent_kernel(plain, x), 100 * EPS)
-    assert sum(weight.numel() for weight in weights_of(antisymmetric).values()) == 2 * sum(
-        weight.numel() for weight in weights_of(plain).values()
-    )
+    plain, made = network(name), network(name, **{reading: True})
+    assert torch.equal(made(x), torch.zeros(4, 2, dtype=torch.float64))
+    agree(tangent_kernel(made, x), tangent_kernel(plain, x), 100 * EPS)
+    sizes = [sum(weight.numel() for weight in weights_of(module).values()) for module in (made, plain)]
+    assert sizes[0] == copies * sizes[1]
 
 
 @pytest.mark.parametrize("name", INITS)
-def test_a_centred_network_starts_at_zero_with_the_kernel_of_the_plain_one(name: str) -> None:
+def test_a_centred_network_is_the_change_of_the_plain_one(name: str) -> None:
     x = inputs()
     plain, centred = network(name), network(name, centred=True)
-    assert torch.equal(centred(x), torch.zeros(4, 2, dtype=torch.float64))
-    agree(tangent_kernel(centred, x), tangent_kernel(plain, x), 100 * EPS)
     with torch.no_grad():
-        for weight in weights_of(centred).values():
+        for weight in (*weights_of(centred).values(), *weights_of(plain).values()):
             weight.add_(0.1)
-        for weight in weights_of(plain).values():
-            weight.add_(0.1)
-    expected = plain(x) - network(name)(x)
-    agree(centred(x), expected, 100 * EPS)
+    agree(centred(x), plain(x) - network(name)(x), 100 * EPS)
 
 
 @pytest.mark.parametrize("name", INITS)

@@ -1,12 +1,13 @@
-"""Covariances of one channel and tangent kernels between pixels, and the operations that layers need.
+"""Covariances of one channel and tangent kernels between pixels, and the operations that layers
+need.
 
     nngp   K[p, q](x, x′), the covariance of pixel p for x with pixel q for x′
     ntk    Θ[p, q](x, x′), the tangent kernel at these pixels
 
 The layers transform two objects. The first is K of each example with itself, [example, *pair]: it
-provides the variances K[p, p](x, x) at nonlinear layers, and pooling needs covariances between pixels
-too. The second is K and Θ between the examples of two sides, [row, column, *pair], which uses these
-variances. Each layer's `push` contains its formula for both.
+provides the variances K[p, p](x, x) at nonlinear layers, and pooling needs covariances between
+pixels too. The second is K and Θ between the examples of two sides, [row, column, *pair], which
+uses these variances. Each layer's `push` contains its formula for both.
 
 >>> from ntkexp.layer.pointwise import ReLU
 >>> alone = ReLU().push(Covariance.alone(torch.tensor([[2.0, 0.0]]), Pairs.equal(())), (2,))
@@ -27,7 +28,8 @@ from ntkexp.covariance.pairs import Coarse, Pairs, average_pixels, keeps_pixels,
 from ntkexp.mistake import Mistake
 
 ROUNDING = 16
-"""A correlation within this many eps of one counts as one, and such a relative difference as zero."""
+"""A correlation within this many eps of one counts as one, and such a relative difference as zero.
+"""
 PORTION = 2**17
 """Numbers in a portion of examples, few enough that successive steps find them in the cache."""
 Variances = tuple[Float[Tensor, "_ ..."], ...]
@@ -36,13 +38,14 @@ Variances = tuple[Float[Tensor, "_ ..."], ...]
 
 @dataclass(frozen=True)
 class Signal:
-    """Properties of a signal inside an infinitely wide network, by which layers check their formulas.
+    """Properties of a signal inside an infinitely wide network, by which layers check their
+    formulas.
 
-    `gaussian`: elements are independent Gaussians, and the channels of a pixel have one variance. Fresh
-    weights make them so, and pointwise layers and norms require it. `fresh`: independent of the input of
-    its branch; covariances of a sum add up only if all terms but one are fresh. `wide`: the number of
-    channels grows with the width, unlike for inputs; channels can be split only then. `uneven`: a
-    concatenation joined channels of different variances.
+    `gaussian`: elements are independent Gaussians, and the channels of a pixel have one variance.
+    Fresh weights make them so, and pointwise layers and norms require it. `fresh`: independent of
+    the input of its branch; covariances of a sum add up only if all terms but one are fresh.
+    `wide`: the number of channels grows with the width, unlike for inputs; channels can be split
+    only then. `uneven`: a concatenation joined channels of different variances.
 
     >>> Signal().after_weights()
     Signal(gaussian=True, fresh=True, wide=True, uneven=False)
@@ -73,7 +76,9 @@ class Signal:
 
 @dataclass(frozen=True)
 class PairEnd:
-    """The variances at one end of all pairs; `lay_out` broadcasts a function of them to the pairs."""
+    """The variances at one end of all pairs; `lay_out` broadcasts a function of them to the
+    pairs.
+    """
 
     variance: Tensor
     lay_out: Callable[[Tensor], Tensor]
@@ -81,15 +86,16 @@ class PairEnd:
 
 @dataclass(frozen=True)
 class Distances:
-    """Squared distances of the two ends u and v of each pair, [*examples, *pair], without cancellation.
+    """Squared distances of the two ends u and v of each pair, [*examples, *pair], without
+    cancellation.
 
         near + slack = E (u − v)² = q₁ + q₂ − 2c
         far + slack  = E (u + v)² = q₁ + q₂ + 2c
         excess       = q₁ − q₂
 
     Weights transform these quantities linearly, like q and c, whereas the differences on the right
-    lose digits. At a nonlinear layer, `at` sets slack = (√q₁ − √q₂)², so that near = 2(√(q₁q₂) − c) and
-    far = 2(√(q₁q₂) + c).
+    lose digits. At a nonlinear layer, `at` sets slack = (√q₁ − √q₂)², so that near = 2(√(q₁q₂) − c)
+    and far = 2(√(q₁q₂) + c).
     """
 
     near: Tensor
@@ -147,8 +153,8 @@ def safe_root(x: Tensor) -> Tensor:
 class Covariance:
     """K and Θ between two sides, or, if `ntk` is None, K of each example with itself.
 
-    Between two sides, `left` and `right` are the variances at all nonlinear layers, and `met` counts the
-    nonlinear layers so far. For examples with themselves, `left` collects the variances.
+    Between two sides, `left` and `right` are the variances at all nonlinear layers, and `met`
+    counts the nonlinear layers so far. For examples with themselves, `left` collects the variances.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     >>> Covariance.between(x, x, Pairs.equal(()), (), (), same=True).nngp
@@ -180,7 +186,9 @@ class Covariance:
     def between(
         cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool
     ) -> Covariance:
-        """Return K = mean over channels of x₁[p] x₂[q], and Θ = 0, for inputs [example, channel, *pixel]."""
+        """Return K = mean over channels of x₁[p] x₂[q], and Θ = 0, for inputs [example, channel,
+        *pixel].
+        """
         if pairs.pixels:
             nngp = x1.new_zeros(())
             for one, two in zip(x1.unbind(1), x2.unbind(1), strict=True):
@@ -194,7 +202,9 @@ class Covariance:
     def of_pairs(
         cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool
     ) -> Covariance:
-        """Return K and the distances of the k-th input in x₁ with the k-th in x₂, for equal pixels."""
+        """Return K and the distances of the k-th input in x₁ with the k-th in x₂, for equal
+        pixels.
+        """
 
         def mean(values: Tensor) -> Tensor:
             return pairs.spread(values.mean(1))[:, None]
@@ -220,7 +230,9 @@ class Covariance:
 
     @property
     def distances(self) -> Distances | None:
-        """The distances, or None if a layer has replaced the covariances without giving distances."""
+        """The distances, or None if a layer has replaced the covariances without giving
+        distances.
+        """
         if self.carried is None or self.carried[0] is not self.nngp:
             return None
         return self.carried[1]
@@ -236,7 +248,9 @@ class Covariance:
         return mapped.with_distances(None if distances is None else distances.map(function))
 
     def meet(self) -> tuple[Covariance, PairEnd, PairEnd]:
-        """Return this covariance with one more nonlinear layer counted, and the variances at both ends."""
+        """Return this covariance with one more nonlinear layer counted, and the variances at both
+        ends.
+        """
         pairs = self.pairs
         if self.ntk is None:
             q = pairs.diagonal(self.nngp)
@@ -262,7 +276,9 @@ class Covariance:
         return values.diagonal_scatter(diagonal.movedim(0, -1), dim1=0, dim2=1)
 
     def coarse(self, coarse: Sequence[Coarse]) -> Covariance:
-        """Average over fine pixels, for K and Θ: K′[p′, q′] = mean K[p, q] over p in p′ and q in q′."""
+        """Average over fine pixels, for K and Θ: K′[p′, q′] = mean K[p, q] over p in p′ and q in
+        q′.
+        """
         if keeps_pixels(coarse, self.pairs):
             return self
         averages = self.map(lambda values: average_pixels(values, self.pairs, coarse))
@@ -278,7 +294,9 @@ class Covariance:
         return replace(vectors, pairs=Pairs((), ()))
 
     def following(self, branch: Covariance) -> Covariance:
-        """Return the input of the next branch: this covariance, with the variances met by `branch`."""
+        """Return the input of the next branch: this covariance, with the variances met by
+        `branch`.
+        """
         return replace(self, left=branch.left, met=branch.met)
 
     def plus(self, last: Covariance) -> Covariance:

@@ -1,9 +1,10 @@
-"""Pairs of pixels (p, p + o) stored by their offset o, linear maps between them, and operations on tiles.
+"""Pairs of pixels (p, p + o) stored by their offset o, linear maps between them, and operations on
+tiles.
 
-A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], an offset and a pixel for each axis of the
-image. The second pixel is (p + o) mod n, so that n offsets hold all n² pairs of an axis with n pixels. A
-window that moves both pixels together never changes an offset, whether images end or wrap around.
-After the last layer with pixels, a tensor has only the axes of the examples.
+A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], an offset and a pixel for each axis
+of the image. The second pixel is (p + o) mod n, so that n offsets hold all n² pairs of an axis with
+n pixels. A window that moves both pixels together never changes an offset, whether images end or
+wrap around. After the last layer with pixels, a tensor has only the axes of the examples.
 
 >>> pairs = Pairs.all((3,))
 >>> pairs.second(0).tolist()
@@ -91,7 +92,9 @@ class Pairs:
         return torch.where(equal, self.spread(diagonal), values)
 
     def spread(self, diagonal: Tensor) -> Tensor:
-        """Look up values [*example, *pixel] at the first pixel of each pair, broadcastable over offsets."""
+        """Look up values [*example, *pixel] at the first pixel of each pair, broadcastable over
+        offsets.
+        """
         first = diagonal.dim() - len(self.pixels)
         for axis in range(len(self.pixels)):
             diagonal = diagonal.unsqueeze(first + 2 * axis)
@@ -190,7 +193,9 @@ def window_sum(
 
 
 class AbstractPixelMap(ABC):
-    """A linear map along one axis, from functions of pairs of fine pixels to functions of new pairs."""
+    """A linear map along one axis, from functions of pairs of fine pixels to functions of new
+    pairs.
+    """
 
     members: tuple[tuple[int, ...], ...]
     """The fine pixels of each new pixel."""
@@ -214,8 +219,8 @@ class AbstractPixelMap(ABC):
 class Coarse(AbstractPixelMap):
     """The fine pixels that each coarse pixel averages, along one axis.
 
-    The mean is over all pairs of members (pooling and sampling), or over pairs of `equal` members (an
-    affine layer after flattening an image):
+    The mean is over all pairs of members (pooling and sampling), or over pairs of `equal` members
+    (an affine layer after flattening an image):
 
         K′[p′, q′] = mean K[p, q],   p a member of p′, q of q′
 
@@ -247,7 +252,9 @@ class Coarse(AbstractPixelMap):
 
     @property
     def disjoint(self) -> bool:
-        """True if the map averages over all pairs, and each fine pixel belongs to at most one coarse pixel."""
+        """True if the map averages over all pairs, and each fine pixel belongs to at most one
+        coarse pixel.
+        """
         pixels = [p for members in self.members for p in members]
         return not self.equal and len(set(pixels)) == len(pixels)
 
@@ -281,7 +288,8 @@ class Coarse(AbstractPixelMap):
 
 @dataclass(frozen=True)
 class Taps(AbstractPixelMap):
-    """The fine pixel that each weight of a window multiplies, for every new pixel; −1 outside the image.
+    """The fine pixel that each weight of a window multiplies, for every new pixel; −1 outside the
+    image.
 
         K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|
 
@@ -344,11 +352,14 @@ class Taps(AbstractPixelMap):
         return offsets
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        # Always include offset 0: pixels that share no weight would otherwise leave no offset at all.
+        # Always include offset 0: pixels that share no weight would otherwise leave no offset at
+        # all.
         return tuple(sorted({0}.union(*(self.fine(shift, pixels) for shift in offsets))))
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Return the storage indices of the pairs, [new pixel, weight]; the index after the last is outside."""
+        """Return the storage indices of the pairs, [new pixel, weight]; the index after the last is
+        outside.
+        """
         n = pairs.pixels[axis]
         index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
         outside = n * len(index)
@@ -448,9 +459,9 @@ def require_resolved(
 ) -> Float[Tensor, "..."]:
     """Return the variances, or raise if rounding spoils a layer's kernel between near neighbours.
 
-    The kernels of erf, GELU and waves compare q₁q₂ − c² or (q₁ + q₂)/2 − c with 1 + 2q, 1 + q or 1/b².
-    If the distance of two inputs is unknown, the difference has the rounding error of q or q². The
-    error of the kernel is therefore b²q eps.
+    The kernels of erf, GELU and waves compare q₁q₂ − c² or (q₁ + q₂)/2 − c with 1 + 2q, 1 + q or
+    1/b². If the distance of two inputs is unknown, the difference has the rounding error of q or
+    q². The error of the kernel is therefore b²q eps.
 
     >>> require_resolved("Erf", torch.tensor([1e12], dtype=torch.float64))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -470,7 +481,8 @@ def require_resolved(
     return q
 
 
-# --- Operations on tiles, K and Θ at all pixels for one offset. A layer's fused form consists of these:
+# --- Operations on tiles, K and Θ at all pixels for one offset. A layer's fused form consists of
+# these:
 #
 #     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β, Σ over a window; weights s, b, α, β
 #     bend     κ and κ̇ of a bent line; constants k, h; ends √q, 1/√q
@@ -552,7 +564,9 @@ def weigh(
 
 
 def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
-    """Return an operation that averages pixels along up to three axes, into disjoint coarse pixels."""
+    """Return an operation that averages pixels along up to three axes, into disjoint coarse
+    pixels.
+    """
     if not all(one.disjoint for one in coarse):
         raise NoFusedForm("a mean over windows that overlap")
     missing = (Coarse.every(1, 1),) * (3 - len(coarse))

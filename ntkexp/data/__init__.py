@@ -1,4 +1,13 @@
-"""Data: sources of examples, and how they are split."""
+"""Data: sources of examples, and how they are split.
+
+Each line imports only from the lines above it:
+
+    base        examples, splits, and the abstract source
+    synthetic   generated data
+    table       a user's table, and small data sets in the package
+    images      sets of labelled images
+    sequence    sentences of tokens, and tasks one after another
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,14 +1,15 @@
 """Data: training examples, queries and test examples.
 
-A source returns examples, and `split` cuts three disjoint splits from them: `train`, `probe` (the queries)
-and `test`. The source's seed determines the order of the examples and the noise, from separate random
-streams. Inputs and real targets are standardised with the statistics of the training split:
+A source returns examples, and `split` cuts three disjoint splits from them: `train`, `probe` (the
+queries) and `test`. The source's seed determines the order of the examples and the noise, from
+separate random streams. Inputs and real targets are standardised with the statistics of the
+training split:
 
     x ← (x − mean) / deviation,    deviation² = mean (x − mean)²
 
-A source can opt out (`as_given`): its examples then keep their order and its targets their unit. A source
-can also divide its examples into phases, which training visits one after the other. Every split then
-contains the phases in order.
+A source can opt out (`as_given`): its examples then keep their order and its targets their unit. A
+source can also divide its examples into phases, which training visits one after the other. Every
+split then contains the phases in order.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def one_line(text: str) -> str:
 
 
 Standardise = Literal["each", "all", "none"]
-"""Standardise each feature separately, all features by common statistics (as for pixels), or none."""
+"""Standardise each feature separately, all features by common statistics (as for pixels), or none.
+"""
 
 # --- Operations on inputs and targets: scaling, filling gaps, noise
 
@@ -103,7 +105,8 @@ Standardise = Literal["each", "all", "none"]
 def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
     """Return the function that standardises these values to mean 0 and deviation 1.
 
-    A feature that is constant in these values becomes 0 everywhere, because nothing can be learned about it.
+    A feature that is constant in these values becomes 0 everywhere, because nothing can be learned
+    about it.
 
     >>> measured = scale_of("each", torch.tensor([[1.0, 4.0], [3.0, 4.0]], dtype=torch.float64))
     >>> measured(torch.tensor([[5.0, 6.0]], dtype=torch.float64)).tolist()
@@ -149,8 +152,8 @@ def add_label_noise(
 ) -> Tensor:
     """Add noise to training targets.
 
-    Replace exactly this share of class labels (rounded) by another class, with equal probabilities. Add
-    Gaussian noise to real targets, with this share of their standard deviation.
+    Replace exactly this share of class labels (rounded) by another class, with equal probabilities.
+    Add Gaussian noise to real targets, with this share of their standard deviation.
 
     >>> clean = torch.zeros(10, dtype=torch.int64)
     >>> add_label_noise(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
@@ -169,7 +172,8 @@ def add_label_noise(
 
 
 def share(count: int, number: int, phases: int) -> int:
-    """Return the number of examples or steps in phase `number`: equal shares, the first ones rounded up.
+    """Return the number of examples or steps in phase `number`: equal shares, the first ones
+    rounded up.
 
     >>> [share(128, number, 3) for number in range(3)]
     [43, 43, 42]
@@ -222,7 +226,8 @@ def find_leak(
 class Examples:
     """Inputs before standardisation, and targets: class labels or real values.
 
-    Images may be bytes, where the value `white` stands for 1, because float64 would need eight times the memory.
+    Images may be bytes, where the value `white` stands for 1, because float64 would need eight
+    times the memory.
     """
 
     inputs: Float[Tensor, "example *shape"] | UInt8[Tensor, "example *shape"]
@@ -339,7 +344,9 @@ class AbstractSource(Component):
 
     @final
     def cut(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
-        """Cut positions into the three splits in random order, with an equal share of each phase."""
+        """Cut positions into the three splits in random order, with an equal share of each
+        phase.
+        """
         groups = phase_positions(examples.phase, len(examples.phases), len(examples.inputs))
         phases = len(groups)
         splits: list[tuple[Tensor, ...]] = []

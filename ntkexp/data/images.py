@@ -1,4 +1,6 @@
-"""Sets of labelled images with a choice of classes, and readers for files of MNIST (IDX) and CIFAR-10."""
+"""Sets of labelled images with a choice of classes, and readers for files of MNIST (IDX) and
+CIFAR-10.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,10 @@ def read_idx_pictures(
 
 
 def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
-    """Read an array of bytes, and unzip it if necessary. Raise unless the size matches the header."""
+    """Read an array of bytes, and unzip it if necessary.
+
+    Raise unless the size matches the header.
+    """
     raw = read_contents(path)
     try:
         raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
@@ -163,8 +168,8 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
 
 # --- Pickles of plain values and arrays of bytes
 #
-# A pickle is a program. The unpickler below replaces the few functions that an array of bytes needs by
-# harmless stand-ins and refuses all other names, so that a file cannot call anything:
+# A pickle is a program. The unpickler below replaces the few functions that an array of bytes needs
+# by harmless stand-ins and refuses all other names, so that a file cannot call anything:
 #
 #     numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), 'b') ← (version, shape, dtype, column order, bytes)
 #     numpy._core.numeric._frombuffer(bytes, dtype, shape, order)     since protocol 5
@@ -337,9 +342,9 @@ CLOTHES = (
 class Clothes(AbstractImages):
     """Clothes of 8 × 8 pixels with 17 greys: images of Fashion-MNIST, reduced like `digits`.
 
-    1800 images, the first 180 of each of ten classes in the training set. They were reduced by a border
-    of two pixels, means over 4 × 4 pixels and rounding to 0 … 16. H. Xiao, K. Rasul and R. Vollgraf,
-    "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
+    1800 images, the first 180 of each of ten classes in the training set. They were reduced by a
+    border of two pixels, means over 4 × 4 pixels and rounding to 0 … 16. H. Xiao, K. Rasul and R.
+    Vollgraf, "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
 
     >>> Clothes(train=100).split().train.inputs.shape
     torch.Size([100, 1, 8, 8])
@@ -361,8 +366,8 @@ class MNIST(AbstractImages):
 
     Ten classes. Because the set is large, `test` is a number unless you set it to null.
 
-    Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-based learning applied to document recognition"
-    (1998).
+    Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-based learning applied to document
+    recognition" (1998).
     """
 
     names: ClassVar[tuple[str, ...]] = tuple("0123456789")
@@ -387,8 +392,8 @@ FASHION_MNIST_ADVICE = (
 class FashionMnist(AbstractImages):
     """Fashion-MNIST: 60,000 clothes of 28 × 28 pixels, from the IDX training files in a folder.
 
-    Ten classes. Because the set is large, `test` is a number unless you set it to null. The default path
-    is the folder of Debian's package dataset-fashion-mnist. H. Xiao, K. Rasul and R. Vollgraf,
+    Ten classes. Because the set is large, `test` is a number unless you set it to null. The default
+    path is the folder of Debian's package dataset-fashion-mnist. H. Xiao, K. Rasul and R. Vollgraf,
     "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
     """
 
@@ -405,10 +410,11 @@ class FashionMnist(AbstractImages):
 
 
 class CIFAR10(AbstractImages):
-    """CIFAR-10: colour photographs of 32 × 32 pixels, from a folder with the python or binary files.
+    """CIFAR-10: colour photographs of 32 × 32 pixels, from a folder with the python or binary
+    files.
 
-    Ten classes. Because the set is large, `test` is a number unless you set it to null. The default path
-    is the environment variable CIFAR10.
+    Ten classes. Because the set is large, `test` is a number unless you set it to null. The default
+    path is the environment variable CIFAR10.
 
     A. Krizhevsky, "Learning multiple layers of features from tiny images" (2009).
     """

@@ -1,4 +1,6 @@
-"""Sequences: sentences of tokens with one class to predict, and tasks that are learned one after another."""
+"""Sequences: sentences of tokens with one class to predict, and tasks that are learned one after
+another.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,8 @@ class ModularAddition(AbstractTokens):
 
         x = (a, b)  or  (a, b, =),    y = (a + b) mod p,    all p² pairs of a, b in 0 … p − 1
 
-    A. Power et al., "Grokking: generalization beyond overfitting on small algorithmic datasets" (2022),
-    arXiv:2201.02177.
+    A. Power et al., "Grokking: generalization beyond overfitting on small algorithmic datasets"
+    (2022), arXiv:2201.02177.
 
     >>> source = ModularAddition(modulus=5, train=20, probe=5)
     >>> data = source.split()
@@ -97,10 +99,10 @@ class Text(AbstractTokens):
 
         ntkexp train model=transformer model.causal=true data=text data.path=book.txt data.context=16
 
-    Tokens and classes are the bytes that occur in the file, ordered by code. Unused classes would only
-    enlarge kernels, whose size grows with the square of the number of classes. Windows do not overlap, so
-    that no split contains the answers of another, and equal windows are used once. By default the splits
-    are small, because there are many classes.
+    Tokens and classes are the bytes that occur in the file, ordered by code. Unused classes would
+    only enlarge kernels, whose size grows with the square of the number of classes. Windows do not
+    overlap, so that no split contains the answers of another, and equal windows are used once. By
+    default the splits are small, because there are many classes.
     """
 
     train: Count = 32
@@ -156,11 +158,11 @@ class Sequence(AbstractSource):
 
         ntkexp train data=sequence data.phases=[[0,1],[2,3],[4,5]]
 
-    A phase is a list of classes of `source`, or another source, from which only the examples are used: the
-    sequence sets their number, noise and scale. All phases share one network. With `outputs=shared`, the
-    k-th classes of all phases share one output ("domain-incremental" learning); with `outputs=own`, every
-    class has its own output ("class-incremental"; G. van de Ven, T. Tuytelaars & A. Tolias, "Three types of
-    incremental learning", 2022).
+    A phase is a list of classes of `source`, or another source, from which only the examples are
+    used: the sequence sets their number, noise and scale. All phases share one network. With
+    `outputs=shared`, the k-th classes of all phases share one output ("domain-incremental"
+    learning); with `outputs=own`, every class has its own output ("class-incremental"; G. van de
+    Ven, T. Tuytelaars & A. Tolias, "Three types of incremental learning", 2022).
 
     >>> data = Sequence(train=40, probe=20, test=0).split()
     >>> data.phases, data.classes, data.train.phase.bincount().tolist()

@@ -11,12 +11,12 @@ from pydantic import Field, NonNegativeFloat, model_validator
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ntkexp.component import LARGEST, Count, CountOrNone, Depth
+from ntkexp.component import MAX_COUNT, Count, CountOrNone, Depth
 from ntkexp.data.base import AbstractSource, Examples, Standardise
 from ntkexp.mistake import Mistake
 
-# Each source draws its target function before the inputs, so that the function does not depend on the
-# number of examples.
+# Each source draws its target function before the inputs, so that the function does not depend on
+# the number of examples.
 
 
 class AbstractSynthetic(AbstractSource):
@@ -81,8 +81,8 @@ class Sphere(AbstractSynthetic):
 
         x uniform on S^{d−1},    y = Σ_{k ≤ degree} h_k(√d w_k·x),    w_k random unit vectors
 
-    h_k are the normalised Hermite polynomials, √k! h_k = He_k. In high dimension every degree contributes
-    the same variance to y.
+    h_k are the normalised Hermite polynomials, √k! h_k = He_k. In high dimension every degree
+    contributes the same variance to y.
 
         h_0 = 1,    h_1 = z,    √(k+1) h_{k+1} = z h_k − √k h_{k−1}
 
@@ -91,7 +91,7 @@ class Sphere(AbstractSynthetic):
     [1.0, 2.0, 2.1213]
     """
 
-    dimension: int = Field(10, ge=2, le=LARGEST)
+    dimension: int = Field(10, ge=2, le=MAX_COUNT)
     degree: Depth = 2
 
     def examples(self, generator: torch.Generator) -> Examples:
@@ -116,7 +116,8 @@ def hermite(z: Float[Tensor, " example"], degree: int) -> list[Float[Tensor, " e
 
 
 class Parity(AbstractSynthetic):
-    """Parity, the generalised XOR: fewer than `order` coordinates carry no information on the label.
+    """Parity, the generalised XOR: fewer than `order` coordinates carry no information on the
+    label.
 
     Two classes; the inputs are corners of the cube {−1, 1}^dimension, or Gaussian.
 
@@ -189,10 +190,10 @@ class Cued(AbstractSynthetic):
         x ~ N(0, I_d) with the cue (c, 0) for the first task and (0, c) for the second
         y = w₁·x or w₂·x,  wᵢ·wⱼ = δᵢⱼ
 
-    With one seed, both tasks have the same x and differ in cue and target. `data=sequence` trains them one
-    after the other, as in T. Flesch, K. Juechems, T. Dumbalska, A. Saxe & C. Summerfield, "Orthogonal
-    representations for robust context-dependent task performance in brains and neural networks", Neuron
-    110 (2022).
+    With one seed, both tasks have the same x and differ in cue and target. `data=sequence` trains
+    them one after the other, as in T. Flesch, K. Juechems, T. Dumbalska, A. Saxe & C. Summerfield,
+    "Orthogonal representations for robust context-dependent task performance in brains and neural
+    networks", Neuron 110 (2022).
 
     >>> from ntkexp.data.base import examples_stream
     >>> sources = [Cued(task=task, train=3, probe=1, test=0) for task in (1, 2)]
@@ -204,7 +205,7 @@ class Cued(AbstractSynthetic):
     """
 
     task: Literal[1, 2] = 1
-    dimension: int = Field(6, ge=2, le=LARGEST)
+    dimension: int = Field(6, ge=2, le=MAX_COUNT)
     cue: float = Field(2.0, ge=0)
 
     def examples(self, generator: torch.Generator) -> Examples:
@@ -226,9 +227,10 @@ class Integers(AbstractSource):
 
         x = first … last,    y = value
 
-    The training split contains the integers in `observed`, in this order; the test split contains all
-    others. F. Huszár, "Some intuition on the neural tangent kernel" (2020), draws kernels over x = −10 … 20
-    with one observation, (10, 50). Inputs and targets are neither standardised nor shuffled.
+    The training split contains the integers in `observed`, in this order; the test split contains
+    all others. F. Huszár, "Some intuition on the neural tangent kernel" (2020), draws kernels over
+    x = −10 … 20 with one observation, (10, 50). Inputs and targets are neither standardised nor
+    shuffled.
 
     >>> data = Integers().split()
     >>> data.train.inputs.tolist(), data.train.target.tolist(), len(data.test.inputs)

@@ -7,7 +7,8 @@ sets/README.md lists the sources of the data sets. A cell is text and may be a n
 >>> is_missing("N/A"), is_missing("none")
 (True, False)
 
-`foreign_format` recognises other formats by their first bytes, so that an error message can name them:
+`foreign_format` recognises other formats by their first bytes, so that an error message can name
+them:
 
 >>> foreign_format(b"PK\x03\x04...")
 'a ZIP archive (of Excel, NumPy or torch, perhaps)'
@@ -74,7 +75,9 @@ class Grid:
         return [row[position] for row in self.rows]
 
     def check(self, target: str) -> None:
-        """Raise unless there are rows, distinct column names, and a target among several columns."""
+        """Raise unless there are rows, distinct column names, and a target among several
+        columns.
+        """
         if not self.rows:
             raise Mistake(f"{quoted(self.path)} has no rows below its header")
         if "" in self.columns:
@@ -164,8 +167,8 @@ def foreign_format(raw: bytes) -> str | None:
 
 # --- Comma-separated text in UTF-8, with a header
 #
-# A row's number is the line on which it begins, as in editors; the header is line 1. A quoted cell may
-# span several lines. Empty lines are ignored.
+# A row's number is the line on which it begins, as in editors; the header is line 1. A quoted cell
+# may span several lines. Empty lines are ignored.
 
 
 def read_comma(path: Path) -> Grid:
@@ -255,7 +258,9 @@ def read_parquet(path: Path) -> Grid:
 
 
 def is_learned(kind: Any, types: Any) -> bool:
-    """Return whether a type holds numbers, text or truth values, possibly encoded as a dictionary."""
+    """Return whether a type holds numbers, text or truth values, possibly encoded as a
+    dictionary.
+    """
     if types.is_dictionary(kind):
         return is_learned(kind.value_type, types)
     text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
@@ -274,7 +279,8 @@ def cell_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
-# --- Features: numbers and truth values; anything else is a gap. A column needs at least one number.
+# --- Features: numbers and truth values; anything else is a gap. A column needs at least one
+# number.
 
 
 Missing = Literal["refuse", "drop", "mean"]
@@ -319,8 +325,8 @@ def usable_rows(
 # --- Targets: classes or real numbers
 #
 # Text, truth values and up to 20 different integers are classes, in sorted order; other numbers are
-# real targets. A missing target, or one of another kind than the others, raises, because training would
-# learn a guess as the truth.
+# real targets. A missing target, or one of another kind than the others, raises, because training
+# would learn a guess as the truth.
 
 
 MAX_CLASSES = 20
@@ -387,8 +393,9 @@ class Table(AbstractSource):
 
         ntkexp train data=table data.path=houses.csv data.target=price
 
-    Features are numbers, true or false. Depending on `missing`, a gap raises an error, drops the row, or is
-    filled with the column's mean over the training split. Gaps in the target always raise.
+    Features are numbers, true or false. Depending on `missing`, a gap raises an error, drops the
+    row, or is filled with the column's mean over the training split. Gaps in the target always
+    raise.
 
     >>> inputs, target = read_bundled("wine")
     >>> inputs.shape, target.unique()
@@ -437,7 +444,8 @@ class BreastCancer(AbstractSource):
 class Diabetes(AbstractSource):
     """Diabetes: ten measurements of 442 patients, and the progression of the disease in a year.
 
-    Regression; the file contains the inputs in their original units, because the package standardises them.
+    Regression; the file contains the inputs in their original units, because the package
+    standardises them.
     """
 
     def examples(self, generator: torch.Generator) -> Examples:

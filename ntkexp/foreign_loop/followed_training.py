@@ -47,7 +47,7 @@ from ntkexp.shapes import Weights
 # --- Adam's memory after every step of a loop, computed forwards: m, v, and the largest v with
 # AMSGrad.
 #
-# The row of each step lies in an unnamed temporary file, which vanishes when it is closed.
+# An unnamed temporary file holds the rows. It vanishes when it is closed.
 
 
 ADAM_PARTS = ("mean", "latest", "largest")
@@ -175,7 +175,7 @@ class MeanTaken:
     means: dict[str, float] = field(default_factory=dict)
 
     def hold(self, step: int, shares: Sequence[CallShare]) -> None:
-        """Raise unless shares are those of a mean over each call. A single example has nothing to
+        """Raise unless shares belong to a mean over each call. A single example has nothing to
         share."""
         for share in shares:
             if share.factor and share.examples > 1:

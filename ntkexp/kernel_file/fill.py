@@ -1,7 +1,8 @@
-"""Fill a kernel file, by threads of this process or by jobs on an engine, and estimate the remaining work.
+"""Fill a kernel file, by threads of this process or by jobs on an engine, and estimate the
+remaining work.
 
-An interrupted computation continues where it stopped. The file's bytes do not depend on who computes
-the tiles, nor on interruptions.
+An interrupted computation continues where it stopped. The file's bytes do not depend on who
+computes the tiles, nor on interruptions.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def fill(
 ) -> KernelMatrix:
     """Begin, continue or check the file of a kernel, and return the finished matrix.
 
-    `kernel.threads` threads of this process compute the tiles, or the workers of an engine. The workers
-    trust the files in `trust`, and need about `seconds` for a tile.
+    `kernel.threads` threads of this process compute the tiles, or the workers of an engine. The
+    workers trust the files in `trust`, and need about `seconds` for a tile.
     """
     progress = progress or Silent()
     with claim(path):
@@ -137,7 +138,9 @@ def claim(path: Path) -> Iterator[None]:
 
 
 def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatrix:
-    """Open the file of this kernel, or begin it without tiles. Raise if it belongs to another kernel."""
+    """Open the file of this kernel, or begin it without tiles. Raise if it belongs to another
+    kernel.
+    """
     if path.exists() and not force:
         matrix = open_matrix(path)
         if matrix.facts["identity"] != kernel.identity:
@@ -199,8 +202,8 @@ def layout_of(kernel: AbstractKernel) -> Layout:
 
 # --- Computation in this process
 #
-# Several threads compute tiles if the kernel is concurrent, each with one thread of linear algebra, so that
-# a tile always has the same bytes. One thread writes.
+# Several threads compute tiles if the kernel is concurrent, each with one thread of linear algebra,
+# so that a tile always has the same bytes. One thread writes.
 
 
 def fill_tiles(
@@ -267,8 +270,9 @@ def to_arrays(blocks: Blocks) -> Arrays:
 # --- Computation by jobs
 #
 # A worker opens the file, computes its tiles, and writes and marks each when it is ready. The
-# command that submitted the jobs counts the marks in the file. A repeated job skips marked tiles. A lost
-# worker costs the tile it was computing; other workers get its remaining tiles, as long as there is progress.
+# command that submitted the jobs counts the marks in the file. A repeated job skips marked tiles. A
+# lost worker costs the tile it was computing; other workers get its remaining tiles, as long as
+# there is progress.
 
 
 TASK_SECONDS = 300.0
@@ -282,8 +286,8 @@ POLL_SECONDS = 0.2
 class TileJob(AbstractJob):
     """Tiles of an existing file.
 
-    The experiment sets the number of threads of linear algebra, so that the bits do not depend on the
-    worker.
+    The experiment sets the number of threads of linear algebra, so that the bits do not depend on
+    the worker.
     """
 
     file: str
@@ -334,7 +338,9 @@ def fill_by_jobs(
     seconds: float,
     progress: AbstractProgress,
 ) -> Generator[int]:
-    """Submit copies of `job` for parts of the tiles, and yield the number of written tiles from time to time."""
+    """Submit copies of `job` for parts of the tiles, and yield the number of written tiles from
+    time to time.
+    """
     engine.refuse_longer(seconds)
     identity = matrix.facts["identity"][:12]
     left = list(tiles)
@@ -389,7 +395,8 @@ def split_tiles(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Seq
     return [tiles[start:end] for start, end in pairwise(bounds)]
 
 
-# --- Estimates: core seconds = remaining pairs · seconds per pair, measured on a small part of a tile
+# --- Estimates: core seconds = remaining pairs · seconds per pair, measured on a small part of a
+# tile
 
 
 LONG = 10.0
@@ -436,7 +443,9 @@ class WorkLeft:
 
 
 def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLeft:
-    """Estimate the remaining work of a file; measure a part unless the shapes show that it is little."""
+    """Estimate the remaining work of a file; measure a part unless the shapes show that it is
+    little.
+    """
     begun = None
     if not force:
         with suppress(Mistake):  # the file does not exist, or is damaged
@@ -453,7 +462,9 @@ def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLef
 
 
 def time_pair(kernel: AbstractKernel) -> float:
-    """Measure the seconds for a pair of points, with more and more points until it takes long enough."""
+    """Measure the seconds for a pair of points, with more and more points until it takes long
+    enough.
+    """
     kernel = replace(kernel)  # a copy, so that the measurement leaves no error bars
     train = kernel.inputs[: len(kernel.data.train.inputs)]
     side = 2

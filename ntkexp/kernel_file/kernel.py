@@ -1,4 +1,5 @@
-"""The kernel of a kernel file: infinite-width kernels, or tangent kernels of networks, between data points.
+"""The kernel of a kernel file: infinite-width kernels, or tangent kernels of networks, between data
+points.
 
     identity = sha256(canonical JSON of the description, which contains the sha256 of the data)
 
@@ -142,7 +143,9 @@ class AbstractKernel(ABC):
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """Everything that the numbers in the file depend on, including the code of user networks."""
+        """Everything that the numbers in the file depend on, including the code of user
+        networks.
+        """
         code = [digest(file) for file in files_of((self.experiment.model, self.experiment.init))]
         return {
             **({"code": code} if code else {}),
@@ -222,7 +225,9 @@ class InfiniteKernel(AbstractKernel):
 
 @dataclass(frozen=True, eq=False)
 class EmpiricalKernel(AbstractKernel):
-    """The mean tangent kernel of untrained networks with these seeds, or of one network of a run."""
+    """The mean tangent kernel of untrained networks with these seeds, or of one network of a
+    run.
+    """
 
     seeds: tuple[int, ...] = ()
     wanted: Outputs = "all"
@@ -240,7 +245,9 @@ class EmpiricalKernel(AbstractKernel):
 
     @cached_property
     def drawn(self) -> tuple[tuple[ScaledOutput, ...], dict[str, Any]]:
-        """The networks, which differ in their weights only, and the source of the weights for JSON."""
+        """The networks, which differ in their weights only, and the source of the weights for
+        JSON.
+        """
         if not self.weights:
             modules = []
             for seed in self.seeds:
@@ -303,7 +310,9 @@ class EmpiricalKernel(AbstractKernel):
         return self.mean(points, None)
 
     def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
-        """Average the kernels of all modules, summed in order, and store the error bars of sketches."""
+        """Average the kernels of all modules, summed in order, and store the error bars of
+        sketches.
+        """
         modules, _ = self.drawn
         casts = self.experiment.path.casts
         sketch = self.experiment.kernel.sketch

@@ -48,9 +48,9 @@ from ntkexp.text import short
 
 # --- A kernel file as matrices: an entry is a pair of a point and one of the kernel's outputs
 #
-# A kernel with one output (infinite width, or a trace, of which each column gets an equal share) applies
-# to every column of the targets. A kernel with all outputs applies to all columns together, which then form
-# one long column.
+# A kernel with one output (infinite width, or a trace, of which each column gets an equal share)
+# applies to every column of the targets. A kernel with all outputs applies to all columns together,
+# which then form one long column.
 
 
 MAX_ROW_BYTES = 1 << 27
@@ -159,7 +159,9 @@ KERNEL_COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Training by gradient flow for some `times`, or by `steps` of gradient descent, with a ridge."""
+    """Training by gradient flow for some `times`, or by `steps` of gradient descent, with a
+    ridge.
+    """
 
     times: tuple[float, ...] = (math.inf,)
     steps: int | None = None
@@ -193,7 +195,9 @@ class Question:
             raise WrongArgument(f"memory_gb={self.memory_gb:g}: it takes a number > 0", "memory_gb")
 
     def ways(self, examples: int) -> dict[str, AbstractGain]:
-        """Return the gain of each way to train by name, for a loss that is the mean over examples."""
+        """Return the gain of each way to train by name, for a loss that is the mean over
+        examples.
+        """
         if self.steps is not None and self.step_size is not None:
             name = f"{self.steps} steps of {short(self.step_size)}"
             return {name: DescentGain(self.step_size / examples, self.steps)}
@@ -287,8 +291,8 @@ def matrix_for_products(
 ) -> Float[Tensor, "entry entry"]:
     """Return the kernel matrix of the training examples, for products with vectors.
 
-    If two copies do not fit into the memory, store the matrix in an unnamed file next to the kernel file.
-    Products read this file much faster than tiles.
+    If two copies do not fit into the memory, store the matrix in an unnamed file next to the kernel
+    file. Products read this file much faster than tiles.
     """
     shape = (entries.count, entries.count)
     if 2 * 8.0 * entries.count**2 <= memory_gb * 1e9:
@@ -372,7 +376,9 @@ class Score:
 
 @dataclass(frozen=True)
 class MeanAndDeviation:
-    """Predicted outputs at the points of a split, and their standard deviation over networks, if known."""
+    """Predicted outputs at the points of a split, and their standard deviation over networks, if
+    known.
+    """
 
     mean: Float[Tensor, "point out"]
     deviation: Float[Tensor, " point"] | None
@@ -380,9 +386,10 @@ class MeanAndDeviation:
 
 # --- Predictions of every kernel in a file at all points
 #
-# If a file contains `nngp`, the predictions of `ntk` are mean and standard deviation of networks that
-# train all layers (`closed_form`). The predictions of `nngp` describe networks that train their readout,
-# and at t = ∞ the Gaussian process itself. A tangent kernel of finite networks gives no deviation.
+# If a file contains `nngp`, the predictions of `ntk` are mean and standard deviation of networks
+# that train all layers (`closed_form`). The predictions of `nngp` describe networks that train
+# their readout, and at t = ∞ the Gaussian process itself. A tangent kernel of finite networks gives
+# no deviation.
 
 
 LEFT_OUT = "left out"
@@ -471,8 +478,8 @@ def predict_at(
 class Study(Component):
     """Several kernels of infinite width for one table, each given by its overrides.
 
-    `base` are overrides of all kernels. `published` are accuracies in per cent for comparison with the
-    NTK's, measured with the data in `published_with`.
+    `base` are overrides of all kernels. `published` are accuracies in per cent for comparison with
+    the NTK's, measured with the data in `published_with`.
 
     >>> Study(kernels={"A": ["model=mlp"]}, base=["data=wine"]).overrides(["data.train=50"])
     {'A': ['data=wine', 'model=mlp', 'data.train=50']}

@@ -1,4 +1,16 @@
-"""Layers of networks, each at finite and at infinite width."""
+"""Layers of networks, each at finite and at infinite width.
+
+Each line imports only from the lines above it:
+
+    base         the two readings of a layer, chains, residual layers and concatenations
+    affine       dense layers and convolutions
+    linear       flattening, dropout, pooling and norms
+    pointwise    activations with elementary kernels
+    attention    self-attention
+    smooth       other smooth activations, by series
+    spec         layers as plain data, and the list of all layers
+    sequential   an `nn.Sequential` as layers
+"""
 
 from typing import TYPE_CHECKING
 

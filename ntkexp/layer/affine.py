@@ -13,7 +13,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkexp.component import DEEPEST, LARGEST, Depth
+from ntkexp.component import MAX_COUNT, MAX_DEPTH, Depth
 from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.pairs import (
     CLEAR,
@@ -107,7 +107,9 @@ class Convolution(nn.Module):
 
 
 class ConvolutionOfTorch(nn.Module):
-    """z = gain · W ∗ x + shift · b, by one of torch's convolutions with its options stride, padding, …"""
+    """z = gain · W ∗ x + shift · b, by one of torch's convolutions with its options stride,
+    padding, …
+    """
 
     def __init__(
         self,
@@ -139,12 +141,12 @@ class ConvolutionOfTorch(nn.Module):
 #     standard      z = W x + b                        W ~ N(0, W_std²/n), b ~ N(0, b_std²)
 #     mean_field    z = W_std/n · W x + b_std · b      W, b ~ N(0, 1)
 #
-# The factors multiply the inputs or the result, never the weight: a scaled weight would be a new tensor
-# computed from parameters, and its tangent kernel would no longer factorise. If b_std is zero, the
-# layer has no bias.
+# The factors multiply the inputs or the result, never the weight: a scaled weight would be a new
+# tensor computed from parameters, and its tangent kernel would no longer factorise. If b_std is
+# zero, the layer has no bias.
 #
-# At infinite width, m is the mean over a window in which both pixels move together (the identity for a
-# dense layer), and N is the number of input channels at the width in the description:
+# At infinite width, m is the mean over a window in which both pixels move together (the identity
+# for a dense layer), and N is the number of input channels at the width in the description:
 #
 #     K′ = W_std² m(K) + b_std²
 #     Θ′ = W_std² m(Θ) + source,    source = K′                              in NTK parametrisation
@@ -152,14 +154,17 @@ class ConvolutionOfTorch(nn.Module):
 #                                            0                                if frozen
 
 
-Border = Annotated[int, Field(ge=0, le=DEEPEST)]
+Border = Annotated[int, Field(ge=0, le=MAX_DEPTH)]
 Parametrisation = Literal["ntk", "standard", "mean_field"]
 
 
 class AbstractAffine(AbstractLayer):
-    """A layer with `features` outputs and scales for its weights. A `frozen` layer is not trained."""
+    """A layer with `features` outputs and scales for its weights.
 
-    features: int = Field(ge=1, le=100 * LARGEST)  # a layer may be wider than the network's width
+    A `frozen` layer is not trained.
+    """
+
+    features: int = Field(ge=1, le=100 * MAX_COUNT)  # a layer may be wider than the network's width
     W_std: Positive = 1.0
     b_std: NotNegative = 0.0
     param: Parametrisation = "ntk"
@@ -286,8 +291,8 @@ class Dense(AbstractAffine):
 class Conv(AbstractAffine):
     """A convolution with an output for every `stride`-th pixel.
 
-    Zeros pad the image, or the image wraps around (`circular`). A `valid` convolution has outputs only
-    for windows inside the image.
+    Zeros pad the image, or the image wraps around (`circular`). A `valid` convolution has outputs
+    only for windows inside the image.
 
     >>> Conv(features=4, stride=2).shape((1, 8, 7)), Conv(features=4, valid=True).shape((1, 8, 7))
     ((4, 4, 4), (4, 6, 5))
@@ -358,12 +363,13 @@ class Conv(AbstractAffine):
 
 
 class AbstractTapped(AbstractAffine):
-    """Convolutions with arbitrary windows: weight k multiplies the fine pixel p_k for the new pixel p.
+    """Convolutions with arbitrary windows: weight k multiplies the fine pixel p_k for the new pixel
+    p.
 
         K′[p, q] = W_std² Σ_k K[p_k, q_k]/|window| + b_std²
 
-    The sum is over weights k with p_k and q_k in the image; Θ′ has the same form. Each option is one
-    number, or one number for each axis of pixels.
+    The sum is over weights k with p_k and q_k in the image; Θ′ has the same form. Each option is
+    one number, or one number for each axis of pixels.
     """
 
     window: Depth | tuple[Depth, ...] = 3
@@ -448,7 +454,8 @@ class AbstractTapped(AbstractAffine):
 class PaddedConv(AbstractTapped):
     """A convolution with any window and with `padding` zeros at both ends of each axis.
 
-    p_k = p · stride + k · dilation − padding. For odd windows, `Conv` computes the same and is faster.
+    p_k = p · stride + k · dilation − padding. For odd windows, `Conv` computes the same and is
+    faster.
 
     >>> PaddedConv(features=4, window=4, stride=2, padding=1).shape((3, 8, 8))
     (4, 4, 4)
@@ -461,9 +468,9 @@ class PaddedConv(AbstractTapped):
 class ConvTranspose(AbstractTapped):
     """A transposed convolution, which enlarges images.
 
-    Pixel p adds the window to the new pixels from p · stride on. Then `padding` pixels are cut off at both
-    ends of each axis, and `output_padding` pixels are added at the end. p_k = (p + padding −
-    k · dilation)/stride if this is an integer.
+    Pixel p adds the window to the new pixels from p · stride on. Then `padding` pixels are cut off
+    at both ends of each axis, and `output_padding` pixels are added at the end. p_k = (p + padding
+    − k · dilation)/stride if this is an integer.
 
     >>> ConvTranspose(features=4, window=3, stride=2, padding=1, output_padding=1).shape((3, 8, 8))
     (4, 16, 16)

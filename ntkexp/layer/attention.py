@@ -10,7 +10,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from ntkexp.component import LARGEST, Count
+from ntkexp.component import MAX_COUNT, Count
 from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, detached_number
@@ -18,15 +18,16 @@ from ntkexp.mistake import Mistake
 
 
 class SelfAttention(AbstractLayer):
-    """Self-attention: at each pixel p, a sum of values over all pixels r, weighted by queries times keys.
+    """Self-attention: at each pixel p, a sum of values over all pixels r, weighted by queries times
+    keys.
 
         f[p] = OV_std Σ_h W_h Σ_r A_h[p, r] V_h x[r] + b_std · b,    A_h = ζ(G_h)
 
         linear_scaling   G_h[p, r] = QK_std (Q_h x[p])·(Q_h x[r])/d     one matrix for queries and keys
         otherwise        G_h[p, r] = QK_std (Q_h x[p])·(K_h x[r])/√d    as usual
 
-    ζ is the softmax over r, or the identity. Each head h has d = features/heads channels. Weights are
-    drawn from N(0, 1) and divided by the root of the number of their inputs.
+    ζ is the softmax over r, or the identity. Each head h has d = features/heads channels. Weights
+    are drawn from N(0, 1) and divided by the root of the number of their inputs.
 
     The kernels hold for many heads and large d (Hron et al. 2020, arXiv 2006.10540; as in
     neural-tangents). With linear scaling, A(x) = ζ(QK_std K(x, x)), and
@@ -39,14 +40,14 @@ class SelfAttention(AbstractLayer):
         K′ = s² ‖K‖² K + b_std²
         Θ′ = s² (2 ⟨K, Θ⟩ K + ‖K‖² (Θ + 4 K)) + b_std²
 
-    where the norm and the inner product are sums over all pixel pairs. `frozen` weights contribute only
-    the terms with Θ to Θ′.
+    where the norm and the inner product are sums over all pixel pairs. If the weights
+    are `frozen`, Θ′ has the terms with Θ only.
 
     >>> SelfAttention(features=8).shape((3, 5))
     (8, 5)
     """
 
-    features: int = Field(ge=1, le=100 * LARGEST)
+    features: int = Field(ge=1, le=100 * MAX_COUNT)
     heads: Count = 4
     QK_std: Positive = 1.0
     OV_std: Positive = 1.0

@@ -1,10 +1,11 @@
-"""A layer as a value, with two readings: a module of finite width, and a step of the kernel recursion.
+"""A layer as a value, with two readings: a module of finite width, and a step of the kernel
+recursion.
 
-Layers compose by shape: `shape` maps the shape of an example to the next one, so that a list of layers is an
-architecture for inputs of any shape, and `build` makes a module. The kernels of infinite width use the
-same list. `carry` raises if there is no limit. `need`, from the last layer to the first, collects the
-pixel pairs that must be known. `push` transforms K and Θ. `fused` returns the layer's form for the fused
-engine, if it has one.
+Layers compose by shape: `shape` maps the shape of an example to the next one, so that a list of
+layers is an architecture for inputs of any shape, and `build` makes a module. The kernels of
+infinite width use the same list. `carry` raises if there is no limit. `need`, from the last layer
+to the first, collects the pixel pairs that must be known. `push` transforms K and Θ. `fused`
+returns the layer's form for the fused engine, if it has one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ MAX_LAYER_SCALE = 1e150
 """The square of a larger scale would overflow."""
 
 
-# --- Scales of weights: numbers, or tensors with one number, so that kernels can be differentiated by them
+# --- Scales of weights: numbers, or tensors with one number, so that kernels can be differentiated
+# by them
 
 
 def finite_number(value: object) -> object:
@@ -120,7 +122,9 @@ class AbstractLayer(Component):
         return wanted
 
     def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-        """Return the same for pairs of an example with itself; None unless a layer needs variances."""
+        """Return the same for pairs of an example with itself; None unless a layer needs
+        variances.
+        """
         return None if wanted is None else self.need(wanted, shape)
 
     def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
@@ -192,7 +196,9 @@ def push(layers: Layers, covariance: Covariance, shape: tuple[int, ...]) -> Cova
 
 
 def fused(layers: Layers, shape: tuple[int, ...], register: int, free: int) -> Operations:
-    """Return the operations of all layers. Raise if a layer's fused form is missing or changes pixels."""
+    """Return the operations of all layers. Raise if a layer's fused form is missing or changes
+    pixels.
+    """
     operations: Operations = ()
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         if not says_itself(layer, "fused"):
@@ -219,7 +225,8 @@ def registers(operations: Operations) -> int:
 def says_itself(layer: AbstractLayer, form: str) -> bool:
     """Return whether the class that defines the layer's formula also defines this form.
 
-    A subclass that replaces the formula, e.g. `dual`, does not inherit the fused form of its parent.
+    A subclass that replaces the formula, e.g. `dual`, does not inherit the fused form of its
+    parent.
     """
     names = {form, *FORMULA}
     definer = next(kind for kind in type(layer).__mro__ if not names.isdisjoint(vars(kind)))
@@ -227,7 +234,8 @@ def says_itself(layer: AbstractLayer, form: str) -> bool:
 
 
 class Residual(AbstractLayer):
-    """Residual layers: branch(x) + shortcut(x), whose kernels add up if a branch ends in fresh weights.
+    """Residual layers: branch(x) + shortcut(x), whose kernels add up if a branch ends in fresh
+    weights.
 
     An empty shortcut is the identity.
 
@@ -314,8 +322,8 @@ class Concatenation(AbstractLayer):
 
         K′ = Σ_i p_i K_i,    Θ′ = Σ_i p_i Θ_i
 
-    The next layer multiplies each branch's channels with separate weights, so the branches need not be
-    independent. Their variances may differ; therefore no activation or norm may follow.
+    The next layer multiplies each branch's channels with separate weights, so the branches need not
+    be independent. Their variances may differ; therefore no activation or norm may follow.
     """
 
     branches: Annotated[tuple[tuple[AbstractLayer, ...], ...], Field(min_length=2)]
@@ -388,7 +396,8 @@ class SideBySide(nn.ModuleList):
 
 
 def name_validator(kind: str, known: Mapping[str, object]) -> Callable[[object], object]:
-    """Return a validator that replaces a name from a configuration by its layer, and accepts layers.
+    """Return a validator that replaces a name from a configuration by its layer, and accepts
+    layers.
 
     >>> name_validator("activation", {"relu": "R", "tanh": "T"})("tanh")
     'T'

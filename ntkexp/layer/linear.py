@@ -32,8 +32,8 @@ from ntkexp.mistake import Mistake
 class Flatten(AbstractLayer):
     """All axes of an example as one axis.
 
-    The next affine layer averages over equal pixels: K′ = mean_p K[p, p], and Θ′ has the same form. Pixels may
-    have different variances, so no activation may follow directly.
+    The next affine layer averages over equal pixels: K′ = mean_p K[p, p], and Θ′ has the same form.
+    Pixels may have different variances, so no activation may follow directly.
 
     >>> Flatten().shape((1, 8, 8))
     (64,)
@@ -99,11 +99,12 @@ class MeanOverPixels(nn.Module):
 
 
 class Dropout(AbstractLayer):
-    """Dropout in training mode: zero each element with probability `rate`, else divide by 1 − `rate`.
+    """Dropout in training mode: zero each element with probability `rate`, else divide by 1 −
+    `rate`.
 
-    Each example has its own random mask. At infinite width, K and Θ of a pixel of an example with itself
-    are divided by 1 − `rate`. Other pairs have independent masks and do not change. Equal examples on two
-    sides count as different examples.
+    Each example has its own random mask. At infinite width, K and Θ of a pixel of an example with
+    itself are divided by 1 − `rate`. Other pairs have independent masks and do not change. Equal
+    examples on two sides count as different examples.
 
     >>> Dropout(rate=0.1).shape((3, 8, 8))
     (3, 8, 8)
@@ -145,7 +146,8 @@ class Dropout(AbstractLayer):
         return covariance.map(divide_diagonal)
 
 
-# --- Pooling over windows: by the mean, or by the maximum, which has no known limit of infinite width
+# --- Pooling over windows: by the mean, or by the maximum, which has no known limit of infinite
+# width
 
 
 class AbstractPool(AbstractLayer):
@@ -230,10 +232,12 @@ Pooling = Annotated[AvgPool | MaxPool | None, BeforeValidator(name_validator("po
 """A pooling layer, its name, or none."""
 
 
-# --- Normalisation: y = c/√(mean c² + ε) with c = x − mean x, then a gain (initially 1) and a bias (0)
+# --- Normalisation: y = c/√(mean c² + ε) with c = x − mean x, then a gain (initially 1) and a bias
+# (0)
 #
-# Layer norm averages over channels, for each pixel; group norm over groups of channels and all pixels.
-# Batch norm is in evaluation mode and uses its initial statistics, so that examples do not interact.
+# Layer norm averages over channels, for each pixel; group norm over groups of channels and all
+# pixels. Batch norm is in evaluation mode and uses its initial statistics, so that examples do not
+# interact.
 
 
 BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}
@@ -249,8 +253,9 @@ class AbstractNorm(AbstractLayer):
 class LayerNorm(AbstractNorm):
     """Layer norm over channels; with `affine`, a trained gain and bias follow.
 
-    Without them, and after weights, it has a kernel at infinite width, because the mean over channels
-    vanishes. With the variances q₁ and q₂ at the two pixels, K′ = K/√((q₁ + ε)(q₂ + ε)). Θ′ has the same form.
+    Without them, and after weights, it has a kernel at infinite width, because the mean over
+    channels vanishes. With the variances q₁ and q₂ at the two pixels, K′ = K/√((q₁ + ε)(q₂ + ε)).
+    Θ′ has the same form.
     """
 
     eps: float = Field(1e-12, gt=0)

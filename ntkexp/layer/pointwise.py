@@ -55,8 +55,8 @@ class NearKernels:
 class AbstractPointwise(AbstractLayer):
     """Pointwise layers: z ↦ σ(z), one function applied to every element.
 
-    At infinite width the elements are Gaussian. The kernels are expectations over two of them, u and v,
-    with variances q₁ and q₂ and covariance c:
+    At infinite width the elements are Gaussian. The kernels are expectations over two of them, u
+    and v, with variances q₁ and q₂ and covariance c:
 
         K′ = κ(q₁, c, q₂) = E σ(u) σ(v)
         Θ′ = Θ · κ̇,    κ̇ = E σ′(u) σ′(v) = ∂κ/∂c
@@ -79,7 +79,9 @@ class AbstractPointwise(AbstractLayer):
         return self.dual(first.lay_out(first.variance), c, second.lay_out(second.variance))
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ from distances, without cancellation for nearly equal or opposite variables."""
+        """Return κ and κ̇ from distances, without cancellation for nearly equal or opposite
+        variables.
+        """
         raise NotImplementedError(type(self).__name__)
 
     @property
@@ -205,8 +207,8 @@ class AbstractBent(AbstractPointwise):
     def resolved(self, moments: PairMoments) -> NearKernels:
         """Return κ, κ̇ and the distances from half angles.
 
-        With R = √(q₁q₂), sin²(ϑ/2) = near/4R and cos²(ϑ/2) = far/4R. Let G = kR(sin ϑ − ϑ cos ϑ). For
-        ϑ > π/2, use ϑ′ = π − ϑ, also in G:
+        With R = √(q₁q₂), sin²(ϑ/2) = near/4R and cos²(ϑ/2) = far/4R. Let G = kR(sin ϑ − ϑ cos ϑ).
+        For ϑ > π/2, use ϑ′ = π − ϑ, also in G:
 
             ϑ ≤ π/2:  κ̇ = h − kϑ,    κ = hc + G,    near′ = h near − 2G,              far′ = h far + 2G
             ϑ > π/2:  κ̇ = ab + kϑ′,  κ = abc + G,   near′ = h far − (a + b)²c − 2G,   far′ = h far − (a − b)²c + 2G

@@ -1,8 +1,8 @@
 """Read an `nn.Sequential` as layers, with torch's initialisation, for its kernel of infinite width.
 
-torch draws weights and biases of Linear and Conv uniformly from ±1/√n, where n is the number of inputs of
-a unit. Their variance is 1/(3n), so in standard parametrisation W_std = 1/√3 and b_std = 1/√(3n). The
-reader uses the module's structure only, never the values of its weights.
+torch draws weights and biases of Linear and Conv uniformly from ±1/√n, where n is the number of
+inputs of a unit. Their variance is 1/(3n), so in standard parametrisation W_std = 1/√3 and b_std =
+1/√(3n). The reader uses the module's structure only, never the values of its weights.
 
 >>> read_sequential(nn.Sequential(nn.Flatten(), nn.Linear(3, 8), nn.ReLU()), (1, 3))[2]
 ReLU()
@@ -64,7 +64,9 @@ class Scales:
 def read_sequential(
     module: nn.Sequential, shape: tuple[int, ...], scales: Scales | None = None
 ) -> tuple[AbstractLayer, ...]:
-    """Return the layers of a module for examples of this shape. Raise if a module has no known limit."""
+    """Return the layers of a module for examples of this shape. Raise if a module has no known
+    limit.
+    """
     layers: list[AbstractLayer] = []
     places: dict[int, str] = {}
     for place, leaf in leaves(module, "module"):
@@ -199,7 +201,9 @@ def read_transposed(
     shape: tuple[int, ...],
     scales: Scales,
 ) -> list[AbstractLayer]:
-    """Read a transposed convolution. torch scales its weights by the number of outputs, not of inputs."""
+    """Read a transposed convolution. torch scales its weights by the number of outputs, not of
+    inputs.
+    """
     windows = tuple(module.kernel_size)
     refuse_other_images(module, shape)
     if module.groups != 1:

@@ -1,13 +1,13 @@
 """Smooth activations, by Mehler's series in Hermite polynomials.
 
-With h_k = He_k/√k! and z ~ N(0, 1), σ has the coefficients a_k(q) = E σ(√q z) h_k(z) at variance q. With
-ρ = c/√(q₁q₂) (Mehler 1866; Daniely, Frostig & Singer 2016),
+With h_k = He_k/√k! and z ~ N(0, 1), σ has the coefficients a_k(q) = E σ(√q z) h_k(z) at variance q.
+With ρ = c/√(q₁q₂) (Mehler 1866; Daniely, Frostig & Singer 2016),
 
     κ = Σ_k a_k(q₁) a_k(q₂) ρᵏ,    κ̇ has the same form with the coefficients of σ′.
 
-The expectations are trapezoid sums, which converge exponentially for analytic functions. The series is
-cut where Σ a_k² reaches E σ². A function with a kink would need millions of terms; the series of a
-polynomial is finite.
+The expectations are trapezoid sums, which converge exponentially for analytic functions. The series
+is cut where Σ a_k² reaches E σ². A function with a kink would need millions of terms; the series of
+a polynomial is finite.
 
 >>> from math import exp, sinh
 >>> kappa, slope = Generic(fn="sin").dual(*torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64))
@@ -41,9 +41,11 @@ CHECKED_VARIANCES = 9
 
 
 def interpolated(function: Function, q: Float[Tensor, "*q"]) -> Float[Tensor, "term *q"]:
-    """Evaluate a function at many variances, by a Chebyshev sum in √q if this takes fewer evaluations.
+    """Evaluate a function at many variances, by a Chebyshev sum in √q if this takes fewer
+    evaluations.
 
-    Use the sum only if its last terms are negligible and it agrees with the function at some variances.
+    Use the sum only if its last terms are negligible and it agrees with the function at some
+    variances.
 
     >>> q = torch.linspace(0.5, 2, 1000, dtype=torch.float64)
     >>> float((interpolated(lambda q: q.exp()[None], q) - q.exp()).abs().max()) < 1e-13
@@ -86,7 +88,8 @@ QUADRATURE_NODES = 2048
 """Enough for functions whose poles are at least 0.05 from the real line."""
 VARIANCES_AT_ONCE = 4096
 FUSED_MISSING_SHARE = {torch.float64: NEGLIGIBLE_SHARE, torch.float32: 1e-8}
-"""The share of E σ′² that the fused form may miss; by Cauchy and Schwarz it bounds the error of κ̇."""
+"""The share of E σ′² that the fused form may miss; by Cauchy and Schwarz it bounds the error of κ̇.
+"""
 TOGETHER = 4
 """Terms that the fused form adds at once."""
 
@@ -160,7 +163,9 @@ class AbstractSmooth(AbstractPointwise):
 
     @property
     def correlation_powers(self) -> tuple[int, int]:
-        """The lowest power of ρ in κ̇ and the increment of the powers, which is 2 for odd and even σ."""
+        """The lowest power of ρ in κ̇ and the increment of the powers, which is 2 for odd and even
+        σ.
+        """
         values = self.apply(nodes())
         tolerance = 4 * torch.finfo(values.dtype).eps * values.abs().max()
         mirrored = values.flip(0)
@@ -188,7 +193,9 @@ class AbstractSmooth(AbstractPointwise):
         return root_and_inverse(q)[1], *terms, *(torch.zeros_like(q),) * missing
 
     def count(self, variance: float, dtype: torch.dtype) -> int:
-        """Return the number of terms of κ̇ that matter in this precision, for variances up to this one."""
+        """Return the number of terms of κ̇ that matter in this precision, for variances up to this
+        one.
+        """
         q = torch.tensor([variance], dtype=torch.float64)
         squared = self.coefficients(q, self.order(variance))[1].flatten().square()
         rest = squared.flip(0).cumsum(0).flip(0)  # Σ_{j ≥ k} b_j²
@@ -197,7 +204,9 @@ class AbstractSmooth(AbstractPointwise):
     def expectations(
         self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Apply `of` to σ(√q z) and to σ′(√q z) at all nodes, times the square root of the weights."""
+        """Apply `of` to σ(√q z) and to σ′(√q z) at all nodes, times the square root of the
+        weights.
+        """
         z = nodes().to(q.device)
         root = densities().sqrt().to(q.device)
         differentiable = q.requires_grad and torch.is_grad_enabled()

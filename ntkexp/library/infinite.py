@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from ntkexp.component import LARGEST
+from ntkexp.component import MAX_COUNT
 from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
 from ntkexp.layer.affine import Parametrisation
 from ntkexp.layer.base import build
@@ -128,7 +128,7 @@ def estimate(
 ) -> EstimatedKernels:
     """Estimate E f(x) f(x′) and E Σ_c Θ[x, c, x′, c]/C over networks. f(x) f(x′) is also averaged
     over outputs."""
-    if not isinstance(samples, int) or not 2 <= samples <= LARGEST:
+    if not isinstance(samples, int) or not 2 <= samples <= MAX_COUNT:
         raise Mistake(
             f"samples={in_short(samples)}: give a whole number of draws, 2 at least, such as 100"
         )

@@ -23,7 +23,7 @@ from ntkexp.closed_form import (
     Posterior,
     modes_of,
 )
-from ntkexp.component import LONGEST
+from ntkexp.component import MAX_STEPS
 from ntkexp.library.module import is_plain
 from ntkexp.library.tangent_object import Examples, TangentKernel
 from ntkexp.loss import Squared
@@ -119,7 +119,7 @@ class KernelMachine:
         self.steps: int | None = None
         self.step_size: float | None = None
         if steps is not None and step_size is not None:
-            self.steps = checked_count("steps", steps, 0, LONGEST)
+            self.steps = checked_count("steps", steps, 0, MAX_STEPS)
             self.step_size = checked_number("step_size", step_size, above=True)
         self.memory_gb = checked_number("memory_gb", memory_gb, above=True)
         self.fitted: LearnedMachine | None = None

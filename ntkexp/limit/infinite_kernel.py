@@ -25,7 +25,8 @@ from ntkexp.limit.near import all_from_distances, resolves, with_near_pairs
 from ntkexp.limit.network import Kernels, Network, Side, cuts, network
 from ntkexp.mistake import Mistake, in_short, nearest
 
-# --- Engines: each computes the kernels of a block. The choice depends on layers and shapes, not on timings.
+# --- Engines: each computes the kernels of a block. The choice depends on layers and shapes, not on
+# timings.
 
 
 ENGINES = ("auto", "torch", "fused")
@@ -33,11 +34,14 @@ Engine: TypeAlias = Literal["auto", "torch", "fused"]
 Run: TypeAlias = Callable[[Side, Side, bool], Kernels]
 """The map from two sides, and whether they are the same, to the finite kernels of a block."""
 MIN_FUSED_WORK = 3e7
-"""Pixel pairs times layers from which the fused engine pays: torch takes 0.1 s, loading numba 1 s."""
+"""Pixel pairs times layers from which the fused engine pays: torch takes 0.1 s, loading numba 1 s.
+"""
 
 
 def fused_obstacle(net: Network, x: Tensor) -> str | None:
-    """Return why the fused engine cannot compute these inputs, if it cannot, whatever the layers are."""
+    """Return why the fused engine cannot compute these inputs, if it cannot, whatever the layers
+    are.
+    """
     if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
         return f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
     scales = [scale for layer in every_layer(net.layers) for _, scale in layer]
@@ -51,7 +55,9 @@ def fused_obstacle(net: Network, x: Tensor) -> str | None:
 def engine_of(
     engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: float, threads: int | None
 ) -> Run:
-    """Return the requested engine, or for `auto` the faster one for this number of example pairs."""
+    """Return the requested engine, or for `auto` the faster one for this number of example
+    pairs.
+    """
     if not isinstance(engine, str) or engine not in ENGINES:
         raise Mistake(
             f"engine={engine} is none of {', '.join(ENGINES)}{nearest(str(engine), ENGINES)}"
@@ -140,7 +146,9 @@ def compute(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> KernelBlock:
-    """Compute one block of both kernels between `x1` and `x2`, or `x1` itself, in about `memory_gb`."""
+    """Compute one block of both kernels between `x1` and `x2`, or `x1` itself, in about
+    `memory_gb`.
+    """
     left = net.side(x1[place.rows])
     right = left if place.same else net.side((x1 if x2 is None else x2)[place.columns])
     run = engine_of(engine, net, left.x, len(left.x) * len(right.x), memory_gb, threads)
@@ -190,10 +198,11 @@ def infinite_kernel(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> InfiniteKernels:
-    """Compute both kernels of a specification; `ntkexp.infinite_kernel` documents it and reads modules too.
+    """Compute both kernels of a specification; `ntkexp.infinite_kernel` documents it and reads
+    modules too.
 
-    Without `x2`, pair the examples of `x1` with each other. The correlation of an example with itself is
-    then exactly 1. A call uses up to `memory_gb` in addition to its result.
+    Without `x2`, pair the examples of `x1` with each other. The correlation of an example with
+    itself is then exactly 1. A call uses up to `memory_gb` in addition to its result.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     >>> nngp, ntk = infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x)

@@ -1,9 +1,10 @@
 """Pairs of nearly equal or opposite examples: recompute their kernels from distances.
 
-The engines compute a pair's angle from its covariance c. Rounding changes the correlation ρ = c/√(q₁q₂)
-by a few eps and the angle by eps/√(2(1 − |ρ|)). The tangent kernel of a ReLU network depends on the
-angle: at a distance of 1e-7 it keeps nine digits, and in single precision at 1e-4 four. A computation
-from the distance ‖x − x′‖ loses no digits. Near pairs are rare, so only these are computed twice.
+The engines compute a pair's angle from its covariance c. Rounding changes the correlation ρ =
+c/√(q₁q₂) by a few eps and the angle by eps/√(2(1 − |ρ|)). The tangent kernel of a ReLU network
+depends on the angle: at a distance of 1e-7 it keeps nine digits, and in single precision at 1e-4
+four. A computation from the distance ‖x − x′‖ loses no digits. Near pairs are rare, so only these
+are computed twice.
 """
 
 from __future__ import annotations
@@ -25,17 +26,22 @@ from ntkexp.limit.network import Kernels, Network, Side, cuts, finite, kernels_o
 from ntkexp.stream import stream
 
 MAX_NEAR_REST = {torch.float64: 1e-6, torch.float32: 1e-5}
-"""A pair is near if 1 − |ρ| of its inputs is at most this. A layer then loses 1e-13 or 2e-5 of a kernel."""
+"""A pair is near if 1 − |ρ| of its inputs is at most this. At the limit, the covariance determines a
+layer's kernel to 1e-13 in float64 and 2e-5 in float32.
+"""
 SEARCH_DEVIATIONS = 3.0
-"""Search radius in standard deviations of a projected difference. At half the distance, where rounding
-costs twice as much, the radius is six deviations."""
+"""Search radius in standard deviations of a projected difference. At half the distance, where
+rounding costs twice as much, the radius is six deviations.
+"""
 PROJECTIONS = 2
 Places: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
 """Row and column indices of pairs."""
 
 
 def resolves(network: Network) -> bool:
-    """Return whether distances help: a layer uses them, and pixels are paired only with themselves."""
+    """Return whether distances help: a layer uses them, and pixels are paired only with
+    themselves.
+    """
     pairs_equal_pixels = network.pairs == Pairs.equal(network.shape[1:])
     layers = every_layer(network.layers)
     return pairs_equal_pixels and any(
@@ -102,9 +108,9 @@ class BlockSides:
 
 # --- The search for near pairs
 #
-# Near examples, divided by their norms, have nearly equal or nearly opposite projections on every axis.
-# Sort the examples by one projection, compare neighbours in this order by the other projections, and
-# compute the distances of the few pairs that remain.
+# Near examples, divided by their norms, have nearly equal or nearly opposite projections on every
+# axis. Sort the examples by one projection, compare neighbours in this order by the other
+# projections, and compute the distances of the few pairs that remain.
 
 
 def near_pairs(

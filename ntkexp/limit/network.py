@@ -1,4 +1,6 @@
-"""A network of infinite width, and the engine in torch: readable, differentiable, for every device."""
+"""A network of infinite width, and the engine in torch: readable, differentiable, for every
+device.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,15 @@
-"""Architectures, from which networks of any width are built."""
+"""Architectures, from which networks of any width are built.
+
+Each line imports only from the lines above it:
+
+    functional    a module as a function of its weights
+    base          architectures, learning tasks and forms of the output
+    networks      dense and convolutional networks, and lists of layers
+    scalar        scalar functions of a scalar
+    transformer   transformer encoders
+    foreign       checks of modules from other sources
+    libraries     a user's module, and models of timm and transformers
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,6 +1,7 @@
 """An architecture: a value that builds networks of any width, for inputs of any shape.
 
-The file also defines the learning task, and the forms of the output (scaled, antisymmetric, centred).
+The file also defines the learning task, and the forms of the output (scaled, antisymmetric,
+centred).
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ class ScaledOutput(nn.Module):
         self, weights: Weights, x: Float[Tensor, "example *shape"]
     ) -> Float[Tensor, "term example"]:
         """Return α‖trained term‖ for every example; f has at least the rounding error of these
-        terms."""
+        terms.
+        """
         module_weights = {f"reading.{name}": weight for name, weight in weights.items()}
         with torch.no_grad():
             terms = called(TrainedTerms(self), module_weights, (x,))
@@ -179,13 +181,15 @@ class AbstractArchitecture(Component):
         vocabulary: int = 0,
     ) -> ScaledOutput:
         """Return the network at the start of training, in the form of the output that `init`
-        chooses."""
+        chooses.
+        """
         task = LearningTask(shape, outputs, vocabulary)
         return read_output(self.network(init, task, generator), init)
 
     def limit(self, init: AbstractInit, task: LearningTask) -> Network:
         """Return the infinite-width limit of the network h, or raise a `Mistake` if it is
-        unknown."""
+        unknown.
+        """
         raise Mistake(f"model={self.option} has no known limit of infinite width")
 
 

@@ -40,7 +40,8 @@ from ntkexp.records.atomic import read_object
 class Module(AbstractArchitecture):
     """Any `nn.Module` that a user's function builds.
 
-    `path` is FILE.py:FUNCTION, or FILE.py if the function is called `build`. You must trust the file.
+    `path` is FILE.py:FUNCTION, or FILE.py if the function is called `build`. You must trust the
+    file.
 
         ntkexp train model=module model.path=my_net.py:build
 
@@ -53,11 +54,12 @@ class Module(AbstractArchitecture):
         vocabulary   number of tokens; 0 if the data are numbers
         seed         an integer below 2³² that depends on the run's `seed`
 
-    `build` runs in double precision with torch's global generator seeded by `seed`, so that `nn.init` is
-    reproducible. The module takes [example, *shape] (tokens as int64) and returns [example, outputs], or
-    [example] for one output. It runs in evaluation mode: dropout has no effect, and batch norm uses its
-    stored statistics. Of `init`, only the form of the output (alpha, antisymmetric, centred) applies. The
-    identity of a run includes the file and the files in its folder that it imports, but no other files.
+    `build` runs in double precision with torch's global generator seeded by `seed`, so that
+    `nn.init` is reproducible. The module takes [example, *shape] (tokens as int64) and returns
+    [example, outputs], or [example] for one output. It runs in evaluation mode: dropout has no
+    effect, and batch norm uses its stored statistics. Of `init`, only the form of the output
+    (alpha, antisymmetric, centred) applies. The identity of a run includes the file and the files
+    in its folder that it imports, but no other files.
     """
 
     remedy: ClassVar[str] = "look at how the module draws its weights, and how it treats the data"
@@ -182,10 +184,11 @@ class Timm(AbstractArchitecture):
 
         ntkexp train model=timm model.name=vit_tiny_patch16_224 model.width=32
 
-    The model fits the images of the data. `width`, `depth` and `heads` set its size if its class has such
-    settings: `width` is the number of channels in the first stage of a ResNet or ConvNeXt (later stages
-    double it) or in a transformer, and `depth` the number of blocks of a transformer without stages.
-    `options` override these. They are settings of the model's class and cannot name files or addresses.
+    The model fits the images of the data. `width`, `depth` and `heads` set its size if its class
+    has such settings: `width` is the number of channels in the first stage of a ResNet or ConvNeXt
+    (later stages double it) or in a transformer, and `depth` the number of blocks of a transformer
+    without stages. `options` override these. They are settings of the model's class and cannot name
+    files or addresses.
     """
 
     width: Count = 16
@@ -239,7 +242,8 @@ class Timm(AbstractArchitecture):
 
 
 def constructor_settings(kind: type[nn.Module]) -> set[str]:
-    """Return the settings of a timm class: its arguments, its parents' arguments, and fields of `cfg`.
+    """Return the settings of a timm class: its arguments, its parents' arguments, and fields of
+    `cfg`.
 
     >>> sorted(constructor_settings(nn.Flatten))
     ['end_dim', 'start_dim']
@@ -309,18 +313,18 @@ class Huggingface(AbstractArchitecture):
         ntkexp train model=huggingface model.name=llama data=modular_addition
         ntkexp train model=huggingface model.path=my_model data=text data.path=book.txt
 
-    `name` is a model type as in config.json (gpt2, bert, llama, vit, …); `width`, `depth` and `heads` set
-    its size, with the largest number of heads up to `heads` that divides `width`. `path` is a folder with
-    config.json and, optionally, weights. The model returns a vector for each position, and a dense layer
-    with the scales of `init` computes the outputs:
+    `name` is a model type as in config.json (gpt2, bert, llama, vit, …); `width`, `depth` and
+    `heads` set its size, with the largest number of heads up to `heads` that divides `width`.
+    `path` is a folder with config.json and, optionally, weights. The model returns a vector for
+    each position, and a dense layer with the scales of `init` computes the outputs:
 
         data            input of the model                       readout
         tokens          its own embedding table                  the last position
         images          pixels, for an image model               the mean over positions
         anything else   a dense embedding of each row            the mean over positions
 
-    Padding and begin and end tokens are switched off. `options` are further entries of the configuration
-    and override these. No code from a folder runs, and no file outside it is read.
+    Padding and begin and end tokens are switched off. `options` are further entries of the
+    configuration and override these. No code from a folder runs, and no file outside it is read.
     """
 
     width: Count = 32

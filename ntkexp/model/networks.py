@@ -1,5 +1,6 @@
 """Dense and convolutional networks, linear models, radial basis functions, and free lists of
-layers."""
+layers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
-from ntkexp.component import DEEPEST, LARGEST, Count, CountOrNone, Depth
+from ntkexp.component import MAX_COUNT, MAX_DEPTH, Count, CountOrNone, Depth
 from ntkexp.init import AbstractInit
 from ntkexp.layer.affine import AbstractAffine, Conv, Dense
 from ntkexp.layer.base import AbstractLayer, Residual
@@ -33,7 +34,7 @@ class MLP(AbstractLayered):
     ['Flatten', 'Dense', 'ReLU', 'Dense']
     """
 
-    depth: int = Field(2, ge=0, le=DEEPEST)
+    depth: int = Field(2, ge=0, le=MAX_DEPTH)
     activation: Activation = ReLU()
 
     def layers(
@@ -54,7 +55,7 @@ class DeepLinear(AbstractLayered):
     ['Flatten', 'Dense', 'Dense', 'Dense']
     """
 
-    depth: int = Field(2, ge=0, le=DEEPEST)
+    depth: int = Field(2, ge=0, le=MAX_DEPTH)
 
     def layers(
         self, init: AbstractInit, shape: tuple[int, ...], outputs: int
@@ -91,9 +92,9 @@ DEFAULT_SPEC = (
 class Layers(AbstractLayered):
     """A free list of layers, in the format of `ntkexp.infinite_kernel`.
 
-    The layers of `spec` are scaled so that the widest hidden layer has `width` features; the last layer
-    gets one feature for each output. The layers set scales and parametrisation; of `init`, only the form
-    of the output has an effect.
+    The layers of `spec` are scaled so that the widest hidden layer has `width` features; the last
+    layer gets one feature for each output. The layers set scales and parametrisation; of `init`,
+    only the form of the output has an effect.
 
     >>> from ntkexp.init import NTK
     >>> network = Layers(width=8).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)
@@ -116,10 +117,10 @@ class Layers(AbstractLayered):
 class UCINtk(AbstractLayered):
     """The networks of Arora et al. 2020 (arXiv:1910.01663), whose kernel does well on small tables.
 
-    The scales and the parametrisation are the paper's; of `init`, only the form of the output has an
-    effect. The network has `depth` ReLU layers without biases, and training leaves the first `fixed` unchanged.
-    W_std² is the number of inputs in the first layer, so that it does not scale the inputs, and 1 in the
-    others.
+    The scales and the parametrisation are the paper's; of `init`, only the form of the output has
+    an effect. The network has `depth` ReLU layers without biases, and training leaves the first
+    `fixed` unchanged. W_std² is the number of inputs in the first layer, so that it does not scale
+    the inputs, and 1 in the others.
 
     >>> from ntkexp.init import NTK
     >>> network = UCINtk(depth=2, fixed=1).layers(NTK(W_std=1, b_std=0), shape=(4,), outputs=2)
@@ -206,7 +207,8 @@ class Gaussians(nn.Module):
 class CNN(AbstractLayered):
     """Convolutional networks on images of one to three dimensions.
 
-    `depth` convolutions of `width` channels, each followed by its activation and, after the first, pooling.
+    `depth` convolutions of `width` channels, each followed by its activation and, after the first,
+    pooling.
 
     >>> from ntkexp.init import NTK
     >>> cnn = CNN(width=4, depth=1, pooling="max")
@@ -242,9 +244,9 @@ class CNN(AbstractLayered):
 class CNTK(AbstractLayered):
     """The convolutional networks of Arora et al. 2019 (arXiv:1904.11955), whose kernel is the CNTK.
 
-    The scales and the parametrisation are the paper's; of `init`, only the form of the output has an
-    effect. `depth` counts the convolutions and the readout. Windows are 3 × 3 with zero padding, there
-    are no biases, and
+    The scales and the parametrisation are the paper's; of `init`, only the form of the output has
+    an effect. `depth` counts the convolutions and the readout. Windows are 3 × 3 with zero padding,
+    there are no biases, and
 
         W_std² = 9 · channels in the first convolution, 2 in the others,
                  2/9 in the readout (2/9 · pixels without pooling).
@@ -259,7 +261,7 @@ class CNTK(AbstractLayered):
     """
 
     width: Count = 64
-    depth: int = Field(4, ge=2, le=DEEPEST)
+    depth: int = Field(4, ge=2, le=MAX_DEPTH)
     pooling: bool = False
     fixed: bool = False
 
@@ -282,9 +284,11 @@ class CNTK(AbstractLayered):
 
 
 class Resnet(AbstractLayered):
-    """Residual networks for small images (He, Zhang, Ren & Sun 2016), with activations before weights.
+    """Residual networks for small images (He, Zhang, Ren & Sun 2016), with activations before
+    weights.
 
-    `stages` of `blocks` residual blocks; each stage but the first halves the pixels and doubles the channels.
+    `stages` of `blocks` residual blocks; each stage but the first halves the pixels and doubles the
+    channels.
 
         x + conv(σ(norm(conv(σ(norm(x))))))
 
@@ -303,10 +307,10 @@ class Resnet(AbstractLayered):
 
     @model_validator(mode="after")
     def refuse_too_wide(self) -> Self:
-        if self.width * 2 ** (self.stages - 1) > LARGEST:
+        if self.width * 2 ** (self.stages - 1) > MAX_COUNT:
             raise Mistake(
                 f"model.stages={self.stages}: from model.width={self.width} channels double at "
-                f"every stage, to more than {LARGEST}; lower one of the two"
+                f"every stage, to more than {MAX_COUNT}; lower one of the two"
             )
         return self
 

@@ -14,8 +14,8 @@ from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 
-# The fields of these components set the initial parameters. The seed, `width` and the scales of `init`
-# have no effect.
+# The fields of these components set the initial parameters. The seed, `width` and the scales of
+# `init` have no effect.
 
 
 class AbstractScalar(AbstractArchitecture):
@@ -43,7 +43,7 @@ def parameter(*values: float) -> nn.Parameter:
 
 
 class ScalarLinear(AbstractScalar):
-    """A straight line with two parameters, whose kernel depends on the distance from the origin.
+    """A straight line with two parameters, whose kernel singles out the origin.
 
         f(x) = θ₁ x + θ₂,    k(x, x′) = x x′ + 1
 
@@ -77,12 +77,13 @@ class Line(nn.Module):
 
 
 class ReparametrisedLinear(AbstractScalar):
-    """The straight line of `scalar_linear` with a scaled offset: the same functions, another kernel.
+    """The straight line of `scalar_linear` with a scaled offset: the same functions, another
+    kernel.
 
         f(x) = θ₁ x + gain · θ₂,    k(x, x′) = x x′ + gain²
 
-    The kernel, and thus generalisation, depends on the parametrisation, not only on the set of functions
-    (Huszár 2020). `slope` and `parameter` are the initial θ₁ and θ₂.
+    The kernel, and thus generalisation, depends on the parametrisation, not only on the set of
+    functions (Huszár 2020). `slope` and `parameter` are the initial θ₁ and θ₂.
 
     >>> import torch
     >>> from ntkexp.library import tangent_kernel
@@ -104,10 +105,10 @@ class RadialBasis(AbstractScalar):
 
         f(x) = a₁ exp(−(x − c₁)²/30) + a₂ exp(−(x − c₂)²/30) + b
 
-    F. Huszár, "Some intuition on the neural tangent kernel" (2020), gives the numbers (4, −10, 25, 10, 50)
-    and a formula in which the first number of each pair is the amplitude. His text and pictures fit the
-    other `reading`, in which it is the centre: only then does the kernel with x′ = 10 change its sign, and
-    the kernel of a finite step have its maximum at x = 7.
+    F. Huszár, "Some intuition on the neural tangent kernel" (2020), gives the numbers (4, −10, 25,
+    10, 50) and a formula in which the first number of each pair is the amplitude. His text and
+    pictures fit the other `reading`, in which it is the centre: only then does the kernel with x′ =
+    10 change its sign, and the kernel of a finite step have its maximum at x = 7.
 
         reading            (c₁, a₁, c₂, a₂, b)      k(10, 10)    k/k(10, 10) over −10 … 20
         centre_first       (4, −10, 25, 10, 50)     2.542236     −0.2785 (at 0) … 1.2042 (at 8), left tail 0.387

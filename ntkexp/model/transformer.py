@@ -3,9 +3,9 @@
     h ← h + attention(norm(h))
     h ← h + W₂ σ(W₁ norm(h))   or, gated,   h ← h + W₂ (silu(W₁ norm(h)) ⊙ W₃ norm(h))
 
-Tokens select rows of an embedding table, which is also the readout if `tied`; the readout takes the last
-position. Images are cut into square patches, and other inputs into single features; the readout takes
-the mean over positions.
+Tokens select rows of an embedding table, which is also the readout if `tied`; the readout takes the
+last position. Images are cut into square patches, and other inputs into single features; the
+readout takes the mean over positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ntkexp.model.base import AbstractArchitecture, LearningTask
 
 class Transformer(AbstractArchitecture):
     """`depth` blocks of `width` channels, with the largest number of heads up to `heads` that
-    divides `width`."""
+    divides `width`.
+    """
 
     width: Count = 32
     depth: Depth = 1
@@ -50,7 +51,8 @@ class Transformer(AbstractArchitecture):
 
     def refuse_unfit(self, task: LearningTask) -> None:
         """Raise if the embedding table cannot be the readout, which needs an output for each
-        token."""
+        token.
+        """
         if self.tied and task.outputs != task.vocabulary:
             raise Mistake(
                 f"model.tied=true reads one output per token, {task.vocabulary} of them, and the "
@@ -61,7 +63,8 @@ class Transformer(AbstractArchitecture):
 
 class Encoder(nn.Module):
     """Embedding, blocks, a norm, and a readout of the last position (tokens) or the mean
-    (patches)."""
+    (patches).
+    """
 
     def __init__(
         self, embedding: nn.Module, blocks: list[EncoderBlock], width: int, readout: nn.Module
@@ -104,7 +107,8 @@ class Tied(nn.Module):
 
 class Patches(nn.Module):
     """Dense embeddings of patches of an image, or of single features, plus embeddings of
-    positions."""
+    positions.
+    """
 
     def __init__(
         self,
@@ -193,7 +197,8 @@ def largest_divisor(most: int, width: int) -> int:
 
 def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
     """Return the largest side up to `patch` that divides both sides of an image; 1 for other
-    inputs."""
+    inputs.
+    """
     if len(shape) != 3:
         return 1
     return next(

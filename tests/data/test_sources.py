@@ -219,12 +219,22 @@ def test_corners_are_drawn_evenly() -> None:
     assert torch.as_tensor(counts).abs().max() < 4 * 600**0.5
 
 
-def test_more_examples_than_corners_are_refused(refusal: Callable[[AbstractSource], str]) -> None:
-    assert "data.dimension=3" in refusal(Parity(dimension=3))
-
-
-def test_more_factors_than_coordinates_are_refused(refusal: Callable[[AbstractSource], str]) -> None:
-    assert "data.order=11" in refusal(Parity(order=11))
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (Parity(dimension=3), "data.dimension=3"),
+        (Parity(order=11), "data.order=11"),
+        (
+            ModularAddition(modulus=5, train=20, probe=6),
+            "data.modulus=5 makes 25 sums, and data.train, data.probe and data.test ask for 26; lower one of them, or "
+            "raise data.modulus",
+        ),
+    ],
+)
+def test_more_than_there_is_is_refused(
+    source: AbstractSource, words: str, refusal: Callable[[AbstractSource], str]
+) -> None:
+    assert words in refusal(source)
 
 
 def test_cued_tasks_are_two_orthogonal_directions_at_the_same_points() -> None:
@@ -289,32 +299,27 @@ def test_a_text_is_cut_into_windows_and_their_next_bytes(tmp_path: Path) -> None
     assert data.classes[:3] == ("0x0a", "0x20", "a")
 
 
-@pytest.mark.parametrize("content", [b"", b"a", LINE])
-def test_a_text_that_is_too_short_is_refused(
-    content: bytes, tmp_path: Path, refusal: Callable[[AbstractSource], str]
+@pytest.mark.parametrize(
+    ("content", "train", "words"),
+    [
+        *(
+            (content, 8, f"holds {len(content)} bytes, and in them {len(content) // 7} different windows")
+            for content in (b"", b"a", LINE)
+        ),
+        (LINE, 8, "ask for 16"),
+        (b"aaaaaab" * 9 + b"baaaaab" * 9, 2, "every training example has the same target"),
+    ],
+)
+def test_a_text_with_too_little_is_refused(
+    content: bytes, train: int, words: str, tmp_path: Path, refusal: Callable[[AbstractSource], str]
 ) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes(content)
-    words = refusal(Text(path=file, context=6, train=8, probe=4, test=4))
-    assert f"holds {len(content)} bytes, and in them {len(content) // 7} different windows" in words
-    assert "ask for 16" in words
-
-
-def test_a_text_that_says_one_thing_is_refused(tmp_path: Path, refusal: Callable[[AbstractSource], str]) -> None:
-    file = tmp_path / "a.txt"
-    file.write_bytes(b"aaaaaab" * 9 + b"baaaaab" * 9)
-    assert "every training example has the same target" in refusal(Text(path=file, context=6, train=2, probe=0, test=0))
+    probes = 4 if train == 8 else 0
+    assert words in refusal(Text(path=file, context=6, train=train, probe=probes, test=probes))
 
 
 def test_a_text_that_is_not_there_is_refused(tmp_path: Path, refusal: Callable[[AbstractSource], str]) -> None:
     (tmp_path / "book.txt").write_bytes(LINE)
     assert "did you mean 'book.txt'?" in refusal(Text(path=tmp_path / "bok.txt"))
     assert "is a folder" in refusal(Text(path=tmp_path))
-
-
-def test_more_examples_than_sums_are_refused(refusal: Callable[[AbstractSource], str]) -> None:
-    words = refusal(ModularAddition(modulus=5, train=20, probe=6))
-    assert words == (
-        "data.modulus=5 makes 25 sums, and data.train, data.probe and data.test ask for 26; lower one of them, or "
-        "raise data.modulus"
-    )

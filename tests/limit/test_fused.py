@@ -371,6 +371,39 @@ def test_terms_that_are_left_out_make_no_difference(dtype: torch.dtype, bound: f
         assert float((1 - squares / layer.alone(q)[1]).max()) < bound + 1e-14
 
 
+@pytest.mark.parametrize("columns", [None, 3000])
+@pytest.mark.parametrize("name", ["vectors", "mean"])
+def test_blocks_cover_every_pair_once_and_are_small(name: str, columns: int | None) -> None:
+    """A block has at most 2³² pixel pairs times layers, and 16 to 2048 examples a side."""
+    net, rows = network(*NETWORKS[name]), 5000
+    layers, shape = NETWORKS[name]
+    work = len(layers) * int(np.prod(shape[1:])) ** 2
+    covered = torch.zeros(rows, columns or rows, dtype=torch.uint8)
+    for place in block_slices(net, rows, columns):
+        height, width = (part.stop - part.start for part in (place.rows, place.columns))
+        assert max(height, width) <= 2048
+        assert height * width * work <= 2**32
+        covered[place.rows, place.columns] += 1
+        if columns is None and not place.same:
+            covered[place.columns, place.rows] += 1
+    assert bool((covered == 1).all())
+    heights = {place.rows.stop - place.rows.start for place in block_slices(net, rows, columns)}
+    assert max(heights) == min(2048, int((2**32 // work) ** 0.5))
+    huge = network(NETWORKS["mean"][0], (3, 600, 700))
+    assert {place.rows.stop - place.rows.start for place in block_slices(huge, 32, columns)} == {16}
+
+
+@pytest.mark.parametrize(("pairs", "module"), [(2, "ntkexp.limit.network"), (3, "ntkexp.limit.fused.run")])
+def test_the_fused_engine_is_chosen_for_much_work(pairs: int, module: str) -> None:
+    """3e7 pixel pairs times layers: here 1.08e7 for each pair of examples."""
+    layers, _ = NETWORKS["mean"]
+    net = network(layers, (3, 36, 36))
+    chosen = engine_of("auto", net, torch.ones(2, 3, 36, 36), pairs, 1.0, 1)
+    assert isinstance(chosen, partial)
+    assert net.work * pairs == len(layers) * 36**4 * pairs
+    assert chosen.func.__module__ == module
+
+
 def test_blocks_are_parts_of_the_whole() -> None:
     layers, shape = NETWORKS["flattened"]
     net, x = network(layers, shape), points(9, shape, torch.float64)

@@ -18,6 +18,7 @@ from ntkexp.layer.linear import Dropout, Flatten, GlobalAvgPool, LayerNorm
 from ntkexp.layer.pointwise import GELU, Abs, AbstractBent, Cos, Erf, LeakyReLU, ReLU, Sin
 from ntkexp.layer.smooth import Tanh
 from ntkexp.limit.infinite_kernel import Engine
+from ntkexp.limit.near import near_pairs
 
 DIGITS = 60
 Layers = tuple[AbstractLayer, ...]
@@ -182,6 +183,33 @@ def several(dtype: torch.dtype = torch.float64) -> Tensor:
     x[10], x[11], x[12], x[13] = x[0], -x[1], 2 * x[2], 0
     x[14:18] = x[14:15] + 1e-8 * noise[14:18]
     return x.to(dtype)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize(("dtype", "rest"), [(torch.float64, 1e-6), (torch.float32, 1e-5)], ids=str)
+def test_the_search_finds_the_pairs_within_the_angle(dtype: torch.dtype, rest: float, same: bool) -> None:
+    """Neighbours at angles with 1 − |ρ| = share · rest; those with a share up to one are found, and no others."""
+    generator = torch.Generator().manual_seed(2)
+    shares = torch.tensor([0.0, 0.3, 0.8, 0.95, 1.05, 1.3, 4.0], dtype=torch.float64).repeat(8)
+    x = torch.randn(len(shares), 6, generator=generator, dtype=torch.float64)
+    aside = torch.randn(len(shares), 6, generator=generator, dtype=torch.float64)
+    aside -= (aside * x).sum(1, keepdim=True) / x.square().sum(1, keepdim=True) * x
+    aside *= x.norm(dim=1, keepdim=True) / aside.norm(dim=1, keepdim=True)
+    cosine = (1 - shares * rest)[:, None]
+    signs = torch.where(torch.arange(len(shares)) % 2 == 0, 1.0, -3.0)[:, None]  # opposite and longer ones too
+    y = signs * (cosine * x + (1 - cosine.square()).sqrt() * aside)
+    x, y = x.to(dtype), y.to(dtype)
+    x[-1] = 0  # is near to nothing
+    left, right = (torch.cat([x, y]), torch.cat([x, y])) if same else (x, y)
+    found = [
+        (int(row), int(column))
+        for places in near_pairs(left, right, same, rest)
+        for row, column in zip(*places, strict=True)
+    ]
+    shift = len(shares) if same else 0
+    expected = {(k, k + shift) for k in range(len(shares) - 1) if shares[k] <= 1}
+    assert len(found) == len(set(found))
+    assert set(found) == expected
 
 
 @pytest.mark.parametrize("engine", ["torch", "fused"])

@@ -20,7 +20,7 @@ from ntkexp.claim.expectation import select_rows
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.picture import draw_change_by_width
 from ntkexp.claim.trial import AbstractTrial
-from ntkexp.component import DEEPEST, LARGEST, Count
+from ntkexp.component import MAX_COUNT, MAX_DEPTH, Count
 from ntkexp.config.compose import compose
 from ntkexp.data.base import AbstractSource
 from ntkexp.ensemble import (
@@ -83,7 +83,7 @@ class Bottleneck(AbstractLayered):
     [2, 8, 1]
     """
 
-    depth: int = Field(2, ge=1, le=DEEPEST)
+    depth: int = Field(2, ge=1, le=MAX_DEPTH)
     narrow: Count = 4
     place: Literal["first", "last"] = "first"
     activation: Activation = ReLU()
@@ -182,7 +182,7 @@ class OutputsInTraining(AbstractTrial):
     init: AbstractInit
     data: AbstractSource
     widths: tuple[Count, ...] = Field((4, 8, 16, 32), min_length=2)
-    times: tuple[Annotated[int, Field(ge=0, le=LARGEST)], ...] = Field((0, 10, 100), min_length=1)
+    times: tuple[Annotated[int, Field(ge=0, le=MAX_COUNT)], ...] = Field((0, 10, 100), min_length=1)
     networks: Count = 2000
     points: Count = 8
     fraction: float = Field(0.1, gt=0, lt=1)
@@ -238,7 +238,7 @@ class FirstKernels(AbstractTrial):
     init: AbstractInit
     data: AbstractSource
     widths: tuple[Count, ...] = Field((64, 128, 256, 512, 1024), min_length=2)
-    networks: int = Field(10, ge=2, le=LARGEST)
+    networks: int = Field(10, ge=2, le=MAX_COUNT)
     points: Count = 32
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:

@@ -1,4 +1,6 @@
-"""Compilation with numba, arrays without reference counts, loops over flat arrays, and fast functions."""
+"""Compilation with numba, arrays without reference counts, loops over flat arrays, and fast
+functions.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-# --- Compilation: functions release the interpreter lock, use fused multiply-add, and are cached on disk.
+# --- Compilation: functions release the interpreter lock, use fused multiply-add, and are cached on
+# disk.
 #
-# All values are finite, so compiled comparisons ignore NaN and infinity. Integer division never
-# meets zero. `reassoc` lets the compiler reorder sums for vector registers. The order depends on the
-# machine only, so the same input always gives the same bits.
+# All values are finite, so compiled comparisons ignore NaN and infinity. Divisors are never zero, so
+# compiled code does not check them. `reassoc` lets the compiler reorder sums for vector registers.
+# The order depends on the machine only, so the same input always gives the same bits.
 
 
 FAST_MATH = {"contract", "nnan", "ninf", "nsz", "reassoc"}
@@ -154,7 +157,9 @@ def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
 
 @compiled
 def wrapped(target: Array, halo: Array, margin: int) -> None:
-    """Copy pixels into the halo of an image that wraps around; `halo` is [target or source, place]."""
+    """Copy pixels into the halo of an image that wraps around; `halo` is [target or source,
+    place].
+    """
     start = np.uintp(margin)
     for j in range(np.uintp(halo.shape[1])):
         target[start + halo[0, j]] = target[start + halo[1, j]]
@@ -226,9 +231,9 @@ def beyond(dtype: Any) -> int:
 
 # --- The exponential of numbers ≤ 0 by a polynomial, which vectorises
 #
-# exp x = 2ⁿ exp r, where n is the integer nearest to x/log 2 and |r| ≤ ½ log 2. The Taylor series of
-# exp r has relative errors 4e-16 (degree 12) in float64 and 1e-7 (degree 7) in float32. Results are at
-# least the smallest normal number.
+# exp x = 2ⁿ exp r, where n is the integer nearest to x/log 2 and |r| ≤ ½ log 2. The Taylor series
+# of exp r has relative errors 4e-16 (degree 12) in float64 and 1e-7 (degree 7) in float32. Results
+# are at least the smallest normal number.
 
 
 LOG2_HIGH = 0.693145751953125
@@ -239,7 +244,9 @@ EXP_SINGLE = tuple(np.float32(c) for c in EXP[:8])
 
 
 def _power(typing: Any, x: Any) -> Any:
-    """Return 2ⁿ for a number whose lowest bits are n + bias: shift them to the exponent's position."""
+    """Return 2ⁿ for a number whose lowest bits are n + bias: shift them to the exponent's
+    position.
+    """
     fraction_bits = 23 if x == types.float32 else 52
 
     def shift(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -288,8 +295,8 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
 #     arcsin s = w A(w²),            w = s                for s ≤ ½
 #     arcsin s = π/2 − 2 w A(w²),    w = √((1 − s)/2)     for s > ½
 #
-# Callers pass 1 − s, which they may know more precisely than s. A is analytic far beyond [0, ¼]. Its
-# Chebyshev sum was computed with 60 digits and converted to powers; the relative error is 3e-17
+# Callers pass 1 − s, which they may know more precisely than s. A is analytic far beyond [0, ¼].
+# Its Chebyshev sum was computed with 60 digits and converted to powers; the relative error is 3e-17
 # (degree 12) in float64 and 3e-10 (degree 6) in float32.
 
 
@@ -347,7 +354,9 @@ def _arc_series(z: Any) -> Callable[[Any], Any]:
 
 @compiled
 def arc_sine(s: Any, rest: Any, half: Any, quarter_turn: Any) -> Any:
-    """Return arcsin s; `rest` is 1 − |s|, and `half` and `quarter_turn` are ½ and π/2 in its dtype."""
+    """Return arcsin s; `rest` is 1 − |s|, and `half` and `quarter_turn` are ½ and π/2 in its
+    dtype.
+    """
     magnitude = abs(s)
     is_small = magnitude <= half
     w = magnitude if is_small else np.sqrt(half * rest)
@@ -363,8 +372,8 @@ def arc_sine(s: Any, rest: Any, half: Any, quarter_turn: Any) -> Any:
 #     ϑ = arccos ρ = v P(t),    sin ϑ − ρϑ = v³ Q(t).
 #
 # P and Q are analytic on [−1, 1]; the square root carries the singularity at ρ = 1. Their Chebyshev
-# sums were computed with 60 digits and converted to powers. The relative errors are 1e-15 (degree 16)
-# and 2e-15 (degree 14) in float64, 2e-7 (degree 6) and 1.5e-7 (degree 5) in float32.
+# sums were computed with 60 digits and converted to powers. The relative errors are 1e-15 (degree
+# 16) and 2e-15 (degree 14) in float64, 2e-7 (degree 6) and 1.5e-7 (degree 5) in float32.
 
 
 ANGLE = (

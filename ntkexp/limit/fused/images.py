@@ -77,10 +77,11 @@ class ImageSides(NamedTuple):
 class LevelTransfer(NamedTuple):
     """Tiles that come from a finer level, and tiles that go to a coarser one.
 
-    `source` and `target` are [register, kernel, left, right, offset and pixel]. Registers `arriving`
-    start with `source`; registers `departing` are averaged into `target`: each pixel's kernel times
-    `shares` is added at the sum of its `slots` along the axes. `order` lists the pixels of a row so
-    that consecutive pixels belong to different coarse pixels. The additions are then independent.
+    `source` and `target` are [register, kernel, left, right, offset and pixel]. Registers
+    `arriving` start with `source`; registers `departing` are averaged into `target`: each pixel's
+    kernel times `shares` is added at the sum of its `slots` along the axes. `order` lists the
+    pixels of a row so that consecutive pixels belong to different coarse pixels. The additions are
+    then independent.
     """
 
     arriving: Array
@@ -94,10 +95,11 @@ class LevelTransfer(NamedTuple):
 
 # --- Pixels along an axis of a tile
 #
-# At offset o, pixel p of the left image meets pixel (p + o) mod n of the right image. The n pixels of an
-# axis come in two pieces, before and after p + o exceeds n. A gap as wide as the reach of a window
-# follows each piece, so that windows read zeros beyond the edge of an image. If the image wraps
-# around, both ends of each piece also need a halo: copies of the pixels that continue the piece.
+# At offset o, pixel p of the left image meets pixel (p + o) mod n of the right image. The n pixels
+# of an axis come in two pieces, before and after p + o exceeds n. A gap as wide as the reach of a
+# window follows each piece, so that windows read zeros beyond the edge of an image. If the image
+# wraps around, both ends of each piece also need a halo: copies of the pixels that continue the
+# piece.
 #
 #     p₀ … p₍ₙ₋ₒ₋₁₎ gap p₍ₙ₋ₒ₎ … p₍ₙ₋₁₎ gap
 
@@ -117,7 +119,7 @@ def place(pixel: int, pixels: int, offset: int, reach: int, around: bool) -> int
 
 @compiled
 def padded(count: int) -> int:
-    """Round up to a multiple of 32, the most numbers that a vector instruction handles."""
+    """Round up to a multiple of 32, so that vector instructions handle whole tiles."""
     return (count + 31) // 32 * 32
 
 
@@ -153,8 +155,8 @@ def laid_out(
 ) -> None:
     """Lay out left images from pixel 0, right images from the offset, and the mask of the image.
 
-    `counts` are the fields of the left images, of the right images and of the mask; each has `parts`
-    lines along this axis.
+    `counts` are the fields of the left images, of the right images and of the mask; each has
+    `parts` lines along this axis.
     """
     stacked(sources[0], targets[0], counts[0] * parts, axis, 0, pitch)
     stacked(sources[1], targets[1], counts[1] * parts, axis, axis.offset, pitch)
@@ -229,8 +231,8 @@ def add_to_coarse(
 ) -> None:
     """Add the pixels of a tile to coarse tiles, each at the sum of its slots along the axes.
 
-    A pixel without a slot contributes nothing. `ways` is scratch space for a row's positions in both
-    tiles.
+    A pixel without a slot contributes nothing. `ways` is scratch space for a row's positions in
+    both tiles.
     """
     sizes = image.sizes
     reach = image.reach
@@ -283,8 +285,8 @@ def images(
 ) -> None:
     """Apply a level to all pairs of images at all offsets.
 
-    Departing registers are averaged into `transfer.target`. If nothing departs, the sums over pixels
-    are added to `sums`, [kernel, left, right].
+    Departing registers are averaged into `transfer.target`. If nothing departs, the sums over
+    pixels are added to `sums`, [kernel, left, right].
     """
     sizes = grid.sizes
     reach = grid.reach
@@ -345,7 +347,9 @@ def at_offset(
     transfer: LevelTransfer,
     sums: Array,
 ) -> None:
-    """Apply a level to all pairs of images at one offset; `first_pixel` is its place in the source."""
+    """Apply a level to all pairs of images at one offset; `first_pixel` is its place in the
+    source.
+    """
     # Views without reference counts for the loop over pairs
     left = lent(layout.left)
     right = lent(layout.right)

@@ -198,7 +198,9 @@ def slots_along(level: Level, after: Pairs, axis: int) -> Array:
 
 
 def addition_order(level: Level) -> Array:
-    """Order the pixels of a row: the first member of each coarse pixel, then the second, and so on."""
+    """Order the pixels of a row: the first member of each coarse pixel, then the second, and so
+    on.
+    """
     columns = level.sizes[2]
     orders = []
     for step in level.coarsenings:
@@ -212,8 +214,8 @@ def slots(
 ) -> Array:
     """Return the slots of all pixels along an axis, [offset, pixel].
 
-    `fine` and `wanted` are the offsets of fine and coarse pixels. Successive coarse tiles are `tile`
-    numbers apart, and successive coarse pixels `unit` numbers.
+    `fine` and `wanted` are the offsets of fine and coarse pixels. Successive coarse tiles are
+    `tile` numbers apart, and successive coarse pixels `unit` numbers.
 
     >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), tile=10, unit=1).tolist()
     [[0, 0, 1, 1], [0, 10, 1, 11], [10, 10, 11, 11], [10, 0, 11, 1]]
@@ -247,7 +249,8 @@ class Tables:
     weights: Array
     """s, b, α, β, whether the window has three rows, and up to three constants."""
     left: Array
-    """Fields [image, field, pixel], inputs first if nothing arrives; for vectors [example, field]."""
+    """Fields [image, field, pixel], inputs first if nothing arrives; for vectors [example, field].
+    """
     right: Array
     spread: Array
     """Fields of a left vector that are copied to every column; others stay single numbers."""
@@ -322,8 +325,8 @@ def field_count(level: Level, left: Side, right: Side) -> int:
 class TileProgram:
     """All operations on tiles, from the finest level to the coarsest.
 
-    If the network has a layer `end` that averages over pixel pairs, the engine computes this mean. Without
-    such a layer it returns the tiles of the last level. Torch applies the remaining layers
+    If the network has a layer `end` that averages over pixel pairs, the engine computes this mean.
+    Without such a layer it returns the tiles of the last level. Torch applies the remaining layers
     `rest` to examples of shape `rest_shape`.
     """
 
@@ -343,7 +346,8 @@ def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TilePr
     """Translate layers into operations on tiles.
 
     For vectors, every layer must have a fused form. For images, the program ends where an image
-    becomes a vector, or, after an image has become smaller, before the first layer without a fused form.
+    becomes a vector, or, after an image has become smaller, before the first layer without a fused
+    form.
 
     >>> from ntkexp.layer.affine import Dense
     >>> from ntkexp.layer.pointwise import ReLU

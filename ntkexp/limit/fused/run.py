@@ -1,4 +1,6 @@
-"""The fused engine's kernels of a block: sub-blocks on threads, then the remaining layers in torch."""
+"""The fused engine's kernels of a block: sub-blocks on threads, then the remaining layers in
+torch.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,8 @@ MARGIN = 64
 class VectorSides(NamedTuple):
     """Fields of both sides: left is [example, field], right is [field, example].
 
-    `spread` lists the left fields that are copied to every column. If both sides are the `same`, the
-    left side may have fewer examples, and pairs below the diagonal are not computed.
+    `spread` lists the left fields that are copied to every column. If both sides are the `same`,
+    the left side may have fewer examples, and pairs below the diagonal are not computed.
     """
 
     left: Array
@@ -356,7 +358,9 @@ def through_levels(
     block: SubBlock,
     sums: Array,
 ) -> Array:
-    """Apply all levels to a sub-block: add to `sums`, or return the tiles that leave the last level."""
+    """Apply all levels to a sub-block: add to `sums`, or return the tiles that leave the last
+    level.
+    """
     row, column = block
     departed = np.zeros((0,) * 5, levels[0].left.dtype)
     for level, table, coarsening, after in zip(

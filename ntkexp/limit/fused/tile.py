@@ -1,6 +1,7 @@
 """The layers' effect on one tile: K and Θ at all pixels p for one offset o, as flat arrays.
 
-Compiled functions take their arguments in named tuples, which cost nothing: numba passes the fields.
+Compiled functions take their arguments in named tuples, which cost nothing: numba passes the
+fields.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ Index = int | np.signedinteger[Any]
 
 # --- Arguments
 #
-# A tile holds `size` numbers after a margin. Its rows are `stride` apart and its planes `plane`. Gaps
-# between rows hold zeros, the pixels outside the image, or copies of pixels from the opposite side of
-# an image that wraps around. A window reads its neighbours at fixed distances, also across the end of
-# a row. All functions process whole tiles, gaps included: variances of zero in the gaps keep the gaps
-# zero, or the operation CLEAR resets them.
+# A tile holds `size` numbers after a margin. Its rows are `stride` apart and its planes `plane`.
+# Gaps between rows hold zeros, the pixels outside the image, or copies of pixels from the opposite
+# side of an image that wraps around. A window reads its neighbours at fixed distances, also across
+# the end of a row. All functions process whole tiles, gaps included: variances of zero in the gaps
+# keep the gaps zero, or the operation CLEAR resets them.
 
 
 class TileShape(NamedTuple):
@@ -58,10 +59,10 @@ class Tile(NamedTuple):
 class PairFields(NamedTuple):
     """Functions of the variances at both ends of a pixel pair, computed once for each example.
 
-    Field f of the left example begins at `left_start` + f · `left_pitch`, and of the right example at
-    `right_start` + f · `right_pitch`. If the left side is one vector, `numbers` also contains its fields.
-    Correlations within `equal` of one count as one; `equal` = 2 marks an example paired with itself
-    at offset 0, where every correlation is one.
+    Field f of the left example begins at `left_start` + f · `left_pitch`, and of the right example
+    at `right_start` + f · `right_pitch`. If the left side is one vector, `numbers` also contains
+    its fields. Correlations within `equal` of one count as one; `equal` = 2 marks an example paired
+    with itself at offset 0, where every correlation is one.
     """
 
     left: Array
@@ -75,7 +76,9 @@ class PairFields(NamedTuple):
 
 
 class CompiledProgram(NamedTuple):
-    """The operations of a level, their weights, the number of registers, and `equal` of `PairFields`."""
+    """The operations of a level, their weights, the number of registers, and `equal` of
+    `PairFields`.
+    """
 
     operations: Array
     weights: Array
@@ -104,8 +107,8 @@ class TileGaps(NamedTuple):
 #     K′ = a₀a₀ + K Σ_k b_k b_k ρᵏ/(k + 1),    Θ′ = Θ Σ_k b_k b_k ρᵏ
 #
 # Horner's scheme runs from the last power to the first, four terms at a time, so that each sum is
-# read and written seldom. The powers are those of t: t = ρ in general, and t = ρ² if the function is
-# odd or even. An even function leaves one factor ρ for the end.
+# read and written seldom. The powers are those of t: t = ρ in general, and t = ρ² if the function
+# is odd or even. An even function leaves one factor ρ for the end.
 
 
 @compiled
