@@ -4,12 +4,12 @@
         train()                       # any loop of PyTorch, unchanged
     found = trace.attribute()         # which examples made each prediction, to rounding
 
-Each step has three proofs. (a) The consumed gradient is that of the recorded examples, up to one
-factor. (b) The optimizer's rule leads from the weights before the step to those after it. (c) The
-secant explains the change of the outputs at the queries. A step that fails (a) or (b) is refused;
-the error of (c) is reported. If a call draws random numbers, as dropout does, (a) holds for the
-drawn masks, and (c) for queries in evaluation mode. Under autocast, (a) holds under the same casts,
-and (c) without them.
+Each step has three proofs. (a) The consumed gradient is the sum over the recorded examples, up to
+one factor. (b) The optimizer's rule leads from the weights before the step to those after it. (c)
+The secant explains the change of the outputs at the queries. A step that fails (a) or (b) is
+refused; the error of (c) is reported. If a call draws random numbers, as dropout does, (a) holds
+for the drawn masks, and (c) for queries in evaluation mode. Under autocast, (a) holds under the
+same casts, and (c) without them.
 
 The files, in an order in which each imports only earlier ones:
 
@@ -25,8 +25,8 @@ The files, in an order in which each imports only earlier ones:
     positions            contributions split by the positions of a text
     user_loss            the user's loss, and weights of examples in a loop run again
     measure              the user's measure of outputs at the queries
-    signatures           signatures of outputs, which show whether a replay is that of the loop
-    model_function       the model as a function of its weights, as each call had it
+    signatures           signatures of outputs, which show if a replay repeats the loop
+    model_function       the model as a function of its weights, for queries and for each call
     example_gradients    Jᵀℓ′ of the examples of a call
     arguments, outside   checks of arguments; changes that no step made
     step, store/         one step; steps in memory and on disk, and their replay
@@ -38,5 +38,5 @@ The files, in an order in which each imports only earlier ones:
     loop_sums            sums over steps by example, component and position, and their memory
     attribution, effects the sum over steps, from the last to the first; leave-out effects
     trace, follow        the user's object and its folder; the entry point
-    loop_breakdown       the change without some examples, divided among all others
+    loop_breakdown       the change without some examples, divided among the others
 """

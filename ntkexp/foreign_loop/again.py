@@ -79,7 +79,7 @@ def trained_again(again: Again, weighing: Weighing, place: Path | None = None) -
 
 
 REPEAT_TOLERANCE = 0.01  # of the change by a removal: distance between the ends with all examples
-GROUPS_SEED = 0  # of the randomly chosen groups that are left out
+GROUPS_SEED = 0  # of the random groups in retrainings
 
 
 @dataclass(frozen=True)

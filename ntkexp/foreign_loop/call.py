@@ -144,8 +144,8 @@ class Autocast:
         return torch.autocast(self.device, self.dtype, cache_enabled=self.cached)
 
 
-# --- Kernels that torch chooses among. Different kernels round casts differently, so a replay
-# allows the same ones.
+# --- Switches of torch's kernels. Different kernels round casts differently, so a replay allows the
+# same ones.
 
 
 KERNELS: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] = {

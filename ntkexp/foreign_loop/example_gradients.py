@@ -1,6 +1,6 @@
 """The gradients Jᵀℓ′ of the examples of a call, at the weights of the call.
 
-The gradients of independent examples are read from a tape. If norms couple the batch, an example
+A tape gives the gradients of independent examples. If norms couple the batch, an example
 gets the gradient of its term through the whole batch.
 """
 

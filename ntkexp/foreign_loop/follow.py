@@ -100,10 +100,10 @@ def follow(
             up to a factor. Only effects need it. It is compared with the gradients of every step.
             If the mean of the loop divides by class weights or tokens, it returns a pair: losses,
             and the weight of each example, as in `losses, weight[labels]`.
-        to: a folder to which steps are written as they happen. By default they are held in memory,
-            up to `memory_gb`. A killed training leaves its steps there, and a resumed one continues
-            the trace. If several processes train one model, each follows into the same folder, and
-            the first one attributes.
+        to: a folder for the steps, which are written as they happen. By default they are held in
+            memory, up to `memory_gb`. A killed training leaves its steps there, and a resumed one
+            continues the trace. If several processes train one model, each follows into the same
+            folder, and the first one attributes.
         every: the number of steps between stored weights; steps between them are replayed. By
             default 8 in memory, and on disk as few as fit.
         by: components by which contributions are split: 'module', 'parameter', or a dict of names

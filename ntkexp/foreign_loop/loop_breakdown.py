@@ -53,7 +53,7 @@ def loop_without(
             second_place = Path(folder) / "trace"
             pair, first = trained_twice(files, again, Weighing(mean=mean), group, second_place)
 
-            # as many queries in one sweep as their adjoints fit into memory
+            # one sweep for all queries whose adjoints fit into memory together
             flat = pair.first.flat
             queries = [partial(outputs_at, first, flat, point) for point in points]
             outs = len(queries[0](pair.first.end))

@@ -158,7 +158,7 @@ class PositionGradients(Sequence[Jacobian]):
     """J_itᵀ ∂L/∂f_it of the examples of a call, one position after another.
 
     A position is computed when it is read, and stored while the stored ones fit into
-    `buffer_bytes`. Positions at which no example has a loss are left out.
+    `buffer_bytes`. Positions without a loss are skipped.
     """
 
     reader: Reader

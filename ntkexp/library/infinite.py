@@ -170,7 +170,7 @@ def draws(
             yield build(layers, shape, stream("monte carlo", seed, k))
         return
     module = copied(spec)
-    # children before their parents, the order in which they were built
+    # children before their parents, as torch builds them
     drawn = [
         layer
         for layer in reversed([*module.modules()])

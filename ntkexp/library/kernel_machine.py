@@ -260,7 +260,7 @@ class KernelMachine:
             others = x
         form, matrices = as_matrices(kernel(x, others), width)
         if is_tangent_kernel and kernel.outputs == "trace":
-            matrices = [matrix / width for matrix in matrices]  # divided among the columns
+            matrices = [matrix / width for matrix in matrices]  # average over the columns
         return form, matrices
 
     def outputs_at_start(self, x: Any, count: int, width: int) -> Float[Tensor, "example out"]:

@@ -123,7 +123,7 @@ def finite_step_kernel(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, "probe out train out_"]:
-    """Return k̃_η for all outputs, one step at a time. Missing weights are those of the module.
+    """Return k̃_η for all outputs, one step at a time. The module supplies missing weights.
     Axes of the outputs after the first are flattened.
 
     For a function that is linear in its weights, it equals the tangent kernel at any step:

@@ -113,7 +113,7 @@ def kernel(
 
     def both(
         chosen: Sequence[int],
-    ) -> tuple[Jacobian, Jacobian]:  # equal sides are read once
+    ) -> tuple[Jacobian, Jacobian]:  # read equal sides once
         one = in_few_uses(left.read(chosen))
         return one, one if left is right else in_few_uses(right.read(chosen))
 
