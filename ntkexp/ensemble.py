@@ -1,4 +1,6 @@
-"""Many networks from random starts on a one-dimensional problem, compared with both processes of infinite width."""
+"""Ensembles of networks on a one-dimensional problem, compared with both Gaussian processes of
+infinite width.
+"""
 
 from __future__ import annotations
 
@@ -27,40 +29,43 @@ from ntkexp.optimizer.descent import GD
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 
-# --- A one-dimensional problem for an ensemble: what is learned at which places along a line or a circle.
+# --- A one-dimensional problem: inputs on a line or a circle, and one target each.
 
 
-ROUND = 1e-6  # how far from 1 a norm may be on the unit circle
+NORM_TOLERANCE = 1e-6  # of points on the unit circle
 
 
 @dataclass(frozen=True)
 class EnsembleProblem:
-    """Points, the training examples first, then others in the order of their places."""
+    """Points: the training examples, followed by the others in the order of their positions."""
 
     inputs: Float[Tensor, "point *shape"]
     places: Float[Tensor, " point"]
     targets: Float[Tensor, "point out"]
     train: int
-    axis: str  # what the places are
-    divisor: float  # training makes the sum of ½(f − y)² over examples small, divided by this
+    axis: str  # the name of the positions
+    divisor: float  # of the objective Σ½(f − y)²/divisor
 
 
 def problem(experiment: Experiment) -> EnsembleProblem:
-    """Draw the problem of an experiment that the processes are about; any other experiment is refused."""
+    """Draw the problem of an experiment. Raise if the Gaussian processes do not describe it."""
     refuse_other(experiment)
     data = experiment.draw()
     encoded = targets(data, experiment.loss)
     everything = torch.cat([getattr(data, name).inputs for name in ("train", "probe", "test")])
-    # The one dimension that the points have: a line, or the unit circle.
+    # positions on a line, or on the unit circle
     flat = everything.flatten(1)
     if flat.shape[1] == 1:
-        positions, axis = flat[:, 0], "input"
-    elif flat.shape[1] == 2 and bool(((flat.norm(dim=1) - 1).abs() < ROUND).all()):
-        positions, axis = torch.atan2(flat[:, 1], flat[:, 0]), "angle"
+        positions = flat[:, 0]
+        axis = "input"
+    elif flat.shape[1] == 2 and bool(((flat.norm(dim=1) - 1).abs() < NORM_TOLERANCE).all()):
+        positions = torch.atan2(flat[:, 1], flat[:, 0])
+        axis = "angle"
     else:
         raise Mistake(
-            f"an ensemble is drawn over one dimension, and the data has inputs of {flat.shape[1]} numbers; choose "
-            "data=circle, or data=table with one column beside the target"
+            "an ensemble is drawn over one dimension, and the data has inputs of "
+            f"{flat.shape[1]} numbers; choose data=circle, or data=table with one column beside "
+            "the target"
         )
     train = len(data.train.inputs)
     order = torch.cat([torch.arange(train), train + positions[train:].argsort()])
@@ -71,48 +76,47 @@ def problem(experiment: Experiment) -> EnsembleProblem:
 
 
 def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
-    """The targets as the loss compares outputs with them, in one column."""
+    """Return the targets of the loss, in one column. Raise if there are several."""
     target = torch.cat([getattr(data, name).target for name in ("train", "probe", "test")])
     encoded = loss.targets(target, len(data.classes))
     if encoded.shape[1] != 1:
         raise Mistake(
-            f"an ensemble is of networks with one output, and the data has {encoded.shape[1]}; choose data=circle"
+            "an ensemble consists of networks with one output, and the data has "
+            f"{encoded.shape[1]}; choose data=circle"
         )
     return encoded
 
 
 def refuse_other(experiment: Experiment) -> None:
-    """Outputs before training must be random, and training plain."""
-    if not experiment.loss.is_quadratic or type(experiment.optimizer) is not GD:
-        raise Mistake("the processes are those of loss=squared and optimizer=gd; choose them")
-    if (
-        experiment.optimizer.weight_decay
-        or experiment.optimizer.clip_norm
-        or experiment.optimizer.layers
-    ):
+    """Raise unless training is plain gradient descent from random outputs."""
+    optimizer = experiment.optimizer
+    if not experiment.loss.is_quadratic or type(optimizer) is not GD:
+        raise Mistake("the processes describe loss=squared and optimizer=gd; choose them")
+    if optimizer.weight_decay or optimizer.clip_norm or optimizer.layers:
         raise Mistake(
-            "the processes are those of plain gradient descent; leave out decay, clipping and layers' steps"
+            "the processes describe plain gradient descent; leave out decay, clipping and layers' "
+            "steps"
         )
-    if experiment.stop_at_loss is not None or any(
-        experiment.schedule.factor(step, experiment.steps) != 1.0
-        for step in range(experiment.steps)
-    ):
+    steps = experiment.steps
+    equal = all(experiment.schedule.factor(step, steps) == 1.0 for step in range(steps))
+    if experiment.stop_at_loss is not None or not equal:
         raise Mistake(
-            "the processes are those of equal steps; leave out stop_at_loss, schedule and warm-up"
+            "the processes describe equal steps; leave out stop_at_loss, schedule and warm-up"
         )
     if experiment.switches:
-        raise Mistake("the processes are those of one data set; leave out data=sequence")
+        raise Mistake("the processes describe one data set; leave out data=sequence")
     init = experiment.init
     if not isinstance(init, NTK) or init.antisymmetric or init.centred:
         raise Mistake(
-            "the processes start from random outputs; choose init=ntk, neither antisymmetric nor centred"
+            "the processes start from random outputs; choose init=ntk, neither antisymmetric nor "
+            "centred"
         )
 
 
 @dataclass(frozen=True)
 class StackedNetworks:
-    """Networks of one shape with their weights stacked, so that all of them are run at once: the first axis of every
-    weight counts networks; the module is one of them, and lends its shape.
+    """Networks of one architecture, whose weights are stacked along a first axis so that all run at
+    once.
 
     >>> layers = [nn.Linear(1, 1, bias=False) for _ in range(2)]
     >>> for k, layer in enumerate(layers):
@@ -135,46 +139,46 @@ class StackedNetworks:
     def tangent_kernels(
         self, x: Float[Tensor, "point *shape"]
     ) -> Float[Tensor, "network point point_"]:
-        """The tangent kernel of every network of one output, among the points."""
-        count = len(next(iter(self.weights.values())))
-        each = ({name: weight[k] for name, weight in self.weights.items()} for k in range(count))
-        return torch.stack(
-            [tangent_kernel(self.module, x, weights=weights)[:, 0, :, 0] for weights in each]
-        )
+        """Return the tangent kernel of every network among the points, for the only output."""
+        kernels = []
+        for k in range(len(next(iter(self.weights.values())))):
+            weights = {name: weight[k] for name, weight in self.weights.items()}
+            kernels.append(tangent_kernel(self.module, x, weights=weights)[:, 0, :, 0])
+        return torch.stack(kernels)
 
 
 def stacked(modules: Sequence[nn.Module]) -> StackedNetworks:
-    """Stack the weights of modules that differ in nothing else."""
+    """Stack the weights of modules with the same architecture."""
     weights, buffers = stack_module_state(list(modules))
     return StackedNetworks(
         modules[0], {name: weight.detach() for name, weight in weights.items()}, buffers
     )
 
 
-# --- Networks that differ by their seeds alone, trained side by side by gradient descent, with all layers or the
-# last.
+# --- Training an ensemble: networks that differ in their seeds, with all layers or only the last
+# one.
 
 
-TOGETHER = 1 << 22  # weights that are trained at once
+WEIGHTS_AT_ONCE = 1 << 22  # numbers; more networks are trained one group after another
 
 
 @dataclass(frozen=True)
 class EnsembleTraining:
-    """So many steps are taken on the sum of ½(f − y)² over the first of the points, divided by `divisor`, by all layers
-    or by the last alone.
+    """Gradient descent on Σ½(f − y)²/divisor over the training examples, the first of the
+    points.
     """
 
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "train out"]
-    size: float
+    size: float  # of a step
     steps: int
     divisor: float
-    readout: bool
+    readout: bool  # train only the last layer
 
     def outputs(
         self, modules: Sequence[nn.Module], tell: Callable[[int], None] = lambda networks: None
     ) -> Float[Tensor, "network point out"]:
-        """Train each module, and give its outputs at all points; `tell` hears how many are trained."""
+        """Return the outputs of trained modules; report the number of trained modules to `tell`."""
         return self.outputs_at((self.steps,), modules, tell)[self.steps]
 
     def outputs_at(
@@ -183,75 +187,73 @@ class EnsembleTraining:
         modules: Sequence[nn.Module],
         tell: Callable[[int], None] = lambda networks: None,
     ) -> dict[int, Float[Tensor, "network point out"]]:
-        """The same after each of these numbers of steps; some networks at once are trained together."""
-        each = sum(weight.numel() for weight in modules[0].parameters())
-        count, parts = max(1, TOGETHER // each), {time: list[Tensor]() for time in times}
-        for start in range(0, len(modules), count):
-            few = modules[start : start + count]
-            for time, networks in enumerate(self.course(stacked(few))):
-                if time in parts:
+        """Return the outputs after each of these numbers of steps."""
+        parameters = sum(weight.numel() for weight in modules[0].parameters())
+        group_size = max(1, WEIGHTS_AT_ONCE // parameters)
+        outputs: dict[int, list[Tensor]] = {time: [] for time in times}
+        for start in range(0, len(modules), group_size):
+            group = modules[start : start + group_size]
+            for time, networks in enumerate(self.course(stacked(group))):
+                if time in outputs:
                     with torch.no_grad():
-                        parts[time].append(networks.outputs(self.inputs))
-            tell(start + len(few))
-        return {time: torch.cat(found) for time, found in parts.items()}
+                        outputs[time].append(networks.outputs(self.inputs))
+            tell(start + len(group))
+        return {time: torch.cat(parts) for time, parts in outputs.items()}
 
     def trained(self, networks: StackedNetworks) -> StackedNetworks:
-        """The networks after the last step; those of earlier steps are let go as it goes."""
+        """Return the networks after the last step."""
         return deque(self.course(networks), maxlen=1).pop()
 
     def course(self, networks: StackedNetworks) -> Iterator[StackedNetworks]:
-        """Go through training: the networks before it, and after every step. None knows of another, so their losses
-        are added up.
+        """Yield the networks before training and after every step.
+
+        The losses of all networks are added: each gradient depends on its own network only.
         """
-        weights, train = networks.weights, len(self.targets)
-        moving = list(weights)
+        weights = networks.weights
+        inputs = self.inputs[: len(self.targets)]
+        trained = list(weights)
         if self.readout:  # the parameters of the last layer, such as net.3.weight and net.3.bias
-            moving = [
-                name for name in moving if name.rpartition(".")[0] == moving[-1].rpartition(".")[0]
-            ]
+            layer = trained[-1].rpartition(".")[0]
+            trained = [name for name in trained if name.rpartition(".")[0] == layer]
         yield networks
         for _ in range(self.steps):
-            free = {name: weights[name].detach().requires_grad_() for name in moving}
-            missed = (
-                replace(networks, weights={**weights, **free}).outputs(self.inputs[:train])
-                - self.targets
-            )
-            gradients = torch.autograd.grad(
-                missed.square().sum() / (2 * self.divisor), list(free.values())
-            )
-            moved = zip(moving, gradients, strict=True)
-            weights = {
-                **weights,
-                **{name: weights[name] - self.size * gradient for name, gradient in moved},
-            }
+            free = {name: weights[name].detach().requires_grad_() for name in trained}
+            outputs = replace(networks, weights={**weights, **free}).outputs(inputs)
+            loss = (outputs - self.targets).square().sum() / (2 * self.divisor)
+            gradients = torch.autograd.grad(loss, list(free.values()))
+            # θ ← θ − η ∇L
+            weights = dict(weights)
+            for name, gradient in zip(trained, gradients, strict=True):
+                weights[name] = weights[name] - self.size * gradient
             yield replace(networks, weights=weights)
 
 
-# --- An ensemble beside both processes: could its networks be draws of them?
+# --- The test: could the networks be draws of a Gaussian process? For n networks and p points:
 #
-#     mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²    about 1 where n networks follow the process: standard errors
-#     worst       max_x |f̄(x) − μ(x)| √n/σ(x)         the same at the worst point
-#     deviation   mean_x s(x)/σ(x)                     about 1
-#     covariance  √(Σ_xx′ ((S − C)(x, x′)/σ(x)σ(x′))² (n − 1)/(p² + Σ_xx′ (C(x, x′)/σ(x)σ(x′))²))    about 1 over p
-#                 points
-#     chance      how often n draws of the process are as far off, by mean or by covariance (the rarer, counted twice)
+#     mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²       standard errors; about 1 for draws
+#     worst       max_x |f̄(x) − μ(x)| √n/σ(x)            standard errors at the worst point
+#     deviation   mean_x s(x)/σ(x)                        about 1
+#     covariance  √(Σ_xx′ ((S − C)(x, x′)/σ(x)σ(x′))² (n − 1)/(p² + Σ_xx′ (C(x, x′)/σ(x)σ(x′))²))
+#                                                         about 1
+#     chance      the p-value: twice the smaller share of simulated ensembles that are as far off,
+#                 by mean or by covariance
 #
-# Two kinds of networks, those that train all layers and those that train the readout alone, are compared with two
-# processes, the one of the tangent kernel and the one of the NNGP. They are compared where the process has kept a
-# tenth of the deviation that it had before training: next to what was learned it has hardly any, and in standard
-# errors of next to nothing the least that a finite width changes is as large as one likes.
+# Two kinds of networks, with all layers trained or only the readout, are compared with two
+# processes, of the tangent kernel and of the NNGP. Points are compared only if the process keeps a
+# tenth of its standard deviation before training. Close to training examples it keeps almost none,
+# so any effect of the finite width would be many standard errors.
 
 
-SPREAD = 0.1  # of the deviation before training: a process that has kept no more is pinned by what was learned
-DRAWS = 999  # of as many networks: chances are known to a thousandth
-LEVEL = 0.05  # chances below say that networks are no draws of a process
-DRAWN_AT_ONCE = 1 << 21  # numbers that are drawn at once
-NOTHING = 1e-5  # of a covariance: what an axis has that need not be drawn
+LEAST_DEVIATION = 0.1  # after training, relative to the standard deviation before it
+SIMULATED_ENSEMBLES = 999  # simulated ensembles, so that p-values are known to 0.001
+REJECTION_LEVEL = 0.05  # p-values below reject the process
+NUMBERS_AT_ONCE = 1 << 21  # in one batch of simulated ensembles
+SMALL_EIGENVALUE = 1e-5  # relative to their sum; such axes are not simulated
 
 
 @dataclass(frozen=True)
 class Band:
-    """A mean and a deviation at every point."""
+    """A mean and a standard deviation at every point."""
 
     mean: Float[Tensor, " point"]
     deviation: Float[Tensor, " point"]
@@ -263,7 +265,7 @@ class Process:
 
     mean: Float[Tensor, " point"]
     covariance: Float[Tensor, "point point"]
-    before: Float[Tensor, " point"]  # the deviation before training
+    before: Float[Tensor, " point"]  # the standard deviation before training
 
     @cached_property
     def deviation(self) -> Float[Tensor, " point"]:
@@ -272,7 +274,7 @@ class Process:
 
 @dataclass(frozen=True)
 class TrainedNetworks:
-    """Networks of one kind after training, and the process that they should be."""
+    """Trained networks of one kind, and the process that describes them at infinite width."""
 
     name: str  # all layers, readout
     process: str  # ntk, nngp
@@ -287,9 +289,7 @@ class TrainedNetworks:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One kind of networks compared with one process, at the first `points` that were not learned; NaN where not
-    all networks are finite.
-    """
+    """The comparison of one kind of networks with one process; NaN if a network is not finite."""
 
     networks: str
     process: str
@@ -297,20 +297,22 @@ class Comparison:
     mean: float
     deviation: float
     worst: float
-    points: int
-    among: int  # points that were not learned
+    points: int  # that are compared
+    among: int  # points that are no training examples
     covariance: float
     chance: float
 
     @property
     def follows(self) -> bool:
-        """Whether the networks could be draws of the process."""
-        return self.chance >= LEVEL
+        """True if the test does not reject the process."""
+        return self.chance >= REJECTION_LEVEL
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A process in units of its own deviation, at the points that were not learned and where it has kept some."""
+    """A process in units of its standard deviation, at the points where networks are compared with
+    it.
+    """
 
     process: TrainedNetworks
     train: int
@@ -318,9 +320,11 @@ class Reference:
 
     @cached_property
     def where(self) -> Int[Tensor, " kept"]:
-        """Which points these are; a deviation that is not a number must be heard of."""
+        """The indices of the compared points. NaN deviations are included, so that they make the
+        result NaN.
+        """
         theory = self.process.theory
-        pinned = theory.deviation <= SPREAD * theory.before
+        pinned = theory.deviation <= LEAST_DEVIATION * theory.before
         return self.train + (~pinned[self.train :]).nonzero()[:, 0]
 
     @cached_property
@@ -330,74 +334,77 @@ class Reference:
         return self.process.theory.covariance[self.where][:, self.where] * scale * scale[:, None]
 
     def errors(self, outputs: Float[Tensor, "network point"]) -> Float[Tensor, "network kept"]:
-        """How far each network is from the mean, in deviations."""
+        """Return the distance of each network from the mean, in standard deviations."""
         theory = self.process.theory
         return (outputs[:, self.where] - theory.mean[self.where]) / theory.deviation[self.where]
 
     def distances(
         self, errors: Float[Tensor, "*draw network axis"], expected: Float[Tensor, "axis axis"]
     ) -> Float[Tensor, "*draw 2"]:
-        """How far mean and covariance of these errors are from nothing and from what is expected, about 1 by chance;
-        along whichever orthogonal axes.
+        """Return the distances of mean and covariance from 0 and from `expected`, about 1 for draws
+        of the process.
+
+        Both are invariant under orthogonal transformations of the axes.
         """
-        n, points = errors.shape[-2], len(self.where)
+        n = errors.shape[-2]
+        points = len(self.where)
         mean = errors.mean(-2)
-        apart = errors - mean[..., None, :]
-        covariance = apart.mT @ apart / (n - 1)
+        mean_square = n * mean.square().sum(-1) / points
+        centred = errors - mean[..., None, :]
+        covariance = centred.mT @ centred / (n - 1)
         usual = points**2 + self.correlation.square().sum()
-        squares = (
-            n * mean.square().sum(-1) / points,
-            (n - 1) * (covariance - expected).square().sum((-2, -1)) / usual,
-        )
-        return torch.stack(squares, dim=-1).sqrt()
+        covariance_square = (n - 1) * (covariance - expected).square().sum((-2, -1)) / usual
+        return torch.stack((mean_square, covariance_square), dim=-1).sqrt()
 
     @cached_property
     def drawn(self) -> Float[Tensor, "draw 2"]:
-        """Both distances of as many draws of the process as there are networks."""
+        """Both distances of simulated ensembles, each with `count` draws of the process."""
         values = torch.linalg.eigvalsh(self.correlation)
-        values = values[values > NOTHING * values.sum()]
-        chance, parts = stream("process", self.count, len(self.where)), []
-        at_once = max(1, DRAWN_AT_ONCE // (self.count * len(values)))
-        for first in range(0, DRAWS, at_once):
-            shape = (min(at_once, DRAWS - first), self.count, len(values))
-            normal = torch.randn(shape, generator=chance, dtype=values.dtype)
+        values = values[values > SMALL_EIGENVALUE * values.sum()]
+        generator = stream("process", self.count, len(self.where))
+        parts = []
+        at_once = max(1, NUMBERS_AT_ONCE // (self.count * len(values)))
+        for first in range(0, SIMULATED_ENSEMBLES, at_once):
+            shape = (min(at_once, SIMULATED_ENSEMBLES - first), self.count, len(values))
+            normal = torch.randn(shape, generator=generator, dtype=values.dtype)
             parts.append(self.distances(normal * values.sqrt(), values.diag()))
         return torch.cat(parts)
 
     def chance(self, distances: Float[Tensor, "2"]) -> float:
-        """How often draws of the process are so far off, by the distance that is the rarer."""
+        """Return the p-value: twice the smaller share of simulated ensembles that are as far
+        off.
+        """
         if not distances.isfinite().all():
             return math.nan
         farther = (self.drawn >= distances).sum(0)
-        return min(1.0, 2 * (1 + int(farther.min())) / (1 + DRAWS))
+        return min(1.0, 2 * (1 + int(farther.min())) / (1 + SIMULATED_ENSEMBLES))
 
 
 def ensemble(
     experiment: Experiment, given: EnsembleProblem, count: int, tell: Callable[[str, int], None]
 ) -> list[TrainedNetworks]:
-    """Train `count` networks of both kinds, each with the step size that suits its kernel; `tell` hears which and how
-    many.
+    """Train `count` networks of both kinds, each with a step size for its kernel; report progress
+    to `tell`.
     """
-    task = LearningTask(tuple(given.inputs.shape[1:]), 1)
-    wide = experiment.model.limit(experiment.init, task)
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
-    inputs, targets = given.inputs.to(**kind), given.targets[: given.train].to(**kind)
-    limit, everywhere = (
-        infinite_kernels(wide, inputs, given.train, experiment),
-        slice(0, len(inputs)),
-    )
-    whole = BlockSlices(everywhere, everywhere, same=True)
-    own = (
-        experiment.init.alpha**2
-        * compute(wide, whole, inputs, memory_gb=experiment.room_gb / 4).nngp
-    )  # α²𝒢(x, x′)
+    inputs = given.inputs.to(**kind)
+    targets = given.targets[: given.train].to(**kind)
+
+    # kernels of infinite width: Θ and 𝒢, and α²𝒢(x, x′) among all points
+    wide = experiment.model.limit(experiment.init, LearningTask(tuple(given.inputs.shape[1:]), 1))
+    limit = infinite_kernels(wide, inputs, given.train, experiment)
     prior = Kernels(limit.start[: given.train], limit.start)
+    everywhere = slice(0, len(inputs))
+    block = BlockSlices(everywhere, everywhere, same=True)
+    nngp = compute(wide, block, inputs, memory_gb=experiment.room_gb / 4).nngp
+    own = experiment.init.alpha**2 * nngp
+
     data = experiment.draw()
     seeds = range(experiment.seed, experiment.seed + count)
     modules = [
         draw_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in seeds
     ]
-    found = []
+    kinds = []
     for name, process, kernel in (
         ("all layers", "ntk", limit.tangent),
         ("readout", "nngp", limit.start),
@@ -413,26 +420,34 @@ def ensemble(
             readout=process == "nngp",
         )
         outputs = training.outputs(modules, partial(tell, name))
-        trained = Ensemble(
-            kernel, prior, modes.at(DescentGain(size / given.divisor, experiment.steps))
+
+        # the process after the same training
+        gain = DescentGain(size / given.divisor, experiment.steps)
+        trained = Ensemble(kernel, prior, modes.at(gain))
+        theory = Process(
+            mean=trained.mean(targets)[:, 0].cpu().double(),
+            covariance=trained.covariance(own).cpu().double(),
+            before=own.diagonal().sqrt().cpu().double(),
         )
-        theory = trained.mean(targets)[:, 0], trained.covariance(own), own.diagonal().sqrt()
-        expected = Process(*(each.cpu().double() for each in theory))
-        found.append(TrainedNetworks(name, process, outputs[..., 0].cpu(), expected, size))
-    return found
+        kinds.append(TrainedNetworks(name, process, outputs[..., 0].cpu(), theory, size))
+    return kinds
 
 
 def comparisons(kinds: Sequence[TrainedNetworks], train: int) -> list[Comparison]:
-    """Compare every kind of networks with every process, at the points behind the first `train`."""
+    """Compare every kind of networks with every process, at points that are no training
+    examples.
+    """
     references = [Reference(process, train, len(process.outputs)) for process in kinds]
     return [comparison(networks, reference) for networks in kinds for reference in references]
 
 
 def comparison(networks: TrainedNetworks, reference: Reference) -> Comparison:
-    """Compare networks with a process, over points where the process has kept a spread."""
+    """Compare networks with a process."""
     errors = reference.errors(networks.outputs.to(reference.correlation))
-    distances, count = reference.distances(errors, reference.correlation), len(errors)
-    points, worst = len(reference.where), errors.mean(0).abs() * count**0.5
+    distances = reference.distances(errors, reference.correlation)
+    count = len(errors)
+    points = len(reference.where)
+    worst = errors.mean(0).abs() * count**0.5
     ratio = (networks.observed.deviation / reference.process.theory.deviation)[reference.where]
     return Comparison(
         networks=networks.name,

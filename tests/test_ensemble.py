@@ -15,7 +15,7 @@ from torch import Tensor
 from ntkexp.cli.ensemble import USUAL
 from ntkexp.config.compose import compose
 from ntkexp.ensemble import (
-    LEVEL,
+    REJECTION_LEVEL,
     EnsembleTraining,
     Process,
     Reference,
@@ -54,7 +54,7 @@ def alone(overrides: tuple[str, ...], seed: int, size: float, steps: int, *, rea
 
 @pytest.mark.parametrize("readout", [False, True], ids=["all layers", "readout"])
 def test_networks_side_by_side_are_networks_alone(readout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.ensemble.TOGETHER", 700)  # two networks of 337 weights
+    monkeypatch.setattr("ntkexp.ensemble.WEIGHTS_AT_ONCE", 700)  # two networks of 337 weights
     experiment = compose(CIRCLE)
     given, data = problem(experiment), experiment.data.split()
     modules = [draw_network(experiment.model_copy(update={"seed": seed}), data, 1) for seed in range(3)]
@@ -159,13 +159,13 @@ def chances(count: int, ensembles: int, **other: float) -> Tensor:
 def test_draws_of_a_process_are_refused_as_seldom_as_is_said() -> None:
     """Of 200 ensembles 5 % at most, by the binomial distribution up to 20: it is more once in 1,000 times."""
     found = chances(10, 200)
-    assert 1 <= int((found < LEVEL).sum()) <= 20
+    assert 1 <= int((found < REJECTION_LEVEL).sum()) <= 20
     assert int((found < 0.5).sum()) > 40
 
 
 @pytest.mark.parametrize("other", [{"mean": 1.0}, {"spread": 1.5}, {"spread": 0.5}], ids=str)
 def test_another_mean_or_another_covariance_is_noticed(other: dict[str, float]) -> None:
-    assert (chances(100, 10, **other) < LEVEL).all()
+    assert (chances(100, 10, **other) < REJECTION_LEVEL).all()
 
 
 def test_networks_beside_points_that_are_pinned_are_compared_elsewhere() -> None:

@@ -4,7 +4,8 @@ Each line imports only from the lines above it:
 
 trial, expectation, quantity     the parts of a look
 look                             the three looks that decide a claim
-judge, judged                    the verdict on each look; the judged claim, and base of pictures
+judge, simulation                the verdict on each look; how often the judge errs
+judged, rule_picture             the judged claim, and base of pictures; pictures of rules
 claim, picture                   the claim; the default picture, and figures in the axes of papers
 papers, read                     trials and pictures of papers; claims from YAML
 conduct                          from a claim to its verdict

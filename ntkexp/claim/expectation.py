@@ -17,7 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -32,17 +32,8 @@ from ntkexp.report.analysis.laws import limit
 from ntkexp.report.analysis.power_law import power_law
 from ntkexp.text import percent, short
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-INVENTED_SEEDS = 5
-"""The number of seeds of an invented table."""
-INVENTED_POSITIONS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""The positions along the axis of an invented power law."""
 LATER_FIELDS = ("each", "within")
 """Fields that rules got after claims had been digested."""
-SMALLEST_DRAWN = 1e-18
-"""Smaller errors are drawn here, because zero has no logarithm."""
 
 
 @dataclass(frozen=True)
@@ -131,25 +122,6 @@ class AbstractExpectation(Component, ABC):
         words = f"{self.words} where {rows}" if rows else self.words
         return f"{words} at each {' and '.join(self.each)}" if self.each else words
 
-    @abstractmethod
-    def invent(
-        self, offset: float, generator: np.random.Generator, seeds: int = INVENTED_SEEDS
-    ) -> pd.DataFrame:
-        """Invent a table whose truth lies inside the range (−1), at its edge (0) or outside (1)."""
-
-    @property
-    def places(self) -> tuple[float, ...]:
-        """The offsets for simulations."""
-        return (-1.0, 0.0, 1.0)
-
-    @abstractmethod
-    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        """Draw the selected rows, seed by seed."""
-
-    @abstractmethod
-    def mark(self, axes: Axes) -> None:
-        """Mark the expected range, and label the axes."""
-
 
 def select_rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     """Select the rows with these values; a list of values selects each of them.
@@ -208,38 +180,12 @@ class Identity(AbstractExpectation):
     def words(self) -> str:
         return f"every error ≤ {short(self.tolerance)}, or its row's rounding"
 
-    @property
-    def places(self) -> tuple[float, ...]:
-        """The offsets for simulations; without chance there is no undecided edge."""
-        return (-1.0, 1.0)
-
     def evidence(self, table: pd.DataFrame) -> Errors:
         bounds = table["bound"].astype(float) if "bound" in table else self.tolerance
         errors = table["value"].abs()
         worst = errors.groupby(table["seed"]).max()
         below = (errors <= bounds) & np.isfinite(bounds)
         return Errors(int((~below).sum()), len(table), float(worst.min()), float(worst.max()))
-
-    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        errors = table["value"].abs().to_numpy(dtype=float)
-        drawn = np.sort(np.maximum(errors, SMALLEST_DRAWN))
-        axes.plot(np.arange(1, len(drawn) + 1) / len(drawn), drawn, "o", color=colour, zorder=3)
-
-    def mark(self, axes: Axes) -> None:
-        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
-
-        log_axis(axes, "y")
-        axes.axhline(self.tolerance, color=VERMILION, linewidth=0.8, linestyle="--")
-        axes.set(xlabel="share of rows with a smaller error", ylabel="error")
-
-    def invent(
-        self, offset: float, generator: np.random.Generator, seeds: int = INVENTED_SEEDS
-    ) -> pd.DataFrame:
-        """Invent errors below the bound; outside, one error is ten times the bound."""
-        values = self.tolerance * 10 ** -generator.uniform(0.01, 4, 10 * seeds)
-        if offset > 0:
-            values[generator.integers(len(values))] = 10 * self.tolerance
-        return pd.DataFrame({"seed": np.arange(len(values)) % seeds, "value": values})
 
 
 # --- Averages: one figure per seed, averaged over seeds, on a linear or a logarithmic scale.
@@ -285,10 +231,6 @@ class AbstractAverage(AbstractExpectation):
     def margin_words(self) -> str:
         return percent(self.margin) if self.is_log else short(self.margin)
 
-    @property
-    def label(self) -> str:
-        return "figure of a seed"
-
     def contains(self, figure: float) -> bool:
         if self.is_log and figure <= 0:
             return self.expected.low == -math.inf
@@ -333,49 +275,6 @@ class AbstractAverage(AbstractExpectation):
             values = values.map(math.log)
         figures: pd.Series[float] = values.groupby(table["seed"]).agg(AGGREGATIONS[self.rows])
         return figures
-
-    def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
-        """Return a table whose seeds have these figures."""
-        return pd.DataFrame({"seed": range(len(figures)), "value": figures})
-
-    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        figures = np.array(self.figures(table))
-        mean = figures.mean()
-        if self.is_log:
-            figures = np.exp(figures)
-            mean = math.exp(mean)
-        axes.plot(range(len(figures)), figures, "o", color=colour, zorder=3)
-        axes.axhline(mean, color=colour, linewidth=0.8, zorder=2)
-
-    def mark(self, axes: Axes) -> None:
-        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
-
-        ends = [self.expected.low, self.expected.high]
-        if self.is_log:
-            log_axis(axes, "y")
-            ends = [math.exp(end) for end in ends]
-
-        # Draw an open end of the band at the edge of the picture, or at its other end.
-        low, high = axes.get_ylim()
-        finite = [end for end in ends if math.isfinite(end) and end != 0]
-        band = np.clip(ends, min([low, *finite]), max([high, *finite]))
-        axes.axhspan(*band, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
-        axes.set(xlabel="seed", ylabel=self.label, xticks=[])
-
-    def invent(
-        self, offset: float, generator: np.random.Generator, seeds: int = INVENTED_SEEDS
-    ) -> pd.DataFrame:
-        """Invent the figures of seeds. The unit is the margin, or 1 if the margin is 0."""
-        expected = self.expected
-        unit = self.scaled_margin or 1.0
-        if offset < 0 and expected.bound is None:
-            truth = expected.value
-        elif expected.bound == "lower":
-            truth = expected.low - offset * unit
-        else:
-            truth = expected.high + offset * unit
-        figures = truth + 0.4 * unit * generator.standard_normal(seeds)
-        return self.table_of(np.exp(figures) if self.is_log else figures)
 
 
 class Bound(AbstractAverage):
@@ -456,10 +355,6 @@ class Order(AbstractAverage):
             return f"{self.above} > {short(1 + self.margin)} × {self.below}"
         return f"{self.above} − {self.below} > {short(self.margin)}"
 
-    @property
-    def label(self) -> str:
-        return f"{self.above} {'/' if self.is_log else '−'} {self.below}"
-
     def figures(self, table: pd.DataFrame) -> list[float]:
         find_column(table, self.along, "along")
         above = self.per_seed(select_rows(table, {self.along: self.above}))
@@ -471,13 +366,6 @@ class Order(AbstractAverage):
                 "and have no pair"
             )
         return differences.tolist()
-
-    def table_of(self, figures: NDArray[np.float64]) -> pd.DataFrame:
-        base = np.ones_like(figures)
-        above = base * figures if self.is_log else base + figures
-        seeds = [*range(len(figures))] * 2
-        levels = [self.above] * len(figures) + [self.below] * len(figures)
-        return pd.DataFrame({self.along: levels, "seed": seeds, "value": [*above, *base]})
 
 
 # --- Rules along an axis.
@@ -532,65 +420,6 @@ class Slope(AbstractExpectation):
         if law.curved:
             note = f"the line bends, by {short(law.curvature.value)} per factor e"
         return Interval(law.exponent, self.expected, note=note)
-
-    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        draw_seeds(axes, table, self.along, colour)
-        positive = table[table["value"] > 0]
-        logs = positive["value"].astype(float).map(math.log).groupby(positive[self.along]).mean()
-        axes.plot(logs.index, logs.map(math.exp), "o", color=colour, zorder=3)
-
-    def mark(self, axes: Axes) -> None:
-        """Draw the expected slope through the middle of the picture."""
-        from ntkexp.report.plots.style import (  # noqa: PLC0415  slow to import
-            VERMILION,
-            End,
-            log_axis,
-            name_ends,
-            tick,
-        )
-
-        log_axis(axes, "x")
-        log_axis(axes, "y")
-        for line in axes.get_lines():
-            tick(axes, sorted({float(x) for x in np.asarray(line.get_xdata(), dtype=float)}))
-        points = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
-        if points:
-            x = np.asarray(points[-1].get_xdata(), dtype=float)
-            y = np.asarray(points[-1].get_ydata(), dtype=float)
-            heights = np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** self.value
-            axes.plot(x, heights, "--", color=VERMILION, linewidth=0.8, zorder=2)
-            end = End(f"expected {limit(self.expected)}", float(heights[-1]), VERMILION)
-            name_ends(axes, [end])
-        axes.set(xlabel=self.along, ylabel="figure")
-
-    def invent(
-        self, offset: float, generator: np.random.Generator, seeds: int = INVENTED_SEEDS
-    ) -> pd.DataFrame:
-        """Invent a slope per seed, and noise at each position."""
-        sign = -1.0 if self.bound == "lower" else 1.0
-        if offset >= 0:
-            truth = self.value + sign * self.margin * (1 + 1.5 * offset)
-        elif self.bound is None:
-            truth = self.value
-        else:
-            truth = self.value - sign * self.margin
-        positions = INVENTED_POSITIONS
-        slopes = truth + 0.3 * self.margin * generator.standard_normal((seeds, 1))
-        heights = generator.standard_normal((seeds, 1))
-        noise = 0.3 * self.margin * generator.standard_normal((seeds, len(positions)))
-        values = np.exp(heights + slopes * np.log(positions) + noise)
-        return pd.DataFrame(
-            {
-                self.along: [*positions] * seeds,
-                "seed": np.repeat(np.arange(seeds), len(positions)),
-                "value": values.ravel(),
-            }
-        )
-
-
-def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None:
-    for _, seed in table.sort_values(along).groupby("seed"):
-        axes.plot(seed[along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
 
 
 def as_number(value: object) -> float:
@@ -661,38 +490,6 @@ class Location(AbstractExpectation):
             return math.nan
         neighbours = slice(top - 1, top + 2)
         return vertex(np.log(x[neighbours]), y[neighbours])
-
-    def draw(self, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-        draw_seeds(axes, table, self.along, colour)
-        means = table.set_index(self.along)["value"].astype(float).groupby(level=0).mean()
-        axes.plot(means.index, means, "o-", color=colour, zorder=3)
-
-    def mark(self, axes: Axes) -> None:
-        from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
-
-        log_axis(axes, "x")
-        low = math.exp(self.expected.low)
-        high = math.exp(self.expected.high)
-        axes.axvspan(low, high, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
-        axes.set(xlabel=self.along, ylabel="figure")
-
-    def invent(
-        self, offset: float, generator: np.random.Generator, seeds: int = INVENTED_SEEDS
-    ) -> pd.DataFrame:
-        """Invent a hump per seed."""
-        centre = self.expected.value
-        reach = self.expected.margin
-        truth = centre if offset < 0 else centre + reach * (1 + 1.5 * offset)
-        tops = truth + 0.4 * reach * generator.standard_normal((seeds, 1))
-        x = centre + reach * np.arange(-6, 11)
-        values = self.sign * np.exp(-(((x - tops) / (3 * reach)) ** 2))
-        return pd.DataFrame(
-            {
-                self.along: np.tile(np.exp(x), seeds),
-                "seed": np.repeat(np.arange(seeds), len(x)),
-                "value": values.ravel(),
-            }
-        )
 
 
 def vertex(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:

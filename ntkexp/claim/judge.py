@@ -40,21 +40,14 @@ import pandas as pd
 
 from ntkexp.claim.expectation import (
     AbstractExpectation,
-    Bound,
-    Equality,
     Errors,
     Identity,
     Interval,
-    Location,
-    Order,
-    Slope,
     select_rows,
 )
 from ntkexp.claim.look import CONTROL, MAIN, Look, Protocol
-from ntkexp.claim.quantity import Column, Measured
+from ntkexp.claim.quantity import Measured
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import Json
-from ntkexp.records.claim import pair_verdict
 from ntkexp.report.analysis.estimate import LEVEL, MAX_REPETITIONS, ONE_SIDED_LEVEL, compare
 from ntkexp.text import short
 
@@ -240,9 +233,11 @@ def note_supported_parts(
 ) -> Finding:
     """Add the supported parts to the note of a look that is not supported.
 
-    >>> falls, holds = Finding("refuted", 1.2, 1.1, 1.4), Finding("supported", 28.8, 12.0, 69.4)
-    >>> note_supported_parts(falls, RULES[3:5], [falls, holds]).note
-    'supported parts: left − secant > 0.1 (28.8, 12 to 69.4)'
+    >>> from ntkexp.claim.expectation import Bound
+    >>> rules = [Bound(limit=1, margin=0, side=side) for side in ("upper", "lower")]
+    >>> fails, holds = Finding("refuted", 1.2, 1.1, 1.4), Finding("supported", 28.8, 12.0, 69.4)
+    >>> note_supported_parts(fails, rules, [fails, holds]).note
+    'supported parts: ≥ 1 ± 0 (28.8, 12 to 69.4)'
     """
     if finding.verdict == "supported":
         return finding
@@ -290,171 +285,3 @@ def note_missed_null(control: Finding, protocol: Protocol) -> Finding:
     if isinstance(protocol.control.expectation[control.part], Identity):
         return control  # the null of an identity is any error
     return control.noting(control.note, f"the interval misses the null, {short(null)}")
-
-
-# --- Simulations of the judge: rules judge invented tables with known truth inside, outside and at
-# the edge.
-
-
-TABLES_PER_RULE = 500
-TABLES_PER_DESIGN = 200
-WRONG_VERDICTS = {-1.0: ("refuted",), 0.0: ("supported", "refuted"), 1.0: ("supported",)}
-"""The wrong verdicts for a truth inside the range, at its edge, and outside."""
-
-RULES: tuple[AbstractExpectation, ...] = (
-    Identity(),
-    Slope(along="width", value=-1.0, margin=0.2),
-    Slope(along="width", value=-0.5, margin=0.2, bound="upper"),
-    Bound(limit=1.0, margin=0.1, side="upper"),
-    Order(along="rule", above="left", below="secant", margin=0.1),
-    Order(along="rule", above="left", below="secant", margin=0.5, scale="log"),
-    Equality(value=1.0, margin=0.1),
-    Location(along="width", value=64.0, margin=0.25),
-)
-
-
-@dataclass(frozen=True)
-class Tried:
-    """The error rate and the power of a rule or design.
-
-    Attributes:
-        false: The rate of wrong verdicts, for the worst position of the truth.
-        support: The rate of `supported` for a truth inside the range.
-        refute: The rate of `refuted` for a truth outside.
-    """
-
-    rule: str
-    tables: int
-    false: float
-    support: float
-    refute: float
-
-    @property
-    def fields(self) -> dict[str, Json]:
-        return {
-            "rule": self.rule,
-            "tables": self.tables,
-            "false_verdicts": self.false,
-            "power_to_support": self.support,
-            "power_to_refute": self.refute,
-        }
-
-
-def try_judging(rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: int = 0) -> Tried:
-    """Simulate the judgement of one rule."""
-    generator = np.random.default_rng(seed)
-    verdicts: dict[float, list[str]] = {}
-    for truth in rule.places:
-        verdicts[truth] = [
-            judge_part(rule, rule.invent(truth, generator)).verdict for _ in range(tables)
-        ]
-    wrong = [verdicts[truth].count(word) for truth in rule.places for word in WRONG_VERDICTS[truth]]
-    return Tried(
-        rule=f"{rule.option}: {rule.words}",
-        tables=tables,
-        false=max(wrong) / tables,
-        support=verdicts[-1.0].count("supported") / tables,
-        refute=verdicts[1.0].count("refuted") / tables,
-    )
-
-
-# --- Simulations of whole designs: several stages, several parts, a pair of looks.
-
-
-@dataclass(frozen=True)
-class JudgingDesign:
-    """A look with its stages and parts, alone or as a pair of looks.
-
-    If `shared`, all parts read the same draws, as quantities of one run do. Otherwise each part has
-    its own draws.
-    """
-
-    name: str
-    look: Look
-    pair: bool = False
-    shared: bool = False
-
-    def judge(
-        self, truths: Sequence[float], seconds: Sequence[float], generator: np.random.Generator
-    ) -> str:
-        """Invent tables with the truths of the parts in both looks, and return the verdict."""
-        main = self.judge_look(truths, generator)
-        if not self.pair:
-            return main
-        return pair_verdict(main, self.judge_look(seconds, generator))
-
-    def judge_look(self, truths: Sequence[float], generator: np.random.Generator) -> str:
-        # A table of all seeds
-        draw = int(generator.integers(2**32))
-        tables = []
-        for index, (part, truth) in enumerate(zip(self.look.expectation, truths, strict=True)):
-            part_generator = np.random.default_rng([draw, 0 if self.shared else index])
-            rows = part.invent(truth, part_generator, len(self.look.seeds))
-            tables.append(rows.assign(quantity=index))
-        table = pd.concat(tables, ignore_index=True)
-
-        # Stage by stage, until it is decided
-        look = self.look.at(0)
-        while True:
-            finding = judge_table(look, table[table["seed"].isin(look.seeds_now)])
-            following = look.after(finding.verdict)
-            if following is look:
-                return finding.verdict
-            look = following
-
-
-def look_of(*parts: AbstractExpectation, planned: tuple[int, ...] = (5,)) -> Look:
-    """Return a look at invented tables, where each part selects its own rows."""
-    placed = tuple(
-        part.model_copy(update={"where": {"quantity": index}}) for index, part in enumerate(parts)
-    )
-    seeds = tuple(range(planned[-1]))
-    return Look({}, None, seeds, Column(column="value"), placed, planned=planned)
-
-
-EQUAL = Equality(value=1.0, margin=0.1)
-FALLS = Slope(along="width", value=-1.0, margin=0.2)
-ABOVE = Order(along="rule", above="left", below="secant", margin=0.1)
-DESIGNS = (
-    JudgingDesign("looks at 6 and 24 seeds", look_of(EQUAL, planned=(6, 24))),
-    JudgingDesign("looks at 6, 12, 24 and 48 seeds", look_of(EQUAL, planned=(6, 12, 24, 48))),
-    JudgingDesign("a pair of looks", look_of(EQUAL), pair=True),
-    JudgingDesign("three parts", look_of(EQUAL, FALLS, ABOVE)),
-    JudgingDesign("three parts of the same draws", look_of(EQUAL, EQUAL, EQUAL), shared=True),
-    JudgingDesign(
-        "a pair of looks at 6 and 24 seeds, of two parts",
-        look_of(EQUAL, FALLS, planned=(6, 24)),
-        pair=True,
-    ),
-)
-
-
-def try_design(design: JudgingDesign, tables: int = TABLES_PER_DESIGN, seed: int = 0) -> Tried:
-    """Simulate a design where it could err.
-
-    If the truths of all parts, or of one part, lie at the edge, only `not replicated` and
-    `undecided` are right. If the claim is true except for the second look, `supported` is wrong.
-    """
-    generator = np.random.default_rng(seed)
-    parts = len(design.look.expectation)
-    inside = [-1.0] * parts
-    all_edges = [0.0] * parts
-    one_edge = [0.0] + [-1.0] * (parts - 1)
-    one_outside = [1.0] + [-1.0] * (parts - 1)
-
-    def rate(main: Sequence[float], second: Sequence[float], *words: str) -> float:
-        return sum(design.judge(main, second, generator) in words for _ in range(tables)) / tables
-
-    wrong = [
-        rate(all_edges, inside, "supported", "refuted"),
-        rate(one_edge, inside, "supported", "refuted"),
-    ]
-    if design.pair:
-        wrong.append(rate(inside, one_edge, "supported"))
-    return Tried(
-        rule=design.name,
-        tables=tables,
-        false=max(wrong),
-        support=rate(inside, inside, "supported"),
-        refute=rate(one_outside, inside, "refuted"),
-    )

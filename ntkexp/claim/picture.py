@@ -13,6 +13,7 @@ from ntkexp.claim.expectation import AbstractExpectation, select_rows
 from ntkexp.claim.judge import judge_part
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.look import MAIN, SECOND
+from ntkexp.claim.rule_picture import draw_rows, mark_range
 from ntkexp.mistake import Mistake
 from ntkexp.report.analysis.estimate import SHARE, mean_of
 from ntkexp.text import short
@@ -46,9 +47,9 @@ class JudgedRows(AbstractPicture):
         for axes, pair in zip(panels, pairs, strict=True):
             for (name, colour), part in zip(colours.items(), pair, strict=True):
                 for group in drawable_groups(part, judged.tables[name]):
-                    part.draw(axes, group, colour)
+                    draw_rows(part, axes, group, colour)
             main_part = pair[-1]
-            main_part.mark(axes)
+            mark_range(main_part, axes)
             if len(pairs) > 1:
                 lines = style.wrapped(main_part.whole_words, 44 // len(pairs) * 2)
                 axes.set_title("\n".join(lines))

@@ -1,4 +1,4 @@
-"""`ntkexp claims`: claims of papers are run, measured, judged and shown."""
+"""`ntkexp claims`: run the experiments of claims of papers, judge the claims and show the verdicts."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def claims(
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Run what decides claims of papers, and judge them: supported, refuted or undecided."""
+    """Run the experiments of claims, and judge them: supported, refuted or undecided."""
     names, trust = names or [], trust or []
     if attempts and names[:1] != ["list"]:
         raise WrongArgument("attempts are listed: `ntkexp claims list --attempts`", "attempts")
@@ -141,20 +141,19 @@ def claims(
     entered = registered(made.builder.choices, place)
     show(records, len(entered), quiet=quiet, as_json=as_json)
 
-    # the page of all claims that were judged here as they stand in the register now
+    # the page of all claims whose registered version was judged here
     from ntkexp.records.claim import claim_records
     from ntkexp.report.page.build import write_claims
 
     again = command("claims", names, [*[f"--{size}"] * (size != "default"), *repeat])
-    found = [
+    current = [
         record for record in claim_records(place) if stands(record, entered.get(record.name, []))
     ]
-    page = write_claims(found, place.parent / "report", again, entered)
+    page = write_claims(current, place.parent / "report", again, entered)
     if not (quiet or as_json):
         sys.stdout.write(f"{page}\n")
-    raise typer.Exit(
-        0 if len(records) == len(outcomes) else 1
-    )  # 1: one of several could not be judged
+    all_judged = len(records) == len(outcomes)
+    raise typer.Exit(0 if all_judged else 1)
 
 
 def judged(
@@ -167,9 +166,9 @@ def judged(
     *,
     quiet: bool,
 ) -> Iterator[ClaimRecord | None]:
-    """Judge one claim after the other, all of them read before any is run; nothing of one that could not be judged.
+    """Yield the record of each claim, or None if one of several cannot be judged.
 
-    Each is registered before it is run, and what was found of it is recorded.
+    All claims are read before the first is run. Each is registered before its run, and every look at it is recorded.
     """
     from ntkexp.claim.conduct import circumstances, look_as_planned, plan_claim, register_claim
     from ntkexp.claim.read import claim_names, read_claim
@@ -180,16 +179,15 @@ def judged(
     ]
     for claim in read:
         try:
-            plan_claim(
-                claim, composer, out, workshop.trust, repeat
-            )  # a claim with a mistake is not entered
+            # raises for a claim with a mistake, before it is registered
+            plan_claim(claim, composer, out, workshop.trust, repeat)
             register = register_claim(claim.name, composer.builder, out)
             for record in look_as_planned(claim, composer, out, workshop, size, repeat):
                 register.record(record, circumstances())
         except Mistake as mistake:
             if len(read) == 1:
                 raise
-            sys.stderr.write(f"{claim.name}: {mistake}\n")  # the others are judged all the same
+            sys.stderr.write(f"{claim.name}: {mistake}\n")
             yield None
             continue
         if not quiet and len(read) > 1:
@@ -197,13 +195,13 @@ def judged(
         yield record
 
 
-# --- The register: what claims said from their first versions on, and what every look at them found.
+# --- The register: every version of every claim, with all looks at it.
 
 
 def register(
     names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path, reason: str
 ) -> None:
-    """Enter what claims say now."""
+    """Register the current versions of claims."""
     from ntkexp.claim.conduct import register_claim
     from ntkexp.config.compose import composer
 
@@ -221,7 +219,7 @@ def register(
 def publish_or_check(
     names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path
 ) -> None:
-    """Write the judged tables and verdicts into a folder, or judge those of a folder again."""
+    """Write the judged tables and verdicts into a folder, or judge the tables of a folder again."""
     from ntkexp.claim.publish import check, publish
     from ntkexp.config.compose import composer
     from ntkexp.records.claim import claim_records
@@ -245,30 +243,28 @@ def publish_or_check(
 
 
 def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
-    """Find all entries of all claims that are registered, by name, with the looks at them."""
+    """Return all entries of the registered claims, by name, with the looks at them."""
     from ntkexp.records.register import Register
 
     registers: dict[Path, list[RegisterEntry]] = {}
     entries = {}
     for name in choices.options("claim"):
         file = choices.file("claim", name)
-        if (
-            file.parent not in registers
-        ):  # the files of a user's own lie elsewhere than the package's
+        if file.parent not in registers:  # the user's claims have a register of their own
             registers[file.parent] = Register.beside(file, out).attempts()
         entries[name] = [attempt for attempt in registers[file.parent] if attempt.name == name]
     return {name: attempts for name, attempts in entries.items() if attempts}
 
 
 def stands(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> bool:
-    """Whether what was judged is what stands in the register; an earlier version is one of the attempts alone."""
+    """Return true if the judged claim is the latest registered version, or if it is not registered."""
     return not attempts or record.digest in attempts[-1].sizes.values()
 
 
 def show_attempts(
     names: Sequence[str], config_dir: Path | None, out: Path, *, as_json: bool
 ) -> None:
-    """Show every version of claims that was registered, with what every look found."""
+    """Print every registered version of claims, with the result of every look."""
     from ntkexp.config.choices import Choices, config_folders
     from ntkexp.records.atomic import to_text
     from ntkexp.report.claims import tabulate_attempts
@@ -284,7 +280,7 @@ def show_attempts(
         sys.stdout.write(f"{format_text(tabulate_attempts(attempts))}\n")
 
 
-# --- Claims on the terminal: what was found, the list of them, and how well the rules judge.
+# --- Output on the terminal: the verdicts, the list of claims, and the error rates of the rules.
 
 
 def show(records: Sequence[ClaimRecord], registered: int, *, quiet: bool, as_json: bool) -> None:
@@ -299,7 +295,7 @@ def show(records: Sequence[ClaimRecord], registered: int, *, quiet: bool, as_jso
 
 
 def line(record: ClaimRecord) -> str:
-    """Say of one claim what came out."""
+    """Return the verdict of a claim in one line."""
     from ntkexp.report.claims import interval, outlook, shortened
 
     main = record.main
@@ -308,27 +304,27 @@ def line(record: ClaimRecord) -> str:
 
 
 def notes(records: Sequence[ClaimRecord]) -> str:
-    """Say what stands in the way of a verdict, and what would probably settle it, which no control need be."""
+    """Return a line for each look without a clear verdict: the obstacle, and what would probably settle it."""
     from ntkexp.report.claims import outlook
 
     lines = []
     for record in records:
         for name, judged in record.looks.items():
             where = record.name if name == "main" else f"{record.name}, {name}"
-            note = "; ".join(
-                filter(None, [judged.note, outlook(record, name) if name != "control" else ""])
-            )
-            lines += [f"{where}: {note}\n"] if note else []
-    return "".join(lines) + ("\n" if lines else "")
+            advice = "" if name == "control" else outlook(record, name)
+            if note := "; ".join(filter(None, [judged.note, advice])):
+                lines.append(f"{where}: {note}\n")
+    return "".join([*lines, "\n"]) if lines else ""
 
 
 def show_list(config_dir: Path | None, *, as_json: bool) -> None:
-    """Show every claim with its statement and its source."""
+    """Print every claim with its statement and its source."""
     from ntkexp.config.choices import Choices, config_folders
     from ntkexp.config.plain_yaml import read_yaml
     from ntkexp.records.atomic import to_text
 
-    choices, rows = Choices(config_folders(config_dir)), []
+    choices = Choices(config_folders(config_dir))
+    rows = []
     for name in choices.options("claim"):
         tree = read_yaml(choices.file("claim", name))
         source = tree.get("source")
@@ -343,8 +339,8 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
 
 
 def show_trials(*, as_json: bool) -> None:
-    """Show how often each rule errs, and how often it decides, where the truth is known."""
-    from ntkexp.claim.judge import DESIGNS, RULES, try_design, try_judging
+    """Print the error rates and the decision rates of each rule on tables with a known truth."""
+    from ntkexp.claim.simulation import DESIGNS, RULES, try_design, try_judging
     from ntkexp.records.atomic import to_text
 
     tried = [*map(try_judging, RULES), *map(try_design, DESIGNS)]

@@ -1,4 +1,4 @@
-"""`ntkexp kernel ensemble`: many networks on a one-dimensional problem, beside both processes."""
+"""`ntkexp kernel ensemble`: compare many networks on a one-dimensional problem with their two Gaussian processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ensemble(
     *,
     common: CommonOptions,
 ) -> None:
-    """Train many networks on a one-dimensional problem, and show them beside the processes of their kernels."""
+    """Train many networks on a one-dimensional problem, and compare them with their Gaussian processes."""
     experiment = common.compose([*USUAL, *(overrides or [])])
     folder = ensure_writable(out.expanduser())
     from ntkexp.ensemble import comparisons, problem
@@ -78,7 +78,7 @@ def write_files(
     trained: Sequence[TrainedNetworks],
     table: Sequence[Comparison],
 ) -> list[Path]:
-    """Write the picture, its numbers, and the comparison; the files."""
+    """Write the picture, its numbers and the comparison. Return the files."""
     from ntkexp.cli.kernel_predict import save
     from ntkexp.report.plots.rendering import METADATA, write
     from ntkexp.report.plots.run_plots import Panel, Theory
@@ -130,7 +130,7 @@ LEARNS = {"all layers": "where all layers learn", "readout": "where the readout 
 
 
 def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
-    """What the picture says: of which processes each kind of networks could be draws, and of which not."""
+    """Return the result in words: for each kind of networks, the processes that it may be drawn from."""
     kinds = dict.fromkeys(row.networks for row in table)
     each = [
         f"{LEARNS[kind]}, they {stand([row for row in table if row.networks == kind])}"
@@ -141,7 +141,7 @@ def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
 
 
 def stand(rows: Sequence[Comparison]) -> str:
-    """How one kind of networks stands to the processes."""
+    """Return the comparison of one kind of networks with the processes, in words."""
     kinds: dict[str, list[str]] = {
         "could be draws of": [],
         "are no draws of": [],
@@ -165,7 +165,7 @@ def stand(rows: Sequence[Comparison]) -> str:
 def show(
     table: Sequence[Comparison], sentence: str, files: Sequence[Path], *, quiet: bool, as_json: bool
 ) -> None:
-    """Show the comparison and what follows from it, and where the picture is."""
+    """Print the comparison, its meaning and the files."""
     from ntkexp.records.atomic import to_text
 
     if as_json:

@@ -1,5 +1,4 @@
-"""`ntkexp kernel limit` and `tangent`: kernels of infinite and of finite width, computed into a file; who computes it,
-and what that will take."""
+"""`ntkexp kernel limit` and `tangent`: compute kernels of infinite and of finite width into a file."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 FOLDER = Path("outputs") / "kernels"
-"""The folder of kernel files that were given no name."""
+"""The default folder of kernel files."""
 
 KernelFile: TypeAlias = Annotated[
     Path | None,
@@ -70,7 +69,7 @@ class FillOptions:
 
 
 def compose_for_tiles(overrides: Sequence[str] | None, common: CommonOptions) -> Experiment:
-    """Compose the experiment whose data and network are meant; tiles have one thread if it does not say more."""
+    """Return the experiment of the kernel. Each tile has one thread by default."""
     experiment = common.compose(overrides)
     from ntkexp.run.environment import fix_circumstances
 
@@ -79,12 +78,12 @@ def compose_for_tiles(overrides: Sequence[str] | None, common: CommonOptions) ->
 
 
 def tiles_at_once(engine: AbstractEngine) -> int:
-    """How many tiles one process computes at once, and shares its memory among."""
+    """Return the number of tiles that share the memory of one process."""
     return engine.workers if engine.near else 1
 
 
 def default_path(kernel: AbstractKernel, folder: Path = FOLDER) -> Path:
-    """The place of a file that was given no name."""
+    """Return the default path of a kernel file."""
     return (
         folder
         / f"{kernel.experiment.model.option}-{kernel.spec['kind']}-{kernel.identity[:12]}.zarr"
@@ -98,7 +97,7 @@ def fill_file(
     options: FillOptions,
     common: CommonOptions,
 ) -> None:
-    """Fill the file of a kernel and say what is in it and where, or with --dry-run what that would take."""
+    """Fill a kernel file and print its contents, or print an estimate with --dry-run."""
     from ntkexp.records.atomic import to_text
 
     path = (out or default_path(kernel)).expanduser()
@@ -125,24 +124,24 @@ def fill_file(
 
 @dataclass(frozen=True)
 class Filling:
-    """The filling of a kernel file that is to be estimated, or carried out, on an engine."""
+    """The computation of a kernel file on an engine."""
 
     kernel: AbstractKernel
     path: Path
     engine: AbstractEngine
-    workers: int | None  # as they were asked for
+    workers: int | None  # as given by the user
     force: bool
 
     @cached_property
     def estimate(self) -> WorkLeft:
-        """What is left to do, and what it takes."""
+        """The remaining work, with an estimate of its time."""
         from ntkexp.kernel_file.fill import estimate
 
         return estimate(self.kernel, self.path, self.force)
 
     @property
     def here(self) -> bool:
-        """Whether this process computes: a device has room for one, and little work is not worth starting others."""
+        """True if this process computes: on a device, which one process fills, or if there is little work."""
         from ntkexp.kernel_file.fill import LONG
 
         if not self.engine.near or self.kernel.concurrent:
@@ -152,11 +151,11 @@ class Filling:
 
     @property
     def at_once(self) -> int:
-        """How many tiles are computed at once."""
+        """The number of tiles that are computed at once."""
         return 1 if self.here and not self.kernel.concurrent else self.engine.workers
 
     def show(self, *, as_json: bool) -> None:
-        """Say what it would take."""
+        """Print the estimate."""
         from ntkexp.records.atomic import to_text
 
         ahead, workers = self.estimate, self.at_once
@@ -213,7 +212,7 @@ def limit(
 
 
 class When(StrEnum):
-    """Which weights of a run are meant."""
+    """The weights of a run: before or after training."""
 
     start = "start"
     end = "end"
@@ -254,7 +253,7 @@ def tangent(
     options: FillOptions,
     common: CommonOptions,
 ) -> None:
-    """Compute the tangent kernel of a network as it is drawn, or of a finished run."""
+    """Compute the tangent kernel of a network at initialization, or of a finished run."""
     if run is not None:
         surplus = " ".join(overrides or []) or "--seeds" * (seeds is not None)
         if surplus:
@@ -274,7 +273,7 @@ def tangent(
             else tuple(whole_numbers(read_values("--seeds", seeds)))
         )
         weights = ""
-    else:  # the weights of a run that is finished, as they were written
+    else:  # the stored weights of a finished run
         from ntkexp.config.build import admit
         from ntkexp.records.folder import RunFolder
         from ntkexp.run.environment import fix_circumstances
@@ -297,7 +296,7 @@ def tangent(
 
 
 def read_outputs(outputs: str) -> Outputs:
-    """Which outputs are meant: all, their trace, or some of them by number."""
+    """Return the chosen outputs: all, their trace, or a list of numbers."""
     match outputs:
         case "all":
             return "all"

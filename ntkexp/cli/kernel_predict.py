@@ -1,4 +1,4 @@
-"""`ntkexp kernel predict` and `study`: targets predicted from kernel files, of one or of several kernels, as tables."""
+"""`ntkexp kernel predict` and `study`: predict targets from one kernel file, or compare several kernels in a table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Solver(StrEnum):
-    """How linear equations are solved."""
+    """A method that solves the linear equations."""
 
     eigen = "eigen"
     cholesky = "cholesky"
@@ -113,7 +113,7 @@ def predict(
         memory_gb=memory_gb,
     )
     matrix = open_matrix(file.expanduser())
-    if overrides:  # a file that is of other data than is named
+    if overrides:  # refuse a file of other data
         from ntkexp.kernel_file.kernel import data_digest
 
         if data_digest(common.compose(overrides).draw()) != matrix.description["data_sha256"]:
@@ -139,7 +139,7 @@ def predict(
 
 
 def read_ridge(text: str) -> float | None:
-    """A ridge; None asks for the best one."""
+    """Return the ridge, or None for the best one."""
     return None if text == "best" else number("--ridge", text, "a number ≥ 0, or best")
 
 
@@ -159,7 +159,7 @@ def number(option: str, text: str, allowed: str) -> float:
 def outputs(
     entries: Entries, answers: Sequence[Answer]
 ) -> tuple[list[str], Iterable[Sequence[object]]]:
-    """Tabulate predictions: a row for each kernel, way to train and point."""
+    """Return the header and the rows of the predictions, with a row for each kernel, training and point."""
     columns = entries.targets.shape[1]
     names = [f"{what}_{k}" for what in ("target", "output") for k in range(columns)]
     header = ["kernel", "when", "ridge", "split", "index", "label", *names, "deviation"]
@@ -167,13 +167,14 @@ def outputs(
     rows = []
     for answer in answers:
         for split, points in entries.matrix.splits.items():
-            found, places = answer.predicted[split], range(points.start, points.stop)
-            deviation = (
-                [None] * len(places) if found.deviation is None else found.deviation.tolist()
-            )
+            predicted = answer.predicted[split]
+            places = range(points.start, points.stop)
+            deviation = [None] * len(places)
+            if predicted.deviation is not None:
+                deviation = predicted.deviation.tolist()
             head = (answer.kernel, answer.solved.when, answer.solved.ridge, split)
             for k, (place, values, spread) in enumerate(
-                zip(places, found.mean.tolist(), deviation, strict=True)
+                zip(places, predicted.mean.tolist(), deviation, strict=True)
             ):
                 place_of = (int(index[place]), int(entries.labels[place]))
                 rows.append(
@@ -197,7 +198,7 @@ def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence
 
 
 def table(scores: Sequence[Score]) -> str:
-    """Lay scores out as a reader wants them."""
+    """Return the scores as a table for the terminal."""
     columns = (
         *(Column("kernel", number=False), Column("trained", number=False), Column("ridge")),
         *(Column("split", number=False), Column("points"), Column("accuracy", spell=rate)),

@@ -1,5 +1,5 @@
-"""The way in, and the way out: the program put together from its commands, and whatever ends one early as one line on
-stderr and an exit status.
+"""The entry point: the program is assembled from its commands, and every error becomes one line on stderr and an exit
+status.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ntkexp.cli.ensemble import ensemble
 from ntkexp.cli.explain import attribute, explain
 from ntkexp.cli.kernel_fill import limit, tangent
 from ntkexp.cli.kernel_predict import predict, study
-from ntkexp.cli.options import MOST_THREADS, is_thread_count, spread, with_advice
+from ntkexp.cli.options import MAX_THREADS, is_thread_count, spread, with_advice
 from ntkexp.cli.results import compare, report, runs
 from ntkexp.cli.sweep import sweep
 from ntkexp.cli.train import config, resume, train
@@ -41,7 +41,7 @@ from ntkexp.mistake import Mistake, without_secrets
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# --- The command line, put together: each command is a function, listed here in the order of the help.
+# --- The program. Each command is a function; the order is that of the help.
 
 
 def root(
@@ -93,19 +93,19 @@ def assemble() -> typer.Typer:
 app = assemble()
 
 
-# --- What a process finds around itself, put right or refused before a library complains in words of its own.
+# --- The environment of the process: corrected, or refused in one line before a library fails.
 
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-FILES = 64
-"""Files that may be open at least: a run has about 15, and a sweep some more for each worker."""
+MIN_OPEN_FILES = 64
+"""The smallest usable limit of open files. A run has about 15 open, and a sweep a few more for each worker."""
 
 
 STDOUT = "stdout"
 
 
 class Output(io.FileIO):
-    """The file of stdout, whose errors name it: a full disk of the output is not a full disk of results."""
+    """The file of stdout. Its errors name stdout, so that they differ from errors of result files."""
 
     def write(self, content: ReadableBuffer, /) -> int:
         try:
@@ -116,13 +116,12 @@ class Output(io.FileIO):
 
 
 def settle() -> None:
-    """Put right what a process finds, before everything else."""
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "PASSIVE"
-    )  # spinning threads slow down other processes on these cores
-    os.environ[SAFE_PATH] = "1"  # processes that this one starts run no files of the working folder
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C
-    # Streams that were closed are opened, lest a file gets their number; letters that a terminal lacks get codes.
+    """Correct the environment of the process before everything else."""
+    # spinning threads would slow down other processes on these cores
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ[SAFE_PATH] = "1"  # child processes import no files of the working folder
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    # Open closed streams, or a file would get their number. Escape characters that the terminal lacks.
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(opened)
@@ -146,18 +145,18 @@ def show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Show a warning as one line on stderr, as the other words of a command are."""
+    """Write a warning as one line on stderr."""
     complain(warning_in_words(message, category, filename, lineno), 0)
 
 
 def refuse_unfit(arguments: Sequence[str]) -> None:
-    """Refuse surroundings and words that no command can work with."""
+    """Raise for environments and arguments that no command can work with."""
     try:
         os.getcwd()
     except FileNotFoundError:
         raise Mistake("the working folder is gone; go to one that exists") from None
-    # at a small limit of open files some library or worker would fail half way, in words of its own
-    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < FILES:
+    # with few open files some library or worker would fail later
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < MIN_OPEN_FILES:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     refuse_thread_counts(os.environ)
     for name in (os.getcwd(), *arguments):
@@ -165,7 +164,7 @@ def refuse_unfit(arguments: Sequence[str]) -> None:
             raise Mistake(
                 f"{name}: this name is not UTF-8, and results are; give the file or folder another name"
             )
-    # libraries of linear algebra start a thread for every core when they are loaded: check that there may be that many
+    # libraries of linear algebra start a thread for every core; check that the system allows so many
     count = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     enough = threading.Event()
     started = [
@@ -174,13 +173,13 @@ def refuse_unfit(arguments: Sequence[str]) -> None:
     ]
     try:
         for thread in started:
-            thread.start()  # raises what `ntkexp.engine.base` puts in words
+            thread.start()  # `ntkexp.engine.base` words the error
     finally:
         enough.set()
 
 
 def is_utf8(name: str) -> bool:
-    """Tell whether a name can be written as UTF-8. Python reads other bytes of a name as lone surrogates.
+    """Return true if a name can be written as UTF-8. Python reads other bytes as lone surrogates.
 
     >>> is_utf8("café"), is_utf8(os.fsdecode(bytes([99, 97, 102, 233])))
     (True, False)
@@ -193,7 +192,7 @@ def is_utf8(name: str) -> bool:
 
 
 def refuse_thread_counts(environment: Mapping[str, str]) -> None:
-    """Refuse numbers of threads that are none; OpenMP takes a list, one for each level.
+    """Raise for invalid numbers of threads. OpenMP also takes a list, with one number for each level.
 
     >>> refuse_thread_counts({"OMP_NUM_THREADS": "four"})
     Traceback (most recent call last):
@@ -201,25 +200,23 @@ def refuse_thread_counts(environment: Mapping[str, str]) -> None:
     """
     for name in THREADS:
         given = environment.get(name, "1")
-        if not all(
-            map(is_thread_count, given.split(",") if name == "OMP_NUM_THREADS" else [given])
-        ):
+        counts = given.split(",") if name == "OMP_NUM_THREADS" else [given]
+        if not all(map(is_thread_count, counts)):
             raise Mistake(
-                f"{name}={given}: it takes a whole number ≥ 1 and ≤ {MOST_THREADS}; unset it, or write threads=4"
+                f"{name}={given}: it takes a whole number ≥ 1 and ≤ {MAX_THREADS}; unset it, or write threads=4"
             )
 
 
-# --- The way in, and the way out: whatever ends a command early becomes one line on stderr and an exit status.
+# --- Errors: each becomes one line on stderr and an exit status. Bugs keep their traceback.
 #
-#     0   done        1   the machine failed (a full disk, no memory, a closed pipe), or runs of a sweep are not done
-#     2   the user can put it right: a key, an option, a file or folder that is not there, or that may not be used
-#     130 interrupted, by Ctrl-C or SIGTERM, however often
-#
-# Bugs of the program keep their traceback.
+#     0    done
+#     1    the machine failed (a full disk, no memory, a closed pipe), or some runs of a sweep are not done
+#     2    a mistake of the user: a wrong key or option, a file or folder that is missing or not accessible
+#     130  interrupted, by Ctrl-C or SIGTERM
 
 
-# Typer's usage errors (an unknown option, a missing argument) share this base. It has no public name of its own: it is
-# click's, and recent versions of Typer bring their own copy of click.
+# The base class of Typer's usage errors (an unknown option, a missing argument). It has no public name, as recent
+# versions of Typer contain a copy of click.
 UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError"
 )
@@ -228,12 +225,12 @@ UsageError: type[Exception] = next(
 def main() -> None:
     settle()
     status = run(sys.argv[1:])
-    gc.freeze()  # at its end Python looks for garbage in all that was loaded: half a second, where torch was
+    gc.freeze()  # skips the final collection, which takes half a second after importing torch
     sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command; its exit status is given back."""
+    """Run a command and return its exit status."""
     try:
         refuse_unfit(arguments)
         execute(list(arguments))
@@ -241,7 +238,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort) as interrupt:
-        # Who presses Ctrl-C once more is on the way out already: further interrupts wait, and then count for nothing.
+        # further interrupts wait, and are then ignored
         ends = {signal.SIGINT, signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_BLOCK, ends)
         try:
@@ -258,7 +255,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def execute(arguments: list[str]) -> None:
-    """Invoke a command; Typer's own `main` answers shells alone: it would swallow closed pipes and interrupts."""
+    """Invoke a command. Typer's `main`, which would swallow closed pipes and interrupts, only answers shells."""
     command = typer.main.get_command(app)
     if "_NTKEXP_COMPLETE" in os.environ:
         command(arguments, prog_name="ntkexp")
@@ -267,11 +264,11 @@ def execute(arguments: list[str]) -> None:
 
 
 def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a table
-    """The line and the exit status of an exception that is no bug."""
+    """Return the line and the exit status of an exception, or None for a bug."""
     match error:
         case Mistake():
             return with_advice(error), 2
-        case UsageError():  # an error of Typer's, worded as ours are
+        case UsageError():  # Typer's, in the style of our messages
             words = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
             where = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
             advice = (
@@ -298,10 +295,10 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
 
 
 def fault(error: OSError) -> tuple[str, int]:
-    """The line and the exit status of a fault of the machine, or of permissions."""
+    """Return the line and the exit status of a failure of the machine, or of permissions."""
     try:
         sys.stdout.flush()
-    except OSError:  # Python would try to write it once more at its end, and fail in its own words
+    except OSError:  # at exit Python would try again, and print its own error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.filename == STDOUT and error.errno is not None:
         closed = error.errno == errno.EPIPE
@@ -311,7 +308,7 @@ def fault(error: OSError) -> tuple[str, int]:
 
 
 def complain(text: str, status: int) -> int:
-    """Write one line on stderr, whatever was typed: control characters are shown by their codes."""
+    """Write one line on stderr, with control characters escaped."""
     line = "".join(
         letter if letter.isprintable() else repr(letter)[1:-1] for letter in without_secrets(text)
     )

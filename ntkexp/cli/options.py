@@ -1,14 +1,13 @@
-"""What commands share: arguments and options, each declared once, and what they bring about; and how an interrupt, a
-mistake or a result says which command goes on or repeats it.
+"""Arguments and options that several commands share, and the advice that follows an interrupt, a mistake or a result.
 
-A mistake as the command line says it: its arguments are options, and by its kind there is one that puts it right.
+A mistake names the options of the command line in place of Python arguments, and an option that solves the problem.
 
 >>> with_advice(WrongArgument("memory_gb=0: it takes a number > 0", "memory_gb"))
 '--memory-gb=0: it takes a number > 0'
 >>> with_advice(NoPlace("the disk is full; choose another place"))
 'the disk is full; choose another place with --out'
 
-The options that stand beside results, with the words of the command: what repeats them.
+`options` returns the options that a command needs to be repeated.
 
 >>> options(Path("outputs"), ["net.py"], Path("mine")), options(Path("there"))
 (['--trust=net.py', '--config-dir=mine'], ['--out=there'])
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 OUTPUTS = Path("outputs")
 """The default folder of results."""
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 
 # --- Shell completion. Errors cannot be shown there, so a mistake offers nothing.
 
@@ -70,19 +69,18 @@ def offer(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def offer_sweep(context: typer.Context, incomplete: str) -> list[str]:
-    """Offer what a sweep takes: its name first, then KEY=VALUE."""
+    """Return the completions for a sweep: first its name, then KEY=VALUE."""
     from ntkexp.config.choices import complete
 
     words = context.params.get("words") or []
     try:
         choices = choices_of(context)
         named = bool(words) and words[0] in choices.options("sweep")
-        names = (
-            []
-            if words
-            else [name for name in choices.options("sweep") if name.startswith(incomplete)]
-        )
-        return [*names, *complete(words[named:], incomplete, choices)]
+        completions = complete(words[named:], incomplete, choices)
+        if words:
+            return completions
+        names = [name for name in choices.options("sweep") if name.startswith(incomplete)]
+        return names + completions
     except Mistake:
         return []
 
@@ -104,7 +102,7 @@ def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def require_tensorboard(enabled: bool) -> bool:
-    """TensorBoard is missed before an hour of training, not after it."""
+    """Raise before training if TensorBoard is missing."""
     if enabled:
         from ntkexp.report.events import refuse_without_tensorboard
 
@@ -113,7 +111,7 @@ def require_tensorboard(enabled: bool) -> bool:
 
 
 def require_log(name: str | None) -> str | None:
-    """Refuse a log that is unknown, or whose package is missing, before an hour of training."""
+    """Raise before training if the log is unknown or its package is missing."""
     if name is not None:
         from ntkexp.report.live_log import check_log
 
@@ -173,7 +171,7 @@ Workers: TypeAlias = Annotated[
     ),
 ]
 RetryFailed: TypeAlias = Annotated[
-    bool, typer.Option("--retry-failed", help="Run those again that failed.")
+    bool, typer.Option("--retry-failed", help="Run failed runs again.")
 ]
 Again: TypeAlias = Annotated[
     str | None,
@@ -213,7 +211,7 @@ Engine: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """The options of every command that composes experiments: a command that has them takes one value."""
+    """The options of every command that composes experiments. A command takes them as one argument (see `spread`)."""
 
     quiet: Quiet = False
     as_json: AsJson = False
@@ -225,33 +223,29 @@ class CommonOptions:
         return self.trust or []
 
     def compose(self, overrides: Sequence[str] | None) -> Experiment:
-        """The experiment that the words of a command describe; from here on torch is loaded."""
-        # Libraries of linear algebra read the number of threads when torch is imported, which is before validation.
-        given = [
-            text.partition("=")[2]
-            for text in overrides or []
-            if text.lstrip("+").startswith("threads=")
-        ]
-        if given and is_thread_count(given[-1]):
-            os.environ |= {"OMP_NUM_THREADS": given[-1], "MKL_NUM_THREADS": given[-1]}
+        """Return the experiment that the words of a command describe. This imports torch."""
+        # Libraries of linear algebra read the number of threads when torch is imported, before validation.
+        words = [text.lstrip("+") for text in overrides or []]
+        counts = [word.removeprefix("threads=") for word in words if word.startswith("threads=")]
+        if counts and is_thread_count(counts[-1]):
+            os.environ |= {"OMP_NUM_THREADS": counts[-1], "MKL_NUM_THREADS": counts[-1]}
         from ntkexp.config.compose import compose
 
         return compose(overrides or [], self.config_dir, self.trusted)
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """A command as Typer takes it: of a keyword that is a dataclass of options, each field is an option.
+    """Return a command for Typer, in which each field of a dataclass of options is an option.
 
     >>> def greet(name: str, *, loud: bool = False) -> None: ...
     >>> def leave(*, common: CommonOptions) -> None: ...
     >>> spread(greet) is greet, list(inspect.signature(spread(leave)).parameters)
     (True, ['quiet', 'as_json', 'trust', 'config_dir'])
     """
-    if not inspect.getfullargspec(
-        command
-    ).kwonlyargs:  # to evaluate annotations takes time before every command
-        return command
-    parameters, groups = [], dict[str, Any]()
+    if not inspect.getfullargspec(command).kwonlyargs:
+        return command  # evaluating annotations would delay every command
+    parameters = []
+    groups = dict[str, Any]()
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         if not is_dataclass(parameter.annotation):
             parameters.append(parameter)
@@ -272,7 +266,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         command(**given)
 
     gathered.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    gathered.__annotations__ = {each.name: each.annotation for each in parameters}
+    gathered.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return gathered
 
 
@@ -281,20 +275,20 @@ def annotations_of(group: type) -> dict[str, Any]:
     return get_type_hints(group, include_extras=True)
 
 
-# --- What options bring about.
+# --- Effects of options.
 
 
 def is_thread_count(given: str) -> bool:
-    """Whether this is a reasonable number of threads.
+    """Return true for a number of threads from 1 to 1024.
 
     >>> [count for count in ("1", " 08", "1024", "0", "1025", "four", "") if is_thread_count(count)]
     ['1', ' 08', '1024']
     """
-    return re.fullmatch(r"\s*0*[1-9]\d{0,3}\s*", given) is not None and int(given) <= MOST_THREADS
+    return re.fullmatch(r"\s*0*[1-9]\d{0,3}\s*", given) is not None and int(given) <= MAX_THREADS
 
 
 def ensure_writable(folder: Path) -> Path:
-    """Refuse a folder in which runs cannot be written, an hour of training early; it is created if need be."""
+    """Create the folder if it is missing. Raise before training if runs cannot be written there."""
     from ntkexp.records.atomic import make_folder
 
     try:
@@ -309,19 +303,19 @@ def ensure_writable(folder: Path) -> Path:
 
 
 def write_events(folder: Path, wanted: bool) -> None:
-    """Write the finished run as TensorBoard reads it, if that is asked for."""
+    """Write the finished run for TensorBoard, if wanted."""
     if wanted:
         from ntkexp.report.events import ensure_events
 
         ensure_events(folder)
 
 
-# --- Ctrl-C, or a polite kill, ends a command with one line that says how to go on.
+# --- Ctrl-C or SIGTERM ends a command with one line of advice on how to continue.
 
 
 @contextmanager
 def interruptible(advice: Callable[[], str]) -> Iterator[None]:
-    """Let an interrupt say more than that it was one: `advice` is asked for when it happens."""
+    """Add advice to the message of an interrupt. `advice` is called when the interrupt occurs."""
     try:
         yield
     except KeyboardInterrupt:
@@ -330,7 +324,7 @@ def interruptible(advice: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def polite_kill() -> Iterator[None]:
-    """Let SIGTERM be heard as Ctrl-C is, also in a notebook, whose process is not ours."""
+    """Treat SIGTERM like Ctrl-C inside the block. In a notebook the process belongs to somebody else."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -345,23 +339,25 @@ ADVICE: Mapping[type[Mistake], str] = {
     HydraSetting: "; --out says where runs go, --config-dir adds YAML",
     UnknownKey: "; `ntkexp config --tree` shows every key",
 }
-"""What follows the message of each kind of mistake."""
+"""The advice after the message of each kind of mistake."""
 
 AGAIN = "; --force computes it again"
-"""What follows where a finished result is found."""
+"""The advice if a result is already finished."""
 
 
 def with_advice(mistake: Mistake) -> str:
-    """Give the message of a mistake, with advice in words of the command line."""
+    """Return the message of a mistake, with options of the command line in place of Python arguments."""
     text = str(mistake)
     for argument in mistake.arguments if isinstance(mistake, WrongArgument) else ():
         text = re.sub(rf"\b{argument}=", f"--{argument.replace('_', '-')}=", text)
-    advice = next((words for kind, words in ADVICE.items() if isinstance(mistake, kind)), "")
-    return text + advice.format_map(vars(mistake))
+    for kind, advice in ADVICE.items():
+        if isinstance(mistake, kind):
+            return text + advice.format_map(vars(mistake))
+    return text
 
 
 def trusted(entries: Sequence[str]) -> tuple[str, ...]:
-    """What is trusted, as it is spelled in any folder."""
+    """Return the trusted packages and files, with absolute paths."""
     return tuple(
         str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry
         for entry in entries
@@ -369,17 +365,16 @@ def trusted(entries: Sequence[str]) -> tuple[str, ...]:
 
 
 def write_out(text: str) -> None:
-    """Print text in which names from files may stand: a terminal acts on none of its characters."""
+    """Print text that may contain names from files, without control characters."""
     sys.stdout.write(printable_lines(text))
 
 
 def options(
     out: Path = OUTPUTS, trust: Sequence[str] = (), config_dir: Path | None = None
 ) -> list[str]:
-    """The options without which the words of a command mean something else, or its results lie elsewhere."""
-    place = [f"--out={out}"] if out != OUTPUTS else []
-    return [
-        *place,
-        *(f"--trust={entry}" for entry in trust),
-        *([f"--config-dir={config_dir}"] if config_dir else []),
-    ]
+    """Return the options that a repeated command needs for the same meaning and the same place of results."""
+    words = [] if out == OUTPUTS else [f"--out={out}"]
+    words += [f"--trust={entry}" for entry in trust]
+    if config_dir:
+        words.append(f"--config-dir={config_dir}")
+    return words

@@ -1,4 +1,4 @@
-"""`ntkexp sweep`: many experiments, those that are not finished yet; with `--dry-run` what would run."""
+"""`ntkexp sweep`: run the unfinished experiments of a sweep, or list them with `--dry-run`."""
 
 from __future__ import annotations
 
@@ -72,8 +72,9 @@ def sweep(
         return
     ensure_writable(plan.out)
     write_down(plan, before, changed=False)
-    found, ended = before, dict[str, Ended]()
-    if begun:  # else nothing is loaded that carries runs out
+    after = before
+    ended = dict[str, Ended]()
+    if begun:  # otherwise the modules that run experiments need not be imported
         from ntkexp.report.progress import progress_listener
         from ntkexp.sweep.jobs import Conductor
 
@@ -93,13 +94,13 @@ def sweep(
             try:
                 conductor.conduct(begun)
             finally:
-                found = statuses(plan, plan.event_log.failures(), ended)
-                write_down(plan, found, changed=True)
+                after = statuses(plan, plan.event_log.failures(), ended)
+                write_down(plan, after, changed=True)
     for run in plan.distinct:
         write_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
-    # each failure with its reason and the command that repeats it
+    # each failure with its reason, and the command that repeats it
     for run in plan.distinct:
-        if reason := found[run.name].reason:
+        if reason := after[run.name].reason:
             sys.stderr.write(
                 f"{run.name}: {reason}\n    {command('train', run.overrides, plan.sweep.options)}\n"
             )
@@ -107,16 +108,16 @@ def sweep(
         from ntkexp.records.atomic import to_text
         from ntkexp.sweep.plan import record
 
-        sys.stdout.write(to_text({**record(plan, found).fields, "record": str(plan.record)}))
+        sys.stdout.write(to_text({**record(plan, after).fields, "record": str(plan.record)}))
     elif not common.quiet:
-        sys.stdout.write(f"{sentence(plan, found, ended)}\n{plan.record}\n")
-    raise typer.Exit(1 if any(status.state != "done" for status in found.values()) else 0)
+        sys.stdout.write(f"{sentence(plan, after, ended)}\n{plan.record}\n")
+    raise typer.Exit(1 if any(status.state != "done" for status in after.values()) else 0)
 
 
 def compose_plan(
     words: Sequence[str], out: Path, trust: Sequence[str], config_dir: Path | None
 ) -> Plan:
-    """Compose the runs of the sweep, all of them valid."""
+    """Compose and validate all runs of the sweep."""
     from ntkexp.config.choices import Choices, config_folders
     from ntkexp.config.compose import composer
     from ntkexp.sweep.definition import define
@@ -128,7 +129,7 @@ def compose_plan(
 
 
 def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) -> None:
-    """Write the record of the sweep, and its tables as soon as there is a run to put into them."""
+    """Write the record of the sweep, and its tables if at least one run is done."""
     from ntkexp.records.atomic import waited_for
     from ntkexp.records.sweep import write_sweep
     from ntkexp.sweep.plan import record
@@ -145,7 +146,7 @@ def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) 
 
 
 def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, Ended]) -> str:
-    """Say how many runs there are, and what became of them."""
+    """Return a line that counts the runs by their states."""
     done = [run for run in plan.distinct if statuses[run.name].state == "done"]
     counts = {
         "done": len(done),
@@ -161,13 +162,13 @@ def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, 
     return f"{plan.sweep.name}: {counted(len(statuses), 'run')}, {stated}{advice}"
 
 
-# --- `ntkexp sweep --dry-run`: what would run, for how long, and how much memory it takes.
+# --- `ntkexp sweep --dry-run`: the runs with estimated time and memory.
 
 
 def show_plan(
     plan: Plan, before: Mapping[str, RunStatus], begun: Sequence[PlannedRun], engine: AbstractEngine
 ) -> None:
-    """Show what would run, for how long, and how much memory it takes."""
+    """Print the runs of a sweep, with estimates of their time and memory."""
     from ntkexp.config.plain_yaml import spell_value
     from ntkexp.sweep.plan import Estimator
     from ntkexp.text import aligned, counted, duration
@@ -190,7 +191,7 @@ def show_plan(
     seconds = [costs[run.name].seconds for run in begun]
     total = max([sum(seconds) / engine.workers, *seconds])
     most = max([costs[run.name].bytes for run in begun], default=0.0) * engine.workers
-    # shapes do not tell when a loss will be reached
+    # estimates assume all steps; runs may reach their loss earlier
     sooner = any(run.experiment.stop_at_loss is not None for run in begun)
     early = ", or less: stop_at_loss may end runs sooner than all their steps" if sooner else ""
     sys.stdout.write(

@@ -1,4 +1,4 @@
-"""`ntkexp train`, `resume` and `config`: an experiment is carried out, goes on from its checkpoint, or is shown."""
+"""`ntkexp train`, `resume` and `config`: run an experiment, continue it from its checkpoint, or show it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def train(
 
 
 def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -> str:
-    """Spell the command that goes on with a run: what was trusted for one is not trusted for the next.
+    """Return the command that resumes a run. It trusts the same code, as trust is not stored.
 
     >>> resume_command(Path("runs/a b"), ["my_net.py"])
     "`ntkexp resume 'runs/a b' --trust my_net.py`"
@@ -77,23 +77,21 @@ def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -
 
 
 def advice_for(folder: Path, advice: str) -> Callable[[], str]:
-    """What to say when a run is interrupted, once it is known whether it had begun."""
+    """Return the advice after an interrupt, which depends on whether the run had begun."""
     return lambda: f"; {advice}" if (folder / BEGUN).is_file() else " before the first step"
 
 
 def wrap(text: str) -> str:
-    """Break a text at blanks for a terminal; a pipe gets it as one line."""
+    """Wrap a text for a terminal. A pipe gets one line."""
     return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
 
 
 def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
-    """Show what came out of a run that is known to be whole: the ladder, what it means, and where everything lies."""
+    """Print the results of a finished run: the comparison, its meaning and the folder."""
     facts = RunFolder(folder).sealed_facts
     outcome = str(facts["outcome"])
     if quiet and not as_json:
-        if facts.get(
-            "diverged"
-        ):  # the run is whole, but nobody should take its network for a trained one
+        if facts.get("diverged"):  # the run is finished, but its network is useless
             sys.stderr.write(f"ntkexp: {folder} {outcome}\n")
         return
     from ntkexp.records.results import read_results
@@ -113,7 +111,7 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     from ntkexp.records.results import of_machines, read_timings
     from ntkexp.report.sentence import format_ladder, ladder_sentence
 
-    # the ladder with the seconds that each machine took, and what it means
+    # the comparison, with the seconds of each kernel machine, and its meaning
     table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv")))
     meaning = ladder_sentence(ladder, diverged=bool(facts["diverged"]))
     write_out(f"\n{wrap(outcome)}\n\n{table.rstrip()}\n\n{wrap(meaning)}\n{folder}\n")
@@ -127,7 +125,7 @@ def resume(
     as_json: AsJson = False,
     trust: Trust = None,
 ) -> None:
-    """Go on from a run's last checkpoint."""
+    """Continue a run from its last checkpoint."""
     from ntkexp.config.build import admit
 
     trust = trust or []

@@ -1,4 +1,4 @@
-"""`ntkexp validate`: scores of training examples, compared with trainings without some of them."""
+"""`ntkexp validate`: compare scores of training examples with trainings that leave some examples out."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def validate(
 
 
 def share_of(text: str, option: str) -> float:
-    """A share, or a number of examples.
+    """Return a share of the examples, or a number of examples.
 
     >>> share_of("1%", "--top"), share_of("8", "--top"), share_of("0.5", "--top")
     (0.01, 8.0, 0.5)

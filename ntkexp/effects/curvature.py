@@ -33,8 +33,8 @@ from torch.func import grad, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_map
 
 from ntkexp.effects.trajectory import FlatWeights, TakenBatch
+from ntkexp.kernel import plain_kernels
 from ntkexp.kernel.features.cancellation import credit
-from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.optimizer.base import GUARD
 from ntkexp.stream import stream
 

@@ -1,5 +1,4 @@
-"""The memory of a sweep for effects, and caveats on what the derivative says about leaving examples
-out."""
+"""The memory of a sweep for effects, and caveats on the derivative as a prediction of removals."""
 
 from __future__ import annotations
 

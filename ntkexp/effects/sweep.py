@@ -184,7 +184,7 @@ class AbstractMean(ABC):
     def removals(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        """Return the change of γ·g if an example leaves, divided among the rows of the batch."""
+        """Return the change of γ·g if an example leaves, divided between the rows of the batch."""
 
 
 class FixedMean(AbstractMean):
@@ -336,7 +336,7 @@ def changes_without(
 def gradients_without(
     step: TrainedStep, mean: AbstractMean
 ) -> tuple[Tensor, Float[Tensor, "left weight"]]:
-    """Return the examples of a step, each once, and its gradient without each of them."""
+    """Return the examples of a step, each once, and its gradient without each example."""
     examples = torch.unique(torch.cat([batch.examples for batch in step.batches]))
     total = step.weights.new_zeros(len(examples), len(step.weights))
     for batch, rows in zip(step.batches, row_gradients(step.batches, step.weights), strict=True):

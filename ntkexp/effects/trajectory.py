@@ -88,12 +88,12 @@ class TakenBatch:
     """Examples whose losses were averaged together. A step may have several batches, and an example
     several rows."""
 
-    examples: Int[Tensor, " row"]  # the place of each among all examples of the training
+    examples: Int[Tensor, " row"]  # their places in the list of all examples
     shares: Float[Tensor, " row"]  # κ: 1/|B| in a mean
     losses: Callable[
         [Float[Tensor, " weight"]], Float[Tensor, " row"]
     ]  # ℓᵢ(θ), twice differentiable
-    is_mean: bool = True  # True if the others would share the κ of an example that is left out
+    is_mean: bool = True  # True if the others share the κ of an example that leaves
     per_weight: Float[Tensor, " row"] | None = None  # κ/w of examples with weights w; None: w = 1
     counts: Float[Tensor, " row"] | float = 1.0  # of each share in the mean: class weights, tokens
 

@@ -1,5 +1,5 @@
-"""Jobs run on the executor of an engine, and what becomes of them is a stream of events (`run_jobs`); which engine is
-meant, what a worker does with a task, and faults of the machine in words.
+"""Engines and jobs: `run_jobs` runs jobs on an engine and yields events. Also the faults of a
+machine, in words.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from typing import ClassVar, Literal, TypeAlias
 from ntkexp.mistake import Mistake, WrongArgument, first_line, nearest
 from ntkexp.records.folder import Held
 
-# --- What a task is, and what becomes of it: Began → Stepped, Stepped, … → Ended, mixed with the events of others.
+# --- Tasks and their events: Began → Stepped, Stepped, … → Ended. The events of several tasks are
+# mixed.
 #
-# What a task warned of comes with its end, because not every engine hears a task while it runs.
+# Warnings arrive with the end of a task, because not every engine can report earlier.
 #
-# A job is plain data, since it may travel; what it brings about lies in a folder that all workers share.
+# A job is plain data, so that it can be sent to other machines. Its results go to a folder that all
+# workers share.
 
 
 Ending: TypeAlias = Literal["done", "found", "held", "stopped", "killed", "broken", "failed"]
 """How a task ended:
 
-done      carried out            found   another process had finished it
-held      another process is at it
-stopped   it was asked to; it goes on from its checkpoint
-killed    its process is gone    broken  the machine's fault: a full disk
-failed    its own fault: it would fail again
+done      complete               found   another process had finished it
+held      another process works on it
+stopped   by request; it continues from its checkpoint
+killed    its process is gone    broken  a fault of the machine, such as a full disk
+failed    a fault of the job, which would fail again
 """
 
 
 class WrongEngine(WrongArgument):
-    """There is no such engine, or it cannot be had: the message begins with how it was spelled."""
+    """An unknown or unavailable engine; the message begins with its spelling."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"engine={message}", "engine")
@@ -61,7 +63,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Warned:
-    """A job continues without something that it was to have; `work` collects these."""
+    """A job continues without something that it asked for. `work` collects these events."""
 
     name: str
     text: str
@@ -80,72 +82,72 @@ Tell: TypeAlias = Callable[[Event], None]
 
 
 class AbstractJob(ABC):
-    """A job is what a worker does, as plain data: a frozen dataclass that can be pickled."""
+    """The work of a worker, as a frozen dataclass that can be pickled."""
 
     loads: ClassVar[tuple[str, ...]] = ()
-    """Modules that it imports late, and that a server of workers loads once for all."""
+    """Modules that the job imports late. A fork server imports them once for all workers."""
 
     @abstractmethod
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
-        """Do it in this process, with `threads` threads; `tell` gets the progress of the task."""
+        """Do the work in this process with `threads` threads, and report progress to `tell`."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A job for a worker, under a name that no other task of the command has."""
+    """A job with a name that is unique in the command."""
 
     name: str
     job: AbstractJob
-    home: str
-    """The folder in which the command was given: paths start from there."""
-
-    logs: str
-    """The folder for what engines write by themselves."""
-
+    home: str  # the working folder of the command, where paths start
+    logs: str  # the folder for files of the engine
     threads: int = 1
 
 
 class AbstractEngine(ABC):
-    """A place where jobs are done."""
+    """A place with workers."""
 
     near: ClassVar[bool] = False
-    """Whether its workers are on this machine."""
+    """True if the workers are on this machine."""
 
     @property
     @abstractmethod
     def workers(self) -> int:
-        """How many jobs are done at once."""
+        """The number of jobs that run at once."""
 
     @abstractmethod
     def executor(self, tell: Tell) -> Executor:
-        """Open an executor that takes `submit(work, task)`; `tell` hears how far tasks are, where that is known.
+        """Open an executor for `submit(work, task)` that reports progress to `tell`, if it can.
 
-        A process that ends before its task does is an exception of the task's future. `shutdown` asks jobs that are
-        running to keep what they have, and waits until they have ended.
+        If a process dies, the future of its task raises. `shutdown` asks running jobs to save their
+        state, and waits for their ends.
         """
 
-    def limit_threads(self) -> None:  # noqa: B027  nothing is computed here, where workers are elsewhere
-        """Leave jobs their cores: libraries read their number of threads when torch is imported, which comes next."""
+    def limit_threads(self) -> None:  # noqa: B027  remote workers leave this process its threads
+        """Limit the threads of this process before torch is imported, so that jobs have the
+        cores.
+        """
 
-    def refuse_longer(self, seconds: float) -> None:  # noqa: B027  most engines end no worker
-        """Refuse work that cannot be kept before `seconds` are over, if no worker has that long."""
+    def refuse_longer(self, seconds: float) -> None:  # noqa: B027  most workers have no time limit
+        """Raise if no worker lives long enough for work that saves nothing for `seconds`."""
 
 
-# --- Jobs run on an executor: one way for sweeps, kernels and claims.
+# --- Running jobs, for sweeps, kernels and claims.
 
 
 class Lost(RuntimeError):
-    """The process of a task ended before the task did; the message says of what."""
+    """The process of a task died; the message gives the cause."""
 
 
 def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
-    """Run tasks on an engine, asking for the next one when a worker is free.
+    """Run tasks on an engine, and yield their events. The next task is requested when a worker is
+    free.
 
-    A process that dies costs the task that it was at. Closing the generator, or an exception inside it, asks jobs to
-    keep what they have and to end within seconds.
+    A process that dies loses its current task only. Closing the generator, or an exception inside
+    it, asks jobs to save their state and to end within seconds.
     """
     events: SimpleQueue[Event] = SimpleQueue()
-    executor, running = engine.executor(events.put), 0
+    executor = engine.executor(events.put)
+    running = 0
     try:
         while True:
             while running < engine.workers and (task := next(tasks, None)) is not None:
@@ -163,29 +165,32 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
 
 
 def report_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> None:
-    """Put the end of a task behind whatever was heard of it."""
+    """Put the end of a task into the queue, after its other events."""
     if future.cancelled():
         events.put(Ended(name, "stopped"))
     elif (error := future.exception()) is None:
         events.put(future.result())
     else:
-        lost = f"the cluster lost it: {type(error).__name__}: {first_line(error)}"
-        events.put(Ended(name, "killed", str(error) if isinstance(error, Lost) else lost))
+        reason = f"the cluster lost it: {type(error).__name__}: {first_line(error)}"
+        if isinstance(error, Lost):
+            reason = str(error)
+        events.put(Ended(name, "killed", reason))
 
 
-# --- Python processes that engines start.
+# --- Settings of Python processes that engines start.
 
 
 SAFE_PATH = "PYTHONSAFEPATH"
-"""With this variable, `python -c` and `python -m` do not search the working folder for modules.
+"""An environment variable that keeps `python -c` and `python -m` from importing modules of the
+working folder.
 
-Without it, they run a file `struct.py` of the working folder in place of Python's own module.
+Without it, a file `struct.py` in the working folder would replace Python's own module.
 """
 
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Set the variable for processes that are started inside."""
+    """Set the variable for processes that start inside the block."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
     try:
@@ -197,9 +202,15 @@ def safe_path() -> Iterator[None]:
             os.environ[SAFE_PATH] = before
 
 
+SAVE_SECONDS = 30.0
+"""Seconds that an interrupted job has to save its state."""
+
+
 @contextmanager
 def blocked(number: signal.Signals) -> Iterator[None]:
-    """Block a signal in this thread, and in processes that are started inside until they unblock it."""
+    """Block a signal in this thread, and in processes that start inside the block until they
+    unblock it.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
         yield
@@ -218,35 +229,35 @@ HOMES = {
 SPELLINGS = "local, dask:ADDRESS, dask:scheduler.json or slurm:KEY=VALUE,…"
 
 
-def choose(given: str, workers: int | None) -> AbstractEngine:
-    """Open the engine that was asked for; those that need an extra are imported when they are asked for.
+def choose(spelling: str, workers: int | None) -> AbstractEngine:
+    """Open an engine. Its module is imported now, because some engines need an optional dependency.
 
     >>> choose("local", 2)
     Local(count=2)
     """
-    kind, _, where = given.partition(":")
+    kind, _, where = spelling.partition(":")
     if kind not in HOMES:
-        raise WrongEngine(f"{given}: it takes {SPELLINGS}{nearest(kind, HOMES)}")
+        raise WrongEngine(f"{spelling}: it takes {SPELLINGS}{nearest(kind, HOMES)}")
     try:
-        open_engine: Callable[[str, int | None], AbstractEngine] = import_module(
-            HOMES[kind]
-        ).open_engine
+        module = import_module(HOMES[kind])
     except ModuleNotFoundError as error:
-        lacking = f"{kind} needs {error.name}; `pip install 'ntkexp[{kind}]'` brings it"
-        raise WrongEngine(lacking) from None
+        raise WrongEngine(
+            f"{kind} needs {error.name}; `pip install 'ntkexp[{kind}]'` brings it"
+        ) from None
+    open_engine: Callable[[str, int | None], AbstractEngine] = module.open_engine
     return open_engine(where, workers)
 
 
-# --- What a worker does with a task, in a process of its own.
+# --- The work of a worker, in its own process.
 
 
 def ignore(event: Event) -> None:
-    """Report no progress: a task's folder has it."""
+    """Report nothing: the folder of a task has its progress."""
 
 
 def work(task: Task, tell: Tell = ignore) -> Ended:
-    """Carry a task out; however that ends, it is said, and nothing is raised. Python's warnings are told as well."""
-    texts = list[str]()
+    """Carry out a task, and return its end with its warnings. Never raise."""
+    texts: list[str] = []
 
     def hear(event: Event) -> None:
         if isinstance(event, Warned):
@@ -257,17 +268,16 @@ def work(task: Task, tell: Tell = ignore) -> Ended:
     with warnings.catch_warnings(record=True) as caught:
         try:
             os.chdir(task.home)
-            how, reason = task.job.carry_out(task.name, task.threads, hear), ""
+            how = task.job.carry_out(task.name, task.threads, hear)
+            reason = ""
         except (Exception, KeyboardInterrupt) as error:
             how, reason = ending_of(error)
-    texts += [
-        warning_in_words(each.message, each.category, each.filename, each.lineno) for each in caught
-    ]
+    texts += [warning_in_words(w.message, w.category, w.filename, w.lineno) for w in caught]
     return Ended(task.name, how, reason, tuple(texts))
 
 
 def warning_in_words(message: Warning | str, category: type[Warning], file: str, line: int) -> str:
-    """Say a warning of Python in one line.
+    """Return a Python warning as one line.
 
     >>> warning_in_words("mind the gap", UserWarning, "net.py", 3)
     'net.py, line 3: UserWarning: mind the gap'
@@ -276,9 +286,9 @@ def warning_in_words(message: Warning | str, category: type[Warning], file: str,
 
 
 def work_interruptibly(act: Callable[[], Ended], name: str) -> Ended:
-    """Let SIGINT reach a task from here on, in a process that started with SIGINT blocked.
+    """Carry out a task with SIGINT unblocked, in a process that started with SIGINT blocked.
 
-    An interrupt that came before ends the task as well; a second one is ignored.
+    An earlier interrupt ends the task, too. A second one is ignored.
     """
     signal.signal(signal.SIGINT, interrupt_once)
     try:
@@ -296,7 +306,8 @@ def interrupt_once(number: int, frame: FrameType | None) -> None:
 
 
 def ending_of(error: BaseException) -> tuple[Ending, str]:
-    """Say what an exception means for a task; the notes of an unexpected one belong to it.
+    """Return the ending of a task for an exception, and its reason, with notes if the exception is
+    unexpected.
 
     >>> ending_of(KeyError("weights"))
     ('failed', "KeyError: 'weights'")
@@ -315,10 +326,11 @@ def ending_of(error: BaseException) -> tuple[Ending, str]:
             return "failed", "; ".join([reason, *getattr(error, "__notes__", ())])
 
 
-# --- Faults of the machine and of permissions, in words: the same command continues once they are put right.
+# --- Faults of the machine and missing permissions, in words. The same command continues after a
+# repair.
 #
 # status 1    the machine failed: its disk, memory, threads, or the reader of the output
-# status 2    the user can name another place, or allow this one
+# status 2    the user can name another place, or change permissions
 
 
 DENIED = {
@@ -333,37 +345,49 @@ DENIED = {
 FAULTS = DENIED | {
     errno.ENOSPC: "no space is left on the disk; free some, and the same command continues",
     errno.EDQUOT: "the disk quota is used up; free some, and the same command continues",
-    errno.EFBIG: "a file may not become so large here; raise the limit (ulimit -f), and the same command continues",
+    errno.EFBIG: (
+        "a file may not become so large here; raise the limit (ulimit -f), and the same command "
+        "continues"
+    ),
     errno.EPIPE: "the reader of the output has closed it",
     errno.EIO: "the disk cannot be read or written",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
-    errno.EAGAIN: "no more processes can be started; lower the number of workers, or raise the limit (ulimit -u)",
+    errno.EAGAIN: (
+        "no more processes can be started; lower the number of workers, or raise the limit "
+        "(ulimit -u)"
+    ),
     errno.ENOMEM: "no memory is left; lower memory_gb or the number of workers",
 }
-SAID = {
-    "can't start new thread": "no more threads can be started; lower threads, or raise the limit (ulimit -u)",
+MESSAGES = {
+    "can't start new thread": (
+        "no more threads can be started; lower threads, or raise the limit (ulimit -u)"
+    ),
     "can't allocate memory": "no memory is left; lower memory_gb, model.width or data.train",
-    "failed to map segment": "libraries do not fit into the memory that is allowed; raise the limit (ulimit -v)",
+    "failed to map segment": (
+        "libraries do not fit into the memory that is allowed; raise the limit (ulimit -v)"
+    ),
     "out of memory": "the device has no memory left; lower memory_gb, model.width or data.train",
 }
+"""Advice by a part of the message of an exception."""
 
 
 class Unfinished(RuntimeError):
-    """Workers did not finish what they were given; the message is one line, with what to try."""
+    """Workers left a job incomplete; the message is one line, with advice."""
 
 
 def fault_in_words(error: OSError) -> str:
-    """Say where a fault happened, and what it was.
+    """Return a fault with its place.
 
     >>> fault_in_words(OSError(errno.EIO, "", "kernels.zarr"))
     'kernels.zarr: the disk cannot be read or written'
     """
-    return f"{f'{error.filename}: ' if error.filename else ''}{FAULTS[error.errno or 0]}"
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{FAULTS[error.errno or 0]}"
 
 
 def exhausted(error: BaseException) -> str | None:
-    """Say what the machine has no more of, if that is what an exception of Python's or of torch's says; or that workers
-    did not finish.
+    """Return a sentence if an exception of Python or torch reports exhausted resources or
+    incomplete work.
 
     >>> exhausted(RuntimeError("can't start new thread")), exhausted(RuntimeError("shapes differ"))
     ('no more threads can be started; lower threads, or raise the limit (ulimit -u)', None)
@@ -371,4 +395,4 @@ def exhausted(error: BaseException) -> str | None:
     if isinstance(error, Unfinished):
         return str(error)
     text = "can't allocate memory" if isinstance(error, MemoryError) else str(error)
-    return next((words for sign, words in SAID.items() if sign in text), None)
+    return next((advice for part, advice in MESSAGES.items() if part in text), None)

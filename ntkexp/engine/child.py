@@ -1,7 +1,9 @@
-"""A task in a process that others start: `python -m ntkexp.engine.child`, the task as a line of digits on its stdin.
+"""A process for one task: `python -m ntkexp.engine.child` reads the task as a line of digits from
+stdin.
 
-How it ended is one line of JSON on stdout. The parent keeps stdin open: the process dies when that is closed,
-so it dies with its parent. SIGINT asks it to keep what it has and to end.
+It writes the end of the task as one line of JSON to stdout. The parent keeps stdin open: when it
+closes, as by the death of the parent, the process dies. SIGINT asks it to save its state and to
+end.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from ntkexp.engine.base import Task, work, work_interruptibly
 
 
 def to_line(pickled: bytes, threads: int) -> str:
-    r"""Spell a pickled task and its number of threads as one line.
+    r"""Return a pickled task and its number of threads as one line.
 
     >>> to_line(b"task", 2)
     '2 7461736b\n'
@@ -27,7 +29,7 @@ def to_line(pickled: bytes, threads: int) -> str:
 
 
 def die_with_stdin() -> None:
-    """Wait until the parent is gone."""
+    """Wait for the death of the parent, then die."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGKILL)

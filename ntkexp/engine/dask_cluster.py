@@ -1,7 +1,7 @@
 """An existing Dask cluster: `dask:ADDRESS` or `dask:scheduler.json`, and `,timeout=SECONDS`.
 
-Dask carries a task out again when its worker dies. That does no harm: a job goes on from what lies in its folder. Each
-is a process of its own beside the Dask worker, which stays free to answer.
+If a worker dies, Dask repeats its task. That does no harm, because a job continues from its folder.
+Each task has its own process, so that the Dask worker can answer.
 """
 
 from __future__ import annotations
@@ -28,24 +28,33 @@ import distributed
 from distributed.core import connect
 from distributed.security import Security
 
-from ntkexp.engine.base import SAFE_PATH, AbstractEngine, Ended, Task, Tell, WrongEngine, blocked
+from ntkexp.engine.base import (
+    SAFE_PATH,
+    SAVE_SECONDS,
+    AbstractEngine,
+    Ended,
+    Task,
+    Tell,
+    WrongEngine,
+    blocked,
+)
 from ntkexp.engine.child import to_line
 from ntkexp.mistake import first_line
 
-TIMEOUT, GRACE = 10.0, 30.0
+CONNECT_SECONDS = 10.0  # until a scheduler must answer
 SPELLING = (
     "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
 )
 
 children: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
-"""On a worker: the processes of each command, so that they can be interrupted."""
+"""On a worker: the processes of each command."""
 
 
 @dataclass(frozen=True)
 class Dask(AbstractEngine):
-    """A cluster does as many jobs at once as it has threads, or fewer."""
+    """A cluster that runs at most one job per thread."""
 
-    client: Any  # distributed.Client, which states no types
+    client: Any  # distributed.Client, which has no types
     count: int
 
     @property
@@ -57,15 +66,18 @@ class Dask(AbstractEngine):
 
 
 class DaskExecutor(Executor):
-    """Dask's own executor of a client, whose workers start a process for every task."""
+    """Dask's executor, with a process for every task."""
 
     def __init__(self, client: Any) -> None:
-        self.client, self.inner = client, client.get_executor(pure=False)
+        self.client = client
+        self.inner = client.get_executor(pure=False)
         self.token = uuid4().hex  # of the processes of this command
         self.futures: set[Future[Ended]] = set()
 
-    def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
-        key = f"{task.name}-{uuid4().hex[:8]}"  # what is tried again is another task
+    def submit(  # type: ignore[override]  # tasks alone
+        self, fn: Callable[..., Any], /, task: Task
+    ) -> Future[Any]:
+        key = f"{task.name}-{uuid4().hex[:8]}"  # a second attempt is another task
         future: Future[Ended] = self.inner.submit(
             carry_out, task.name, pickle.dumps(task), self.token, key=key
         )
@@ -75,17 +87,17 @@ class DaskExecutor(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         unfinished = bool(self.futures)
-        self.inner.shutdown(wait=False)  # takes back what has not begun
+        self.inner.shutdown(wait=False)  # cancels tasks that have not begun
         if unfinished:
             self.client.run(interrupt, self.token)
 
 
 def open_engine(where: str, workers: int | None) -> Dask:
-    """Find the cluster, if it answers in time."""
+    """Connect to a cluster."""
     address, _, rest = where.partition(",")
     key, _, value = rest.partition("=")
     try:
-        timeout = float(value) if rest else TIMEOUT
+        timeout = float(value) if rest else CONNECT_SECONDS
     except ValueError:
         timeout = 0.0
     if timeout <= 0 or (rest and key != "timeout"):
@@ -108,22 +120,17 @@ def connect_client(address: str, timeout: float) -> Any:
         raise WrongEngine(
             f"dask:{address}: there is no such file; `dask scheduler --scheduler-file` writes one"
         )
-    logging.getLogger("distributed").setLevel(
-        logging.CRITICAL
-    )  # what goes wrong is said in one line
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # errors are reported in one line
     try:
-        scheduler = (
-            json.loads(Path(address).read_text(encoding="utf-8"))["address"] if by_file else address
-        )
-        with ThreadPoolExecutor(1) as apart:  # a notebook's thread has a loop running already
-            apart.submit(asyncio.run, greet(scheduler, timeout)).result()
+        scheduler = address
+        if by_file:
+            scheduler = json.loads(Path(address).read_text(encoding="utf-8"))["address"]
+        # the thread of a notebook has a running event loop already
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, greet(scheduler, timeout)).result()
         return distributed.Client(scheduler, timeout=timeout, set_as_default=False)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        MemoryError,
-    ) as error:  # MemoryError: what other servers say is a huge size
+    # MemoryError: the answer of another kind of server looks like a huge size
+    except (OSError, ValueError, KeyError, MemoryError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise WrongEngine(
             f"dask:{address} does not answer within {timeout:g} s ({reason}); {SPELLING}"
@@ -131,21 +138,23 @@ def connect_client(address: str, timeout: float) -> Any:
 
 
 async def greet(address: str, timeout: float) -> None:
-    """See whether a scheduler is there: a client that does not find one complains once more when it is forgotten."""
+    """Connect to a scheduler, and raise if there is none. A client without a scheduler would log a
+    second error later.
+    """
     line = await connect(address, timeout=timeout, **Security().get_connection_args("client"))
     line.abort()
 
 
 def carry_out(name: str, pickled: bytes, token: str) -> Ended:
-    """On a worker: carry a task out in a process of its own, with this worker's share of the cores."""
+    """On a worker: carry out a task in its own process, with this worker's share of the cores."""
     threads = max(1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads)
     limits = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    limits[SAFE_PATH] = "1"  # also for the processes that the child starts
-    with blocked(signal.SIGINT):  # until the process can tell how it ended
+    limits[SAFE_PATH] = "1"  # also for processes that the child starts
+    with blocked(signal.SIGINT):  # the process unblocks it when it can report its end
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ntkexp.engine.child"],
             stdin=subprocess.PIPE,
@@ -157,7 +166,7 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     children[token].append(process)
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(BrokenPipeError):  # it died: its last word is missing
+    with suppress(BrokenPipeError):  # the process died, so it will report nothing
         process.stdin.write(to_line(pickled, threads))
         process.stdin.flush()
     answer = process.stdout.read()
@@ -170,9 +179,9 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
 
 
 async def interrupt(token: str) -> None:
-    """On a worker: ask the processes of a command to stop, and wait for them."""
+    """On a worker: interrupt the processes of a command, and wait for their ends."""
     for process in children[token]:
         process.send_signal(signal.SIGINT)
-    end = time.monotonic() + GRACE
+    end = time.monotonic() + SAVE_SECONDS
     while any(process.poll() is None for process in children[token]) and time.monotonic() < end:
         await asyncio.sleep(0.1)

@@ -1,8 +1,8 @@
-"""This machine: a process for every task, forked from a server in which torch is loaded already.
+"""This machine: a process for every task, forked from a server that has imported torch.
 
-Nothing is shared between tasks, so one that is killed (by the kernel, for its memory) costs itself alone. Workers are
-sessions of their own: a terminal's Ctrl-C reaches the command, which passes it on, once. They hold one end of a pipe
-whose other end the command holds; when it dies, however it dies, they do.
+Tasks share nothing, so the death of one process, such as a kill for its memory, loses one task.
+Workers have their own sessions: Ctrl-C in a terminal reaches the command, which interrupts them
+once. They hold one end of a pipe to the command, and die when it dies.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from ntkexp.engine.base import (
+    SAVE_SECONDS,
     AbstractEngine,
     Ended,
     Event,
@@ -37,20 +38,17 @@ from ntkexp.engine.base import (
 FORKS = multiprocessing.get_context("forkserver")
 WATCH = "ntkexp.engine.orphan"
 PRELOADED = ["ntkexp.engine.local"]
-GRACE = 30.0  # seconds that a job has to keep what it has
-REPEAT = (
-    1.0  # seconds after which an interrupt is sent again, in case a process was not ready for it
-)
+REPEAT_SECONDS = 1.0  # until an interrupt is repeated, for processes that were not ready for it
 
 
 def cores() -> int:
-    """The processors that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
 class Local(AbstractEngine):
-    """This machine does `count` jobs at once, each with its share of the cores."""
+    """This machine, with `count` jobs at once that share the cores."""
 
     near = True
     count: int
@@ -61,7 +59,7 @@ class Local(AbstractEngine):
 
     @property
     def threads(self) -> int:
-        """Of each worker."""
+        """The number of threads of each worker."""
         return max(1, cores() // self.count)
 
     def limit_threads(self) -> None:
@@ -77,23 +75,25 @@ class Local(AbstractEngine):
 
 
 class LocalExecutor(Executor):
-    """A process for every task, which a thread of this process hears to its end."""
+    """A process for every task, and a thread here that receives its events."""
 
     def __init__(self, count: int, threads: int, tell: Tell) -> None:
-        self.threads, self.tell = threads, tell
+        self.threads = threads
+        self.tell = tell
         self.listeners = ThreadPoolExecutor(count)
         self.running: set[BaseProcess] = set()
         self.futures: list[Future[Any]] = []
-        self.lock = (
-            threading.Lock()
-        )  # multiprocessing looks at all processes whenever it starts one
+        # multiprocessing inspects all processes when it starts one
+        self.lock = threading.Lock()
 
-    def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
+    def submit(  # type: ignore[override]  # tasks alone
+        self, fn: Callable[..., Any], /, task: Task
+    ) -> Future[Any]:
         start_server(type(task.job).__module__, *task.job.loads)
         ours, theirs = FORKS.Pipe(duplex=False)
-        given = (fn, replace(task, threads=self.threads), theirs)
-        process = FORKS.Process(target=serve, args=given, daemon=True)
-        with blocked(signal.SIGINT):  # a half-started process is none, and each needs its listener
+        arguments = (fn, replace(task, threads=self.threads), theirs)
+        process = FORKS.Process(target=serve, args=arguments, daemon=True)
+        with blocked(signal.SIGINT):  # every started process needs its listener
             with self.lock:
                 process.start()
                 self.running.add(process)
@@ -103,7 +103,9 @@ class LocalExecutor(Executor):
         return future
 
     def hear(self, process: BaseProcess, line: Connection) -> Ended:
-        """Pass on what a process says, and give back its last word; silence at the end of the line is death."""
+        """Pass on the events of a process, and return its end. Raise if the process dies without
+        one.
+        """
         event: Event | None = None
         with line, suppress(EOFError, OSError):
             while not isinstance(event := line.recv(), Ended):
@@ -118,17 +120,19 @@ class LocalExecutor(Executor):
             return event
         if code == -signal.SIGKILL:
             raise Lost(
-                "its process was killed (for its memory, perhaps: lower memory_gb or the number of workers)"
+                "its process was killed (for its memory, perhaps: lower memory_gb or the number "
+                "of workers)"
             )
-        raise Lost(f"its process ended with {f'signal {-code}' if code < 0 else f'status {code}'}")
+        status = f"signal {-code}" if code < 0 else f"status {code}"
+        raise Lost(f"its process ended with {status}")
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         try:
-            for _ in range(round(GRACE / REPEAT)):
-                self.send_all(signal.SIGINT)  # a process that has heard one ignores the next
-                if not wait_for(self.futures, REPEAT).not_done:
+            for _ in range(round(SAVE_SECONDS / REPEAT_SECONDS)):
+                self.send_all(signal.SIGINT)  # a process ignores further ones
+                if not wait_for(self.futures, REPEAT_SECONDS).not_done:
                     break
-        finally:  # a second signal ends it at once
+        finally:  # a second Ctrl-C ends the wait
             self.send_all(signal.SIGKILL)
             self.listeners.shutdown()
 
@@ -147,19 +151,20 @@ def open_engine(where: str, workers: int | None) -> Local:
 
 
 def start_server(*modules: str) -> None:
-    """Load these modules once, for all, and torch with them.
+    """Start the fork server, which imports these modules and torch once for all workers.
 
-    Ctrl-C is blocked there: pressed while the server loads, it would end it with a traceback.
+    Ctrl-C is blocked in the server, because it would end the imports with a traceback.
     """
     FORKS.set_forkserver_preload([WATCH, *modules, *PRELOADED])
     with safe_path():
-        resource_tracker.ensure_running()  # which unblocks it, and would be started by the server
+        # the tracker unblocks signals, so it must start before the server starts it
+        resource_tracker.ensure_running()
         with blocked(signal.SIGINT):
             forkserver.ensure_running()
 
 
 def serve(fn: Callable[[Task, Tell], Ended], task: Task, line: Connection) -> None:
-    """Do in the new process what it was started for."""
+    """Carry out a task in a new process."""
     os.setsid()
     threading.Thread(target=die_with_parent, daemon=True).start()
     line.send(work_interruptibly(lambda: fn(task, line.send), task.name))

@@ -1,7 +1,9 @@
-"""The first module that a fork server loads: it ends the server if the command dies while the others are loaded.
+"""The first module that a fork server imports: it ends the server if the command dies during the
+other imports.
 
-The server looks for the end of its command only when it has loaded torch, which takes seconds. A thread may not look:
-a process with threads must not fork.
+By itself, the server notices the end of its command only after the import of torch, which takes
+seconds. A timer signal checks meanwhile, not a thread, because a process with threads must not
+fork.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ import signal
 import sys
 from types import FrameType
 
-INTERVAL = 0.1  # seconds
-LAST = "ntkexp.engine.local"  # of the modules that are loaded
+CHECK_SECONDS = 0.1  # seconds
+LAST = "ntkexp.engine.local"  # the last import
 
 COMMAND = os.getppid()
 
 
 def leave_with_command(number: int, frame: FrameType | None) -> None:
-    """End this process if it has another parent than before. Stop looking when everything is loaded."""
+    """End this process if its parent has changed. Stop the timer after the last import."""
     if os.getppid() != COMMAND:
         os._exit(1)
     if hasattr(sys.modules.get(LAST), "start_server"):
@@ -26,4 +28,4 @@ def leave_with_command(number: int, frame: FrameType | None) -> None:
 
 
 signal.signal(signal.SIGALRM, leave_with_command)
-signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
+signal.setitimer(signal.ITIMER_REAL, CHECK_SECONDS, CHECK_SECONDS)

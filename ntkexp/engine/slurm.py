@@ -1,10 +1,11 @@
-"""Slurm, by submitit: `slurm:KEY=VALUE,…`, a job for every task; scripts and logs go to a folder `slurm/`.
+"""Slurm, by submitit: `slurm:KEY=VALUE,…`, a job for every task. Scripts and logs go to a folder
+`slurm/`.
 
-    partition, account, qos, constraint     as sbatch takes them
+    partition, account, qos, constraint     as for sbatch
     time (minutes, 60)   cpus (1)   memory_gb (8)   gpus (0)
-    cluster=local   processes on this machine in place of jobs, to try it
+    cluster=local   processes on this machine instead of jobs, for a trial
 
-A job that is about to run out of time, or is pre-empted, is queued again and goes on from what lies in its folder.
+A job that runs out of time, or is pre-empted, is queued again and continues from its folder.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from ntkexp.mistake import nearest
 from ntkexp.records.atomic import make_folder
 from ntkexp.text import duration
 
-JOBS, PAUSE, GRACE = 100, 1.0, 60.0
-REQUEUES = (
-    1000  # of a job that runs out of time: unlike one that starts anew, it comes further each time
-)
-NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
+MAX_QUEUED_JOBS = 100  # in the queue at once, by default
+QUEUE_POLL_SECONDS = 1.0  # seconds between two looks at the queue
+CANCEL_SECONDS = 60.0  # seconds to wait for the end of cancelled jobs
+REQUEUES = 1000  # of a job that runs out of time, which advances each time
+RESOURCES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "partition": ("slurm_partition", str),
     "account": ("slurm_account", str),
     "qos": ("slurm_qos", str),
@@ -51,12 +52,17 @@ NAMES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "memory_gb": ("mem_gb", float),
     "gpus": ("gpus_per_node", int),
 }
-USUAL = {"timeout_min": 60, "cpus_per_task": 1, "mem_gb": 8, "slurm_signal_delay_s": 120}
+DEFAULT_RESOURCES = {
+    "timeout_min": 60,
+    "cpus_per_task": 1,
+    "mem_gb": 8,
+    "slurm_signal_delay_s": 120,
+}
 
 
 @dataclass(frozen=True)
 class Slurm(AbstractEngine):
-    """The number of jobs that the queue takes at once."""
+    """A Slurm cluster, with at most `count` jobs in its queue."""
 
     cluster: str
     parameters: dict[str, Any]
@@ -72,20 +78,25 @@ class Slurm(AbstractEngine):
     def refuse_longer(self, seconds: float) -> None:
         minutes = self.parameters["timeout_min"]
         if seconds > 60 * minutes:
-            what = f"a job ends after time={minutes} minutes, and nothing is kept before {duration(seconds)}"
-            raise WrongEngine(f"slurm: {what}, about; write such as time={ceil(seconds / 30)}")
+            raise WrongEngine(
+                f"slurm: a job ends after time={minutes} minutes, and nothing is kept before "
+                f"{duration(seconds)}, about; write such as time={ceil(seconds / 30)}"
+            )
 
 
 class SlurmExecutor(Executor):
-    """Submitit's executor, whose jobs a single thread asks for their ends: there is no other way to hear of them."""
+    """Submitit's executor, with a thread that polls its jobs for their ends."""
 
     def __init__(self, cluster: str, parameters: dict[str, Any]) -> None:
-        self.cluster, self.parameters = cluster, parameters
+        self.cluster = cluster
+        self.parameters = parameters
         self.jobs: dict[Future[Any], Any] = {}
         self.over = threading.Event()
         self.watcher = threading.Thread(target=self.watch, daemon=True)
 
-    def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
+    def submit(  # type: ignore[override]  # tasks alone
+        self, fn: Callable[..., Any], /, task: Task
+    ) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         self.jobs[future] = self.submitted(task)
@@ -94,24 +105,22 @@ class SlurmExecutor(Executor):
         return future
 
     def submitted(self, task: Task) -> Any:
-        threads, folder = str(self.parameters["cpus_per_task"]), Path(task.logs) / "slurm"
+        threads = str(self.parameters["cpus_per_task"])
+        folder = Path(task.logs) / "slurm"
         make_folder(folder)
         executor = submitit.AutoExecutor(
             folder=folder, cluster=self.cluster, slurm_max_num_timeout=REQUEUES
         )
-        executor.update_parameters(
-            **self.parameters,
-            name=task.name,
-            slurm_setup=[
-                f"export OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OMP_WAIT_POLICY=PASSIVE",
-                f"export {SAFE_PATH}=1",
-            ],
-        )
-        with safe_path():  # for cluster=local, which has no setup
+        limits = f"OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OMP_WAIT_POLICY=PASSIVE"
+        setup = [f"export {limits}", f"export {SAFE_PATH}=1"]
+        executor.update_parameters(**self.parameters, name=task.name, slurm_setup=setup)
+        with safe_path():  # cluster=local ignores the setup
             return executor.submit(Job(), replace(task, threads=self.parameters["cpus_per_task"]))
 
     def watch(self) -> None:
-        """Look for jobs that have ended, until the executor is shut down and none is left."""
+        """Complete the futures of ended jobs, until the executor is shut down and all jobs have
+        ended.
+        """
         while self.jobs or not self.over.is_set():
             for future, job in list(self.jobs.items()):
                 try:
@@ -125,49 +134,51 @@ class SlurmExecutor(Executor):
                     future.set_exception(
                         Lost(f"job {job.job_id} ended with {reason}; see {job.paths.stderr}")
                     )
-                except (
-                    Exception
-                ) as error:  # of the queue's own commands: it would be lost otherwise
+                except Exception as error:  # from the commands of the queue
                     self.jobs.pop(future, None)
                     future.set_exception(error)
-            if self.over.wait(PAUSE):
-                time.sleep(PAUSE / 10)
+            if self.over.wait(QUEUE_POLL_SECONDS):
+                time.sleep(QUEUE_POLL_SECONDS / 10)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         for job in list(self.jobs.values()):
-            with suppress(Exception):  # it is gone already
+            with suppress(Exception):  # the job has ended already
                 job.cancel(check=False)
         self.over.set()
         if self.watcher.is_alive():
-            self.watcher.join(GRACE)
+            self.watcher.join(CANCEL_SECONDS)
 
 
 class Job:
-    """What a job does; submitit calls `checkpoint` before it kills one, and queues what that returns."""
+    """The callable of a job. Submitit calls `checkpoint` before it kills a job, and queues the
+    result.
+    """
 
     def __call__(self, task: Task) -> Ended:
         return work(task)
 
     def checkpoint(self, task: Task) -> Any:
-        """The same task: it goes on from what it kept, a run from its checkpoint, at most 30 s old."""
+        """Return the same task. A run continues from its checkpoint, which is at most 30 s old."""
         return DelayedSubmission(self, task)
 
 
 def open_engine(where: str, workers: int | None) -> Slurm:
-    """Open the queue, with what every job asks for."""
-    cluster, given = "slurm", dict[str, Any]()
-    for key, _, value in (entry.partition("=") for entry in where.split(",") if entry):
+    """Open the queue with the resources of every job."""
+    cluster = "slurm"
+    parameters: dict[str, Any] = {}
+    for entry in filter(None, where.split(",")):
+        key, _, value = entry.partition("=")
         if key == "cluster":
             cluster = value
             continue
-        if key not in NAMES:
-            hint = nearest(key, NAMES)
+        if key not in RESOURCES:
+            hint = nearest(key, RESOURCES)
             raise WrongEngine(
-                f"slurm:{where}: there is no '{key}'; it has {', '.join(NAMES)}, cluster{hint}"
+                f"slurm:{where}: there is no '{key}'; it has {', '.join(RESOURCES)}, cluster{hint}"
             )
-        name, kind = NAMES[key]
+        name, kind = RESOURCES[key]
         try:
-            given[name] = kind(value)
+            parameters[name] = kind(value)
         except ValueError:
             raise WrongEngine(
                 f"slurm:{where}: {key}={value} is not a number; write, for example, {key}=2"
@@ -178,4 +189,4 @@ def open_engine(where: str, workers: int | None) -> Slurm:
         )
     if cluster == "slurm" and submitit.SlurmExecutor.affinity() < 0:
         raise WrongEngine("slurm: there is no srun here; call it on a machine that can submit jobs")
-    return Slurm(cluster, USUAL | given, workers or JOBS)
+    return Slurm(cluster, DEFAULT_RESOURCES | parameters, workers or MAX_QUEUED_JOBS)

@@ -1,4 +1,6 @@
-"""An experiment as a value, its identity, and its network at infinite width."""
+"""An experiment as a value, its identity, and its data and network. In reading order: `experiment`, `identity`,
+`problem`.
+"""
 
 from typing import TYPE_CHECKING
 

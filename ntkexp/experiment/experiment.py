@@ -1,10 +1,6 @@
-"""One experiment, as a value: what is trained on what, how, and what is measured.
+"""An experiment as a value: data, model, training and measurements.
 
-The default memory of a run: on a GPU most of its own, which is the same in each run.
-
-What is free there would be another number each time, and with it the blocks in which points are read, and rounding.
-
->>> memory_limit("cpu")
+>>> memory_limit("cpu")  # GB that a run may use by default
 4.0
 """
 
@@ -34,7 +30,7 @@ from ntkexp.schedule import AbstractSchedule
 
 
 class Experiment(Component):
-    """Everything that decides what a run computes, and the circumstances (`records.folder`) in which it does."""
+    """All settings of a run: those that decide its results, and its circumstances (`records.folder`)."""
 
     data: AbstractSource
     model: AbstractArchitecture
@@ -55,19 +51,18 @@ class Experiment(Component):
     checkpoint_seconds: float = Field(30.0, ge=0)
 
     def draw(self) -> Data:
-        """The data, if there is memory for it."""
-        room = self.memory_gb or USUAL  # data are drawn by the processor, wherever they go
-        with MemoryLimit(
-            room, "the data", "data.train, data.probe, data.test or the size of an example"
-        ):
+        """Return the data. Raise if memory does not suffice."""
+        available_gb = self.memory_gb or DEFAULT_MEMORY_GB  # on the host, whatever the device
+        remedy = "data.train, data.probe, data.test or the size of an example"
+        with MemoryLimit(available_gb, "the data", remedy):
             return self.data.split(self.seed)
 
     @field_validator("device")
     @classmethod
     def refuse_other_device(cls, name: str) -> str:
-        """Refuse names that torch does not know. The machine is asked for the device when a run needs it."""
+        """Raise for names that torch does not know. The device itself is looked for when a run begins."""
         with suppress(RuntimeError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of names that it will give up
+            warnings.simplefilter("ignore")  # deprecated names
             device = torch.device(name)
             if str(device) == name and (device.type != "cpu" or device.index is None):
                 return name
@@ -75,26 +70,26 @@ class Experiment(Component):
 
     @property
     def room_gb(self) -> float:
-        """What it may use: as much as it says, else by its device."""
+        """The memory limit in GB. The device decides it by default."""
         return self.memory_gb or memory_limit(self.device)
 
     @property
     def switches(self) -> tuple[int, ...]:
-        """The steps at which another phase of the data begins."""
+        """The first step of every phase of the data but the first."""
         return tuple(accumulate(self.data.phase_steps(self.steps)))[:-1]
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the loss: 1/α² where the network is centred."""
+        """The factor of the loss: 1/α² if the network is centred, else 1."""
         return self.init.alpha**-2 if self.init.centred else 1.0
 
     def timetable(self) -> AbstractTimetable:
-        """When tangent kernels are kept."""
+        """Return the timetable of the stored tangent kernels."""
         return self.path.timetable(self.steps, self.switches)
 
     @model_validator(mode="after")
     def refuse_absent_precision(self) -> Self:
-        """Refuse numbers that a kind of device does not have."""
+        """Raise if the device lacks the dtype."""
         if self.device.partition(":")[0] == "mps" and self.dtype == "float64":
             raise Mistake(
                 f"device={self.device}: it has no float64 numbers; add dtype=float32, or use device=cpu"
@@ -103,7 +98,7 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_phases(self) -> Self:
-        """What is known of one stretch of training alone, and more kernels than the timetable knows there can be."""
+        """Raise for settings that need a single phase, if the data change during training."""
         self.timetable()
         if not self.switches:
             return self
@@ -131,18 +126,18 @@ class Experiment(Component):
 
     @property
     def integration(self) -> AbstractIntegration:
-        """How the path of this optimizer is integrated."""
+        """The integration of the path for this optimizer."""
         return choose_integration(self.optimizer, self.path)
 
     @property
     def knows_derivative(self) -> bool:
-        """Whether the derivative of the optimizer's update is written down."""
+        """True if the derivative of the optimizer's update is implemented."""
         return is_in_this_package(type(self.optimizer).update.__module__)
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
         """Refuse effects that neither a derivative nor trainings without an example can give."""
-        _ = self.integration  # which refuses what it does not go with itself
+        _ = self.integration  # raises for its own contradictions
 
         # an effect is a derivative through steps whose rule is known, or comes from trainings where these are few
         given = f"path.effects={str(self.path.effects).lower()}"
@@ -161,18 +156,22 @@ class Experiment(Component):
         return self
 
 
-USUAL = 4.0  # GB
-SHARE = 0.8  # of a GPU's memory: the rest is for torch itself, and what its allocator cannot use
+DEFAULT_MEMORY_GB = 4.0
+GPU_MEMORY_SHARE = 0.8  # of a GPU's memory; torch and fragments of its allocator take the rest
 
 
 def memory_limit(device: str) -> float:
-    """GB on this device; of one that is not here, or does not tell, as much as on the processor."""
+    """Return the default memory limit of a device in GB. An absent or unknown device counts as the host.
+
+    It depends on the total memory of a GPU. Its free memory differs from run to run, and would change the
+    blocks of points, and with them the rounding.
+    """
     kind = torch.device(device)
     if kind.type == "cpu" or not (module := torch.get_device_module(kind)).is_available():
-        return USUAL
+        return DEFAULT_MEMORY_GB
     if kind.type == "mps":
-        return SHARE * torch.mps.recommended_max_memory() / 1e9
+        return GPU_MEMORY_SHARE * torch.mps.recommended_max_memory() / 1e9
     if not hasattr(module, "mem_get_info"):
-        return USUAL
-    _, whole = module.mem_get_info(kind.index)  # none is that of the current device
-    return SHARE * float(whole) / 1e9
+        return DEFAULT_MEMORY_GB
+    _, total = module.mem_get_info(kind.index)  # an index of None means the current device
+    return GPU_MEMORY_SHARE * float(total) / 1e9

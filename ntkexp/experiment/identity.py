@@ -1,4 +1,4 @@
-"""The identity of an experiment: two commands that would compute the same thing share it, and with it a run folder.
+"""The identity of an experiment. Commands that compute the same results share it, and so share a run folder.
 
 identity = sha256(canonical JSON of the validated fields without the circumstances,
                   sha256 of every file that a component reads or, outside this package, is written in,
@@ -24,12 +24,12 @@ from ntkexp.records.folder import CIRCUMSTANCES, results_version
 
 
 def canonical(experiment: Experiment) -> dict[str, Any]:
-    """Put the experiment as plain data; `ntkexp.config.build` takes it back."""
+    """Return the experiment as plain data. `ntkexp.config.build` is the inverse."""
     return experiment.fields()
 
 
 def identity(experiment: Experiment) -> str:
-    """Find the identity of an experiment: 64 hexadecimal digits."""
+    """Return the identity of an experiment: 64 hexadecimal digits."""
     fields = {
         name: value for name, value in canonical(experiment).items() if name not in CIRCUMSTANCES
     }
@@ -51,13 +51,13 @@ def identity(experiment: Experiment) -> str:
 
 
 def folder_name(experiment: Experiment) -> str:
-    """The name of the run's folder: what a person looks for first, then 12 digits of the identity."""
+    """Return the name of the run's folder: model, width, seed and 12 digits of the identity."""
     model = experiment.model
     return f"{model.option}-w{model.width}-s{experiment.seed}-{identity(experiment)[:12]}"
 
 
 def components(value: object) -> Iterator[Component]:
-    """Go through every component in a value, itself included, in the order of the fields."""
+    """Yield every component in a value, with the value itself, in the order of the fields."""
     if isinstance(value, Component):
         yield value
         for name in type(value).model_fields:
@@ -68,8 +68,9 @@ def components(value: object) -> Iterator[Component]:
 
 
 def files_of(value: object) -> list[Path]:
-    """The files that the components in a value read, or are written in outside this package, whose code changes without
-    a new `results_version`.
+    """Return the files that the components in a value read, and the source files of components outside this package.
+
+    Code of this package needs no digest, as `results_version` changes with it.
     """
     files: list[Path] = []
     for component in components(value):
@@ -80,7 +81,7 @@ def files_of(value: object) -> list[Path]:
 
 
 def digest(file: Path) -> str:
-    """Find the sha256 of a file's contents."""
+    """Return the sha256 of a file's contents."""
     try:
         refuse_special(file, str(file), sys.maxsize)
         state = file.stat()

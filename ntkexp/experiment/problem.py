@@ -1,6 +1,4 @@
-"""What is learned, and by what: the data and the network of an experiment, drawn once, and the same network at
-infinite width.
-"""
+"""The data and the network of an experiment, drawn once, and the kernels of the network at infinite width."""
 
 from __future__ import annotations
 
@@ -28,72 +26,81 @@ from ntkexp.stream import stream
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """Inputs and targets run over all points that are read, training examples first."""
+    """The drawn data and network. Inputs and targets hold all points, training examples first."""
 
     data: Data
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "point out"]
-    places: Mapping[str, slice]  # where each split that is read lies among the points
-    phases: Mapping[str, tuple[slice, ...]]  # where each phase of them does, if there are phases
+    places: Mapping[str, slice]  # the points of each split where kernels are read
+    phases: Mapping[
+        str, tuple[slice, ...]
+    ]  # the points of each phase of a split, if there are phases
     module: ScaledOutput
     weights: Weights
 
     @property
     def train(self) -> int:
-        """How many training examples there are."""
+        """The number of training examples."""
         return len(self.data.train.inputs)
 
     @property
     def outputs(self) -> int:
-        """How many outputs the network has."""
+        """The number of outputs of the network."""
         return self.targets.shape[1]
 
 
 def draw_problem(experiment: Experiment) -> Problem:
-    """Draw the data, and the network with its weights at the start, on the experiment's device."""
-    data, probes = experiment.draw(), experiment.path.probes
-    # the points: training examples always, as they are the right side of every kernel, and the splits that are read
+    """Draw the data and the network at its start, on the experiment's device."""
+    data = experiment.draw()
+    dtype = getattr(torch, experiment.dtype)
+
+    # the points: the training examples, which every kernel needs on its right side, and the splits of the queries
+    probes = experiment.path.probes
     splits = [name for name in ("train", "probe", "test") if name == "train" or name in probes]
-    parts, places, at = list[Tensor](), dict[str, slice](), 0
+    parts = list[Tensor]()
+    places = dict[str, slice]()
+    first = 0
     for name in splits:
         target = getattr(data, name).target
         parts.append(experiment.loss.targets(target, len(data.classes)))
         if name in probes and len(target):
-            places[name] = slice(at, at + len(target))
-        at += len(target)
+            places[name] = slice(first, first + len(target))
+        first += len(target)
     if not places:
         raise Mistake(
             f"path.probes=[{','.join(probes)}]: the data has no points there; raise data.probe, or add train"
         )
-    # where the examples of each phase lie among those of their split: they stand together
-    phases = {}
-    for name, place in (
-        ({"train": slice(0, len(data.train.inputs))} | places).items() if data.phases else ()
-    ):
-        counts = getattr(data, name).phase.bincount(minlength=len(data.phases)).tolist()
-        ends = list(accumulate(counts, initial=place.start))
-        phases[name] = tuple(slice(*ends[k : k + 2]) for k in range(len(counts)))
 
-    kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     targets = torch.cat(parts)
-    module = draw_network(
-        experiment, data, targets.shape[1], copies_of_drawn(kind["dtype"].itemsize)
-    )
+    module = draw_network(experiment, data, targets.shape[1], copies_of_drawn(dtype.itemsize))
+    inputs = torch.cat([getattr(data, name).inputs for name in splits])
     return Problem(
         data=data,
-        inputs=torch.cat([getattr(data, name).inputs for name in splits]).to(**kind),
-        targets=targets.to(**kind),
+        inputs=inputs.to(experiment.device, dtype),
+        targets=targets.to(experiment.device, dtype),
         places=places,
-        phases=phases,
+        phases=phases_of_splits(data, places),
         module=module,
         weights=weights_of(module),
     )
 
 
+def phases_of_splits(data: Data, places: Mapping[str, slice]) -> dict[str, tuple[slice, ...]]:
+    """Return the points of each phase, by split. The examples of a phase are consecutive."""
+    if not data.phases:
+        return {}
+    phases = {}
+    for name, place in ({"train": slice(0, len(data.train.inputs))} | dict(places)).items():
+        counts = getattr(data, name).phase.bincount(minlength=len(data.phases)).tolist()
+        ends = list(accumulate(counts, initial=place.start))
+        phases[name] = tuple(slice(*ends[k : k + 2]) for k in range(len(counts)))
+    return phases
+
+
 def draw_network(
     experiment: Experiment, data: Data, outputs: int, copies: float = 1.0
 ) -> ScaledOutput:
-    """The module with weights drawn from the experiment's seed, if memory holds `copies` copies of them."""
+    """Return the module with weights drawn from the seed. Raise if memory cannot hold `copies` copies."""
     shape = tuple(data.train.inputs.shape[1:])
     weights = stream("weights", experiment.seed)
     with MemoryLimit(
@@ -110,21 +117,19 @@ def draw_network(
 #
 #     K_0 → α²Θ,    Cov f_0 → α²𝒢    (of h, where f is antisymmetric or centred: `init.base`)
 #
-# The work is counted in pairs of pixels of pairs of examples, times layers. Where it would exceed what a run
-# takes by itself, or no limit is known, the reason stands in place of the kernels.
+# The work is counted in pairs of pixels of pairs of examples, times layers. If it is too large, or if no limit is
+# known, a `DoesNotApply` with the reason replaces the kernels.
 
 
-MOST = 2 * 10**9  # half a minute on two cores
-COPIES, SHARE = (
-    4,
-    0.25,
-)  # numbers held at once for each pair of points, and what they may take of the memory
+MAX_LIMIT_WORK = 2 * 10**9  # half a minute on two cores
+NUMBERS_PER_PAIR = 4  # held at once for each pair of points
+LIMIT_MEMORY_SHARE = 0.25  # of the memory limit
 
 
 def limit_kernels(
     experiment: Experiment, inputs: Float[Tensor, "point *shape"], train: int, vocabulary: int
 ) -> LimitKernels | DoesNotApply:
-    """The kernels, if a machine of the ladder asks for them."""
+    """Return the kernels at infinite width if a kernel machine needs them."""
     if not any(machine.needs_limit for machine in experiment.ladder.machine):
         return DoesNotApply("it is not asked for")
     try:
@@ -135,38 +140,38 @@ def limit_kernels(
         return DoesNotApply(str(mistake))
     pairs = train * (train + 1) // 2 + (len(inputs) - train) * train
     work = pairs * network.work
-    if work > MOST:
+    if work > MAX_LIMIT_WORK:
         return DoesNotApply(
-            f"the kernels at infinite width take {work / MOST:.1f} times the work that a run does for them; lower "
-            "data.train, data.probe or data.test, or compute them into a kernel file"
+            f"the kernels at infinite width take {work / MAX_LIMIT_WORK:.1f} times the work that a run does "
+            "for them; lower data.train, data.probe or data.test, or compute them into a kernel file"
         )
-    held = COPIES * 8 * train * len(inputs) / 1e9
-    if held > SHARE * experiment.room_gb:
+    gigabytes = NUMBERS_PER_PAIR * 8 * train * len(inputs) / 1e9
+    if gigabytes > LIMIT_MEMORY_SHARE * experiment.room_gb:
         return DoesNotApply(
-            f"the kernels at infinite width take {held:.1f} GB, more than a quarter of memory_gb="
+            f"the kernels at infinite width take {gigabytes:.1f} GB, more than a quarter of memory_gb="
             f"{experiment.room_gb:g}; raise it, or lower data.train, data.probe or data.test"
         )
     try:
         return infinite_kernels(network, inputs, train, experiment)
-    except Mistake as mistake:  # of variances that are too large for an activation
+    except Mistake as mistake:  # a variance is too large for an activation
         return DoesNotApply(str(mistake))
 
 
 def infinite_kernels(
     network: Network, inputs: Float[Tensor, "point *shape"], train: int, experiment: Experiment
 ) -> LimitKernels:
-    """Compute the kernels of training examples among themselves, exact where one meets itself, and with all other
-    points.
-    """
-    learned, others = slice(0, train), slice(train, len(inputs))
+    """Return the kernels of all points with the training examples, which are exact on the diagonal."""
+    learned = slice(0, train)
     blocks = [BlockSlices(learned, learned, same=True)]
-    blocks += [BlockSlices(others, learned, same=False)] if len(inputs) > train else []
-    threads, scale = torch.get_num_threads(), experiment.init.alpha**2
-    found = [
-        compute(network, block, inputs, inputs, memory_gb=experiment.room_gb / 4, threads=threads)
+    if len(inputs) > train:
+        blocks.append(BlockSlices(slice(train, len(inputs)), learned, same=False))
+    memory_gb = LIMIT_MEMORY_SHARE * experiment.room_gb
+    threads = torch.get_num_threads()
+    computed = [
+        compute(network, block, inputs, inputs, memory_gb=memory_gb, threads=threads)
         for block in blocks
     ]
-    start, tangent = (
-        torch.cat([getattr(block, name) for block in found]) for name in ("nngp", "ntk")
-    )
-    return LimitKernels(start=start.mul_(scale), tangent=tangent.mul_(scale))
+    nngp = torch.cat([block.nngp for block in computed])
+    ntk = torch.cat([block.ntk for block in computed])
+    scale = experiment.init.alpha**2
+    return LimitKernels(start=nngp.mul_(scale), tangent=ntk.mul_(scale))

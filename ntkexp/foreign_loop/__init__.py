@@ -14,12 +14,12 @@ and (c) without them.
 The files, in an order in which each imports only earlier ones:
 
     closing              the final check: the parts add up to the change
-    example_names        names of examples: digests of their inputs, names of the user, places in a Dataset
-    hooks, host_reads    hooks that copies of a model do not keep; numbers from a device, in one transfer
+    example_names        names of examples: digests, names of the user, places in a Dataset
+    hooks, host_reads    hooks that copies of a model do not keep; transfers from a device
     batch_norm           running statistics of BatchNorm
     batch_gradients      gradients of examples through a batch that norms couple
     clipping             proof (a): factors between gradients, which scales and clipping explain
-    rule, torch_rules    proof (b): the linear step of an optimizer; the rules of PyTorch's optimizers
+    rule, torch_rules    proof (b): the linear step of an optimizer; PyTorch's optimizers
     call                 one recorded call: circumstances, inputs, ∂L/∂f
     equal_inputs         signs that one name stands for several examples
     positions            contributions split by the positions of a text
@@ -31,9 +31,9 @@ The files, in an order in which each imports only earlier ones:
     arguments, outside   checks of arguments; changes that no step made
     step, store/         one step; steps in memory and on disk, and their replay
     followed_training    the loop as a training that can be differentiated
-    problem, step_log    the interface of a trace for effects and reruns; numbers of each step for a log
+    problem, step_log    the interface of a trace for effects and reruns; numbers for a log
     first_step           proof (a) of the first step, right after it
-    again, watch         the loop run again with other weights of its examples; the hooks that record
+    again, watch         the loop run again with weights of its examples; the hooks that record
     gallery, run_folder  examples to be shown; the attribution as a run that `ntkexp report` shows
     loop_sums            sums over steps by example, component and position, and their memory
     attribution, effects the sum over steps, from the last to the first; leave-out effects

@@ -1,4 +1,5 @@
-"""Run a followed loop again with other weights of its examples, by a function that the user gives."""
+"""Run a followed loop again with other weights of its examples, by a function that the user
+gives."""
 
 from __future__ import annotations
 

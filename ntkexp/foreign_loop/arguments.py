@@ -24,10 +24,9 @@ from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls, qu
 from ntkexp.foreign_loop.model_function import QUERIES_TO_CHECK, CalledModule, left_alone
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.user_loss import ExampleLoss
-from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel import NoRule, Reader
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part
-from ntkexp.kernel.secant.call import NoRule
 from ntkexp.mistake import Mistake, checked_count, checked_number, first_line, in_short
 from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing
 from ntkexp.path.components import By

@@ -5,8 +5,8 @@ step to the first.
 
 `LoopBackward.take` shows one step of the sum. The recursion is `path.backward_sum`, with the linear
 steps of the loop's optimizers, the gradients of its calls, and c, the factor between the gradient
-of the examples and the consumed one (clipping, a scaled loss). An example's J is taken at the
-weights at which the loop called the model. Each step is proved on the way."""
+of the examples and the consumed one (clipping, a scaled loss). J of an example is its Jacobian at
+the weights of its call. Each step is proved on the way."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class LoopBackward:
         secant = self.reader.along(ends.before, ends.after, as_copies=True)
 
         # U ← S ⊙ J̄ + β U,  V = α U + N ⊙ J̄,  and the inner products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩, −⟨V, e⟩
-        right = StepRows(step, calls, self.calls.room)
+        right = StepRows(step, calls, self.calls.buffer_bytes)
         back = BackwardStep(
             start=step.start,
             difference={name: end[name] - weight for name, weight in step.start.items()},
@@ -162,14 +162,14 @@ class LoopBackward:
         for all parameters or one for each, and unless the replayed calls gave the outputs that the
         loop saw.
 
-        Return the factors, and the relative distance of the gradients. Under casts or BatchNorm the
-        gradient is that of autograd, under the same casts."""
+        Return the factors, and the relative distance of the gradients. Under casts or BatchNorm,
+        autograd computes the gradient, under the same casts."""
         called = self.calls.called
         replayed: Sequence[Replayed] = [each.replayed for each in calls]
         if self.is_cast(step) or any(call.statistics is not None for call in step.calls):
             gradient, replayed = self.replay_by_autograd(step, begun, replayed)
         consumed = {name: step.gradient[name] for name in step.with_grad}
-        tolerance = called.room_of(step.calls, exact=step.exact)
+        tolerance = called.cast_eps(step.calls, exact=step.exact)
         noise = partial(called.noise, step.calls, begun)
         factors, error = factors_between(
             gradient, consumed, step.index, facts_of(step.calls), tolerance, noise
@@ -196,7 +196,7 @@ class LoopBackward:
             replace(
                 replay,
                 outputs=output.to(replay.outputs),
-                cast_eps=called.room(call.how, exact=step.exact),
+                cast_eps=called.cast_eps_of(call.how, exact=step.exact),
             )
             for replay, output, call in zip(replayed, outputs, step.calls, strict=True)
         ]
@@ -268,7 +268,7 @@ class LoopBackward:
         calls: Sequence[CallGradients],
         credited: Weights,
     ) -> None:
-        """Find the parameter in which the contributions of a step cancel, if no step so far was
+        """Find the parameter that causes the cancellation of a step, if no step so far was
         heavier."""
         if not self.added.closing.cancels_most(contributions):
             return
@@ -319,8 +319,7 @@ def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weigh
 
 
 def refuse_wrong_sums(step: FollowedStep, calls: Sequence[CallGradients]) -> None:
-    """Raise if the gradients of examples through a coupled batch do not add up to that of the
-    batch."""
+    """Raise if the gradients of examples through a coupled batch miss the gradient of the batch."""
     for call in calls:
         if isinstance(call.features, TermGradients) and call.whole is not None:
             call.features.refuse_other_sum(call.whole, step.index)
@@ -338,7 +337,7 @@ def credit_of_examples(
     """Return 0 where the gradient of a step is rounding, and 1 elsewhere.
 
     Only parameters that this step or a later one divides by past gradients are looked at, as
-    momentum carries rounding on to later steps. Parameters without any rounding are left out."""
+    momentum carries rounding on to later steps. Parameters without any rounding are omitted."""
     consumed = {name: step.gradient[name] for name in step.with_grad if name in divided}
     if not consumed:
         return {}
@@ -372,9 +371,11 @@ def credit_of_examples(
 class StepRows:
     """The gradients that V is multiplied with: a row for each example of the calls; one for all
     calls whose batches norms couple, if any; and one for each position of each example, if
-    positions are told apart."""
+    contributions by position are asked for."""
 
-    def __init__(self, step: FollowedStep, calls: Sequence[CallGradients], room: float) -> None:
+    def __init__(
+        self, step: FollowedStep, calls: Sequence[CallGradients], buffer_bytes: float
+    ) -> None:
         self.coupled = [
             call.whole is not None
             for call, followed in zip(calls, step.calls, strict=True)
@@ -383,7 +384,7 @@ class StepRows:
         batch = coupled_row(calls)
         positions = [call.by_position for call in calls if call.by_position is not None]
         for each in positions:
-            each.room = room / len(positions)  # bytes
+            each.buffer_bytes = buffer_bytes / len(positions)
         self.jacobians = Chain([call.features for call in calls] + batch + [*positions])
         self.examples = len(self.coupled)
         self.first_position = self.examples + len(batch)
@@ -391,9 +392,9 @@ class StepRows:
     def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
         """Read contributions and coupling from the products with these rows.
 
-        The gradients of single examples may not add up to that of a coupled batch. The gap is
-        rounding if their gradients went through the batch, and else the effect of examples on one
-        another."""
+        The gradients of single examples may not add up to the gradient of a coupled batch. The gap
+        is rounding if their gradients went through the batch, and else the effect of examples on
+        one another."""
         kernel = terms.kernel[:, :, : self.examples]
         contributions = kernel.squeeze(3).neg()
         gap = torch.zeros_like(terms.rounding)
@@ -428,8 +429,7 @@ class Chain(Sequence[Jacobian]):
 
 
 def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
-    """Return the gradient of all calls whose batches norms couple, as that of one more example, if
-    there are any."""
+    """Return the gradient of all calls whose batches norms couple, as one more example."""
     wholes = [call.whole for call in calls if call.whole is not None]
     if not wholes:
         return []
@@ -452,7 +452,7 @@ def ratio(part: Tensor, whole: Tensor) -> float:
 
 
 def relative_size(part: Weights, whole: Weights) -> float:
-    """Return the norm of some gradients relative to that of others.
+    """Return the norm of some gradients relative to others.
 
     >>> relative_size({"w": torch.ones(1)}, {"w": torch.full((1,), 4.0)}), relative_size({}, {})
     (0.25, 0.0)

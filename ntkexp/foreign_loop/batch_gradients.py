@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ntkexp.kernel import Jacobian, plain_kernels
 from ntkexp.kernel.features.blocks import Rows
-from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.record.taping import is_out_of_memory, plain_kernels
+from ntkexp.kernel.record.taping import is_out_of_memory
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import short

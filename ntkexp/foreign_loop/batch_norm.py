@@ -220,7 +220,8 @@ def beginning_with(
 def refuse_other_update(
     name: str, buffer: Tensor, before: Tensor, after: Tensor, step: int, cast_eps: float
 ) -> None:
-    """Raise if a replayed update of a buffer differs from the recorded one by more than rounding."""
+    """Raise if a replayed update of a buffer differs from the recorded one by more than
+    rounding."""
     if buffer.is_floating_point():
         gap = float((buffer - after).norm())
         size = float(after.norm() + before.norm())

@@ -6,9 +6,9 @@ clipping explain.
                         clipping    c = u·M/(u‖g‖ + 1e-6), u a scale: c‖g‖ = M at every clipped step
 
 Norms are over the parameters that share c. If a gradient of several numbers is c times another,
-that is no accident. For a single number it always holds. Its c must therefore be that of parameters
-that it may have been clipped with, or a power of two, or lead to a norm that other steps were
-clipped to."""
+that is no accident. For a single number it always holds. Its c must therefore equal the c of
+parameters that were clipped together with it, or a power of two, or lead to a norm that other steps
+were clipped to."""
 
 from __future__ import annotations
 
@@ -188,8 +188,8 @@ def bound_of(consumed: Weights, tolerance: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Multiplied:
-    """Parameters whose gradients a step multiplied with one factor, and the squared norms of what
-    it consumed."""
+    """Parameters whose gradients a step multiplied with one factor, and the squared norms of the
+    products."""
 
     step: int
     names: tuple[str, ...]
@@ -290,7 +290,7 @@ class Factors:
 
     def refuse_unexplained(self) -> None:
         """Raise if a factor is neither a scale nor clipping."""
-        # norms that several steps share are those of clipping
+        # norms that several steps share come from clipping
         ordered = sorted(self.seen, key=lambda each: each.norm)
         norms = [each.norm for each in ordered]
         clipped = set[Multiplied]()

@@ -35,10 +35,10 @@ from ntkexp.text import short
 if TYPE_CHECKING:
     import xarray as xr
 
-WEIGHTS = 4  # times the rounding of the weights that a random vector shows
-PARTS = 64  # eps: of the parts
-SHARE = 0.01  # the most that the rounding of parts may count, relative to the change
-CANCELS = 1e3  # parts that are this much larger than their sum are reported
+WEIGHT_ROUNDING_FACTOR = 4  # times the rounding of weights in one random direction
+PART_EPS = 64  # eps: rounding of parts, relative to Σ|parts|
+MAX_PART_SHARE = 0.01  # of the change, that the rounding of parts may count
+MIN_CANCELLATION = 1e3  # Σ|parts| / |Σ parts|: above it, a parameter is named
 MAGNITUDES_AT_ONCE = 2**18  # numbers whose absolute values are held at once (2 MB)
 
 
@@ -144,7 +144,7 @@ class ClosingSums:
     def cancels_most(self, parts: Float[Tensor, "probe out row"]) -> bool:
         """Note the mass of the parts of a step if they cancel and no step so far was heavier."""
         mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
-        if mass <= max(CANCELS * net, self.heaviest):
+        if mass <= max(MIN_CANCELLATION * net, self.heaviest):
             return False
         self.heaviest = mass
         return True
@@ -156,8 +156,7 @@ class ClosingSums:
         names: Sequence[str],
         like: Float[Tensor, "probe out"],
     ) -> None:
-        """Find the parameter in which the parts of a step cancel, if one makes up more than half of
-        them."""
+        """Find the parameter with more than half of the cancelling parts of a step."""
         masses = {}
         for name in names:
             one = adjoint.of([name])
@@ -179,11 +178,14 @@ class ClosingSums:
         eps = torch.finfo(end.dtype).eps
         moved = float(change.norm())
         outputs = FLOOR_EPS * eps * float(start.norm() + end.norm())
-        parts = min(PARTS * eps * float(self.mass.norm()), SHARE * moved)
+        parts = min(PART_EPS * eps * float(self.mass.norm()), MAX_PART_SHARE * moved)
         net = float(contributions.sum(2).abs().sum())
         return Closing(
             missed=float((total - change).norm()),
-            tolerance=outputs + WEIGHTS * float(self.noise) + float(self.unclosed) + parts,
+            tolerance=outputs
+            + WEIGHT_ROUNDING_FACTOR * float(self.noise)
+            + float(self.unclosed)
+            + parts,
             change=moved,
             cancellation=total_magnitude(contributions) / net if net else 1.0,
             parameter=self.parameter,

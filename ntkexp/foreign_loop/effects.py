@@ -34,9 +34,9 @@ from ntkexp.shapes import Inputs
 
 # --- Sweeps over a loop, for the outputs at its queries.
 #
-# Queries are taken in chunks whose adjoints fit into the memory. If the trace is in a folder, so is
-# the state of the sweep, now and then. A sweep that was killed continues from it, to the same
-# bytes.
+# A sweep handles queries in chunks, so that their adjoints fit into the memory. If the trace is in
+# a folder, so is the state of the sweep, now and then. A sweep that was killed continues from it,
+# to the same bytes.
 
 
 SAVE_SECONDS = 60.0
@@ -140,7 +140,8 @@ def sweep_over(
 
 LOG = logging.getLogger("ntkexp.follow")
 OUTPUTS_PER_TRAINING = 2
-"""Outputs for which a sweep costs as much as one training: measured 0.7 (wide networks) to 5.5."""
+"""The sweep for this many outputs costs as much as one training: measured 0.7 (wide networks) to
+5.5."""
 UNCHECKED = (
     "effects were not checked against trainings without examples; give again=, a function that "
     "trains again"

@@ -8,7 +8,7 @@ their order would mix their contributions. Four signs of several examples are re
     equal rows in one call, different ∂L/∂f     several, with other labels or weights
     equal rows in one call, the same ∂L/∂f      several, or one that was drawn twice
     ∂L/∂f = κ(p − 1ₖ) of several classes k      several in different calls, with other labels
-    used twice as often as nearly all others    several in different calls, or one that is drawn often
+    used twice as often as nearly all others    several in different calls, or one that is drawn more
 """
 
 from __future__ import annotations
@@ -102,10 +102,11 @@ class RepeatedInputs:
         ]
         if not parts:
             return {}
-        return {
-            EQUAL_INPUTS: f"rows with equal inputs count as one example ({'; '.join(parts)}); name rows by "
+        sentence = (
+            f"rows with equal inputs count as one example ({'; '.join(parts)}); name rows by "
             "ids='dataset' or a function, ids=…, to tell them apart"
-        }
+        )
+        return {EQUAL_INPUTS: sentence}
 
 
 def classes_of(call: ModelCall) -> list[int]:

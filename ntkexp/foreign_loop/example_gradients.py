@@ -37,7 +37,7 @@ class CallReaders:
     called: CalledModule
     trained: frozenset[str]
     batch_norm: BatchNormMode = "exact"
-    room: float = 1e9  # bytes for gradients of examples
+    buffer_bytes: float = 1e9  # for gradients of examples
     positions: Positions | None = None  # to read gradients of positions too
     readers: dict[LayerModes, Reader] = field(default_factory=dict)
 
@@ -92,7 +92,7 @@ class CallReaders:
 
         # or of each term, through the batch
         if is_exact:
-            features = TermGradients(coupled, output_gradient, self.room)
+            features = TermGradients(coupled, output_gradient, self.buffer_bytes)
         outputs = coupled.outputs.detach()
         rows = outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
         replayed = Replayed(function, weights, call.inputs, rows)

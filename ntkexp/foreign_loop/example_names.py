@@ -205,7 +205,10 @@ class RecordedLoading:
         elif iterator._collate_fn is not default_collate:
             self.reason = "the DataLoader has a collate_fn of its own, which may put rows elsewhere"
         elif not getattr(iterator, "_in_order", True):
-            self.reason = "the DataLoader gives batches in another order than it asks for them (in_order=False)"
+            self.reason = (
+                "the DataLoader gives batches in another order than it asks for them "
+                "(in_order=False)"
+            )
         else:
             leaves = tree_leaves(batch)
             rows = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]

@@ -44,7 +44,7 @@ class FirstStepProof:
             zeros = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
             of_calls = zeros | self.called.gradient(step.calls, begun)
             consumed = {name: step.gradient[name] for name in step.with_grad}
-            cast_eps = self.called.room_of(step.calls)
+            cast_eps = self.called.cast_eps(step.calls)
             noise = partial(self.called.noise, step.calls, begun)
             factors_between(of_calls, consumed, step.index, facts_of(step.calls), cast_eps, noise)
         self.called.twins.clear()

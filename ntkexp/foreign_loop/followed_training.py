@@ -47,7 +47,7 @@ from ntkexp.shapes import Weights
 # --- Adam's memory after every step of a loop, computed forwards: m, v, and the largest v with
 # AMSGrad.
 #
-# The row of each step lies in an unnamed temporary file, which vanishes when it is closed.
+# An unnamed temporary file holds the rows. It vanishes when it is closed.
 
 
 ADAM_PARTS = ("mean", "latest", "largest")
@@ -175,7 +175,7 @@ class MeanTaken:
     means: dict[str, float] = field(default_factory=dict)
 
     def hold(self, step: int, shares: Sequence[CallShare]) -> None:
-        """Raise unless shares are those of a mean over each call. A single example has nothing to
+        """Raise unless shares belong to a mean over each call. A single example has nothing to
         share."""
         for share in shares:
             if share.factor and share.examples > 1:
@@ -189,7 +189,7 @@ class MeanTaken:
         """Return the means that the shares of a call agree with."""
         assert self.first is not None
         means = means_of(share)
-        tolerance = share.room + self.first[1].room
+        tolerance = share.tolerance + self.first[1].tolerance
         agreed = {
             name: mean
             for name, mean in means.items()
@@ -222,7 +222,7 @@ class MeanTaken:
                 f"be by step {self.first[0]}; {COUNTS}"
             )
         if share.counts is None and not any(
-            is_plain(mean, 2 * share.room) for mean in known.values()
+            is_plain(mean, 2 * share.tolerance) for mean in known.values()
         ):
             raise Mistake(
                 f"step {step}: the shares of {share.examples} examples of a call add up to "
@@ -251,7 +251,7 @@ def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
         float(share.examples if share.counts is None else share.counts.sum())
         for share in (one, other)
     ]
-    tolerance = one.room + other.room
+    tolerance = one.tolerance + other.tolerance
     same_share = isclose(one.factor, other.factor, rel_tol=tolerance)
     is_sum = one.counts is None and isclose(one.factor, 1.0, rel_tol=tolerance)
     if is_sum or (same_share and not isclose(*sizes, rel_tol=tolerance)):

@@ -35,21 +35,21 @@ class Gallery:
     """One row of each example by name, or no rows if they take too much memory."""
 
     rows: dict[str, NDArray[Any]] = field(default_factory=dict)
-    room: float = MAX_SHOWN_BYTES
+    free_bytes: float = MAX_SHOWN_BYTES
     repeated: RepeatedInputs = field(default_factory=RepeatedInputs)
 
     def add(self, call: ModelCall) -> None:
         """Add the new examples of a call."""
         self.repeated.add(call)
         for name, row in zip(call.names, shown(call.inputs), strict=True):
-            if name not in self.rows and self.room > 0:
+            if name not in self.rows and self.free_bytes > 0:
                 self.rows[name] = row
-                self.room -= row.nbytes
+                self.free_bytes -= row.nbytes
 
     def of(self, names: Sequence[str]) -> NDArray[Any]:
         """Return the rows of some examples, or empty rows if not all fit into memory."""
         rows = [self.rows[name] for name in names if name in self.rows]
-        if len(rows) < len(names) or self.room <= 0:
+        if len(rows) < len(names) or self.free_bytes <= 0:
             return np.zeros((len(names), 0))
         return stacked(rows)
 

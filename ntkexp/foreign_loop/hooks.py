@@ -68,7 +68,8 @@ class FollowHook:
 
 
 def is_traced() -> bool:
-    """Return True during `torch.export` and `torch.jit.trace`, whose programs shall hold no hooks."""
+    """Return True during `torch.export` and `torch.jit.trace`, whose programs shall hold no
+    hooks."""
     return torch.compiler.is_exporting() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
@@ -127,7 +128,8 @@ def listen(output: Tensor, listener: Listener, *, past_casts: bool) -> None:
 
 
 def listen_to_others(answer: object, output: Tensor, names: list[str]) -> None:
-    """Append the names of other outputs of the model that receive a gradient. An error names them."""
+    """Append the names of other outputs of the model that receive a gradient. An error names
+    them."""
 
     def note(name: str, gradient: Tensor | None) -> None:
         if gradient is not None and name not in names and bool(gradient.any()):

@@ -81,7 +81,8 @@ def outputs_at(
 def trained_twice(
     files: TraceFolder, again: Again, weighing: Weighing, group: Sequence[int], place: Path
 ) -> tuple[TrainingPair, Trace]:
-    """Return the followed training and the one without the examples, whose module is used for both."""
+    """Return the followed training and the one without the examples, whose module is used for
+    both."""
     names = example_names_in(files)
     without = replace(weighing, weights={names[index]: 0.0 for index in group})
     second = trained_again(again, without, place)

@@ -16,7 +16,7 @@ from ntkexp.foreign_loop.batch_norm import BatchNormMode
 from ntkexp.foreign_loop.closing import ClosingSums
 from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
-from ntkexp.kernel.features.adjoint import CACHED
+from ntkexp.kernel.features.adjoint import CACHED_NUMBERS
 from ntkexp.kernel.features.gram import PIECE_BYTES, PIECE_ELEMENTS
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
@@ -167,7 +167,7 @@ class LoopSums:
     def arrays(
         self, *, cast: bool, batch_norm: BatchNormMode | None, some_steps: bool
     ) -> NamedArrays:
-        """Return all sums by name. Sums that a loop of this kind cannot have are left out."""
+        """Return all sums by name. Sums that a loop of this kind cannot have are omitted."""
         outputs, totals = ("probe", "out"), self.totals
         arrays: NamedArrays = {
             "contribution": (("probe", "out", "example"), totals.contributions),
@@ -198,8 +198,8 @@ class LoopSums:
         return arrays
 
 
-# --- The memory that the sums and one step take. What does not fit is refused before the first
-# step; `half_by` is left out instead.
+# --- The memory of the sums and of one step. Sums that do not fit raise before the first step;
+# `half_by` is omitted instead.
 
 
 MAX_HALF_BY_NUMBERS = 2**27
@@ -240,7 +240,7 @@ class StepMemory:
         piece = max(PIECE_BYTES // self.tape.outputs.element_size(), PIECE_ELEMENTS * rows)
         numbers = self.adjoints * outputs * self.parameters
         numbers += min(piece, rows * self.parameters)
-        numbers += CACHED_COPIES * min(CACHED, (self.rows + 1) * outputs * self.parameters)
+        numbers += CACHED_COPIES * min(CACHED_NUMBERS, (self.rows + 1) * outputs * self.parameters)
         tapes = self.tape.bytes_per_example * (query_tapes + example_tapes)
         return numbers * self.tape.outputs.element_size() + tapes
 

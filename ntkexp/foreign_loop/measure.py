@@ -223,7 +223,10 @@ class MeasuredQueries:
                 "alone; give a number for each, and take means or ranks over queries afterwards"
             )
         if CHANGING in reason or reason.startswith(RANDOM):
-            return "it gives other numbers when it runs again; let it draw no random numbers, and count nothing"
+            return (
+                "it gives other numbers when it runs again; let it draw no random numbers, and "
+                "count nothing"
+            )
         if UNFAITHFUL in reason:
             return (
                 "its gradients are not the derivatives of its values (look for detach(), "

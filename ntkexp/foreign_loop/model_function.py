@@ -143,7 +143,7 @@ class CalledModule:
         """Return True if a call rounds to shorter numbers than the moving weights have."""
         return how.autocast is not None or self.short is not None
 
-    def room(self, how: Circumstances, *, exact: bool = True) -> float:
+    def cast_eps_of(self, how: Circumstances, *, exact: bool = True) -> float:
         """Return the precision, as an eps, of a replay under casts.
 
         At the exact weights and by the same kernels, the replay has the same bits. Otherwise a
@@ -154,9 +154,9 @@ class CalledModule:
         kinds = [None if how.autocast is None else how.autocast.dtype, self.short]
         return max((torch.finfo(kind).eps for kind in kinds if kind), default=0.0)
 
-    def room_of(self, calls: Sequence[ModelCall], *, exact: bool = True) -> float:
-        """Return the largest `room` of some calls."""
-        return max((self.room(call.how, exact=exact) for call in calls), default=0.0)
+    def cast_eps(self, calls: Sequence[ModelCall], *, exact: bool = True) -> float:
+        """Return the largest such precision of some calls."""
+        return max((self.cast_eps_of(call.how, exact=exact) for call in calls), default=0.0)
 
     def under(self, casts: Autocast | None) -> Function:
         """Return the module in evaluation mode under an autocast context, without the measure."""
@@ -235,7 +235,7 @@ class CalledModule:
                 twin = self.twin(call.how.modes)
                 args, kwargs = arguments(call.inputs)
                 circumstances.enter_context(without_kernels(call.how.forbidden))
-                running = beginning_with(twin, call.statistics, call.at, self.room(call.how))
+                running = beginning_with(twin, call.statistics, call.at, self.cast_eps_of(call.how))
                 circumstances.enter_context(running)
                 with call.how.again():
                     output = choose_output(twin(*args, **kwargs), self.output)

@@ -2,8 +2,8 @@
 
 Between steps such a change is refused, because later steps begin at it:
 
-        weights that the optimizers move    `LatestWeights` compares with the weights after the last step
-    frozen parameters and buffers       `FrozenTensors` compares with a copy of the model at the start
+        weights that the optimizers move    `LatestWeights` compares with those after the last step
+    frozen parameters and buffers       `FrozenTensors` compares with those at the start
 
 After the last step it is a part of the change that belongs to no example:
 
@@ -321,7 +321,8 @@ def release_memory(tensors: Iterable[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Outside:
-    """The names of all changes after the last step, and the changed tensors as the loop left them."""
+    """The names of all changes after the last step, and the changed tensors as the loop left
+    them."""
 
     names: tuple[str, ...] = ()
     tensors: Weights = field(default_factory=dict)

@@ -57,7 +57,8 @@ class Positions:
 def positions_of(
     steps: Iterable[Sequence[ModelCall]], couples: Callable[[ModelCall], bool]
 ) -> Positions:
-    """Find the axis of positions from the calls of all steps, or raise if the signs do not agree."""
+    """Find the axis of positions from the calls of all steps, or raise if the signs do not
+    agree."""
     axes = set[int]()
     first_shape: tuple[int, ...] = ()
     longest = {1: 0, 2: 0}
@@ -156,15 +157,15 @@ def by_inputs(call: ModelCall) -> int | None:
 class PositionGradients(Sequence[Jacobian]):
     """J_itᵀ ∂L/∂f_it of the examples of a call, one position after another.
 
-    A position is computed when it is read, and stored while the stored ones fit into `room` bytes.
-    Positions at which no example has a loss are left out.
+    A position is computed when it is read, and stored while the stored ones fit into
+    `buffer_bytes`. Positions at which no example has a loss are left out.
     """
 
     reader: Reader
     tape: Tape
     output_gradient: Float[Tensor, "example one other"]
     axis: int  # of positions
-    room: float = 0.0  # bytes
+    buffer_bytes: float = 0.0
     stored: dict[int, Jacobian] = field(default_factory=dict)
     stored_bytes: int = 0
 
@@ -183,7 +184,7 @@ class PositionGradients(Sequence[Jacobian]):
         gradient = torch.zeros_like(self.output_gradient)
         gradient.movedim(self.axis, 0)[position] = self.split[position]
         jacobian = self.reader.weighted(self.tape, gradient.flatten(1), as_copies=True)
-        if self.stored_bytes + jacobian.nbytes <= self.room:
+        if self.stored_bytes + jacobian.nbytes <= self.buffer_bytes:
             self.stored[place] = jacobian
             self.stored_bytes += jacobian.nbytes
         return jacobian
@@ -200,20 +201,21 @@ class LoopPositions:
         cls,
         positions: Positions,
         parts: Float[Tensor, "probe out example"],
-        room_gb: float,
+        free_gb: float,
         memory_gb: float,
     ) -> LoopPositions:
-        """Begin with zeros, or raise if they do not fit into the `room_gb` that other sums leave."""
+        """Begin with zeros, or raise if they do not fit into the `free_gb` that other sums
+        leave."""
         outputs = prod(parts.shape[:2])
         examples = parts.shape[2]
         numbers = outputs * (examples * positions.longest + positions.rows)  # the sum, and one step
         needed = numbers * parts.element_size() / 1e9
-        if needed > room_gb:
+        if needed > free_gb:
             raise Mistake(
                 f"memory_gb={memory_gb:g}: what {counted(positions.longest, 'position')} of "
                 f"{examples} examples add to {outputs} outputs of the queries takes {needed:.2g} "
                 "GB; give fewer queries, or "
-                f"attribute(memory_gb={1.1 * (memory_gb - room_gb + needed):.2g})"
+                f"attribute(memory_gb={1.1 * (memory_gb - free_gb + needed):.2g})"
             )
         return cls(parts.new_zeros(*parts.shape, positions.longest))
 
@@ -222,7 +224,8 @@ class LoopPositions:
         calls: Sequence[tuple[PositionGradients, Int[Tensor, " _"]]],
         kernel: Float[Tensor, "probe out row"],
     ) -> None:
-        """Subtract the kernel of the calls of a step, each given with the places of its examples."""
+        """Subtract the kernel of the calls of a step, each given with the places of its
+        examples."""
         start = 0
         for gradients, places in calls:
             for position in gradients.present:

@@ -23,8 +23,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ntkexp.foreign_loop.host_reads import read_numbers
+from ntkexp.kernel import columns, plain_kernels
 from ntkexp.kernel.record.tape import map_tensors
-from ntkexp.kernel.record.taping import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream

@@ -1,7 +1,7 @@
 """The numbers of each followed step, given to a function of the user as the step happens.
 
-        loss             Σℓᵢ / Σmᵢ by `loss=`, over the calls whose gradients the step consumed; mᵢ is
-                     the weight of example i in the mean, 1 by default
+        loss             Σℓᵢ / Σmᵢ by `loss=`, over the calls whose gradients the step consumed;
+                     mᵢ is the weight of example i in the mean, 1 by default
     examples         the rows of these calls
     gradient_norm    ‖g‖ of the consumed gradient, after clipping and scaling
     weight_norm      ‖θ‖ after the step

@@ -1,5 +1,5 @@
-"""The rules of PyTorch's optimizers: each is linear in its gradients once what it divides by is
-known."""
+"""The rules of PyTorch's optimizers. Each step is linear in the gradients, given its
+denominator."""
 
 from __future__ import annotations
 
@@ -289,8 +289,8 @@ class ASGDRule(AbstractTorchRule):
 
 
 class AdafactorRule(AbstractTorchRule):
-    """Adafactor. With v = r cᵀ/mean(r), from the mean squares r of rows and c of columns, or v of a
-    vector,
+    """Adafactor. With v = r cᵀ/mean(r), with mean squares r of rows and c of columns; a vector has
+    v itself,
 
     S = α / max(1, rms(u)/δ) / √v,    u = g/√v,    α = max(ε₂, rms(θ)) min(η, 1/√t),    d = ηλ
 
@@ -452,7 +452,7 @@ RULES: tuple[AbstractOptimizerRule, ...] = (
 )
 
 
-# --- The rule of an optimizer is that of its class, or of the first base class with a rule. If a
+# --- An optimizer follows the rule of its class, or of the first base class with a rule. If a
 # derived class changes the step, proof (b) refuses its first such step.
 
 

@@ -1,8 +1,10 @@
-"""A trace: the steps of a followed loop, and the contribution of each example to the outputs at the queries.
+"""A trace: the steps of a followed loop, and the contribution of each example to the outputs at the
+queries.
 
     f_T − f_0 = Σ contributions + decay + rounding + outside
 
-`attribution.LoopBackward` replays and proves each step, from the last to the first, and adds up its terms.
+`attribution.LoopBackward` replays and proves each step, from the last to the first, and adds up its
+terms.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ LOG = logging.getLogger("ntkexp.follow")
 
 @dataclass(repr=False)
 class Trace:
-    """The followed steps of a loop, and a copy of its module, which is evaluated at the weights of each step."""
+    """The followed steps of a loop, and a copy of its module, which is evaluated at the weights of
+    each step."""
 
     steps: AbstractSteps
     module: nn.Module
@@ -84,7 +87,7 @@ class Trace:
     folder: RunFolder | None = None
     rank: int = 0  # of the process that followed
     memory_gb: float = 4.0
-    by: By | None = None  # components by which contributions are split
+    by: By | None = None  # the split of contributions by components
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
     measured: MeasuredQueries | None = None  # the measure that is explained instead of the outputs
@@ -105,7 +108,10 @@ class Trace:
         """Advice on names of examples, or nothing if they have names."""
         if not self.examples or not all(map(is_digest, self.examples)):
             return ""
-        return "named by digests of what they hold; follow(…, ids='dataset') names them by their places in a Dataset"
+        return (
+            "named by digests of what they hold; follow(…, ids='dataset') names them by their "
+            "places in a Dataset"
+        )
 
     def refresh(self) -> None:
         """Read the store again, because the loop may have gone on."""
@@ -167,17 +173,18 @@ class Trace:
         change = self.outside()
         if change is not None and bool(change.any()):
             raise Mistake(
-                f"effects of examples lead to the last step, and {self.steps.outside.named} changed after it (an "
-                "average that was loaded, a clamp?), and what that would be without an example is not known; leave the "
-                "loop before that"
+                f"effects of examples lead to the last step, and {self.steps.outside.named} "
+                "changed after it (an average that was loaded, a clamp?), and what that would be "
+                "without an example is not known; leave the loop before that"
             )
 
     def refuse_coupled(self) -> None:
         """Raise for leave-out effects if batch statistics couple the examples."""
         if self.steps.statistics(0):
             raise Mistake(
-                "without an example the statistics of its batches are others too, which effects do not know: BatchNorm "
-                "was in training mode; put these layers in eval(), or leave effects out"
+                "without an example the statistics of its batches are others too, which effects "
+                "do not know: BatchNorm was in training mode; put these layers in eval(), or "
+                "leave effects out"
             )
 
     def refuse_effects(self, mean: MeanName) -> None:
@@ -206,47 +213,54 @@ class Trace:
     ) -> Attribution:
         """Return the contribution of each example to each output of each query.
 
-        Contributions, decay and the other parts add up to f_T − f_0. `rounding` is the effect of casts and of rounded
-        gradients. `outside` is the change after the last step, such as a loaded average of weights. With `steps=`,
-        `other_steps` is the change by other steps, `carried` the effect of momentum from before the first step, and
-        the attribute `share` the share of these steps in the change. With BatchNorm in training mode, `statistics` is
-        the effect of its running statistics.
+        Contributions, decay and the other parts add up to f_T − f_0. `rounding` is the effect of
+        casts and of rounded gradients. `outside` is the change after the last step, such as a
+        loaded average of weights. With `steps=`, `other_steps` is the change by other steps,
+        `carried` the effect of momentum from before the first step, and the attribute `share` the
+        share of these steps in the change. With BatchNorm in training mode, `statistics` is the
+        effect of its running statistics.
 
         Args:
-            effects: add leave-out effects, the change of each output if an example is left out, as predicted by the
-                derivative of all later steps. 'derivative' is the derivative with respect to the weight of the example
-                alone; 'one_step' follows from steps without the example.
-            mean: how the other examples of a batch then share the mean: 'renormalised', or 'fixed' shares.
-            by: split contributions by the parameters through which they act: by 'module', by 'parameter', or by names
-                with patterns of parameters, {'first': ['layers.0.*'], 'rest': ['*']}. `by_component` adds up over
-                `component` to `contribution`, `decay_by_component` to `decay`, and `by_component_step` to `by_step`.
+            effects: add leave-out effects, the change of each output without an example, as
+                predicted by the derivative of all later steps. 'derivative' is the derivative with
+                respect to the weight of the example alone; 'one_step' follows from steps without
+                the example.
+            mean: how the other examples of a batch then share the mean: 'renormalised', or 'fixed'
+                shares.
+            by: split contributions by the parameters through which they act: by 'module', by
+                'parameter', or by names with patterns of parameters, {'first': ['layers.0.*'],
+                'rest': ['*']}. `by_component` adds up over `component` to `contribution`,
+                `decay_by_component` to `decay`, and `by_component_step` to `by_step`.
             positions: split contributions by the positions of a text whose losses made them:
-                `by_position[probe, out, example, position]` adds up over `position` to `contribution`. The loop's
-                outputs are [example, position, class] or [example, class, position]. Each position takes a
-                back-propagation of its call.
-            memory_gb: the memory for sums, by default that of `follow`.
+                `by_position[probe, out, example, position]` adds up over `position` to
+                `contribution`. The loop's outputs are [example, position, class] or [example,
+                class, position]. Each position takes a back-propagation of its call.
+            memory_gb: the memory for sums, by default the option of `follow`.
             decode: a function of token numbers that returns their text, as of a tokenizer.
-            again: a function that runs the loop again, from its seeds on, with `follow` in it. Effects are then checked
-                against trainings without some examples, which `follow` leaves out.
-            batch_norm: with 'exact', the contribution of an example is that of its loss through the whole batch, which
-                takes one backward pass for each example. With 'constant', batch statistics are constant, one pass is
-                enough, and `coupling` is the difference.
+            again: a function that runs the loop again, from its seeds on, with `follow` in it.
+                Effects are then checked against trainings without some examples, which `follow`
+                leaves out.
+            batch_norm: with 'exact', an example contributes through its loss and the whole batch,
+                which takes one backward pass for each example. With 'constant', batch statistics
+                are constant, one pass is enough, and `coupling` is the difference.
             quiet: show no progress.
 
-        Long computations show their progress. A trace in a folder becomes a run, which `ntkexp report` and
-        `ntkexp explain` show. In a notebook, the result shows the examples with the largest contributions to the first
-        queries.
+        Long computations show their progress. A trace in a folder becomes a run, which `ntkexp
+        report` and `ntkexp explain` show. In a notebook, the result shows the examples with the
+        largest contributions to the first queries.
         """
         if altered_loop() is not None:
             raise Mistake(
-                "again=: the function attributes what it has trained, and would never end; let it only train"
+                "again=: the function attributes what it has trained, and would never end; let it "
+                "only train"
             )
         refuse_arguments(effects, mean, again, decode, positions)
         self.refresh()
         if self.rank:
             raise Mistake(
-                f"rank {self.rank} has written its part of the trace, and the whole is attributed by one process: if "
-                "rank == 0: trace.attribute(); or later, ntkexp attribute FOLDER"
+                f"rank {self.rank} has written its part of the trace, and the whole is attributed "
+                "by one process: if rank == 0: trace.attribute(); or later, ntkexp attribute "
+                "FOLDER"
             )
         if memory_gb is not None:
             self.memory_gb = checked_number("memory_gb", memory_gb, most=MAX_MEMORY_GB, above=True)
@@ -282,7 +296,8 @@ class Trace:
     def contributions(
         self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
     ) -> Attribution:
-        """Return the attribution without effects and without a run folder. The gallery collects the examples."""
+        """Return the attribution without effects and without a run folder. The gallery collects the
+        examples."""
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray, which is slow
 
         self.refuse_empty()
@@ -392,15 +407,16 @@ class Trace:
     def replayed(
         self, weights: Weights, outputs: Float[Tensor, "probe out"]
     ) -> tuple[Replayed, ...]:
-        """Return candidates for the live model's outputs at the queries. `outputs` are those without casts.
+        """Return candidates for the live model's outputs at the queries. `outputs` are those
+        without casts.
 
-        Under casts, the model may have run with or without an autocast context, and with kernels for attention that
-        differ from ours.
+        Under casts, the model may have run with or without an autocast context, and with kernels
+        for attention that differ from ours.
         """
         how = Circumstances(autocast=self.called.casts)
         if not self.called.is_cast(how):
             return (Replayed(self.function, weights, self.queries, outputs),)
-        cast_eps = self.called.room(how)
+        cast_eps = self.called.cast_eps_of(how)
         candidates = list[Replayed]()
         for function in self.called.as_evaluated:
             # some contexts do not fit the model's dtypes
@@ -426,7 +442,8 @@ class Trace:
         outputs: Float[Tensor, "probe out"],
         change: Float[Tensor, "probe out"],
     ) -> dict[str, str | float]:
-        """Return the share of rounding in the change; for casts, their dtypes and their effect on outputs."""
+        """Return the share of rounding in the change, or for casts, their dtypes and their distance
+        from the outputs."""
         facts: dict[str, str | float] = {}
         casts = self.called.casts
         if self.called.is_cast(Circumstances(autocast=casts)):
@@ -496,16 +513,17 @@ def load_trace(
     measure: Measure | None = None,
     rules: Sequence[AbstractOptimizerRule] = (),
 ) -> Trace:
-    """Return the trace in a folder, for a module of the followed kind, which receives the followed tensors.
+    """Return the trace in a folder, for a module of the followed kind, which receives the followed
+    tensors.
 
-    The folder has only the name of a measure, and of optimizers that are not PyTorch's. So the measure and the rules of
-    such optimizers must be given again.
+    The folder has only the name of a measure, and of optimizers that are not PyTorch's. So the
+    measure and the rules of such optimizers must be given again.
     """
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
         raise Mistake(
-            f"measure=: {files.folder.path} explains {measure_name(files) or 'outputs'}; give that, or follow the loop "
-            "again"
+            f"measure=: {files.folder.path} explains {measure_name(files) or 'outputs'}; give "
+            "that, or follow the loop again"
         )
     measured = None
     if measure is not None:
@@ -518,7 +536,8 @@ def load_trace(
     steps = ReplayedSteps(LoopOnDisk(files), module, start["output"], optimizers)
     if not files.ended.exists():
         LOG.warning(
-            "ntkexp: the trace in %s has %d steps and no end: the training was interrupted after them, or still runs",
+            "ntkexp: the trace in %s has %d steps and no end: the training was interrupted after "
+            "them, or still runs",
             *(files.folder.path, len(steps)),
         )
     device = next(module.parameters()).device
@@ -546,8 +565,8 @@ def load_tensors(files: TraceFolder, module: nn.Module, weights: Weights, still:
         ]
     if wrong:
         raise Mistake(
-            f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' is missing or "
-            "differs"
+            f"the module is not the one that was followed in {files.folder.path}: its '{wrong[0]}' "
+            "is missing or differs"
         )
     with torch.no_grad():
         for name in tensors.keys() & state.keys():

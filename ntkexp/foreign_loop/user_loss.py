@@ -68,7 +68,8 @@ def losses_of(
 
 
 def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tensor, " row"] | None:
-    """Return the checked weights of the examples of a call in their mean, if the user gives them."""
+    """Return the checked weights of the examples of a call in their mean, if the user gives
+    them."""
     try:
         with torch.no_grad():
             losses, counts = losses_of(loss, outputs.detach(), call)
@@ -154,7 +155,7 @@ class CallShare:
     factor: float  # κ
     examples: int
     numbers: int  # of outputs
-    room: float  # relative tolerance of κ
+    tolerance: float  # relative, of κ
     counts: Float[Tensor, " row"] | None = None  # weights in the mean, if `loss=` gives them
     targets: float | None = None  # total target weight, if the loss calls cross_entropy
 
@@ -216,7 +217,7 @@ class CallLoss:
             factor=factor,
             examples=len(self.call.names),
             numbers=outputs.numel(),
-            room=FACTOR_PRECISION * eps + ROUNDING_FACTOR * (gap + rounding),
+            tolerance=FACTOR_PRECISION * eps + ROUNDING_FACTOR * (gap + rounding),
             counts=counts,
             targets=targets.whole,
         )

@@ -131,7 +131,7 @@ def scattered(
 # gives the same numbers up to rounding; operations are counted.
 
 
-AT_ONCE = 2**22  # numbers in Fourier space
+MAX_FOURIER_NUMBERS = 2**22  # numbers in Fourier space
 SLOWER = 8  # operations that one number of a transform or a scatter counts as
 
 
@@ -169,16 +169,18 @@ class Sketch:
         """Return the sketch of outer products, for a weight and its bias."""
         inputs = block.inputs
         outputs = block.outputs
-        found = list[Tensor]()
+        sketches = list[Tensor]()
         if block.bias is not None:
-            found.append(self.of_view(block.of_bias(), block.bias))
+            sketches.append(self.of_view(block.of_bias(), block.bias))
         if block.weight is not None:
             factors = self.table(block.weight.name, inputs).factors(block.weight)
             together, apart = operations(inputs, outputs, self.size)
             if factors is None or together <= apart:
-                found.append(self.of_view(block.of_weight().flatten(2), block.weight))
+                sketches.append(self.of_view(block.of_weight().flatten(2), block.weight))
             else:  # from the sketches of the factors, some examples at a time
-                step = max(1, AT_ONCE // (inputs.shape[1] * (1 + outputs.shape[1]) * self.size))
+                step = max(
+                    1, MAX_FOURIER_NUMBERS // (inputs.shape[1] * (1 + outputs.shape[1]) * self.size)
+                )
                 parts = []
                 for sides in zip(
                     torch.split(inputs, step), torch.split(outputs, step), strict=True
@@ -190,8 +192,8 @@ class Sketch:
                     parts.append(
                         torch.fft.irfft(torch.einsum("nuf,ncuf->ncf", one, other), n=self.size)
                     )
-                found.append(torch.cat(parts))
-        return sum(found[1:], start=found[0])
+                sketches.append(torch.cat(parts))
+        return sum(sketches[1:], start=sketches[0])
 
     def of_view(
         self, gradients: Float[Tensor, "example out size"], view: View
@@ -246,7 +248,7 @@ def sketched_gram(
 
 
 VECTORS = 8
-LEAST = 1.6465  # the 1 % quantile of χ² with 8 degrees of freedom
+CHI_SQUARE_QUANTILE = 1.6465  # the 1 % quantile of χ² with 8 degrees of freedom
 
 
 def random_vectors(
@@ -261,4 +263,4 @@ def random_vectors(
 
 def error_bar(missed: Float[Tensor, "vector probe out"]) -> float:
     """Return a bound of ‖K̂ − K‖_F from (K̂ − K)V."""
-    return sqrt(float(missed.double().square().sum()) / LEAST)
+    return sqrt(float(missed.double().square().sum()) / CHI_SQUARE_QUANTILE)

@@ -36,9 +36,11 @@ class EstimatedKernels(InfiniteKernels):
     def of(
         cls, nngp: Float[Tensor, "draw row column"], ntk: Float[Tensor, "draw row column"]
     ) -> EstimatedKernels:
-        found = cls(nngp.mean(0), ntk.mean(0))
-        found.error = InfiniteKernels(*(each.std(0) / len(each) ** 0.5 for each in (nngp, ntk)))
-        return found
+        """Average draws of both kernels."""
+        root = len(nngp) ** 0.5
+        means = cls(nngp.mean(0), ntk.mean(0))
+        means.error = InfiniteKernels(nngp.std(0) / root, ntk.std(0) / root)
+        return means
 
 
 @full_precision()
@@ -146,7 +148,7 @@ def estimate(
         count = outputs[0].shape[1]
         nngp.append(outputs[0] @ outputs[-1].T / count)
         ntk.append(TangentKernel(module, "trace", memory_gb=memory_gb)(*sides) / count)
-    return EstimatedKernels.of(*(torch.stack(each).to(x1.dtype) for each in (nngp, ntk)))
+    return EstimatedKernels.of(torch.stack(nngp).to(x1.dtype), torch.stack(ntk).to(x1.dtype))
 
 
 @runtime_checkable
@@ -170,11 +172,11 @@ def draws(
     module = copied(spec)
     # children before their parents, the order in which they were built
     drawn = [
-        each
-        for each in reversed([*module.modules()])
-        if isinstance(each, DrawsItself | nn.MultiheadAttention)
+        layer
+        for layer in reversed([*module.modules()])
+        if isinstance(layer, DrawsItself | nn.MultiheadAttention)
     ]
-    known = {id(weight) for each in drawn for weight in each.parameters(recurse=False)}
+    known = {id(weight) for layer in drawn for weight in layer.parameters(recurse=False)}
     for name, weight in module.named_parameters():
         if id(weight) not in known:
             raise Mistake(
@@ -191,10 +193,11 @@ def draws(
             devices=[]
         ):  # torch's layers draw from its global stream, which is put back
             torch.manual_seed(stream("monte carlo", seed, k).initial_seed())
-            for each in drawn:
-                each._reset_parameters() if isinstance(
-                    each, nn.MultiheadAttention
-                ) else each.reset_parameters()
+            for layer in drawn:
+                if isinstance(layer, nn.MultiheadAttention):
+                    layer._reset_parameters()
+                else:
+                    layer.reset_parameters()
         for name, weight in module.named_parameters():
             if weight.isnan().any():
                 raise Mistake(

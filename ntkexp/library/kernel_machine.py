@@ -59,9 +59,10 @@ class KernelMachine:
     """The predictor f̂(x) = f_0(x) + Σᵢ K(x, xᵢ) aᵢ of training with the fixed kernel K under
     squared loss:
 
-        a = g(K(X, X) + ridge) (y − f_0(X)),    g(λ) = 1/λ                    after endless training,
-                                                g(λ) = (1 − e^{−tλ/n})/λ      for a time t of gradient flow,
-                                                g(λ) = (1 − (1 − ηλ/n)ᵏ)/λ    for k steps of size η,
+        a = g(K(X, X) + ridge) (y − f_0(X))
+        g(λ) = 1/λ                    after endless training
+        g(λ) = (1 − e^{−tλ/n})/λ      after a time t of gradient flow
+        g(λ) = (1 − (1 − ηλ/n)ᵏ)/λ    after k steps of size η
 
     The loss is the mean over the n examples, Σ‖f − y‖²/2n, as in `ntkexp kernel predict`.
 
@@ -145,10 +146,10 @@ class KernelMachine:
         gain = self.gain(count)
         modes = [modes_of(symmetric(matrix)) for matrix in matrices]
         coefficients = [
-            each.at(gain, self.ridge)(right)
-            for each, right in zip(modes, split(residual, form), strict=True)
+            modes_of_matrix.at(gain, self.ridge)(right)
+            for modes_of_matrix, right in zip(modes, split(residual, form), strict=True)
         ]
-        if not all(each.isfinite().all() for each in coefficients):
+        if not all(column.isfinite().all() for column in coefficients):
             raise Mistake(
                 "training with this kernel diverges: its coefficients are not finite; take "
                 "smaller steps"
@@ -201,17 +202,17 @@ class KernelMachine:
         width = known.targets.shape[1]
         _, (cross,) = self.matrices(x, known.x, width)
         prior = self.kernel if nngp is None else nngp
-        own = self.read(prior, x, None, width)[1][0].diagonal()
+        _, (prior_kernel,) = self.read(prior, x, None, width)
+        own = prior_kernel.diagonal()
         if nngp is None:
             variance = Posterior(cross, learned, modes.at(gain.doubled, self.ridge)).variance(own)
         else:
-            start = Kernels(
-                self.read(nngp, known.x, None, width)[1][0],
-                self.read(nngp, x, known.x, width)[1][0],
-            )
+            _, (train,) = self.read(nngp, known.x, None, width)
+            _, (new,) = self.read(nngp, x, known.x, width)
+            start = Kernels(train, new)
             variance = Ensemble(cross, start, learned).variance(own)
-        found = variance.clamp(min=0).sqrt()
-        return found if known.is_tensor else found.numpy()
+        deviation = variance.clamp(min=0).sqrt()
+        return deviation if known.is_tensor else deviation.numpy()
 
     # --- Values of the kernel, and of the start.
 
@@ -238,9 +239,9 @@ class KernelMachine:
                 f"as {form}, and the one among these had {entries} as {known.form}; give K(x, X) "
                 "with a column for each training example"
             )
-        parts = [matrix @ each for matrix, each in zip(matrices, known.coefficients, strict=True)]
-        found = torch.cat(parts, 1).reshape(-1, width)
-        return known, found + self.outputs_at_start(x, len(found), width)
+        parts = [matrix @ a for matrix, a in zip(matrices, known.coefficients, strict=True)]
+        change = torch.cat(parts, 1).reshape(-1, width)
+        return known, self.outputs_at_start(x, len(change), width) + change
 
     def matrices(
         self, x: Any, others: Any, width: int
@@ -254,9 +255,11 @@ class KernelMachine:
     def read(
         self, kernel: Any, x: Any, others: Any, width: int
     ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
-        found = kernel(x, x if others is None and not isinstance(kernel, TangentKernel) else others)
-        form, matrices = as_matrices(found, width)
-        if isinstance(kernel, TangentKernel) and kernel.outputs == "trace":
+        is_tangent_kernel = isinstance(kernel, TangentKernel)
+        if others is None and not is_tangent_kernel:  # which takes None for equal sides
+            others = x
+        form, matrices = as_matrices(kernel(x, others), width)
+        if is_tangent_kernel and kernel.outputs == "trace":
             matrices = [matrix / width for matrix in matrices]  # divided among the columns
         return form, matrices
 
@@ -265,18 +268,19 @@ class KernelMachine:
         if self.start is None:
             return torch.zeros(count, width, dtype=torch.float64)
         with torch.no_grad():
-            given = self.start(x)
-        if not isinstance(given, Tensor | np.ndarray):
+            values = self.start(x)
+        if not isinstance(values, Tensor | np.ndarray):
             raise Mistake(
-                f"start= gives a {type(given).__name__}; let it give a tensor or an array"
+                f"start= gives a {type(values).__name__}; let it give a tensor or an array"
             )
-        found = as_doubles(given, "start=")
-        if found.shape not in {(count, width), (count,) if width == 1 else (count, width)}:
+        outputs = as_doubles(values, "start=")
+        is_vector = width == 1 and outputs.shape == (count,)
+        if not is_vector and outputs.shape != (count, width):
             raise Mistake(
-                f"start= gives outputs of shape {list(found.shape)} for {count} examples, and "
+                f"start= gives outputs of shape {list(outputs.shape)} for {count} examples, and "
                 f"targets have {width} columns; give [{count}, {width}]"
             )
-        return found.reshape(count, width)
+        return outputs.reshape(count, width)
 
     def encoded(self, y: Any) -> tuple[Any, Float[Tensor, "train out"]]:
         """Return the classes, or None, and the targets."""

@@ -74,7 +74,8 @@ def secant_kernel(
     the module is −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ exactly:
 
     >>> import torch
-    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)).double()
+    >>> layers = torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)
+    >>> net = torch.nn.Sequential(*layers).double()
     >>> x, start = torch.tensor([[1.0]]).double(), dict(net.named_parameters())
     >>> gradients = torch.autograd.grad(net(x).sum(), list(start.values()))
     >>> end = {name: w - 0.5 * g for (name, w), g in zip(start.items(), gradients)}

@@ -210,7 +210,8 @@ def sketched_tangent(
         refuse_unlike_outputs(
             some.shape[1], reader.record(weights, part(as_inputs(x2), slice(0, 2))).outputs.shape[1]
         )
-    probe, train = (examples(as_inputs(x1 if each is None else each)) for each in (x1, x2))
+    probe = examples(as_inputs(x1))
+    train = probe if x2 is None else examples(as_inputs(x2))
     needed = (
         some.element_size() * len(chosen) * (probe * train * len(chosen) + (probe + train) * size)
     )
@@ -220,8 +221,8 @@ def sketched_tangent(
     if why := remark(left.jacobian(left.places[0]), probe, 0 if x2 is None else train, size):
         warn(why, stacklevel=4)
     trained = {name: weight for name, weight in weights.items() if name in reader.trained}
-    found = sketched_kernel(left, right, trained, size, seed)
-    return found._replace(kernel=finite(found.kernel))
+    sketched = sketched_kernel(left, right, trained, size, seed)
+    return sketched._replace(kernel=finite(sketched.kernel))
 
 
 # --- The tangent kernel of any module.

@@ -221,7 +221,8 @@ class TangentKernel:
             raise Mistake(f"{name}: the batches do not go together: {first_line(error)}") from error
 
     def inputs_of(self, batch: Any) -> Any:
-        """Return the inputs of a batch: a tensor or mapping, or the first of (inputs, targets, …)."""
+        """Return the inputs of a batch: a tensor or mapping, or the first of (inputs, targets,
+        …)."""
         if self.inputs is not None:
             return self.inputs(batch)
         return batch[0] if isinstance(batch, tuple | list) else batch

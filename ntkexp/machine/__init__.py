@@ -1,4 +1,4 @@
-"""Kernel machines, and the ladder that compares them with the network."""
+"""Kernel machines, and their comparison with the network. In reading order: `base`, `machines`, `ladder`."""
 
 from typing import TYPE_CHECKING
 

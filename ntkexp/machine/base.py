@@ -1,6 +1,6 @@
-"""A kernel machine: a prediction of the trained network from matrices alone.
+"""The interface of kernel machines: each predicts the trained network from matrices.
 
-A machine sees the evidence that a run leaves and never a network, so it can be tried on matrices made by hand.
+A kernel machine receives the evidence of a run and no network, so it can be tested on small matrices.
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ class Repeated(NamedTuple):
     """The end of training with a fixed kernel Θ: f = f_0 + Θ(·, X) a + (ρ − 1) J·θ_0."""
 
     coefficients: Float[Tensor, "train out"]  # a
-    remaining: Float[Tensor, ""]  # ρ, what decay leaves of the weights at the start
+    remaining: Float[Tensor, ""]  # ρ, the factor that decay leaves on the initial weights
 
 
 Repeat: TypeAlias = Callable[
     [Float[Tensor, "row column"], Float[Tensor, "train out"], Float[Tensor, "train out"]], Repeated
 ]
-"""Repeats the steps of training with a fixed Θ(X, X), from f_0(X) on; decay shrinks J(X)·θ_0. Or `DoesNotApply`."""
+"""Repeats training with fixed Θ(X, X) from f_0(X); decay shrinks J(X)·θ_0. It may raise `DoesNotApply`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How training went, as far as outputs are concerned: numbers and matrices, and the steps to be taken once more."""
+    """The training of a run, as far as kernel machines need it."""
 
     time: float  # Σ_s η_s
-    weight: float  # wᵢℓ″ of full-batch training, where it is the same everywhere
-    is_quadratic: bool  # in the outputs, least at the targets
-    is_plain: bool  # whether the gradient of the moment, of all examples, alone moves the weights, all of them alike
-    is_flow: bool  # whether they move on a curve instead of in steps
-    mean_coefficients: (
-        Float[Tensor, "train out"] | None
-    )  # −Σ_s η_s ℓ′(s)/Σ_s η_s; none where gradients are remembered
+    weight: float  # wᵢℓ″ of full-batch training, if it is constant
+    is_quadratic: bool  # the loss is quadratic in the outputs, with its minimum at the targets
+    is_plain: bool  # full-batch gradient descent or flow, with one step size for all weights
+    is_flow: bool  # gradient flow
+    mean_coefficients: Float[Tensor, "train out"] | None
+    """−Σ_s η_s ℓ′(s)/Σ_s η_s, or None for an optimizer with memory."""
     repeat: Repeat
 
     @property
     def manner(self) -> str:
-        """What is said of a machine that repeats the training of the network."""
+        """The training in words, for a kernel machine that repeats it."""
         return f"flow to t={self.time:.4g}" if self.is_flow else "same steps"
 
 
 class DoesNotApply(Exception):
-    """Why a machine has nothing to say about a run."""
+    """The reason why a kernel machine has no prediction for a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathKernel:
-    """𝒦, 𝒮 and what weight decay added by one rule, and what is known of them (`diagnostics`)."""
+    """The sums over the path by one rule: 𝒦, 𝒮 and the effect of weight decay, with their `diagnostics`."""
 
-    kernel: Float[Tensor, "read integrated kept out_"]  # of all training examples, or of none
+    kernel: Float[Tensor, "read integrated kept out_"]  # with all training examples, or with none
     contributions: Float[Tensor, "read integrated train"]
     decay: Float[Tensor, "read integrated"]
-    rounding: Float[Tensor, "read integrated"] | None = None  # moved by gradients that are rounding
+    rounding: Float[Tensor, "read integrated"] | None = (
+        None  # the effect of gradients that are rounding
+    )
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
-    half_by: Float[Tensor, "read integrated train"] | None = (
-        None  # share of the path's time, where that was seen
-    )
+    half_by: Float[Tensor, "read integrated train"] | None = None
+    """The share of the path's time after which half of each contribution was reached, if known."""
 
     @property
     def without_examples(self) -> Float[Tensor, "read integrated"]:
@@ -77,24 +77,24 @@ class PathKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitKernels:
-    """The kernels at infinite width are those of one output: 𝒢 of the outputs before training, and Θ."""
+    """The kernels of one output at infinite width: 𝒢, the covariance before training, and Θ."""
 
     start: Float[Tensor, "probe train"]
     tangent: Float[Tensor, "probe train"]
 
     def of_all(self, outputs: int) -> Float[Tensor, "probe out train out_"]:
-        """Θ of as many outputs, which do not know of one another."""
-        each = torch.eye(outputs, dtype=self.tangent.dtype, device=self.tangent.device)
-        return self.tangent[:, None, :, None] * each[:, None]
+        """Return Θ for independent outputs: a multiple of the identity."""
+        identity = torch.eye(outputs, dtype=self.tangent.dtype, device=self.tangent.device)
+        return self.tangent[:, None, :, None] * identity[:, None]
 
     def traced(self, outputs: int) -> Float[Tensor, "probe 1 train 1"]:
-        """The trace of that over the outputs."""
+        """Return the trace of Θ over the outputs."""
         return outputs * self.tangent[:, None, :, None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a run leaves behind, over all points; the first `train` of them are the training examples."""
+    """The results of a run at all points, with the `train` training examples first."""
 
     inputs: Float[Tensor, "probe feature"]
     train: int
@@ -104,26 +104,27 @@ class Evidence:
     paths: Mapping[str, PathKernel]
     kernel_start: Float[Tensor, "probe out kept out_"]
     kernel_end: Float[Tensor, "probe out kept out_"]
-    start_pull: Float[Tensor, "probe out"]  # J(θ_0)·θ_0, where weights decay
-    read: slice  # the points that 𝒦 and 𝒮 are about: all, or all but the training examples;
-    attributed: Bool[Tensor, " probe"]  # those at which they are known,
-    integrated: Sequence[int]  # and the outputs at which they are
+    start_pull: Float[Tensor, "probe out"]  # J(θ_0)·θ_0, if weights decay
+    read: slice  # the points of 𝒦 and 𝒮: all points, or all but the training examples
+    attributed: Bool[Tensor, " probe"]  # the points where 𝒦 and 𝒮 are known
+    integrated: Sequence[int]  # the outputs where they are known
     limit: LimitKernels | DoesNotApply
     training: Training
-    seed: int = 0  # of the run, for what machines draw
-    measured: MeasuredPoints | None = None  # what the path is integrated of, if not of the outputs
-    measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = (
-        None  # others at these points, or a mistake
+    seed: int = 0  # of the run, for random kernels
+    measured: MeasuredPoints | None = (
+        None  # the measure whose path is integrated, if it is not the outputs
     )
+    measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None
+    """Returns another measure at these points, or raises a `Mistake`."""
 
     @property
     def keeps_kernels(self) -> bool:
-        """Whether kernels of points with training examples were made, for every pair of outputs."""
+        """True if kernels were stored for every pair of outputs."""
         return self.kernel_start.shape[2] > 0
 
     @property
     def rule(self) -> str:
-        """The first rule of the run, whose 𝒦 and 𝒮 the machines use that need one."""
+        """The first path rule of the run. Kernel machines use its 𝒦 and 𝒮."""
         return next(iter(self.paths))
 
     @property
@@ -132,24 +133,23 @@ class Evidence:
 
     @property
     def known_limit(self) -> LimitKernels:
-        """The kernels at infinite width, or why there are none."""
+        """The kernels at infinite width. Raises `DoesNotApply` if there are none."""
         if isinstance(self.limit, DoesNotApply):
             raise self.limit
         return self.limit
 
     def elsewhere(self, rule: str) -> Float[Tensor, "point integrated train"]:
-        """𝒮 by a rule at the points that are no training examples."""
+        """Return 𝒮 by a rule at all points but the training examples."""
         return self.paths[rule].contributions[self.train - self.read.start :]
 
     def explained(self, outputs: Float[Tensor, "probe out"]) -> Float[Tensor, "probe explained"]:
-        """What is explained of outputs at all points: these, or a measure of them."""
+        """Return the explained quantity at all points: the outputs, or a measure of them."""
         return outputs if self.measured is None else self.measured(outputs)
 
     def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe explained"]:
-        """f_0, or its measure, and a change of it at the points and outputs at which the path was integrated; NaN at
-        others.
-        """
-        outs, start = list(self.integrated), self.explained(self.start)
+        """Return f_0, or its measure, plus a change. Points and outputs without an integrated path are NaN."""
+        outs = list(self.integrated)
+        start = self.explained(self.start)
         changed = start[self.read, outs] + change
         outputs = changed.new_full(start.shape, torch.nan)
         outputs[self.read, outs] = changed
@@ -162,46 +162,45 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Prediction:
-    """f̂ at every point (`partial`: where there are 𝒦 and 𝒮, of what the path was integrated of), the numbers that the
-    machine chose, what else to know; and the measure by which f̂ is compared with the network, if by one.
-    """
+    """The prediction f̂ of a kernel machine at every point."""
 
     outputs: Float[Tensor, "probe out"]
-    detail: str = ""
+    detail: str = ""  # numbers that the kernel machine chose
     note: str = ""
-    partial: bool = False
-    through: MeasuredPoints | None = None
+    partial: bool = (
+        False  # known only where 𝒦 and 𝒮 are; of the measure, if the path is that of a measure
+    )
+    through: MeasuredPoints | None = None  # the measure that compares f̂ with the network
 
 
 class AbstractMachine(Component):
-    """A machine is one rung of the ladder. A control knows nothing of the network, so it is never named the nearest
-    machine, however small its error.
+    """A kernel machine: one row of the comparison with the network.
+
+    A `control` uses nothing of the network, so it is never named the nearest kernel machine.
     """
 
     control: ClassVar[bool] = False
-    needs_limit: ClassVar[bool] = (
-        False  # asks for the kernels at infinite width, which are computed for it alone
-    )
+    needs_limit: ClassVar[bool] = False  # the kernels at infinite width are computed only if needed
 
     @abstractmethod
     def predict(self, evidence: Evidence) -> Prediction:
-        """f̂, or `DoesNotApply`."""
+        """Return the prediction, or raise `DoesNotApply`."""
 
 
 def apply_kernel(
     kernel: Float[Tensor, "probe out train out_"], coefficients: Float[Tensor, "train out_"]
 ) -> Float[Tensor, "probe out"]:
-    """Σᵢ K(x, xᵢ) aᵢ."""
+    """Return Σᵢ K(x, xᵢ) aᵢ."""
     return (kernel.flatten(2).flatten(0, 1) @ coefficients.flatten()).view(kernel.shape[:2])
 
 
 def train_matrix(kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "row column"]:
-    """Put the kernel among training examples as a matrix."""
+    """Return the kernel among training examples as a matrix."""
     refuse_none(kernel)
     return kernel[: kernel.shape[2]].flatten(2).flatten(0, 1)
 
 
 def refuse_none(kernel: Float[Tensor, "probe out train out_"]) -> None:
-    """A kernel that was not kept has no training examples."""
+    """Raise if the kernel was not stored: it then has no training examples."""
     if not kernel.shape[2]:
         raise DoesNotApply("no kernel for every pair of outputs was kept: needs path.kernels=all")

@@ -1,12 +1,12 @@
-"""The ladder: every machine beside the trained network, on every split.
+"""The comparison of every kernel machine with the trained network, on every split.
 
 relative error   ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all points and outputs of the split
-floor            100 eps · size / ‖f_T − f_0‖, what rounding alone explains: `size` is ‖f_0‖ + ‖f_T‖, or the norms
-                 of the terms of which f is a difference
-agreement        share of points with the same label: the largest output, or the sign of a single one
+floor            100 eps · size / ‖f_T − f_0‖, the error that rounding explains; `size` is ‖f_0‖ + ‖f_T‖, or the sum
+                 of the norms of the terms, if f is a difference
+agreement        share of points with the same label: the largest output, or the sign of a single output
 r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
 
-Where the path was integrated of a measure g, or a machine has one, all of this is of g(f̂), g(f_T) and g(f_0), and
+If the path is that of a measure g, or if a kernel machine has a measure, g(f̂), g(f_T) and g(f_0) are compared, and
 there is no agreement.
 """
 
@@ -30,12 +30,12 @@ from ntkexp.records.results import Result, at_points, rounding_floor
 
 
 class Ladder(Component):
-    """Which machines are tried; below them, one row for each path rule that has no machine of its name."""
+    """The compared kernel machines. Each path rule without a kernel machine of its name adds a row."""
 
     machine: tuple[AbstractMachine, ...]
 
     def climb(self, evidence: Evidence) -> list[Rung]:
-        """Every machine's prediction, or why it has none."""
+        """Return the prediction of every kernel machine, or the reason why it has none."""
         tried = [
             try_machine(machine.option, machine.predict, evidence, machine.control)
             for machine in self.machine
@@ -49,7 +49,7 @@ class Ladder(Component):
 
 @dataclass(frozen=True)
 class Rung:
-    """One machine led to this outcome, and took so long."""
+    """The outcome of one kernel machine."""
 
     name: str
     outcome: Prediction | DoesNotApply
@@ -59,10 +59,10 @@ class Rung:
 
 @dataclass(frozen=True)
 class Region:
-    """Where the points of a split are, and the norms at each of what rounds there."""
+    """The points of a split."""
 
     points: slice
-    norms: Float[Tensor, "term point"]
+    norms: Float[Tensor, "term point"]  # of the terms of f at each point, which are rounded
 
 
 def try_machine(
@@ -80,17 +80,19 @@ def try_machine(
 
 
 def measured(prediction: Prediction, evidence: Evidence) -> Prediction:
-    """The prediction of what is compared: as it is, or a measure g of the outputs that a machine predicts.
+    """Apply the measure g, if there is one, to the predicted outputs.
 
-    A sum along a path that was integrated of a measure predicts that already.
+    If the path is that of a measure, sums along it already predict the measure.
     """
     g = prediction.through or evidence.measured
     if g is None:
         return prediction
-    is_of_measure = prediction.partial and prediction.through is None
-    outputs = prediction.outputs if is_of_measure else g(prediction.outputs)
-    what = f"error in the {g.name.replace('_', '-')}{'' if is_of_measure else ' of its outputs'}"
-    note = f"{prediction.note}; {what}" if prediction.note else what
+    outputs = prediction.outputs
+    remark = f"error in the {g.name.replace('_', '-')}"
+    if not prediction.partial or prediction.through is not None:
+        outputs = g(outputs)
+        remark = f"{remark} of its outputs"
+    note = f"{prediction.note}; {remark}" if prediction.note else remark
     return replace(prediction, outputs=outputs, note=note, through=g)
 
 
@@ -107,6 +109,7 @@ def ladder_rows(
 def compare_on_split(
     split: str, rung: Rung, region: Region, evidence: Evidence, classifies: bool
 ) -> Result:
+    """Return the errors of one kernel machine on one split."""
     outcome = rung.outcome
     if isinstance(outcome, DoesNotApply):
         return Result(split, rung.name, note=str(outcome))
@@ -117,29 +120,43 @@ def compare_on_split(
         return Result(
             split, rung.name, note="none of these points is attributed: raise path.attributed"
         )
-    # What is compared: outputs, or a measure of them, whose slope multiplies what rounds.
-    g, norms, around = outcome.through, region.norms, (evidence.start, evidence.end)
+    # f_0 and f_T, or a measure of them, whose slope multiplies the rounded terms
+    g = outcome.through
+    start_of_all = evidence.start
+    end_of_all = evidence.end
+    norms = region.norms
     if g is not None:
-        slopes = torch.maximum(*map(g.slopes, around))
-        norms, around = norms * slopes[region.points], (g(evidence.start), g(evidence.end))
-    partial = outcome.partial and g is evidence.measured
-    outputs = list(evidence.integrated if partial else range(around[1].shape[1]))
+        slopes = torch.maximum(g.slopes(evidence.start), g.slopes(evidence.end))
+        norms = norms * slopes[region.points]
+        start_of_all = g(evidence.start)
+        end_of_all = g(evidence.end)
+
+    # only some points and outputs have an integrated path
+    outputs = list(range(end_of_all.shape[1]))
+    if outcome.partial and g is evidence.measured:
+        outputs = list(evidence.integrated)
+    has_all_outputs = len(outputs) == end_of_all.shape[1]
     start, end, predicted = (
-        f[region.points][attributed][:, outputs] for f in (*around, outcome.outputs)
+        f[region.points][attributed][:, outputs]
+        for f in (start_of_all, end_of_all, outcome.outputs)
     )
+
     error = predicted - end
-    missed, moved = float(error.norm()), float((end - start).norm())
+    missed = float(error.norm())
+    moved = float((end - start).norm())
     spread = float((end - end.mean(0)).square().sum())
     size = float(norms[:, attributed].norm(dim=1).sum())  # Σ‖terms‖ that round
-    # Where it was measured, if not everywhere: at how many points, and at which outputs.
-    whole = len(outputs) == around[1].shape[1]
-    share = "" if attributed.all() else at_points(int(attributed.sum()), len(attributed))
-    those = (
-        ""
-        if whole
-        else f"at output{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
-    )
-    note = "; ".join(part for part in (outcome.note, share, those) if part)
+    agreement = None
+    if classifies and has_all_outputs and g is None:
+        same_label = predicted_label(end + error) == predicted_label(end)
+        agreement = float(same_label.double().mean())
+
+    remarks = [outcome.note]
+    if not attributed.all():
+        remarks.append(at_points(int(attributed.sum()), len(attributed)))
+    if not has_all_outputs:
+        plural = "s" if len(outputs) > 1 else ""
+        remarks.append(f"at output{plural} {', '.join(map(str, outputs))}")
     return Result(
         split,
         rung.name,
@@ -147,14 +164,12 @@ def compare_on_split(
         relative_error=missed / moved if moved else None,
         floor=rounding_floor(size, moved, torch.finfo(end.dtype).eps),
         max_error=float(error.abs().max()),
-        agreement=float((predicted_label(end + error) == predicted_label(end)).double().mean())
-        if classifies and whole and g is None
-        else None,
+        agreement=agreement,
         r2=1 - missed**2 / spread if spread else None,
-        note=note if moved else "the network did not move here",
+        note="; ".join(filter(None, remarks)) if moved else "the network did not move here",
     )
 
 
 def predicted_label(outputs: Float[Tensor, "probe out"]) -> Tensor | Bool[Tensor, " probe"]:
-    """The class of the largest output, or the sign of a single one."""
+    """Return the class of the largest output, or the sign of a single output."""
     return outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)

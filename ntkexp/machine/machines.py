@@ -1,5 +1,5 @@
-"""The kernel machines: Domingos' sum and others with the path kernel, kernels that stand still, and controls that
-know nothing of the network.
+"""The kernel machines: with the path kernel, as Domingos' sum; with fixed kernels; and controls, whose kernels are
+independent of the network.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ntkexp.text import percent, short
 
 
 def path_sum(rule: str, evidence: Evidence) -> Prediction:
-    """The sum by a rule, if the path was integrated by it."""
+    """Return the sum by a rule. Raise if the path was not integrated by it."""
     if rule not in evidence.paths:
         if evidence.training.is_flow:
             raise DoesNotApply(
@@ -51,7 +51,7 @@ def path_sum(rule: str, evidence: Evidence) -> Prediction:
 
 
 class AbstractPathSum(AbstractMachine):
-    """The sum by the rule whose name it has."""
+    """The sum by the rule of the same name."""
 
     @final
     def predict(self, evidence: Evidence) -> Prediction:
@@ -59,7 +59,7 @@ class AbstractPathSum(AbstractMachine):
 
 
 def without_machine(rules: Iterable[str]) -> list[str]:
-    """The rules that no machine, of this package or of elsewhere, is named after.
+    """Return the rules without a kernel machine of the same name.
 
     >>> without_machine(["secant", "my_rule"])
     ['my_rule']
@@ -69,19 +69,19 @@ def without_machine(rules: Iterable[str]) -> list[str]:
 
 
 class Secant(AbstractPathSum):
-    """The path kernel machine of Domingos, f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), its sum by secants, which is exact."""
+    """The path kernel machine of Domingos, f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), by secants, which make it exact."""
 
 
 class Gauss(AbstractPathSum):
-    """The path kernel machine of Domingos, its sum by Gauss nodes."""
+    """The path kernel machine of Domingos, by Gauss quadrature."""
 
 
 class Left(AbstractPathSum):
-    """The path kernel machine of Domingos as published, its sum by the left ends of the steps."""
+    """The path kernel machine of Domingos as published, by the left ends of the steps."""
 
 
 def describe_parts(facts: Mapping[str, float]) -> str:
-    """How well the single contributions are known, though their sum may be exact.
+    """Return the accuracy of single contributions in words. Their sum may be exact all the same.
 
     >>> describe_parts({"cancellation": 20.3, "error_bar": 1.2e-4})
     'contributions cancel: Σ|c| = 20.3 × |Σc|; relative error of each 1e-4'
@@ -95,7 +95,7 @@ def describe_parts(facts: Mapping[str, float]) -> str:
     facts = {name: fact for name, fact in facts.items() if isfinite(fact)}
     if "cancellation" not in facts:
         return ""
-    said = {
+    phrases = {
         "cancellation": "contributions cancel: Σ|c| = {} × |Σc|",
         "error_bar": "relative error of each {}",
         "top_10": "the top 10 hold {}",
@@ -103,15 +103,17 @@ def describe_parts(facts: Mapping[str, float]) -> str:
         "flow_error": "the flow is solved to {} of its way",
         "decay_share": "decay moved the outputs by {} of their change",
     }
-    numbers = {
-        name: percent(fact) if name == "top_10" else short(fact) for name, fact in facts.items()
-    }
-    return "; ".join(text.format(numbers[name]) for name, text in said.items() if name in facts)
+    numbers = {name: short(fact) for name, fact in facts.items()}
+    if "top_10" in facts:
+        numbers["top_10"] = percent(facts["top_10"])
+    return "; ".join(text.format(numbers[name]) for name, text in phrases.items() if name in facts)
 
 
 class Nonlinear(AbstractMachine):
-    """A kernel machine with a non-linearity, g(b(x) + Σᵢ aᵢ(x) K(x, xᵢ)): g of the sum by the first rule, b = f_0 + 𝒟,
-    against g of the network. By secants it is exact, as its inner sum is; `path.measure` takes g itself apart.
+    """A kernel machine with a non-linearity, g(b(x) + Σᵢ aᵢ(x) K(x, xᵢ)), where b = f_0 + 𝒟.
+
+    It is g of the sum by the first rule, compared with g of the network. By secants it is exact, like its inner sum.
+    `path.measure` divides the change of g itself among the examples.
     """
 
     measure: AbstractMeasure = LogProbability()
@@ -137,11 +139,11 @@ class Nonlinear(AbstractMachine):
 class FixedCoefficients(AbstractMachine):
     """A true kernel machine: the path kernel with coefficients that do not depend on the query.
 
-    The coefficients are means over the path,
+    The coefficients are means over the path:
 
     f̂(x) = f_0(x) + Σᵢ 𝒦(x, xᵢ) āᵢ,    āᵢ = −Σ_s η_s ℓ′ᵢ(s) / Σ_s η_s.
 
-    Where the optimizer remembers, āᵢ is the least-squares fit of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the training points x:
+    For an optimizer with memory, āᵢ is the least-squares fit of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the training points x:
     Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ), example by example, by pseudo-inverse.
     """
 
@@ -149,25 +151,28 @@ class FixedCoefficients(AbstractMachine):
         refuse_none(evidence.path.kernel)
         coefficients = evidence.training.mean_coefficients
         if coefficients is None:
-            here = evidence.attributed[: evidence.train].nonzero()[:, 0]
-            if not len(here):
-                raise DoesNotApply("no training example is attributed: add train to path.probes")
-            kernel, parts = (
-                part[here] for part in (evidence.path.kernel, evidence.path.contributions)
-            )
-            kernel = kernel.permute(2, 0, 1, 3).flatten(1, 2)  # [train, point·out, out_]
-            parts = parts.flatten(0, 1).t()[..., None]
-            if not (kernel.isfinite().all() and parts.isfinite().all()):
-                raise DoesNotApply("the path kernel among the training examples is not finite")
-            coefficients = (torch.linalg.pinv(kernel) @ parts.to(kernel.dtype))[
-                ..., 0
-            ]  # 𝒮 is summed in float64
+            coefficients = fitted_coefficients(evidence)
         outputs = evidence.after(apply_kernel(evidence.path.kernel, coefficients))
         return Prediction(outputs, f"𝒦 by {evidence.rule}", partial=True)
 
 
+def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out"]:
+    """Return the least-squares coefficients āᵢ of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the attributed training points x."""
+    points = evidence.attributed[: evidence.train].nonzero()[:, 0]
+    if not len(points):
+        raise DoesNotApply("no training example is attributed: add train to path.probes")
+    kernel = (
+        evidence.path.kernel[points].permute(2, 0, 1, 3).flatten(1, 2)
+    )  # [train, point·out, out_]
+    parts = evidence.path.contributions[points].flatten(0, 1).t()[..., None]
+    if not (kernel.isfinite().all() and parts.isfinite().all()):
+        raise DoesNotApply("the path kernel among the training examples is not finite")
+    fitted: Tensor = torch.linalg.pinv(kernel) @ parts.to(kernel.dtype)  # 𝒮 is in float64
+    return fitted[..., 0]
+
+
 class KernelRegression(AbstractMachine):
-    """Kernel regression with the path kernel 𝒦 on what the network learned at the training examples."""
+    """Kernel regression with the path kernel 𝒦 on the learned change of the outputs at the training examples."""
 
     def predict(self, evidence: Evidence) -> Prediction:
         refuse_none(evidence.path.kernel)
@@ -185,17 +190,17 @@ class KernelRegression(AbstractMachine):
         )
 
 
-# --- Regression with a kernel that need be neither symmetric nor regular, by singular values:
+# --- Regression with a kernel that may be asymmetric or singular, by singular values:
 #
-# f̂(x) = f_0(x) + K(x, X) K(X, X)⁺ (f_T(X) − f_0(X)),
+# f̂(x) = f_0(x) + K(x, X) K(X, X)⁺ (f_T(X) − f_0(X))
 #
-# singular values below `cutoff` times the largest counting as zero.
+# Singular values below `cutoff` times the largest count as zero.
 
 
 def regression_prediction(
     kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
 ) -> Prediction:
-    """The machine that reproduces what was learned at the training examples."""
+    """Return the kernel regression on the learned change at the training examples."""
     matrix = train_matrix(kernel)
     if kernel.shape[1] < kernel.shape[3]:
         raise DoesNotApply("the path was not read at every output: needs path.outputs=all")
@@ -210,7 +215,7 @@ def regression_prediction(
         )
     if not matrix.isfinite().all():
         raise DoesNotApply("the kernel among the training examples is not finite")
-    # a = K⁺ (f_T − f_0), and f̂ = f_0 + K a
+    # a = K⁺ (f_T − f_0), f̂ = f_0 + K a
     U, singular, Vh = torch.linalg.svd(matrix)
     cutoff = len(matrix) * torch.finfo(matrix.dtype).eps
     used = singular > cutoff * singular.max()
@@ -226,17 +231,17 @@ def regression_prediction(
 #
 #     f_t(x) = f_0(x) − Θ(x, X) g(Θ(X, X)) (f_0(X) − y),    g(λ) = (1 − e^{−twλ})/λ
 #
-# and for any loss the steps of an optimizer that scales all weights alike lead to
+# For any loss, the steps of an optimizer with the same scale for all weights lead to
 #
-#     f_s(x) = f_0(x) + Θ(x, X) a_s + (ρ_s − 1) J(x)·θ_0,
+#     f_s(x) = f_0(x) + Θ(x, X) a_s + (ρ_s − 1) J(x)·θ_0.
 #
-# by gradient descent f_{s+1}(x) = f_s(x) − η_s Θ(x, X) ℓ′(f_s(X)).
+# For gradient descent, f_{s+1}(x) = f_s(x) − η_s Θ(x, X) ℓ′(f_s(X)).
 
 
 def flow_prediction(
     kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
 ) -> Float[Tensor, "probe out"]:
-    """f_t at the time at which training ended."""
+    """Return f_t at the time when training ended."""
     missing = (evidence.targets - evidence.start[: evidence.train]).flatten()[:, None]
     gain = FlowGain(evidence.training.time * evidence.training.weight)
     coefficients = modes_of(train_matrix(kernel)).at(gain)(missing)
@@ -246,7 +251,7 @@ def flow_prediction(
 def descent_prediction(
     kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
 ) -> Float[Tensor, "probe out"]:
-    """f_T after the steps that training took."""
+    """Return f_T after the steps of the training."""
     train = evidence.train
     coefficients, remaining = evidence.training.repeat(
         train_matrix(kernel), evidence.start[:train], evidence.start_pull[:train]
@@ -257,18 +262,20 @@ def descent_prediction(
 
 
 class AbstractFrozen(AbstractMachine):
-    """One kernel holds throughout, from the network's own outputs at the start: under quadratic loss by gradient flow,
-    in closed form; under other losses, or with another optimizer, by the same steps.
+    """Training with a fixed kernel from the network's initial outputs.
+
+    Under a quadratic loss it is gradient flow in closed form. Under another loss, or with another optimizer, it takes
+    the same steps as the network.
     """
 
     @abstractmethod
     def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
-        """The one that is frozen."""
+        """Return the fixed kernel."""
 
     @final
     def predict(self, evidence: Evidence) -> Prediction:
         kernel = self.kernel(evidence)
-        # small steps along the gradient of a quadratic function of f have a closed form
+        # gradient flow of a loss that is quadratic in f has a closed form
         if evidence.training.is_quadratic and evidence.training.is_plain:
             return Prediction(
                 flow_prediction(kernel, evidence), f"flow to t={evidence.training.time:.4g}"
@@ -277,21 +284,21 @@ class AbstractFrozen(AbstractMachine):
 
 
 class FrozenStart(AbstractFrozen):
-    """Training with the tangent kernel frozen at that of the start, K_0, for the same time."""
+    """Training with the fixed tangent kernel of the start, K_0, for the same time."""
 
     def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
         return evidence.kernel_start
 
 
 class FrozenEnd(AbstractFrozen):
-    """Training with the tangent kernel frozen at that of the end, K_T, for the same time."""
+    """Training with the fixed tangent kernel of the end, K_T, for the same time."""
 
     def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
         return evidence.kernel_end
 
 
 class FrozenLimit(AbstractFrozen):
-    """Training with the tangent kernel frozen at that of infinite width, K_∞, for the same time."""
+    """Training with the fixed tangent kernel at infinite width, K_∞, for the same time."""
 
     needs_limit = True
 
@@ -301,10 +308,10 @@ class FrozenLimit(AbstractFrozen):
 
 
 class Linearised(AbstractMachine):
-    """The network linearised at its start, f_0(x) + J(θ_0; x)(θ − θ_0), trained with the same steps (Lee et al.
-    2019). Where gradients are clipped, each of its steps is by the factor that was recorded of the network.
+    """The network linearised at its start, f_0(x) + J(θ_0; x)(θ − θ_0), trained with the same steps (Lee et al. 2019).
 
-    In function space these are steps of gradient descent with the kernel K_0.
+    In function space these are steps of gradient descent with the kernel K_0. Clipping uses the recorded factors of
+    the network.
     """
 
     def predict(self, evidence: Evidence) -> Prediction:
@@ -314,12 +321,11 @@ class Linearised(AbstractMachine):
 
 
 class NNGP(AbstractMachine):
-    """The Gaussian process that a network of infinite width is before training, given the training targets: the mean
-    of its posterior, f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
+    """The posterior mean of the Gaussian process of an untrained network at infinite width, without noise:
 
-    There is no noise.
+    f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
 
-    Bayesian networks are it, and networks of which only the readout is trained; not those that train every layer.
+    It describes Bayesian networks, and networks with a trained readout only, but no network that trains every layer.
     """
 
     needs_limit = True
@@ -335,21 +341,21 @@ class NNGP(AbstractMachine):
         return Prediction(posterior.mean(evidence.targets), "posterior mean")
 
 
-# --- Controls: a kernel that knows nothing of the network, a Gaussian one or a random positive definite one,
+# --- Controls: a Gaussian kernel, or a random positive definite kernel, independent of the network.
 #
 #     k(x, x′) = exp(−‖x − x′‖²/2h²),  h the median distance between training examples;
 #     k = (A Aᵀ/r + I)[x, xᵢ],         A ~ N(0, 1) of points × r, r the number of points.
 #
-# As an identity it replaces 𝒦 in "divide by the kernel and multiply with it again",
+# As an identity it replaces 𝒦 in "divide by the kernel, then multiply by it":
 #
 #     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ),
 #
-# which is exact by construction: that is the point of the criticism. As a regression it has to predict, and a random
+# This is exact for any kernel, which is the point of the criticism. As a regression it must predict, and a random
 # kernel predicts new points no better than chance.
 
 
 class RBFIdentity(AbstractMachine):
-    """A control: a Gaussian kernel. Any kernel would do, as long as the coefficients may depend on the query."""
+    """A control with a Gaussian kernel. Any kernel is exact if its coefficients may depend on the query."""
 
     control = True
 
@@ -360,15 +366,16 @@ class RBFIdentity(AbstractMachine):
         def rows(some: slice) -> Float[Tensor, "probe train"]:
             kernel = gaussian_kernel(points[some], train, width)
             if (kernel == 0).any():
-                far = "the Gaussian kernel vanishes between distant points, so nothing can be divided by it"
-                raise DoesNotApply(far)
+                raise DoesNotApply(
+                    "the Gaussian kernel vanishes between distant points, so nothing can be divided by it"
+                )
             return kernel
 
         return divide_and_multiply(evidence, rows, f"h={width:.3g}")
 
 
 class RandomIdentity(AbstractMachine):
-    """A control: a random positive definite kernel; any would do whose coefficients may depend on the query."""
+    """A control with a random positive definite kernel, whose coefficients may depend on the query."""
 
     control = True
 
@@ -386,16 +393,19 @@ class RandomIdentity(AbstractMachine):
 def divide_and_multiply(
     evidence: Evidence, rows: Callable[[slice], Float[Tensor, "probe train"]], detail: str
 ) -> Prediction:
-    """Divide 𝒮 by a kernel, multiply with it again, and add up: some rows at a time."""
+    """Divide 𝒮 by a kernel, multiply by it again, and sum over examples, a few rows at a time."""
     parts = evidence.path.contributions
-    around = ((parts[place], rows(place)[:, None]) for place in row_blocks(parts))
-    change = torch.cat([(part / divisor * divisor).sum(2) for part, divisor in around])
+    changes = []
+    for block in row_blocks(parts):
+        kernel = rows(block)[:, None]
+        changes.append((parts[block] / kernel * kernel).sum(2))
+    change = torch.cat(changes)
     outputs = evidence.after(change + evidence.path.without_examples)
     return Prediction(outputs, f"{detail}, 𝒮 by {evidence.rule}", partial=True)
 
 
 class RBFRegression(AbstractMachine):
-    """A control: regression with a Gaussian kernel, which has nothing to do with the network."""
+    """A control: regression with a Gaussian kernel, which is independent of the network."""
 
     control = True
 
@@ -403,10 +413,8 @@ class RBFRegression(AbstractMachine):
         refuse_none(evidence.kernel_start)
         train = evidence.inputs[: evidence.train]
         width = median_distance(train)
-        prediction = regression_prediction(
-            kernel_for_each_output(gaussian_kernel(evidence.inputs, train, width), evidence),
-            evidence,
-        )
+        kernel = gaussian_kernel(evidence.inputs, train, width)
+        prediction = regression_prediction(kernel_for_each_output(kernel, evidence), evidence)
         return Prediction(prediction.outputs, f"h={width:.3g}, {prediction.detail}")
 
 
@@ -425,9 +433,9 @@ class RandomRegression(AbstractMachine):
 def kernel_for_each_output(
     kernel: Float[Tensor, "probe train"], evidence: Evidence
 ) -> Float[Tensor, "probe out train out_"]:
-    """The same kernel for every output, which do not know of one another."""
-    outputs = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
-    return kernel[:, None, :, None] * outputs[:, None]
+    """Return the kernel of independent outputs that share one kernel."""
+    identity = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
+    return kernel[:, None, :, None] * identity[:, None]
 
 
 def gaussian_kernel(
@@ -437,7 +445,7 @@ def gaussian_kernel(
 
 
 def median_distance(points: Float[Tensor, "train feature"]) -> float:
-    """The median of the distances that are not zero; 1 if all are.
+    """Return the median of the nonzero distances, or 1 if there are none.
 
     >>> median_distance(torch.tensor([[0.0], [3.0], [7.0]])), median_distance(torch.zeros(1, 1))
     (4.0, 1.0)
@@ -447,12 +455,12 @@ def median_distance(points: Float[Tensor, "train feature"]) -> float:
     if zeros == len(distances):
         return 1.0
     middle = zeros + (len(distances) - zeros - 1) // 2
-    distances.partition(middle)  # in place: they are many
+    distances.partition(middle)  # in place, to save memory
     return float(distances[middle])
 
 
 def random_kernel(evidence: Evidence) -> Float[Tensor, "probe train"]:
-    """The random kernel between all points and the training examples, another one for each seed of a run."""
+    """Return a random kernel of all points with the training examples, which depends on the seed of the run."""
     points = len(evidence.inputs)
     factor = torch.randn(
         points, points, generator=stream("random kernel", evidence.seed), dtype=torch.float64

@@ -1,4 +1,5 @@
-"""Modules that were not written for this program, made to fit, and the trouble that they make."""
+"""Foreign modules: adapted to data and loss, loaded from files of the user, or built by optional
+libraries."""
 
 from __future__ import annotations
 
@@ -26,16 +27,15 @@ from ntkexp.model.base import LearningTask
 from ntkexp.model.functional import hooked, training_modes
 from ntkexp.records.atomic import read_object
 
-# --- A module that was not written for this program, made to take what the data gives and to give what the loss
-# takes.
+# --- A foreign module, adapted to the inputs of the data and the outputs of the loss.
 #
-#     tokens → whole numbers        outputs [example] → [example, 1]        tensors it makes → of its inputs' dtype
+#     tokens → integers      outputs [example] → [example, 1]      new tensors → dtype of inputs
 #
-# Before training it is tried on a few examples, so that what does not fit is said in one line.
+# Before training the module runs on a few examples, so that misfits are reported in one line.
 
 
 class Adapted(nn.Module):
-    """A module between data and loss."""
+    """A foreign module, between data and loss."""
 
     def __init__(self, module: nn.Module, tokens: bool) -> None:
         super().__init__()
@@ -43,11 +43,11 @@ class Adapted(nn.Module):
 
     def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example out"]:
         outputs = self.answer(x)
-        assert isinstance(outputs, Tensor)  # it was tried
+        assert isinstance(outputs, Tensor)  # checked by refuse_unfit
         return outputs[:, None] if outputs.dim() == 1 else outputs
 
     def answer(self, x: Float[Tensor, "example *shape"]) -> object:
-        """Whatever the module itself returns."""
+        """Return the module's own answer."""
         with default_dtype(x.dtype):
             return self.module(x.long() if self.tokens else x)
 
@@ -59,15 +59,15 @@ def adapt_module(
     given: str,
     file: Path | None = None,
 ) -> Adapted:
-    """The module that is made, in double precision and evaluation mode, tried; meanwhile torch's own generator starts
-    at the seed.
+    """Build the module in double precision and evaluation mode, with torch's generator at the seed,
+    and check it.
     """
     with torch.random.fork_rng(devices=[]), default_dtype(torch.float64), one_line(given, file):
         torch.manual_seed(seed)
         module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
         for layer in module.modules():
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-                layer.sparse = False  # gradients of all rows are the same numbers, and can be differentiated again
+                layer.sparse = False  # dense gradients are equal, and can be differentiated again
         with one_line(f"{given}: {task.description}, and the module says", file):
             refuse_unfit(given, module, task)
     return module
@@ -75,7 +75,7 @@ def adapt_module(
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Tensors are made in this dtype where nothing is said of it, such as the first state of a recurrent network."""
+    """Use this dtype for new tensors by default, such as the first state of a recurrent network."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -85,41 +85,44 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
-    """Try the module on examples that are made up."""
+    """Run the module on made-up examples, and raise if it does not fit."""
     refuse_untrainable(given, module.module)
     if reasons := list(training_modes(module.module)):
         raise Mistake(
-            f"{given}: {reasons[0]}, even after module.eval(); each output must depend on its own example"
+            f"{given}: {reasons[0]}, even after module.eval(); each output must depend on its own "
+            "example"
         )
-    # forwards: the shape, and inputs that stay as they are
+    # forward: the shape, and unchanged inputs
     x = task.sample()
     outputs = module.answer(x)
     refuse_shape(given, outputs, task)
     assert isinstance(outputs, Tensor)
     if not torch.equal(x, task.sample()):
         raise Mistake(
-            f"{given}: the module overwrites its inputs; let it work on a copy, such as x = x.clone()"
+            f"{given}: the module overwrites its inputs; let it work on a copy, such as x = "
+            "x.clone()"
         )
     if not outputs.requires_grad:
         raise Mistake(
             f"{given}: no output depends on a trained parameter; is there a detach, or no_grad?"
         )
-    # backwards: dense gradients; and once more, to the same outputs
+    # backward: dense gradients; then a second call with equal outputs
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     gradients = torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
     if any(each is not None and each.is_sparse for each in gradients):
         raise Mistake(
-            f"{given}: there is a sparse gradient; call F.embedding and F.embedding_bag with sparse=False"
+            f"{given}: there is a sparse gradient; call F.embedding and F.embedding_bag with "
+            "sparse=False"
         )
     if not torch.equal(module(x).nan_to_num(), module(x).nan_to_num()):
         raise Mistake(
-            f"{given}: the module gives other outputs when it is called again, in evaluation mode; is there a dropout "
-            "without training=self.training?"
+            f"{given}: the module gives other outputs when it is called again, in evaluation mode; "
+            "is there a dropout without training=self.training?"
         )
 
 
 def refuse_untrainable(given: str, module: nn.Module) -> None:
-    """There has to be something to train, of real numbers."""
+    """Raise if the module has no real parameters to train."""
     weights = dict(module.named_parameters())
     if not any(weight.requires_grad for weight in weights.values()):
         why = (
@@ -130,33 +133,35 @@ def refuse_untrainable(given: str, module: nn.Module) -> None:
         raise Mistake(f"{given}: the module has nothing to train: {why}")
     if unreal := [name for name, weight in weights.items() if weight.is_complex()]:
         raise Mistake(
-            f"{given}: the parameter '{unreal[0]}' is complex; take its real and imaginary part instead"
+            f"{given}: the parameter '{unreal[0]}' is complex; take its real and imaginary part "
+            "instead"
         )
     if (name := next(hooked(module), None)) is not None:
         raise Mistake(
-            f"{given}: the parameter '{name}' has a hook, which a run would not call: it trains by derivatives; build "
-            "the module without it"
+            f"{given}: the parameter '{name}' has a hook, which a run would not call: it trains by "
+            "derivatives; build the module without it"
         )
 
 
 def refuse_shape(given: str, outputs: object, task: LearningTask) -> None:
-    """The outputs have to be those that the data asks for."""
+    """Raise if the outputs do not have the shape that data and loss need."""
     if not isinstance(outputs, Tensor):
         raise Mistake(
-            f"{given}: the module returns a {type(outputs).__name__}; let it return one tensor, [examples, outputs]"
+            f"{given}: the module returns a {type(outputs).__name__}; let it return one tensor, "
+            "[examples, outputs]"
         )
     shape, expected = list(outputs.shape), [2, task.outputs]
     if expected not in (shape, [*shape, 1]):
         raise Mistake(
-            f"{given}: the module gives outputs of shape {shape} for 2 examples, and {expected} is expected: data and "
-            f"loss ask for {task.outputs} for each example"
+            f"{given}: the module gives outputs of shape {shape} for 2 examples, and {expected} is "
+            f"expected: data and loss ask for {task.outputs} for each example"
         )
     if not outputs.is_floating_point():
         raise Mistake(f"{given}: the module gives {outputs.dtype}, and real numbers are expected")
 
 
 def refuse_chance(given: str, module: Adapted, again: Adapted) -> None:
-    """Two modules of the same seed have to be the same."""
+    """Raise if two modules of the same seed differ."""
     first, second = module.module.state_dict(), again.module.state_dict()
     if first.keys() != second.keys():
         raise Mistake(f"{given} builds another module when it is called again with the same seed")
@@ -165,25 +170,26 @@ def refuse_chance(given: str, module: Adapted, again: Adapted) -> None:
             value.nan_to_num(), second[name].nan_to_num()
         ):
             raise Mistake(
-                f"{given} draws another '{name}' when it is called again with the same seed; draw it by torch, which "
-                "is seeded, or from the argument seed"
+                f"{given} draws another '{name}' when it is called again with the same seed; draw "
+                "it by torch, which is seeded, or from the argument seed"
             )
 
 
-# --- A Python file of the user's: what it is made of, and what importing it gives.
+# --- Python files of the user: their imports, and their modules.
 #
-# Importing runs it. Whoever calls `load` answers for that; the command line asks the user first.
+# Importing a file runs it. The command line asks the user first.
 
 
 VISION = {"timm", "torchvision", "transformers"}
-"""Packages that import torchvision, or are it."""
+"""Packages that need torchvision."""
 
 
 class TrustedModules(MetaPathFinder):
     """Finds the modules that trusted code imports, in the folders of that code.
 
-    These folders are not on `sys.path`: many libraries look there for optional modules, and would run files that nobody
-    trusts. This finder comes last, so that no file hides a module of Python's or of a package.
+    These folders are not added to `sys.path`, because libraries search it for optional modules, and
+    would run untrusted files. This finder comes last, so that no file hides a module of Python or
+    of a package.
     """
 
     def __init__(self) -> None:
@@ -203,7 +209,7 @@ sys.meta_path.append(TRUSTED)
 
 
 def let_import(files: Iterable[Path], folders: Sequence[Path]) -> None:
-    """Let trusted files import modules from these folders, and these modules theirs."""
+    """Let trusted files import modules from these folders, directly or through other modules."""
     waiting = list(files)
     while waiting:
         for name in imported_packages(waiting.pop()):
@@ -212,7 +218,8 @@ def let_import(files: Iterable[Path], folders: Sequence[Path]) -> None:
 
 
 def admit_module(name: str, folders: Iterable[Path]) -> list[Path]:
-    """Let a module or package be imported from the first of these folders that has it, and return its files."""
+    """Allow to import a module or package from the first folder that has it, and return its
+    files."""
     for folder in folders:
         files = [folder / f"{name}.py", *(folder / name).rglob("*.py")]
         if there := [file for file in files if file.is_file()]:
@@ -222,7 +229,7 @@ def admit_module(name: str, folders: Iterable[Path]) -> list[Path]:
 
 
 def load_module(file: Path, given: str) -> ModuleType:
-    """Load the module in a file, under its name without the ending; a file beside it can be imported by it."""
+    """Load the module in a file under its stem. It can import other files in the same folder."""
     file = file.resolve()
     loaded = sys.modules.get(file.stem)
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
@@ -248,7 +255,7 @@ def load_module(file: Path, given: str) -> ModuleType:
 
 
 def files_imported(file: Path) -> tuple[Path, ...]:
-    """The file, and those beside it that it imports, and that these import."""
+    """Return the file and all files in its folder that it imports, directly or indirectly."""
     files, waiting = {file}, [file]
     while waiting:
         for name in imported_packages(waiting.pop()):
@@ -263,7 +270,7 @@ def files_imported(file: Path) -> tuple[Path, ...]:
 
 
 def imported_packages(file: Path) -> Iterator[str]:
-    """The packages whose modules a file imports; none where it is not Python."""
+    """Yield the packages whose modules a file imports. A file that is not Python imports none."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -275,16 +282,15 @@ def imported_packages(file: Path) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-# --- Optional libraries: imported where they are needed, and asked for in one line where they are
-# not.
+# --- Optional libraries.
 
 
 Option = bool | int | float | str | None
-"""What a library's own settings are made of."""
+"""A value of a library's own settings."""
 
 
 def import_library(package: str, extra: str) -> Any:  # the types of another library are its own
-    """Import the package that an extra of this one installs."""
+    """Import the package of an extra, or raise with the command that installs it."""
     if find_spec(package) is None:
         raise Mistake(
             f"model={extra} needs {package}, which is not installed: pip install 'ntkexp[{extra}]'"
@@ -293,15 +299,16 @@ def import_library(package: str, extra: str) -> Any:  # the types of another lib
         one_line(f"model={extra}: {package} is installed, and cannot be imported"),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # what its own imports do is not the user's business
+        warnings.simplefilter("ignore")  # warnings of its imports do not concern the user
         load_torchvision()
         return import_module(package)
 
 
-# --- torchvision beside a torch that its compiled part was not made for, such as the usual one beside torch for CPUs.
+# --- torchvision with a torch that does not match its compiled part, such as the usual torchvision
+# with torch for CPUs.
 #
-# timm, and transformers where torchvision is installed, import it for its Python parts alone. These work once the
-# operators are declared that torchvision gives shapes to when it is imported.
+# timm and transformers use the Python part of torchvision alone. It works if the two operators are
+# declared whose shape functions torchvision registers.
 
 
 BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -309,7 +316,7 @@ DECLARED = {"torchvision::nms": BOXES, "torchvision::qnms": BOXES}
 
 
 def load_torchvision() -> None:
-    """Import torchvision, if it is installed, so that what is imported later finds it."""
+    """Import torchvision if it is installed, so that later imports succeed."""
     if find_spec("torchvision") is None:
         return
     try:
@@ -324,13 +331,13 @@ ELSEWHERE = frozenset(
     {
         "adapter_kwargs",
         "architecture",  # of timm, by an address
-        "auto_map",  # Python files beside the configuration
+        "auto_map",  # Python files next to the configuration
         "backbone",  # a model by its name or folder
         "backbone_kwargs",
         "checkpoint_path",
         "custom_pipelines",
-        "model_args",  # of timm, a checkpoint's path among them
-        "quantization_config",  # kernels and packages of its own
+        "model_args",  # timm's, including the path of a checkpoint
+        "quantization_config",  # own kernels and packages
         "transformers_weights",
         "trust_remote_code",
         "use_pretrained_backbone",
@@ -338,12 +345,14 @@ ELSEWHERE = frozenset(
 )
 
 PLAIN = {None, "eager", "sdpa", "batched_mm", "grouped_mm"}
-"""Ways to calculate attention and experts that are torch's own; any other is fetched as compiled code."""
+"""Implementations of attention and experts in torch. Others are downloaded as compiled code."""
 
 
 def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
-    """Everything that a configuration of the library transformers says, however deep, must stay here: it comes from a
-    command line, a YAML file, a run's folder or a folder with a model, none of which is code.
+    """Raise if a configuration of transformers would run or read code or files from elsewhere.
+
+    It comes from a command line, a YAML file, a run folder or a folder with a model, which users do
+    not expect to run code.
 
     >>> refuse_elsewhere({"n_head": 2, "text_config": {"auto_map": {"AutoModel": "own.Net"}}}, "model.path=a")
     Traceback (most recent call last):
@@ -355,7 +364,8 @@ def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
         )
         if foreign or (key in ELSEWHERE and value not in (None, False, [], {})):
             raise Mistake(
-                f"{given}: '{key}' would run or read files elsewhere, which is never done; remove it"
+                f"{given}: '{key}' would run or read files elsewhere, which is never done; remove "
+                "it"
             )
 
 
@@ -371,7 +381,7 @@ def tree_entries(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_parts_elsewhere(files: Sequence[Path], given: str) -> None:
-    """Weights in several files are found by an index, and an adapter by the folder of its model: both must be here."""
+    """Raise if an index of weights or an adapter refers to files outside the folder."""
     here = {file.name for file in files}
     if "adapter_config.json" in here:
         raise Mistake(
@@ -389,7 +399,8 @@ def refuse_parts_elsewhere(files: Sequence[Path], given: str) -> None:
 
 @contextmanager
 def one_line(given: str, file: Path | None = None) -> Iterator[None]:
-    """What goes wrong inside is said after what was given, with its line in the file if it is one of the user's.
+    """Turn errors into one line that begins with the argument, and names the line in the user's
+    file.
 
     >>> with one_line("model.name=gpt3"):
     ...     raise KeyError("gpt3")
@@ -406,7 +417,7 @@ def one_line(given: str, file: Path | None = None) -> Iterator[None]:
 
 
 def line_in_file(error: BaseException, file: Path) -> str:
-    """The last line of the file that took part in an error."""
+    """Return the last line of the file in the traceback of an error."""
     trace = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     lines = [frame.lineno for frame in trace if frame.filename == str(file.resolve())]
     if isinstance(error, SyntaxError) and error.filename == str(file.resolve()):

@@ -116,8 +116,10 @@ def called(
 
     >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
     >>> before = layer.weight
-    >>> called(twice, {"0.weight": torch.zeros(1, 1)}, (torch.ones(1, 1),)).tolist(), layer.weight is before
-    ([[0.0]], True)
+    >>> called(twice, {"0.weight": torch.zeros(1, 1)}, (torch.ones(1, 1),)).tolist()
+    [[0.0]]
+    >>> layer.weight is before
+    True
     """
     names = dict(named_members(module, all_names=True))
     value_of = {id(names[name]): value for name, value in values.items()}
@@ -201,7 +203,8 @@ def batch_statistics(module: nn.Module) -> Iterator[str]:
     for name, layer in module.named_modules():
         if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
             untracked = ", track_running_stats=False" if layer.running_mean is None else ""
-            yield f"layer '{name}' ({type(layer).__name__}{untracked}) takes its statistics from the batch"
+            kind = f"{type(layer).__name__}{untracked}"
+            yield f"layer '{name}' ({kind}) takes its statistics from the batch"
 
 
 def hooked(module: nn.Module) -> Iterator[str]:
@@ -283,8 +286,10 @@ def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> 
     """Return True if a function takes these inputs only after an axis of one example was added.
 
     >>> function = function_of(nn.Linear(3, 1))
-    >>> batch_axis_missing(function, {}, torch.ones(3)), batch_axis_missing(function, {}, torch.ones(2))
-    (True, False)
+    >>> batch_axis_missing(function, {}, torch.ones(3))
+    True
+    >>> batch_axis_missing(function, {}, torch.ones(2))
+    False
     """
     try:
         with torch.no_grad():

@@ -1,4 +1,5 @@
-"""How an optimizer moves the weights: its update rule, and each step as a linear map of gradients."""
+"""How an optimizer moves the weights: its update rule, and each step as a linear map of
+gradients."""
 
 from __future__ import annotations
 
@@ -134,7 +135,7 @@ class LinearStep:
     momentum_gain: Coefficient = 1.0  # α
     l2: float = 0.0  # λ
     decoupled_decay: Coefficient = 0.0  # d
-    denominator: Tensor | None = None  # n, by which S and N are divided; None: 1
+    denominator: Tensor | None = None  # n, which divides S and N; None: 1
     mixing: Mixing | None = None  # M
     residual: Tensor | None = None  # r
 

@@ -20,7 +20,7 @@ from ntkexp.shapes import Weights
 #
 #     k_i = F(θ + h Σ_j a_ij k_j),    θ₁ = θ + h Σ_j a_7j k_j,    error = h Σ_i e_i k_i,
 #
-# the difference from the embedded method of order 4. k_7 is the slope at the end, hence k_1 of the
+# the difference from the embedded method of order 4. k_7 is the slope at the end, and so k_1 of the
 # next step.
 
 
@@ -51,7 +51,7 @@ class Attempt:
 
 
 def attempt(weights: Weights, slope: Weights, field: VectorField, length: float) -> Attempt:
-    """Try a step of this length from weights at which the field has this slope."""
+    """Try a step of this length from weights with this slope."""
     slopes, end = [slope], weights
     for row in STAGES:
         way = combined(row, slopes, length)

@@ -1,7 +1,7 @@
 """The backward sum: the contributions of examples through an optimizer with memory, from the last
 step to the first.
 
-Step s is linear in gradients, as in `optimizer.base`, with coefficients of its own:
+Step s is linear in gradients, as in `optimizer.base`, with its coefficients:
 
     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p − r
 
@@ -70,8 +70,8 @@ class StepResult(NamedTuple):
 
 @dataclass(kw_only=True)
 class BackwardSum:
-    """The recursion for U. If `components` are given, each step returns the terms of each of
-    them."""
+    """The recursion for U. With `components`, each step also returns the terms of every
+    component."""
 
     adjoint: Adjoint | None = None  # U; None before the first Jacobian
     momentum_decay: Mapping[str, float] = field(default_factory=dict)  # β of the last step added
@@ -213,8 +213,7 @@ class StepCoefficients:
         )
 
     def need_v(self, credit: Weights) -> bool:
-        """Whether V must be formed: α or N differ among weights, or credit differs and N is not
-        0."""
+        """True if V must be formed: α or N differ between weights, or credit does and N ≠ 0."""
         coefficients = (*self.gradient_scale.values(), *self.momentum_gain.values())
         if any(isinstance(coefficient, Tensor) for coefficient in coefficients):
             return True
@@ -279,7 +278,7 @@ class TermSums:
         *,
         with_gradient_scale: bool,
     ) -> None:
-        """Add the terms of J̄ and, if V is not formed, those of N ⊙ J̄."""
+        """Add the terms of J̄ and, unless V is formed, the terms of N ⊙ J̄."""
         jacobian, coefficients = secant.of(self.names), self.coefficients
 
         # −J̄·dθ and −J̄·r

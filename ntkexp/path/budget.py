@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ntkexp.kernel.read.plan import AT_ONCE
+from ntkexp.kernel.read.plan import OUTPUT_GRADIENT_BYTES
 from ntkexp.mistake import Mistake
 from ntkexp.on_disk import ROW_BLOCK_BYTES
 from ntkexp.path.integrals import MAX_TOTALS, MIN_STRETCHES
@@ -48,21 +48,21 @@ class Budget:
     memory_gb: float
     parameters: int
     points: int
-    read: int  # points at which the path is integrated
+    read: int  # points of the path integrals
     train: int
     outputs: int
-    integrated: int  # outputs at which the path is integrated
+    integrated: int  # outputs of the path integrals
     rules: int
     tangents: int  # tangent kernels, or their traces, in memory
     path_kernels: int  # 𝒦 by every rule, and snapshots
     errors: int = 0  # sums as large as contributions, for the error
-    tapes: int  # positions in a step at which a block is read, with both ends
+    tapes: int  # positions in a step that a block reads, with both ends
     tape_bytes: float  # per point
     number_bytes: int
     copies: int = 0  # of the weights, in the optimizer during a step
     kernels: Kernels = "all"
     steps: int = 0
-    phases: int = 1  # contributions are kept at the end of each
+    phases: int = 1  # each keeps contributions at its end
     doubled: bool = False  # a second backward pass measures the error
     disk: bool = False  # contributions may be on disk
     components: int = 0  # contributions of each are in memory
@@ -86,7 +86,7 @@ class Budget:
         squares = SQUARE_COPIES * row * self.outputs * self.train * (self.kernels == "all")
         features = (
             self.train * (1 + self.kernel_outputs) * self.tape_bytes
-            + (self.kernels == "trace") * AT_ONCE
+            + (self.kernels == "trace") * OUTPUT_GRADIENT_BYTES
         )
         weights = (
             (WEIGHT_COPIES + self.copies + self.tapes - 2) * self.parameters * self.number_bytes
@@ -130,7 +130,7 @@ class Budget:
 
     @property
     def block(self) -> int:
-        """The number of points that are read at once, with half of the free memory; tapes use the
+        """The number of points in a block, which uses half of the free memory; tapes use the
         rest."""
         free = self.memory_gb * 1e9 - self.fixed
         if free < 2 * self.per_point:
@@ -183,7 +183,7 @@ class Budget:
 START_SECONDS = 3.0
 POSITION_SECONDS = 0.003
 SECONDS_PER_WORK = 8e-11
-WORK_PER_NUMBER = 64  # of a tape: its features are multiplied with those of the training examples
+WORK_PER_NUMBER = 64  # of a tape, for products of its features with the training examples
 MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}  # a GPU is a thousand cores
 
 

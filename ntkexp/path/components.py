@@ -1,4 +1,4 @@
-"""Components: groups of parameters, for which every inner product over weights is split.
+"""Components: groups of parameters, that split every inner product over weights.
 
 A contribution is a sum over parameters p of the terms ⟨V, Jᵢᵀℓ′ᵢ⟩_p. The share of a component is
 the partial sum over its parameters, so that shares add up to the whole:

@@ -1,4 +1,4 @@
-"""The points, outputs and steps over which a path is integrated, and the arrays of its sums."""
+"""The points, outputs and steps of the integrals along a path, and the arrays of their sums."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATH_KERNEL_AXES = 4  # [point, out, train, out_]
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """The points and outputs at which a path is integrated.
+    """The points and outputs of the integrals along a path.
 
     If a measure of the outputs is explained, such as the loss, `explained` reads the points through
     that measure.
@@ -30,9 +30,9 @@ class Domain:
 
     points: Points
     explained: Points  # the same points, read through the measure
-    reads_train: bool  # whether the path is integrated at training examples too
-    attributed: Int[Tensor, " attributed"]  # the points at which contributions are computed
-    integrated: tuple[int, ...]  # the outputs at which the path is integrated
+    reads_train: bool  # whether integrals are taken at training examples too
+    attributed: Int[Tensor, " attributed"]  # the points with contributions
+    integrated: tuple[int, ...]  # the outputs with integrals
     outputs: int
     steps: int  # at most
     switches: tuple[int, ...] = ()  # the first step of each phase but the first
@@ -44,7 +44,7 @@ class Domain:
 
     @property
     def read(self) -> slice:
-        """The points at which the path is integrated, among all points."""
+        """The points with integrals, as a slice of all points."""
         return slice(self.first, None)
 
     @property
@@ -53,12 +53,12 @@ class Domain:
 
     @property
     def rows(self) -> Int[Tensor, " attributed"]:
-        """The attributed points, among the points at which the path is integrated."""
+        """The rows of the attributed points in the integrals."""
         return self.attributed - self.first
 
     @property
     def places(self) -> list[slice]:
-        """The points at which the path is integrated, cut into blocks."""
+        """The points with integrals, cut into blocks."""
         return (self.points.train_blocks if self.reads_train else []) + self.points.other_blocks
 
     def blocks(self, segment: Segment) -> Iterator[StepBlock]:

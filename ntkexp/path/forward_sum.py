@@ -41,8 +41,8 @@ class Error(NamedTuple):
 
 
 class AbstractAccumulator(Resumable, ABC):
-    """Sums over the steps of a path. `integrals` are complete after the last step, and the way back
-    if there is one."""
+    """Sums over the steps of a path. `integrals` are complete after the last step and any backward
+    pass."""
 
     @property
     @abstractmethod
@@ -51,14 +51,16 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """Add a step, at which a kernel may be due. Return its tally by each rule, if measured."""
+        """Add a step; `due` says that it has a kernel. Return its tally by each rule, if
+        measured."""
 
     def close(self, step: Step) -> None:
         """End before this step, sooner than planned. Most sums have nothing to finish."""
         return
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
-        """Make the backward pass, if there is one. Yield the numbers of steps done and in all."""
+        """Make the backward pass of sums that need one. Yield the numbers of steps done and in
+        all."""
         return iter(())
 
     @property
@@ -92,7 +94,7 @@ class AbstractAccumulator(Resumable, ABC):
 #
 # A secant Jacobian is not the only matrix that closes a step. The parts 𝒮(x, xᵢ) should come from
 # the integral of the tangent Jacobian along the step. The mean over n equal substeps approaches it
-# like n⁻². Hence
+# like n⁻². Therefore
 #
 #     e = (S_2n − S_n) · 4/3        (4ᵏ⁺¹/(4ᵏ⁺¹ − 1) after k extrapolations)
 #

@@ -77,7 +77,7 @@ class Tally:
     def miss(self, rounding: Rounding) -> Closure | None:
         """Return the error of the closure if rounding does not explain it.
 
-        The size of the contributions counts, as they are summed. Outputs that are not finite are
+        Rounding is relative to the size of the contributions, too. Outputs that are not finite are
         reported as a diverged run, not here."""
         size = rounding.terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
         closure = Closure(sqrt(self.missed), bound(size, rounding.eps))
@@ -159,7 +159,7 @@ class Integrals(Resumable):
     def add_components(
         self, sums: ComponentSums, step: Step, block: StepBlock
     ) -> tuple[Tensor, Tensor]:
-        """Add the shares of the components. Return the products and the decay of all of them."""
+        """Add the shares of the components. Return the products and the decay of all parameters."""
         components = sums.components.values()
         terms = block.kernels(self.pieces, step.side, step.decay, components)
         shares = [
@@ -356,7 +356,7 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
 #
 #     𝒮_p(x, xᵢ) = 𝒮(x, xᵢ; T_p) − 𝒮(x, xᵢ; T_{p−1}),    f(T_p) − f(T_{p−1}) = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
 #
-# T_p is the step at which phase p ends. With memory, gradients of earlier phases move the weights
+# Phase p ends at step T_p. With memory, gradients of earlier phases move the weights
 # too: 𝒮(·; T) then sums the effects until T of all gradients until T, and needs its own backward
 # pass.
 

@@ -1,4 +1,4 @@
-"""The ways to integrate a path, with their costs and refusals, and the choice among them."""
+"""The ways to integrate a path, their costs and refusals, and the choice of one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Costs(NamedTuple):
     rules: int  # each with its contributions
     kernels: int  # path kernels and snapshots
     errors: int  # sums as large as contributions, for the error
-    tapes: int  # positions inside a step at which a block is read, both ends included
+    tapes: int  # positions in a step that a block reads, with both ends
     doubled: bool = False  # True if the error needs further adjoints
 
 
@@ -40,7 +40,7 @@ class AbstractIntegration(ABC):
     @property
     @abstractmethod
     def costs(self) -> Costs:
-        """The costs, from which the memory of a run is planned."""
+        """The costs, for the memory plan of a run."""
 
     @property
     def details(self) -> Mapping[str, str]:
@@ -224,7 +224,7 @@ class Backward(AbstractIntegration):
 
 
 def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
-    """Divide `count` attributed points evenly among groups of these sizes.
+    """Divide `count` attributed points evenly between groups of these sizes.
 
     A group with fewer points than its share leaves the rest to the others.
 

@@ -39,7 +39,7 @@ class Points:
     train: int
     block: int
     keep: bool  # whether tapes are cached for the latest two sets of weights, the ends of a step
-    chosen: tuple[int, ...] | None = None  # outputs at which the path is integrated; None: all
+    chosen: tuple[int, ...] | None = None  # outputs with integrals; None: all
     kernels: Kernels = "all"
     cache: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
 

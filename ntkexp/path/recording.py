@@ -1,7 +1,6 @@
-"""The recording of a path for the backward pass: the weights at every step, ℓ′, and the optimizer's
-memory.
+"""Recording a training for reverse passes: weights, ℓ′ and the optimizer's memory of every step.
 
-`Playback` reads it as steps, `RecordedTraining` as a training that can be differentiated.
+A recording is played back as steps of the path, or as a training that can be differentiated.
 """
 
 from __future__ import annotations
@@ -34,12 +33,11 @@ from ntkexp.path.step import Descent, Step, TrainingRecipe, sizes_of
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
-# --- The rows of a recording. Row s of the trajectory is [θ_s, memory after step s, ℓ′(s)], with
-# the weights parameter by parameter.
+# --- Rows of a recording: [θ_s, memory after step s, ℓ′(s)], with the parameters one after another.
 
 
 class Recorded(NamedTuple):
-    """One row: θ_s, the memory after the step, and ℓ′(s)."""
+    """A row of a recording."""
 
     weights: Weights
     memory: Memory
@@ -48,7 +46,8 @@ class Recorded(NamedTuple):
 
 def row_length(weights: Weights, records: tuple[str, ...], pull: Float[Tensor, "train out"]) -> int:
     """Return the length of a row."""
-    return (1 + len(records)) * sum(weight.numel() for weight in weights.values()) + pull.numel()
+    parameters = sum(weight.numel() for weight in weights.values())
+    return (1 + len(records)) * parameters + pull.numel()
 
 
 Room: TypeAlias = Callable[[int, int], Trajectory]
@@ -57,27 +56,25 @@ Room: TypeAlias = Callable[[int, int], Trajectory]
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """Steps as rows, for weights like `like` and ℓ′ like `pull`."""
+    """The steps of a training, stored as rows."""
 
     rows: Trajectory
-    like: Weights
-    records: tuple[str, ...]
-    pull: Float[Tensor, "train out"]
+    like: Weights  # names and shapes of the weights
+    records: tuple[str, ...]  # names of the recorded parts of the memory
+    pull: Float[Tensor, "train out"]  # the shape of ℓ′
 
     def write(self, step: Step) -> None:
         """Write a step."""
         groups = [step.view.weights, *(step.memory[part] for part in self.records)]
-        self.put(
-            step.index,
-            [group[name] for group in groups for name in self.like] + [step.output_gradient],
-        )
+        tensors = [group[name] for group in groups for name in self.like]
+        self.write_row(step.index, [*tensors, step.output_gradient])
 
     def close(self, steps: int, end: Weights) -> None:
         """Write the weights after the last step."""
-        self.put(steps, [end[name] for name in self.like])
+        self.write_row(steps, [end[name] for name in self.like])
 
-    def put(self, row: int, tensors: list[Tensor]) -> None:
-        """Write tensors one after another, and fill the row with zeros."""
+    def write_row(self, row: int, tensors: list[Tensor]) -> None:
+        """Write tensors one after another, followed by zeros."""
         numbers = [tensor.detach().cpu().reshape(-1).numpy() for tensor in tensors]
         missing = self.rows.size - sum(map(len, numbers))
         self.rows.write(row, np.concatenate([*numbers, np.zeros(missing, self.rows.kind)]))
@@ -88,16 +85,17 @@ class Recording:
         groups: list[dict[str, Tensor]] = []
         start = 0
         for _ in range(1 + len(self.records)):
-            groups.append({})
+            group = {}
             for name, weight in self.like.items():
-                numbers = row[
-                    start : start + weight.numel()
-                ].clone()  # parameters do not share storage
-                groups[-1][name] = numbers.view(weight.shape).to(weight.device)
+                # a copy, because a parameter has storage of its own
+                numbers = row[start : start + weight.numel()].clone()
+                group[name] = numbers.view(weight.shape).to(weight.device)
                 start += weight.numel()
-        pull = row[len(row) - self.pull.numel() :].clone().view(self.pull.shape)
+            groups.append(group)
+        pull = row[len(row) - self.pull.numel() :].clone()
+        output_gradient = pull.view(self.pull.shape).to(self.pull.device)
         memory = dict(zip(self.records, groups[1:], strict=True))
-        return Recorded(groups[0], memory, pull.to(self.pull.device))
+        return Recorded(groups[0], memory, output_gradient)
 
 
 def new_recording(
@@ -114,7 +112,7 @@ def new_recording(
 
 @dataclass(frozen=True, kw_only=True)
 class Playback:
-    """The recorded steps, in any order, completed by what the rows do not hold."""
+    """The recorded steps of the path, in any order."""
 
     recording: Recording
     points: Points
@@ -123,7 +121,9 @@ class Playback:
     weight_decay: float
 
     def __iter__(self) -> Iterator[Step]:
-        """Yield the steps in order. Each begins at the same tensors as the one before ends at."""
+        """Yield the steps in order. Each one starts with the tensors at which the previous one
+        ends.
+        """
         start = None
         for index in range(len(self.step_sizes)):
             step = self.step(index, start=start)
@@ -131,8 +131,9 @@ class Playback:
             start = step.end
 
     def step(self, index: int, *, start: Weights | None = None, end: Weights | None = None) -> Step:
-        """Return one step. A known start or end keeps its tensors, and so the tapes made at
-        them."""
+        """Return a step. A given start or end is used as it is, so that its stored tapes remain
+        valid.
+        """
         recorded = self.recording.read(index)
         return Step(
             index=index,
@@ -146,8 +147,9 @@ class Playback:
         )
 
 
-# --- A recorded run as a training that can be differentiated. The recording holds
-# `optimizer.records` and `optimizer.differentiated`.
+# --- A recorded descent as a training that can be differentiated. The recording contains
+# `optimizer.records` and
+# `optimizer.differentiated`.
 
 
 class Frame(NamedTuple):
@@ -210,7 +212,7 @@ class AbstractRecordedTraining(AbstractTrajectory):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTraining(AbstractRecordedTraining):
-    """The recorded steps of a run."""
+    """A descent whose steps are in a recording."""
 
     recording: Recording
     descent: Descent
@@ -250,8 +252,9 @@ class RecordedTraining(AbstractRecordedTraining):
     def losses(
         self, rows: Int[Tensor, " row"], weights: Float[Tensor, " weight"]
     ) -> Float[Tensor, " row"]:
-        """Return the scaled losses ℓ of these examples."""
-        points, descent = self.descent.points, self.descent
+        """Return ℓ of these examples, times the scale of the loss."""
+        descent = self.descent
+        points = descent.points
         outputs = points.reader.function(self.flat.weights(weights), points.inputs[rows])
         return descent.loss.value(outputs, descent.targets[rows]) * descent.scale
 
@@ -264,50 +267,63 @@ def update_of(
     memory: Memory,
     before: Memory,
 ) -> Update:
-    """Return a step of a run as one linear update of all weights, from the recorded memory.
+    """Return the linear update of all weights by a step, given the memory after the step and before
+    it.
 
-    S, N and d are vectors over all weights. The other coefficients are the same for all parameters.
+    S, N and d become vectors over all weights. The other coefficients are numbers that all
+    parameters share.
     """
-    flat, linear = flat_like(like), optimizer.linear_steps(index, sizes, memory)
+    flat = flat_like(like)
+    linear = optimizer.linear_steps(index, sizes, memory)
 
     def vector(numbers: Mapping[str, Coefficient]) -> Coefficient:
-        if all(isinstance(each, float) and not each for each in numbers.values()):
+        if all(isinstance(number, float) and not number for number in numbers.values()):
             return 0.0
         return flat.vector({name: spread(numbers[name], weight) for name, weight in like.items()})
 
-    # the denominator: √v, or the largest so far
-    denominator, divisor = None, optimizer.spread_at(index)
-    if divisor is not None:
-        now = {part: flat.vector(weights) for part, weights in memory.items()}
-        then = {part: flat.vector(weights) for part, weights in before.items()}
-        latest = "latest" if divisor.largest else "square"
-        nothing = torch.zeros_like(now["mean"])
-        denominator = Denominator(
-            second=divisor.second,
-            root=divisor.root,
-            eps=divisor.eps,
-            mean=now["mean"],
-            latest=now[latest],
-            latest_before=then.get(latest, nothing),
-            largest=now["square"] if divisor.largest else None,
-            largest_before=then.get("square", nothing) if divisor.largest else None,
-        )
-    one = next(iter(linear.values()))
-    whole = replace(
-        one,
-        momentum_scale=vector({name: each.momentum_scale for name, each in linear.items()}),
-        gradient_scale=vector({name: each.gradient_scale for name, each in linear.items()}),
-        decoupled_decay=vector({name: each.decoupled_decay for name, each in linear.items()}),
+    first = next(iter(linear.values()))
+    combined = replace(
+        first,
+        momentum_scale=vector({name: step.momentum_scale for name, step in linear.items()}),
+        gradient_scale=vector({name: step.gradient_scale for name, step in linear.items()}),
+        decoupled_decay=vector({name: step.decoupled_decay for name, step in linear.items()}),
     )
-    return Update(place=slice(None), linear=whole, denominator=denominator)
+    denominator = denominator_of(optimizer, flat, index, memory, before)
+    return Update(place=slice(None), linear=combined, denominator=denominator)
 
 
-# --- The time by which each example had half of its effect on a point.
+def denominator_of(
+    optimizer: AbstractOptimizer, flat: FlatWeights, index: int, memory: Memory, before: Memory
+) -> Denominator | None:
+    """Return the denominator of a step, from √v or the largest √v so far; None if the optimizer has
+    none.
+    """
+    divisor = optimizer.spread_at(index)
+    if divisor is None:
+        return None
+    now = {part: flat.vector(weights) for part, weights in memory.items()}
+    then = {part: flat.vector(weights) for part, weights in before.items()}
+    latest = "latest" if divisor.largest else "square"
+    zeros = torch.zeros_like(now["mean"])
+    return Denominator(
+        second=divisor.second,
+        root=divisor.root,
+        eps=divisor.eps,
+        mean=now["mean"],
+        latest=now[latest],
+        latest_before=then.get(latest, zeros),
+        largest=now["square"] if divisor.largest else None,
+        largest_before=then.get("square", zeros) if divisor.largest else None,
+    )
+
+
+# --- The time h by which each example has made half its contribution to each point:
 #
 #     m_i(r) = |contribution of example i at step r|,        Σ_{r before h} m_i(r) = ½ Σ_r m_i(r)
 #
-# A remembered gradient counts at its own step, with the effect that all later steps give it. Masses
-# are summed over at most `STRETCHES` stretches of the path, and spread evenly within each.
+# With momentum, the contribution at step r includes the later effect of the gradient of step r,
+# which no kernel at a single step contains. The masses m are summed over at most `STRETCHES`
+# stretches of the path, and count as spread evenly within each.
 
 
 STRETCHES = 20
@@ -315,8 +331,9 @@ STRETCHES = 20
 
 @dataclass(frozen=True)
 class Halves(Resumable):
-    """Masses by stretch. `edges` are the first steps of the stretches, and the step after the
-    last."""
+    """Masses by stretch of the path; stretch k contains the steps from edges[k] to edges[k + 1] −
+    1.
+    """
 
     edges: tuple[int, ...]
     mass: Float[Tensor, "stretch probe out train"]
@@ -330,7 +347,7 @@ class Halves(Resumable):
     def add_rows(
         self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "probe out row"]
     ) -> None:
-        """Add the contributions of the rows of a step. `rows` are the places of their examples.
+        """Add the contributions of a step's rows, each from the example in `rows`, at all points.
 
         >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))
         >>> halves.add_rows(0, torch.tensor([1, 1]), torch.tensor([[[3.0, -1.0]]]))
@@ -342,7 +359,7 @@ class Halves(Resumable):
         self.mass[bisect_right(self.edges, step) - 1].index_add_(2, examples, summed.abs())
 
     def by(self, step_sizes: Sequence[float]) -> Float[Tensor, "probe out train"]:
-        """Return the share of the path's time until half of the mass; NaN without mass.
+        """Return h as a share of the total time; NaN without contributions.
 
         >>> halves = Halves((0, 1, 2), torch.tensor([1.0, 3.0]).view(2, 1, 1, 1))
         >>> halves.by([1.0, 1.0]).item()  # a third of the second step, which makes three quarters
@@ -350,26 +367,22 @@ class Halves(Resumable):
         """
         if not step_sizes:
             return torch.full_like(self.mass[0], torch.nan)
-        # time and mass at the edges of the stretches
-        times = torch.tensor([0.0, *step_sizes]).to(self.mass).cumsum(0)
-        elapsed = times[list(self.edges)]
-        zero = torch.zeros_like(self.mass[:1])
-        before = torch.cat([zero, self.mass.cumsum(0)])
+        elapsed = torch.tensor([0.0, *step_sizes]).to(self.mass).cumsum(0)[list(self.edges)]
+        before = torch.cat([torch.zeros_like(self.mass[:1]), self.mass.cumsum(0)])
         half = before[-1:] / 2
 
-        # the stretch in which half is reached, and the time in it
+        # the stretch that reaches half, and the time within it
         last = len(self.mass) - 1
         stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=last)
         start = before.gather(0, stretch)
         mass = self.mass.gather(0, stretch)
         begun = elapsed[stretch]
-        length = elapsed[stretch + 1] - begun
-        time = begun + (half - start) / mass * length
+        time = begun + (half - start) / mass * (elapsed[stretch + 1] - begun)
         return (time / elapsed[-1])[0]
 
 
 def halves_at_zero(steps: int, like: Float[Tensor, "probe out train"]) -> Halves:
-    """Begin with no mass, for a path of `steps` steps."""
+    """Return the masses before the first of `steps` steps."""
     count = min(steps, STRETCHES)
     edges = tuple(round(k * steps / count) for k in range(count + 1)) if count else (0,)
     return Halves(edges, torch.zeros_like(like).expand(max(count, 1), *like.shape).clone())

@@ -1,4 +1,4 @@
-"""The settings of a path: its sums, its kernels, and the steps at which kernels are kept."""
+"""The settings of a path: its sums, its kernels, and the steps with kernels."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Kernels: TypeAlias = Literal["all", "trace", "none"]
 
 
 class Kernel(Component):
-    """The kernels of kernel files: exact, or of gradients projected at random to `sketch` dimensions."""
+    """The kernels of kernel files: exact, or of gradients projected at random to `sketch`
+    dimensions."""
 
     sketch: int | None = Field(None, ge=1, le=MAX_COUNT)
 
 
-# --- The steps at which kernels are kept: planned before the first step, or adapted to the kernel's
-# change.
+# --- The steps with kernels: planned before the first step, or adapted to the kernel's change.
 #
 # An adaptive timetable measures δ = ‖K_s − K_r‖/‖K_r‖ among the training examples, from one kernel
 # to the next, and waits `change`/δ times as long for the one after, at most four times, at least a
@@ -49,7 +49,7 @@ MAX_KERNELS = 10**5  # each is a file
 
 
 class AbstractTimetable(Resumable, ABC):
-    """The steps at which a kernel is due. The first is step 0, the last the end of training."""
+    """The steps with a kernel. The first is step 0, the last the end of training."""
 
     @property
     @abstractmethod
@@ -210,7 +210,7 @@ class Path(Component):
 
     @property
     def explains_outputs(self) -> bool:
-        """True if the outputs are explained, not a measure of them."""
+        """True if the path explains the outputs, not a measure."""
         return self.measure == Output()
 
     @property
@@ -261,7 +261,7 @@ class Path(Component):
         return frozenset({0.0, 1.0}.union(*((piece.start, piece.end) for piece in pieces)))
 
     def chosen_outputs(self, count: int) -> tuple[int, ...]:
-        """Return the outputs at which the path is integrated, in order.
+        """Return the outputs of the path integrals, in order.
 
         >>> from ntkexp.path.rule.base import Left
         >>> Path(rule=(Left(),)).chosen_outputs(3)
@@ -288,12 +288,12 @@ class Path(Component):
         }
 
     def sampled_every(self, steps: int) -> int:
-        """Return the distance of the steps at which the error of the parts is measured."""
+        """Return the distance of the steps that measure the error of the parts."""
         return max(1, steps // self.error_samples)
 
     def timetable(self, steps: int, switches: tuple[int, ...] = ()) -> AbstractTimetable:
-        """Return the steps at which tangent kernels and snapshots are due, with the switches
-        between phases."""
+        """Return the steps with tangent kernels and snapshots, including switches between
+        phases."""
         if self.kernels == "none":
             return Planned(())
         if self.schedule == "adaptive":

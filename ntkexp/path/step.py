@@ -1,6 +1,6 @@
 """One step of training as the sums along a path see it, and training as a stream of steps.
 
-A phase is a stretch of steps in which only some of the training examples carry gradient.
+A phase is a stretch of steps that learns only some of the training examples.
 
 >>> first, second = phases_of((300, 200), (20, 30))
 >>> second
@@ -185,8 +185,8 @@ class TrainingRecipe:
 # --- Training by small steps on a fixed set of examples, as a stream of steps.
 #
 # The gradient of a step, Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), uses the same Jacobians as the right factor of the
-# kernel. In each phase, batches and means are those of its examples alone, and ℓ′ of all others is
-# zero. The optimizer's memory persists from phase to phase.
+# kernel. In each phase, batches and means include only its examples, and ℓ′ of all others is zero.
+# The optimizer's memory persists from phase to phase.
 
 
 @dataclass(frozen=True, kw_only=True)

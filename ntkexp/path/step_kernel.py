@@ -43,12 +43,12 @@ class StepBlock:
     points: Points
     segment: Segment  # from θ₀ to θ₁
     place: slice  # the block, among all points
-    first: int = 0  # the first point at which the path is integrated
+    first: int = 0  # the first point with integrals
     tapes: dict[float, Tape] = field(default_factory=dict)
 
     @property
     def rows(self) -> slice:
-        """The block, among the points at which the path is integrated."""
+        """The rows of the block in the integrals."""
         return slice(self.place.start - self.first, self.place.stop - self.first)
 
     def kernel(
@@ -110,7 +110,7 @@ class StepBlock:
         return self.tapes[position]
 
     def outputs(self, position: float) -> Float[Tensor, "point out"]:
-        """Return the outputs at which the path is integrated, at θ₀ + uΔθ."""
+        """Return the outputs with integrals at θ₀ + uΔθ."""
         outputs = self.tape(position).outputs
         return outputs if self.points.chosen is None else outputs[:, self.points.chosen]
 

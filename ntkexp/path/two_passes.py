@@ -4,7 +4,7 @@ the backward sum goes over the recording from the last step to the first.
     path kernel     𝒦(x, xᵢ) = Σ_s K_s(x, xᵢ)            [query, out, train, out_]
     contributions   𝒮(x, xᵢ) = −Σ_s K_s(x, xᵢ) ℓ′ᵢ(s)     [query, out, train]
 
-with K_s of `backward_sum`. The attributed points are taken in chunks whose adjoints, by every rule,
+with K_s of `backward_sum`. The pass handles the attributed points in chunks, so that their adjoints
 fit into the memory. Every chunk goes over the whole recording. If training has phases, one more
 pass goes back from the end of each.
 
@@ -107,14 +107,14 @@ class FinerPass:
 
     rule: str  # whose error is measured
     integrals: Integrals
-    sample: Int[Tensor, " sample"]  # places among the attributed points
+    sample: Int[Tensor, " sample"]  # places in the list of attributed points
     gain: float  # of the difference, to the error: 4/3
-    rows: Int[Tensor, " chosen"] | None = None  # places in the sample that lie in the chunk
+    rows: Int[Tensor, " chosen"] | None = None  # places in the sample, of points of the chunk
     points: Points | None = None  # the points at `rows`
     sum: BackwardSum = field(default_factory=BackwardSum)
 
     def begin_chunk(self, points: Points, chunk: slice) -> None:
-        """Choose the points of the sample that lie in a chunk."""
+        """Choose the points of the sample that belong to a chunk."""
         inside = (self.sample >= chunk.start) & (self.sample < chunk.stop)
         (self.rows,) = torch.where(inside)
         self.points = None
@@ -168,8 +168,8 @@ def add_step(
 
 
 def rounding_of(step: Step) -> tuple[Weights, Weights]:
-    """Return where the gradient of a step is that of examples (1) or rounding (0), and the part
-    that is rounding."""
+    """Return 1 where examples cause the gradient of a step and 0 where it is rounding, and that
+    rounding."""
     weights = step.view.weights
     pulled = list(step.view.pulled(step.output_gradient))
     gradient = summed(pulled, weights)

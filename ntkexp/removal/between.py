@@ -296,9 +296,8 @@ def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) 
 # Shares add up to the actual change to rounding. Both trainings and the backward pass round each
 # sum by ε times its terms. With the adjoints of the weights (a) and of the gradients (γ),
 #
-#     missed = |Σᵢ sᵢ − ΔF|  ≤  ε M        M = |F| + |F′| + ‖a_T‖·‖θ_T‖ + Σ_s |a_s|·|θ_s| +
-# |γ_s|·|g_s| + Σᵢ
-#                            κᵢ|γ_s·∇ℓᵢ|
+#     missed = |Σᵢ sᵢ − ΔF|  ≤  ε M
+#     M = |F| + |F′| + ‖a_T‖·‖θ_T‖ + Σ_s |a_s|·|θ_s| + |γ_s|·|g_s| + Σᵢ κᵢ|γ_s·∇ℓᵢ|
 #
 # in sums of magnitudes. If training amplifies rounding, a and γ grow on the way back, and M with
 # them. In some hundred trainings, with all optimizers and architectures and in both precisions,
@@ -311,7 +310,7 @@ LARGEST_CLOSURE = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ledger:
+class Breakdown:
     """The shares of examples and steps in the actual change of chosen outputs."""
 
     before: Float[Tensor, " chosen"]  # the outputs in the first training
@@ -337,7 +336,7 @@ class Ledger:
         """The bound ε M on the rounding error."""
         return torch.finfo(self.shares.dtype).eps * float(self.magnitude.norm())
 
-    def closed(self) -> Ledger:
+    def closed(self) -> Breakdown:
         """Return the breakdown if its shares add up, else raise."""
         if not self.missed <= self.rounding:
             raise Mistake(
@@ -354,12 +353,12 @@ class Ledger:
         return self
 
 
-def joined(parts: Sequence[Ledger]) -> Ledger:
+def joined(parts: Sequence[Breakdown]) -> Breakdown:
     """Concatenate the breakdowns of several outputs."""
     names = ("before", "actual", "shares", "by_step", "magnitude")
     columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
     growth = max(part.growth for part in parts)
-    return Ledger(**columns, growth=growth, emptied=parts[0].emptied)
+    return Breakdown(**columns, growth=growth, emptied=parts[0].emptied)
 
 
 # --- The breakdown between two recorded trainings: with all examples, and without some.
@@ -392,7 +391,7 @@ class TrainingPair:
     begun: int = 0
     emptied: int = 0  # steps without an example, counted by the last backward pass
 
-    def ledger(self, outputs: Jacobian, tell: Callable[[int], None]) -> Ledger:
+    def breakdown(self, outputs: Jacobian, tell: Callable[[int], None]) -> Breakdown:
         """Split the change of the outputs; report the number of completed backward steps to
         `tell`.
         """
@@ -412,7 +411,7 @@ class TrainingPair:
             by_step[:, index] = self.step_back(index, adjoint, shares, magnitude)
             largest = max(largest, float(adjoint.weights.norm(dim=1).mean()))
             tell(self.first.length - index)
-        return Ledger(
+        return Breakdown(
             before=before,
             actual=after - before,
             shares=shares,

@@ -38,7 +38,7 @@ from ntkexp.optimizer.base import Memory
 from ntkexp.path.recording import AbstractRecordedTraining, Frame
 from ntkexp.path.step import TrainingRecipe, sizes_of
 from ntkexp.progress import AbstractProgress
-from ntkexp.removal.between import Ledger, Pair, TrainingPair
+from ntkexp.removal.between import Breakdown, Pair, TrainingPair
 from ntkexp.removal.retraining import AbstractRetraining, OutputsAt, split_change
 from ntkexp.shapes import Function, Weights
 from ntkexp.text import short
@@ -149,7 +149,7 @@ class Rerun(TrainingRecipe):
 # g(θ, κ) = Jᵀ(κ ⊙ ℓ′)
 
 
-AT_ONCE = 16
+TRAININGS_AT_ONCE = 16
 """Trainings that go through the network together. More would not be faster."""
 
 
@@ -245,7 +245,10 @@ def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]
         share = weighted * rerun.mean_factor(drawn, weighted)[:, None]
         with torch.no_grad(), plain_kernels():
             gradients = at_once(
-                partial(gradient, rerun, rows=drawn.rows), weights, share, together=AT_ONCE
+                partial(gradient, rerun, rows=drawn.rows),
+                weights,
+                share,
+                together=TRAININGS_AT_ONCE,
             )
         before = weights
         weights, memory = moved(rerun, step, weights, gradients, memory)
@@ -322,9 +325,9 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
 # --- The outputs of repeated trainings at some points.
 
 
-REPEATED = 0.01
-"""The repeated training must end within this share of the change by single removals from the
-original one.
+LARGEST_REPEATED_ERROR = 0.01
+"""A repeated training must end this close to the original one, relative to the change by
+removals.
 """
 
 
@@ -377,7 +380,7 @@ def drifted(
     """Return a remark if the error of a repeated training is too large, relative to the changes."""
     changed = float(changes.square().mean().sqrt())
     off = float(missed.square().mean().sqrt())
-    if off <= REPEATED * changed or off == changed == 0.0:
+    if off <= LARGEST_REPEATED_ERROR * changed or off == changed == 0.0:
         return []
     return [
         f"trained again as it was, the run ends {short(off)} from where it did, without single "
@@ -499,14 +502,14 @@ GRADIENTS_AT_ONCE = 16
 """Outputs whose gradients at the end of training share a backward pass."""
 
 
-def ledger_between(
+def breakdown_between(
     rerun: Rerun,
     weight: Pair,
     inputs: Float[Tensor, "point *shape"],
     chosen: Int[Tensor, "chosen 2"],
     folder: Path,
     progress: AbstractProgress,
-) -> Ledger:
+) -> Breakdown:
     """Train with both weights of the examples, and split the difference at chosen pairs of a point
     and an output.
     """

@@ -20,7 +20,7 @@ from ntkexp.effects.sweep import Effects, MeanName, kind_of
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import RETRAINED, LeaveOut, LeftOut, Removal
-from ntkexp.removal.between import Ledger, TrainingPair, joined
+from ntkexp.removal.between import Breakdown, TrainingPair, joined
 from ntkexp.report.leave_out import agreement_of, remarks_on_trainings
 from ntkexp.stream import stream
 
@@ -91,8 +91,8 @@ def changes(
 # weight ½, and at weight 0, answer this.
 #
 #     agreement         cos(F(½) − F(1), F(0) − F(½))        F(w): the outputs
-#     metasmoothness    Σ|Δ₁| sign Δ₁ sign Δ₂ / Σ|Δ₁|,  Δ₁ = θ(½) − θ(1),  Δ₂ = θ(0) − θ(½),  over
-# the weights
+#     metasmoothness    Σ|Δ₁| sign Δ₁ sign Δ₂ / Σ|Δ₁|        over the weights, with
+#                       Δ₁ = θ(½) − θ(1),  Δ₂ = θ(0) − θ(½)
 #
 # Both are near 1 if outputs, or weights, change smoothly with the weights of examples, whatever
 # their derivative is. Metasmoothness: L. Engstrom et al. (2025), arXiv:2503.13751, definition 2.
@@ -305,19 +305,19 @@ class OutputsAt:
 
 def split_change(
     pair: TrainingPair, outputs: Sequence[OutputsAt], progress: AbstractProgress
-) -> Ledger:
+) -> Breakdown:
     """Split the change of the outputs between two trainings, with one backward pass for each item
     of `outputs`.
     """
     parts = []
     for some in outputs:
         progress.start("back", pair.first.length, 0)
-        parts.append(pair.ledger(some, progress.step))
+        parts.append(pair.breakdown(some, progress.step))
     return joined(parts)
 
 
 def removal_of(
-    ledger: Ledger,
+    breakdown: Breakdown,
     group: Sequence[int],
     points: Sequence[int],
     outs: Sequence[int],
@@ -329,10 +329,10 @@ def removal_of(
         probe=tuple(points),
         out=tuple(outs),
         example=tuple(group),
-        actual=ledger.actual.view(shape).double().cpu().numpy(),
-        shares=ledger.shares[:, list(group)].view(*shape, -1).double().cpu().numpy(),
-        by_step=ledger.by_step.view(*shape, -1).double().cpu().numpy(),
-        growth=ledger.growth,
+        actual=breakdown.actual.view(shape).double().cpu().numpy(),
+        shares=breakdown.shares[:, list(group)].view(*shape, -1).double().cpu().numpy(),
+        by_step=breakdown.by_step.view(*shape, -1).double().cpu().numpy(),
+        growth=breakdown.growth,
         repeated=repeated,
-        emptied=ledger.emptied,
+        emptied=breakdown.emptied,
     )

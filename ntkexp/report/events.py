@@ -1,10 +1,10 @@
-"""A finished run for TensorBoard: one file of events, made from the run's records.
+"""The TensorBoard events of a finished run, written from its records.
 
-    metrics/<column>            numbers along the run, each at the steps at which it was measured
+    metrics/<column>            measured numbers at each step
     ladder/<split>/<machine>    relative errors, at the last step
     plots/<picture>             the pictures of the run, at the last step
 
-Training knows nothing of it. The file appears whole, so no point is in it twice, however often the run was interrupted.
+The file is written at once, so it holds each point once, whatever interrupted the run.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def refuse_without_tensorboard() -> None:
 
 
 def ensure_events(folder: Path) -> Path:
-    """The event file of a finished run, written if it is not there."""
+    """Return the event file of a finished run. Write it if it is missing."""
     path = folder / PLACE / f"{NAME}{RunFolder(folder).identity[:12] or 'run'}"
     if not path.is_file():
         write_events(load_tables(folder), path)
     for other in {folder / name for name in event_files(folder)} - {path}:
-        other.unlink()  # of another run, which would be shown as this one
+        other.unlink()  # another file would be shown as part of this run
     return path
 
 
 def write_events(run: Run, path: Path) -> None:
-    """Write all events. Records keep no time of a step, so all carry the time at which the last was measured."""
+    """Write all events, with the time of the last step, because records hold no times of steps."""
     from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  an extra
     from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  the same
 
@@ -56,7 +56,7 @@ def write_events(run: Run, path: Path) -> None:
 
 
 def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
-    """What there is to see, with its step: every number, and the pictures at the last step."""
+    """Yield all numbers and pictures with their steps."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  an extra
 
     from ntkexp.report.plots.rendering import png  # noqa: PLC0415  slow, and wanted after a run
@@ -64,19 +64,18 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
 
     for column in run.metrics.columns.drop("step"):
         measured = run.series(column)
-        for step, value in zip(measured["step"], measured[column], strict=True):
-            yield (
-                int(step),
-                Summary(value=[Summary.Value(tag=metric_name(column), simple_value=float(value))]),
-            )
+        for step, number in zip(measured["step"], measured[column], strict=True):
+            value = Summary.Value(tag=metric_name(column), simple_value=float(number))
+            yield int(step), Summary(value=[value])
     last = int(run.metrics["step"].iloc[-1])
     for row in run.ladder:
         if row.relative_error is not None:
             tag = ladder_name(row.split, row.machine)
             yield last, Summary(value=[Summary.Value(tag=tag, simple_value=row.relative_error)])
     for name, draw in gallery():
-        if (figure := figure_of(run, draw)) is not None:
+        figure = figure_of(run, draw)
+        if figure is not None:
             content = png(figure)
-            width, height = struct.unpack(">II", content[16:24])  # of the first chunk of a PNG
+            width, height = struct.unpack(">II", content[16:24])  # in the first chunk of a PNG
             image = Summary.Image(width=width, height=height, encoded_image_string=content)
             yield last, Summary(value=[Summary.Value(tag=f"plots/{name}", image=image)])

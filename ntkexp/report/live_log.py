@@ -1,11 +1,11 @@
-"""The numbers of a run, sent to Weights & Biases, MLflow or TensorBoard while it runs.
+"""Live logs of a run: Weights & Biases, MLflow or TensorBoard.
 
-    metrics/<column>            what metrics.csv has of a step, at that step
+    metrics/<column>            the columns of metrics.csv, at each step
     ladder/<split>/<machine>    relative errors, at the last step
 
-A finished run's events (`events.py`) have the same names and steps. A run that goes on from its checkpoint continues
-its log, whose key the checkpoint holds. The log then gets the steps until the checkpoint from metrics.csv, and leaves
-out those that it has: so each step is there once, however the run was interrupted, and whenever the log began.
+The events of a finished run (`events.py`) have the same names and steps. A resumed run continues its log, whose key is
+in the checkpoint. The log then receives the steps until the checkpoint from metrics.csv, and ignores steps that it has.
+So each step is logged once, whatever interrupts the run.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from ntkexp.records.folder import EVENTS
 from ntkexp.records.results import Result
 
 PLACE = Path("tensorboard")
-NAME = "events.out.tfevents."  # TensorBoard looks for `tfevents` in the name; what follows tells files apart
-FORMAT = "brain.Event:2"  # what the first event says
+NAME = (
+    "events.out.tfevents."  # TensorBoard needs `tfevents` in the name; a suffix distinguishes files
+)
+FORMAT = "brain.Event:2"  # the file version in the first event
 
 PROJECT = "ntkexp"
-"""The project or experiment to which runs go, if the environment names no other."""
+"""The default project or experiment."""
 
 Numbers: TypeAlias = Mapping[str, float]
 Row: TypeAlias = Mapping[str, float | int | None]
 
 
 def event_files(folder: Path) -> list[str]:
-    """List our files of events in a run folder, by their places there. Other writers give other names."""
+    """Return this package's event files in a run folder. Other writers use other names."""
     files = (path for path in (folder / PLACE).glob(f"{NAME}*") if re.fullmatch(EVENTS, path.name))
     return [path.relative_to(folder).as_posix() for path in files]
 
@@ -52,27 +54,27 @@ def ladder_name(split: str, machine: str) -> str:
 
 
 class AbstractLog(ABC):
-    """A place to which numbers go: `begin`, any number of `write`s, `conclude`, `end`. It may raise anything."""
+    """A destination of numbers: `begin`, then `write` for each step, `conclude`, and `end`. It may raise any error."""
 
     @abstractmethod
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
-        """Begin the log of a run, or continue the one of this key; the key by which this log is continued."""
+        """Begin the log of a run, or continue the log with this key. Return the key of the log."""
 
     @abstractmethod
     def write(self, numbers: Numbers, step: int) -> None:
-        """The numbers of a step; steps come in order, and those of a continued log may have come before."""
+        """Log the numbers of a step. Steps come in order. A continued log may receive a step again."""
 
     @abstractmethod
     def conclude(self, numbers: Numbers, step: int) -> None:
-        """The results, after the last step."""
+        """Log the results, after the last step."""
 
     @abstractmethod
     def end(self, *, finished: bool) -> None:
-        """The run is finished, or was broken off."""
+        """End the log, because the run is finished or was stopped."""
 
 
 class Wandb(AbstractLog):
-    """A run of Weights & Biases, named after the folder; results stand in its summary."""
+    """A run of Weights & Biases, named after the folder, with the results in its summary."""
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         import wandb  # noqa: PLC0415  an extra
@@ -85,9 +87,7 @@ class Wandb(AbstractLog):
             config=dict(config),
             settings=wandb.Settings(console="off", silent=True),
         )
-        self.next = (
-            self.run.step
-        )  # a step that is lower is taken again, and would be ignored with a warning
+        self.next = self.run.step  # lower steps would be ignored with a warning
         return str(self.run.id)
 
     def write(self, numbers: Numbers, step: int) -> None:
@@ -102,14 +102,17 @@ class Wandb(AbstractLog):
 
 
 class Mlflow(AbstractLog):
-    """A run of MLflow, named after the folder, by a client: a run that the user has open stays as it is."""
+    """A run of MLflow, named after the folder. It uses a client, so that the user's active run is not affected."""
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         from mlflow import MlflowClient  # noqa: PLC0415  an extra
         from mlflow.entities import Metric, Param  # noqa: PLC0415  the same
 
-        self.client, self.metric, self.next = MlflowClient(), Metric, 0
-        self.waiting, self.sent = list[Metric](), time.monotonic()
+        self.client = MlflowClient()
+        self.metric = Metric
+        self.next = 0
+        self.waiting = list[Metric]()
+        self.sent = time.monotonic()
         if key is not None:
             self.key = key
             self.client.update_run(key, status="RUNNING")
@@ -123,14 +126,14 @@ class Mlflow(AbstractLog):
         )
         self.key = str(self.client.create_run(place, run_name=folder.name).info.run_id)
         params = [Param(name, str(value)) for name, value in flattened(config).items()]
-        for first in range(0, len(params), MOST_PARAMS):
-            self.client.log_batch(self.key, params=params[first : first + MOST_PARAMS])
+        for first in range(0, len(params), MLFLOW_BATCH_PARAMS):
+            self.client.log_batch(self.key, params=params[first : first + MLFLOW_BATCH_PARAMS])
         return self.key
 
     def write(self, numbers: Numbers, step: int) -> None:
         if step >= self.next:
             self.add(numbers, step)
-        if time.monotonic() - self.sent >= SECONDS:
+        if time.monotonic() - self.sent >= MLFLOW_WAIT_SECONDS:
             self.send()
 
     def conclude(self, numbers: Numbers, step: int) -> None:
@@ -141,10 +144,10 @@ class Mlflow(AbstractLog):
         self.waiting += [self.metric(name, value, now, step) for name, value in numbers.items()]
 
     def send(self) -> None:
-        """Send what waits: a request takes long compared with a small step."""
+        """Send all waiting numbers. They are sent together, because a request takes longer than a small step."""
         while self.waiting:
-            self.client.log_batch(self.key, metrics=self.waiting[:MOST_METRICS])
-            del self.waiting[:MOST_METRICS]
+            self.client.log_batch(self.key, metrics=self.waiting[:MLFLOW_BATCH_METRICS])
+            del self.waiting[:MLFLOW_BATCH_METRICS]
         self.sent = time.monotonic()
 
     def end(self, *, finished: bool) -> None:
@@ -152,15 +155,15 @@ class Mlflow(AbstractLog):
         self.client.set_terminated(self.key, "FINISHED" if finished else "KILLED")
 
 
-MOST_PARAMS, MOST_METRICS = 100, 1000
-"""How many of them MLflow takes at once."""
+# the largest requests that MLflow accepts
+MLFLOW_BATCH_PARAMS = 100
+MLFLOW_BATCH_METRICS = 1000
 
-SECONDS = 1.0
-"""How long numbers may wait, for MLflow, until they are sent."""
+MLFLOW_WAIT_SECONDS = 1.0  # between two requests
 
 
 def flattened(config: Mapping[str, Any], under: str = "") -> dict[str, Any]:
-    """Nested keys as one, as on the command line.
+    """Return a nested mapping by dotted keys.
 
     >>> flattened({"model": {"width": 64}, "seed": 0})
     {'model.width': 64, 'seed': 0}
@@ -176,8 +179,11 @@ def flattened(config: Mapping[str, Any], under: str = "") -> dict[str, Any]:
 
 
 class TensorBoard(AbstractLog):
-    """A file of events in the run folder, which TensorBoard may read meanwhile. Each attempt writes a file from the
-    first step on; earlier files stay, because a TensorBoard that loses the file it reads goes no further."""
+    """An event file in the run folder, which TensorBoard may read during the run.
+
+    A resumed run writes another file from the first step on. Earlier files stay, because a TensorBoard whose file
+    disappears stops reading.
+    """
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # noqa: PLC0415  an extra
@@ -187,13 +193,14 @@ class TensorBoard(AbstractLog):
         self.event, self.summary = Event, Summary
         place = folder / PLACE
         place.mkdir(exist_ok=True)
-        for other in event_files(folder) if key is None else ():  # of a log that is not continued
-            (folder / other).unlink()
-        path = place / f"{NAME}{time.time_ns()}"  # read after earlier ones
+        if key is None:  # a new log replaces older ones
+            for other in event_files(folder):
+                (folder / other).unlink()
+        path = place / f"{NAME}{time.time_ns()}"  # sorted after earlier files
         self.file = path.open("xb")
         self.records = RecordWriter(self.file)
         self.add(file_version=FORMAT)
-        # a TensorBoard that has read an earlier attempt drops its numbers from this step on
+        # makes TensorBoard drop the numbers of earlier files from this step on
         self.add(step=0, session_log=SessionLog(status=SessionLog.START))
         return path.name
 
@@ -219,11 +226,11 @@ LOGS: Mapping[str, type[AbstractLog]] = {
     "mlflow": Mlflow,
     "tensorboard": TensorBoard,
 }
-"""The logs by the packages that they need, which are extras of these names."""
+"""The logs by the names of their packages, which are extras."""
 
 
 def check_log(name: str) -> None:
-    """Refuse a log that there is not, or whose package is not installed, before anything runs.
+    """Raise if a log does not exist, or if its package is not installed.
 
     >>> check_log("wadnb")
     Traceback (most recent call last):
@@ -242,7 +249,7 @@ def check_log(name: str) -> None:
 
 @dataclass
 class LiveLog:
-    """The log of a run, which goes on without it if it fails."""
+    """The log of a run. If it fails, the run continues without it."""
 
     name: str
     log: AbstractLog
@@ -251,7 +258,7 @@ class LiveLog:
     works: bool = True
 
     def write_row(self, row: Row) -> None:
-        """The numbers of a step that were measured."""
+        """Log the measured numbers of a step."""
         numbers = {
             metric_name(name): float(v)
             for name, v in row.items()
@@ -261,7 +268,7 @@ class LiveLog:
         self.survive(f"at step {step}", lambda: self.log.write(numbers, step))
 
     def conclude(self, ladder: Iterable[Result], step: int) -> None:
-        """The relative errors of the ladder that are known."""
+        """Log the relative errors of all compared kernel machines."""
         errors = {
             ladder_name(row.split, row.machine): row.relative_error
             for row in ladder
@@ -270,11 +277,11 @@ class LiveLog:
         self.survive("with the ladder", lambda: self.log.conclude(errors, step))
 
     def survive(self, when: str, act: Callable[[], None]) -> None:
-        """Act on a log that works; its failure is reported, and nothing more is sent to it."""
+        """Call a function of the log. If it fails, warn, and never use the log again."""
         try:
             if self.works:
                 act()
-        except Exception as error:  # whatever a library or a server raises
+        except Exception as error:  # libraries and servers may raise anything
             self.works = False
             self.progress.warn(
                 f"log={self.name} failed {when} ({first_line(error)}); the run goes on without it"
@@ -290,11 +297,11 @@ def open_log(
     earlier: Iterable[Row],
     progress: AbstractProgress,
 ) -> Iterator[LiveLog]:
-    """The log of a run, continued where it has this `key`; it gets the `earlier` rows first."""
+    """Yield the log of a run, continued if it has a `key`. It receives the `earlier` rows first."""
     log = LOGS[name]()
     try:
         live = LiveLog(name, log, progress, log.begin(folder, config, key))
-    except Exception as error:  # whatever a library or a server raises
+    except Exception as error:  # libraries and servers may raise anything
         raise WrongArgument(f"log={name} cannot begin: {first_line(error)}", "log") from error
     finished = False
     try:

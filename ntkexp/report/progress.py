@@ -15,13 +15,13 @@ from ntkexp.text import counted, duration, printable_lines
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
-SECONDS = 10.0
+MAX_SILENT_SECONDS = 10.0
 """The longest silence, in seconds, of plain lines while steps are taken."""
 
-KNOWN = 0.5
+MIN_ESTIMATE_SECONDS = 0.5
 """Seconds after which the duration of a task is estimated."""
 
-LONG = 10.0
+LONG_TASK_SECONDS = 10.0
 """Tasks that take fewer seconds are not displayed."""
 
 
@@ -36,7 +36,7 @@ def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
 
 
 class Announced:
-    """A task whose progress is displayed only once it is known to take longer than `LONG` seconds.
+    """A task whose progress is displayed only once it is known to take longer than `LONG_TASK_SECONDS` seconds.
 
     >>> times = (60.0 * minute for minute in range(9))
     >>> lines = ProgressLines(sys.stdout, times.__next__)
@@ -82,12 +82,12 @@ class Announced:
         if self.done == 1:
             self.first_seconds = elapsed
             seconds_per_step = elapsed
-            is_known = elapsed > LONG
+            is_known = elapsed > LONG_TASK_SECONDS
         else:
             seconds_per_step = (elapsed - self.first_seconds) / (self.done - 1)
-            is_known = elapsed >= KNOWN
+            is_known = elapsed >= MIN_ESTIMATE_SECONDS
         left = seconds_per_step * (self.steps - self.done)
-        if is_known and elapsed + left > LONG and self.done < self.steps:
+        if is_known and elapsed + left > LONG_TASK_SECONDS and self.done < self.steps:
             self.displayed = True
             self.progress.start(self.name, self.steps, self.done, note=f"{duration(left)} left")
 
@@ -141,7 +141,7 @@ class Quiet(AbstractProgress):
 
 
 class ProgressLines(AbstractProgress):
-    """A line for every tenth of the steps, or for every run, and at least one in `SECONDS`.
+    """A line for every tenth of the steps, or for every run, and at least one in `MAX_SILENT_SECONDS`.
 
     With a clock, lines also tell the time left.
 
@@ -177,7 +177,7 @@ class ProgressLines(AbstractProgress):
 
     def step(self, done: int, note: str = "") -> None:
         tenth = 10 * done // self.steps > 10 * self.written_step // self.steps
-        late = time.monotonic() - self.written_at > SECONDS
+        late = time.monotonic() - self.written_at > MAX_SILENT_SECONDS
         if tenth or late or self.unit == "run":
             self.written_step = done
             self.written_at = time.monotonic()

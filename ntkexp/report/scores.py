@@ -139,11 +139,15 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     @property
     def _scores(self) -> list[str]:
-        """The names of the arrays of scores: `contribution`, `effect`, and `contribution_RULE` of other rules."""
+        """The names of the arrays of scores: `contribution`, `contribution_RULE` of other rules, and `effect`.
+
+        They are sorted, because zarr lists the arrays of a store in no fixed order.
+        """
+        names = sorted(map(str, self.data_vars))
         return [
-            str(name)
-            for name in self.data_vars
-            if name in (CONTRIBUTION, EFFECT) or str(name).startswith(f"{CONTRIBUTION}_")
+            name
+            for name in names
+            if name in (CONTRIBUTION, EFFECT) or name.startswith(f"{CONTRIBUTION}_")
         ]
 
     @property

@@ -39,8 +39,8 @@ from ntkexp.records.folder import (
 from ntkexp.records.kernels import KERNELS, create_kernels, read_predictions
 from ntkexp.records.own_files import drop_half_written
 from ntkexp.records.results import MACHINE, RETRACED, Seconds, read_rows, write_timings
-from ntkexp.removal.between import Ledger, Pair
-from ntkexp.removal.rerun import again, ledger_between
+from ntkexp.removal.between import Breakdown, Pair
+from ntkexp.removal.rerun import LARGEST_REPEATED_ERROR, again, breakdown_between
 from ntkexp.removal.retraining import removal_of
 from ntkexp.report.drawing import draw_run
 from ntkexp.report.live_log import LiveLog, open_log
@@ -219,11 +219,9 @@ def remove_leftovers(folder: RunFolder) -> None:
 # --- Starting or resuming a run. The files of its folder:
 #
 # provenance.json, timings.csv, progress.json   clock and machine, different each time
-# BEGUN.json, checkpoint.pt, sums-*.bin,        the state of an unfinished run, with sums that do
-# not fit into memory
+# BEGUN.json, checkpoint.pt, sums-*.bin,        the state of an unfinished run, with sums on disk
 #     trajectory.bin                            and weights; removed when the run is finished
-# everything else                               the same bytes each time, at the same number of
-# threads
+# everything else                               the same bytes, at the same number of threads
 
 
 def execute(
@@ -383,12 +381,6 @@ def attempt_twice(request: RunRequest, saved: Checkpoint | None) -> None:
 # its folder.
 
 
-REPEATED = 0.01
-"""The repeated training must end within this share of the removal's change from the end of the
-run.
-"""
-
-
 def remove_group(
     run: Path,
     group: Sequence[int],
@@ -437,24 +429,26 @@ def train_without(
     memory_folder = folder.path / FOLDER
     memory_folder.mkdir(exist_ok=True)
     weight = Pair(rerun.everyone, rerun.without(group))
-    ledger = ledger_between(
+    breakdown = breakdown_between(
         rerun, weight, inputs, chosen.to(inputs.device), memory_folder, progress
     ).closed()
     places = [(points[k], out) for k, out in chosen.tolist()]
-    repeated = repetition_error(folder, ledger, places)
-    return removal_of(ledger, group, points, outs, repeated)
+    repeated = repetition_error(folder, breakdown, places)
+    return removal_of(breakdown, group, points, outs, repeated)
 
 
-def repetition_error(folder: RunFolder, ledger: Ledger, places: Sequence[tuple[int, int]]) -> float:
+def repetition_error(
+    folder: RunFolder, breakdown: Breakdown, places: Sequence[tuple[int, int]]
+) -> float:
     """Return the distance between the ends of the run and of its repetition, relative to the
     removal's change.
     """
     folder.check("predictions.zarr")
     predictions = read_predictions(folder.path / "predictions.zarr")["f_T"]
-    ended = ledger.before.new_tensor([predictions[place] for place in places])
-    missed = float((ledger.before - ended).norm())
-    changed = float(ledger.actual.norm())
-    if missed > REPEATED * (changed or float(ended.norm())):
+    ended = breakdown.before.new_tensor([predictions[place] for place in places])
+    missed = float((breakdown.before - ended).norm())
+    changed = float(breakdown.actual.norm())
+    if missed > LARGEST_REPEATED_ERROR * (changed or float(ended.norm())):
         raise Mistake(
             f"{folder.path}: trained again as it was, the run ends {short(missed)} from where it "
             f"did, without these examples {short(changed)}: its steps amplify rounding beyond the "

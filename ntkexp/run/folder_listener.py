@@ -254,7 +254,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
     return tensor.detach().cpu().numpy()
 
 
-PATIENCE = 20
+CHECKPOINT_PAUSE = 20
 """Least interval between checkpoints of sums on disk, in multiples of the time that the last one
 took.
 """
@@ -356,7 +356,7 @@ class FolderListener(AbstractListener):
         """
         interval = self.setting.experiment.checkpoint_seconds
         if self.setting.domain.spills:
-            interval = max(interval, PATIENCE * self.save_seconds)
+            interval = max(interval, CHECKPOINT_PAUSE * self.save_seconds)
         if self.interrupt.asked or time.monotonic() - self.saved_at >= interval:
             begun = time.monotonic()
             self.save(state)

@@ -131,7 +131,7 @@ class EffectsPass:
 # files.
 
 
-FILES = "sums-*.bin"
+SUM_FILES = "sums-*.bin"
 FILE_KEY = "kept in"
 """The key in a checkpoint under which the name of a file replaces an array."""
 
@@ -180,7 +180,7 @@ def is_file_name(part: Any) -> bool:
 
 def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
     """Remove all files of sums except the named ones."""
-    for path in folder.glob(FILES):
+    for path in folder.glob(SUM_FILES):
         if path.name not in but:
             path.unlink()
 
@@ -368,7 +368,7 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
     weights = setting.problem.weights
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
     if domain.scratch is not None:
-        saved_bytes = sum(path.stat().st_size for path in domain.scratch.glob(FILES))
+        saved_bytes = sum(path.stat().st_size for path in domain.scratch.glob(SUM_FILES))
         refuse_small_disk(domain.scratch, spilled(setting) - saved_bytes)
     accumulator = experiment.integration.begin(domain, weights, room)
     if setting.domain.switches and experiment.integration.passes == 1:

@@ -1,12 +1,17 @@
-"""What a sweep is: a YAML file in `configs/sweep/`, or what the command line says. The values of its axes:
+"""The definition of a sweep, from a YAML file in `configs/sweep/` or from a command line.
 
-    YAML             [64, 128]    {from: 32, to: 1024, count: 6, scale: log}    or as on the command line
-    command line     64,128,256    0..4 (whole numbers)    0..1:5 (equal steps)    32..1024:6:log (equal ratios)
+The values of an axis are written as:
 
-Between whole ends lie whole numbers: write 1.0..64 where fractions are meant.
+    YAML             [64, 128]    {from: 32, to: 1024, count: 6, scale: log}
+    both             64,128,256    0..4 (whole numbers)    0..1:5 (equal steps)
+                     32..1024:6:log (equal ratios)
 
->>> read_values("model.width", "32..256:4:log"), read_values("init.alpha", {"from": 0.0, "to": 1, "count": 3})
-((32, 64, 128, 256), (0.0, 0.5, 1.0))
+A range between whole numbers contains whole numbers. Write 1.0..64 for fractions.
+
+>>> read_values("model.width", "32..256:4:log")
+(32, 64, 128, 256)
+>>> read_values("init.alpha", {"from": 0.0, "to": 1, "count": 3})
+(0.0, 0.5, 1.0)
 >>> read_values("path.rule", "[secant],[left,secant]"), read_values("seed", "0..2,7")
 ((['secant'], ['left', 'secant']), (0, 1, 2, 7))
 """
@@ -32,57 +37,61 @@ from ntkexp.mistake import Mistake, nearest
 from ntkexp.records.folder import CIRCUMSTANCES, command
 from ntkexp.records.sweep import Fit, resolved
 
-Value: TypeAlias = (
-    Any  # what YAML can write on one line: a number, text, null, or a list or mapping of these
-)
+Value: TypeAlias = Any
+"""A value that YAML can write on one line: a number, text, null, or a list or mapping of these."""
 
 NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(?::([0-9]+)(?::(\w+))?)?")
-MOST = 10**5  # values of a key, and runs of a sweep
+MAX_RUNS = 10**5
+"""Largest number of values of a key, and of runs of a sweep."""
+
 SCALES = ("linear", "log")
-KEYS = ("from", "to", "count", "scale")
-OPENING, CLOSING, QUOTES = "([{", ")]}", "'\""
+RANGE_KEYS = ("from", "to", "count", "scale")
+OPENING = "([{"
+CLOSING = ")]}"
+QUOTES = "'\""
 
 
-def read_values(key: str, given: object) -> tuple[Value, ...]:
-    """Read the values that are given for a key; none may stand there twice."""
-    match given:
+def read_values(key: str, written: object) -> tuple[Value, ...]:
+    """Return the values of a key. Raise if there are none, or if one is repeated."""
+    match written:
         case Mapping():
-            found = read_range(key, given)
+            values = read_range(key, written)
         case list() | tuple():
-            found = tuple(given)
+            values = tuple(written)
         case str():
-            found = tuple(
-                value for part in split_at_commas(given) for value in read_value(key, part)
-            )
+            parts = [read_value(key, part) for part in split_at_commas(written)]
+            values = tuple(value for part in parts for value in part)
         case _:
-            found = (given,)
-    if not found:
+            values = (written,)
+    if not values:
         raise Mistake(f"{key} has no values; write, for example, {key}: [64, 128]")
-    twice = [value for k, value in enumerate(found) if value in found[:k]]
-    if twice:
-        raise Mistake(f"{key}: {spell_value(twice[0])} is given twice; give each value once")
-    return found
+    for k, value in enumerate(values):
+        if value in values[:k]:
+            raise Mistake(f"{key}: {spell_value(value)} is given twice; give each value once")
+    return values
 
 
 def split_at_commas(text: str) -> Iterator[str]:
-    """Split a text at the commas outside of brackets and quotes.
+    """Split a text at commas outside brackets and quotes.
 
     >>> list(split_at_commas("[a,b],'c,d',e"))
     ['[a,b]', "'c,d'", 'e']
     """
-    depth, quote, begun = 0, "", ""
+    depth = 0
+    quote = ""
+    part = ""
     for letter in text:
         if letter == "," and not depth and not quote:
-            yield begun.strip()
-            begun = ""
+            yield part.strip()
+            part = ""
             continue
         if letter in QUOTES:
             quote = "" if letter == quote else quote or letter
         elif not quote:
             depth += (letter in OPENING) - (letter in CLOSING)
-        begun += letter
-    yield begun.strip()
+        part += letter
+    yield part.strip()
 
 
 def read_value(key: str, text: str) -> tuple[Value, ...]:
@@ -91,7 +100,8 @@ def read_value(key: str, text: str) -> tuple[Value, ...]:
     match = RANGE.fullmatch(text)
     if match is None:
         return (read_plain(text),)
-    start, stop = read_plain(match[1]), read_plain(match[2])
+    start = read_plain(match[1])
+    stop = read_plain(match[2])
     if match[3] is None:
         if isinstance(start, float) or isinstance(stop, float):
             raise Mistake(
@@ -102,7 +112,7 @@ def read_value(key: str, text: str) -> tuple[Value, ...]:
 
 
 def read_plain(text: str) -> Value:
-    """Read a value as YAML would have it, and numbers as Python would.
+    """Read a number as Python does, and any other value as YAML does.
 
     >>> read_plain("1e-3"), read_plain("null"), read_plain("relu"), read_plain("[a")
     (0.001, None, 'relu', '[a')
@@ -119,24 +129,23 @@ def read_plain(text: str) -> Value:
         return text
 
 
-def read_range(key: str, given: Mapping[Any, Any]) -> tuple[Value, ...]:
-    for name in given:
-        if name not in KEYS:
-            raise Mistake(
-                f"{key}: a range has no '{name}'; it has {', '.join(KEYS)}{nearest(str(name), KEYS)}"
-            )
-    for name in KEYS[:3]:
-        value = given.get(name)
-        if isinstance(value, bool) or not isinstance(
-            value, int if name == "count" else int | float
-        ):
+def read_range(key: str, fields: Mapping[Any, Any]) -> tuple[Value, ...]:
+    for name in fields:
+        if name not in RANGE_KEYS:
+            hint = nearest(str(name), RANGE_KEYS)
+            raise Mistake(f"{key}: a range has no '{name}'; it has {', '.join(RANGE_KEYS)}{hint}")
+    for name in RANGE_KEYS[:3]:
+        value = fields.get(name)
+        allowed = int if name == "count" else int | float
+        if isinstance(value, bool) or not isinstance(value, allowed):
             kind = "a whole number" if name == "count" else "a number"
             raise Mistake(f"{key}: the range's '{name}' is {spell_value(value)}; it takes {kind}")
-    return space(key, given["from"], given["to"], given["count"], str(given.get("scale", "linear")))
+    scale = str(fields.get("scale", "linear"))
+    return space(key, fields["from"], fields["to"], fields["count"], scale)
 
 
 def space(key: str, start: float, stop: float, count: int, scale: str) -> tuple[Value, ...]:
-    """Space `count` numbers from one to the other, by equal steps or equal ratios."""
+    """Return `count` numbers from `start` to `stop`, with equal steps or equal ratios."""
     if scale not in SCALES:
         raise Mistake(
             f"{key}: the scale of a range is linear or log, not '{scale}'{nearest(scale, SCALES)}"
@@ -149,40 +158,40 @@ def space(key: str, start: float, stop: float, count: int, scale: str) -> tuple[
         raise Mistake(
             f"{key}: {count} values cannot reach from {start} to {stop}; give a count of at least 2"
         )
-    if count > MOST:
+    if count > MAX_RUNS:
         raise Mistake(
-            f"{key}: from {start} to {stop} there would be {count} values; {MOST} are the most"
+            f"{key}: from {start} to {stop} there would be {count} values; {MAX_RUNS} are the most"
         )
     if scale == "log" and start <= 0:
         raise Mistake(
-            f"{key}: equal ratios cannot start from {start}; give a number above 0, or scale: linear"
+            f"{key}: equal ratios cannot start from {start}; give a number above 0, or "
+            "scale: linear"
         )
     shares = [k / (count - 1) for k in range(count)] if count > 1 else [0.0]
-    between = [
-        start * (stop / start) ** u if scale == "log" else start + (stop - start) * u
-        for u in shares
-    ]
+    if scale == "log":
+        values = [start * (stop / start) ** u for u in shares]
+    else:
+        values = [start + (stop - start) * u for u in shares]
     if isinstance(start, float) or isinstance(stop, float):
-        return tuple(
-            float(f"{value:.12g}") for value in between
-        )  # 0.1 … 10 should meet 1, not 0.9999999999999999
-    whole = tuple(round(value) for value in between)
-    if len(set(whole)) < count:
+        # 12 digits, so that 0.1 … 10 contains 1 and not 0.9999999999999999
+        return tuple(float(f"{value:.12g}") for value in values)
+    integers = tuple(round(value) for value in values)
+    if len(set(integers)) < count:
         raise Mistake(
             f"{key}: there are no {count} different whole numbers like that from {start} to {stop}"
         )
-    return whole
+    return integers
 
 
-# --- What a sweep is: a YAML file in `configs/sweep/`, or what the command line says.
+# --- The file of a sweep:
 #
-#     axes:                  each KEY with its values (`ntkexp.sweep.definition`); runs are made at all combinations
+#     axes:                  values of each KEY; runs are made at all combinations
 #       model.width: {from: 32, to: 1024, count: 6, scale: log}
-#     seeds: 5               at each point: a count, or a list
-#     base: [steps=300]      what all runs have in common
-#     fits:                  which number is a power of which axis, with the theory's exponent, or null
-#       - {quantity: drift, axis: model.width, exponent: -1.0, margin: 0.1}      to be met within the margin
-#       - {quantity: drift, axis: model.width, exponent: -0.5, bound: upper}     at most this, and the margin
+#     seeds: 5               of each point: a count, or a list
+#     base: [steps=300]      overrides of all runs
+#     fits:                  power laws, with the exponent of theory or null
+#       - {quantity: drift, axis: model.width, exponent: -1.0, margin: 0.1}      equal to ± 0.1
+#       - {quantity: drift, axis: model.width, exponent: -0.5, bound: upper}     at most this
 
 
 @dataclass(frozen=True)
@@ -195,15 +204,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Definition:
-    """A sweep as it was asked for."""
+    """A sweep: its axes, seeds, common overrides and fits."""
 
     name: str
     axes: Mapping[str, tuple[Value, ...]]
     seeds: tuple[int, ...]
     base: tuple[str, ...]
     fits: tuple[Fit, ...]
-    words: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()  # that repeat it, as they repeat a run of it
+    words: tuple[str, ...] = ()  # of its command
+    options: tuple[str, ...] = ()  # of the command that repeats it or one of its runs
 
     @property
     def command(self) -> str:
@@ -211,14 +220,14 @@ class Definition:
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """Every combination with every seed; the last axis varies faster than the first, seeds fastest."""
-        combined = [
-            dict(zip(self.axes, chosen, strict=True)) for chosen in product(*self.axes.values())
+        """All combinations of values and seeds. Seeds vary fastest, the first axis slowest."""
+        combinations = [
+            dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values())
         ]
-        return tuple(Point(chosen, seed) for chosen in combined for seed in self.seeds)
+        return tuple(Point(values, seed) for values in combinations for seed in self.seeds)
 
     def overrides(self, point: Point) -> tuple[str, ...]:
-        """The run at a point, as `ntkexp train` takes it."""
+        """Return the overrides of the run at a point, as for `ntkexp train`."""
         return (
             *self.base,
             *(f"{key}={spell_value(value)}" for key, value in point.values.items()),
@@ -227,61 +236,64 @@ class Definition:
 
     @property
     def digest(self) -> str:
-        """8 hexadecimal digits of what decides the results."""
-        counting = [text for text in self.base if split(text).key not in CIRCUMSTANCES]
-        content = resolved(self.axes, self.seeds, counting, self.fits)
+        """8 hexadecimal digits of everything that decides the results."""
+        deciding = [text for text in self.base if split(text).key not in CIRCUMSTANCES]
+        content = resolved(self.axes, self.seeds, deciding, self.fits)
         return sha256(json.dumps(content).encode()).hexdigest()[:8]
 
 
 # --- A sweep from a command line, or from its file.
 #
-# On the command line, one value for a key is common to all runs, several make an axis, and an axis of the file is
-# replaced; a sweep that differs from its file gets a name of its own.
+# On the command line, a key with one value is common to all runs, and a key with several values is
+# an axis. It replaces an axis of the file. A sweep that differs from its file gets another name.
 
 
 SWEEP_KEYS = ("axes", "seeds", "base", "fits")
 
 
 def define(words: Sequence[str], choices: Choices) -> Definition:
-    """Read the sweep of a command line: the name of a file, or none, and KEY=VALUE."""
+    """Return the sweep of a command line: overrides, after the name of a file or without it."""
     names = choices.options("sweep")
     if not words:
         raise Mistake(
-            f"there is nothing to sweep; name one of {', '.join(names)}, or write, for example, model.width=64,128"
+            f"there is nothing to sweep; name one of {', '.join(names)}, or write, for example, "
+            "model.width=64,128"
         )
-    if "=" in words[0]:  # without a file, called after its axes
-        made = with_overrides(Definition("", {}, (0,), (), ()), words)
-        axes = [*made.axes, *(["seed"] if len(made.seeds) > 1 else [])]
-        return replace(
-            made,
-            name="-".join([*axes, made.digest]) if axes else f"run-{made.digest}",
-            words=tuple(words),
-        )
+    if "=" in words[0]:  # without a file, named after its axes
+        sweep = with_overrides(Definition("", {}, (0,), (), ()), words)
+        axes = list(sweep.axes)
+        if len(sweep.seeds) > 1:
+            axes.append("seed")
+        name = "-".join([*(axes or ["run"]), sweep.digest])
+        return replace(sweep, name=name, words=tuple(words))
     if words[0] not in names:
         raise Mistake(
-            f"'{words[0]}' is not a sweep; choose from {', '.join(names)}, or write, for example, model.width=64,128"
-            f"{nearest(words[0], names)}"
+            f"'{words[0]}' is not a sweep; choose from {', '.join(names)}, or write, for example, "
+            f"model.width=64,128{nearest(words[0], names)}"
         )
     path = choices.file("sweep", words[0])
     try:
         file = from_yaml(words[0], read_yaml(path))
     except Mistake as mistake:
         raise Mistake(str(mistake) if str(path) in str(mistake) else f"{path}: {mistake}") from None
-    made = with_overrides(file, words[1:])
-    # called as its file for as long as the results are the file's
-    name = file.name if made.digest == file.digest else f"{file.name}-{made.digest}"
-    return replace(made, name=name, words=tuple(words))
+    sweep = with_overrides(file, words[1:])
+    # named after its file if the results are the same
+    name = file.name if sweep.digest == file.digest else f"{file.name}-{sweep.digest}"
+    return replace(sweep, name=name, words=tuple(words))
 
 
 def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
-    """The sweep with more said about it."""
-    axes, seeds, base = dict(definition.axes), definition.seeds, list(definition.base)
+    """Return the sweep with the overrides of a command line."""
+    axes = dict(definition.axes)
+    seeds = definition.seeds
+    base = list(definition.base)
     for override in map(split, words):
-        key, given = override.key, override.value
+        key = override.key
+        value = override.value
         if key == "seed":
-            seeds = whole_numbers(read_values("seed", given))
-        elif given and (key in axes or len(read_values(key, given)) > 1):
-            axes[key] = read_values(key, given)
+            seeds = whole_numbers(read_values("seed", value))
+        elif value and (key in axes or len(read_values(key, value)) > 1):
+            axes[key] = read_values(key, value)
         else:
             base = [*(text for text in base if split(text).key != key), str(override)]
     base = [text for text in base if split(text).key not in axes]
@@ -290,22 +302,22 @@ def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
 
 
 def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
-    """Read a sweep from what its file holds.
+    """Return the sweep of a YAML file.
 
     >>> len(from_yaml("a", {"axes": {"model.width": "8..9"}, "seeds": 3}).points)
     6
     """
     for key in tree:
         if key not in SWEEP_KEYS:
-            raise Mistake(
-                f"{key}: a sweep has no such key; it has {', '.join(SWEEP_KEYS)}{nearest(str(key), SWEEP_KEYS)}"
-            )
-    given = tree.get("axes") or {}
-    if not isinstance(given, Mapping):
+            hint = nearest(str(key), SWEEP_KEYS)
+            raise Mistake(f"{key}: a sweep has no such key; it has {', '.join(SWEEP_KEYS)}{hint}")
+    written = tree.get("axes") or {}
+    if not isinstance(written, Mapping):
         raise Mistake(
-            f"axes={spell_value(given)}: it takes KEY: VALUES lines, such as 'model.width: [64, 128]'"
+            f"axes={spell_value(written)}: it takes KEY: VALUES lines, such as "
+            "'model.width: [64, 128]'"
         )
-    axes = {str(key): read_values(str(key), item) for key, item in given.items()}
+    axes = {str(key): read_values(str(key), item) for key, item in written.items()}
     base = tuple(map(str, list_of("base", tree.get("base") or [])))
     fits = []
     for item in list_of("fits", tree.get("fits") or []):
@@ -320,7 +332,7 @@ def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
 
 
 def refuse_contradictions(sweep: Definition) -> None:
-    """Refuse a key that is given twice, or a fit against what does not vary."""
+    """Raise if a key occurs twice, or if a fit names an axis that the sweep lacks."""
     common = [split(text).key for text in sweep.base]
     for key in common:
         if key in sweep.axes:
@@ -334,7 +346,8 @@ def refuse_contradictions(sweep: Definition) -> None:
             )
         if fit.exponent is None and fit.bound is not None:
             raise Mistake(
-                f"fits: {fit.quantity} has bound={fit.bound} and no exponent; give the exponent that bounds it"
+                f"fits: {fit.quantity} has bound={fit.bound} and no exponent; give the exponent "
+                "that bounds it"
             )
 
 
@@ -344,20 +357,20 @@ def list_of(key: str, value: Any) -> list[Any]:
     return value
 
 
-def seeds_of(given: object) -> tuple[int, ...]:
-    """Read seeds from a count, a list, or a range."""
-    if isinstance(given, int) and not isinstance(given, bool):
-        if given > MOST:
-            raise Mistake(f"seeds={given}: {MOST} are the most")
-        given = list(range(given))
-    return whole_numbers(read_values("seeds", given))
+def seeds_of(written: object) -> tuple[int, ...]:
+    """Return the seeds for a count, a list, or a range."""
+    if isinstance(written, int) and not isinstance(written, bool):
+        if written > MAX_RUNS:
+            raise Mistake(f"seeds={written}: {MAX_RUNS} are the most")
+        written = list(range(written))
+    return whole_numbers(read_values("seeds", written))
 
 
-def whole_numbers(given: tuple[Value, ...]) -> tuple[int, ...]:
-    """Refuse seeds that are none."""
-    for value in given:
+def whole_numbers(values: tuple[Value, ...]) -> tuple[int, ...]:
+    """Return seeds. Raise if one is not a whole number ≥ 0."""
+    for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise Mistake(
                 f"seed={spell_value(value)}: it takes whole numbers ≥ 0, such as seed=0..4"
             )
-    return given
+    return values

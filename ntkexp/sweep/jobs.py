@@ -1,5 +1,8 @@
-"""The runs of a sweep as jobs, brought to their end: what is finished stays, what is dead goes on, and what another
-process is at is waited for; what is reported meanwhile, and how long it will still take.
+"""Carrying out the runs of a sweep as jobs on an engine, with their progress and the remaining
+time.
+
+Finished runs are kept and interrupted runs are resumed. Runs that another process is working on are
+waited for.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from ntkexp.engine.base import (
     Warned,
     run_jobs,
 )
-from ntkexp.experiment.experiment import USUAL
+from ntkexp.experiment.experiment import DEFAULT_MEMORY_GB, Experiment
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Unit
@@ -33,41 +36,38 @@ from ntkexp.run.execute import execute
 from ntkexp.sweep.plan import Estimator, Plan, PlannedRun, longest_first
 from ntkexp.text import counted, duration
 
-# --- How long it will still take: what is left of the estimated work, at the speed of the work that was seen.
+# --- The remaining time: the estimated work that is left, divided by the measured speed.
 #
-# ahead = max(left / workers, longest that is left) / speed       speed = estimated / measured worker seconds
+# ahead = max(left / workers, longest of the left) / speed
+# speed = estimated / measured worker seconds
 #
-# Where costs are in no known unit, as those of jobs that are taken to be alike, nothing is known until one has
-# ended.
+# If the unit of the costs is unknown, nothing can be estimated before the first job has ended.
 
 
-TRAINING = 0.9  # the share of a run until its last step; then it is written and drawn
-PRIOR = 20.0  # worker seconds for which an estimate is believed until runs have been seen
+TRAINING_SHARE = 0.9  # the share of a run's time until its last step; writing and drawing follow
+PRIOR_SECONDS = 20.0  # worker seconds that the estimates weigh, relative to measurements
 
 
 @dataclass
 class RemainingTime:
-    """An estimate watches runs go by, and says how long the others will take."""
+    """An estimate of the remaining time, from the costs of jobs and from their events."""
 
     costs: Mapping[str, float]
     workers: int
-    believed: float = (
-        PRIOR  # worker seconds for which the estimate stands; 0 if costs are in no known unit
-    )
-    shares: dict[str, float] = field(
-        default_factory=dict
-    )  # of the runs at work and those that ended here
-    begun: dict[str, float] = field(default_factory=dict)
-    spent: float = 0.0  # worker seconds of runs that ended
+    believed: float = PRIOR_SECONDS  # 0 if the unit of the costs is unknown
+    shares: dict[str, float] = field(default_factory=dict)  # completed, of each begun job
+    begun: dict[str, float] = field(default_factory=dict)  # times of the running jobs
+    spent: float = 0.0  # worker seconds of ended jobs
 
     def see(self, event: Event) -> None:
-        """Take in what happened to a job."""
+        """Update the estimate."""
         match event:
             case Began():
-                self.begun[event.name], self.shares[event.name] = time.monotonic(), 0.0
+                self.begun[event.name] = time.monotonic()
+                self.shares[event.name] = 0.0
             case Stepped():
-                self.shares[event.name] = TRAINING * event.step / event.steps
-            case Ended() if event.how == "held":  # it comes again
+                self.shares[event.name] = TRAINING_SHARE * event.step / event.steps
+            case Ended() if event.how == "held":  # it will begin again
                 self.begun.pop(event.name, None)
                 self.shares.pop(event.name, None)
             case Ended():
@@ -76,19 +76,19 @@ class RemainingTime:
 
     @property
     def ahead(self) -> float | None:
-        """About how many seconds the sweep will still take, once that can be estimated."""
+        """The remaining seconds, if they can be estimated."""
         left = {name: cost * (1 - self.shares.get(name, 0.0)) for name, cost in self.costs.items()}
-        seen = sum(self.costs.values()) - sum(left.values())
+        done = sum(self.costs.values()) - sum(left.values())
         busy = self.spent + sum(time.monotonic() - start for start in self.begun.values())
-        if seen + self.believed == 0:
+        if done + self.believed == 0:
             return None
-        speed = (seen + self.believed) / (busy + self.believed)
+        speed = (done + self.believed) / (busy + self.believed)
         return max(sum(left.values()) / self.workers, *left.values(), 0.0) / speed
 
 
 @dataclass
 class JobProgress:
-    """The display of jobs on an engine: one task, whose runs at work are its parts.
+    """The display of jobs on an engine: one task, with a part for every running job.
 
     >>> import sys
     >>> from ntkexp.report.progress import ProgressLines
@@ -112,7 +112,7 @@ class JobProgress:
         self.progress.start(name, self.runs, self.done, "run", note)
 
     def see(self, event: Event) -> None:
-        """Show what happened to a job, and about how long the others take."""
+        """Display an event, with the remaining time."""
         self.clock.see(event)
         match event:
             case Began():
@@ -129,7 +129,7 @@ class JobProgress:
                     self.progress.step(self.done, f"{note}; {ahead}" if ahead else note)
 
     def time_ahead(self, ending: str = "") -> str:
-        """Spell the estimated time of the jobs that are left, if it is known."""
+        """Spell the remaining time, if it is known."""
         seconds = self.clock.ahead
         return "" if seconds is None else f"about {duration(seconds)}{ending}"
 
@@ -140,73 +140,78 @@ ENDINGS = {"found": "is done", "broken": "is stopped", "failed": "failed"}
 # --- A run as a job for a worker.
 
 
-SAYING = 0.2  # seconds between two words on how far a run is
+REPORT_SECONDS = 0.2  # seconds between two reports of a run's progress
 
 
 @dataclass(frozen=True)
 class RunJob(AbstractJob):
-    """A run to be carried out; its task has the name of its folder."""
+    """A run to be carried out by a worker. The name of its task is the name of its folder."""
 
     loads = ("ntkexp.report.plots.run_plots", "torch.fx.experimental.symbolic_shapes")
-    """Pictures, and what torch loads when it first takes a derivative: half of the time that a small run takes."""
+    """Pictures, and the modules that torch imports for a first derivative: half the time of a small
+    run.
+    """
 
     fields: dict[str, Any]
     overrides: tuple[str, ...]
     out: str
     trust: tuple[str, ...]
-    options: tuple[str, ...] = ()
-    """Those of `ntkexp train` that repeat the run from its home."""
-
-    pictures: bool = True
-    """Whether the run draws pictures of itself, which may take longer than a small run."""
-
-    log: str | None = None
-    """Where the run's numbers go while it runs, besides its folder."""
+    options: tuple[str, ...] = ()  # of the `ntkexp train` command that repeats the run
+    pictures: bool = True  # drawing may take longer than a small run
+    log: str | None = None  # the service that receives metrics during the run
 
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         relay = Relay(name, tell)
         try:
-            experiment = build(self.fields, admit(self.trust))
-            if (
-                folder_name(experiment) != name
-            ):  # it does not mean the same here as where it was composed
-                other = f"{name} would be {folder_name(experiment)} here"
-                raise Mistake(f"{other}: this worker has other data or another version")
-            if not experiment.memory_gb and experiment.device != "cpu":
-                experiment = experiment.model_copy(
-                    update={"memory_gb": USUAL}
-                )  # workers may share a GPU
-            out = Path(self.out)
             execute(
-                experiment,
+                self.experiment(name),
                 self.overrides,
-                out,
-                False,
-                relay,
-                self.options,
-                self.pictures,
-                threads,
-                self.log,
+                Path(self.out),
+                force=False,
+                progress=relay,
+                options=self.options,
+                pictures=self.pictures,
+                most_threads=threads,
+                log=self.log,
             )
-        except Exception as error:  # whatever it is, with a word more
+        except Exception as error:
             error.add_note("error.txt in its folder says where")
             raise
         return "done" if relay.begun else "found"
 
+    def experiment(self, name: str) -> Experiment:
+        """Build the experiment. Raise if its name differs here, because of other data or another
+        version.
+        """
+        experiment = build(self.fields, admit(self.trust))
+        if folder_name(experiment) != name:
+            raise Mistake(
+                f"{name} would be {folder_name(experiment)} here: this worker has other data or "
+                "another version"
+            )
+        if not experiment.memory_gb and experiment.device != "cpu":
+            # workers may share a GPU
+            experiment = experiment.model_copy(update={"memory_gb": DEFAULT_MEMORY_GB})
+        return experiment
+
 
 class Relay(AbstractProgress):
-    """A relay passes on how far a run is, and remembers whether there was anything to do."""
+    """Progress of a run, sent as events."""
 
     def __init__(self, name: str, tell: Tell) -> None:
-        self.name, self.tell, self.steps, self.reported = name, tell, 0, 0.0
+        self.name = name
+        self.tell = tell
+        self.steps = 0
+        self.reported = 0.0
         self.begun = False
 
     def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
-        self.begun, self.steps = True, steps
+        self.begun = True
+        self.steps = steps
         self.tell(Stepped(self.name, done, steps))
 
     def step(self, done: int, note: str = "") -> None:
-        if time.monotonic() - self.reported >= SAYING:
+        if time.monotonic() - self.reported >= REPORT_SECONDS:
             self.reported = time.monotonic()
             self.tell(Stepped(self.name, done, self.steps))
 
@@ -217,16 +222,16 @@ class Relay(AbstractProgress):
         self.tell(Warned(self.name, text))
 
 
-# --- The runs of a sweep, brought to their end on an engine.
+# --- The runs of a sweep on an engine.
 
 
-PAUSE = 0.5  # seconds between two looks at runs that another process is at
-UNFINISHED = ("stopped", "killed", "broken", "failed")
+RUN_POLL_SECONDS = 0.5  # seconds between two looks at the runs of another process
+UNFINISHED = {"stopped", "killed", "broken", "failed"}
 
 
 @dataclass
 class Conductor:
-    """A conductor carries out a sweep."""
+    """A sweep in progress."""
 
     plan: Plan
     engine: AbstractEngine
@@ -235,9 +240,7 @@ class Conductor:
     fail_fast: bool = False
     pictures: bool = True
     log: str | None = None
-    ended: dict[str, Ended] = field(
-        default_factory=dict
-    )  # what became of each run that was not finished before
+    ended: dict[str, Ended] = field(default_factory=dict)  # runs that ended under this command
 
     def conduct(self, runs: list[PlannedRun]) -> None:
         """Carry out these runs, the longest first."""
@@ -255,43 +258,47 @@ class Conductor:
                         self.hear(event, jobs)
                         if self.over:
                             break
-                # what is left was held by another process when its turn came: wait until that lets go of one
+                # another process works on the remaining runs
                 waiting = [run for run in waiting if run.name not in self.ended]
                 if waiting and not self.over:
-                    self.progress.say(
-                        f"another process runs {counted(len(waiting), 'run')}; waiting for it"
-                    )
-                    while all(self.plan.folder(run).state == "running" for run in waiting):
-                        time.sleep(PAUSE)
+                    self.wait_for(waiting)
         finally:
             self.progress.stop()
 
+    def wait_for(self, runs: list[PlannedRun]) -> None:
+        """Wait until another process lets go of one of these runs."""
+        self.progress.say(f"another process runs {counted(len(runs), 'run')}; waiting for it")
+        while all(self.plan.folder(run).state == "running" for run in runs):
+            time.sleep(RUN_POLL_SECONDS)
+
     @property
     def over(self) -> bool:
+        """Whether the sweep has to stop before its end."""
         hows = {ended.how for ended in self.ended.values()}
-        return "broken" in hows or (self.fail_fast and bool(hows & set(UNFINISHED)))
+        return "broken" in hows or (self.fail_fast and bool(hows & UNFINISHED))
 
     def tasks(self, runs: list[PlannedRun], jobs: JobProgress) -> Iterator[Task]:
-        """Give tasks to workers, looked at once more when a worker is free for them."""
+        """Yield the task of each run, unless the run is finished or begun when a worker is free for
+        it.
+        """
         for run in runs:
             state = self.plan.folder(run).state
             if state == "done":
                 self.hear(Ended(run.name, "found"), jobs)
             elif state != "running":
-                out, options = str(self.plan.out), self.plan.sweep.options
                 job = RunJob(
-                    run.experiment.fields(),
-                    run.overrides,
-                    out,
-                    self.trust,
-                    options,
-                    self.pictures,
-                    self.log,
+                    fields=run.experiment.fields(),
+                    overrides=run.overrides,
+                    out=str(self.plan.out),
+                    trust=self.trust,
+                    options=self.plan.sweep.options,
+                    pictures=self.pictures,
+                    log=self.log,
                 )
                 yield Task(run.name, job, str(Path.cwd()), str(self.plan.record.parent))
 
     def hear(self, event: Event, jobs: JobProgress) -> None:
-        """Keep what happened, write it into the log, and display it."""
+        """Write an event into the journal, and display it."""
         match event:
             case Began():
                 self.plan.event_log.write(event.name, "began")

@@ -1,5 +1,5 @@
-"""A sweep with every run composed: nothing is begun before all of it is known to be valid; what it will cost, and
-where its runs stand.
+"""The plan of a sweep: all runs composed and validated before the first one begins, their states
+and costs.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from ntkexp.records.atomic import SEAL, make_folder, seal
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.sweep import Sweep, SweepRun
 from ntkexp.run.setting import run_seconds, survey
-from ntkexp.sweep.definition import MOST, Definition, Point
+from ntkexp.sweep.definition import MAX_RUNS, Definition, Point
 
-# --- journal.jsonl: what happened to runs under any sweep, a line an event, appended as it happens.
+# --- journal.jsonl: the events of runs under all sweeps, one line each.
 #
-#     {"at": "2026-01-31T12:00:00+00:00", "sweep": "width", "run": "mlp-w32-s0-…", "event": "done", "reason": "",
-#      "seal": of all this}
+#     {"at": "2026-01-31T12:00:00+00:00", "sweep": "width", "run": "mlp-w32-s0-…", "event": "done",
+# "reason": "",
+#      "seal": …}
 #
-# A run whose last event is `failed` is not begun again unasked. A line is written in one piece, so that several
-# sweeps may write at once; one that was cut off by a kill, or is not as it was written, is passed over: its run
-# is tried again.
+# A run whose last event is `failed` does not begin again without --retry-failed. Each line is one
+# write, so that several sweeps can append at once. Lines that a kill cut off, or with a wrong seal,
+# are ignored; their runs begin again.
 
 
-NAME = "journal.jsonl"
+JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True)
 class EventLog:
-    """The log beside the records of all sweeps of a folder."""
+    """The journal of all sweeps of a folder."""
 
     path: Path
     sweep: str
@@ -51,18 +52,18 @@ class EventLog:
         make_folder(self.path.parent)
         descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
+            # a full disk or a kill may have cut off the last line
             size = os.fstat(descriptor).st_size
-            cut_off = (
-                size and os.pread(descriptor, 1, size - 1) != b"\n"
-            )  # by a full disk, or a kill
-            os.write(descriptor, f"{chr(10) if cut_off else ''}{line}\n".encode())
+            cut_off = size and os.pread(descriptor, 1, size - 1) != b"\n"
+            start = "\n" if cut_off else ""
+            os.write(descriptor, f"{start}{line}\n".encode())
         finally:
             os.close(descriptor)
 
     def events(self) -> Iterator[dict[str, str]]:
-        text = (
-            self.path.read_text(encoding="utf-8", errors="replace") if self.path.is_file() else ""
-        )
+        if not self.path.is_file():
+            return
+        text = self.path.read_text(encoding="utf-8", errors="replace")
         for line in filter(None, text.split("\n")):
             try:
                 event = dict(json.loads(line))
@@ -72,7 +73,7 @@ class EventLog:
                 yield event
 
     def failures(self) -> dict[str, str]:
-        """The runs that failed when they were last heard of, with the reasons."""
+        """Return the reason for each run whose last event is a failure."""
         last = {str(event["run"]): event for event in self.events()}
         return {
             run: str(event["reason"]) for run, event in last.items() if event["event"] == "failed"
@@ -83,12 +84,12 @@ def seal_of(fields: dict[str, str]) -> str:
     return seal(json.dumps(fields).encode()).hex()
 
 
-# --- A sweep with every run composed: nothing is begun before all of it is known to be valid.
+# --- The plan: every run of a sweep, composed and validated.
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep: where it lies among the axes, and what it computes."""
+    """One run of a sweep, with its point on the axes."""
 
     point: Point
     overrides: tuple[str, ...]
@@ -98,7 +99,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a sweep in the order of its points. Two points may ask for the same run."""
+    """The runs of a sweep in the order of its points. Two points may share a run."""
 
     sweep: Definition
     out: Path
@@ -114,7 +115,7 @@ class Plan:
 
     @property
     def event_log(self) -> EventLog:
-        return EventLog(self.record.parent / NAME, self.sweep.name)
+        return EventLog(self.record.parent / JOURNAL, self.sweep.name)
 
     def folder(self, run: PlannedRun) -> RunFolder:
         return RunFolder(self.out / "runs" / run.name)
@@ -122,10 +123,9 @@ class Plan:
 
 def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
     count = prod(map(len, sweep.axes.values())) * len(sweep.seeds)
-    if count > MOST:
-        raise Mistake(
-            f"{sweep.name}: {' × '.join([*sweep.axes, 'seed'])} are {count} runs; {MOST} are the most"
-        )
+    if count > MAX_RUNS:
+        axes = " × ".join([*sweep.axes, "seed"])
+        raise Mistake(f"{sweep.name}: {axes} are {count} runs; {MAX_RUNS} are the most")
     runs = []
     for point in sweep.points:
         overrides = sweep.overrides(point)
@@ -135,11 +135,11 @@ def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
 
 
 def longest_first(runs: Sequence[PlannedRun], seconds: Sequence[float]) -> list[PlannedRun]:
-    """Order runs so that no worker is left alone with a long one at the end."""
+    """Sort runs by duration, so that no worker has to finish a long one alone."""
     return [runs[k] for k in sorted(range(len(runs)), key=lambda k: -seconds[k])]
 
 
-# --- Where the runs of a sweep stand, and the record that says so (`ntkexp.records.sweep`).
+# --- The states of the runs, and the record of a sweep (`ntkexp.records.sweep`).
 
 
 State: TypeAlias = Literal["done", "failed", "running", "unfinished"]
@@ -147,8 +147,6 @@ State: TypeAlias = Literal["done", "failed", "running", "unfinished"]
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run of a sweep stands here, for this reason."""
-
     state: State
     reason: str = ""
 
@@ -156,26 +154,29 @@ class RunStatus:
 def statuses(
     plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]
 ) -> dict[str, RunStatus]:
-    """Find where every run stands: ask its folder, then the log, and last how it ended under this command."""
-    found = {}
+    """Return the state of every run: from its folder, then the journal, then its end under this
+    command.
+    """
+    states = {}
     for run in plan.distinct:
-        match plan.folder(run).state:
-            case "done" | "running" as state:
-                found[run.name] = RunStatus(state)
-            case _ if run.name in failures:
-                found[run.name] = RunStatus("failed", failures[run.name])
-            case _:
-                found[run.name] = RunStatus(
-                    "unfinished", ended[run.name].reason if run.name in ended else ""
-                )
-    return found
+        state = plan.folder(run).state
+        if state in ("done", "running"):
+            states[run.name] = RunStatus(state)
+        elif run.name in failures:
+            states[run.name] = RunStatus("failed", failures[run.name])
+        else:
+            reason = ended[run.name].reason if run.name in ended else ""
+            states[run.name] = RunStatus("unfinished", reason)
+    return states
 
 
 def runs_to_do(
     plan: Plan, before: Mapping[str, RunStatus], *, retry_failed: bool
 ) -> list[PlannedRun]:
-    """The runs that are not finished; those that failed if they are to be tried again."""
-    states = {"unfinished", "running"} | ({"failed"} if retry_failed else set())
+    """Return the unfinished runs, with or without those that failed."""
+    states = {"unfinished", "running"}
+    if retry_failed:
+        states.add("failed")
     return [run for run in plan.distinct if before[run.name].state in states]
 
 
@@ -202,12 +203,12 @@ def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
     )
 
 
-# --- What a run will cost, from shapes alone: seconds and bytes of `ntkexp.path.budget`.
+# --- The cost of a run, from shapes alone (`ntkexp.path.budget`).
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """What a run takes: core seconds and bytes; where they cannot be known, why."""
+    """Core seconds and bytes of a run, or the reason why they are unknown."""
 
     seconds: float
     bytes: float
@@ -216,33 +217,37 @@ class RunCost:
 
 @dataclass
 class Estimator:
-    """An estimator remembers what it has looked at: seeds, scales and step sizes cost nothing."""
+    """Costs of runs. Runs that differ in seeds, scales or step sizes share one survey."""
 
     known: dict[str, RunCost] = field(default_factory=dict)
 
     def __call__(self, experiment: Experiment) -> RunCost:
-        """The cost of a run, from one look at its data and its network on the processor."""
-        parts = (
+        """Return the cost of a run, from a survey of its data and network on the CPU."""
+        deciding = (
             experiment.data,
             experiment.model,
             experiment.loss,
             experiment.path,
             experiment.integration.passes,
-        )
-        shape = (
             experiment.init.antisymmetric,
             experiment.steps,
             experiment.dtype,
             experiment.memory_gb,
         )
-        key = repr((*parts, *shape))
+        key = repr(deciding)
         if key not in self.known:
-            try:
-                here = experiment.model_copy(update={"device": "cpu"})
-                budget = survey(here).budget
-                tapes = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
-                size = budget.fixed + budget.block * budget.per_point + tapes
-                self.known[key] = RunCost(run_seconds(here, budget), size)
-            except Mistake as mistake:
-                self.known[key] = RunCost(0.0, 0.0, str(mistake))
+            self.known[key] = cost_of(experiment)
         return self.known[key]
+
+
+def cost_of(experiment: Experiment) -> RunCost:
+    """Survey a run, and return its cost."""
+    try:
+        here = experiment.model_copy(update={"device": "cpu"})
+        budget = survey(here).budget
+        seconds = run_seconds(here, budget)
+    except Mistake as mistake:
+        return RunCost(0.0, 0.0, str(mistake))
+    tapes = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
+    size = budget.fixed + budget.block * budget.per_point + tapes
+    return RunCost(seconds, size)

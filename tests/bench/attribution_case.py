@@ -26,7 +26,7 @@ from ntkexp.experiment.problem import Problem, draw_network, draw_problem
 from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.model.functional import weights_of
 from ntkexp.optimizer.base import Memory
-from ntkexp.removal.rerun import AT_ONCE, Rerun, again, gradient, moved, retrain, trained
+from ntkexp.removal.rerun import TRAININGS_AT_ONCE, Rerun, again, gradient, moved, retrain, trained
 from ntkexp.run.loop import SilentListener, train_steps
 from ntkexp.run.setting import prepare
 from ntkexp.run.state import begin
@@ -274,7 +274,7 @@ def fresh_ends(case: Case, weight: Float[Tensor, "training train"]) -> Float[Ten
         share = left * (rerun.scale / left.sum(1, keepdim=True).clamp(min=1.0))  # of nobody left there is no gradient
         with torch.no_grad(), plain_kernels():
             found = at_once(
-                lambda one, of, these: gradient(rerun, one, of, these), weights, share, rows, together=AT_ONCE
+                lambda one, of, these: gradient(rerun, one, of, these), weights, share, rows, together=TRAININGS_AT_ONCE
             )
         weights, memory = moved(rerun, step, weights, found, memory)
     return weights

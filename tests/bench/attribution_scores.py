@@ -34,7 +34,7 @@ from ntkexp.kernel.read.reader import Reader
 from ntkexp.path.points import Points
 from ntkexp.path.recording import RecordedTraining, Recording, row_length
 from ntkexp.path.step import Descent
-from ntkexp.removal.rerun import AT_ONCE, Rerun, losses, retrain, trained
+from ntkexp.removal.rerun import TRAININGS_AT_ONCE, Rerun, losses, retrain, trained
 from ntkexp.run.loop import SilentListener
 
 Asked: TypeAlias = Callable[[Float[Tensor, " weight"]], Float[Tensor, " point"]]
@@ -103,7 +103,7 @@ def gauss_newton(
             found: Tensor = pull(bent / rerun.examples)[0]
             return found
 
-        return at_once(product, vectors, together=AT_ONCE)
+        return at_once(product, vectors, together=TRAININGS_AT_ONCE)
 
 
 def conjugate_gradients(
@@ -144,7 +144,7 @@ def scores(
     """γ·∇ℓᵢ for several directions γ and every example in these rows."""
     of = partial(losses, rerun, rerun.inputs[rows], rerun.targets[rows])
     batch = TakenBatch(examples=rows, shares=rerun.everyone[rows], losses=of)
-    return taken_back([batch], weights, directions, AT_ONCE)
+    return taken_back([batch], weights, directions, TRAININGS_AT_ONCE)
 
 
 # What effects of this project say of a training: it is recorded as it goes, and swept back for what is asked.

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from ntkexp.claim.conduct import measure
-from ntkexp.claim.expectation import Bound, Equality, Identity, Interval, Location, Order, Slope
-from ntkexp.claim.judge import (
-    DESIGNS,
-    RULES,
-    Finding,
-    JudgingDesign,
-    join_parts,
-    judge_interval,
-    judge_look,
-    judge_part,
-    judge_table,
-    look_of,
-    try_design,
-    try_judging,
+from ntkexp.claim.expectation import (
+    AbstractExpectation,
+    Bound,
+    Equality,
+    Identity,
+    Interval,
+    Location,
+    Order,
+    Slope,
 )
+from ntkexp.claim.judge import Finding, join_parts, judge_interval, judge_look, judge_part, judge_table
 from ntkexp.claim.look import Look
 from ntkexp.claim.papers import FiniteSteps, ScalarCurve
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
+from ntkexp.claim.simulation import DESIGNS, RULES, JudgingDesign, invent, look_of, try_design, try_judging
 from ntkexp.data.synthetic import Integers
 from ntkexp.init import Standard
 from ntkexp.mistake import Mistake
@@ -135,20 +133,86 @@ def test_all_parts_must_hold_and_one_refutes() -> None:
     assert [join_parts(parts).part for parts in decided] == [0, 1, 1, 0]
 
 
-def test_opposite_misses_do_not_cancel_where_each_level_is_judged() -> None:
-    misses = {4: 0.2, 8: -0.2, 16: 0.0}
-    rows = [{"width": width, "seed": s, "value": 1 + miss} for s in range(4) for width, miss in misses.items()]
-    table = pd.DataFrame(rows)
-    together = Equality(value=1.0, margin=0.05)
-    each = together.model_copy(update={"each": ("width",)})
-    assert judge_part(together, table).verdict == "supported"
-    found = judge_part(each, table)
-    assert (found.verdict, round(found.figure, 12)) == ("refuted", 1.2)
-    assert found.note == "fails at width=4, holds at width=16"
-    assert each.whole_words == "1 ± 0.05 at each width"
-    assert {"each", "within"}.isdisjoint(together.fields())  # claims that do not use them keep their digests
-    with pytest.raises(Mistake, match="each: the table has no column widht"):
-        judge_part(together.model_copy(update={"each": ("widht",)}), table)
+def rows_of(value: Sequence[float], **columns: Sequence[object]) -> pd.DataFrame:
+    return pd.DataFrame({**columns, "value": value})
+
+
+SIDES: dict[str, Sequence[object]] = {"rule": ["a"] * 4 + ["b"] * 4, "seed": [0, 1, 2, 3] * 2}
+SHARED = [1.0, 10.0, 100.0, 1000.0]
+ORDER = Order(along="rule", above="a", below="b", margin=0.0)
+RATIO = Order(along="rule", above="a", below="b", margin=0.0, scale="log")
+BARELY = 2.0**-40
+ERRORS = rows_of([1e-9, -1e-9], seed=[0, 1], bound=[1e-8, 1e-10])
+DEVIATIONS = rows_of([1.2, 0.8, 1.0] * 4, width=[4, 8, 16] * 4, seed=sorted([*range(4)] * 3))
+EQUAL = Equality(value=1.0, margin=0.05)
+PEAKS = rows_of([1.0, 2.0, 3.0, 1.0, 3.0, 1.0], width=[1, 2, 4] * 2, seed=[0] * 3 + [1] * 3)
+LINES = rows_of([1.0] * 4, width=[1, 1, 2, 2], seed=[0] * 4, depth=[1, 2, 1, 2])
+FLAT = Slope(along="width", value=0.0, margin=0.1)
+
+FINDINGS: list[tuple[AbstractExpectation, pd.DataFrame, str, float, str]] = [
+    # An error above its own bound refutes an identity.
+    (Identity(), ERRORS, "refuted", 1e-9, "1 of 2 errors exceed their bounds"),
+    (Identity(), ERRORS[:1], "supported", 1e-9, ""),
+    # Pairs cancel what seeds share.
+    (
+        RATIO.model_copy(update={"margin": 0.5}),
+        rows_of([2 * x for x in SHARED] + SHARED, **SIDES),
+        "supported",
+        2.0,
+        "",
+    ),
+    # Equal figures are not larger, and without any spread the interval is the difference itself.
+    *(
+        (order, rows_of([1.0 + beyond] * 4 + [1.0] * 4, **SIDES), verdict, one + beyond, "")
+        for order, one in ((ORDER, 0.0), (RATIO, 1.0))
+        for beyond, verdict in ((0.0, "refuted"), (BARELY, "supported"), (-BARELY, "refuted"))
+    ),
+    (ORDER, rows_of([1.5, 0.5, 1.5, 0.5] + [1.0] * 4, **SIDES), "undecided", 0.0, ""),
+    # Opposite deviations do not cancel if each level is judged.
+    (EQUAL, DEVIATIONS, "supported", 1.0, ""),
+    (EQUAL.model_copy(update={"each": ("width",)}), DEVIATIONS, "refuted", 1.2, "fails at width=4, holds at width=16"),
+    # An extreme at an end is not located.
+    (
+        Location(along="width", value=2.0, margin=0.1),
+        PEAKS,
+        "undecided",
+        2.0,
+        "there is no interval; 1 of 2 seeds have it at an end of the axis",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "rows", "verdict", "figure", "note"), FINDINGS)
+def test_rules_find_what_is_known(
+    rule: AbstractExpectation, rows: pd.DataFrame, verdict: str, figure: float, note: str
+) -> None:
+    found = judge_part(rule, rows)
+    assert found.verdict == verdict
+    assert found.figure == pytest.approx(figure, rel=1e-12, abs=1e-15)  # a logarithm and its exponential
+    assert note in found.note if verdict == "undecided" else note == found.note
+
+
+SHARES = Bound(limit=0.5, side="lower", margin=0, within=(0, 1))
+MISTAKES: list[tuple[AbstractExpectation, pd.DataFrame, str]] = [
+    (EQUAL.model_copy(update={"each": ("widht",)}), DEVIATIONS, "each: the table has no column widht"),
+    (SHARES, rows_of([0.9, 0.95, 1.2], seed=[0, 1, 2]), r"within=\[0.0, 1.0\]: a seed's figure is 1.2"),
+    (RATIO, rows_of(SHARED * 2, **SIDES)[:6], "have no pair"),
+    (FLAT, LINES, "choose a line by `where`"),
+    (FLAT.model_copy(update={"where": {"depth": 3}}), LINES, "where: no row has depth=3; there are 1, 2"),
+]
+
+
+@pytest.mark.parametrize(("rule", "rows", "message"), MISTAKES, ids=lambda case: case if isinstance(case, str) else "")
+def test_rows_that_do_not_fit_a_rule_are_refused(rule: AbstractExpectation, rows: pd.DataFrame, message: str) -> None:
+    with pytest.raises(Mistake, match=message):
+        judge_part(rule, rows)
+
+
+def test_rules_spell_and_digest_their_fields() -> None:
+    assert EQUAL.model_copy(update={"each": ("width",)}).whole_words == "1 ± 0.05 at each width"
+    assert {"each", "within"}.isdisjoint(EQUAL.fields())  # claims that do not use them keep their digests
+    with pytest.raises(ValueError, match="give the lower end, then the upper one, with scale: linear"):
+        Bound(limit=0.5, side="lower", margin=0, within=(1, 0))
 
 
 @pytest.mark.parametrize("seeds", [5, 20])
@@ -163,14 +227,6 @@ def test_intervals_of_shares_stay_in_range_and_lie_less_often_too_near_its_end(s
             missed[within] += low > 8 / 9
             assert within is None or 0 <= low <= high <= 1
     assert missed[(0.0, 1.0)] < 0.75 * missed[None]
-
-
-def test_figures_out_of_the_range_that_a_rule_names_are_refused() -> None:
-    table = pd.DataFrame({"seed": [0, 1, 2], "value": [0.9, 0.95, 1.2]})
-    with pytest.raises(Mistake, match=r"within=\[0.0, 1.0\]: a seed's figure is 1.2"):
-        judge_part(Bound(limit=0.5, side="lower", margin=0, within=(0, 1)), table)
-    with pytest.raises(ValueError, match="give the lower end, then the upper one, with scale: linear"):
-        Bound(limit=0.5, side="lower", margin=0, within=(1, 0))
 
 
 def test_the_part_whose_figure_is_told_is_told_first() -> None:
@@ -192,58 +248,11 @@ def test_the_part_that_needs_most_says_how_many_more_seeds() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.words)
 def test_a_number_that_is_missing_decides_nothing(rule: Slope) -> None:
-    table = rule.invent(-1.0, np.random.default_rng(0))
+    table = invent(rule, -1.0, np.random.default_rng(0))
     table.loc[0, "value"] = np.nan
     found = judge_part(rule, table)
     assert found.verdict == "undecided"
     assert "1 of" in found.note
-
-
-def test_an_error_beyond_its_own_bound_refutes_an_identity() -> None:
-    table = pd.DataFrame({"seed": [0, 1], "value": [1e-9, -1e-9], "bound": [1e-8, 1e-10]})
-    assert judge_part(Identity(), table).verdict == "refuted"
-    assert judge_part(Identity(), table[:1]).verdict == "supported"
-
-
-def test_pairs_cancel_what_seeds_share() -> None:
-    shared = 10.0 ** np.arange(4)
-    rows = {"rule": ["a"] * 4 + ["b"] * 4, "seed": [0, 1, 2, 3] * 2, "value": [*(shared * 2), *shared]}
-    order = Order(along="rule", above="a", below="b", margin=0.5, scale="log")
-    assert judge_part(order, pd.DataFrame(rows)).figure == pytest.approx(2.0)
-    with pytest.raises(Mistake, match="have no pair"):
-        judge_part(order, pd.DataFrame(rows)[:6])
-
-
-@pytest.mark.parametrize("scale", ["linear", "log"])
-@pytest.mark.parametrize(("beyond", "verdict"), [(0.0, "refuted"), (2.0**-40, "supported"), (-(2.0**-40), "refuted")])
-def test_what_is_as_large_is_not_larger(scale: Literal["linear", "log"], beyond: float, verdict: str) -> None:
-    """Without any spread the whole interval is the difference itself."""
-    rows = {"rule": ["a"] * 4 + ["b"] * 4, "seed": [0, 1, 2, 3] * 2, "value": [1.0 + beyond] * 4 + [1.0] * 4}
-    order = Order(along="rule", above="a", below="b", margin=0.0, scale=scale)
-    assert judge_part(order, pd.DataFrame(rows)).verdict == verdict
-
-
-def test_as_large_with_some_spread_is_undecided() -> None:
-    rows = {"rule": ["a"] * 4 + ["b"] * 4, "seed": [0, 1, 2, 3] * 2, "value": [1.5, 0.5, 1.5, 0.5] + [1.0] * 4}
-    assert judge_part(Order(along="rule", above="a", below="b", margin=0.0), pd.DataFrame(rows)).verdict == "undecided"
-
-
-def test_an_extreme_at_an_end_is_not_located() -> None:
-    rows = pd.DataFrame({"width": [1, 2, 4] * 2, "seed": [0] * 3 + [1] * 3, "value": [1.0, 2.0, 3.0, 1.0, 3.0, 1.0]})
-    found = judge_part(Location(along="width", value=2.0, margin=0.1), rows)
-    assert (found.verdict, found.note) == (
-        "undecided",
-        "there is no interval; 1 of 2 seeds have it at an end of the axis",
-    )
-
-
-def test_rows_of_several_lines_are_refused() -> None:
-    rows = pd.DataFrame({"width": [1, 1, 2, 2], "seed": [0] * 4, "value": [1.0] * 4, "depth": [1, 2, 1, 2]})
-    slope = Slope(along="width", value=0.0, margin=0.1)
-    with pytest.raises(Mistake, match="choose a line by `where`"):
-        judge_part(slope, rows)
-    with pytest.raises(Mistake, match="where: no row has depth=3; there are 1, 2"):
-        judge_part(slope.model_copy(update={"where": {"depth": 3}}), rows)
 
 
 def test_a_claim_of_a_trial_is_judged_and_kept(tmp_path: Path) -> None:

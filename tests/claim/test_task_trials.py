@@ -26,7 +26,7 @@ from ntkexp.claim.papers.leaving_out import (
     would_change,
 )
 from ntkexp.claim.quantity import Measured
-from ntkexp.data import Circle, ModularAddition
+from ntkexp.data import ModularAddition
 from ntkexp.init import NTK
 from ntkexp.layer import Polynomial
 from ntkexp.library import tangent_kernel
@@ -232,12 +232,6 @@ def test_what_is_not_reached_has_no_time() -> None:
     assert all(math.isnan(number(row, name)) for row in (fitted, generalised) for name in ("time", "wait", "drift"))
     assert end["time"] == end["drift"] == 0
     assert math.isnan(number(end, "accuracy"))
-
-
-def test_real_targets_are_refused() -> None:
-    trial = LateGeneralising(model=SQUARES, init=INIT, data=Circle(train=4, probe=0, test=2), alphas=(1.0, 2.0))
-    with pytest.raises(Mistake, match="choose data of classes"):
-        trial.rows(0)
 
 
 # Trials on leaving examples out, against what is known of them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -21,6 +22,7 @@ from ntkexp.claim.papers import (
     GrokkingByComponent,
     KernelMovement,
     KernelTimes,
+    LateGeneralising,
     LayerProducts,
     LearningCurve,
     LeftOutKernel,
@@ -37,7 +39,7 @@ from ntkexp.claim.papers import (
 )
 from ntkexp.claim.papers.lazy_and_rich import LearnedTask, ScaledNetwork, length
 from ntkexp.claim.papers.leaving_out import draw_groups, retraining
-from ntkexp.claim.trial import SideBySide
+from ntkexp.claim.trial import AbstractTrial, SideBySide
 from ntkexp.data import Sphere, Teacher
 from ntkexp.data.images import Digits
 from ntkexp.data.synthetic import Circle
@@ -118,20 +120,6 @@ def test_a_curve_counts_what_regression_on_parts_classifies() -> None:
             outputs = x[order[n:]] @ torch.linalg.pinv(x[order[:n]]) @ y[order[:n]]
             right += int((outputs.argmax(1) == labels[order[n:]]).sum())
         assert row["accuracy"] == right / (3 * (30 - n))
-
-
-def test_a_curve_leaves_examples_to_classify() -> None:
-    trial = LearningCurve(model=Linear(), beside=Linear(), init=FLAT, data=IMAGES, sizes=(2, 6))
-    with pytest.raises(Mistake, match="6 of 6 examples leave none to classify"):
-        trial.rows(0)
-    with pytest.raises(ValueError, match="an accuracy for each of at"):
-        LearningCurve(model=Linear(), beside=Linear(), init=FLAT, data=IMAGES, known=(0.5,))
-
-
-def test_what_has_no_classes_is_not_classified() -> None:
-    trial = LimitRegression(names=("dense",), models=(MLP(),), init=INIT, data=Circle(train=4, probe=0, test=1))
-    with pytest.raises(Mistake, match="the data has no classes"):
-        trial.rows(0)
 
 
 def test_every_size_is_timed() -> None:
@@ -338,13 +326,6 @@ def test_what_is_linear_in_its_weights_trains_as_its_kernels_say_and_moves_none(
     assert [row["movement"] for row in moving.rows(0)] == [0.0, 0.0]
 
 
-def test_what_has_several_outputs_is_refused() -> None:
-    three = Digits(train=4, probe=0, test=2, classes=(0, 1, 2))
-    trial = TrainingBesideKernels(model=MLP(depth=0), init=WIDE_INIT, data=three, widths=(1, 2), networks=1, steps=1)
-    with pytest.raises(Mistake, match="networks with one output, and the data has 3"):
-        trial.rows(0)
-
-
 def test_smooth_kernels_of_scaled_outputs_move_as_one_over_the_scale() -> None:
     init = WIDE_INIT.model_copy(update={"centred": True})
     smooth = MLP.model_validate({"width": 4, "depth": 1, "activation": "tanh"})
@@ -380,18 +361,9 @@ def test_more_parameters_than_targets_leave_nothing() -> None:
     assert number(rows[0], "condition") == 1e12 > number(rows[2], "condition")
 
 
-def test_classes_are_refused() -> None:
-    trial = WidthSweep(
-        model=MLP(width=1, depth=1), init=SWEEP_INIT, data=Digits(train=4, probe=0, test=2), widths=(1, 2, 3)
-    )
-    with pytest.raises(Mistake, match="choose data of one real value"):
-        trial.rows(0)
-
-
 # Trials of what happens to a kernel while a network learns, against what is known of it.
 
 
-WIDE_INIT = NTK(W_std=2**0.5, b_std=0.1)
 DIGITS = Digits(train=6, probe=0, test=20)
 
 
@@ -419,12 +391,6 @@ def test_a_rich_kernel_is_another_one_after_training() -> None:
 def test_a_network_that_has_not_learned_has_no_kernel_after_training() -> None:
     trial = AfterKernel(model=MLP(width=8), init=WIDE_INIT, data=DIGITS, widths=(8,), trains=(6,), steps=1)
     assert all(math.isnan(number(row, name)) for row in trial.rows(0) for name in ("error", "beyond", "loss"))
-
-
-def test_an_after_kernel_of_other_than_two_classes_is_refused() -> None:
-    trial = AfterKernel(model=MLP(width=8), init=WIDE_INIT, data=Circle(train=4, probe=0, test=2))
-    with pytest.raises(Mistake, match="choose data of two classes"):
-        trial.rows(0)
 
 
 def silent(**changes: float) -> list[Mapping[str, Level]]:
@@ -480,6 +446,29 @@ def test_a_linear_model_learns_alike_at_every_scale() -> None:
     torch.testing.assert_close(outputs(0.01), outputs(100.0), rtol=1e-10, atol=1e-10)  # differences of large outputs
 
 
-def test_a_model_without_a_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="a name of its own"):
-        SilentAlignment(names=("one", "two"), models=(MLP(),), init=WIDE_INIT, data=DIGITS)
+# Data and fields that do not fit a trial.
+
+
+NETWORK = MLP(width=4, depth=1)
+REAL = Circle(train=4, probe=0, test=2)
+THREE = Digits(train=4, probe=0, test=2, classes=(0, 1, 2))
+CURVE: dict[str, Any] = {"model": Linear(), "beside": Linear(), "init": FLAT, "data": IMAGES}
+REFUSALS: list[tuple[type[AbstractTrial], dict[str, Any], str]] = [
+    (LearningCurve, CURVE | {"sizes": (2, 6)}, "6 of 6 examples leave none to classify"),
+    (LearningCurve, CURVE | {"known": (0.5,)}, "an accuracy for each of at"),
+    (LearningCurve, CURVE | {"sizes": (2, 2)}, "give two different sizes"),
+    (LimitRegression, {"names": ("dense",), "models": (NETWORK,), "data": REAL}, "the data has no classes"),
+    (TrainingBesideKernels, {"data": THREE, "widths": (1, 2)}, "networks with one output, and the data has 3"),
+    (WidthSweep, {"data": THREE, "widths": (1, 2, 3)}, "choose data of one real value"),
+    (AfterKernel, {"data": REAL}, "choose data of two classes"),
+    (EndOfTraining, {"data": THREE}, "choose data of two classes"),
+    (LateGeneralising, {"data": REAL, "alphas": (1.0, 2.0)}, "choose data of classes"),
+    (SilentAlignment, {"names": ("one", "two"), "models": (NETWORK,), "data": DIGITS}, "a name of its own"),
+]
+
+
+@pytest.mark.parametrize(("trial", "fields", "message"), REFUSALS, ids=[message for *_, message in REFUSALS])
+def test_what_does_not_fit_a_trial_is_refused(trial: type[AbstractTrial], fields: dict[str, Any], message: str) -> None:
+    with_network = {} if "models" in fields or "model" in fields else {"model": NETWORK}
+    with pytest.raises((Mistake, ValueError), match=message):
+        trial(**{"init": WIDE_INIT, **with_network, **fields}).rows(0)

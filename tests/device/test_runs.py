@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ntkexp.progress import Silent
-from ntkexp.removal.between import Ledger, Pair
-from ntkexp.removal.rerun import ledger_between
+from ntkexp.removal.between import Breakdown, Pair
+from ntkexp.removal.rerun import breakdown_between
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
 from tests.device.emulated import DEVICE
@@ -90,17 +90,17 @@ def test_a_run_that_was_left_goes_on_to_the_same_bits(name: str) -> None:
     assert_same_bits(numbers(run(setting(), listener, saved)), numbers(run(setting(), Leaving())))
 
 
-def ledger_on(device: str, case: str, folder: Path) -> Ledger:
+def breakdown_on(device: str, case: str, folder: Path) -> Breakdown:
     """Return how the change is divided that leaving four examples out makes."""
     training, points = rerun(case, "tanh", f"device={device}")
     weights = Pair(training.everyone, training.without(GROUP))
-    return ledger_between(training, weights, points, CHOSEN.to(points.device), folder, Silent())
+    return breakdown_between(training, weights, points, CHOSEN.to(points.device), folder, Silent())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_removal_is_divided_as_on_the_processor(case: str, tmp_path: Path) -> None:
-    expected, found = (ledger_on(device, case, tmp_path) for device in ("cpu", DEVICE))
+    expected, found = (breakdown_on(device, case, tmp_path) for device in ("cpu", DEVICE))
     size = float(expected.actual.abs().max())
     assert size > 1e-3
     for name in ("actual", "shares", "by_step"):

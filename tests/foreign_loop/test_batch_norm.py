@@ -205,7 +205,7 @@ def test_parts_do_not_depend_on_the_memory_for_them(monkeypatch: pytest.MonkeyPa
     whole = trace.attribute(quiet=True)["contribution"].to_numpy()
 
     def cramped(*given: Any) -> CallReaders:
-        return replace(CallReaders(*given), room=1e4)
+        return replace(CallReaders(*given), buffer_bytes=1e4)
 
     monkeypatch.setattr(trace_module, "CallReaders", cramped)
     few = trace.attribute(quiet=True)["contribution"].to_numpy()

@@ -26,7 +26,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import Removal
 from ntkexp.removal import between
-from ntkexp.removal.between import Ledger, Pair, TrainingPair
+from ntkexp.removal.between import Breakdown, Pair, TrainingPair
 from ntkexp.removal.retraining import OutputsAt, changes
 from ntkexp.report.known_effects import known_effects
 from tests.foreign_loop import bugs, loops
@@ -106,10 +106,10 @@ def paired(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -
     return pair, OutputsAt([partial(outputs_at, first, one.flat, k) for k in range(3)]), first
 
 
-def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[Ledger, Trace]:
+def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[Breakdown, Trace]:
     """The ledger between both."""
     pair, outputs, first = paired(to, optimizers, body, weights)
-    return pair.ledger(outputs, lambda _: None), first
+    return pair.breakdown(outputs, lambda _: None), first
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def left_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingPair, Ou
     """A loop, and itself without two examples."""
     names = digests(loop(loops.adamw).x)
     pair, outputs, _ = paired(tmp_path_factory.mktemp("loop"), loops.adamw, loops.plain, {names[3]: 0.0, names[5]: 0.0})
-    assert pair.ledger(outputs, lambda _: None).closed().closure < CLOSES
+    assert pair.breakdown(outputs, lambda _: None).closed().closure < CLOSES
     return pair, outputs
 
 
@@ -169,7 +169,7 @@ def test_a_ledger_with_an_error_in_it_is_refused(
     pair, outputs = left_out
     plant(monkeypatch)
     with pytest.raises(Mistake, match=r"shares of the examples miss the actual change by .*, more than rounding"):
-        pair.ledger(outputs, lambda _: None).closed()
+        pair.breakdown(outputs, lambda _: None).closed()
 
 
 def learning_less_where_it_went_well(given: Loop, batch: Tensor) -> None:

@@ -107,7 +107,7 @@ def test_a_table_that_keeps_its_places_gives_what_its_rows_give(
         kept.append(tables_read_once(pulled))
         return kept[-1]
 
-    monkeypatch.setattr(program_cache, "LARGEST", 0)  # as of a model that is too large for programs
+    monkeypatch.setattr(program_cache, "MAX_PROGRAM_BYTES", 0)  # as of a model that is too large for programs
     monkeypatch.setattr(assemble, "tables_read_once", tables)
     found = trace.attribute(by="parameter")
     assert {*kept} == {frozenset({"0.words.weight"})}

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ntkexp.kernel.features.blocks import Factored
+from ntkexp.kernel.features.blocks import Block, Factored, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.shapes import Weights
 
@@ -45,7 +45,21 @@ def contracted(jacobian: dict[str, Float[Tensor, "n out size"]], step: Weights) 
     return torch.stack(parts).sum(0)
 
 
-# Jacobian applied to a step of weights, multiplied out: J Δθ.
+# Gradient blocks, multiplied out, and a Jacobian applied to a step of weights: J Δθ.
+
+
+def dense(block: Factored) -> Float[Tensor, "example out in_ features"]:
+    """Σ_u a_u ⊗ β_u, the bias as the weight of a first input `shift`."""
+    inputs = block.inputs
+    if block.shift is not None:
+        inputs = torch.cat([torch.full_like(inputs[..., :1], block.shift), inputs], 2)
+    return torch.einsum("nui,ncuo->ncio", inputs, block.outputs)
+
+
+def by_name(block: Block) -> dict[str, Float[Tensor, "example out _"]]:
+    """The gradients of each parameter, up to the last element that is used."""
+    rows = Jacobian((block,), *block.gradients).as_rows(block.extents).blocks
+    return {part.name: part.rows for part in rows if isinstance(part, Rows)}
 
 
 def applied(features: Jacobian, step: Weights) -> Float[Tensor, "example out"]:
@@ -53,13 +67,13 @@ def applied(features: Jacobian, step: Weights) -> Float[Tensor, "example out"]:
     parts = []
     for block in features.blocks:
         if isinstance(block, Factored):
-            bias, weight = block.dense().tensor_split([block.biases], dim=2)
+            bias, weight = dense(block).tensor_split([0 if block.shift is None else 1], dim=2)
             if block.bias is not None:
                 parts.append(torch.einsum("ncio,o->nc", bias, block.bias.of(step[block.bias.name])))
             if block.weight is not None:
                 parts.append(torch.einsum("ncio,io->nc", weight, block.weight.of(step[block.weight.name])))
         else:
-            parts += [rows.rows @ step[rows.name].flatten()[: rows.size] for rows in block.by_name()]
+            parts += [rows @ step[name].flatten()[: rows.shape[2]] for name, rows in by_name(block).items()]
     return torch.stack(parts).sum(0)
 
 

@@ -15,7 +15,7 @@ from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.record.independence import Trial
 from ntkexp.kernel.record.taping import record
 from ntkexp.kernel.secant.call import NoRule
-from ntkexp.kernel.secant.ownership import BLOCK, owner, owner_of_rows, owners
+from ntkexp.kernel.secant.ownership import BLOCK_ELEMENTS, owner, owner_of_rows, owners
 from ntkexp.library import finite_step_kernel, reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
@@ -248,7 +248,7 @@ def test_what_norms_cancel_is_no_coupling() -> None:
 
 def test_an_element_of_a_row_that_another_example_reaches_is_found_in_any_block() -> None:
     """Rows are looked at a few at a time; each has one owner, or is refused, and so is what is not a whole number."""
-    below = torch.rand(2 * BLOCK // 100, 100, dtype=torch.float64) + 1
+    below = torch.rand(2 * BLOCK_ELEMENTS // 100, 100, dtype=torch.float64) + 1
     whose = torch.arange(len(below)) % 7
     above = (whose[:, None] + 1) * below
     below[:, 3], above[:, 3] = 0.0, 0.0  # which reaches no output

@@ -43,7 +43,7 @@ def factored(
 @pytest.mark.parametrize(("uses", "inputs", "width", "outputs"), SHAPES)
 def test_factors_and_multiplied_out_gradients_agree(uses: int, inputs: int, width: int, outputs: int) -> None:
     left, right = factored(4, uses, inputs, width, outputs, 0), factored(3, uses, inputs, width, outputs, 1)
-    expected = inner(left.dense().flatten(2), right.dense().flatten(2))
+    expected = inner(oracle.dense(left).flatten(2), oracle.dense(right).flatten(2))
     agree(double_sum(left, right), expected, 100 * EPS)
     agree(gram(jacobian(left), jacobian(right)), expected, 100 * EPS)
 
@@ -78,7 +78,8 @@ def test_layers_of_one_use_are_summed_block_by_block(
     monkeypatch.setattr(chapter, "BLOCK_NUMBERS", block)
     left, right = (layers(n, out, seed) for n, out, seed in ((5, outputs, 0), (4, outputs_, 10)))
     expected = sum(
-        inner(one.dense().flatten(2), other.dense().flatten(2)) for one, other in zip(left, right, strict=True)
+        inner(oracle.dense(one).flatten(2), oracle.dense(other).flatten(2))
+        for one, other in zip(left, right, strict=True)
     )
     agree(gram(jacobian(*left), jacobian(*right)), torch.as_tensor(expected), 100 * EPS)
 
@@ -100,7 +101,7 @@ def test_gradients_side_by_side_are_gradients_one_by_one(
         jacobian(factored(n, 30, 2, 3, outputs, n), factored(n, 40, 3, 2, outputs, n + 1, "u")) for n in (4, 3)
     )
     expected = sum(
-        inner(one.dense().flatten(2), other.dense().flatten(2))
+        inner(oracle.dense(one).flatten(2), oracle.dense(other).flatten(2))
         for one, other in zip(left.blocks, right.blocks, strict=True)
         if isinstance(one, Factored) and isinstance(other, Factored)
     )
@@ -227,7 +228,7 @@ def test_the_trace_of_a_secant(name: str) -> None:
 def test_outputs_a_few_at_a_time_change_only_rounding(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = problem(name)
     usual = tangent_kernel(given.module, given.x, outputs="trace")
-    monkeypatch.setattr(plan, "AT_ONCE", 1.0)
+    monkeypatch.setattr(plan, "OUTPUT_GRADIENT_BYTES", 1.0)
     agree(tangent_kernel(given.module, given.x, outputs="trace"), usual, 100 * EPS)
 
 
@@ -304,7 +305,7 @@ READ = ("relu", "tokens", "convolution", "convolution in two", "encoder, norm be
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many batches as can be, of two examples or three."""
-    for name, value in (("AT_ONCE", 0), ("BATCH", 1), ("FEW", 1)):
+    for name, value in (("MAX_TAPE_BYTES", 0), ("BATCH_TAPE_BYTES", 1), ("UNMEASURED_EXAMPLES", 1)):
         monkeypatch.setattr(sketched_reader, name, value)
 
 
@@ -378,7 +379,7 @@ def test_batches_differ_by_one_example_at_most(total: int, count: int) -> None:
 
 def dense(block: Block) -> Tensor:
     """The gradients, multiplied out."""
-    return torch.cat([rows.rows for rows in block.by_name()], 2)
+    return torch.cat(list(oracle.by_name(block).values()), 2)
 
 
 def part(examples: int, **changes: Block) -> Jacobian:

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 import ntkexp
 from ntkexp import KernelMachine, infinite_kernel, load_run, secant_kernel, tangent_kernel
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.kernel.read.plan import FEW, threads_for, work
+from ntkexp.kernel.read.plan import FEW_OPERATIONS, threads_for, work
 from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.library import finite_step_kernel, reader_of
 from ntkexp.mistake import Mistake
@@ -379,7 +379,7 @@ def several() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("several")
-@pytest.mark.parametrize(("operations", "threads"), [(0, 1), (FEW, 1), (2 * FEW, ALL)])
+@pytest.mark.parametrize(("operations", "threads"), [(0, 1), (FEW_OPERATIONS, 1), (2 * FEW_OPERATIONS, ALL)])
 def test_threads_are_chosen_by_size_for_a_while(operations: float, threads: int) -> None:
     with threads_for(operations):
         assert torch.get_num_threads() == threads

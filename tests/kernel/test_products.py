@@ -41,7 +41,7 @@ HOW: dict[str, How] = {
 def test_a_few_examples_at_a_time_have_the_bits_of_all(how: How, monkeypatch: pytest.MonkeyPatch) -> None:
     x, kernel = torch.randn(7, 4, 6, 5, dtype=torch.float64), torch.randn(4, 4 // how[-1], 3, 3, dtype=torch.float64)
     expected = torch.convolution(x, kernel, bias := torch.randn(4, dtype=torch.float64), *how)
-    monkeypatch.setattr(convolution, "CACHED", 2 * x[:1].nbytes * 9)
+    monkeypatch.setattr(convolution, "CACHED_PATCH_BYTES", 2 * x[:1].nbytes * 9)
     found = convolve(x, kernel, bias, *how)
     assert torch.equal(found, expected)
 
@@ -52,7 +52,7 @@ def test_of_any_number_of_dimensions(dimensions: int, monkeypatch: pytest.Monkey
     kernel = torch.randn(3, 2, *[2] * dimensions, dtype=torch.float64)
     ones, none = [1] * dimensions, [0] * dimensions
     expected = torch.convolution(x, kernel, None, ones, ones, ones, False, none, 1)
-    monkeypatch.setattr(convolution, "CACHED", 1)
+    monkeypatch.setattr(convolution, "CACHED_PATCH_BYTES", 1)
     assert torch.equal(convolve(x, kernel, None, ones, ones, ones, False, none, 1), expected)
 
 
@@ -87,7 +87,7 @@ def test_it_is_the_transpose(name: str, together: int, monkeypatch: pytest.Monke
     how = (stride, padding, dilation, transposed, (0,) * len(window), groups)
     there = torch.convolution(x, kernel, None, *how)
     w = torch.randn_like(there)
-    monkeypatch.setattr(convolution, "CACHED", together * 6 * window[-1] * 8 * 8 * 8)
+    monkeypatch.setattr(convolution, "CACHED_PATCH_BYTES", together * 6 * window[-1] * 8 * 8 * 8)
     back = CONVOLVE_BACK(w, x.shape[1:], kernel, *how)
     assert back.shape == x.shape
     terms = torch.cat([(w * there).flatten(), (back * x).flatten()])
@@ -125,7 +125,7 @@ def images(examples: int, *shape: int) -> Tensor:
 def test_a_few_at_a_time_are_all(name: str, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels, *how = WINDOWS[name]
     window = Window(images(9, 2, *pixels), *how)
-    monkeypatch.setattr(convolution, "PATCHES", together * window.rows[:1].nbytes)
+    monkeypatch.setattr(convolution, "PRODUCT_PATCH_BYTES", together * window.rows[:1].nbytes)
     parts = [shown.mT.clone() for _, shown in window.turns()]
     assert torch.equal(torch.cat(parts), window.rows)
 
@@ -134,7 +134,7 @@ def test_a_few_at_a_time_are_all(name: str, together: int, monkeypatch: pytest.M
 def test_the_kernel_of_more_images_than_are_brought_together_at_once(
     groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolution, "PATCHES", 2 * 4 * 3 * 4 * 9 * 8)  # two of the larger patches
+    monkeypatch.setattr(convolution, "PRODUCT_PATCH_BYTES", 2 * 4 * 3 * 4 * 9 * 8)  # two of the larger patches
     layers = (nn.Conv2d(4, 4, 3, padding=1, groups=groups), nn.Tanh(), nn.Conv2d(4, 4, 2, stride=2, groups=groups))
     made, x = nn.Sequential(*layers, nn.Flatten()).double(), images(5, 4, 3, 4)
     agree(tangent_kernel(made, x[-2:], x), oracle.tangent(made, x[-2:], x), 100 * EPS)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read import program_cache as chapter
 from ntkexp.kernel.read.checks import Findings
-from ntkexp.kernel.read.program_cache import LATEST, TRIALS, ProgramCache, parts
+from ntkexp.kernel.read.program_cache import MAX_ANSWERS, TRIALS, ProgramCache, parts
 from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.program import DoesNotHold, Program, trace
 from ntkexp.kernel.record.tape import Tape
@@ -219,8 +219,8 @@ REGIMES: dict[str, tuple[Callable[[], Problem], int]] = {
 def test_memory_is_flat(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more routings in turn than are remembered, the second round of steps leaves what the first left."""
     make, largest = REGIMES[name]
-    monkeypatch.setattr(chapter, "LARGEST", largest)
-    monkeypatch.setattr("ntkexp.kernel.read.program_cache.LATEST", 4)
+    monkeypatch.setattr(chapter, "MAX_PROGRAM_BYTES", largest)
+    monkeypatch.setattr("ntkexp.kernel.read.program_cache.MAX_ANSWERS", 4)
     given = make()
     batches = [batch(given.generator) for _ in range(6)] if given.x.dim() == 3 else [given.x]
     reader = cached(given)
@@ -284,13 +284,13 @@ def test_what_is_known_of_routings_is_bounded() -> None:
     reader = cached(given)
     known = reader.programs
     assert known is not None
-    for _ in range(LATEST + 3):
+    for _ in range(MAX_ANSWERS + 3):
         reader.tangent(reader.record(given.start, batch(given.generator)))
     sizes = [
         len(kept.kept)
         for kept in (reader.findings.owners, reader.findings.faithful, known.jacobians.latest, known.once)
     ]
-    assert max(sizes) <= LATEST
+    assert max(sizes) <= MAX_ANSWERS
     assert len(reader.findings.routes.kept) == len(known.tapes.latest.kept) == 1
 
 

@@ -16,7 +16,7 @@ from ntkexp.kernel.features.gram import Sizes
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read import checks, reader, sketched
 from ntkexp.kernel.read.program_cache import TRIALS, ProgramCache
-from ntkexp.kernel.record.program import FUNCTIONS, METHODS, Program, trace
+from ntkexp.kernel.record.program import OP_FUNCTIONS, OP_METHODS, Program, trace
 from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.ownership import Owners, owners
@@ -131,11 +131,11 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
 """Arguments; all other operations take one tensor."""
 
 
-@pytest.mark.parametrize("op", [*FUNCTIONS, *METHODS], ids=str)
+@pytest.mark.parametrize("op", [*OP_FUNCTIONS, *OP_METHODS], ids=str)
 def test_a_binding_runs_its_operation_and_no_other(op: OpOverload) -> None:
     args = SAMPLES.get(op._schema.name.removeprefix("aten::"), (w.abs(),))
     with Heard() as mode:
-        found = getattr(args[0], METHODS[op])(*args[1:]) if op in METHODS else FUNCTIONS[op](*args)
+        found = getattr(args[0], OP_METHODS[op])(*args[1:]) if op in OP_METHODS else OP_FUNCTIONS[op](*args)
     assert mode.names == [op._schema.name.removeprefix("aten::").replace("_unsafe_view", "view")]
     expected = op(*args)
     pairs = zip(*((each if isinstance(each, tuple) else (each,)) for each in (found, expected)), strict=True)
@@ -194,8 +194,8 @@ def test_examples_a_few_at_a_time(
     name: str, held: float, nothing_fits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = known(name)
-    monkeypatch.setattr(sketched, "READ", 1.0)
-    monkeypatch.setattr(sketched, "KEPT", held)
+    monkeypatch.setattr(sketched, "READ_BYTES", 1.0)
+    monkeypatch.setattr(sketched, "MAX_JACOBIAN_BYTES", held)
     agree(tangent_kernel(network.given.module, network.given.x), network.kernel[:, :, :5], 1000 * EPS)
     agree(tangent_kernel(network.given.module, network.given.x, network.other), network.kernel[:, :, 5:], 1000 * EPS)
     assert nothing_fits == ([5, 5] if held > 1 else [*[1] * 3, *[2] * 3, *[1] * 2, *[2] * 4])
@@ -232,7 +232,7 @@ def test_texts_are_asked_once_whose_positions_are(nothing_fits: list[int], monke
         return owners(tape, trained)
 
     monkeypatch.setattr(checks, "owners", counted)
-    monkeypatch.setattr(sketched, "READ", 1.0)
+    monkeypatch.setattr(sketched, "READ_BYTES", 1.0)
     agree(tangent_kernel(module, x), tangent(module, x, x), 1000 * EPS)
     assert nothing_fits == [6]
     assert asked == [2]

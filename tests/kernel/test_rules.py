@@ -17,7 +17,7 @@ from ntkexp.kernel.record.taping import record
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.rules import COMPLEX, RULES
-from ntkexp.kernel.secant.rules.complex_numbers import ALIKE
+from ntkexp.kernel.secant.rules.complex_numbers import SAME_FOR_COMPLEX
 from ntkexp.library import tangent_kernel
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
@@ -176,7 +176,11 @@ def test_tiny_steps_lose_no_digits(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE.split() else name for name in COMPLEX_NAMES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in SAME_FOR_COMPLEX.split() else name
+        for name in COMPLEX_NAMES
+    ],
 )
 def test_complex_numbers_close_and_have_a_tangent(name: str) -> None:
     problem = replace(problem_of(COMPLEX_SAMPLES[name]), differentiable=name not in WRITTEN)

@@ -175,7 +175,7 @@ def test_a_push_that_leaves_something_out_does_not_close(name: str) -> None:
 @pytest.mark.parametrize("name", ["softmax", "attention"])
 def test_shares_of_many_numbers_are_found_a_few_rows_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = known(name).step(0.3)
-    monkeypatch.setattr(norm, "CACHED", 5)
+    monkeypatch.setattr(norm, "CACHED_ROW_NUMBERS", 5)
     reader, tapes = known(name).reader, (whole.start, whole.end)
     for each, expected in zip(reader.secant(*tapes).jacobian.blocks, whole.reading.jacobian.blocks, strict=True):
         agree(each.numbers, expected.numbers, 10 * EPS)

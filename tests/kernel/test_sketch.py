@@ -129,8 +129,8 @@ def test_it_repeats_bit_by_bit_and_another_seed_is_another_sketch() -> None:
 def test_examples_a_few_at_a_time_change_only_rounding(name: str, kept: float, monkeypatch: pytest.MonkeyPatch) -> None:
     network = known(name)
     usual = tangent_kernel(network.given.module, network.given.x, sketch=64)
-    monkeypatch.setattr(sketched_reader, "READ", 1.0)
-    monkeypatch.setattr(sketched_reader, "KEPT", kept)
+    monkeypatch.setattr(sketched_reader, "READ_BYTES", 1.0)
+    monkeypatch.setattr(sketched_reader, "MAX_JACOBIAN_BYTES", kept)
     found = tangent_kernel(network.given.module, network.given.x, sketch=64)
     agree(found.kernel, usual.kernel, 1000 * EPS)
     assert found.error_bar == pytest.approx(usual.error_bar, rel=1e-9)
@@ -200,6 +200,6 @@ def test_layers_of_one_use_are_counted_by_their_factors() -> None:
 
 def test_users_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     given = problem("convolution")
-    monkeypatch.setattr(sketched, "LONG", 1.0)
+    monkeypatch.setattr(sketched, "LONG_MULTIPLICATIONS", 1.0)
     with pytest.warns(UserWarning, match="leave sketch out"):
         tangent_kernel(given.module, given.x, sketch=20)

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from ntkexp.kernel.record.casts import with_casts
 from ntkexp.kernel.record.tape import Entry
 from ntkexp.kernel.secant.call import Call
-from ntkexp.kernel.secant.rules.elementwise import DERIVATIVES, NEAR, SLOPES
+from ntkexp.kernel.secant.rules.elementwise import DERIVATIVES, GAUSS_RANGE, SLOPES, exponential
 from ntkexp.library import TangentKernel, reader_of, secant_kernel, tangent_kernel
 from ntkexp.mistake import Mistake
 from tests.kernel import oracle
@@ -95,8 +95,8 @@ def turned(z: float, slope: float) -> float:
 
 
 def quotient(z: float, slope: float) -> float:
-    """erf has no closed form of its slope: two roundings of numbers up to one, divided by at least NEAR."""
-    return 2 / NEAR
+    """erf has no closed form of its slope: two roundings of numbers up to one, divided by at least GAUSS_RANGE."""
+    return 2 / GAUSS_RANGE
 
 
 KNOWN: dict[str, Known] = {
@@ -172,8 +172,8 @@ def test_every_slope_is_known_to_fifty_digits() -> None:
 @example(0.0, 1e-10, 1)
 @example(2.0**-1070, 0.0, 1)  # a number with few digits
 @example(-1e-12, 1e-10, 1)
-@example(3.0, NEAR, 1)
-@example(3.0, NEAR * (1 + 1e-9), 1)
+@example(3.0, GAUSS_RANGE, 1)
+@example(3.0, GAUSS_RANGE * (1 + 1e-9), 1)
 @example(30.0, 1e16, -1)  # of positive numbers, one of them 10¹⁶ times smaller
 @settings(max_examples=30, derandomize=True)
 def test_the_slope(variant: str, z0: float, distance: float, sign: int) -> None:
@@ -372,3 +372,12 @@ def test_a_step_on_one_batch_is_exact_at_another(name: str) -> None:
         predicted = -1e-3 * secant_kernel(module, start, end, probes, train).sum((2, 3))
         before, after = (functional_call(module, weights, (probes,)).detach() for weights in (start, end))
         agree(predicted, (after - before).view_as(predicted), 300 * EPS, before.abs().max())
+
+
+@pytest.mark.parametrize("base", [0.0, -2.0, 0.5, 3.0])
+def test_powers_of_any_base_close(base: float) -> None:
+    """At whole exponents, where a negative base has a power as well."""
+    z0, z1 = torch.cartesian_prod(*(torch.arange(1.0, 6.0, dtype=torch.float64),) * 2).unbind(1)
+    b = torch.full_like(z0, base)
+    change = b**z1 - b**z0
+    agree(exponential(b, z0, z1) * (z1 - z0), change, 100 * EPS)

@@ -20,6 +20,7 @@ from ntkexp.path.recording import STRETCHES, halves_at_zero
 from ntkexp.path.step_kernel import StepBlock
 from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
+from tests.kernel.oracle import by_name
 from tests.run.small import Memory, Ran, ran, small
 
 ALL = ("path.attributed=1000", "steps=9", "model.width=8", "data.train=10", "data.probe=5", "data.test=4")
@@ -42,8 +43,8 @@ def dense(features: Jacobian, like: Mapping[str, Tensor]) -> Tensor:
     parts = {name: torch.zeros(features.examples, features.outputs, w.numel(), dtype=w.dtype)
              for name, w in like.items()}  # fmt: skip
     for block in features.blocks:
-        for rows in block.by_name():
-            parts[rows.name][:, :, : rows.size] += rows.rows
+        for name, rows in by_name(block).items():
+            parts[name][:, :, : rows.shape[2]] += rows
     return torch.cat(list(parts.values()), dim=2)
 
 

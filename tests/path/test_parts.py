@@ -118,10 +118,10 @@ CLASSES = ("data.classes=[1,3,8]", "loss=cross_entropy")
 MANY = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=41", "loss=cross_entropy")
 
 
-@pytest.mark.parametrize("at_once", [reading.AT_ONCE, 1.0], ids=["all outputs at once", "one by one"])
+@pytest.mark.parametrize("at_once", [reading.OUTPUT_GRADIENT_BYTES, 1.0], ids=["all outputs at once", "one by one"])
 def test_what_is_kept_is_the_trace_of_the_kernel(at_once: float, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ran(*TRACED, *CLASSES)
-    monkeypatch.setattr(reading, "AT_ONCE", at_once)
+    monkeypatch.setattr(reading, "OUTPUT_GRADIENT_BYTES", at_once)
     some = ran(*TRACED, *CLASSES, "path.kernels=trace", "memory_gb=2")
     assert some.memory.kernels.keys() == whole.memory.kernels.keys()
     traces = {step: kernel.diagonal(dim1=1, dim2=3).sum(2) for step, kernel in whole.memory.kernels.items()}

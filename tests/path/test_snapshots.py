@@ -26,9 +26,9 @@ from ntkexp.run.setting import Setting, prepare
 from tests.run.small import Memory, Ran, ran, small
 
 CASES = (
+    ("optimizer=gd", "optimizer.weight_decay=0.05", "optimizer.clip_norm=0.5", "path.probes=[probe]"),
     ("optimizer=gd", "data.classes=[3,8]"),
     ("optimizer=sgd", "optimizer.batch=7", "data.classes=all", "loss=cross_entropy", "schedule=cosine"),
-    ("optimizer=gd", "optimizer.weight_decay=0.05", "optimizer.clip_norm=0.5", "path.probes=[probe]"),
 )
 SCHEDULES = ("path.schedule=6", "path.schedule=[3,4,11]", "path.schedule=adaptive")
 SHORT = ("path.every=snapshots", "path.count=6", "path.rule=[secant,left]", "ladder.machine=[secant]")

@@ -11,7 +11,7 @@ import pytest
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import ClaimRecord, Judgement
-from ntkexp.records.register import FIRST, REGISTER, SEAL, Register
+from ntkexp.records.register import FIRST_REASON, REGISTER, SEAL, Register
 
 ABOUT = {"date": "2026-11-24T12:00:00+00:00", "version": "0.1.0", "commit": None}
 SAID = {"seeds": [0, 1], "margin": 0.1}
@@ -57,7 +57,8 @@ def register(tmp_path: Path) -> Register:
 
 def test_a_change_is_a_new_entry_and_the_looks_at_the_old_one_stay(register: Register) -> None:
     first, second = Register.opened(register.path).attempts("mine")
-    assert (first.reason, first.replaces, [each["verdict"] for each in first.looks]) == (FIRST, None, ["refuted"])
+    assert (first.reason, first.replaces) == (FIRST_REASON, None)
+    assert [look["verdict"] for look in first.looks] == ["refuted"]
     assert (second.reason, second.replaces, second.looks) == (BECAUSE, "a", [])
     assert (second.changed, second.differs) == ({"margin": 0.2}, ["margin"])
     assert register.fields_of("mine") == {"seeds": [0, 1], "margin": 0.2}

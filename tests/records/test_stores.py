@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -18,7 +20,7 @@ import pytest
 import xarray as xr
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import Json, being_sealed, read_sealed, sealed_for, sealed_text
+from ntkexp.records.atomic import Json, being_sealed, read_object, read_sealed, sealed_for, sealed_text
 from ntkexp.records.contributions import ContributionsByRule, write_contributions
 from ntkexp.records.data import Trajectory, read_data, write_data
 from ntkexp.records.folder import RunFolder
@@ -35,6 +37,7 @@ from ntkexp.records.kernels import (
     write_predictions,
     write_snapshot,
 )
+from ntkexp.records.results import COLUMNS, read_results
 from ntkexp.records.sweep import Fit, Sweep, SweepRun, read_sweep, write_sweep
 from tests.torture.damage import HARMS
 
@@ -175,23 +178,35 @@ def test_a_killed_writer_leaves_whole_kernels(tmp_path: Path, written: int) -> N
     assert set(xr.open_zarr(path, consolidated=False).sizes.values()) == {count, 200, 1, 100}
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"text"])
-def test_damaged_data_is_one_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "data.npz").write_bytes(content)
-    with pytest.raises(Mistake, match=r"^[^\n]*data\.npz[^\n]*$"):
-        read_data(tmp_path / "data.npz")
+def npz_of_objects() -> bytes:
+    """Arrays whose reading would run code."""
+    file = io.BytesIO()
+    np.savez(file, a=np.array([{}], dtype=object))
+    return file.getvalue()
 
 
-def test_data_that_would_run_code_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "data.npz", a=np.array([{}], dtype=object))
-    with pytest.raises(Mistake, match=r"^[^\n]*data\.npz[^\n]*$"):
-        read_data(tmp_path / "data.npz")
+HEADER = ",".join(COLUMNS)
+READERS: dict[str, Callable[[Path], object]] = {
+    "data.npz": read_data,
+    "results.csv": read_results,
+    "config.json": read_object,
+    "kernels.zarr": read_steps,
+}
+DAMAGED = [
+    *(("data.npz", content) for content in (b"", b"PK\x03\x04", b"text", npz_of_objects())),
+    *(("results.csv", content) for content in (b"", b"a,b\n1,2\n")),
+    *(("results.csv", f"{HEADER}\n{row}\n".encode()) for row in ("x,y,,word,,,,,,False", "x,y,,,,,,,,maybe")),
+    *(("config.json", content) for content in (b"", b"{", b"[]", b"\xff")),
+    ("kernels.zarr", None),  # an empty folder
+]
 
 
-def test_a_store_that_is_none_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "kernels.zarr").mkdir()
-    with pytest.raises(Mistake, match=r"^[^\n]*kernels\.zarr[^\n]*$"):
-        read_steps(tmp_path / "kernels.zarr")
+@pytest.mark.parametrize(("name", "content"), DAMAGED)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, name: str, content: bytes | None) -> None:
+    path = tmp_path / name
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(Mistake, match=rf"^[^\n]*{re.escape(name)}[^\n]*$"):
+        READERS[name](path)
 
 
 # A seal sees every damage, and whatever was written for another place.
@@ -344,11 +359,6 @@ def small(outputs: Path) -> Sweep:
     )
 
 
-def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
-    write_sweep(small(tmp_path))
-    assert read_sweep(tmp_path / "sweeps" / "width.json") == small(tmp_path)
-
-
 def test_a_record_of_another_sweep_is_not_read(tmp_path: Path) -> None:
     write_sweep(small(tmp_path))
     other = Path(shutil.copyfile(tmp_path / "sweeps" / "width.json", tmp_path / "sweeps" / "depth.json"))
@@ -356,8 +366,9 @@ def test_a_record_of_another_sweep_is_not_read(tmp_path: Path) -> None:
         read_sweep(other)
 
 
-def test_runs_lie_beside_a_record_that_was_moved(tmp_path: Path) -> None:
+def test_a_record_is_read_as_it_was_written_also_if_it_was_moved_with_its_runs(tmp_path: Path) -> None:
     write_sweep(small(tmp_path / "one"))
+    assert read_sweep(tmp_path / "one" / "sweeps" / "width.json") == small(tmp_path / "one")
     shutil.move(tmp_path / "one", tmp_path / "two")
     assert read_sweep(tmp_path / "two" / "sweeps" / "width.json") == small(tmp_path / "two")
 

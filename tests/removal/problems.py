@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ntkexp.progress import Silent
-from ntkexp.removal.between import Ledger, Pair
-from ntkexp.removal.rerun import Rerun, again, ledger_between
+from ntkexp.removal.between import Breakdown, Pair
+from ntkexp.removal.rerun import Rerun, again, breakdown_between
 from ntkexp.run.setting import prepare
 from tests.run.small import small
 
@@ -50,7 +50,7 @@ def rerun(case: str, activation: str, *more: str) -> tuple[Rerun, Tensor]:
 CHOSEN = torch.cartesian_prod(torch.arange(3), torch.arange(3))
 
 
-def split(training: Rerun, points: Tensor, first: Tensor, second: Tensor) -> Ledger:
+def split(training: Rerun, points: Tensor, first: Tensor, second: Tensor) -> Breakdown:
     """The difference that other weights of the examples make, split."""
     with tempfile.TemporaryDirectory() as folder:
-        return ledger_between(training, Pair(first, second), points, CHOSEN, Path(folder), Silent())
+        return breakdown_between(training, Pair(first, second), points, CHOSEN, Path(folder), Silent())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,36 +68,54 @@ def test_the_same_command_writes_the_same_bytes(tmp_path: Path, command: Command
     assert any(name.startswith("plots/") for name in one)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The outputs of a finished run."""
+    out = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ntkexp.run.execute, "draw_run", stand_in)
+        assert run(train(out)) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def undisturbed(finished: Path) -> dict[str, bytes]:
+    """The files of a run that nothing disturbed."""
+    return promised(only_run(finished))
+
+
 @pytest.mark.usefixtures("without_plots")
-def test_a_finished_run_is_not_run_again_unless_forced(tmp_path: Path, command: Command) -> None:
-    command(*train(tmp_path))
-    folder = only_run(tmp_path)
-    before, files = stamp(folder), promised(folder)
-    (folder / "BEGUN.json").write_text("{}")  # what a kill after the last word of a run may leave
-    assert command(*train(tmp_path))[0] == 0
-    assert stamp(folder) == before
+@pytest.mark.parametrize(
+    ("words", "added", "removed", "again"),
+    [
+        ((), "BEGUN.json", None, False),  # a kill after the last seal leaves it
+        (("memory_gb=3", "checkpoint_seconds=5"), None, None, False),
+        (("--force",), None, None, True),
+        ((), None, "results.csv", True),
+    ],
+    ids=["leftovers", "circumstances", "forced", "lost a file"],
+)
+def test_a_finished_run_is_run_again_only_if_it_has_to(
+    finished: Path,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    command: Command,
+    words: tuple[str, ...],
+    added: str | None,
+    removed: str | None,
+    again: bool,
+) -> None:
+    out = shutil.copytree(finished, tmp_path / "out")
+    folder = only_run(out)
+    before = stamp(folder)
+    if added is not None:
+        (folder / added).write_text("{}")
+    if removed is not None:
+        (folder / removed).unlink()
+    assert command(*train(out), *words)[0] == 0
+    assert (stamp(folder) != before) == again
     assert not (folder / "BEGUN.json").exists()
-    assert command(*train(tmp_path), "--force")[0] == 0
-    assert stamp(folder) != before
-    assert promised(folder) == files
-
-
-@pytest.mark.usefixtures("without_plots")
-def test_a_run_that_lost_a_file_is_run_again(tmp_path: Path, command: Command) -> None:
-    command(*train(tmp_path))
-    folder = only_run(tmp_path)
-    files = promised(folder)
-    (folder / "results.csv").unlink()
-    assert command(*train(tmp_path))[0] == 0
-    assert promised(folder) == files
-
-
-@pytest.mark.usefixtures("without_plots")
-def test_circumstances_do_not_make_another_run(tmp_path: Path, command: Command) -> None:
-    command(*train(tmp_path))
-    before = stamp(only_run(tmp_path))
-    assert command(*train(tmp_path, "memory_gb=3", "checkpoint_seconds=5"))[0] == 0
-    assert stamp(only_run(tmp_path)) == before
+    assert promised(folder) == undisturbed
 
 
 @pytest.mark.usefixtures("without_plots")
@@ -130,16 +149,6 @@ def full_disk(patch: pytest.MonkeyPatch, name: str, room: int = 0) -> None:
         return replace(partial, place)
 
     patch.setattr(Path, "replace", moved)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a run that nothing disturbed."""
-    out = tmp_path_factory.mktemp("undisturbed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ntkexp.run.execute, "draw_run", stand_in)
-        assert run(train(out)) == 0
-    return promised(only_run(out))
 
 
 LAST = "DONE.json"
@@ -216,7 +225,7 @@ def test_a_disk_that_fills_up_while_sums_are_kept(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(Budget, "spills", True)
-    monkeypatch.setattr(ntkexp.run.folder_listener, "PATIENCE", 0)
+    monkeypatch.setattr(ntkexp.run.folder_listener, "CHECKPOINT_PAUSE", 0)
     assert command(*train(tmp_path / "whole", *SPILLED))[0] == 0
     with pytest.MonkeyPatch.context() as patch:
         full_disk(patch, name)

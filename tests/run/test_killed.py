@@ -127,7 +127,7 @@ def on_disk(moment: tuple[str, int] | None, arguments: list[str], said: Path) ->
     """The command, whose sums lie on disk and are kept after every step; killed at such a moment."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(Budget, "spills", new=True))
-        stack.enter_context(mock.patch("ntkexp.run.folder_listener.PATIENCE", 0))
+        stack.enter_context(mock.patch("ntkexp.run.folder_listener.CHECKPOINT_PAUSE", 0))
         if moment is not None:
             stack.enter_context(dying(*moment))
         stack.enter_context(mock.patch("ntkexp.run.execute.draw_run", no_pictures))

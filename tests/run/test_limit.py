@@ -78,7 +78,7 @@ def test_the_log_measures_the_distance() -> None:
 def test_without_a_limit_there_is_a_reason(
     settings: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntkexp.experiment.problem.MOST", 10**6)
+    monkeypatch.setattr("ntkexp.experiment.problem.MAX_LIMIT_WORK", 10**6)
     run = ran(RUNGS, "steps=2", *settings)
     for machine in ("frozen_limit", "nngp"):
         for row in run.rows(machine):
@@ -88,7 +88,7 @@ def test_without_a_limit_there_is_a_reason(
 
 
 def test_kernels_that_outgrow_the_memory_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.experiment.problem.SHARE", 1e-9)
+    monkeypatch.setattr("ntkexp.experiment.problem.LIMIT_MEMORY_SHARE", 1e-9)
     limit = prepare(small(RUNGS)).start.limit
     assert isinstance(limit, DoesNotApply)
     assert "more than a quarter of memory_gb=4" in str(limit)

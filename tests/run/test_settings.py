@@ -283,7 +283,7 @@ def test_a_small_run_takes_one_thread_unless_it_is_told_otherwise(tmp_path: Path
 
 @pytest.mark.usefixtures("machine")
 def test_a_large_run_takes_all_that_there_are_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ntkexp.kernel.read.plan, "FEW", 0.0)
+    monkeypatch.setattr(ntkexp.kernel.read.plan, "FEW_OPERATIONS", 0.0)
     assert threads(tmp_path / "by size", None) == CORES
     assert threads(tmp_path / "of a worker", None, most=2) == 2
     assert threads(tmp_path / "told", 1, most=2) == 1

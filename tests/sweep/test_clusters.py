@@ -24,7 +24,7 @@ from submitit.slurm.slurm import SlurmJobEnvironment
 
 from ntkexp.cli.main import run
 from ntkexp.engine.base import Task, ignore, work
-from ntkexp.engine.slurm import REQUEUES, USUAL, open_engine
+from ntkexp.engine.slurm import DEFAULT_RESOURCES, REQUEUES, open_engine
 from ntkexp.sweep.jobs import RunJob
 from tests.docs.readme import ROOT
 from tests.sweep.commands import TINY, begun, ended, journal, record, states, swept
@@ -241,4 +241,4 @@ def test_many_jobs_wait_at_once(queue: Path) -> None:
 
 
 def test_what_is_not_asked_for_is_as_usual() -> None:
-    assert open_engine("cluster=local", 3).parameters == USUAL
+    assert open_engine("cluster=local", 3).parameters == DEFAULT_RESOURCES

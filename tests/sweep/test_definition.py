@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import compose, composer
-from ntkexp.engine.base import Began, Ended, Stepped
+from ntkexp.engine.base import Began, Ended, Event, Stepped
 from ntkexp.mistake import Mistake
 from ntkexp.records.sweep import Fit
 from ntkexp.sweep.definition import Definition, Value, define, from_yaml, read_values, split_at_commas
@@ -245,49 +245,60 @@ def test_a_run_that_cannot_be_says_why() -> None:
     assert "raise memory_gb" in cost("memory_gb=0.1").mistake
 
 
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What the clock says."""
-    told = [0.0]
-    monkeypatch.setattr("ntkexp.sweep.jobs.time.monotonic", lambda: told[0])
-    return told
+# The remaining time, after events at known times.
 
 
-def test_what_is_ahead_shrinks_as_estimated_where_the_estimate_is_right(now: list[float]) -> None:
-    clock = RemainingTime({"a": 100.0, "b": 100.0, "c": 100.0, "d": 100.0}, workers=2)
-    assert clock.ahead == 200
-    clock.see(Began("a"))
-    clock.see(Began("b"))
-    now[0] = 50.0
-    for name in "ab":
-        clock.see(Stepped(name, 5, 10))
-    assert clock.ahead == pytest.approx(150, rel=0.15)  # a tenth of a run comes after its last step
-    now[0] = 100.0
-    for name in "ab":
-        clock.see(Ended(name, "done"))
-    assert clock.ahead == pytest.approx(100)
+Happened = tuple[float, Event]  # the seconds at which an event happens
+ALIKE: dict[str, Any] = {"believed": 0.0}
+ESTIMATES: dict[str, tuple[dict[str, float], int, dict[str, Any], list[Happened], Any]] = {
+    "nothing has begun": (dict.fromkeys("abcd", 100.0), 2, {}, [], 200),
+    "half of two is done": (
+        dict.fromkeys("abcd", 100.0),
+        2,
+        {},
+        [(0, Began("a")), (0, Began("b")), (50, Stepped("a", 5, 10)), (50, Stepped("b", 5, 10))],
+        pytest.approx(150, rel=0.15),  # a tenth of a run follows its last step
+    ),
+    "two are done in the estimated time": (
+        dict.fromkeys("abcd", 100.0),
+        2,
+        {},
+        [(0, Began("a")), (0, Began("b")), (100, Ended("a", "done")), (100, Ended("b", "done"))],
+        pytest.approx(100),
+    ),
+    "ten times slower than estimated, and the estimate still counts a little": (
+        dict.fromkeys("ab", 100.0),
+        1,
+        {},
+        [(0, Began("a")), (1000, Ended("a", "done"))],
+        pytest.approx(750, rel=1 / 3),
+    ),
+    "unknown unit, none has begun": (dict.fromkeys("abc", 1.0), 1, ALIKE, [], None),
+    "unknown unit, none has ended": (
+        dict.fromkeys("abc", 1.0),
+        1,
+        ALIKE,
+        [(0, Began("a")), (7, Stepped("a", 0, 10))],
+        None,
+    ),
+    "unknown unit, one has ended": (
+        dict.fromkeys("abc", 1.0),
+        1,
+        ALIKE,
+        [(0, Began("a")), (7, Ended("a", "done"))],
+        pytest.approx(14),
+    ),
+    "another process held it": ({"a": 100.0}, 1, {}, [(0, Began("a")), (0, Ended("a", "held"))], 100),
+}
 
 
-def test_a_slow_machine_is_believed(now: list[float]) -> None:
-    clock = RemainingTime({"a": 100.0, "b": 100.0}, workers=1)
-    clock.see(Began("a"))
-    now[0] = 1000.0
-    clock.see(Ended("a", "done"))
-    assert clock.ahead == pytest.approx(750, rel=1 / 3)  # ten times slower than thought, which counts a little
-
-
-def test_jobs_without_estimates_tell_by_those_that_ended(now: list[float]) -> None:
-    clock = RemainingTime({"a": 1.0, "b": 1.0, "c": 1.0}, workers=1, believed=0.0)
-    assert clock.ahead is None
-    clock.see(Began("a"))
-    now[0] = 7.0
-    assert clock.ahead is None
-    clock.see(Ended("a", "done"))
-    assert clock.ahead == pytest.approx(14)
-
-
-def test_what_was_held_comes_again(now: list[float]) -> None:
-    clock = RemainingTime({"a": 100.0}, workers=1)
-    clock.see(Began("a"))
-    clock.see(replace(Ended("a", "done"), how="held"))
-    assert clock.ahead == 100
+@pytest.mark.parametrize("case", ESTIMATES)
+def test_the_remaining_time_follows_from_costs_and_events(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs, workers, options, events, ahead = ESTIMATES[case]
+    now = 0.0
+    monkeypatch.setattr("ntkexp.sweep.jobs.time.monotonic", lambda: now)
+    clock = RemainingTime(costs, workers, **options)
+    for seconds, event in events:
+        now = seconds
+        clock.see(event)
+    assert clock.ahead == ahead

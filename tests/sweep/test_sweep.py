@@ -26,7 +26,7 @@ from ntkexp.progress import AbstractProgress
 from ntkexp.report.progress import ProgressLines, Quiet
 from ntkexp.sweep.definition import define
 from ntkexp.sweep.jobs import Conductor
-from ntkexp.sweep.plan import NAME, EventLog, plan
+from ntkexp.sweep.plan import JOURNAL, EventLog, plan
 from tests.kernel_file.subjects import Here
 from tests.run.commands import promised
 from tests.sweep.commands import TINY, begun, children, ended, journal, record, states, swept, workers
@@ -75,9 +75,9 @@ def test_what_a_run_continues_without_is_said_in_one_line(
 ) -> None:
     """Also by a quiet sweep, and through the text in which an end comes from a cluster."""
 
-    def execute(experiment: Experiment, overrides: Sequence[str], out: Path, force: bool, *others: object) -> Path:
-        progress, *_ = others
-        assert isinstance(progress, AbstractProgress)
+    def execute(
+        experiment: Experiment, overrides: Sequence[str], out: Path, *, progress: AbstractProgress, **_: object
+    ) -> Path:
         progress.start("run", 1, 0)
         progress.warn("log=mlflow failed at step 1 (no route to host); the run goes on without it")
         return out
@@ -210,7 +210,7 @@ def test_a_full_disk_stops_a_sweep_that_goes_on_afterwards(tmp_path: Path) -> No
 
 
 def test_the_last_event_counts(tmp_path: Path) -> None:
-    journal = EventLog(tmp_path / "sweeps" / NAME, "width")
+    journal = EventLog(tmp_path / "sweeps" / JOURNAL, "width")
     assert journal.failures() == {}
     for name, event in (("a", "failed"), ("b", "failed"), ("a", "began"), ("c", "done")):
         journal.write(name, event, "too wide" * (event == "failed"))
@@ -220,7 +220,7 @@ def test_the_last_event_counts(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_cut_off_costs_itself_alone(tmp_path: Path) -> None:
-    journal = EventLog(tmp_path / NAME, "width")
+    journal = EventLog(tmp_path / JOURNAL, "width")
     journal.write("a", "failed", "é")
     whole = journal.path.read_bytes()
     for length in range(1, len(whole)):
@@ -232,7 +232,7 @@ def test_a_line_that_was_cut_off_costs_itself_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_line_that_was_damaged_says_nothing(tmp_path: Path, seed: int) -> None:
     """A failure that is told was one; one that is not told is tried again."""
-    journal, luck = EventLog(tmp_path / NAME, "width"), Random(seed)
+    journal, luck = EventLog(tmp_path / JOURNAL, "width"), Random(seed)
     for name in "abc":
         journal.write(name, "failed", f"too wide for {name}")
     content = journal.path.read_bytes()

@@ -26,7 +26,7 @@ from ntkexp.records.data import Trajectory
 from ntkexp.records.sweep import Level
 from ntkexp.removal.rerun import WEIGHTS, Rerun, RerunAt, again, retrain, trained
 from ntkexp.removal.retraining import changes
-from ntkexp.report.analysis.rank_correlation import mean_known, spearman
+from ntkexp.report.analysis.rank_correlation import DECIMALS, mean_known, spearman
 from ntkexp.run.loop import SilentListener
 from ntkexp.run.loop import run as run_loop
 from ntkexp.run.outcome import Outcome
@@ -319,7 +319,7 @@ def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group 
     """
     if not (predicted.isfinite().all() and actual.isfinite().all()):
         return nan
-    return mean_known(spearman(predicted.numpy(), actual.numpy()))
+    return round(mean_known(spearman(predicted.numpy(), actual.numpy())), DECIMALS)
 
 
 # --- Scores that predict the change of an output when example i is left out:

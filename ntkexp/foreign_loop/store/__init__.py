@@ -9,6 +9,7 @@
     shards.py        processes that train together, and their stored parts, joined
     disk.py          a store in a folder, which survives kills and continues resumed loops
 
-An *event* is a step of one optimizer; events of several optimizers may be one step. A *checkpoint* holds the weights
-and the optimizer states before an event. A *segment* is the steps between two checkpoints.
+An *event* is a step of one optimizer; events of several optimizers may be one step. A *checkpoint*
+holds the weights and the optimizer states before an event. A *segment* is the steps between two
+checkpoints.
 """

@@ -1,8 +1,9 @@
 """A store for some steps of a loop: chosen ones, or the last n. Runs of consecutive steps are
 stored in memory.
 
-    f_T − f_0 = Σ contributions + decay + carried + other_steps        the first three are due to the stored steps
+    f_T − f_0 = Σ contributions + decay + carried + other_steps
 
+The first three parts are due to the stored steps.
 `carried` is the effect of momentum from before a run of steps: βm of each parameter, through the
 steps of the run. `other_steps` is the change of f by the steps that are not stored.
 """

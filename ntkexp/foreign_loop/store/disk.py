@@ -167,8 +167,8 @@ class StoredCall:
 class CheckpointWriter:
     """Writes checkpoints in a thread while the loop goes on, one at a time.
 
-    A kill may lose the latest checkpoint, but never leaves a partial file. An error of a write is raised
-    at the next step.
+    A kill may lose the latest checkpoint, but never leaves a partial file. An error of a write is
+    raised at the next step.
     """
 
     files: TraceFolder
@@ -201,7 +201,8 @@ class CheckpointWriter:
 
 @dataclass
 class DiskStore(AbstractStore):
-    """Writes a trace. If several processes train together, the first one also writes the weights."""
+    """Writes a trace. If several processes train together, the first one also writes the
+    weights."""
 
     files: TraceFolder
     processes: Processes
@@ -252,7 +253,8 @@ class DiskStore(AbstractStore):
         self.calls = sum(len(event["calls"]) for event in self.files.events())
 
     def begin_first(self) -> dict[str, int]:
-        """Begin or continue the trace in the first process, and return the place as plain content."""
+        """Begin or continue the trace in the first process, and return the place as plain
+        content."""
         self.lock.enter_context(self.files.own.claim())
         place = find_place(self.files, self.config, self.latest)
         ended: dict[str, object] = {}
@@ -347,8 +349,8 @@ class DiskStore(AbstractStore):
     def call_content(self, call: ModelCall) -> dict[str, object]:
         """Return the stored form of a call.
 
-        The first event of a call stores it completely. Later events have its key, and its gradient if that
-        has changed.
+        The first event of a call stores it completely. Later events have its key, and its gradient
+        if that has changed.
         """
         stored = self.stored_calls.get(id(call.inputs))
         content: dict[str, object] = {}

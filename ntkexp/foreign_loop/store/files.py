@@ -60,7 +60,8 @@ class TraceFolder:
 
     @property
     def own(self) -> RunFolder:
-        """The folder that this process locks: the run folder for the first process, else its part."""
+        """The folder that this process locks: the run folder for the first process, else its
+        part."""
         return RunFolder(self.path / f"rank-{self.rank}") if self.rank else self.folder
 
     @property
@@ -262,7 +263,8 @@ def weights_digest(weights: Weights) -> str:
 
 
 def read(content: bytes | memoryview) -> Any:
-    """Return the content of some bytes. Its tensors share their memory, and must not be written to."""
+    """Return the content of some bytes. Its tensors share their memory, and must not be written
+    to."""
     view = memoryview(content)
     view = memoryview(bytearray(view)) if view.readonly else view  # torch warns of read-only memory
     length = int.from_bytes(view[:LENGTH_BYTES], "little")

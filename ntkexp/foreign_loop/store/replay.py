@@ -2,7 +2,7 @@
 steps.
 
         gradient   Σᵢ Jᵢᵀℓ′ᵢ of the recorded calls, times the factors from its signature: proof (a)
-    step       by the optimizer with its recorded settings; its weights must have the recorded signature
+    step       by the optimizer with its recorded settings; the weights must have their signature
 
 If there is a checkpoint on both sides of a step, only the gradient is replayed.
 """
@@ -157,7 +157,7 @@ class ReplayedLoop:
                 {name: part for name, part in change.items() if name in recorded}
             )
 
-        cast_eps = self.called.room_of(calls, exact=self.exact)
+        cast_eps = self.called.cast_eps(calls, exact=self.exact)
         factors, _ = factors_between(
             signature, recorded, event["step"], facts_of(calls), cast_eps, noise
         )

@@ -150,7 +150,8 @@ def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
 def refuse_other_length(
     shards: Sequence[TraceFolder], events: Sequence[Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Raise if a process ended before the others. If it was killed, warn that the trace is shorter."""
+    """Raise if a process ended before the others. If it was killed, warn that the trace is
+    shorter."""
     steps = [shard[-1]["step"] + 1 if shard else 0 for shard in events]
     fewest = min(steps)
     most = max(steps)

@@ -25,7 +25,7 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
-CACHED = 2**18  # numbers of an intermediate result that stay in the processor's cache
+CACHED_NUMBERS = 2**18  # numbers of an intermediate result that stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -184,5 +184,5 @@ def inner(
 
 def turns(probes: int, each: int) -> list[slice]:
     """Return chunks of probes, so small that `each` numbers of every probe stay in the cache."""
-    step = max(1, CACHED // each)
+    step = max(1, CACHED_NUMBERS // each)
     return [slice(at, at + step) for at in range(0, probes, step)]

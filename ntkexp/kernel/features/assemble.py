@@ -108,8 +108,8 @@ ProductKey: TypeAlias = tuple[Source | None, Source | None]
 def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = False) -> Jacobian:
     """Return the Jacobian with one block for each parameter, or for each weight and its bias.
 
-    Long gradients may be written into `room`, which starts at the first example. With `as_copies`, a
-    table that is used once, and in fewer elements than it has, keeps the places that were read.
+    Long gradients may be written into `room`, which starts at the first example. With `as_copies`,
+    a table that is used once, and in fewer elements than it has, keeps the places that were read.
     """
     if len(pulled.owners) < len(pulled.uses):
         raise NoRule(BY_COMPARISON)
@@ -150,7 +150,9 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = F
 
 
 def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
-    """Return several products with the same weight as one sum over their uses, if they have the same shift."""
+    """Return several products with the same weight as one sum over their uses, if they have the
+    same shift.
+    """
     if len(parts) == 1 or len({part.shift for part in parts}) > 1:
         return parts
     inputs = torch.cat([part.inputs for part in parts], dim=1)
@@ -223,15 +225,15 @@ def tables_read_once(pulled: PulledBack) -> frozenset[str]:
     would have.
     """
     count = Counter[str]()
-    found = set[str]()
+    tables = set[str]()
     for use in pulled.uses:
         sources = (use.source,) if isinstance(use, Element) else (use.weight, use.bias)
         count.update(name for source in sources for name in names(source))
         if isinstance(use, Element) and isinstance(use.source, View):
             name = use.source.name
             if use.tap.numel() < pulled.examples * pulled.leaves[name].numel():
-                found.add(name)
-    return frozenset(name for name in found if count[name] == 1)
+                tables.add(name)
+    return frozenset(name for name in tables if count[name] == 1)
 
 
 def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
@@ -379,20 +381,20 @@ def multiply_groups(
     (_, count, features, uses) = outputs.shape
     left = outputs.reshape(examples, count, groups, features // groups, uses).transpose(1, 2)
     left = left.reshape(examples, groups, count * features // groups, uses)
-    found = None if room is None or min(groups, count) > 1 else room.view(*left.shape[:3], -1)
+    gradients = None if room is None or min(groups, count) > 1 else room.view(*left.shape[:3], -1)
     for part, shown in turns:
         beta = left[part].flatten(0, 1)
         patches = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
-        if found is None and part == slice(
+        if gradients is None and part == slice(
             None
         ):  # not in place, so that a program can be made of it
-            found = torch.bmm(beta, patches).view(*left.shape[:3], patches.shape[2])
+            gradients = torch.bmm(beta, patches).view(*left.shape[:3], patches.shape[2])
             break
-        if found is None:
-            found = left.new_empty(*left.shape[:3], patches.shape[2])
-        torch.bmm(beta, patches, out=found[part].flatten(0, 1))
-    assert found is not None
-    yield use.weight, found.view(examples, groups, count, -1).transpose(1, 2).flatten(2)
+        if gradients is None:
+            gradients = left.new_empty(*left.shape[:3], patches.shape[2])
+        torch.bmm(beta, patches, out=gradients[part].flatten(0, 1))
+    assert gradients is not None
+    yield use.weight, gradients.view(examples, groups, count, -1).transpose(1, 2).flatten(2)
     if use.bias is not None:
         yield use.bias, outputs.sum(3)
 
@@ -465,8 +467,8 @@ def add_copies(
         gain = use.gain.expand(use.tap.shape).flatten(copied[0]).to(kind)
         summed = inner_products(cotangent.flatten(copied[0] + 1).to(kind), gain[None])[0, ..., 0]
     else:
-        whole = with_gain(use, cotangent)
-        summed = whole.sum([d + 1 for d in copied]) if copied else whole
+        gradients = with_gain(use, cotangent)
+        summed = gradients.sum([d + 1 for d in copied]) if copied else gradients
     rows = summed.movedim(axis + 1 - sum(d < axis for d in copied), 1)
     rows = rows.flatten(2) if rows.dim() > 2 else rows[:, :, None]
     once = positions[

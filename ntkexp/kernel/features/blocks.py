@@ -45,14 +45,9 @@ class Factored:
         return self.weight, self.bias
 
     @property
-    def biases(self) -> int:
-        """The number of rows that the bias adds to the matrix of the weight."""
-        return 0 if self.shift is None else 1
-
-    @property
     def rows(self) -> int:
         """The number of inputs, and one for the bias."""
-        return self.biases + self.inputs.shape[2]
+        return self.inputs.shape[2] + (self.shift is not None)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,19 +83,6 @@ class Factored:
             return 1
         return self.weight.shape[0] if self.weight.stride[0] == 1 else self.weight.shape[1]
 
-    @property
-    def shifted(self) -> Float[Tensor, "example use in_"]:
-        """The inputs with a leading column `shift`, so that the bias is one more row of the weight."""
-        if self.shift is None:
-            return self.inputs
-        return torch.cat([torch.full_like(self.inputs[..., :1], self.shift), self.inputs], dim=2)
-
-    def dense(self) -> Float[Tensor, "example out in_ features"]:
-        """Return the gradients, multiplied out, the bias first."""
-        if self.shift is None:
-            return self.of_weight()
-        return torch.cat([self.of_bias()[:, :, None], self.of_weight()], dim=2)
-
     def of_weight(self) -> Float[Tensor, "example out in_ features"]:
         """Return the gradients of the weight, multiplied out."""
         if self.inputs.shape[1] == 1:
@@ -126,12 +108,6 @@ class Factored:
             return [self]
         name = "" if self.bias is None else self.bias.name
         return [replace(self, bias=None, shift=None), Rows(self.of_bias(), name)]
-
-    def by_name(self) -> list[Rows]:
-        """Return the gradients of each parameter, multiplied out, up to the last element that is
-        used.
-        """
-        return split_bias(self.dense(), self.weight, self.bias, self.biases)
 
     def of(self, names: Collection[str]) -> list[Factored | Rows]:
         """Return the gradients of some of its parameters. A weight without its bias keeps its
@@ -287,9 +263,6 @@ class Rows:
     def pieces(self) -> list[Factored | Rows]:
         return [self]
 
-    def by_name(self) -> list[Rows]:
-        return [self]
-
     def of(self, names: Collection[str]) -> list[Rows]:
         return [self] if self.name in names else []
 
@@ -355,11 +328,6 @@ class Copies:
     def line(self) -> int:
         return 1
 
-    def by_name(self) -> list[Rows]:
-        rows = self.numbers.new_zeros(*self.gradients, self.size)
-        self.add_chunk(rows, self.name, range(self.size))
-        return [Rows(rows, self.name)]
-
     def of(self, names: Collection[str]) -> list[Copies]:
         return [self] if self.name in names else []
 
@@ -388,16 +356,18 @@ class Copies:
         return replace(self, values=gradients)
 
     def traced(self) -> Rows:
-        return self.by_name()[0].traced()
+        rows = self.numbers.new_zeros(*self.gradients, self.size)
+        self.add_chunk(rows, self.name, range(self.size))
+        return Rows(rows, self.name).traced()
 
     def total(self, weights: Weights) -> Weights:
-        found = zeros(
+        total = zeros(
             weights[self.name]
         )  # the weight's dtype may be longer than that of its gradients
-        found.view(-1).index_add_(
-            0, self.places.reshape(-1), self.numbers.sum(1).flatten().to(found.dtype)
+        total.view(-1).index_add_(
+            0, self.places.reshape(-1), self.numbers.sum(1).flatten().to(total.dtype)
         )
-        return {self.name: found}
+        return {self.name: total}
 
 
 Block: TypeAlias = Factored | Rows | Copies
@@ -434,22 +404,6 @@ def bias_product(left: Factored, right: Factored) -> float:
     `shift`.
     """
     return 0.0 if left.shift is None or right.shift is None else left.shift * right.shift
-
-
-def split_bias(
-    gradients: Float[Tensor, "example out in_ features"],
-    weight: View | None,
-    bias: View | None,
-    biases: int,
-) -> list[Rows]:
-    """Return the gradients of a weight and of its bias as rows, up to the last element that is
-    used.
-    """
-    return [
-        Rows(spread(part.flatten(2), view, view.extent), view.name)
-        for part, view in zip(gradients.tensor_split([biases], dim=2), (bias, weight), strict=True)
-        if view is not None
-    ]
 
 
 def spread(

@@ -1,19 +1,22 @@
 """Gradients that are nothing but rounding, and whose movement therefore belongs to no example.
 
-The gradient of an element is a sum of terms, one for each example and each use of the weight. In floating point a sum
-is off by up to a few eps of the sum of the sizes of its terms. If the gradient itself is no larger,
+The gradient of an element is a sum of terms, one for each example and each use of the weight. In
+floating point a sum is off by up to a few eps of the sum of the sizes of its terms. If the gradient
+itself is no larger,
 
     |g| ≤ c · eps · Σ |terms|,        c = 64
 
-then nothing of it is known. This happens if a loss does not change when all outputs shift, as a loss of differences:
-the gradient of the last bias is zero, and rounding leaves a remainder. Adam and its relatives divide a gradient by its
-own size, so they move the bias by a full step. The movement is real, but the parts that single examples seem to have in
-it are about 1/eps times larger than the movement and cancel: they say nothing.
+then nothing of it is known. This happens if a loss does not change when all outputs shift, as a
+loss of differences: the gradient of the last bias is zero, and rounding leaves a remainder. Adam
+and its relatives divide a gradient by its own size, so they move the bias by a full step. The
+movement is real, but the parts that single examples seem to have in it are about 1/eps times larger
+than the movement and cancel: they say nothing.
 
-Terms may also cancel inside of a call, as before a norm, where their sizes are not seen. There two sums of the same
-terms in different orders differ by as much as the gradient itself.
+Terms may also cancel inside of a call, as before a norm, where their sizes are not seen. There two
+sums of the same terms in different orders differ by as much as the gradient itself.
 
-Vectors are compared element by element, as every bias has a sum of its own. Matrices are compared as a whole.
+Vectors are compared element by element, as every bias has a sum of its own. Matrices are compared
+as a whole.
 """
 
 from __future__ import annotations
@@ -27,8 +30,8 @@ from ntkexp.kernel.features.blocks import Copies, Factored, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.shapes import Weights
 
-ROUNDING = 64  # c, in eps: of sums over a batch in any order, and of the terms themselves
-UNKNOWN = 8  # differences between two sums of the same terms
+ROUNDING_EPS = 64  # c, in eps: of sums over a batch in any order, and of the terms themselves
+UNKNOWN_DIFFERENCES = 8  # differences between two sums of the same terms
 
 
 def term_sizes(jacobians: Iterable[Jacobian], weights: Weights) -> Weights:
@@ -94,9 +97,11 @@ def add_copies(size: Tensor, block: Copies) -> None:
 
 
 def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> Weights:
-    """Return 1 where a gradient is that of examples and 0 where it is rounding, for each parameter with any rounding.
+    """Return 1 where a gradient is that of examples and 0 where it is rounding, for each parameter
+    with any rounding.
 
-    `other` is the same gradient, summed in another order. Where the two differ by an eighth or more, nothing is known.
+    `other` is the same gradient, summed in another order. Where the two differ by an eighth or
+    more, nothing is known.
 
     >>> credit({"b": torch.tensor([1.0, 1e-9])}, {"b": torch.tensor([3.0, 3.0])})
     {'b': tensor([1., 0.])}
@@ -104,13 +109,13 @@ def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> W
     masks = dict[str, Tensor]()
     for name, part in gradient.items():
         size = sizes[name]
-        bound = ROUNDING * torch.finfo(part.dtype).eps * size
+        bound = ROUNDING_EPS * torch.finfo(part.dtype).eps * size
         magnitude = part.abs() if size.dim() else part.norm()
         masks[name] = (magnitude <= bound) & (size > 0)
         if other and name in other:
             difference = part - other[name]
             difference = difference.abs() if size.dim() else difference.norm()
-            masks[name] |= (magnitude <= UNKNOWN * difference) & (difference > 0)
+            masks[name] |= (magnitude <= UNKNOWN_DIFFERENCES * difference) & (difference > 0)
 
     # one transfer from the device for all parameters
     some = torch.stack([mask.any() for mask in masks.values()]).tolist() if masks else []

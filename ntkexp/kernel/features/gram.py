@@ -35,7 +35,8 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe out train out_
     """
     if not left.blocks or not right.blocks:
         raise Mistake(
-            "the outputs depend on no parameter that requires gradients, so the tangent kernel is zero"
+            "the outputs depend on no parameter that requires gradients, so the tangent kernel is "
+            "zero"
         )
     plan = arrange_products(left, right)
     like = left.blocks[0].numbers
@@ -150,7 +151,9 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
 
 
 def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
-    """Return the keys that both sides have and whose parameters are in no other block, with the sizes of factors."""
+    """Return the keys that both sides have and whose parameters are in no other block, with the
+    sizes of factors.
+    """
     keys_of: dict[str, set[Key]] = {}
     for block in (*left.blocks, *(() if right is left else right.blocks)):
         for name in block.extents:
@@ -185,8 +188,8 @@ def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
     """
     group: list[Column] = []
     yield from ([column] for column in columns if isinstance(column[0], ParameterChunk))
-    whole = [column for column in columns if not isinstance(column[0], ParameterChunk)]
-    for column in sorted(whole, key=lambda column: column[0].size):
+    blocks = [column for column in columns if not isinstance(column[0], ParameterChunk)]
+    for column in sorted(blocks, key=lambda column: column[0].size):
         if group and sum(one.size for one, _ in [*group, column]) > MAX_COLUMNS:
             yield group
             group = []
@@ -365,9 +368,9 @@ class Total:
     def add_single_uses(self, pairs: Sequence[tuple[Factored, Factored]]) -> None:
         """Add Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩ over weights l that each example uses once.
 
-        With ten outputs the products over β are a hundred times larger than those over a, and adding
-        them up one by one would wait for memory. So a block of the kernel is summed over all weights
-        before the next block is started.
+        With ten outputs the products over β are a hundred times larger than those over a, and
+        adding them up one by one would wait for memory. So a block of the kernel is summed over all
+        weights before the next block is started.
         """
         if not pairs:
             return
@@ -394,7 +397,9 @@ class Total:
         *,
         begun: bool,
     ) -> None:
-        """Add (⟨a, a′⟩ + s s′)⟨β, β′⟩ of one layer to a block of the kernel at these rows and columns."""
+        """Add (⟨a, a′⟩ + s s′)⟨β, β′⟩ of one layer to a block of the kernel at these rows and
+        columns.
+        """
         rows, columns = place
         out, out_ = self.outputs
         # ⟨a, a′⟩ + s s′

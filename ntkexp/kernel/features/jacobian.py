@@ -148,7 +148,7 @@ class Jacobian:
 
 
 def arrays(block: Block) -> Mapping[str, Tensor]:
-    """Return the tensors of a block. The first axis of each is that of the examples."""
+    """Return the tensors of a block. Their first axis is the axis of examples."""
     return {name: value for name, value in vars(block).items() if isinstance(value, Tensor)}
 
 
@@ -190,14 +190,14 @@ class Assembly:
                 self.room += (replace(block, **room),)
         if part.keys != [block.key for block in self.room]:
             return False
-        for whole, block in zip(self.room, part.blocks, strict=True):
-            places = arrays(whole)
-            given = arrays(block)
-            if places.keys() != given.keys() or any(
-                places[key].shape[1:] != given[key].shape[1:] for key in given
+        for target, block in zip(self.room, part.blocks, strict=True):
+            places = arrays(target)
+            values = arrays(block)
+            if places.keys() != values.keys() or any(
+                places[key].shape[1:] != values[key].shape[1:] for key in values
             ):
                 return False
-            for key, value in given.items():
+            for key, value in values.items():
                 place = places[key][self.read : self.read + len(value)]
                 if place.data_ptr() != value.data_ptr():
                     place.copy_(value)

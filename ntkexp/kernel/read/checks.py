@@ -36,8 +36,9 @@ from ntkexp.shapes import Function, Weights
 from ntkexp.stream import stream
 
 UNFAITHFUL = (
-    "the module's gradients are not the derivatives of its values (look for detach, a straight-through estimator or an "
-    "autograd.Function), so what a secant explains is not what trains it"
+    "the module's gradients are not the derivatives of its values (look for detach, a "
+    "straight-through estimator or an autograd.Function), so what a secant explains is not what "
+    "trains it"
 )
 
 
@@ -224,7 +225,8 @@ def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], own
     gradients = by_autograd(function, tape, trained, cotangent)
     if any(gradient.isnan().any() for gradient in gradients.values()):
         raise NoRule(
-            f"autograd's gradients are not numbers{where_spoiled(function, tape, trained, cotangent)}"
+            "autograd's gradients are not "
+            f"numbers{where_spoiled(function, tape, trained, cotangent)}"
         )
     replay = Replay(tape, tape, trained, owned.constants)
     values = gradients_at(replay.uses, replay.delta, cotangent, owned, replay.leaves)
@@ -301,5 +303,5 @@ def by_autograd(
 
 
 def dense(gradient: Tensor) -> Tensor:
-    """Return a gradient as a dense tensor. That of an embedding may be sparse."""
+    """Return a gradient as a dense tensor. An embedding may give a sparse one."""
     return gradient if gradient.layout is torch.strided else gradient.to_dense()

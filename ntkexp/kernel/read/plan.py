@@ -1,4 +1,4 @@
-"""Which outputs are read at a time, and by how many threads.
+"""The outputs that are read at a time, and the number of threads.
 
 `all` gives blocks [out, out_], a list of numbers the blocks of those outputs, and `trace` their sum
 Σ_c K[x, c, x′, c]. The trace needs no memory for blocks: outputs are read a few at a time.
@@ -27,7 +27,7 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.tape import Tape, examples
 from ntkexp.mistake import Mistake, in_short
 
-AT_ONCE = 0.5e9  # bytes of gradients that are computed together; more are not faster
+OUTPUT_GRADIENT_BYTES = 0.5e9  # bytes of gradients that are computed together; more are not faster
 
 Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 
@@ -61,11 +61,9 @@ class Mixtures:
         A mixture that examples share is copied for each example, since a program must also serve
         mixtures that differ.
         """
-        return (
-            self.numbers[None].contiguous()
-            if self.chosen is None
-            else select_outputs(self.numbers, self.chosen)
-        )
+        if self.chosen is None:
+            return self.numbers[None].contiguous()
+        return select_outputs(self.numbers, self.chosen)
 
 
 def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
@@ -73,7 +71,8 @@ def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
     if isinstance(outputs, str):
         if outputs not in ("all", "trace"):
             raise Mistake(
-                f"outputs={in_short(outputs)}: give 'all', 'trace' or a list of outputs, such as [0, 3]"
+                f"outputs={in_short(outputs)}: give 'all', 'trace' or a list of outputs, such as "
+                "[0, 3]"
             )
         return range(count)
     try:
@@ -92,20 +91,21 @@ def chunks(
 ) -> Iterator[range]:
     """Yield all outputs, in groups that keep gradients small.
 
-    Gradients are those of values and, if they are multiplied out, those of weights. One output
-    shows whether they are, if it matters.
+    The gradients of values count, and those of weights if they are multiplied out. One output shows
+    whether they are, if it matters.
     """
     values = tape.bytes_per_example
     weights = sum(tape[slot].nbytes for slot in tape.weights)
-    size = int(AT_ONCE / ((values + weights) * examples))
+    size = int(OUTPUT_GRADIENT_BYTES / ((values + weights) * examples))
     if size < count:
-        made = 0  # bytes of the gradients of one output of an example, in the form in which they are used
+        # bytes of the gradients of one output of an example, in the form in which they are used
+        made = 0
         for block in read([0]).blocks:
             single = isinstance(block, Factored) and block.inputs.shape[1] == 1
             made += (
                 block.numbers[0].numel() if single else block.size
             ) * block.numbers.element_size()
-        size = int(AT_ONCE / ((values + made) * examples))
+        size = int(OUTPUT_GRADIENT_BYTES / ((values + made) * examples))
     size = max(1, min(count, size))
     yield from (range(first, min(first + size, count)) for first in range(0, count, size))
 
@@ -121,8 +121,9 @@ def chunks(
 # weight.
 
 
-FEW = 2e8  # operations: some milliseconds of one core; runs get faster with a second core from 2e8 to 7e8 on
-PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+# operations: some milliseconds of one core; runs get faster with a second core from 2e8 to 7e8 on
+FEW_OPERATIONS = 2e8
+MATRIX_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 
 
 def threads_by_size(operations: float, most: int) -> int:
@@ -131,7 +132,7 @@ def threads_by_size(operations: float, most: int) -> int:
     >>> threads_by_size(1e7, most=4), threads_by_size(1e10, most=4)
     (1, 4)
     """
-    return 1 if operations <= FEW else most
+    return 1 if operations <= FEW_OPERATIONS else most
 
 
 @contextmanager
@@ -168,7 +169,7 @@ class Work:
 def work(tape: Tape) -> Work:
     numbers = multiplications = 0
     for entry in tape.entries:
-        if entry.name in PRODUCTS:
+        if entry.name in MATRIX_PRODUCTS:
             inner = tape[entry.args[-2]].shape[-1]
         elif entry.name == "convolution":
             inner = prod(tape[entry.args[1]].shape[1:])

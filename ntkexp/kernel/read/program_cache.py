@@ -38,7 +38,7 @@ from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.shapes import Function, Inputs, Weights
 
-LATEST = 64  # answers, one for each block of a run if values route rows
+MAX_ANSWERS = 64  # answers, one for each block of a run if values route rows
 
 A = TypeVar("A")
 
@@ -52,7 +52,7 @@ class Answers(Generic[A]):
     ([1, 4, 1, 9], [1, 3])
     """
 
-    capacity: int = field(default_factory=lambda: LATEST)
+    capacity: int = field(default_factory=lambda: MAX_ANSWERS)
     kept: OrderedDict[Hashable, A] = field(default_factory=OrderedDict, repr=False)
 
     def to(self, question: Hashable, find: Callable[[], A]) -> A:
@@ -113,7 +113,7 @@ class Request:
         return [*fed, self.mixtures.columns] if self.mixtures.chosen is None else fed
 
 
-LARGEST = (
+MAX_PROGRAM_BYTES = (
     2**28
 )  # bytes on a tape, times 1 + outputs; a replay keeps all its values until the program is written
 TRIALS = 2
@@ -163,12 +163,12 @@ class Programs(Generic[T]):
         if written is None or not written.trials:
             return expected
         written.trials -= 1
-        found = written.run(fed)
-        if found is not None:  # equal up to the order of summation
-            one = parts(found)
+        result = written.run(fed)
+        if result is not None:  # equal up to the order of summation
+            one = parts(result)
             other = parts(expected)
             if len(one) == len(other) and all(map(close, one, other)):
-                return found
+                return result
         self.latest.keep(key, None)
         return expected
 
@@ -242,7 +242,7 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 def is_large(tape: Tape, outputs: int) -> bool:
     """Return whether the operations take so long that Python's cost does not matter."""
-    return tape.nbytes * (1 + outputs) > LARGEST
+    return tape.nbytes * (1 + outputs) > MAX_PROGRAM_BYTES
 
 
 def write_tape(tape: Tape) -> Written[Tape] | None:
@@ -264,19 +264,19 @@ def write_jacobian(
     request: Request, fed: Sequence[Tensor]
 ) -> tuple[Jacobian, Written[Jacobian] | None]:
     """Read a Jacobian, and return it with a program from the values on tapes to it."""
-    found: list[Jacobian] = []
+    read_jacobian: list[Jacobian] = []
 
     def act() -> list[Tensor]:
-        found[:] = [request.read_at_once()]
-        return parts(found[0])
+        read_jacobian[:] = [request.read_at_once()]
+        return parts(read_jacobian[0])
 
     request.mixtures.columns  # noqa: B018  # computed here, so that it is a constant of the program
     try:
         written = trace(act, fed, request.tapes)
     except NotPure:
-        return found[0] if found else request.read_at_once(), None
-    empty = [value.new_empty([0] * value.dim()) for value in parts(found[0])]
-    return found[0], Written(written, filled(found[0], (), empty))
+        return read_jacobian[0] if read_jacobian else request.read_at_once(), None
+    empty = [value.new_empty([0] * value.dim()) for value in parts(read_jacobian[0])]
+    return read_jacobian[0], Written(written, filled(read_jacobian[0], (), empty))
 
 
 def fed_slots(tape: Tape) -> list[Slot]:

@@ -60,7 +60,7 @@ class Reader:
 
     @cached_property
     def checks(self) -> Checks:
-        """What is known of the function. With programs, constants stay as they are."""
+        """The checks of the function. With programs, its constants never change."""
         return Checks(self.function, self.trained, self.findings, fixed=self.programs is not None)
 
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
@@ -200,13 +200,13 @@ class Reader:
         step = {
             name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()
         }
-        found = [closure(reading.push, start, end)]
+        closures = [closure(reading.push, start, end)]
         if reading.jacobian.blocks and not any(
             delta.any() for name, delta in step.items() if name not in self.trained
         ):
             outputs = range(start.outputs.shape[1]) if chosen is None else chosen
-            found.append(closure(reading.jacobian.applied(step), start, end, outputs))
-        return found
+            closures.append(closure(reading.jacobian.applied(step), start, end, outputs))
+        return closures
 
 
 def jacobian_one_by_one(
@@ -234,14 +234,15 @@ def jacobian_one_by_one(
     for k in range(len(together)):
         this = slice(k, k + 1)
         with torch.enable_grad():
-            whole = columns(
+            outputs = columns(
                 function, weights, tape.given if tape.keeps_places else part(tape.given, this)
             )
-        output = whole[this] if tape.keeps_places else whole
+        output = outputs[this] if tape.keeps_places else outputs
         alone.refuse_coupling(output.detach(), together[this], tape.given, together)
         if not output.requires_grad:
             raise Mistake(
-                "the outputs depend on no parameter that requires gradients, so the tangent kernel is zero"
+                "the outputs depend on no parameter that requires gradients, so the tangent "
+                "kernel is zero"
             )
         for mixture in mixtures[:, this]:
             gradients = torch.autograd.grad(
@@ -250,7 +251,9 @@ def jacobian_one_by_one(
             for name, gradient in zip(leaves, gradients, strict=True):
                 rows[name].append(dense(gradient).flatten())
     shape = (len(together), len(mixtures), -1)
-    blocks = tuple(Rows(torch.stack(found).view(shape), name) for name, found in rows.items())
+    blocks = tuple(
+        Rows(torch.stack(gradients_of).view(shape), name) for name, gradients_of in rows.items()
+    )
     return Jacobian(blocks, len(together), len(mixtures))
 
 
@@ -282,14 +285,14 @@ def kept_factors(some: Jacobian, probe: int, train: int) -> tuple[dict[Key, Size
     """Return the sizes of weights that may keep their factors, and the number of elements of all
     other parameters.
     """
-    found = alone(some, some)
+    sizes_of = alone(some, some)
     factors = {
         key: replace(size, probe=probe, train=train)
-        for key, size in found.items()
+        for key, size in sizes_of.items()
         if size is not None
     }
-    kept = {view.name for key in factors for view in key if isinstance(view, View)}
-    return factors, sum(size for name, size in some.extents.items() if name not in kept)
+    factored = {view.name for key in factors for view in key if isinstance(view, View)}
+    return factors, sum(size for name, size in some.extents.items() if name not in factored)
 
 
 def kernel_operations(some: Jacobian, probe: int, train: int) -> float:
@@ -298,12 +301,12 @@ def kernel_operations(some: Jacobian, probe: int, train: int) -> float:
     """
     other = train or probe
     factors, length = kept_factors(some, probe, other)
-    kept = {view.name for key in factors for view in key if isinstance(view, View)}
+    factored = {view.name for key in factors for view in key if isinstance(view, View)}
     products = length * some.outputs**2 * probe * other
     made = sum(
         row_operations(block)
         for block in some.blocks
-        if isinstance(block, Factored) and kept.isdisjoint(block.extents)
+        if isinstance(block, Factored) and factored.isdisjoint(block.extents)
     )
     total = sum(size.operations for size in factors.values()) + products + made * (probe + other)
     return total if train else total / 2

@@ -39,9 +39,9 @@ from ntkexp.kernel.sketch import (
 )
 from ntkexp.shapes import Inputs, Weights
 
-AT_ONCE = 2**26  # bytes of a tape
-BATCH = 2**25  # bytes of each of several tapes
-FEW = 16  # examples that are recorded without measuring one first
+MAX_TAPE_BYTES = 2**26  # bytes of a tape
+BATCH_TAPE_BYTES = 2**25  # bytes of each of several tapes
+UNMEASURED_EXAMPLES = 16  # examples that are recorded without measuring one first
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Batches:
             warn(error.remark, stacklevel=5)
         if len(self.places) == 1:
             return self.reader.one_by_one(self.tape, chosen)
-        whole = Assembly(self.examples)
+        assembly = Assembly(self.examples)
         for tape in self.tapes():
-            whole.add(self.reader.one_by_one(tape, chosen))
-        return whole.jacobian
+            assembly.add(self.reader.one_by_one(tape, chosen))
+        return assembly.jacobian
 
     def assembled(self, chosen: Sequence[int]) -> Jacobian:
         """Return the Jacobian of all examples. Each batch is copied to its place, and its tape
@@ -77,13 +77,13 @@ class Batches:
         """
         if len(self.places) == 1:
             return self.reader.assembled(self.tape, chosen)
-        whole = Assembly(self.examples)
+        assembly = Assembly(self.examples)
         for tape in self.tapes():
-            if not whole.add(
-                self.reader.assembled(tape, chosen, whole.rows)
+            if not assembly.add(
+                self.reader.assembled(tape, chosen, assembly.rows)
             ):  # the form differs from earlier batches
                 return self.reader.assembled(self.reader.record(self.weights, self.inputs), chosen)
-        return whole.jacobian
+        return assembly.jacobian
 
     def tapes(self) -> Iterator[Tape]:
         """Yield one tape at a time, each forgotten when the next is recorded."""
@@ -94,19 +94,19 @@ class Batches:
 
 def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
     """Cut inputs into batches whose sizes differ by one at most."""
-    given = as_inputs(inputs)
-    total = count_examples(given)
+    detached = as_inputs(inputs)
+    total = count_examples(detached)
     count = 1
-    if total > FEW:
-        one = outline(tape_part(given, slice(0, 1)))
-        each = reader.findings.sizes.to(
-            one, lambda: reader.record(weights, tape_part(given, slice(0, 2))).bytes_per_example
+    if total > UNMEASURED_EXAMPLES:
+        one = outline(tape_part(detached, slice(0, 1)))
+        bytes_each = reader.findings.sizes.to(
+            one, lambda: reader.record(weights, tape_part(detached, slice(0, 2))).bytes_per_example
         )
-        if total * each > AT_ONCE:
-            count = min(total // 2, -(-int(total * each) // BATCH))
+        if total * bytes_each > MAX_TAPE_BYTES:
+            count = min(total // 2, -(-int(total * bytes_each) // BATCH_TAPE_BYTES))
     places = even_slices(total, count)
     return Batches(
-        reader, weights, given, places, reader.record(weights, tape_part(given, places[0]))
+        reader, weights, detached, places, reader.record(weights, tape_part(detached, places[0]))
     )
 
 
@@ -120,8 +120,8 @@ def even_slices(total: int, count: int) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in pairwise(ends))
 
 
-READ = 0.2e9  # bytes of the values of the examples that are read at once
-KEPT = 2e9  # bytes of Jacobians that are kept, on each side
+READ_BYTES = 0.2e9  # bytes of the values of the examples that are read at once
+MAX_JACOBIAN_BYTES = 2e9  # bytes of Jacobians that are kept, on each side
 
 
 @dataclass(frozen=True)
@@ -142,16 +142,16 @@ class InTurns:
     @cached_property
     def places(self) -> list[slice]:
         """The examples that are read at once, in equal shares but for one example."""
-        each = self.reader.record(
+        bytes_each = self.reader.record(
             self.weights, tape_part(self.inputs, slice(0, 2))
         ).bytes_per_example
-        turns = -(-self.examples // max(2, int(READ / each)))
+        turns = -(-self.examples // max(2, int(READ_BYTES / bytes_each)))
         return list(even_slices(self.examples, turns))
 
     @cached_property
     def groups(self) -> list[list[slice]]:
         """The shares, as many together as may be held."""
-        count = max(1, int(KEPT / self.jacobian(self.places[0]).nbytes))
+        count = max(1, int(MAX_JACOBIAN_BYTES / self.jacobian(self.places[0]).nbytes))
         return [self.places[at : at + count] for at in range(0, len(self.places), count)]
 
     def together(self, group: Sequence[slice]) -> tuple[slice, Jacobian]:
@@ -173,7 +173,10 @@ class InTurns:
                     raise
                 warn(error.remark, stacklevel=2)
                 jacobian = self.reader.one_by_one(tape, self.chosen)
-            if sum(other.nbytes for other in self.kept.values()) + jacobian.nbytes <= KEPT:
+            if (
+                sum(other.nbytes for other in self.kept.values()) + jacobian.nbytes
+                <= MAX_JACOBIAN_BYTES
+            ):
                 self.kept[key] = jacobian
         return jacobian
 
@@ -205,7 +208,7 @@ def kernel_in_turns(left: InTurns, right: InTurns) -> Float[Tensor, "probe out t
 # time. Jacobians are kept for it while they fit, otherwise read again.
 
 
-GRADIENTS = 2**28  # bytes of the gradients of a chunk of the weights, along all vectors
+GRADIENT_CHUNK_BYTES = 2**28  # bytes of the gradients of a chunk of the weights, along all vectors
 
 
 class SketchedKernel(NamedTuple):
@@ -222,10 +225,12 @@ def sketched_kernel(
     sketch = Sketch(size, seed, {name: weight.shape for name, weight in weights.items()})
     other = sketch_of(right, sketch)
     one = other if left is right else sketch_of(left, sketch)
-    found = sketched_gram(one, other)
+    estimate = sketched_gram(one, other)
     vectors = random_vectors(other.shape[:2], seed, other)
-    missed = torch.einsum("qcnd,vnd->vqc", found, vectors) - products(left, right, vectors, weights)
-    return SketchedKernel(found, error_bar(missed))
+    missed = torch.einsum("qcnd,vnd->vqc", estimate, vectors) - products(
+        left, right, vectors, weights
+    )
+    return SketchedKernel(estimate, error_bar(missed))
 
 
 def sketch_of(side: InTurns, sketch: Sketch) -> Float[Tensor, "example out size"]:
@@ -241,7 +246,7 @@ def products(
     With few uses, by factors; otherwise by gradients that are multiplied out once for all vectors.
     """
     if all(has_few_uses(side.jacobian(side.places[0])) for side in (left, right)):
-        found = []
+        rows_of_vectors = []
         for vector in vectors:
             gradient = {name: zeros(weight) for name, weight in weights.items()}  # Jᵀ v
             for place in right.places:
@@ -249,12 +254,12 @@ def products(
                     right.jacobian(place).weighted(vector[place]).total(weights).items()
                 ):
                     gradient[name].add_(part)
-            found.append(
+            rows_of_vectors.append(
                 torch.cat([left.jacobian(place).applied(gradient) for place in left.places])
             )
-        return torch.stack(found)
+        return torch.stack(rows_of_vectors)
     results = vectors.new_zeros(len(vectors), left.examples, vectors.shape[2])
-    for some in together(weights, GRADIENTS // (len(vectors) * vectors.element_size())):
+    for some in together(weights, GRADIENT_CHUNK_BYTES // (len(vectors) * vectors.element_size())):
         gradients = [vectors.new_zeros(len(vectors), piece.size) for piece in some]
         for group in right.groups:  # V J for these weights
             examples, jacobian = right.together(group)
@@ -330,7 +335,7 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
 # both.
 
 
-LONG = 1e11  # multiplications of a sketch that justify a remark: a second or two
+LONG_MULTIPLICATIONS = 1e11  # multiplications of a sketch that justify a remark: a second or two
 
 
 def remark(some: Jacobian, probe: int, train: int, size: int) -> str | None:
@@ -351,10 +356,14 @@ def remark(some: Jacobian, probe: int, train: int, size: int) -> str | None:
         else made + VECTORS * some.outputs * sum(some.extents.values())
     )
     sketched += (probe + (train or probe)) * bar
-    held = (probe + train) * some.nbytes / some.examples <= KEPT
-    if sketched < LONG or not held or (exact := kernel_operations(some, probe, train)) > sketched:
+    held = (probe + train) * some.nbytes / some.examples <= MAX_JACOBIAN_BYTES
+    if (
+        sketched < LONG_MULTIPLICATIONS
+        or not held
+        or (exact := kernel_operations(some, probe, train)) > sketched
+    ):
         return None
     return (
-        f"the exact kernel of these {probe + train} examples takes less than this sketch of it, some {exact:.1g} "
-        f"multiplications for {sketched:.1g}, and has no error: leave sketch out"
+        f"the exact kernel of these {probe + train} examples takes less than this sketch of it, "
+        f"some {exact:.1g} multiplications for {sketched:.1g}, and has no error: leave sketch out"
     )

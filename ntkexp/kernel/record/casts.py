@@ -46,7 +46,9 @@ class Uncast(DispatchMode):
         return func(*args, **kwargs)
 
 
-SHORTEST = 32  # bits of the shortest numbers for which rounding is small enough for proofs
+SHORTEST_PROVED_BITS = (
+    32  # bits of the shortest numbers for which rounding is small enough for proofs
+)
 
 
 def is_short(tensor: Tensor) -> bool:
@@ -55,7 +57,7 @@ def is_short(tensor: Tensor) -> bool:
     >>> is_short(torch.ones(1)), is_short(torch.ones(1, dtype=torch.float16)), is_short(torch.ones(1, dtype=torch.int8))
     (False, True, False)
     """
-    return tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < SHORTEST
+    return tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < SHORTEST_PROVED_BITS
 
 
 def without_casts(function: Function) -> Function:
@@ -85,8 +87,9 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
         if tape.eps == min(torch.finfo(kind).eps for kind in kinds):
             return None
         return (
-            f"the module casts to shorter numbers than its weights have, so a kernel is known to {tape.eps:.0e} of its "
-            f"size, and a secant closes to {tape.eps:.0e} of its outputs; casts=ignore leaves these casts out"
+            "the module casts to shorter numbers than its weights have, so a kernel is known to "
+            f"{tape.eps:.0e} of its size, and a secant closes to {tape.eps:.0e} of its outputs; "
+            "casts=ignore leaves these casts out"
         )
     with torch.no_grad(), plain_kernels():
         with_all_casts = columns(function, weights, tape.given)
@@ -94,6 +97,6 @@ def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
     if not moved > 100 * tape.eps:
         return None
     return (
-        "the module is read without its casts to shorter numbers, "
-        f"which moves its outputs by {moved:.0e} of their size"
+        "the module is read without its casts to shorter numbers, which moves its outputs by "
+        f"{moved:.0e} of their size"
     )

@@ -1,16 +1,18 @@
-"""Convolutions a few images at a time: forward, back to the input, and as patches that a weight is multiplied with.
+"""Convolutions a few images at a time: forward, back to the input, and as patches for products with
+a weight.
 
-In double precision torch multiplies the kernel with patches of the input, which it first brings together for all
-examples: nine times the input of a 3×3 kernel, in memory that the system clears first, every time. The patches of a few
-examples stay in the cache from when they are written to when they are multiplied. The bits are the same, for torch
-multiplies one example after the other.
+In double precision torch multiplies the kernel with patches of the input, which it first copies for
+all examples: nine times the input for a 3×3 kernel, in memory that the system clears first. The
+patches of a few examples stay in the cache until they are multiplied. The bits are the same, since
+torch multiplies one example after the other.
 
-The way back to the input is a convolution again, with the kernel turned around, if the window moves pixel by pixel:
+The gradient with respect to the input is a convolution again, with the kernel reversed, if the
+window moves pixel by pixel:
 
     x[i, p] = Σ_or k[o, i, r] w[o, p − r]        over features o and offsets r in the window, zeros around w
 
-torch multiplies the kernel with every pixel instead and adds what patches share number by number, which takes two to
-three times as long as the products.
+torch multiplies the kernel with every pixel instead and adds the overlaps of patches number by
+number, which takes two to three times as long as the products.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-CACHED = 2**20  # bytes of patches or copies at a time, for every thread: about half of its cache
-PATCHES = 2**22  # bytes of patches that are brought together for a product with a weight
+CACHED_PATCH_BYTES = (
+    2**20
+)  # bytes of patches or copies at a time and thread: about half of its cache
+PRODUCT_PATCH_BYTES = 2**22  # bytes of patches that are copied for a product with a weight
 
 
 def convolve(
@@ -50,15 +54,15 @@ def convolve(
     if transposed or groups > 1 or not by_patches or x.dim() != kernel.dim() or not len(x):
         return torch.convolution(x, *how)
     patches = x.nbytes * prod(kernel.shape[2:]) // (len(x) * prod(stride))
-    step = max(1, CACHED // max(1, patches)) * torch.get_num_threads()
+    step = max(1, CACHED_PATCH_BYTES // max(1, patches)) * torch.get_num_threads()
     if len(x) <= step:
         return torch.convolution(x, *how)
     first = torch.convolution(x[:step], *how)
-    whole = first.new_empty(len(x), *first.shape[1:])
-    whole[:step] = first
+    images = first.new_empty(len(x), *first.shape[1:])
+    images[:step] = first
     for at in range(step, len(x), step):
-        whole[at : at + step] = torch.convolution(x[at : at + step], *how)
-    return whole
+        images[at : at + step] = torch.convolution(x[at : at + step], *how)
+    return images
 
 
 def convolve_back(
@@ -72,10 +76,11 @@ def convolve_back(
     extra: Sequence[int],
     groups: int,
 ) -> Float[Tensor, "image channel *pixels"]:
-    """The transpose in the input, whose images have this shape, applied to cotangents w of the result.
+    """The transpose in the input, whose images have this shape, applied to cotangents w of the
+    result.
 
-    Several threads would wait for each other at every small product, so they go torch's way, as strided, grouped and
-    transposed convolutions do.
+    Several threads would wait for each other at every small product, so they go torch's way, as
+    strided, grouped and transposed convolutions do.
 
     >>> w, kernel = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64)
     >>> convolve_back(w, [1, 1, 3], kernel, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
@@ -86,11 +91,13 @@ def convolve_back(
     ]
     if set(stride) == {1} and groups == 1 and not transposed and len(w):
         if prod(kernel.shape[2:]) == 1 and not any(padding):  # a window of one pixel: kᵀ w
-            found = torch.bmm(kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2))
-            return found.view(len(w), *shape)
+            pixels = torch.bmm(kernel.flatten(1).t().expand(len(w), -1, -1), w.flatten(2))
+            return pixels.view(len(w), *shape)
         alone = w.device.type == "cpu" and torch.get_num_threads() == 1
         if alone and w.dim() <= 4 and w.dtype == torch.float64 and min(border) >= 0:
-            plane, window = (each if each.dim() == 4 else each.unsqueeze(2) for each in (w, kernel))
+            plane, window = (
+                images if images.dim() == 4 else images.unsqueeze(2) for images in (w, kernel)
+            )
             return convolve_turned(plane, window, (0, *border)[-2:], (1, *dilation)[-2:]).view(
                 len(w), *shape
             )
@@ -110,8 +117,8 @@ def convolve_turned(
 ) -> Float[Tensor, "image channel height width"]:
     """The convolution of w, with zeros around it, with the kernel turned around.
 
-    Copies of w moved along the last axis are all that it takes: in each of them an offset along the axis before is
-    another place to begin at.
+    Copies of w moved along the last axis are all that it takes: in each of them an offset along the
+    axis before is another place to begin at.
     """
     features, channels, rows, columns = kernel.shape
     (before, side) = border
@@ -120,17 +127,17 @@ def convolve_turned(
     height = high + 2 * before - down * (rows - 1)
     width = wide + 2 * side - across * (columns - 1)
     turned = kernel.flip(2, 3).permute(2, 1, 0, 3).reshape(rows, channels, features * columns)
-    each = features * columns * (high + 2 * before) * width
-    step = min(len(w), max(1, CACHED // (each * w.element_size())))
+    copy_numbers = features * columns * (high + 2 * before) * width
+    step = min(len(w), max(1, CACHED_PATCH_BYTES // (copy_numbers * w.element_size())))
     copies = w.new_zeros(step, features, columns, high + 2 * before, width)
-    found = w.new_empty(len(w), channels, height * width)
+    images = w.new_empty(len(w), channels, height * width)
     for at in range(0, len(w), step):
         part = w[at : at + step]
-        result = found[at : at + step]
+        result = images[at : at + step]
         for column in range(columns):
             moved = (
                 column * across - side
-            )  # a pixel of the copy shows the pixel of w that lies `moved` further
+            )  # a pixel of the copy is the pixel of w `moved` further on
             seen = slice(max(0, -moved), max(0, -moved, min(width, wide - moved)))
             copy = copies[: len(part), :, column, before : before + high, seen]
             copy.copy_(part[..., seen.start + moved : seen.stop + moved])
@@ -141,21 +148,22 @@ def convolve_turned(
             pixels = flat.narrow(2, row * down * width, height * width)
             factors = factor.expand(len(part), -1, -1), pixels
             result.baddbmm_(*factors) if row else torch.bmm(*factors, out=result)
-    return found.view(len(w), channels, height, width)
+    return images.view(len(w), channels, height, width)
 
 
-# It is one operation to programs, because it writes into memory of its own.
-LIBRARY = torch.library.Library("ntkexp", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
-LIBRARY.define(  # type: ignore[no-untyped-call]  # torch's own
-    "convolve_back(Tensor w, int[] shape, Tensor kernel, int[] stride, int[] padding, int[] dilation, "
-    "bool transposed, int[] extra, int groups) -> Tensor"
+# Programs see one operation, since it writes into memory that it allocated.
+OPERATORS = torch.library.Library("ntkexp", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+OPERATORS.define(  # type: ignore[no-untyped-call]  # torch's own
+    "convolve_back(Tensor w, int[] shape, Tensor kernel, int[] stride, int[] padding, int[] "
+    "dilation, bool transposed, int[] extra, int groups) -> Tensor"
 )
-LIBRARY.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's own
+OPERATORS.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # torch's own
 CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default
 
 
-# --- Patches: to its weights a convolution is a product of matrices, a row of patches for every output pixel times the
-# kernel. Pixels follow each other in memory, as in x: to bring a patch together takes longer than to multiply it.
+# For its weights a convolution is a product of matrices, a row of patches for every output pixel
+# times the kernel. Pixels are neighbours in memory, as in x: copying a patch takes longer than
+# multiplying it.
 
 
 def sliding_windows(
@@ -164,7 +172,9 @@ def sliding_windows(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Float[Tensor, "example channel *offsets_and_pixels"]:
-    """A view of an image with its border: for every offset in the window, what it shows from every pixel."""
+    """A view of an image with its border: for every offset in the window, one element from every
+    pixel.
+    """
     for axis, (size, step, apart) in enumerate(zip(window, stride, dilation, strict=True), start=2):
         image = image.unfold(axis, apart * (size - 1) + 1, step)[..., ::apart]
     axes = len(window)
@@ -173,7 +183,7 @@ def sliding_windows(
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The patches of a convolution's input, brought together when they are multiplied."""
+    """The patches of a convolution's input, copied when they are multiplied."""
 
     x: Float[Tensor, "example channel *pixels"]
     size: Sequence[int]
@@ -183,7 +193,7 @@ class Window:
 
     @property
     def rows(self) -> Float[Tensor, "example use size"]:
-        """What the window shows at each output pixel, channel by channel."""
+        """The elements of the window at each output pixel, channel by channel."""
         padded = nn.functional.pad(
             self.x, [width for width in reversed(self.padding) for _ in range(2)]
         )
@@ -191,7 +201,7 @@ class Window:
         return windows.reshape(len(self.x), self.x.shape[1] * prod(self.size), -1).mT
 
     def turns(self) -> Iterator[tuple[slice, Float[Tensor, "part size use"]]]:
-        """The patches of a few examples at a time, transposed; each time in the memory of the time before."""
+        """Yield the patches of a few examples at a time, transposed, each time in the same memory."""
         how = (self.size, self.stride, self.dilation)
         pixel = [1] * len(self.size)
         if list(self.size) == pixel and list(self.stride) == pixel and not any(self.padding):
@@ -200,8 +210,8 @@ class Window:
         padded = [n + 2 * p for n, p in zip(self.x.shape[2:], self.padding, strict=True)]
         border = self.x.new_empty(1, self.x.shape[1], *padded)
         one = sliding_windows(border, *how)
-        step = min(max(1, PATCHES // (one.numel() * one.element_size())), len(self.x))
-        if step == len(self.x):  # nothing is overwritten, so that a program can be made of it
+        step = min(max(1, PRODUCT_PATCH_BYTES // (one.numel() * one.element_size())), len(self.x))
+        if step == len(self.x):  # not in place, so that a program can be made of it
             yield slice(None), self.rows.mT
             return
         border = self.x.new_zeros(step, *border.shape[1:])

@@ -31,18 +31,18 @@ from ntkexp.stream import stream
 from ntkexp.text import short
 
 COUPLED = (
-    "the module couples the examples of a batch, so it has no tangent kernel; look for batch statistics, or for "
-    "operations along the first axis"
+    "the module couples the examples of a batch, so it has no tangent kernel; look for batch "
+    "statistics, or for operations along the first axis"
 )
 
 UNSEEN = "so coupling between the examples of a batch cannot be seen; use smaller weights or inputs, or float64"
 
 CHANGING = (
-    "the module gives other outputs when it is run again on the same inputs, so it has no tangent kernel; look for "
-    "random numbers from outside torch, or for something that it counts"
+    "the module gives other outputs when it is run again on the same inputs, so it has no tangent "
+    "kernel; look for random numbers from outside torch, or for something that it counts"
 )
 
-SUMS = frozenset(
+SUM_OPERATIONS = frozenset(
     {
         "add",
         "sub",
@@ -59,9 +59,11 @@ SUMS = frozenset(
 )
 """Operations that round at the size of their arguments."""
 
-ROUNDINGS = 100.0  # roundings of the terms of a sum that are allowed without looking at noise
-OF_NOISE = 64.0  # times the effect of a relative noise of eps that is allowed
-FEW = 8  # examples that run alone, and beside strange ones
+ALLOWED_ROUNDINGS = (
+    100.0  # roundings of the terms of a sum that are allowed without looking at noise
+)
+ALLOWED_NOISE = 64.0  # times the effect of a relative noise of eps that is allowed
+FEW_EXAMPLES = 8  # examples that run alone, and beside strange ones
 STRANGE = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
 """The numbers that fill the inputs of strange examples, in units of the largest input, by the
 factor of the other examples. The factors move examples beyond a bound. Infinities and nan are left
@@ -92,7 +94,7 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
         if known and not tape.chooses:
             return
         trial = trial.at_moved_weights()
-        few = shuffled(everyone)[:FEW]
+        few = shuffled(everyone)[:FEW_EXAMPLES]
         for k in few:
             trial.run([k])
         if known:
@@ -127,23 +129,23 @@ class Trial:
             first = rows[0]
             rows = [k if k in places else first for k in everyone]
         try:
-            found = columns(self.function, self.weights, selected(self.tape.given, rows))
+            outputs = columns(self.function, self.weights, selected(self.tape.given, rows))
         except Mistake:
             raise
         except Exception as error:  # raised by the module, which did not expect this batch
             if is_out_of_memory(error):
                 raise
             raise Mistake(
-                f"the module runs on {len(everyone)} examples and not on {len(rows)} of them ({first_line(error)}), so "
-                "coupling between the examples of a batch cannot be seen; let it take any number of them (one "
-                "example is x[None])"
+                f"the module runs on {len(everyone)} examples and not on {len(rows)} of them "
+                f"({first_line(error)}), so coupling between the examples of a batch cannot be "
+                "seen; let it take any number of them (one example is x[None])"
             ) from error
         among = self.outputs[[rows[place] for place in places]]
-        self.refuse_coupling(found[list(places)], among, self.tape.given, self.outputs)
+        self.refuse_coupling(outputs[list(places)], among, self.tape.given, self.outputs)
 
     def run_beside_strangers(self) -> None:
-        """Compare a few examples, of several sizes, beside copies with the same beside other
-        numbers.
+        """Run a few examples next to copies and next to strange numbers, in several sizes, and
+        compare.
         """
         # Inputs that become integers may index a table, and strange ones would lie outside it
         if any(
@@ -160,15 +162,19 @@ class Trial:
         ):
             return
         everyone = range(len(self.outputs))
-        rows = list(everyone) if self.tape.keeps_places else shuffled(everyone)[:FEW]
+        rows = list(everyone) if self.tape.keeps_places else shuffled(everyone)[:FEW_EXAMPLES]
         copies = selected(self.tape.given, [rows[place - place % 2] for place in range(len(rows))])
         for size, numbers in STRANGE.items():
             usual = self.run_or_none(with_strangers(copies, size))
             for number in numbers:
-                found = self.run_or_none(with_strangers(copies, size, number))
-                if usual is not None and found is not None and bool(found[::2].isfinite().all()):
+                outputs = self.run_or_none(with_strangers(copies, size, number))
+                if (
+                    usual is not None
+                    and outputs is not None
+                    and bool(outputs[::2].isfinite().all())
+                ):
                     self.refuse_coupling(
-                        found[::2], usual[::2], with_strangers(copies, size), usual
+                        outputs[::2], usual[::2], with_strangers(copies, size), usual
                     )
 
     def refuse_coupling(
@@ -188,7 +194,7 @@ class Trial:
         if not bool(apart.isfinite().all() and among.isfinite().all()):
             raise Mistake(f"outputs of the module are not finite, {UNSEEN}")
         moved = self.moved_by_noise(given, usual)
-        if float((apart - among).abs().max()) <= OF_NOISE * moved:
+        if float((apart - among).abs().max()) <= ALLOWED_NOISE * moved:
             share = moved / float(usual.abs().max())
             raise Mistake(
                 f"rounding moves outputs of the module by {short(share)} of the largest, {UNSEEN}"
@@ -216,12 +222,14 @@ class Trial:
                 (apart == among) | (apart.isnan() & among.isnan()), 0.0, (apart - among).abs()
             )
             farthest = float(apart_by.nan_to_num(torch.inf).max())
-        if farthest == 0 or farthest <= (rounding := ROUNDINGS * self.tape.eps * self.largest_term):
+        if farthest == 0 or farthest <= (
+            rounding := ALLOWED_ROUNDINGS * self.tape.eps * self.largest_term
+        ):
             return True
         outputs = (self.tape.outputs, among, usual)
-        size = max(float(each.abs().nan_to_num(0.0, 0.0).max()) for each in outputs)
+        size = max(float(values.abs().nan_to_num(0.0, 0.0).max()) for values in outputs)
         allowed = self.tape.eps**0.5 * size + rounding
-        return farthest <= allowed and farthest <= OF_NOISE * self.moved_by_noise(given, usual)
+        return farthest <= allowed and farthest <= ALLOWED_NOISE * self.moved_by_noise(given, usual)
 
     @cached_property
     def largest_term(self) -> float:
@@ -230,7 +238,7 @@ class Trial:
         """
         reached = {self.tape.output}
         for entry in reversed(self.tape.entries):
-            if entry.name in SUMS and not reached.isdisjoint(entry.results):
+            if entry.name in SUM_OPERATIONS and not reached.isdisjoint(entry.results):
                 reached.update(entry.slots)
         terms = [self.tape[slot].detach() for slot in reached]
         return max(float(term.abs().max()) for term in terms if not is_whole(term) and term.numel())
@@ -261,7 +269,7 @@ class Trial:
         for name, weight in self.weights.items():
             if weight.is_floating_point() and weight.numel():
                 size = (
-                    float(weight.square().mean().sqrt()) or weight[0].numel() ** -0.5
+                    float(weight.square().mean().sqrt()) or weight[0].numel() ** (-0.5)
                     if weight.dim()
                     else 1.0
                 )
@@ -269,11 +277,9 @@ class Trial:
                 moved[name] = weight + 0.1 * size * draw.to(weight)
         trial = replace(self, weights=moved)
         outputs = trial.run_or_none(self.tape.given)
-        return (
-            self
-            if outputs is None or not outputs.isfinite().all()
-            else replace(trial, outputs=outputs)
-        )
+        if outputs is None or not outputs.isfinite().all():
+            return self
+        return replace(trial, outputs=outputs)
 
 
 def halves(everyone: Sequence[int]) -> Iterator[list[int]]:

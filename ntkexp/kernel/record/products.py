@@ -1,11 +1,12 @@
 """Products of full float32 numbers.
 
-Torch may multiply float32 numbers in shorter ones (TF32, by default in convolutions on a GPU, or bfloat16), which keep
-three of their seven digits: a secant could not close, and a tangent kernel would be off by 1e-3. So kernels are
-computed with torch's settings for full numbers, and products are measured: a device may ignore these settings, and a
-module may change them inside its forward.
+Torch may multiply float32 numbers in shorter ones (TF32, by default in convolutions on a GPU, or
+bfloat16), which keep three of their seven digits: a secant could not close, and a tangent kernel
+would be off by 1e-3. So kernels are computed with torch's settings for full numbers, and products
+are measured: a device may ignore these settings, and a module may change them inside its forward.
 
-Torch keeps the settings twice. Its older interface raises an error if the two disagree, so both are set:
+Torch keeps the settings twice. Its older interface raises an error if the two disagree, so both are
+set:
 
     older    torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     newer    fp32_precision of each kind of product
@@ -30,15 +31,24 @@ aten = torch.ops.aten
 # --- Torch's settings.
 
 
-NAMES = ("cudnn.conv", "cudnn.rnn", "cuda.matmul", "mkldnn.conv", "mkldnn.rnn", "mkldnn.matmul")
-MULTIPLYING = [attrgetter(name)(torch.backends) for name in NAMES]
+SETTING_NAMES = (
+    "cudnn.conv",
+    "cudnn.rnn",
+    "cuda.matmul",
+    "mkldnn.conv",
+    "mkldnn.rnn",
+    "mkldnn.matmul",
+)
+MULTIPLYING = [attrgetter(name)(torch.backends) for name in SETTING_NAMES]
 MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]
 
 
 @dataclass(frozen=True)
 class Precisions:
-    """Torch's settings for products of float32 numbers. A setting of the older interface is None if torch does not
-    tell it, because the program had set the newer one alone; then it is left as it is."""
+    """Torch's settings for products of float32 numbers. A setting of the older interface is None if
+    torch does not tell it, because the program had set the newer one alone; then it is left as it
+    is.
+    """
 
     by_kind: tuple[str, ...]
     allow_tf32: bool | None
@@ -104,7 +114,7 @@ RESOLUTION = (
     2.0**-16
 )  # far above the rounding of convolutions by transforms, and below that of TF32
 
-PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
+SHORTENED_PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
     aten.mm.default: lambda a, one: (a, one),
     aten.addmm.default: lambda a, one: (torch.zeros_like(a), a, one),
     aten.bmm.default: lambda a, one: (a[None], one[None]),
@@ -122,32 +132,39 @@ PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
         1,
     ),
 }
-"""The operations that torch may compute in shorter numbers, with the arguments that make each the product A · 1."""
+"""The operations that torch may compute in shorter numbers, with the arguments that make each the
+product A · 1.
+"""
 
 
 @torch.no_grad()
 def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | None:
-    """Return the first of these operations in which the device shortens float32 numbers, at torch's settings."""
+    """Return the first of these operations in which the device shortens float32 numbers, at torch's
+    settings.
+    """
     matrix = torch.full((SIDE, SIDE), PROBE / RESOLUTION, dtype=torch.float32, device=device)
     one = torch.eye(SIDE, dtype=torch.float32, device=device)
     for operation in operations:
-        product = operation(*PRODUCTS[operation](matrix, one))
+        product = operation(*SHORTENED_PRODUCTS[operation](matrix, one))
         if not torch.equal(product.reshape(SIDE, SIDE).round_(), matrix):
             return operation._schema.name
     return None
 
 
 def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
-    """Refuse a device that shortens float32 numbers in products although torch is set to multiply full ones."""
+    """Refuse a device that shortens float32 numbers in products although torch is set to multiply
+    full ones.
+    """
     for device in {
         value.device
         for value in values.values()
         if value.dtype == torch.float32 and not value.is_meta
     }:
-        if operation := shortened(PRODUCTS, device):
+        if operation := shortened(SHORTENED_PRODUCTS, device):
             raise Mistake(
-                f"the device {device} shortens float32 numbers in products ({operation}), as TF32 does, and a kernel "
-                "would be off by 1e-3; give module.double(), or compute on another device"
+                f"the device {device} shortens float32 numbers in products ({operation}), as TF32 "
+                "does, and a kernel would be off by 1e-3; give module.double(), or compute on "
+                "another device"
             )
 
 
@@ -159,7 +176,8 @@ def refuse_shorter_products(
         return
     if shortened([operation], product.device):
         raise Mistake(
-            f"the module lets torch shorten float32 numbers in products ({operation._schema.name}), by TF32 or "
-            "bfloat16, and a kernel would be off by 1e-3; let its forward leave torch.backends and the matmul "
-            "precision as they are (cudnn.flags allows TF32 unless allow_tf32=False), or give module.double()"
+            "the module lets torch shorten float32 numbers in products "
+            f"({operation._schema.name}), by TF32 or bfloat16, and a kernel would be off by 1e-3; "
+            "let its forward leave torch.backends and the matmul precision as they are "
+            "(cudnn.flags allows TF32 unless allow_tf32=False), or give module.double()"
         )

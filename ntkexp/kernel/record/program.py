@@ -84,7 +84,9 @@ def program(
     results: Sequence[Slot],
     known: Sequence[Entry] = (),
 ) -> Program:
-    """The program that leads from the fed slots to the results; `known` are operations whose results are fed."""
+    """The program that leads from the fed slots to the results; `known` are operations whose
+    results are fed.
+    """
     # Nothing runs twice
     simplifier = Simplifier(values)
     simplifier.simplify(known)
@@ -93,19 +95,22 @@ def program(
     # Only operations that results need and inputs move run
     moving = reached(entries, fed)
     needed = set(results)
-    kept = []
+    needed_entries = []
     for entry in reversed(entries):
         if not moving.isdisjoint(entry.slots) and (
             entry.reads or not needed.isdisjoint(entry.results)
         ):
             needed.update(entry.slots)
-            kept.append(entry)
-    kept = kept[::-1]
-    made = {slot for entry in kept for slot in entry.results}
+            needed_entries.append(entry)
+    needed_entries = needed_entries[::-1]
+    made = {slot for entry in needed_entries for slot in entry.results}
     constants = sorted(needed - made - set(fed))
     # Values that nothing needs later are overwritten
     source = Source(
-        kept, [*fed, *constants], results, overwritten(kept, values, {*fed, *constants, *results})
+        needed_entries,
+        [*fed, *constants],
+        results,
+        overwritten(needed_entries, values, {*fed, *constants, *results}),
     )
     shapes = [values[slot].shape for slot in results]
     held = tuple(values[slot].detach() for slot in constants)
@@ -116,7 +121,7 @@ def program(
 # result.
 
 
-SAME = (
+RETURNS_ARGUMENT = (
     "detach",
     "alias",
     "lift_fresh",
@@ -132,7 +137,7 @@ OF_ONE_SHAPE = (
 
 @dataclass
 class Simplifier:
-    """Which slots are another one, which operation gave what, and views of what."""
+    """Slots that equal other slots, the results of each operation, and the bases of views."""
 
     values: Sequence[Tensor]
     same: dict[Slot, Slot] = field(default_factory=dict)
@@ -144,38 +149,38 @@ class Simplifier:
     )  # the tensor that each reshaped view shows
 
     def slot(self, leaf: Any) -> Any:
-        """The slot that stands for another one; anything else is left as it is."""
+        """Return the first slot with the same value. Other arguments stay unchanged."""
         return self.same.get(leaf, leaf) if isinstance(leaf, Slot) else leaf
 
     def simplify(self, entries: Iterable[Entry]) -> list[Entry]:
-        """The operations that still have to run, in their order."""
-        kept = []
-        for each in entries:
+        """Return the operations that still have to run, in order."""
+        simplified = []
+        for original in entries:
             entry = (
-                each
-                if self.same.keys().isdisjoint(each.slots)
-                else each.of(self.slot, each.results)
+                original
+                if self.same.keys().isdisjoint(original.slots)
+                else original.of(self.slot, original.results)
             )
-            if entry.op in RESHAPED:  # a view of a view is one of what the first was taken from
+            if entry.op in RESHAPED:  # a view of a view is a view of the first base
                 value, *shape = entry.args
                 base = self.bases[entry.results[0]] = self.bases.get(value, value)
                 entry = replace(entry, args=(base, *shape))
-            # The result may be the argument itself, or that of an operation that ran
-            is_argument = entry.name in SAME or (
+            # The result may be the argument itself, or the result of an earlier operation
+            is_argument = entry.name in RETURNS_ARGUMENT or (
                 entry.op in OF_ONE_SHAPE
                 and self.values[entry.results[0]].shape == self.values[entry.slots[0]].shape
             )
             key = (
                 entry.op,
                 repr((entry.args, entry.kwargs)),
-            )  # in which a slot does not look like a number
-            found = entry.slots[:1] if is_argument else self.earlier.get(key)
-            if found is None:
+            )  # slots are written differently from numbers
+            known = entry.slots[:1] if is_argument else self.earlier.get(key)
+            if known is None:
                 self.earlier[key] = entry.results
-                kept.append(entry)
+                simplified.append(entry)
             else:
-                self.same.update(zip(entry.results, found, strict=True))
-        return kept
+                self.same.update(zip(entry.results, known, strict=True))
+        return simplified
 
 
 # Writing over: filling fresh memory takes several times as long as the arithmetic. A sum,
@@ -201,14 +206,16 @@ PERHAPS_VIEWS = (
     "_unsafe_view",
     "unsafe_split",
     "unsafe_split_with_sizes",
-)  # whose schemas do not declare it
+)  # their schemas do not declare that they return views
 
 
 def overwritten(
     entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]
 ) -> dict[Slot, Slot]:
-    """The argument of an operation, by its result, that it may write over; `others` are inputs, constants, results."""
-    # Each slot's home is the slot that lies, or may lie, in the same memory and was there first
+    """Return the argument that each operation may write over, by its result. `others` are inputs,
+    constants and results.
+    """
+    # The home of a slot is the first slot that has, or may have, the same memory
     homes: dict[Slot, Slot] = {}
     for entry in entries:
         declared = any(result.alias_info is not None for result in entry.op._schema.returns)
@@ -218,12 +225,12 @@ def overwritten(
             base = entry.slots[0] if is_view else places.get(storage(values[result]))
             if base is not None:
                 homes[result] = homes.get(base, base)
-    # From the last operation to the first, a home that no later one needs is free
+    # From the last operation to the first: a home that no later operation needs is free
     needed = {homes.get(slot, slot) for slot in others}
-    found = {}
+    targets = {}
     for entry in reversed(entries):
         used = [homes.get(slot, slot) for slot in entry.slots]
-        # the first argument last, for it is the quickest to write over
+        # the first argument last, since overwriting it is fastest
         for slot in (
             [slot for slot in entry.args[1::-1] if isinstance(slot, Slot)]
             if entry.op in IN_PLACE
@@ -242,9 +249,9 @@ def overwritten(
                 and fills
                 and has_layout_of(made, argument)
             ):
-                found[entry.results[0]] = slot
+                targets[entry.results[0]] = slot
         needed.update(used)
-    return found
+    return targets
 
 
 def has_layout_of(one: Tensor, other: Tensor) -> bool:
@@ -255,7 +262,8 @@ def has_layout_of(one: Tensor, other: Tensor) -> bool:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """`torch.equal`, but nan is the same as itself, and a device is not waited for where the memory is the same.
+    """Compare like `torch.equal`, but nan equals nan, and a device is not waited for if the memory
+    is the same.
 
     >>> x = torch.ones(2, 3)
     >>> same(x, x.view(2, 3)), same(x, x.clone()), same(x, torch.zeros(2, 3)), same(x, x.t())
@@ -275,11 +283,11 @@ OF_TENSORS = """
     squeeze.dim stack.default sub.Tensor sum.dim_IntList t.default tanh.default transpose.int unsqueeze.default
     where.self
 """
-FUNCTIONS: dict[OpOverload, Callable[..., Any]] = {
+OP_FUNCTIONS: dict[OpOverload, Callable[..., Any]] = {
     getattr(getattr(aten, packet), overload): getattr(torch, packet)
     for packet, overload in (name.split(".") for name in OF_TENSORS.split())
 } | {aten.convolution.default: convolve, aten.equal.default: same}
-METHODS: dict[OpOverload, str] = {
+OP_METHODS: dict[OpOverload, str] = {
     aten.view.default: "view",
     aten._unsafe_view.default: "view",
     aten.expand.default: "expand",
@@ -290,14 +298,14 @@ METHODS: dict[OpOverload, str] = {
 # dtype, are names that the function knows. Tracebacks show the line that failed.
 
 
-FILES = (f"<program {k}>" for k in count())
+SOURCE_NAMES = (f"<program {k}>" for k in count())
 
 Function: TypeAlias = Callable[..., tuple[list[Tensor], list[Any]]]
 """From tensors to results, and to the numbers that are read on the way."""
 
 
 class Source:
-    """The text of the operations from inputs to results, whose result may go `over` one of their arguments.
+    """The text of the operations from inputs to results. A result may go `over` an argument.
 
     >>> add, cat = torch.ops.aten.add.Tensor, torch.ops.aten.cat.default
     >>> entries = [Entry(add, (Slot(0), 2), {}, (Slot(1),), ()), Entry(cat, ([Slot(1), Slot(0)],), {}, (Slot(2),), ())]
@@ -321,7 +329,7 @@ class Source:
         self.over = over or {}
         self.known: dict[str, Any] = {}  # operations and constants, by name
         self.read: dict[str, Any] = {}  # numbers that operations give to Python, by name
-        # What each operation forgets: what none needs after it
+        # Values that no later operation needs are freed
         needed = set(results)
         forgotten = []
         for entry in reversed(entries):
@@ -332,7 +340,9 @@ class Source:
             forgotten.append(
                 "; " + "".join(f"v{slot:d} = " for slot in gone) + "None" if gone else ""
             )
-        last = {slot: k for k, slot in enumerate(fed)}  # what is fed twice goes by its last name
+        last = {
+            slot: k for k, slot in enumerate(fed)
+        }  # a tensor that is fed twice has its last name
         inputs = ", ".join(
             f"v{slot:d}" if last[slot] == k else f"_{k}" for k, slot in enumerate(fed)
         )
@@ -344,7 +354,7 @@ class Source:
         self.text = f"def program({inputs}):\n    " + "\n    ".join([*lines, end])
 
     def function(self) -> Function:
-        file = next(FILES)
+        file = next(SOURCE_NAMES)
         exec(compile(self.text, file, "exec"), self.known)
         made: Function = self.known.pop("program")
         linecache.cache[file] = len(self.text), None, self.text.splitlines(keepends=True), file
@@ -352,7 +362,7 @@ class Source:
         return made
 
     def outcome(self, place: int, entry: Entry) -> str:
-        """A name for each tensor that an operation gives, and for each number, in their order."""
+        """Return a name for each tensor and each number that an operation gives, in order."""
         slots = iter(entry.results)
         numbers = iter(entry.scalars)
         names = []
@@ -362,20 +372,18 @@ class Source:
             if k not in tensors and (number := next(numbers)) is not None:
                 self.read[name] = number
             names.append(name)
-        return (
-            ", ".join(names)
-            if entry.places is None
-            else "".join(f"{name}, " for name in names).rstrip()
-        )
+        if entry.places is None:
+            return ", ".join(names)
+        return "".join(f"{name}, " for name in names).rstrip()
 
     def call(self, entry: Entry) -> str:
-        """What runs an operation: a method of its first argument, or a function."""
+        """Return the call of an operation, as a method of its first argument or as a function."""
         over = self.over.get(entry.results[0]) if entry.results else None
         args = entry.args
         method = None
         exchanged = entry.op in COMMUTATIVE and not entry.kwargs
         if over is None:
-            method = METHODS.get(entry.op)
+            method = OP_METHODS.get(entry.op)
         elif args[0] == over or exchanged:
             args = args if args[0] == over else args[::-1]
             method = IN_PLACE[entry.op]
@@ -385,8 +393,8 @@ class Source:
             return f"{texts[0]}.{method}({', '.join(texts[1:])})"
         if over is not None:
             texts.append(f"out={self.argument(over)}")
-        if entry.op in FUNCTIONS:
-            operation = self.name(FUNCTIONS[entry.op], entry.name)
+        if entry.op in OP_FUNCTIONS:
+            operation = self.name(OP_FUNCTIONS[entry.op], entry.name)
         else:
             operation = self.name(
                 entry.op, f"{entry.name}_{entry.op._overloadname}".replace("::", "_")
@@ -394,7 +402,7 @@ class Source:
         return f"{operation}({', '.join(texts)})"
 
     def argument(self, value: Any) -> str:
-        """An argument; a list and a tuple are one to torch."""
+        """Return the text of an argument. Lists and tuples are the same to torch."""
         if isinstance(value, Slot):
             return f"v{value:d}"
         if isinstance(value, list | tuple):

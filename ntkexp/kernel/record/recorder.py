@@ -28,7 +28,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ntkexp.kernel.record.convolution import convolve
-from ntkexp.kernel.record.products import PRODUCTS, precisions_by_kind, refuse_shorter_products
+from ntkexp.kernel.record.products import (
+    SHORTENED_PRODUCTS,
+    precisions_by_kind,
+    refuse_shorter_products,
+)
 from ntkexp.kernel.record.tape import Entry, Slot, leaves, map_leaves, storage
 from ntkexp.mistake import Mistake
 
@@ -97,8 +101,8 @@ def native_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     value, rate, training, in_place = dropout_arguments(*args, **kwargs)
     if not training or not rate:
         return func(*args, **kwargs)
-    found = torch.native_dropout(value, rate, True)[0]
-    return value.copy_(found) if in_place else found
+    dropped = torch.native_dropout(value, rate, True)[0]
+    return value.copy_(dropped) if in_place else dropped
 
 
 def dropout_arguments(
@@ -125,7 +129,7 @@ class DispatchMode(TorchDispatchMode):
         """Nothing: torch's would put up the shield."""
 
 
-FREE = frozenset(
+WITHOUT_DERIVATIVE = frozenset(
     (
         *(
             "bernoulli",
@@ -226,7 +230,7 @@ class Recorder(DispatchMode):
             return target
         slots, named = self.with_slots(args, kwargs)
         outcome = (convolve if func is aten.convolution.default else func)(*args, **kwargs)
-        if func in PRODUCTS:
+        if func in SHORTENED_PRODUCTS:
             refuse_shorter_products(func, outcome, self.precisions)
         found = [outcome] if isinstance(outcome, Tensor) else list(leaves(outcome))
         results = tuple([self.slot(leaf) for leaf in found if isinstance(leaf, Tensor)])
@@ -245,23 +249,25 @@ class Recorder(DispatchMode):
         """An operation that draws random numbers, which come from outside as inputs do."""
         if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, *kwargs.values()))):
             raise Mistake(
-                f"the module draws random numbers ({func}) from a generator of its own, whose state is not kept; let "
-                "it draw from torch's, or call module.eval() first"
+                f"the module draws random numbers ({func}) from a generator of its own, whose "
+                "state is not kept; let it draw from torch's, or call module.eval() first"
             )
         if not self.known:
             raise Mistake(
-                f"the module draws random numbers ({func}); kernels need a function: call module.eval() first"
+                f"the module draws random numbers ({func}); kernels need a function: call "
+                "module.eval() first"
             )
         if not self.rewrites and writes(func):
             raise NotPure
         if func is aten.native_dropout.default:  # x · m / (1 − p)
             value, rate, _ = args
             mask = func(*args)[1]
-            kept = self.apply(aten.mul.Tensor, value, self.from_outside(mask.to(value.dtype)))
-            return self.apply(aten.mul.Scalar, kept, 1 / (1 - rate) if rate < 1 else 0.0), mask
-        if func._schema.name.removeprefix("aten::").removesuffix("_") not in FREE:
+            masked = self.apply(aten.mul.Tensor, value, self.from_outside(mask.to(value.dtype)))
+            return self.apply(aten.mul.Scalar, masked, 1 / (1 - rate) if rate < 1 else 0.0), mask
+        if func._schema.name.removeprefix("aten::").removesuffix("_") not in WITHOUT_DERIVATIVE:
             raise Mistake(
-                f"the module draws random numbers through which gradients pass ({func}); put another layer there"
+                f"the module draws random numbers through which gradients pass ({func}); put "
+                "another layer there"
             )
         if writes(func):
             drawn = self.from_outside(func(args[0].clone(), *args[1:], **kwargs))
@@ -273,7 +279,9 @@ class Recorder(DispatchMode):
         return drawn
 
     def write_in_place(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
-        """An operation that writes into its first argument, recorded as its twin that returns a new tensor."""
+        """An operation that writes into its first argument, recorded as its twin that returns a new
+        tensor.
+        """
         target: Tensor = args[0]
         if not target.numel():
             return target
@@ -312,12 +320,12 @@ class Recorder(DispatchMode):
         """
         size = target.untyped_storage().nbytes() // target.element_size()
         for value in [target, *self.seen.values()]:
-            whole = (
+            shows_all = (
                 storage(value) == storage(target)
                 and value.numel() == size
                 and value.is_contiguous()
             )
-            if whole and id(value) in self.slots:
+            if shows_all and id(value) in self.slots:
                 return self.apply(aten.clone.default, self.apply(aten.view.default, value, [-1]))
         raise Mistake(
             "the module writes into part of a tensor that it never had as a whole; clone it first"
@@ -344,7 +352,10 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
     """
 
     def arguments(op: OpOverload) -> list[tuple[str, str, bool]]:
-        return [(each.name, str(each.type), each.kwarg_only) for each in op._schema.arguments]
+        return [
+            (argument.name, str(argument.type), argument.kwarg_only)
+            for argument in op._schema.arguments
+        ]
 
     name = op._schema.name.removeprefix("aten::")
     if not (op._schema.is_mutable and name.endswith("_")):
@@ -358,8 +369,8 @@ def refuse_other_kind(written: Tensor, value: Tensor) -> None:
     """Raise if a storage is seen in two dtypes: its elements are counted in one."""
     if written.dtype != value.dtype or value.is_conj() or value.is_neg():
         raise Mistake(
-            "the module writes complex numbers in place and sees them by their parts as well; let it put them "
-            "together without writing, by torch.complex or torch.cat"
+            "the module writes complex numbers in place and sees them by their parts as well; let "
+            "it put them together without writing, by torch.complex or torch.cat"
         )
 
 

@@ -37,11 +37,12 @@ def as_inputs(inputs: object) -> Inputs:
     if not isinstance(inputs, Tensor | tuple | dict):
         kind = type(inputs).__name__
         raise Mistake(
-            f"the inputs are a {kind}; give a tensor, a tuple of tensors, or a dict of keyword arguments"
+            f"the inputs are a {kind}; give a tensor, a tuple of tensors, or a dict of keyword "
+            "arguments"
         )
-    found = map_tensors(Tensor.detach, inputs)
-    examples(found)
-    return found
+    detached = map_tensors(Tensor.detach, inputs)
+    examples(detached)
+    return detached
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
@@ -82,7 +83,8 @@ def examples(inputs: Inputs) -> int:
     if len(counts) != 1 or None in counts:
         shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors(inputs))
         raise Mistake(
-            f"the inputs have the shapes {shapes}; every first axis must be that of the same examples"
+            f"the inputs have the shapes {shapes}; every first axis must be that of the same "
+            "examples"
         )
     return int(counts.pop() or 0)
 
@@ -98,9 +100,9 @@ def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
     (10, [20, 'xxxxxxxxxx'])
     """
     if isinstance(value, tuple):
-        return tuple([map_leaves(each, function) for each in value])
+        return tuple([map_leaves(leaf, function) for leaf in value])
     if isinstance(value, list):
-        return [map_leaves(each, function) for each in value]
+        return [map_leaves(leaf, function) for leaf in value]
     return function(value)
 
 
@@ -111,8 +113,8 @@ def leaves(value: Any) -> Iterator[Any]:
     [1, 2, None]
     """
     if isinstance(value, tuple | list):
-        for each in value:
-            yield from leaves(each)
+        for leaf in value:
+            yield from leaves(leaf)
     else:
         yield value
 
@@ -172,11 +174,11 @@ class Entry:
 
 
 def reached(entries: Iterable[Entry], start: Iterable[Slot]) -> frozenset[Slot]:
-    found = set(start)
+    slots = set(start)
     for entry in entries:
-        if not found.isdisjoint(entry.slots):
-            found.update(entry.results)
-    return frozenset(found)
+        if not slots.isdisjoint(entry.slots):
+            slots.update(entry.results)
+    return frozenset(slots)
 
 
 def digest(values: Iterable[Tensor], about: str = "") -> bytes:
@@ -186,14 +188,14 @@ def digest(values: Iterable[Tensor], about: str = "") -> bytes:
     >>> digest([ones]) == digest([ones.clone()]), digest([ones]) == digest([2 * ones])
     (True, False)
     """
-    found = sha256(about.encode())
+    hashed = sha256(about.encode())
     for value in values:
         flat = value.detach().reshape(-1).cpu()
         flat = flat.clone(
             memory_format=torch.contiguous_format
         )  # a tensor with one element may have any stride
-        found.update(flat.view(torch.uint8).numpy().tobytes())
-    return found.digest()
+        hashed.update(flat.view(torch.uint8).numpy().tobytes())
+    return hashed.digest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +220,7 @@ class Tape:
 
     @property
     def keeps_places(self) -> bool:
-        """Whether the function must always run on all examples, each in its place."""
+        """Whether the function must always run on all examples, in order."""
         return self.whole or bool(self.drawn)
 
     @cached_property
@@ -231,10 +233,10 @@ class Tape:
 
     @property
     def given(self) -> Inputs:
-        found: Inputs = tree_map(
+        inputs: Inputs = tree_map(
             lambda leaf: self[leaf] if isinstance(leaf, Slot) else leaf, self.arguments
         )
-        return found
+        return inputs
 
     @property
     def outputs(self) -> Float[Tensor, "example out"]:
@@ -304,7 +306,7 @@ class Tape:
     def pruned(self) -> Tape:
         """Return the entries that lead to the output or were read as numbers, without other values."""
         needed = {*self.weights, *self.inputs, self.output}
-        kept = []
+        entries = []
         awaited = {
             self.output
         }  # slots that later entries need; of several operations with one result the last is kept
@@ -313,12 +315,12 @@ class Tape:
                 awaited.difference_update(entry.makes)
                 awaited.update(entry.slots)
                 needed.update(entry.slots, entry.results)
-                kept.append(entry)
+                entries.append(entry)
         nothing = self.values[self.output].new_empty(0)
         values = tuple(
             value if Slot(k) in needed else nothing for k, value in enumerate(self.values)
         )
-        return replace(self, entries=tuple(reversed(kept)), values=values)
+        return replace(self, entries=tuple(reversed(entries)), values=values)
 
     def refilled(self, values: tuple[Tensor, ...]) -> Tape:
         """Return a tape of the same program with other values. Properties of the program are

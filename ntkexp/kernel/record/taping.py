@@ -52,11 +52,13 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
         )
     if not outputs.is_floating_point():
         raise Mistake(
-            f"the module gives outputs of {outputs.dtype}, which have no gradients; let it give floating numbers"
+            f"the module gives outputs of {outputs.dtype}, which have no gradients; let it give "
+            "floating numbers"
         )
     if not outputs.numel() and count:
         raise Mistake(
-            f"the module gives outputs of shape {list(outputs.shape)}: there is none for each example"
+            f"the module gives outputs of shape {list(outputs.shape)}: there is none for each "
+            "example"
         )
     return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
 
@@ -78,8 +80,8 @@ def record(
     for name, weight in weights.items():
         if weight.is_complex():
             raise Mistake(
-                f"the parameter '{name}' is complex, and a kernel sums over real ones; let the module hold its parts, "
-                "and put them together by torch.view_as_complex"
+                f"the parameter '{name}' is complex, and a kernel sums over real ones; let the "
+                "module hold its parts, and put them together by torch.view_as_complex"
             )
 
     def taped() -> Tape:
@@ -128,19 +130,19 @@ def run_on_tape(
     leaves = {
         name: weight.detach().requires_grad_(differentiable) for name, weight in weights.items()
     }
-    given = map_tensors(
+    cloned = map_tensors(
         torch.clone, as_inputs(inputs)
     )  # a module that overwrites its inputs spoils a copy
-    versions = [tensor._version for tensor in tensors(given)]
+    versions = [tensor._version for tensor in tensors(cloned)]
     with (
         torch.set_grad_enabled(differentiable),
         plain_kernels(),
         Recorder(rewrites=rewrites, known=known) as recorder,
     ):
         named = {recorder.slot(weight): name for name, weight in leaves.items()}
-        arguments = tree_map(recorder.slot, given)
-        output = recorder.slot(run(leaves, given))
-        if versions != [tensor._version for tensor in tensors(given)]:
+        arguments = tree_map(recorder.slot, cloned)
+        output = recorder.slot(run(leaves, cloned))
+        if versions != [tensor._version for tensor in tensors(cloned)]:
             raise Mistake(
                 "the module overwrites its inputs; let it work on a copy, such as x = x.clone()"
             )
@@ -196,7 +198,7 @@ def composed() -> Iterator[None]:
 # such a reason: results must not depend on the memory that other programs take.
 
 
-SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -208,7 +210,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     False
     """
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return known or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS))
+    return known or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY_SIGNS)
+    )
 
 
 class MemoryLimit(DispatchMode):
@@ -252,7 +256,8 @@ class MemoryLimit(DispatchMode):
             if self.taken > self.memory_gb * 1e9:
                 held = "" if self.copies == 1 else " in all copies that are held"
                 raise Mistake(
-                    f"memory_gb={self.memory_gb:g}: {self.what} takes an array of {size}, with which there are "
-                    f"{self.taken / 1e9:.4g} GB{held}; lower {self.remedy}, or raise memory_gb"
+                    f"memory_gb={self.memory_gb:g}: {self.what} takes an array of {size}, with "
+                    f"which there are {self.taken / 1e9:.4g} GB{held}; lower {self.remedy}, or "
+                    "raise memory_gb"
                 )
         return func(*args, **named)

@@ -201,11 +201,9 @@ class Chord:
         """Draw a coefficient in [1, 2], for both parts of a complex number."""
         noise = torch.rand(value.shape, generator=self.scramble, dtype=torch.float64)
         coefficient = 1 + noise.to(value.device, torch.float64)
-        return (
-            torch.complex(coefficient, self.random_like(value.real))
-            if value.is_complex()
-            else coefficient
-        )
+        if value.is_complex():
+            return torch.complex(coefficient, self.random_like(value.real))
+        return coefficient
 
     def widen(self, value: Tensor) -> Tensor:
         """Return the value in double precision if coefficients are random, so that cancelling sums
@@ -231,7 +229,9 @@ class Call:
     @cached_property
     def given(self) -> dict[str, Any]:
         """The arguments by torch's names, with its defaults."""
-        defaults = {each.name: each.default_value for each in self.entry.op._schema.arguments}
+        defaults = {
+            argument.name: argument.default_value for argument in self.entry.op._schema.arguments
+        }
         return defaults | dict(zip(defaults, self.args, strict=False)) | self.kwargs
 
     @cached_property

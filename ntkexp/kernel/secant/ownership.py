@@ -33,12 +33,17 @@ from ntkexp.kernel.secant.uses import Element, Trained, Use, rows_of
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
-WHOLE = 1e-6  # the ratio of two sums of positive terms is an integer to this accuracy, or off by about one
-SUMS = 1000  # times eps of a row's largest element: the rounding of sums in the backward pass
+# the ratio of two sums of positive terms is an integer to this accuracy, or off by about one
+INTEGER_TOLERANCE = 1e-6
+ROW_SUM_EPS = (
+    1000  # times eps of a row's largest element: the rounding of sums in the backward pass
+)
 LOOKUPS = ("embedding", "_embedding_bag")
 BY_FREQUENCY = "scale_grad_by_freq"
-ROUNDING = 10**6  # times eps of the largest element: cancellation in the norms of many layers
-BLOCK = 2**16  # elements whose owners are computed together, in the cache of a core
+CANCELLATION_EPS = (
+    10**6
+)  # times eps of the largest element: cancellation in the norms of many layers
+BLOCK_ELEMENTS = 2**16  # elements whose owners are computed together, in the cache of a core
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +60,7 @@ class Owners:
     @cached_property
     def digest(self) -> bytes:
         """Equal digests give every element to the same example, on the same device."""
-        layout = [(each.shape, each.stride(), each.device) for each in self.of_uses]
+        layout = [(owner.shape, owner.stride(), owner.device) for owner in self.of_uses]
         return digest(map(shown_once, self.of_uses), repr((layout, sorted(self.constants))))
 
 
@@ -68,15 +73,16 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
     tables = {name: tape.reached([slot]) for slot, name in tape.weights.items() if name in trained}
     for entry in tape.entries:
         place = (
-            [each.name for each in entry.op._schema.arguments].index(BY_FREQUENCY)
+            [argument.name for argument in entry.op._schema.arguments].index(BY_FREQUENCY)
             if entry.name in LOOKUPS
             else 0
         )
         if place and any(entry.args[place : place + 1]):
             for name in (name for name, made in tables.items() if entry.args[0] in made):
                 raise Mistake(
-                    f"the gradient of '{name}' is divided by how often a batch has each row (scale_grad_by_freq=True): "
-                    "that of an example depends on the others, and is not a derivative; build its layer without that"
+                    f"the gradient of '{name}' is divided by how often a batch has each row "
+                    "(scale_grad_by_freq=True): that of an example depends on the others, and is "
+                    "not a derivative; build its layer without that"
                 )
     # Constants that are multiplied with weights
     weights = Trained(tape, trained).slots
@@ -158,7 +164,7 @@ def hold_at(
         if u.dim() and u.numel():  # compare by row: a row may be far smaller than others
             missed = missed.amax(-1)
             largest = largest.amax(-1)
-        if not bool((missed <= SUMS * eps * largest).all()):  # nan fails too
+        if not bool((missed <= ROW_SUM_EPS * eps * largest).all()):  # nan fails too
             return False
     return True
 
@@ -170,8 +176,8 @@ def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tenso
     ratios = numbers.view(-1)
     above = above.reshape(-1)
     below = below.reshape(-1)
-    for start in range(0, len(ratios), BLOCK):
-        block = slice(start, start + BLOCK)
+    for start in range(0, len(ratios), BLOCK_ELEMENTS):
+        block = slice(start, start + BLOCK_ELEMENTS)
         ratios[block] = whole_ratio(above[block], below[block], rounding)
     return numbers.sub_(1)
 
@@ -182,7 +188,7 @@ def owner_of_rows(
     """Return one integer for each row, shared by all its elements that reach an output."""
     numbers = above.new_empty(len(above))
     rounding = rounding_of(above, below)
-    count = max(1, BLOCK // max(1, above.shape[1]))
+    count = max(1, BLOCK_ELEMENTS // max(1, above.shape[1]))
     for start in range(0, len(above), count):
         rows = slice(start, start + count)
         ratios = whole_ratio(above[rows], below[rows], rounding)
@@ -200,7 +206,7 @@ def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> flo
     ]
     if not all(map(isfinite, largest)):
         raise NoRule("numbers overflow in the check of which example owns which element")
-    return ROUNDING * torch.finfo(above.dtype).eps * largest[0]
+    return CANCELLATION_EPS * torch.finfo(above.dtype).eps * largest[0]
 
 
 def whole_ratio(
@@ -209,7 +215,9 @@ def whole_ratio(
     """Return above/below, which must be an integer, and 0 for an element that reaches no output."""
     ratio = (above / below).round_().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
     missed = torch.addcmul(above, ratio, below, value=-1).abs_()
-    if (missed > ratio.clamp(min=1).mul_(below).abs_().mul_(WHOLE).add_(rounding)).any():
+    if (
+        missed > ratio.clamp(min=1).mul_(below).abs_().mul_(INTEGER_TOLERANCE).add_(rounding)
+    ).any():
         raise Mistake(COUPLED)
     return ratio
 

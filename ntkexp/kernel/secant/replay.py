@@ -138,8 +138,12 @@ class Replay:
                     entry.results, choice if all(is_whole(v) for v, _ in ends) else reason
                 )
                 return
-            found = rule(Call(chord, entry))
-            results = (found, *[None] * (len(ends) - 1)) if isinstance(found, Tensor) else found
+            difference = rule(Call(chord, entry))
+            results = (
+                (difference, *[None] * (len(ends) - 1))
+                if isinstance(difference, Tensor)
+                else difference
+            )
             pairs = list(zip(entry.results, results, ends, strict=True))
         except NoRule as error:
             self.unknown |= dict.fromkeys(entry.results, f"{error.reason} (at {entry.op})")

@@ -69,7 +69,8 @@ def point(weights: Weights) -> Segment:
 
 
 ALL = slice(None)
-MULTIPLE = 1000  # the tests' networks stay below 100; their terms are some ten times larger than their outputs
+# the tests' networks stay below 100; their terms are some ten times larger than their outputs
+MULTIPLE = 1000
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ class View(NamedTuple):
         does not show.
         """
         whole = self.shows_once and prod(self.shape) == parameter.numel()
-        return (
-            parameter.new_empty(parameter.shape) if whole else parameter.new_zeros(parameter.shape)
-        )
+        if whole:
+            return parameter.new_empty(parameter.shape)
+        return parameter.new_zeros(parameter.shape)
 
     def turned(self) -> View:
         """Return the view of the transposed matrix, or of the same vector."""
@@ -158,11 +158,9 @@ class Trained:
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
         """Slots whose value depends on the inputs, or on a constant that counts as an input."""
-        return (
-            self.tape.reached({*self.tape.inputs, *self.constants})
-            if self.constants
-            else self.tape.from_inputs
-        )
+        if self.constants:
+            return self.tape.reached({*self.tape.inputs, *self.constants})
+        return self.tape.from_inputs
 
     @cached_property
     def homes(self) -> dict[int, Slot]:

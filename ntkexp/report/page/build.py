@@ -1,13 +1,14 @@
-"""The page as one file: styles, script and pictures are in it, and its policy forbids to load or run anything else;
-and the same in Markdown.
+"""HTML pages of runs, claims and explanations, and the same tables in Markdown.
 
-    outputs/report/index.html           the page
-    outputs/report/<sweep>.<picture>.*  its pictures of sweeps, and their numbers
+A page is one file that contains styles, script and pictures. Its policy forbids to load or run anything else.
+
+    outputs/report/index.html           the page of runs
+    outputs/report/<sweep>.<picture>.*  the pictures of sweeps, and their numbers
     outputs/report/runs.csv             the table of all runs
-    outputs/report/claims.html          the page of claims, if any was judged
-    outputs/report/explain-<run>.html   what made a run's outputs, and what would change them, where that was asked for
+    outputs/report/claims.html          the page of claims
+    outputs/report/explain-<run>.html   the explanations of a run (`ntkexp explain --page`)
 
-A template is filled with views: what the page shows of a run, a sweep, a point or a claim, by the template's names.
+Each template is filled with views: dictionaries with the content of a run, a sweep, a query or a claim.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, count
 from pathlib import Path
 from typing import TypeAlias
 
@@ -86,27 +86,24 @@ from ntkexp.text import listed, short
 
 HERE = Path(__file__).parent
 CLAIMS = "claims.html"
-PER_PAGE = 25
-"""Rows that a table shows at once."""
-MOST = 8
-"""Training texts that are shown whole."""
-EXPLAINED, POINTS = 4, 3
-"""Runs of a page that are explained, and the points of each."""
-EXAMPLES, NUMBERS = 2000, 2**26
-"""Of a run with more training examples, or with contributions of more numbers, nothing is explained on its page."""
+ROWS_AT_ONCE = 25  # of a table
+SHOWN_TEXTS = 8  # training texts that are shown in full
+EXPLAINED_RUNS = 4  # of a page
+EXPLAINED_QUERIES = 3  # of a run
+MAX_EXPLAINED_EXAMPLES = 2000  # training examples of an explained run
+MAX_EXPLAINED_NUMBERS = 2**26  # contributions of an explained run
 
 View: TypeAlias = dict[str, object]
 
 
 def write(material: Material, folder: Path, command: str) -> Path:
-    """Write the page and the files beside it; the page's path is given back."""
+    """Write the page of runs, and the files of its tables and pictures. Return the path of the page."""
     make_folder(folder)
     for analysis in material.analyses:
         save(analysis, folder)
     write_atomically(folder / "runs.csv", format_csv(combined(material.runs)))
-    first = (
-        None if material.analyses else strip(material.runs)
-    )  # where there is no sweep to begin with
+    # a page without sweeps begins with a picture of all runs
+    first = None if material.analyses else strip(material.runs)
     names = anchors(material.runs)
     caption = "Every run, with all settings that differ, and its relative errors"
     links = [f"#{name}" for name in names.values()]
@@ -133,7 +130,7 @@ def write_claims(
     command: str,
     attempts: Mapping[str, Sequence[RegisterEntry]] | None = None,
 ) -> Path:
-    """Write the page of claims beside that of runs, with all attempts at each that are registered; give its path."""
+    """Write the page of claims with all their registered versions. Return its path."""
     make_folder(folder)
     attempts = attempts or {}
     caption = "Claims, with 95 % intervals over seeds; stands: by Holm's correction over all of their size, at 5 %"
@@ -144,7 +141,7 @@ def write_claims(
         summary=claims_summary(records, len(attempts)),
         rule=RULE,
         overview=format_html(
-            tabulate_claims(records, len(attempts)).select(*OF_A_CLAIM), "claims", caption, links
+            tabulate_claims(records, len(attempts)).select(*CLAIM_COLUMNS), "claims", caption, links
         ),
         claims=[claim_view(record, folder, attempts.get(record.name, ())) for record in records],
     )
@@ -159,22 +156,21 @@ def write_explanations(
     page: Path,
     command: str,
 ) -> Path:
-    """Write the page of a run's explanations; its path is given back."""
-    known, check, picture = known_effects(run), "", None
-    if (
-        known is not None and known.check is not None and known.agreement is not None
-    ):  # whether effects came true
-        check, picture = (
-            known.agreement.sentence,
-            show(examples.checked(known.check, known.agreement), "check"),
-        )
+    """Write the page of a run's explanations. Return its path."""
+    # the agreement of predicted effects with trainings
+    check = ""
+    picture = None
+    known = known_effects(run)
+    if known is not None and known.check is not None and known.agreement is not None:
+        check = known.agreement.sentence
+        picture = show(examples.checked(known.check, known.agreement), "check")
     entries = {entry.number: entry for entry in removed}
     text = fill(
         "explain.html",
         command,
         run=run.name,
         outcome=run.outcome,
-        tasks=[forgetting_sentence(each) for each in forgettings(run)],
+        tasks=[forgetting_sentence(forgetting) for forgetting in forgettings(run)],
         points=[
             point_view(explanation, entries.get(explanation.number)) for explanation in explanations
         ],
@@ -187,7 +183,7 @@ def write_explanations(
 
 
 def fill(template: str, command: str, **content: object) -> str:
-    """Fill a template, with what all pages have."""
+    """Fill a template with its content and the common parts of all pages."""
     script = (HERE / "script.js").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -200,12 +196,12 @@ def fill(template: str, command: str, **content: object) -> str:
         style=(HERE / "style.css").read_text(encoding="utf-8"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        per_page=PER_PAGE,
+        per_page=ROWS_AT_ONCE,
     )
 
 
 def markdown(material: Material) -> str:
-    """Write the same sentences and tables in Markdown, for a paper or a terminal."""
+    """Return the sentences and tables of the page of runs in Markdown."""
     parts = [f"# {escaped(what_was_run(material))}", escaped(what_came_out(material.runs))]
     for analysis in material.analyses:
         parts.append(f"## {escaped(analysis.sweep.name)}")
@@ -213,105 +209,101 @@ def markdown(material: Material) -> str:
             parts.append(escaped(summary(analysis.laws, analysis.draws)))
             parts.append(format_markdown(table_of_frame(tabulate_fits(analysis))))
         parts.append(format_markdown(table_of_frame(tabulate_points(analysis))))
-    return (
-        "\n\n".join(
-            [*parts, "## All runs", format_markdown(table_of_frame(combined(material.runs)))]
-        )
-        + "\n"
-    )
+    parts += ["## All runs", format_markdown(table_of_frame(combined(material.runs)))]
+    return "\n\n".join(parts) + "\n"
 
 
-# --- Runs: each by itself, with pictures of as many as there is room for.
+# --- Single runs.
 
 
-ROOM = 4_000_000
-"""Bytes for pictures of single runs; what does not fit is linked to."""
+MAX_PICTURE_BYTES = 4_000_000  # of single runs; pictures of further runs are linked
 
 
 def anchors(runs: Sequence[Run]) -> dict[Path, str]:
-    """What each run is called in links; of namesakes from several places, the later ones are numbered."""
-    taken: dict[str, Path] = {}
+    """Return the anchor of each run. Runs with the same name in other folders are numbered."""
+    paths: dict[str, Path] = {}
     for run in runs:
-        plain = f"run-{slug(run.name)}"
-        taken[
-            next(
-                name
-                for name in chain([plain], (f"{plain}-{k}" for k in count(2)))
-                if name not in taken
-            )
-        ] = run.path
-    return {path: name for name, path in taken.items()}
+        name = first_name = f"run-{slug(run.name)}"
+        number = 2
+        while name in paths:
+            name = f"{first_name}-{number}"
+            number += 1
+        paths[name] = run.path
+    return {path: name for name, path in paths.items()}
 
 
 def group_table(number: int, group: RunGroup, names: Mapping[Path, str]) -> PageTable:
-    """Show runs that are alike in a table as wide as the window, each by what sets it apart, errors first."""
-    table, splits = group.table, group.table["split"].unique()
-    if len(splits) == 1:  # said once
+    """Return the table of a group of runs, with errors first, and the settings that distinguish each run."""
+    table = group.table
+    splits = table["split"].unique()
+    where = ""
+    if len(splits) == 1:  # the caption names the only split
         table = table.drop(columns="split")
-    where = f" on {splits[0]}" if len(splits) == 1 else ""
+        where = f" on {splits[0]}"
     caption = f"{group.title}{': ' if group.title else ''}relative errors{where}, by what sets a run apart"
     links = [f"#{names[run.path]}" for run in group.runs]
     return format_html(table_of_frame(table), f"runs-{number}", caption, links)
 
 
 def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[View]:
-    """Show every run; pictures of those that stand for a point come first, as long as there is room."""
-    first: dict[tuple[object, ...], Run] = {}  # seed of every point of a sweep
+    """Return the views of all runs. The first run of each point of a sweep comes first in line for pictures."""
+    first_runs: dict[tuple[object, ...], Run] = {}
     for analysis in material.analyses:
         for row in analysis.sweep.runs:
             if row.folder in material.by_folder:
-                first.setdefault((analysis.sweep.name, *row.point), material.by_folder[row.folder])
-    left, figures, points = ROOM, dict[Path, tuple[Shown, ...]](), dict[Path, list[View]]()
-    for run in {run.path: run for run in [*first.values(), *material.runs]}.values():
-        if sum(path.stat().st_size for path in drawings_of(run)) <= left:
+                point = (analysis.sweep.name, *row.point)
+                first_runs.setdefault(point, material.by_folder[row.folder])
+    free_bytes = MAX_PICTURE_BYTES
+    figures = dict[Path, tuple[Shown, ...]]()
+    points = dict[Path, list[View]]()
+    for run in {run.path: run for run in [*first_runs.values(), *material.runs]}.values():
+        if sum(path.stat().st_size for path in drawings_of(run)) <= free_bytes:
             figures[run.path] = tuple(pictures_of_run(run, names[run.path], folder))
-            left -= sum(len(shown.svg) for shown in figures[run.path])
-        if len(points) < EXPLAINED:
+            free_bytes -= sum(len(shown.svg) for shown in figures[run.path])
+        if len(points) < EXPLAINED_RUNS:
             points[run.path] = points_of_run(run, names[run.path])
 
     configs = {run.path: flatten_config(run.config) for run in material.runs}
     keys = differing(list(configs.values()))
-    return [
-        run_view(run, names[run.path], folder)
-        | {
-            "differences": [
-                (key, configs[run.path][key]) for key in keys if key in configs[run.path]
-            ],
-            "figures": figures.get(run.path, ()),
-            "points": points.get(run.path, ()),
-        }
-        for run in material.runs
-    ]
+    views = []
+    for run in material.runs:
+        config = configs[run.path]
+        view = run_view(run, names[run.path], folder)
+        view["differences"] = [(key, config[key]) for key in keys if key in config]
+        view["figures"] = figures.get(run.path, ())
+        view["points"] = points.get(run.path, ())
+        views.append(view)
+    return views
 
 
 def points_of_run(run: Run, anchor: str) -> list[View]:
-    """Explain the points that a finished run misses most, if its parts are known and their table is no long one."""
+    """Explain the queries with the largest errors, if the run is finished and not too large."""
     if not run.finished or run.diverged:
         return []
     try:
-        rule, split = explained_rule(run.rules), main_split(run.ladder)
-        if (
-            rule is None
-            or run.contributions.sizes["example"] > EXAMPLES
-            or run.parts(rule).size > NUMBERS
-        ):
+        rule = explained_rule(run.rules)
+        if rule is None or run.contributions.sizes["example"] > MAX_EXPLAINED_EXAMPLES:
             return []
-        explanations = explain(run, split, worst_points(run, split, POINTS))
-    except (Mistake, OSError):  # no contributions were written, or they are not as they were
+        if run.parts(rule).size > MAX_EXPLAINED_NUMBERS:
+            return []
+        split = main_split(run.ladder)
+        explanations = explain(run, split, worst_points(run, split, EXPLAINED_QUERIES))
+    except (Mistake, OSError):  # contributions are missing or damaged
         return []
-    return [point_view(each, None, f"{anchor}-", rows=PER_PAGE) for each in explanations]
+    return [
+        point_view(explanation, None, f"{anchor}-", rows=ROWS_AT_ONCE)
+        for explanation in explanations
+    ]
 
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
     seconds = dict[str, float]()
-    with suppress(Mistake):  # the clock is no result, and no file seals it
+    with suppress(Mistake):  # timings are no results, and no file seals them
         seconds = of_machines(read_timings(run.path / "timings.csv"))
     ladder = tabulate_ladder(run.ladder, seconds)
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
-    figures = sorted(path.name for path in drawings_of(run))
-    there = [name for name in names if (run.path / name).is_file()] + [
-        f"plots/{name}" for name in figures
-    ]
+    files = [name for name in names if (run.path / name).is_file()]
+    files += [f"plots/{name}" for name in sorted(path.name for path in drawings_of(run))]
     return {
         "anchor": anchor,
         "name": run.name,
@@ -323,15 +315,16 @@ def run_view(run: Run, anchor: str, folder: Path) -> View:
             ladder, f"ladder-of-{anchor}", f"The ladder of {run.name}: relative errors"
         ),
         "notes": ladder_notes(run.ladder),
-        "files": [(name, link(run.path / name, folder)) for name in there],
+        "files": [(name, link(run.path / name, folder)) for name in files],
     }
 
 
-# --- A sweep: its pictures, its laws and the means at its points.
+# --- Sweeps: pictures, laws and means.
 
 
 def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
-    sweep, name = analysis.sweep, slug(analysis.sweep.name)
+    sweep = analysis.sweep
+    name = slug(sweep.name)
     laws = f"Power laws, with 95 % intervals over seeds, {analysis.draws}"
     means = f"Means over seeds, {analysis.draws}, with 95 % intervals"
     pictures = exhibition(analysis, material.by_folder)
@@ -358,22 +351,26 @@ def sweep_view(analysis: Analysis, material: Material, folder: Path) -> View:
     }
 
 
-# --- A point that is explained: what made its output, what would change it, what a removal did.
+# --- Explained queries: the parts of the output, leave-out effects, and removals.
 
 
 def point_view(
     explanation: Explanation, entry: LedgerEntry | None, prefix: str = "", rows: int | None = None
 ) -> View:
-    """Show one point: what its output is, all training examples or the first `rows`, and what a removal changed, if
-    there was one. Names on the page begin with the prefix."""
-    name, point = f"{explanation.split} {explanation.number}", explanation.point
+    """Return the view of one query, with all training examples or the first `rows`, and the removal, if any.
+
+    Anchors on the page begin with the prefix.
+    """
+    point = explanation.point
+    name = f"{explanation.split} {explanation.number}"
     anchor = prefix + slug(name.replace(" ", "-"))
-    pieces, phase = tabulate_pieces(explanation), ["phase"] if point.phase is not None else []
+    pieces = tabulate_pieces(explanation)
     pieces = replace(pieces, rows=(*pieces.rows, ("output", explanation.prediction)))
     caption = "All training examples"
-    parts = tabulate_examples(explanation).select(
-        "example", "holds", *phase, "added", "if left out", "half by"
-    )
+    columns = ["example", "holds", "added", "if left out", "half by"]
+    if point.phase is not None:
+        columns.insert(2, "phase")
+    parts = tabulate_examples(explanation).select(*columns)
     if rows is not None and len(parts.rows) > rows:
         parts = replace(parts, rows=parts.rows[:rows])
         caption = f"The {rows} training examples that added or took most"
@@ -391,7 +388,7 @@ def point_view(
 
 
 def components_view(explanation: Explanation, anchor: str) -> PageTable | None:
-    """Show through which components the output came, where they are known."""
+    """Return the table of components, if the run has components."""
     if not explanation.components:
         return None
     table = tabulate_components(explanation.components)
@@ -399,19 +396,20 @@ def components_view(explanation: Explanation, anchor: str) -> PageTable | None:
 
 
 def texts_view(explanation: Explanation) -> list[tuple[str, list[ShadedToken]]]:
-    """Show the training texts that added or took most, shaded by their positions, where they are known."""
-    most = [part.example.index for part in explanation.parts[:MOST]]
-    return shaded_texts(explanation.positions, most) if explanation.positions else []
+    """Return the training texts with the largest contributions, shaded by position, if the run has positions."""
+    texts = [part.example.index for part in explanation.parts[:SHOWN_TEXTS]]
+    return shaded_texts(explanation.positions, texts) if explanation.positions else []
 
 
 def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) -> Iterator[Picture]:
-    """Draw a point beside its examples, both answers as bars, when it came, and how a removal splits."""
+    """Yield the pictures of a query: its examples, contributions and effects, time, components, removal."""
     added = tabulate_examples(explanation).select("index", "name", "added")
     with house_style():
         numbers = pd.DataFrame(added.rows, columns=["example", "holds", "added"])
         yield Picture("examples", examples.draw([examples.row(explanation)]), numbers)
     yield examples.picture_beside(explanation)
-    if (moved := explanation.movement) is not None:
+    moved = explanation.movement
+    if moved is not None:
         yield examples.when(moved.by_step, "When training moved this output", moved.last_step)
     if explanation.components:
         yield examples.through(explanation)
@@ -422,43 +420,38 @@ def explanation_pictures(explanation: Explanation, entry: LedgerEntry | None) ->
 
 
 def removal_sentence(entry: LedgerEntry) -> str:
-    """Say what leaving a group out was predicted to change, and changed."""
-    several = (
-        f", by the sum of {len(entry.places)} effects, which do not add"
-        if len(entry.places) > 1
-        else ""
-    )
-    predicted = (
-        ""
-        if entry.predicted is None
-        else f" (predicted: {short(entry.before + entry.predicted)}{several})"
-    )
+    """Return a sentence about the predicted and the actual change of a removal."""
+    group = len(entry.places)
+    predicted = ""
+    if entry.predicted is not None:
+        several = f", by the sum of {group} effects, which do not add" if group > 1 else ""
+        predicted = f" (predicted: {short(entry.before + entry.predicted)}{several})"
     return (
-        f"Trained again without {len(entry.places)} of the examples, the output is "
+        f"Trained again without {group} of the examples, the output is "
         f"{short(entry.before + entry.actual)} instead of {short(entry.before)}{predicted}."
     )
 
 
-# --- A claim: its picture, its looks and its command.
+# --- Claims: pictures, looks and commands.
 
 
-OF_A_CLAIM = (
-    *(
-        "claim",
-        "verdict",
-        "stands",
-        "figure",
-        "low",
-        "high",
-        "control",
-        "second look",
-        "CPU minutes",
-        "size",
-    ),
-    *("source", "expected", "digest"),
+CLAIM_COLUMNS = (
+    "claim",
+    "verdict",
+    "stands",
+    "figure",
+    "low",
+    "high",
+    "control",
+    "second look",
+    "CPU minutes",
+    "size",
+    "source",
+    "expected",
+    "digest",
 )
-OF_A_LOOK = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws", "expected")
-SPOKEN = {"main": "the claim", "second": "second look"}
+LOOK_COLUMNS = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws", "expected")
+LOOK_NAMES = {"main": "the claim", "second": "second look"}
 RULE = (
     "Each claim states beforehand what would support it. Supported: the whole 95 % interval over seeds lies in what "
     "was expected, in the claim's own look and in the second; not replicated: in its own alone; refuted: its own "
@@ -473,10 +466,11 @@ def claim_anchor(record: ClaimRecord) -> str:
 
 
 def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEntry] = ()) -> View:
-    anchor, exhibit = claim_anchor(record), read_exhibit(record.path)
-    # with its size, if that is not its own: no other on the page is called so
+    anchor = claim_anchor(record)
+    exhibit = read_exhibit(record.path)
+    # titles are unique on the page
     title = record.name if record.size == "default" else f"{record.name}, {record.size}"
-    looks = [(SPOKEN.get(name, name), look) for name, look in record.looks.items()]
+    looks = [(LOOK_NAMES.get(name, name), look) for name, look in record.looks.items()]
     rows = [
         (
             name,
@@ -491,11 +485,12 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
         for name, look in looks
     ]
     notes = [f"{name}: {look.note}." for name, look in looks if look.note]
-    notes += [
-        f"{SPOKEN[name]}: {sentence}." for name in SPOKEN if (sentence := outlook(record, name))
-    ]
+    for look, name in LOOK_NAMES.items():
+        sentence = outlook(record, look)
+        if sentence:
+            notes.append(f"{name}: {sentence}.")
 
-    picture: Shown | None = None  # if it is there, and is one
+    picture: Shown | None = None
     heading = f"{title}: {record.verdict}"
     try:
         drawing = inline((record.path / PICTURE).read_text(encoding="utf-8"), anchor, heading)
@@ -503,7 +498,7 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
             heading, drawing, link(record.path / "main.csv", folder), "main.csv", record.command
         )
     except (Mistake, OSError, UnicodeDecodeError):
-        pass
+        pass  # the picture is missing, or is no plain picture
 
     files = [*sorted(path.name for path in record.path.glob("*.csv")), VERDICT]
     return {
@@ -522,7 +517,7 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
             exhibit, anchor, f"{title}, by the protocol of {record.source}"
         ),
         "looks": format_html(
-            tabulate(OF_A_LOOK, rows, ("figure", "low", "high")),
+            tabulate(LOOK_COLUMNS, rows, ("figure", "low", "high")),
             f"looks-{anchor}",
             f"Looks at {title}",
         ),
@@ -533,7 +528,7 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
 
 
 def published_table(exhibit: Exhibit, anchor: str, caption: str) -> PageTable | None:
-    """The table that belongs to the picture, if there is one."""
+    """Return the table of the picture, if there is one."""
     if not exhibit.columns:
         return None
     columns = zip(exhibit.columns, zip(*exhibit.rows, strict=True), strict=False)
@@ -548,7 +543,7 @@ def published_table(exhibit: Exhibit, anchor: str, caption: str) -> PageTable | 
 
 
 def seeds(look: Judgement) -> str:
-    """Spell seeds as a range where they are one.
+    """Spell seeds, as a range if possible.
 
     >>> from types import SimpleNamespace
     >>> seeds(SimpleNamespace(seeds=(0, 1, 2))), seeds(SimpleNamespace(seeds=(0, 7)))

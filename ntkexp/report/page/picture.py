@@ -1,9 +1,7 @@
-"""The pictures of a page: each a plain SVG inline, with the file of its numbers.
+"""The pictures of a page: inline SVG with links to their numbers.
 
-Whether an SVG is a plain picture: elements, attributes and values that plots are drawn with, and nothing else.
-
-A run folder may come from anywhere, and the page shows its pictures as a part of itself. What is not listed here is
-refused: scripts, links, forms, a base for other links, what acts by itself, and whatever is to be loaded.
+A run folder may come from anywhere, and its pictures become part of the page. So only the elements, attributes and
+values are allowed that plots consist of. Scripts, links, forms, animations and references to other files are rejected.
 
 >>> refuse_other('<svg><g id="a"><path d="M 0 1" style="fill: #ff0000; clip-path: url(#a)"/></g></svg>')
 >>> refuse_other("<svg><a href='https://elsewhere'/></svg>")
@@ -44,7 +42,7 @@ GEOMETRY = (
     *("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "rx", "ry"),
     *("d", "points", "transform", "width", "height"),
 )
-SAID = (
+PRESENTATION = (
     "viewBox",
     "version",
     "preserveAspectRatio",
@@ -54,7 +52,7 @@ SAID = (
     "fill",
     "stroke",
 )
-ATTRIBUTES = {name: re.compile(NUMBERS, re.I | re.S) for name in (*GEOMETRY, *SAID)} | {
+ATTRIBUTES = {name: re.compile(NUMBERS, re.I | re.S) for name in (*GEOMETRY, *PRESENTATION)} | {
     "id": re.compile(r"[\w.-]+"),
     "style": re.compile(STYLE),
     "clip-path": re.compile(REFERENCE),
@@ -63,15 +61,13 @@ ATTRIBUTES = {name: re.compile(NUMBERS, re.I | re.S) for name in (*GEOMETRY, *SA
     "xmlns": re.compile(r"http://www\.w3\.org/2000/svg"),
     "xmlns:xlink": re.compile(r"http://www\.w3\.org/1999/xlink"),
 }
-"""Each attribute with the values that it may have."""
+"""The allowed values of each attribute."""
 
 PIXELS = re.compile(r"data:image/png;base64,[\w+/=\s]*")
 
 
 def refuse_other(svg: str) -> None:
-    """Refuse text that is not well-formed or has a part that is not listed; nothing is expanded, since nothing can be
-    declared.
-    """
+    """Raise if an SVG is not well-formed, or has an element, attribute or declaration that is not allowed."""
 
     def refuse_element(name: str, attributes: dict[str, str]) -> None:
         if name not in ELEMENTS:
@@ -92,10 +88,7 @@ def refuse_other(svg: str) -> None:
         raise Mistake(f"it is not a plain picture: it has what no XML has, {reason}") from None
 
 
-# --- A picture's SVG as a part of the page: names that no other picture uses, the page's colours, its text still
-# text.
-#
-# What is not a plain picture, such as one with a script in it, is refused (`report.page.picture`).
+# --- SVG inside a page: unique ids, the colours of the page, and text that stays text.
 
 
 DROPPED = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", re.S)
@@ -111,59 +104,61 @@ PALETTE = frozenset({
     *("000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00"),
     *("d55e00", "cc79a7", "66c5ab", "8a5f00", "f0c566", "b3a800", "999999", "666666"),
 })  # fmt: skip
-"""Colours that have a counterpart on a dark page: style.css names them."""
+"""Colours for which style.css defines a counterpart on dark pages."""
 
 
 def inline(svg: str, prefix: str, title: str) -> Markup:
-    """Put the picture inline, with its title for those who cannot see it."""
-    start, end = svg.find("<svg"), svg.rfind("</svg>")
+    """Return an SVG as an element of a page, with a title for screen readers. Raise if it is no plain picture."""
+    start = svg.find("<svg")
+    end = svg.rfind("</svg>")
     if start < 0 or end < 0 or svg.count("<svg") > 1:
         raise Mistake("it is not a plain picture: it has no single <svg>")
     text = DROPPED.sub("", svg[start : end + len("</svg>")])
     refuse_other(text)
-    # Names that something refers to get the prefix, and others go
+    # referenced ids get the prefix, other ids are removed
     referred = set(REFERRED.findall(text))
-    text = NAMED.sub(
-        lambda match: f' id="{prefix}-{match[1]}"' if match[1] in referred else "", text
-    )
+
+    def prefixed(match: re.Match[str]) -> str:
+        return f' id="{prefix}-{match[1]}"' if match[1] in referred else ""
+
+    text = NAMED.sub(prefixed, text)
     text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
-    # The page's colours and letters, and coordinates to a hundredth of a point
+    # colours and font of the page, and coordinates to a hundredth of a point
     text = STYLED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")
     text = LONG.sub(lambda match: DIGITS.sub(r"\1", match[0]), text)
-    # As wide as there is room, up to four thirds of its size in print
+    # as wide as the page allows, up to four thirds of the size in print
     head, _, body = text.partition(">")
     width = re.search(r'width="([\d.]+)pt"', head)
     points = float(width[1]) if width else 480.0
     head = re.sub(r' (width|height)="[^"]*"', "", head)
-    kind, room = f"plot{' wide' * (points > 300)}", f"max-width: {points * 1.5:.0f}px"
+    css_class = "plot wide" if points > 300 else "plot"
+    style = f"max-width: {points * 1.5:.0f}px"
+    label = escape(title)
     return Markup(
-        f'{head} role="img" aria-label="{escape(title)}" class="{kind}" style="{room}">{body}'
+        f'{head} role="img" aria-label="{label}" class="{css_class}" style="{style}">{body}'
     )
 
 
 def themed(match: re.Match[str]) -> str:
-    """Call colours of the palette by their names on the page; others, of a scale, are mixed so that letters and lines
-    stand out from it.
-    """
-    written = "font-size" in match[0]
+    """Replace colours of the palette by variables of the page. Mix other colours so that text and lines are visible."""
+    is_text = "font-size" in match[0]
 
     def on_page(colour: re.Match[str]) -> str:
-        use, code = colour[1], colour[2]
+        use = colour[1]
+        code = colour[2]
         if code in PALETTE:
             return f"{use}: var(--c{code}, #{code})"
-        if written:
+        if is_text:
             return f"{use}: color-mix(in srgb, #{code}, var(--c000000) 60%)"
-        return (
-            f"{use}: color-mix(in srgb, #{code}, #fff var(--lift))"
-            if use == "stroke"
-            else f"{use}: #{code}"
-        )
+        if use == "stroke":
+            return f"{use}: color-mix(in srgb, #{code}, #fff var(--lift))"
+        return f"{use}: #{code}"
 
     return COLOURED.sub(on_page, match[0])
 
 
 def slug(name: str) -> str:
-    """Make a name that can be an anchor.
+    """Return a name as an anchor.
 
     >>> slug("mlp-w512 <b>")
     'mlp-w512--b-'
@@ -171,7 +166,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w-]", "-", name)
 
 
-# --- The pictures of a page: each inline, with the file of its numbers and the command that made it.
+# --- The pictures of a page, each with its numbers and its command.
 
 
 SOURCES = {
@@ -180,7 +175,7 @@ SOURCES = {
     "spectrum": "metrics.csv",
     "time_profile": "metrics.csv",
 }
-"""Where the numbers of a picture lie in a run whose pictures have no tables of their own."""
+"""The file of the numbers of a picture, if the picture has no CSV file."""
 
 
 @dataclass(frozen=True)
@@ -193,12 +188,10 @@ class Shown:
 
 
 def show(picture: Picture, prefix: str, command: str = "", folder: Path | None = None) -> Shown:
-    """Show a picture that was drawn for the page; it and its numbers are kept in a folder too, if one is given."""
-    drawing, numbers, name = (
-        svg(picture.figure),
-        format_csv(picture.table),
-        f"{prefix}.{picture.name}",
-    )
+    """Return a picture for a page. Write it and its numbers into a folder, if one is given."""
+    name = f"{prefix}.{picture.name}"
+    drawing = svg(picture.figure)
+    numbers = format_csv(picture.table)
     if folder is not None:
         write_atomically(folder / f"{name}.svg", drawing)
         write_atomically(folder / f"{name}.csv", numbers)
@@ -208,12 +201,13 @@ def show(picture: Picture, prefix: str, command: str = "", folder: Path | None =
 
 
 def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
-    """Show the pictures that the run drew of itself, in the order of interest; one that is none is passed over."""
+    """Yield the pictures in a run folder, the comparison of kernel machines first. Skip files that are no pictures."""
     command = command_of(run)
     for path in sorted(drawings_of(run), key=lambda path: (path.stem != "ladder", path.stem)):
         title = f"{path.stem.replace('_', ' ')} of {run.name}"
-        own = path.with_suffix(".csv")
-        numbers = own if own.is_file() else run.path / SOURCES.get(path.stem, "results.csv")
+        numbers = path.with_suffix(".csv")
+        if not numbers.is_file():
+            numbers = run.path / SOURCES.get(path.stem, "results.csv")
         try:
             drawing = inline(path.read_text(encoding="utf-8"), slug(f"{anchor}-{path.stem}"), title)
         except (Mistake, OSError, UnicodeDecodeError):
@@ -222,12 +216,12 @@ def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
 
 
 def drawings_of(run: Run) -> list[Path]:
-    """Find the files of the pictures that the run drew of itself; a pipe or a link to nothing is none."""
+    """Return the picture files in a run folder."""
     return [path for path in (run.path / "plots").glob("*.svg") if path.is_file()]
 
 
 def link(path: Path, folder: Path) -> str:
-    """Link a file from the page's folder by a path, whatever address its name looks like."""
+    """Return the relative link from a page's folder to a file."""
     return quote(Path(os.path.relpath(path.absolute(), folder.absolute())).as_posix())
 
 

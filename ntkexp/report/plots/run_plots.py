@@ -1,6 +1,4 @@
-"""The pictures of a run, of a sweep, of many runs and of an ensemble, as SVG to look at and CSV for the next plot: the
-same bytes each time.
-"""
+"""The pictures of a run, of a sweep, of many runs and of an ensemble, as SVG and CSV with reproducible bytes."""
 
 from __future__ import annotations
 
@@ -43,26 +41,25 @@ Draw: TypeAlias = Callable[[Run], Figure | None]
 
 
 def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
-    """Draw what the files in `together` make of a sweep, those with laws first."""
+    """Yield the pictures of a sweep by the modules in `together`, the power laws first."""
     with house_style():
         for name in sorted(module_names(together), key=lambda name: name != "laws"):
-            for suffix, figure, table in import_module(f"{together.__name__}.{name}").draw(
-                analysis, runs
-            ):
+            module = import_module(f"{together.__name__}.{name}")
+            for suffix, figure, table in module.draw(analysis, runs):
                 yield Picture(f"{name}{suffix}", figure, table)
 
 
 def gallery() -> Iterator[tuple[str, Draw]]:
-    """The name of each picture of a run and the function that draws it: the files in `figures`."""
+    """Yield the name of each picture of a run and the function that draws it, by the modules in `figures`."""
     for name in module_names(figures):
         yield name, import_module(f"{figures.__name__}.{name}").draw
 
 
 @dataclass(frozen=True)
 class RunPlots:
-    """The pictures of a run by their names, each a function that gives the axes that it drew, such as `.ladder()`.
+    """The pictures of a run as methods that draw and return axes, such as `.ladder()`.
 
-    `axes.figure` is what a notebook shows, and what `savefig` writes.
+    A notebook shows `axes.figure`, and `axes.figure.savefig` writes it.
     """
 
     run: Run
@@ -90,20 +87,21 @@ def figure_of(run: Run, draw: Draw) -> Figure | None:
 
 
 def files_of(run: Run, name: str, draw: Draw) -> Iterator[tuple[str, str]]:
-    """The names and contents of the files of one picture: it, and the numbers in it, which its file gives too."""
-    if (figure := figure_of(run, draw)) is not None:
+    """Yield the names and contents of a picture and of its table."""
+    figure = figure_of(run, draw)
+    if figure is not None:
         yield f"{name}.svg", svg(figure)
         yield f"{name}.csv", format_csv(import_module(f"{figures.__name__}.{name}").table(run))
 
 
 def all_files_of(run: Run) -> Iterator[tuple[str, str]]:
-    """The names and contents of the files of every picture."""
+    """Yield the names and contents of the files of all pictures."""
     for name, draw in gallery():
         yield from files_of(run, name, draw)
 
 
 def save(run: Run, folder: Path) -> tuple[Path, ...]:
-    """Draw every picture that applies to the run; the files written are given back."""
+    """Write all pictures of a run into a folder. Return the files."""
     written = []
     for name, content in all_files_of(run):
         written.append(folder / name)
@@ -111,27 +109,23 @@ def save(run: Run, folder: Path) -> tuple[Path, ...]:
     return tuple(written)
 
 
-# --- How far are the kernel machines from the networks? A row a machine, a dot a run, a bar at the median of all
-# runs.
+# --- The errors of kernel machines over many runs: a row for each machine, a dot for each run, a bar at the median.
 #
-# What is not a number has no dot: it is counted beside the row.
+# Errors that are not finite have no dot. Their number is written at the end of the row.
 
 
 def strip(runs: Sequence[Run]) -> Picture | None:
-    """Draw the picture, if any machine was compared with any network."""
-    rows = {
-        (k, row.machine): (
-            *(run.name, row.machine, row.split, row.relative_error),
-            *(likeness(row) is Likeness.EXACT, row.control),
-        )
-        for k, run in enumerate(runs)
-        for row in run.ladder
-        if row.split == main_split(run.ladder) and row.relative_error is not None
-    }
+    """Return the picture, or None if no machine was compared."""
+    rows: dict[tuple[int, str], tuple[object, ...]] = {}
+    for k, run in enumerate(runs):
+        for row in run.ladder:
+            if row.split == main_split(run.ladder) and row.relative_error is not None:
+                is_exact = likeness(row) is Likeness.EXACT
+                numbers = (row.relative_error, is_exact, row.control)
+                rows[k, row.machine] = (run.name, row.machine, row.split, *numbers)
     columns = ["run", "machine", "split", "relative_error", "exact", "control"]
-    table = pd.DataFrame(
-        rows.values(), [k for k, _ in rows], columns
-    )  # by number: namesakes may lie in two places
+    # indexed by number, because two runs may have the same name
+    table = pd.DataFrame(rows.values(), [k for k, _ in rows], columns)
     if not np.isfinite(table["relative_error"].to_numpy(dtype=float)).any():
         return None
     with house_style():
@@ -139,11 +133,10 @@ def strip(runs: Sequence[Run]) -> Picture | None:
 
 
 def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
-    """Draw one row a machine, in the order of the ladder."""
+    """Draw a row for each machine."""
     names = list(dict.fromkeys(table["machine"]))
-    figure = Figure(
-        figsize=(NARROW if runs == 1 else WIDE, 0.9 + 0.19 * len(names)), layout="constrained"
-    )
+    size = (NARROW if runs == 1 else WIDE, 0.9 + 0.19 * len(names))
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     log_axis(axes, "x")
     for height, name in enumerate(names):
@@ -166,7 +159,7 @@ def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
 
 
 def errors_in_words(errors: pd.Series[float]) -> str:
-    """Spell the errors of a machine: one, or the median and the worst, and how many are no number.
+    """Spell the errors of a machine: one, or the median and the worst, and the number of infinite ones.
 
     >>> errors_in_words(pd.Series([1e-15])), errors_in_words(pd.Series([0.01, 0.02, 0.3, float("nan")]))
     ('1e-15', '0.02, worst 0.3; 1 not finite')

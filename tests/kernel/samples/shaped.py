@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fft, linalg
 from torch.nn import functional
 
-from ntkexp.kernel.secant.rules.complex_numbers import ALIKE
+from ntkexp.kernel.secant.rules.complex_numbers import SAME_FOR_COMPLEX
 from tests.kernel.samples.base import PLAIN, Sample, image, positive, square, volume, whole
 
 
@@ -381,6 +381,6 @@ OWN: dict[str, Sample] = {
     "where": lambda h, k: parts(torch.where(h > 0, number(h, k), 1j * h)),
 }
 COMPLEX_SAMPLES: dict[str, Sample] = {
-    **{name: partial(lifted, (PLAIN | ARRANGED)[name]) for name in ALIKE.split()},
+    **{name: partial(lifted, (PLAIN | ARRANGED)[name]) for name in SAME_FOR_COMPLEX.split()},
     **OWN,
 }

@@ -1,4 +1,6 @@
-"""How a difference passes each operation: a rule is one short function, found by the operation's ATen name."""
+"""How a difference passes each operation: a rule is one short function, found by the operation's
+ATen name.
+"""
 
 from ntkexp.kernel.secant.call import Rule
 from ntkexp.kernel.secant.rules.bilinear import BILINEAR
@@ -8,8 +10,16 @@ from ntkexp.kernel.secant.rules.complex_numbers import COMPLEX as COMPLEX
 from ntkexp.kernel.secant.rules.elementwise import ELEMENTWISE
 from ntkexp.kernel.secant.rules.linear import LINEAR, LOOKUP
 from ntkexp.kernel.secant.rules.linear_algebra import LINEAR_ALGEBRA
-from ntkexp.kernel.secant.rules.norm import NORM, SOFTMAX
+from ntkexp.kernel.secant.rules.norm import NORM_RULES, SOFTMAX
 
 RULES: dict[str, Rule] = (
-    LINEAR | LOOKUP | BILINEAR | ELEMENTWISE | SOFTMAX | CHOICE | BINARY | NORM | LINEAR_ALGEBRA
+    LINEAR
+    | LOOKUP
+    | BILINEAR
+    | ELEMENTWISE
+    | SOFTMAX
+    | CHOICE
+    | BINARY
+    | NORM_RULES
+    | LINEAR_ALGEBRA
 )

@@ -2,8 +2,8 @@
 
     Δ(AB) = ΔA·B̄ + Ā·ΔB        a bar is the mean over both ends
 
-It closes, for (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ − A₀B₀, whatever is bilinear. A product of weights
-with inputs is a use of the weights (call.py).
+This closes for everything bilinear: (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ − A₀B₀. A
+product of weights with inputs is a use of the weights (call.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from torch import Tensor
 from ntkexp.kernel.record.convolution import CONVOLVE_BACK, Window
 from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, fold, last, once, passed, total
 from ntkexp.kernel.secant.rules.elementwise import sigmoid
-
-# --- Products of numbers.
 
 
 def multiply(call: Call, left: Ends | float, right: Ends | float, shape: torch.Size) -> Tensor:
@@ -36,14 +34,16 @@ def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
     """Δ(x + c·g(a, b)) = Δx + c·Δg, for a product or a quotient g."""
     added, left, right = call.args
     shape = call.start.shape
-    terms = [] if added.delta is None else [call.delta(added, shape)]
+    terms = []
+    if added.delta is not None:
+        terms.append(call.delta(added, shape))
     if left.delta is not None or right.delta is not None:
         terms.append(call.given["value"] * of_two(call, left, right, shape))
     return total(terms, shape)
 
 
 def prod(call: Call) -> Tensor:
-    """The product of all elements, or along an axis: pair by pair, so that zeros among them do no harm."""
+    """The product of all elements, or along an axis, pair by pair. Zeros do no harm."""
 
     def pair(left: Ends, right: Ends) -> Ends:
         delta = multiply(call, left, right, left.start.shape)
@@ -56,32 +56,36 @@ def prod(call: Call) -> Tensor:
 
 
 def cumprod(call: Call) -> Tensor:
-    """Running products in rounds of doubling distance, pₙ ← pₙ₋ₖ pₙ, each by the product rule: zeros do no harm."""
+    """Running products in rounds of doubling distance, pₙ ← pₙ₋ₖ pₙ, each by the product rule:
+    zeros do no harm.
+    """
     value = call.wide(call.args[0])
     dim = call.given["dim"]
     if value.start.dim() == 0:
         return value.change
-    found = value.view(lambda v: v.movedim(dim, -1))
+    products = value.view(lambda v: v.movedim(dim, -1))
     distance = 1
-    length = found.start.shape[-1]
+    length = products.start.shape[-1]
     while distance < length:
-        early = found[..., : length - distance]
-        late = found[..., distance:]
+        early = products[..., : length - distance]
+        late = products[..., distance:]
         made = Ends(
             early.start * late.start,
             early.end * late.end,
             multiply(call, early, late, late.start.shape),
         )
-        first = found[..., :distance]
+        first = products[..., :distance]
         parts = (first.start, made.start), (first.end, made.end), (first.change, made.change)
         start, end, delta = (torch.cat(pair, -1) for pair in parts)
-        found = Ends(start, end, delta)
+        products = Ends(start, end, delta)
         distance *= 2
-    return found.change.movedim(-1, dim)
+    return products.change.movedim(-1, dim)
 
 
 def glu(call: Call) -> Tensor:
-    """Δ(a·s(b)) = Δa·s̄ + ā·Δs, with one half of the values for a, the other for b, and Δs = D_sigmoid Δb."""
+    """Δ(a·s(b)) = Δa·s̄ + ā·Δs, with one half of the values for a, the other for b, and Δs =
+    D_sigmoid Δb.
+    """
     value = call.wide(call.args[0])
     dim = call.given["dim"]
     left, right = (value.view(lambda v, k=k: v.chunk(2, dim)[k]) for k in (0, 1))  # type: ignore[misc]
@@ -95,16 +99,11 @@ def cross(call: Call) -> Tensor:
     left, right = call.args
     op = call.entry.op
     how = call.kwargs
-    terms = (
-        []
-        if left.delta is None
-        else [op(call.delta(left, call.start.shape), call.mean(right), **how)]
-    )
-    terms += (
-        []
-        if right.delta is None
-        else [op(call.mean(left), call.delta(right, call.start.shape), **how)]
-    )
+    terms = []
+    if left.delta is not None:
+        terms.append(op(call.delta(left, call.start.shape), call.mean(right), **how))
+    if right.delta is not None:
+        terms.append(op(call.mean(left), call.delta(right, call.start.shape), **how))
     return total(terms, call.start.shape)
 
 
@@ -119,7 +118,9 @@ def div(call: Call) -> Tensor:
 
 
 def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Size) -> Tensor:
-    """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁): the product rule for a and 1/b, whose slope is −1/(b₀b₁)."""
+    """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁): the product rule for a and 1/b, whose slope is
+    −1/(b₀b₁).
+    """
     if not isinstance(below, Ends) or below.delta is None:
         divisor = call.mean(below) if isinstance(below, Ends) else below
         assert isinstance(above, Ends)
@@ -136,7 +137,7 @@ def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Si
     return total(terms, shape)
 
 
-NUMBERS: dict[str, Rule] = {
+NUMBER_PRODUCTS: dict[str, Rule] = {
     "mul": lambda call: multiply(call, call.args[0], call.args[1], call.start.shape),
     "addcmul": partial(add_scaled, multiply),
     "div": div,
@@ -148,9 +149,6 @@ NUMBERS: dict[str, Rule] = {
 }
 
 
-# --- Products of matrices.
-
-
 def addmm(call: Call) -> Tensor:
     """β Δx + α (ΔA B̄ + Ā ΔB), for βx + αAB."""
     bias, left, right = call.args
@@ -160,14 +158,17 @@ def addmm(call: Call) -> Tensor:
 def terms_of(
     product: Callable[[Tensor, Tensor], Tensor], call: Call, left: Ends, right: Ends
 ) -> list[Tensor]:
-    """ΔA B̄ and Ā ΔB, those that there are."""
-    terms = [] if left.delta is None else [product(left.delta, call.mean(right))]
+    """ΔA B̄ and Ā ΔB, for factors that change."""
+    terms = []
+    if left.delta is not None:
+        terms.append(product(left.delta, call.mean(right)))
     return terms if right.delta is None else [*terms, product(call.mean(left), right.delta)]
 
 
 def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
-    """Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for batches; a weight among them is used batch by batch, and one copied along
-    the batch once."""
+    """Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for batches. A weight is used batch by batch, or once if it
+    was copied along the batch.
+    """
 
     def is_copied(value: Tensor) -> bool:
         return value.shape[0] == 1 or value.stride(0) == 0
@@ -192,7 +193,9 @@ def baddbmm(call: Call) -> Tensor:
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
     gain = call.given["alpha"]
     shift = call.given["beta"]
-    terms = [] if added.delta is None else [shift * call.delta(added, call.start.shape)]
+    terms = []
+    if added.delta is not None:
+        terms.append(shift * call.delta(added, call.start.shape))
     return total(
         terms + [gain * term for term in terms_of(torch.bmm, call, left, right)], call.start.shape
     )
@@ -228,27 +231,28 @@ MATRICES: dict[str, Rule] = {
 }
 
 
-# --- Convolutions, of any number of dimensions, stride, padding, dilation and groups. To its weights a convolution is a
-# product of matrices, a row of patches for every output position times the kernel: its uses are the positions.
+# Convolutions with any number of dimensions, stride, padding, dilation and groups. For its weights
+# a convolution is a product of matrices, a row of patches for every output position times the
+# kernel, so positions are its uses.
 
 
 def convolution(call: Call) -> Tensor:
     """Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
-    if x.delta is not None:  # on the way back all vectors are the images of one batch
+    if x.delta is not None:  # in the backward pass all vectors are images of one batch
         delta = call.delta(x)
         mean = call.mean(kernel)
         lead = 1 - delta.dim()
         shape = delta.shape[1:]
 
         def there(v: Tensor) -> Tensor:
-            found = torch.convolution(v.flatten(0, lead - 1), mean, None, *how)
-            return found.view(*v.shape[:lead], *found.shape[1:])
+            images = torch.convolution(v.flatten(0, lead - 1), mean, None, *how)
+            return images.view(*v.shape[:lead], *images.shape[1:])
 
         def back(w: Tensor) -> Tensor:
-            found: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, mean, *how)
-            return found.view(*w.shape[:lead], *shape)
+            images: Tensor = CONVOLVE_BACK(w.flatten(0, lead - 1), shape, mean, *how)
+            return images.view(*w.shape[:lead], *shape)
 
         nothing = call.start.shape if call.chord.pullback_only else None
         terms.append(passed(delta, there, once(back, -delta.dim()), nothing))
@@ -265,16 +269,18 @@ def convolution(call: Call) -> Tensor:
 
 
 def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]) -> Tensor:
-    """x̄ ∗ ΔW + Δb as a use of the weights: a product of patches with kernels, or one in every group."""
+    """x̄ ∗ ΔW + Δb as a use of the weights: a product of patches with kernels, or one in every
+    group.
+    """
     stride, padding, dilation, transposed, extra, groups = how
     image = call.mean(x)
     size = kernel.start.shape[2:]
-    if transposed:  # a plain one, with inputs and outputs exchanged and windows reversed,
+    if transposed:  # as a plain convolution, with inputs and outputs exchanged and windows reversed
         window = tuple(range(2, kernel.start.dim()))
         kernel = kernel.view(
             lambda v: v.view(groups, -1, *v.shape[1:]).transpose(1, 2).flatten(0, 1).flip(window)
         )
-        # of the input with zeros between its elements, and around them
+        # the input has zeros between its elements and around them
         apart = [(n - 1) * s + 1 for n, s in zip(image.shape[2:], stride, strict=True)]
         axes = [
             torch.arange(n, device=image.device) * s
@@ -291,10 +297,10 @@ def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: l
         stride = (1,) * len(stride)
     rows = Window(image, size, stride, padding, dilation).rows
     if groups > 1:
-        found = call.grouped_use(rows, groups, kernel.view(lambda v: v.flatten(1)), bias)
+        tap = call.grouped_use(rows, groups, kernel.view(lambda v: v.flatten(1)), bias)
     else:
-        found = call.product_use(rows, kernel.view(lambda v: v.flatten(1).t()), bias)
-    return found.view(call.start.shape)
+        tap = call.product_use(rows, kernel.view(lambda v: v.flatten(1).t()), bias)
+    return tap.view(call.start.shape)
 
 
-BILINEAR: dict[str, Rule] = {**NUMBERS, **MATRICES, "convolution": convolution}
+BILINEAR: dict[str, Rule] = {**NUMBER_PRODUCTS, **MATRICES, "convolution": convolution}

@@ -1,9 +1,10 @@
-"""Functions f(a, b) of two numbers, element by element: the slopes of a ↦ f(a, b₀) and a ↦ f(a, b₁), averaged.
+"""Functions f(a, b) of two numbers, element by element: the slopes of a ↦ f(a, b₀) and a ↦ f(a,
+b₁), averaged.
 
     Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb
 
-Each slope is exact along its own side of the rectangle, so the sum closes: both ways around it lead from f(a₀, b₀) to
-f(a₁, b₁). Where both sides at once have a closed form, that is taken instead:
+Each slope is exact along its own side of the rectangle, so the sum closes: both ways around it lead
+from f(a₀, b₀) to f(a₁, b₁). If both sides together have a closed form, it is used instead:
 
     √(a² + b²)       ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁)
     log(eᵃ + eᵇ)     Δb + s (Δa − Δb), s the slope of log(1 + eᵘ) at u = a − b
@@ -72,8 +73,9 @@ def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
 
 
 def turn(cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor) -> Tensor:
-    """The angle between two vectors over d: atan2 of their cross and dot products keeps its digits; across the cut,
-    where it is 2π off, the change is that of the values.
+    """The angle between two vectors over d, from the atan2 of their cross and dot products, which
+    keeps its digits. Across the cut of atan2 that is off by 2π, and the change of the values is
+    used.
     """
     angle = torch.atan2(cross, dot)
     return quotient(torch.where((angle - change).abs() < 1, angle, change), d, lever / dot)
@@ -92,14 +94,17 @@ def length(call: Call) -> Tensor:
 
 
 def log_sum(base: float, call: Call) -> Tensor:
-    """s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), s the slope of the softplus at a − b; or to another
-    base.
+    """s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), s the slope of the softplus at a
+    − b; or to another base.
     """
     left, right = call.both()
     ahead = Ends(left.start - right.start, left.end - right.end, None)
     share = call.slope(ahead, lambda u0, u1: softplus_slope(ln(base) * u0, ln(base) * u1))
-    terms = [] if left.delta is None else [share * left.delta]
-    terms += [] if right.delta is None else [(1 - share) * right.delta]
+    terms = []
+    if left.delta is not None:
+        terms.append(share * left.delta)
+    if right.delta is not None:
+        terms.append((1 - share) * right.delta)
     return total(terms, call.start.shape)
 
 
@@ -109,7 +114,9 @@ def lerp(call: Call) -> Tensor:
     left, right = call.both()
     gap = Ends(right.start - left.start, right.end - left.end, gap_delta(left, right))
     moves = gap.delta is not None or (isinstance(weight, Ends) and weight.delta is not None)
-    terms = [] if left.delta is None else [left.delta]
+    terms = []
+    if left.delta is not None:
+        terms.append(left.delta)
     return total(terms + ([multiply(call, weight, gap, shape)] if moves else []), shape)
 
 
@@ -120,7 +127,7 @@ def gap_delta(left: Ends, right: Ends) -> Tensor | None:
 
 
 def left_over(call: Call) -> Tensor:
-    """Side by side for a mod b."""
+    """The averaged slopes of a mod b."""
     remainder = call.entry.op.overloadpacket
     return of_two(
         lambda z0, z1, b: slope_of_pieces(lambda z: remainder(z, b), z0, z1),
@@ -130,7 +137,7 @@ def left_over(call: Call) -> Tensor:
 
 
 def raised(call: Call) -> Tensor:
-    """Side by side for aᵇ; for a number b by the rule of a power."""
+    """The averaged slopes of aᵇ. For a constant b, the rule of a power."""
     if isinstance(call.args[1], Ends):
         return of_two(
             lambda z0, z1, p: real_power(p, z0, z1),
@@ -141,7 +148,7 @@ def raised(call: Call) -> Tensor:
 
 
 def loss_of_gap(call: Call) -> Tensor:
-    """D_ℓ (Δa − Δb) for ℓ(a − b), quadratic where the gap is small, each by itself or as their mean or sum."""
+    """D_ℓ (Δa − Δb) for ℓ(a − b), quadratic for small gaps: unreduced, or the mean or sum."""
     left, right = (call.wide(value, call.args[0].start.shape) for value in call.args[:2])
     gap = Ends(left.start - right.start, left.end - right.end, gap_delta(right, left))
     how = call.given["reduction"]
@@ -160,7 +167,7 @@ def loss_of_gap(call: Call) -> Tensor:
 
 
 def log_times(shift: float) -> Rule:
-    """Side by side for a log(c + b), which is 0 for a = 0."""
+    """The averaged slopes of a log(c + b), which is 0 for a = 0."""
 
     return partial(
         of_two,
@@ -169,14 +176,15 @@ def log_times(shift: float) -> Rule:
     )
 
 
-# --- Binary cross-entropy, of logits or of probabilities: products of labels and logarithms, neither of which cancels.
+# Binary cross-entropy, of logits or of probabilities: products of labels and logarithms, without
+# cancellation.
 
 
-LOWEST = -100.0  # of a logarithm, as torch has it
+LOWEST = -100.0  # torch's lower bound of a logarithm
 
 
 def cross_entropy_of_logits(call: Call) -> Tensor:
-    """w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)]; labels y and the weights w and p may change as well."""
+    """w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)]. Labels y and weights w and p may change as well."""
     z = call.wide(call.args[0], call.args[0].start.shape)
     if_zero = of_numbers(call, z, lambda v: -logsigmoid(-v), softplus_slope)
     if_one = of_numbers(call, z, lambda v: -logsigmoid(v), lambda z0, z1: -softplus_slope(-z0, -z1))
@@ -184,7 +192,9 @@ def cross_entropy_of_logits(call: Call) -> Tensor:
 
 
 def cross_entropy_of_probabilities(call: Call) -> Tensor:
-    """−w [(1 − y) log(1 − x) + y log x], each logarithm −100 at least, for x may be 0 or 1."""
+    """−w [(1 − y) log(1 − x) + y log x], with each logarithm bounded by −100 from below, since x
+    may be 0 or 1.
+    """
     x = call.wide(call.args[0], call.args[0].start.shape)
     rest = Ends(
         1 - x.start, 1 - x.end, None if x.delta is None else -x.delta, from_inputs=x.from_inputs
@@ -197,7 +207,7 @@ def cross_entropy_of_probabilities(call: Call) -> Tensor:
 
 
 def bounded_log_slope(x0: Tensor, x1: Tensor) -> Tensor:
-    """The slope of −max(log x, −100), which is none where both ends are below."""
+    """The slope of −max(log x, −100), which is 0 if both ends are below the bound."""
     low = exp(LOWEST)
     above = (x0 > low) & (x1 > low)
     change = x1.log().clamp(min=LOWEST) - x0.log().clamp(min=LOWEST)
@@ -216,7 +226,7 @@ def of_numbers(
 
 
 def weighted_entropy(call: Call, if_zero: Ends, if_one: Ends, positive: Ends | None) -> Tensor:
-    """w [(1 − y) a + p y b] by the product rule, each by itself, or their mean or sum."""
+    """w [(1 − y) a + p y b] by the product rule: unreduced, or the mean or sum."""
     shape = call.args[0].start.shape
 
     def times(left: Ends, right: Ends) -> Ends:

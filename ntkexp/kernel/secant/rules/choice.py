@@ -1,11 +1,12 @@
-"""Choices that may change between the ends of a step: maxima, orders, masks, pooling. What is chosen still closes.
+"""Choices that may change between the ends of a step: maxima, orders, masks, pooling. Every rule
+closes.
 
     max(a, b) = a + relu(b − a)          Δmax = (1 − w) Δa + w Δb, with w the slope of relu at b − a
     where(m, a, b) = m a + (1 − m) b     m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm
-    m = [a < b], a step in d = a − b     Δm = (m₁ − m₀)/(d₁ − d₀) Δd, 0 where it does not change
+    m = [a < b], a step in d = a − b     Δm = (m₁ − m₀)/(d₁ − d₀) Δd, 0 if m does not change
 
-The largest of many is found by a fixed tournament of pairs. What depends on an order (sort, top-k, argmax) is taken
-where the order agrees at both ends, and refused where it does not.
+A fixed tournament of pairs finds the largest of many. Operations that depend on an order (sort,
+top-k, argmax) have a difference if the order agrees at both ends, and are refused otherwise.
 """
 
 from __future__ import annotations
@@ -21,12 +22,11 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, fold, la
 from ntkexp.kernel.secant.rules.elementwise import analytic, quotient, relu
 from ntkexp.kernel.secant.rules.linear import join
 
-# --- Maxima, minima, bounds, orders.
-
 
 def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
-    """(1 − w) Δa + w Δb for the larger of two (the smaller, for sign −1); `tied` is the share w where they stay
-    equal."""
+    """(1 − w) Δa + w Δb for the larger of two, or the smaller for sign −1. `tied` is w if they stay
+    equal.
+    """
 
     def share(d0: Tensor, d1: Tensor) -> Tensor:
         return torch.where((d0 == 0) & (d1 == 0), tied, relu(d0, d1))
@@ -34,8 +34,11 @@ def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) 
     choose = torch.maximum if sign > 0 else torch.minimum
     ahead = Ends(sign * (right.start - left.start), sign * (right.end - left.end), None)
     weight = call.slope(ahead, share)
-    terms = [] if left.delta is None else [(1 - weight) * left.delta]
-    terms += [] if right.delta is None else [weight * right.delta]
+    terms = []
+    if left.delta is not None:
+        terms.append((1 - weight) * left.delta)
+    if right.delta is not None:
+        terms.append(weight * right.delta)
     start = choose(left.start, right.start)
     end = choose(left.end, right.end)
     return Ends(start, end, total(terms, start.shape))
@@ -47,7 +50,9 @@ def of_two(sign: int, tied: float, call: Call) -> Tensor:
 
 
 def clamp(call: Call) -> Tensor:
-    """The value between bounds that change as well: the larger of it and the one, the smaller of that and the other."""
+    """A value between bounds that may change as well: a maximum with one bound, then a minimum with
+    the other.
+    """
     if not any(isinstance(bound, Ends) for bound in call.args[1:]):
         return analytic(None, call)
     shape = call.start.shape
@@ -59,21 +64,24 @@ def clamp(call: Call) -> Tensor:
 
 
 def extremes(signs: tuple[int, ...], call: Call) -> Result:
-    """The largest or the smallest, or both, by a tournament along some axes, or along all; of two tensors, where the
-    second argument is one."""
+    """The largest or the smallest, or both, by a tournament along some or all axes, or of two
+    tensors.
+    """
     if "other" in call.given:
         return of_two(signs[0], 0.5, call)
     dims = call.given.get("dim")
-    found = []
+    results = []
     for sign in signs:
         value = last(call.wide(call.args[0]), [] if dims is None else dims)
         best = fold(value, lambda left, right, sign=sign: pairwise(call, left, right, sign))  # type: ignore[misc]
-        found.append(best.change.reshape(call.start.shape))
-    return found[0] if len(found) == 1 else tuple(found)
+        results.append(best.change.reshape(call.start.shape))
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 def follow_order(call: Call) -> Result:
-    """Δv in the order of sort, topk and their like, which is their second result and the same at both ends."""
+    """Δv in the order of sort, topk and similar operations. The order is their second result, the
+    same at both ends.
+    """
     (_, _), (first, last) = call.ends
     if not torch.equal(first, last):
         raise NoRule(f"the order that {call.entry.name} finds differs between the ends of a step")
@@ -85,14 +93,14 @@ def follow_order(call: Call) -> Result:
 
 
 BOUNDS = {"clamp": (1, -1), "clamp_min": (1,), "clamp_max": (-1,)}
-ORDERS: dict[str, Rule] = {
+ORDER_OPERATIONS: dict[str, Rule] = {
     "maximum": partial(of_two, 1, 0.5),
     "minimum": partial(of_two, -1, 0.5),
     **dict.fromkeys(("max", "amax"), partial(extremes, (1,))),
     **dict.fromkeys(("min", "amin"), partial(extremes, (-1,))),
     "aminmax": partial(extremes, (-1, 1)),
     **dict.fromkeys(BOUNDS, clamp),
-    "fmax": partial(of_two, 1, 0.0),  # as torch differentiates them where both are equal: the first
+    "fmax": partial(of_two, 1, 0.0),  # torch gives the gradient of equal values to the first
     "fmin": partial(of_two, -1, 0.0),
     **dict.fromkeys(
         ("sort", "topk", "cummax", "cummin", "median", "mode", "kthvalue"), follow_order
@@ -100,18 +108,15 @@ ORDERS: dict[str, Rule] = {
 }
 
 
-# --- Masks: one of two by a truth value, and logic.
-
-
 def index_put(call: Call) -> Result:
-    """A value where a mask is true, as in h[h < 0] = 0; elements by their numbers are written linearly."""
+    """A value where a mask is true, as in h[h < 0] = 0. Writing by integer indices is linear."""
     target, indices, value, *accumulate = call.args
     axis, mask = next((k, index) for k, index in enumerate(indices) if index is not None)
     inner = target.start.dim() - axis - mask.start.dim()
     alone = len(indices) == axis + 1 and mask.start.dtype == torch.bool
     rows = value.delta is not None and not call.is_use(
         value
-    )  # each of an example, which the mask sends to its place
+    )  # each value belongs to one example, and the mask moves it
     if rows and mask.delta is not None:
         raise NoRule(
             "a mask that changes between the ends of a step decides where rows are written"
@@ -159,7 +164,7 @@ def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
 
 
 def as_numbers(mask: Ends, shape: torch.Size, dtype: torch.dtype) -> Ends:
-    """The mask as zeros and ones, for its mean: of bools, true + true is true."""
+    """The mask as zeros and ones, for its mean. As booleans, true + true is true."""
     start, end = (value.expand(shape).to(dtype) for value in (mask.start, mask.end))
     return Ends(start, end, mask.delta, mask.from_weights, mask.from_inputs)
 
@@ -175,7 +180,9 @@ def compare(call: Call) -> Tensor:
     (before, after) = call.ends[0]
     step = quotient(after.to(kind) - before.to(kind), (d1 - d0).to(kind), 0.0)
     shape = before.shape
-    terms = [] if left.delta is None else [step * call.delta(left, shape)]
+    terms = []
+    if left.delta is not None:
+        terms.append(step * call.delta(left, shape))
     if isinstance(right, Ends) and right.delta is not None:
         terms.append(-step * call.delta(right, shape))
     return total(terms, shape)
@@ -195,9 +202,6 @@ MASKS: dict[str, Rule] = {
 }
 
 
-# --- Pooling by maxima: a tournament in every window.
-
-
 def max_pool(call: Call) -> Result:
     """The largest in each window, from shifted copies."""
     value = call.wide(call.args[0])
@@ -205,7 +209,7 @@ def max_pool(call: Call) -> Result:
     how = call.given
     space = value.start.dim() - 2
     window, stride, padding, dilation = (
-        numbers * space if len(numbers) == 1 else numbers  # one for each dimension
+        numbers * space if len(numbers) == 1 else numbers  # one number for each dimension
         for numbers in (window, how["stride"] or window, how["padding"], how["dilation"])
     )
     count = call.start.shape[2:]
@@ -213,7 +217,7 @@ def max_pool(call: Call) -> Result:
         s * (n - 1) + d * (w - 1) + 1
         for s, n, d, w in zip(stride, count, dilation, window, strict=True)
     ]
-    # the last window may stand over the border; where it ends before it, what it does not reach is cut off
+    # the last window may cross the border; if it does not, cut off the rest
     borders = [
         width
         for p, far, n in reversed(list(zip(padding, reach, value.start.shape[2:], strict=True)))
@@ -233,22 +237,22 @@ def max_pool(call: Call) -> Result:
 
     lowest = (
         torch.finfo(value.start.dtype).min / 4
-    )  # finite, so that differences of borders are zero
+    )  # finite, so that the difference of borders is zero
     windows = Ends(shown(value.start, lowest), shown(value.end, lowest), shown(value.change, 0.0))
     return fold(windows, lambda left, right: pairwise(call, left, right, 1)).change
 
 
 def adaptive_max_pool(call: Call) -> Result:
-    """The largest in each window, axis by axis; a shorter window shows its last element again."""
+    """The largest in each window, axis by axis. A shorter window repeats its last element."""
     best = call.wide(call.args[0])
     for axis, count in enumerate(call.args[1], start=best.start.dim() - len(call.args[1])):
-        # The places that each window shows
+        # The places of each window
         size = best.start.shape[axis]
         ends = [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
         longest = max(stop - start for start, stop in ends)
         shown = [[min(start + k, stop - 1) for k in range(longest)] for start, stop in ends]
         places = torch.tensor(shown).to(best.start.device)
-        # The windows in place of an axis, and what they show along the last
+        # Windows replace the axis, and their elements form the last axis
         shape = (*best.start.shape[:axis], *places.shape, *best.start.shape[axis + 1 :])
         windows = best.view(
             lambda v, axis=axis, places=places, shape=shape: (  # type: ignore[misc]
@@ -260,7 +264,7 @@ def adaptive_max_pool(call: Call) -> Result:
 
 
 CHOICE: dict[str, Rule] = {
-    **ORDERS,
+    **ORDER_OPERATIONS,
     **MASKS,
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), max_pool),
     **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool3d"), adaptive_max_pool),

@@ -1,7 +1,8 @@
-"""Complex numbers, pairs of real ones: a map that is linear in both parts acts on Δ, as Fourier transforms do.
+"""Complex numbers, pairs of real ones: a map that is linear in both parts acts on Δ, as Fourier
+transforms do.
 
-Products, quotients and whole powers have the rules of real numbers. A product of matrices is one of real matrices, so
-that weights meet inputs as such:
+Products, quotients and whole powers have the rules of real numbers. A product of matrices is one of
+real matrices, so that weights meet inputs as such:
 
     A B = [Re A, Im A] times [[Re B, Im B], [−Im B, Re B]]
 """
@@ -52,16 +53,16 @@ def polar(call: Call) -> Tensor:
 
 
 def written(call: Call) -> Tensor:
-    """Δ of one tensor into Δ of another, part by part: torch cannot differentiate it of complex numbers."""
+    """Δ of one tensor into Δ of another, part by part: torch cannot differentiate it of complex
+    numbers.
+    """
 
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
             return value
-        return (
-            torch.zeros_like(value.start, dtype=call.start.dtype)
-            if value.delta is None
-            else call.delta(value)
-        )
+        if value.delta is None:
+            return torch.zeros_like(value.start, dtype=call.start.dtype)
+        return call.delta(value)
 
     deltas = tree_map(difference, call.args)
     parts = []
@@ -72,7 +73,9 @@ def written(call: Call) -> Tensor:
 
 
 def length(call: Call) -> Tensor:
-    """Re((z₀ + z₁)* Δz)/(|z₀| + |z₁|) for |z|, since Δ|z|² = (|z₀| + |z₁|) Δ|z|; 0 where both ends are zero."""
+    """Re((z₀ + z₁)* Δz)/(|z₀| + |z₁|) for |z|, since Δ|z|² = (|z₀| + |z₁|) Δ|z|; 0 where both ends
+    are zero.
+    """
     value: Ends = call.args[0]
     direction = call.slope(value, lambda z0, z1: quotient(z0 + z1, z0.abs() + z1.abs(), 0.0))
     delta = call.delta(value)
@@ -102,7 +105,9 @@ def direction(call: Call) -> Tensor:
 
 
 def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """e^z₊ (1 − e^−d)/d with d = z₊ − z₋ and z₊ the end with the larger real part, so that nothing overflows."""
+    """e^z₊ (1 − e^−d)/d with d = z₊ − z₋ and z₊ the end with the larger real part, so that nothing
+    overflows.
+    """
     ahead = real_part(z1 - z0, 0) >= 0
     high = torch.where(ahead, z1, z0)
     d = torch.where(ahead, z1 - z0, z0 - z1)
@@ -142,7 +147,9 @@ def mm(call: Call, left: Ends, right: Ends) -> Tensor:
 def addmm(call: Call) -> Tensor:
     """β Δx + α Δ(AB)."""
     bias, left, right = call.args
-    terms = [] if bias.delta is None else [call.given["beta"] * call.delta(bias, call.start.shape)]
+    terms = []
+    if bias.delta is not None:
+        terms.append(call.given["beta"] * call.delta(bias, call.start.shape))
     if left.delta is not None or right.delta is not None:
         terms.append(call.given["alpha"] * mm(call, left, right))
     return total(terms, call.start.shape)
@@ -158,7 +165,7 @@ def bmm(call: Call) -> Tensor:
     )
 
 
-ALIKE = """
+SAME_FOR_COMPLEX = """
     _unsafe_view add alias as_strided cat clone constant_pad_nd copy cumsum detach diag_embed diagonal
     expand fill flip gather index index_add index_copy index_select mean neg new_zeros permute repeat reshape roll rot90
     rsub scatter scatter_add select slice split split_with_sizes squeeze stack sub sum t
@@ -170,7 +177,7 @@ FOURIER = "_fft_c2c _fft_c2r _fft_r2c"
 VIEWS = "view_as_complex view_as_real"
 
 COMPLEX: dict[str, Rule] = {
-    **{name: linear.LINEAR[name] for name in ALIKE.split()},
+    **{name: linear.LINEAR[name] for name in SAME_FOR_COMPLEX.split()},
     **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.first),
     # worked out: torch cannot take many vectors at once back through its view of one
     **dict.fromkeys(

@@ -1,10 +1,11 @@
 """Functions of one number, element by element.
 
-    Δσ(z) = D · Δz        D = (σ(z₁) − σ(z₀))/(z₁ − z₀), and σ′(z) where z₁ = z₀
+    Δσ(z) = D · Δz        D = (σ(z₁) − σ(z₀))/(z₁ − z₀), and σ′(z) if z₁ = z₀
 
-So D closes by its definition: D · (z₁ − z₀) = σ(z₁) − σ(z₀). As a quotient it would lose the digits of the slope where
-d = z₁ − z₀ is tiny, so it is written without cancellation, in a closed form of its own for each function. Below, m is
-the mean (z₀ + z₁)/2. Only what is linear on both sides of a kink is a quotient: on one side it is 0 or 1 exactly.
+D closes by its definition: D · (z₁ − z₀) = σ(z₁) − σ(z₀). As a quotient it would lose the digits of
+the slope if d = z₁ − z₀ is tiny. So each function has a closed form of D without cancellation.
+Below, m is the mean (z₀ + z₁)/2. Functions that are linear on both sides of a kink are quotients:
+on one side the quotient is 0 or 1 exactly.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ Slope: TypeAlias = Callable[[Call, Tensor, Tensor], Tensor]
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
-NEAR = 0.02  # over this length three Gauss nodes leave (0.02)⁷/2e6 of the sixth derivative, less than rounding
+# over this length three Gauss nodes leave (0.02)⁷/2e6 of the sixth derivative, less than rounding
+GAUSS_RANGE = 0.02
 
 
 def quotient(above: Tensor, below: Tensor, limit: Tensor | float) -> Tensor:
-    """above / below, and the limit where below is zero."""
+    """above / below, or the limit where below is zero."""
     return torch.where(below == 0, limit, above / below)
 
 
@@ -45,13 +47,11 @@ def gauss(derivative: Function, z0: Tensor, z1: Tensor) -> Tensor:
     return mean
 
 
-# --- Closed forms.
-
-
 def relu(z0: Tensor, z1: Tensor) -> Tensor:
-    """(relu z₀ + relu z₁)/(|z₀| + |z₁|), with |z| = 2 relu(z) − z, and 0 where both ends are zero.
+    """(relu z₀ + relu z₁)/(|z₀| + |z₁|), with |z| = 2 relu(z) − z, and 0 if both ends are zero.
 
-    On one side of the kink it is 0 or 1; across it relu z₁/(z₁ + |z₀|) = (relu z₁ − relu z₀)/(z₁ − z₀).
+    On one side of the kink it is 0 or 1; across it relu z₁/(z₁ + |z₀|) = (relu z₁ − relu z₀)/(z₁ −
+    z₀).
     """
     mean = torch.lerp(torch.relu(z0), torch.relu(z1), 0.5)
     size = torch.lerp(torch.lerp(z0, z1, 0.5), mean, 2.0)
@@ -65,7 +65,7 @@ def absolute(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def away_from_zero(d: Tensor) -> Tensor:
-    """|d|, or eps where that is larger: tanh(d)/d is 1 to rounding for all |d| up to eps."""
+    """|d|, or eps if that is larger: tanh(d)/d is 1 to rounding for all |d| up to eps."""
     return d.abs().clamp_min(torch.finfo(d.dtype).eps)
 
 
@@ -84,17 +84,21 @@ def sigmoid(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def erf(z0: Tensor, z1: Tensor) -> Tensor:
-    """The quotient, or Gauss nodes of 2/√π · e^(−z²) where the ends are near: there is no closed form."""
+    """The quotient, or Gauss nodes of 2/√π · e^(−z²) if the ends are near, since there is no closed
+    form.
+    """
     near = gauss(lambda z: 2 / sqrt(pi) * torch.exp(-z * z), z0, z1)
     d = z1 - z0
-    return torch.where(d.abs() <= NEAR, near, quotient(torch.erf(z1) - torch.erf(z0), d, 0.0))
+    return torch.where(
+        d.abs() <= GAUSS_RANGE, near, quotient(torch.erf(z1) - torch.erf(z0), d, 0.0)
+    )
 
 
 def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
     """Φ̄ + m · D_Φ: the product rule for zΦ(z), Φ(z) = ½(1 + erf(z/√2)).
 
-    Approximately ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, for ½z(1 + tanh u) with u = c(z + 0.044715 z³), c = √(2/π),
-    and D_u = c(1 + 0.044715 (z₀² + z₀z₁ + z₁²)).
+    Approximately ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, for ½z(1 + tanh u) with u = c(z +
+    0.044715 z³), c = √(2/π), and D_u = c(1 + 0.044715 (z₀² + z₀z₁ + z₁²)).
     """
     if call.given["approximate"] == "tanh":
         c = sqrt(2 / pi)
@@ -117,8 +121,9 @@ def cos(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
-    """The slope of exp, (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, the logarithmic mean of e^l₀ and e^l₁; zero
-    where both are −∞."""
+    """The slope of exp, (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, the logarithmic mean of
+    e^l₀ and e^l₁. It is zero if both are −∞.
+    """
     d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
     return torch.maximum(l0, l1).exp() * quotient(-torch.expm1(-d), d, 1.0).nan_to_num(
         0.0, posinf=0.0
@@ -137,12 +142,12 @@ def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
     return -1 / (z0 * z1)
 
 
-# Powers and logarithms, whose slopes lose no digits however far apart the two ends lie.
+# Powers and logarithms. Their slopes keep all digits for any distance between the ends.
 
 
 def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
-    """log(z₁/z₀)/d: log1p(d/z₀)/d where the ends are near, and 2 log(√z₁/√z₀)/d, which does not overflow, where they
-    are far.
+    """log(z₁/z₀)/d: log1p(d/z₀)/d if the ends are near, otherwise 2 log(√z₁/√z₀)/d, which does not
+    overflow.
     """
     relative = d / z0
     near = quotient(torch.log1p(relative), relative, 1.0) / z0
@@ -161,7 +166,7 @@ def whole_power(n: int, z0: Tensor, z1: Tensor) -> Tensor:
 def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     """sign(p) · max(z₀ᵖ, z₁ᵖ) · (1 − exp(−|p log(z₁/z₀)|))/|d| for any power p of positive numbers.
 
-    A number below zero has whole powers alone, and across zero the quotient has all its digits.
+    A negative number has integer powers alone. Across zero the quotient keeps all its digits.
     """
     low = torch.minimum(z0.abs(), z1.abs())
     high = torch.maximum(z0.abs(), z1.abs())
@@ -173,12 +178,12 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     across = quotient(z1**p - z0**p, z1 - z0, 0.0)
     still = (p == 0) | (high == 0) & (
         p < 1
-    )  # at zero a root has no slope, and what does not change needs none
+    )  # at zero a root has no slope, and a constant needs none
     return torch.where(still, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across))
 
 
 def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """That of zᵖ for a number p: Dₙ for whole ones, or by logarithms."""
+    """The slope of zᵖ for a number p: Dₙ for integers, else by logarithms."""
     p = call.args[1]
     if p == int(p) and p >= 1:
         return whole_power(int(p), z0, z1)
@@ -186,7 +191,9 @@ def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def exponential(base: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
-    """log b · max(bᶻ⁰, bᶻ¹) · (1 − exp(−|d log b|))/|d log b|, the slope of z ↦ bᶻ; that is 0 for b = 0 and z > 0."""
+    """log b · max(bᶻ⁰, bᶻ¹) · (1 − exp(−|d log b|))/|d log b|, the slope of z ↦ bᶻ; that is 0 for b
+    = 0 and z > 0.
+    """
     rate = base.log()
     distance = ((z1 - z0) * rate).abs()
     closed = (
@@ -200,8 +207,8 @@ def exp2(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def exponential_below(z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: float) -> Tensor:
-    """scale·[D + (1 − D) α·rate·D_exp(rate·min(z, 0))], D = D_relu: that of scale·z above zero and scale·α(e^{rate·z} −
-    1) below, since Δmin(z, 0) = (1 − D) Δz.
+    """scale·[D + (1 − D) α·rate·D_exp(rate·min(z, 0))], D = D_relu, for scale·z above zero and
+    scale·α(e^{rate·z} − 1) below, since Δmin(z, 0) = (1 − D) Δz.
     """
     on = relu(z0, z1)
     return scale * (
@@ -210,15 +217,17 @@ def exponential_below(z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: 
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
-    """L₊/(L₊ + L₋), the slope of log(1 + eᵘ): L₊ and L₋ are logarithmic means over both ends of the shares eᵘ/(1 + eᵘ)
-    and 1/(1 + eᵘ), as in softmax.
+    """L₊/(L₊ + L₋), the slope of log(1 + eᵘ): L₊ and L₋ are logarithmic means over both ends of the
+    shares eᵘ/(1 + eᵘ) and 1/(1 + eᵘ), as in softmax.
     """
     above, below = (log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1))
     return above / (above + below)
 
 
 def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """That of log(1 + e^βz)/β, or of z where βz is beyond a threshold; the quotient across it."""
+    """The slope of log(1 + e^βz)/β, or of z if βz is beyond a threshold. Across the threshold it is
+    the quotient.
+    """
     beta = call.given["beta"]
     threshold = call.given["threshold"]
     beyond0, beyond1 = (beta * z > threshold for z in (z0, z1))
@@ -284,7 +293,7 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def elementwise(slope: Slope, call: Call) -> Tensor:
-    """Δσ = D · Δz; at a point D is σ′, from σ(z) on the tape where that is cheaper."""
+    """Δσ = D · Δz. At a point D is σ′, from σ(z) on the tape if that is cheaper."""
     value = call.args[0]
     derivative = DERIVATIVES.get(call.entry.name)
     if call.is_point and derivative is not None:
@@ -292,11 +301,11 @@ def elementwise(slope: Slope, call: Call) -> Tensor:
     return call.slope(value, partial(slope, call)) * call.delta(value)
 
 
-# --- Functions without a closed form for their slope. D is the quotient Δσ/Δz, or three Gauss nodes of the derivative
-# where both ends lie near each other on the same analytic piece: closer than `NEAR` times the distance to the nearest
-# break (a kink or a singularity, which a rule has to name), where the quotient would lose the slope's digits and the
-# nodes lose nothing. What is linear between its breaks has the derivative for a slope on each piece, and the quotient
-# across them.
+# Functions without a closed form for their slope. D is the quotient Δσ/Δz, or three Gauss nodes of
+# the derivative if both ends lie near each other on one analytic piece: closer than `GAUSS_RANGE` times
+# the distance to the nearest break, a kink or singularity that the rule names. There the quotient
+# would lose the slope's digits, and the nodes lose nothing. A function that is linear between its
+# breaks has its derivative as the slope on each piece, and the quotient across breaks.
 
 
 def derivative_of(function: Function, z: Tensor) -> Tensor:
@@ -311,7 +320,7 @@ def derivative_of(function: Function, z: Tensor) -> Tensor:
 
 
 def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:
-    """Σ_k w_k σ′(m + ½ n_k d) where the ends are near, else (σ(z₁) − σ(z₀))/d."""
+    """Σ_k w_k σ′(m + ½ n_k d) if the ends are near, else (σ(z₁) − σ(z₀))/d."""
     middle = (z0 + z1) / 2
     d = z1 - z0
     apart = torch.full_like(middle, inf)
@@ -319,11 +328,15 @@ def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1:
         apart = torch.minimum(apart, (middle - point).abs())
     derivative = partial(derivative_of, function)
     far = quotient(function(z1) - function(z0), d, derivative(z0))
-    return torch.where(d.abs() <= NEAR * apart.clamp(max=1.0), gauss(derivative, z0, z1), far)
+    return torch.where(
+        d.abs() <= GAUSS_RANGE * apart.clamp(max=1.0), gauss(derivative, z0, z1), far
+    )
 
 
 def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
-    """σ′ where it explains the change to rounding, so that both ends lie on one linear piece; else the quotient."""
+    """σ′ if it explains the change to rounding, so that both ends lie on one linear piece, else the
+    quotient.
+    """
     start = function(z0)
     end = function(z1)
     tangent = derivative_of(function, z0)
@@ -352,30 +365,30 @@ def function_of(call: Call) -> Function:
 
 
 def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
-    """D · Δz for a function that is analytic between its breaks, or linear where none are named; σ′ · Δz on a point."""
+    """D · Δz for a function that is analytic between its breaks, or linear if `breaks` is None; σ′
+    · Δz at a point.
+    """
     value = call.args[0]
     function = function_of(call)
 
     def between(z0: Tensor, z1: Tensor) -> Tensor:
         if call.is_point:
             return derivative_of(function, z0)
-        return (
-            slope_of_pieces(function, z0, z1)
-            if breaks is None
-            else slope_between(function, breaks, z0, z1)
-        )
+        if breaks is None:
+            return slope_of_pieces(function, z0, z1)
+        return slope_between(function, breaks, z0, z1)
 
     return call.slope(value, between) * call.delta(value)
 
 
 def logit(call: Call) -> Tensor:
-    """The logit has the breaks of the number that it clamps with."""
+    """The breaks of logit include the bounds of its clamp."""
     eps = call.given["eps"]
     return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
 
 
 def nan_to_num(call: Call) -> Tensor:
-    """What is not a number at both ends does not change."""
+    """Values that are nan at both ends do not change."""
     value: Ends = call.args[0]
     both = value.start.isnan() & value.end.isnan()
     slope = call.slope(value, partial(slope_of_pieces, function_of(call)))
@@ -383,7 +396,9 @@ def nan_to_num(call: Call) -> Tensor:
 
 
 def prelu(call: Call) -> Tensor:
-    """D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z, 0) with a learned a, D = D_relu."""
+    """D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z, 0) with a learned a, D =
+    D_relu.
+    """
     value, leak = call.args
     shape = call.start.shape
     terms = []

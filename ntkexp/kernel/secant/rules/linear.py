@@ -2,8 +2,9 @@
 
     Δ(Av) = A Δv
 
-An operation that is linear in its first argument alone is applied to the difference (`first`); one that is linear in
-several, to all their differences at once, zero standing for what cannot change (`join`). Both close, for A is linear.
+An operation that is linear in its first argument alone is applied to the difference (`first`); one
+that is linear in several, to all their differences at once, zero standing for what cannot change
+(`join`). Both close, for A is linear.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def constant(value: Any) -> Any:
         return value
     if value.delta is not None:
         raise NoRule(
-            "what steers the operation, such as an index or a grid, changes between the ends of a step"
+            "what steers the operation, such as an index or a grid, changes between the ends of a "
+            "step"
         )
     return value.start
 
@@ -79,7 +81,8 @@ def convert(call: Call) -> Tensor:
     """Δv in another precision or on another device."""
     if is_whole(call.start):
         raise NoRule(
-            "a number that is read as a whole one or as a truth value changes between the ends of a step"
+            "a number that is read as a whole one or as a truth value changes between the ends of "
+            "a step"
         )
     return call.delta(call.args[0]).to(call.start.dtype)
 
@@ -101,11 +104,9 @@ def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
             raise NoRule("an index or a mask changes between the ends of a step")
         if value.delta is not None:
             return call.delta(value)
-        return (
-            value.start
-            if is_whole(value.start)
-            else torch.zeros_like(value.start, dtype=call.start.dtype)
-        )
+        if is_whole(value.start):
+            return value.start
+        return torch.zeros_like(value.start, dtype=call.start.dtype)
 
     args, kwargs = tree_map(difference, (call.args if given is None else given, call.kwargs))
     result: Result = call.entry.op(*args, **kwargs)
@@ -146,7 +147,7 @@ def signed_sum(call: Call, *factors: float) -> Tensor:
     return total(terms, shape)
 
 
-FIRST = """
+LINEAR_IN_FIRST = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d _upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_nearest_exact1d
     _upsample_nearest_exact2d _upsample_nearest_exact3d affine_grid_generator alias avg_pool2d avg_pool3d
     channel_shuffle clone col2im cumsum deg2rad diag_embed diagonal expand flip gather grid_sampler_2d grid_sampler_3d
@@ -161,7 +162,7 @@ JOINED = """
     block_diag cat diagonal_scatter index_add index_copy masked_scatter scatter_add select_scatter slice_scatter stack
 """
 LINEAR: dict[str, Rule] = {
-    **dict.fromkeys(FIRST.split(), first),
+    **dict.fromkeys(LINEAR_IN_FIRST.split(), first),
     "select": select,
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshape),
     **dict.fromkeys(JOINED.split(), join),
@@ -174,7 +175,7 @@ LINEAR: dict[str, Rule] = {
     "_to_copy": convert,
     "_neg_view": lambda call: -call.delta(call.args[0]),
     "as_strided": restride,
-    # what is padded with does not change
+    # the padding does not change
     "constant_pad_nd": lambda call: torch.constant_pad_nd(call.delta(call.args[0]), call.args[1]),
     **dict.fromkeys(("copy", "fill"), replaced),
     "add": lambda call: signed_sum(call, 1, call.given["alpha"]),
@@ -192,8 +193,8 @@ LOG = logging.getLogger("ntkexp")
 
 
 def embedding(call: Call) -> Result:
-    """ΔW[index]. The row of padding has no gradient here, but a tied weight may move it: secants follow the values, and
-    a warning says once that autograd's gradients do not.
+    """ΔW[index]. The row of padding has no gradient here, but a tied weight may move it: secants
+    follow the values, and a warning says once that autograd's gradients do not.
     """
     table, index = call.args[:2]
     indices = constant(index)
@@ -218,18 +219,17 @@ def embedding(call: Call) -> Result:
 def warn_of_padding() -> None:
     """Once, where values and gradients part."""
     LOG.warning(
-        "ntkexp: the row of padding of an embedding moves with a weight that is tied to it: secants follow its values, "
-        "tangents leave it out, as autograd's gradients do; without padding_idx both are of one function"
+        "ntkexp: the row of padding of an embedding moves with a weight that is tied to it: "
+        "secants follow its values, tangents leave it out, as autograd's gradients do; without "
+        "padding_idx both are of one function"
     )
 
 
 def looked_up(call: Call, table: Ends, indices: Tensor) -> Tensor:
     """ΔW[index]."""
-    return (
-        call.element_use(table, lambda source: source[indices])
-        if call.is_use(table)
-        else call.delta(table)[indices]
-    )
+    if call.is_use(table):
+        return call.element_use(table, lambda source: source[indices])
+    return call.delta(table)[indices]
 
 
 def bags(call: Call) -> Result:

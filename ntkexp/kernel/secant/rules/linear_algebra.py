@@ -1,7 +1,7 @@
 """Functions of matrices whose difference has a closed form.
 
-A bar is the mean of both ends, V the difference ΔA. Each rule is exact, the same with its ends exchanged, and the
-derivative where they are one.
+A bar is the mean of both ends, V the difference ΔA. Each rule is exact, the same with its ends
+exchanged, and the derivative where they are one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, Way, tot
 from ntkexp.kernel.secant.rules.bilinear import terms_of
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
-ORDER = 8  # Gauss nodes of e^{sA₁} V e^{(1−s)A₀} where no norm exceeds one: 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
-ROUNDINGS = 100  # times eps: what is beyond has another reason
+# Gauss nodes of e^{sA₁} V e^{(1−s)A₀} where no norm exceeds one: 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
+GAUSS_NODES = 8
+ROUNDING_MULTIPLE = 100  # times eps: a larger error is not rounding
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
 BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
-OVERLAP = 0.5  # of the directions at both ends, from which on they count as the same
+OVERLAP = 0.5  # directions with at least this overlap at both ends count as the same
 
 
 def matmul(call: Call, left: Ends, right: Ends) -> Ends:
@@ -34,17 +35,19 @@ def matmul(call: Call, left: Ends, right: Ends) -> Ends:
 
 
 def identity(like: Tensor, size: int) -> Tensor:
-    """Ones on the diagonal, of a matrix of this size."""
+    """The identity matrix of this size."""
     return like.new_ones(size).diag_embed()
 
 
 def symmetric(value: Ends) -> Ends:
-    """A matrix of which torch reads the lower triangle."""
+    """A symmetric matrix, from its lower triangle, as torch reads it."""
     return value.view(lambda a: a.tril() + a.tril(-1).mT)
 
 
 def inverse(call: Call) -> Tensor:
-    """−½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹), either half of which is exact: A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹."""
+    """−½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹), either half of which is exact: A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁)
+    A₀⁻¹.
+    """
     p0, p1 = (call.coefficient(v) for v in call.ends[0])
     v = call.delta(call.args[0])
     return -p0 @ v @ p0 if call.is_point else (p1 @ v @ p0 + p0 @ v @ p1) * -0.5
@@ -64,7 +67,7 @@ def solve(call: Call) -> Tensor:
 
 
 def solve_triangular(call: Call) -> Tensor:
-    """The same with one triangle of A, whose diagonal may count as ones."""
+    """ΔX for one triangle of A, whose diagonal may count as ones."""
     matrix, right = call.args
     ones = call.given["unitriangular"]
 
@@ -94,21 +97,23 @@ def solution(call: Call, matrix: Ends, right: Ends) -> Tensor:
     inverses = [torch.linalg.inv_ex(a)[0] for a in (matrix.start, matrix.end)]
     x0, x1 = (p @ b for p, b in zip(inverses, (right.start, right.end), strict=True))
     p0, p1 = (call.coefficient(p) for p in inverses)
-    terms = [] if right.delta is None else [(p0 + p1) / 2 @ call.delta(right, x0.shape)]
+    terms = []
+    if right.delta is not None:
+        terms.append((p0 + p1) / 2 @ call.delta(right, x0.shape))
     if matrix.delta is not None:
         terms += [p1 @ applied(call, matrix, x0) * -0.5, p0 @ applied(call, matrix, x1) * -0.5]
     return total(terms, x0.shape)
 
 
 def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
-    """V x; where weights meet inputs, a use of the weights: of a product if there is one matrix, of elements if each
-    example has its own.
+    """V x. If weights meet inputs, it is a use of the weights: a product for one matrix, elements
+    if each example has its own.
     """
     n = matrix.start.shape[-1]
     if call.is_use(matrix) and matrix.start.numel() == n * n:
         columns = x.movedim(-2, 0).reshape(n, -1)
-        found = call.product(matrix.view(lambda a: a.reshape(n, n)), Ends(columns, columns, None))
-        return found.reshape(n, *x.shape[:-2], x.shape[-1]).movedim(0, -2)
+        product = call.product(matrix.view(lambda a: a.reshape(n, n)), Ends(columns, columns, None))
+        return product.reshape(n, *x.shape[:-2], x.shape[-1]).movedim(0, -2)
     delta = call.delta(matrix, torch.Size([*x.shape[:-2], n, n]))
     return delta @ call.coefficient(x)
 
@@ -116,8 +121,8 @@ def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
 def cholesky(call: Call) -> Tensor:
     """ΔL = L̄ Φ(L̄⁻¹ V L̄⁻ᵀ), Φ(X) the lower triangle of X with half of its diagonal.
 
-    From V = ΔL L̄ᵀ + L̄ ΔLᵀ and X = Φ(X) + Φ(X)ᵀ of a symmetric X. L̄ is triangular with a positive diagonal, as both
-    ends are.
+    From V = ΔL L̄ᵀ + L̄ ΔLᵀ and X = Φ(X) + Φ(X)ᵀ of a symmetric X. L̄ is triangular with a positive
+    diagonal, as both ends are.
     """
     (l0, l1) = call.ends[0]
     upper = call.given["upper"]
@@ -131,10 +136,11 @@ def cholesky(call: Call) -> Tensor:
 
 
 def qr(call: Call) -> Result:
-    """The one solution of V = ΔQ R̄ + Q̄ ΔR with Q̄ᵀΔQ antisymmetric and ΔR triangular, for columns that are
-    independent at both ends, and turn to the same sides.
+    """The one solution of V = ΔQ R̄ + Q̄ ΔR with Q̄ᵀΔQ antisymmetric and ΔR triangular, for columns
+    that are independent at both ends, and turn to the same sides.
 
-    With Q̄ᵀQ̄ = CCᵀ:  CᵀXC⁻ᵀ = S + U for X = (Q̄ᵀQ̄)⁻¹Q̄ᵀ V R̄⁻¹, S antisymmetric, U upper triangular; ΔR = C⁻ᵀUCᵀR̄.
+    With Q̄ᵀQ̄ = CCᵀ:  CᵀXC⁻ᵀ = S + U for X = (Q̄ᵀQ̄)⁻¹Q̄ᵀ V R̄⁻¹, S antisymmetric, U upper
+    triangular; ΔR = C⁻ᵀUCᵀR̄.
     """
     (q0, q1), (r0, r1) = call.ends
     if call.given["mode"] != "reduced" or r0.shape[-2] != r0.shape[-1]:
@@ -157,29 +163,30 @@ def qr(call: Call) -> Result:
 
 
 def reflections(call: Call) -> Tensor:
-    """Δ of the first columns of H₁H₂…, each H = I − τvvᵀ with v below the diagonal in a column of its own: one
-    reflection after the other, by the product rule.
+    """Δ of the first columns of H₁H₂…, each H = I − τvvᵀ with v below the diagonal in a column of
+    its own: one reflection after the other, by the product rule.
     """
     vectors, gains = (replace(call.wide(value), from_inputs=True) for value in call.args)
     rows, columns = vectors.start.shape[-2:]
     eye = identity(vectors.start, rows)[:, :columns].expand(vectors.start.shape)
-    found = Ends(eye, eye, None)
+    basis = Ends(eye, eye, None)
     for k in reversed(range(gains.start.shape[-1])):
         below = vectors.view(lambda a, k=k: a[..., k : k + 1].tril(-k - 1))  # type: ignore[misc]
         v = replace(
             below, start=below.start + eye[..., k : k + 1], end=below.end + eye[..., k : k + 1]
         )
         scaled = matmul(call, v, gains[..., k : k + 1, None])
-        turned = matmul(call, scaled, matmul(call, v.view(lambda a: a.mT), found))  # τ v vᵀ Q
+        turned = matmul(call, scaled, matmul(call, v.view(lambda a: a.mT), basis))  # τ v vᵀ Q
         delta = None if turned.delta is None else -turned.delta
-        if found.delta is not None:
-            delta = found.delta if delta is None else found.delta + delta
-        found = Ends(found.start - turned.start, found.end - turned.end, delta)
-    return found.change
+        if basis.delta is not None:
+            delta = basis.delta if delta is None else basis.delta + delta
+        basis = Ends(basis.start - turned.start, basis.end - turned.end, delta)
+    return basis.change
 
 
 def pseudo_inverse(call: Call) -> Tensor:
-    """−A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺, averaged with the ends exchanged (Wedin 1973).
+    """−A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺, averaged with the ends exchanged
+    (Wedin 1973).
 
     It holds where the rank changes as well, though the derivative has no limit there.
     """
@@ -213,8 +220,8 @@ def wedin(
 def exponential(call: Call) -> Tensor:
     """∫ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the ends exchanged.
 
-    torch stops the series of a single small matrix so early that values are off by 1e-12; that much of the change is
-    taken along V, as ⟨V, ·⟩/⟨V, V⟩.
+    torch stops the series of a single small matrix so early that values are off by 1e-12; that much
+    of the change is taken along V, as ⟨V, ·⟩/⟨V, V⟩.
     """
     value = call.args[0]
     delta = call.delta(call.args[0])
@@ -228,7 +235,8 @@ def exponential(call: Call) -> Tensor:
     size = e0.abs().amax((-2, -1), keepdim=True) + e1.abs().amax((-2, -1), keepdim=True)
     share = step / step.square().sum((-2, -1), keepdim=True).clamp_min(torch.finfo(step.dtype).tiny)
     beyond = (
-        missed.abs().amax((-2, -1), keepdim=True) > ROUNDINGS * torch.finfo(step.dtype).eps * size
+        missed.abs().amax((-2, -1), keepdim=True)
+        > ROUNDING_MULTIPLE * torch.finfo(step.dtype).eps * size
     )
     along = (call.coefficient(share) * delta).sum((-2, -1), keepdim=True)
     return (ways[0](delta) + ways[1](delta)) / 2 + call.coefficient(
@@ -237,7 +245,8 @@ def exponential(call: Call) -> Tensor:
 
 
 def between(call: Call, a: Tensor, b: Tensor) -> Way:
-    """V ↦ ∫₀¹ e^{sA} V e^{(1−s)B} ds: by Gauss nodes over a piece h of [0, 1], on which both are short, and then by
+    """V ↦ ∫₀¹ e^{sA} V e^{(1−s)B} ds: by Gauss nodes over a piece h of [0, 1], on which both are
+    short, and then by
 
     I(2h) = e^{hA} I(h) + I(h) e^{hB}
     """
@@ -247,9 +256,9 @@ def between(call: Call, a: Tensor, b: Tensor) -> Way:
     ).amax()
     doublings = int(size.clamp(1, 2**30).log2().ceil())
     h = 0.5**doublings
-    nodes, weights = gauss(ORDER, a)
+    nodes, weights = gauss(GAUSS_NODES, a)
     left, right = (call.coefficient(torch.linalg.matrix_exp(h * nodes * m)) for m in (a, b))
-    left, right = h * weights * left, right.flip(0)  # 1 − s are the nodes turned round
+    left, right = h * weights * left, right.flip(0)  # the nodes 1 − s are in reverse order
     longer = [
         tuple(torch.linalg.matrix_exp(h * 2.0**k * m) for m in (a, b)) for k in range(doublings)
     ]
@@ -265,8 +274,8 @@ def between(call: Call, a: Tensor, b: Tensor) -> Way:
 
 
 def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [0, 1], each beside a matrix like this one."""
-    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.legendre.leggauss(count))
+    """Nodes and weights on [0, 1], each in the shape of a matrix."""
+    nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(count))
     beside = (-1, *[1] * like.dim())
     return ((1 + nodes) / 2).to(like).view(beside), (weights / 2).to(like).view(beside)
 
@@ -281,8 +290,9 @@ def determinant(call: Call) -> Tensor:
 
 
 def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
-    """∫ adj(A₀ + sV)ᵀ ds, times e^−scale, with adj(A)ᵀ = det(U) det(V) U diag(∏_{j≠i} σ_j) Vᵀ for A = U diag(σ) Vᵀ, of
-    a singular matrix as well."""
+    """∫ adj(A₀ + sV)ᵀ ds, times e^−scale, with adj(A)ᵀ = det(U) det(V) U diag(∏_{j≠i} σ_j) Vᵀ for A
+    = U diag(σ) Vᵀ, of a singular matrix as well.
+    """
     nodes, weights = gauss(max(1, ceil(a0.shape[-1] / 2)), a0)
     u, sizes, vh = torch.linalg.svd(torch.lerp(a0, a1, nodes))
     n = sizes.shape[-1]
@@ -295,7 +305,9 @@ def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
 
 
 def log_determinant(call: Call) -> Result:
-    """D_log Δdet for log|det|, at determinants divided by the larger one, and the jump of the sign over Δdet."""
+    """D_log Δdet for log|det|, at determinants divided by the larger one, and the jump of the sign
+    over Δdet.
+    """
     value = call.args[0]
     ((s0, s1), (l0, l1), *_) = call.ends
     if not bool((l0.isfinite() & l1.isfinite()).all()):
@@ -316,15 +328,16 @@ def eigenvalues(call: Call) -> Result:
     (_, u0), (_, u1) = (torch.linalg.eigh(a) for a in (value.start, value.end))
     (l0, l1) = call.ends[0]
     pairs = (u1, u0), (u0, u1)
-    found = values(call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2))
+    delta = values(call, value, (l0, l1), pairs, ((u0, u0), (u1, u1)), (u0 * u1).sum(-2))
     vectors = call.ends[1]
-    return found, eigenvectors(call, value, (l0, l1), vectors) if vectors[0].numel() else None
+    return delta, eigenvectors(call, value, (l0, l1), vectors) if vectors[0].numel() else None
 
 
 def eigenvectors(
     call: Call, value: Ends, sizes: tuple[Tensor, Tensor], vectors: tuple[Tensor, Tensor]
 ) -> Tensor | str:
-    """Δu by the product rule of Au = λu and a fixed uᵀu, whose solution is one where λ is far from other eigenvalues:
+    """Δu by the product rule of Au = λu and a fixed uᵀu, whose solution is one where λ is far from
+    other eigenvalues:
 
         (Ā − λ̄) Δu − Δλ ū = −V ū,   ūᵀΔu = 0
 
@@ -347,14 +360,17 @@ def eigenvectors(
     ):
         return UNDECIDED
     inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
-    # what the solution rounds by more than vectors are known is brought to the change along V, as with values
+    # what the solution rounds by more than vectors are known is brought to the change along V, as
+    # with values
     step = end - start
     rounding = u1 - u0 - solved(inverses, end - start, mean)
     if not bool(
         (rounding.abs() <= half).all()
     ):  # of the other triangle, which torch reads if it is asked to
         return UNDECIDED
-    beyond = torch.where(rounding.abs() > ROUNDINGS * torch.finfo(u0.dtype).eps, rounding, 0.0)
+    beyond = torch.where(
+        rounding.abs() > ROUNDING_MULTIPLE * torch.finfo(u0.dtype).eps, rounding, 0.0
+    )
     missing = call.coefficient(quotient(beyond, step.square().sum((-2, -1), keepdim=True), 0.0))
     brought = missing * (call.coefficient(step) * value.change).sum((-2, -1), keepdim=True)
     return solved(call.coefficient(inverses), value.change, call.coefficient(mean)) + brought
@@ -366,7 +382,9 @@ def solved(inverses: Tensor, v: Tensor, vectors: Tensor) -> Tensor:
 
 
 def singular_values(call: Call) -> Result:
-    """σ₁ − σ₀ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀), from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same exchanged."""
+    """σ₁ − σ₀ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀), from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same
+    exchanged.
+    """
     value = call.wide(call.args[0])
     (u0, _, w0), (u1, _, w1) = (
         torch.linalg.svd(a, full_matrices=False) for a in (value.start, value.end)
@@ -375,18 +393,20 @@ def singular_values(call: Call) -> Result:
     v1 = w1.mT
     overlap = ((u0 * u1).sum(-2) + (v0 * v1).sum(-2)) / 2
     pairs = (u1, v0), (u0, v1)
-    found = values(call, value, call.ends[1], pairs, ((u0, v0), (u1, v1)), overlap)
+    delta = values(call, value, call.ends[1], pairs, ((u0, v0), (u1, v1)), overlap)
     rows, columns = value.start.shape[-2:]
     if call.ends[0][0].numel() == 0:
-        return None, found, None
+        return None, delta, None
     if rows != columns and call.given["full_matrices"]:
-        return BESIDE, found, BESIDE
+        return BESIDE, delta, BESIDE
     left, right = singular_vectors(call, value)
-    return left, found, right
+    return left, delta, right
 
 
 def singular_vectors(call: Call, value: Ends) -> tuple[Tensor | str, Tensor | str]:
-    """Those of A are the eigenvectors (u, v) of [[0, A], [Aᵀ, 0]] for the eigenvalues σ."""
+    """The singular vectors of A are the eigenvectors (u, v) of [[0, A], [Aᵀ, 0]] for the
+    eigenvalues σ.
+    """
 
     def twofold(a: Tensor) -> Tensor:
         rows, columns = a.shape[-2:]
@@ -409,9 +429,9 @@ def values(
     along: tuple[tuple[Tensor, Tensor], ...],
     overlap: Tensor,
 ) -> Tensor:
-    """Δσ = ⟨G, V⟩ for each σ with its directions u and v. While these stay about the same, G = mean u₁v₀ᵀ over their
-    overlap; where they do not, as where two values meet, the mean Ḡ of uvᵀ is brought to the change along V (Gonzalez
-    1996): G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩.
+    """Δσ = ⟨G, V⟩ for each σ with its directions u and v. While these stay about the same, G = mean
+    u₁v₀ᵀ over their overlap; where they do not, as where two values meet, the mean Ḡ of uvᵀ is
+    brought to the change along V (Gonzalez 1996): G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩.
     """
     v = value.change
     step = value.end - value.start

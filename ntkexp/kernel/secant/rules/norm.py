@@ -1,16 +1,17 @@
-"""Many numbers that are brought to one sum, one mean or one length: softmax, normalisations, norms.
+"""Functions of many numbers with one sum, mean or length: softmax, normalisations, norms.
 
-A normalisation is a product of c and r, whose differences have the product rule and the slope of v⁻¹ᐟ²:
+A normalisation is a product of c and r, whose differences follow from the product rule and the
+slope of v⁻¹ᐟ²:
 
     y = r c, c = x − mean x, r = v⁻¹ᐟ², v = mean c² + ε, then a gain g and a bias
     Δv = 2 mean(c̄ Δc)        Δr = −(r₀r₁)²/(r₀ + r₁) Δv        Δy = r̄ Δc + c̄ Δr
 
-So n numbers that are normalised together change by a diagonal and two sums, and are pulled back by the same, with
-k = −(2/n) (r₀r₁)²/(r₀ + r₁):
+So the difference of n numbers that are normalised together is a diagonal and two sums, and so is
+its transpose, with k = −(2/n) (r₀r₁)²/(r₀ + r₁):
 
-    Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)        Δx ↤ r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, less its mean
+    Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)        Δx ↤ r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, minus its mean
 
-A length l = √Σx² has Δ(l²) = (l₀ + l₁) Δl, so that Δl = 2 Σ x̄Δx/(l₀ + l₁).
+A length l = √Σx² has Δ(l²) = (l₀ + l₁) Δl, so Δl = 2 Σ x̄Δx/(l₀ + l₁).
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ from ntkexp.kernel.secant.rules.elementwise import (
     softplus_slope,
 )
 
-CACHED = 2**18  # numbers; fresh memory for more costs more than the arithmetic does
+CACHED_ROW_NUMBERS = 2**18  # numbers; filling fresh memory for more costs more than the arithmetic
 
-# --- Softmax and its relatives, by logarithmic means.
-#
-# With p the softmax at each end, L_i = (p₁ᵢ − p₀ᵢ)/(log p₁ᵢ − log p₀ᵢ) and w = L/ΣL,
+# Softmax and related functions, by logarithmic means. With p the softmax at each end, L_i = (p₁ᵢ −
+# p₀ᵢ)/(log p₁ᵢ − log p₀ᵢ) and w = L/ΣL,
 #
 #     log-softmax   Δz_i − Σ_j w_j Δz_j        softmax   L_i (Δz_i − Σ_j w_j Δz_j)        logsumexp   Σ_j w_j Δz_j
 #
-# It closes: Δlog p = Δz − c with one number c for all, and Σ L_i Δlog p_i = Σ Δp_i = 0, since both ends sum to one, so
-# that c = Σ w_j Δz_j = Δlogsumexp. (Decomposed into exp, sum and division it breaks when logits move far.)
+# They close: Δlog p = Δz − c with one number c for all, and Σ L_i Δlog p_i = Σ Δp_i = 0, since both
+# ends sum to one. So c = Σ w_j Δz_j = Δlogsumexp. (A decomposition into exp, sum and division fails
+# if logits move far.)
 
 
 def mean_shares(call: Call) -> Tensor:
-    """L, from the logarithms of the shares; −∞ stays what it is, also where a mask hides everything."""
+    """L, from the logarithms of the shares. −∞ stays −∞, also if a mask hides everything."""
     value = call.args[0]
     axis = counted_back(call)
 
@@ -71,13 +72,13 @@ def mean_shares(call: Call) -> Tensor:
 
 
 def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
-    """Δz_i − Σ_j w_j Δz_j; where a mask hides everything there are no weights."""
+    """Δz_i − Σ_j w_j Δz_j. If a mask hides everything, there are no weights."""
     delta = call.delta(call.args[0])
     axis = counted_back(call)
-    if not delta.dim():  # a single number less itself
+    if not delta.dim():  # a single number minus itself
         return delta * 0.0
     mean = mean_shares(call) if mean is None else mean
-    # −w: their sign costs less here than in the sum
+    # −w: the sign costs less here than in the sum
     minus = row_by_row(lambda m: quotient(m, -m.sum(axis, keepdim=True), 0.0), axis, mean)
 
     def there(v: Tensor) -> Tensor:
@@ -90,24 +91,25 @@ def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
 
 
 def counted_back(call: Call) -> int:
-    """The axis that an operation names second, from the last."""
+    """The axis in the operation's second argument, counted from the end."""
     value, dim = call.args[:2]
     axes: int = max(value.start.dim(), 1)
     return int(dim) % axes - axes
 
 
 def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> Tensor:
-    """A function of numbers, or of their rows along the axis: where it is the last, of many numbers a few rows at a
-    time, so that what is made on the way stays in the cache."""
+    """Apply a function to rows along an axis. If it is the last axis of many numbers, take a few
+    rows at a time, so that intermediate results stay in the cache.
+    """
     first = arrays[0]
-    if first.numel() <= CACHED or axis != -1:
+    if first.numel() <= CACHED_ROW_NUMBERS or axis != -1:
         return function(*arrays)
     rows = [array.reshape(-1, array.shape[-1]) for array in arrays]
-    found = torch.empty_like(rows[0])
-    step = max(1, CACHED // first.shape[-1])
-    for at in range(0, len(found), step):
-        found[at : at + step] = function(*(array[at : at + step] for array in rows))
-    return found.view(first.shape)
+    result = torch.empty_like(rows[0])
+    step = max(1, CACHED_ROW_NUMBERS // first.shape[-1])
+    for at in range(0, len(result), step):
+        result[at : at + step] = function(*(array[at : at + step] for array in rows))
+    return result.view(first.shape)
 
 
 def softmax(call: Call) -> Tensor:
@@ -127,14 +129,14 @@ def logsumexp(call: Call) -> Tensor:
 
 
 def logcumsumexp(call: Call) -> Tensor:
-    """Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ for yₙ = log(e^yₙ₋₁ + e^zₙ), sₙ the slope of the softplus at yₙ₋₁ − zₙ."""
+    """Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ for yₙ = log(e^yₙ₋₁ + e^zₙ), sₙ the slope of the softplus at
+    yₙ₋₁ − zₙ.
+    """
     value, dim = call.args
     if value.start.dim() == 0:
         return call.delta(value)
 
-    def ahead(
-        y: Tensor, z: Tensor
-    ) -> Tensor:  # yₙ₋₁ − zₙ; where both are −∞, nothing has a share but zₙ
+    def ahead(y: Tensor, z: Tensor) -> Tensor:  # yₙ₋₁ − zₙ; if both are −∞, zₙ has the whole share
         before = torch.cat(
             [torch.full_like(y.narrow(dim, 0, 1), -inf), y.narrow(dim, 0, y.shape[dim] - 1)], dim
         )
@@ -144,18 +146,19 @@ def logcumsumexp(call: Call) -> Tensor:
     gap = Ends(ahead(y0, value.start), ahead(y1, value.end), None)
     share = call.slope(gap, softplus_slope).movedim(dim, -1)
     gain = torch.cat([torch.zeros_like(share[..., :1]), share[..., 1:]], -1)
-    found = (1 - gain) * call.delta(value).movedim(dim, -1)
-    # vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance: (g, v)ₙ ← (gₙ gₙ₋ₖ, vₙ + gₙ vₙ₋ₖ)
+    sums = (1 - gain) * call.delta(value).movedim(dim, -1)
+    # vₙ ← vₙ + gₙ vₙ₋₁ along the last axis, in rounds of doubling distance: (g, v)ₙ ← (gₙ gₙ₋ₖ, vₙ
+    # + gₙ vₙ₋ₖ)
     distance = 1
-    length = found.shape[-1]
+    length = sums.shape[-1]
     while distance < length:
         late = slice(distance, None)
         early = slice(None, length - distance)
-        moved = found[..., late] + gain[..., late] * found[..., early]
-        found = torch.cat([found[..., :distance], moved], -1)
+        moved = sums[..., late] + gain[..., late] * sums[..., early]
+        sums = torch.cat([sums[..., :distance], moved], -1)
         gain = torch.cat([gain[..., :distance], gain[..., late] * gain[..., early]], -1)
         distance *= 2
-    return found.movedim(-1, dim)
+    return sums.movedim(-1, dim)
 
 
 SOFTMAX: dict[str, Rule] = {
@@ -164,9 +167,6 @@ SOFTMAX: dict[str, Rule] = {
     "logcumsumexp": logcumsumexp,
     "logsumexp": logsumexp,
 }
-
-
-# --- Normalisations.
 
 
 def norm_of_examples(call: Call) -> Result:
@@ -178,7 +178,7 @@ def norm_of_examples(call: Call) -> Result:
         x, gain, bias, examples, _, _, groups, _ = call.args
         gain, bias = (along(p, 1, x) for p in (gain, bias))
         shape = (examples, groups, 1)
-    # mean x and r, which the operation gave beside its result
+    # mean x and r are the operation's other results
     mean, r = (
         Ends(v0.reshape(shape).to(call.start.dtype), v1.reshape(shape).to(call.start.dtype), None)
         for v0, v1 in call.ends[1:]
@@ -187,18 +187,18 @@ def norm_of_examples(call: Call) -> Result:
 
 
 def batch_norm(call: Call) -> Result:
-    """Batch norm: in evaluation an affine map of each channel, Δy = ḡ r Δx + … by the product rule; of weights, each
-    channel by its own statistics as well.
+    """Batch norm: in evaluation an affine map of each channel, Δy = ḡ r Δx + … by the product rule;
+    of weights, each channel by its own statistics as well.
     """
     x, gain, bias, mean, variance, training, _, eps = call.args
     if training or mean is None:
         if (
             x.from_inputs and len(x.start) > 1
-        ):  # instance norm makes one example of all, each with channels of its own
+        ):  # instance norm merges all examples into one, each with its own channels
             raise NoRule("batch norm in training mode couples the examples of a batch")
         x = x.view(lambda v: v.transpose(0, 1))
         gain, bias = (along(p, 0, x) for p in (gain, bias))
-        # mean x and r of each channel, of all examples and pixels
+        # mean x and r of each channel, over examples and pixels
         rows = Ends(x.start.flatten(1), x.end.flatten(1), None, x.from_weights, x.from_inputs)
         r = rows.view(lambda v: (v.var(1, correction=0, keepdim=True) + eps).rsqrt())
         moments = (rows.view(lambda v: v.mean(1, keepdim=True)), r)
@@ -219,7 +219,7 @@ def batch_norm(call: Call) -> Result:
 
 
 def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
-    """A number for each channel, beside x."""
+    """One number for each channel, in the shape of x."""
     rest = x.start.dim() - axis - 1
     return None if value is None else value.view(lambda v: v.reshape(*[1] * axis, -1, *[1] * rest))
 
@@ -227,7 +227,7 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
 def normalise(
     call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends
 ) -> tuple[Ends, Tensor | None]:
-    """y = r c at both ends, and ḡ Δy; numbers that share a mean are normalised together."""
+    """y = r c at both ends, and ḡ Δy, for numbers that share a mean."""
     shape = x.start.shape
     outer = mean.start.shape[:-1]
     start, end = (
@@ -253,7 +253,7 @@ def normalise(
         else call.mean(gain).expand(shape).reshape(middle.shape)
     )
     delta = call.delta(x).reshape(middle.shape)
-    if n == 1:  # a number less itself; what rounding would leave of it belongs to no example
+    if n == 1:  # a number minus itself is zero; its rounding belongs to no example
         return normed, (delta * 0.0).view(shape)
 
     def there(v: Tensor) -> Tensor:
@@ -264,13 +264,15 @@ def normalise(
         if w.dim() == middle.dim():
             scaled = factor * w
             diagonal = r
-            whole = scaled.sum(-1, keepdim=True)
+            gradient_sum = scaled.sum(-1, keepdim=True)
             along = (middle * scaled).sum(-1, keepdim=True)
-        else:  # what is the same for all vectors is worked out once
+        else:  # terms that all vectors share are computed once
             scaled = w
             diagonal = factor * r
-            whole, along = inner_products(w, torch.stack((factor, factor * middle)))
-        less_mean = torch.addcmul(r * whole, k * middle.sum(-1, keepdim=True), along) * (-1 / n)
+            gradient_sum, along = inner_products(w, torch.stack((factor, factor * middle)))
+        less_mean = torch.addcmul(r * gradient_sum, k * middle.sum(-1, keepdim=True), along) * (
+            -1 / n
+        )
         return torch.addcmul(torch.addcmul(less_mean, scaled, diagonal), middle, k * along)
 
     return normed, passed(delta, there, back).view(shape)
@@ -281,7 +283,9 @@ def affine(
 ) -> Tensor:
     """ḡ Δy + ȳ Δg + Δb for g y + b, given ḡ Δy."""
     shape = y.start.shape
-    terms = [] if delta is None else [delta]
+    terms = []
+    if delta is not None:
+        terms.append(delta)
     if gain is not None and gain.delta is not None:
         terms.append(call.delta(gain, shape, call.mean(y)))
     if bias is not None and bias.delta is not None:
@@ -289,17 +293,16 @@ def affine(
     return total(terms, shape)
 
 
-# --- Lengths: of vectors in the sense of some order, of deviations from a mean, and of weights that are brought to one.
-
-
 def axes_of(call: Call) -> list[int]:
-    """The axes along which the operation goes; all, if none are given."""
+    """The axes of the operation, or all axes if none are given."""
     dims = call.given.get("dim")
     return list(range(call.args[0].start.dim())) if dims is None else dims
 
 
 def variance(call: Call) -> tuple[Tensor, ...]:
-    """2 Σ c̄ Δx/(n − correction) for Σ c²/(n − correction), c = x − mean x; var_mean gives the mean as well."""
+    """2 Σ c̄ Δx/(n − correction) for Σ c²/(n − correction), c = x − mean x. var_mean also gives the
+    mean.
+    """
     value = call.args[0]
     dims = axes_of(call)
     keep = call.given["keepdim"]
@@ -312,7 +315,7 @@ def variance(call: Call) -> tuple[Tensor, ...]:
 
 
 def deviation(call: Call) -> Result:
-    """Δ(s²)/(s₀ + s₁) for the root of the variance; std_mean gives the mean as well."""
+    """Δ(s²)/(s₀ + s₁) for the root of the variance. std_mean also gives the mean."""
     delta, *means = variance(call)
     start, end = call.ends[0]
     slope = call.slope(
@@ -322,7 +325,7 @@ def deviation(call: Call) -> Result:
 
 
 def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
-    """l = √Σx² with Δl = 2 Σ x̄Δx/(l₀ + l₁); 0 where both are zero."""
+    """l = √Σx² with Δl = 2 Σ x̄Δx/(l₀ + l₁), or 0 if both ends are zero."""
     start, end = (v.square().sum(dims, keepdim=True) for v in (value.start, value.end))
     length = Ends(start.sqrt(), end.sqrt(), None)
     if value.delta is None:
@@ -333,7 +336,9 @@ def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
 
 
 def weight_norm(call: Call) -> Result:
-    """Δ(v · g/‖v‖) by the rules of products and quotients, the length along all axes but one; it comes beside it."""
+    """Δ(v · g/‖v‖) by the rules of products and quotients. The length, over all axes but one, is
+    the second result.
+    """
     direction, gain = call.args[:2]
     axes = range(direction.start.dim())
     length = lengths(call, direction, [d for d in axes if d != axes[call.given["dim"]]])
@@ -344,7 +349,7 @@ def weight_norm(call: Call) -> Result:
 
 
 def vector_norm(call: Call) -> Tensor:
-    """The length of a vector, in the sense of some order."""
+    """The length of a vector, by some order."""
     order = call.given.get("ord", call.given.get("p"))
     return norm_difference(
         call, call.wide(call.args[0]), axes_of(call), 2.0 if order is None else float(order)
@@ -357,14 +362,19 @@ def distances(call: Call) -> Tensor:
     shape = torch.Size([*call.start.shape, left.start.shape[-1]])
     rows = left[..., :, None, :]
     columns = right[..., None, :, :]
-    terms = [] if left.delta is None else [call.delta(rows, shape)]
-    terms += [] if right.delta is None else [-call.delta(columns, shape)]
+    terms = []
+    if left.delta is not None:
+        terms.append(call.delta(rows, shape))
+    if right.delta is not None:
+        terms.append(-call.delta(columns, shape))
     gap = Ends(rows.start - columns.start, rows.end - columns.end, total(terms, shape))
     return norm_difference(call, gap, [-1], float(order))
 
 
 def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> Tensor:
-    """Δ(Σ|x|ᵖ)^{1/p}, by the slopes of |x|, of powers and of a root; or Δ of the largest or smallest |x|."""
+    """Δ(Σ|x|ᵖ)^{1/p}, by the slopes of |x|, of powers and of a root; or Δ of the largest or
+    smallest |x|.
+    """
 
     def power(value: Ends, p: float) -> Ends:
         slope = call.slope(value, lambda z0, z1: real_power(torch.full_like(z0, p), z0, z1))
@@ -385,7 +395,7 @@ def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> T
     return norm.change.reshape(call.start.shape)
 
 
-NORM: dict[str, Rule] = {
+NORM_RULES: dict[str, Rule] = {
     **dict.fromkeys(("native_layer_norm", "native_group_norm"), norm_of_examples),
     "native_batch_norm": batch_norm,
     "_weight_norm_interface": weight_norm,

@@ -1,10 +1,10 @@
-"""How alike are the gradients at two examples along the path? Domingos' figure 1, of the run itself.
+"""How similar are the gradients at two examples along the path? Figure 1 of Domingos (2020), drawn from a run.
 
     K_s(x, x′) = ⟨∇f(x), ∇f(x′)⟩ = ‖∇f(x)‖ ‖∇f(x′)‖ cos(angle)        at the weights θ_s
 
-The two training examples are those that the path kernel ties most to each other. Lengths and angles are those of the
-kernels that the run kept; with several outputs, of all their gradients together (traces). Directions are not known:
-the plane of each pair is turned into that of the picture.
+The two training examples have the largest path kernel |𝒦(x, x′)|. Lengths and angles come from the stored kernels, or
+from their traces if there are several outputs. Directions are unknown, so each pair is rotated into the plane of the
+picture.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, he
 from ntkexp.report.run import Run
 from ntkexp.text import short
 
-STATIONS = 4  # places of the path at which both gradients are drawn, at most
-HEIGHT, ACROSS = 0.9, 1.7  # inches that gradients, and all places, may take
-LETTERS = 14  # of an example's name
+MAX_STATIONS = 4  # of the path, at which both gradients are drawn
+HEIGHT_INCHES = 0.9  # of the longest gradient
+WIDTH_INCHES = 1.7  # of all stations
+MAX_NAME_LETTERS = 14
 
 Array = NDArray[np.float64]
 
@@ -41,7 +42,7 @@ class Course(NamedTuple):
 
     @property
     def angles(self) -> Array:
-        """Between the two, in degrees.
+        """The angle between the gradients in degrees.
 
         >>> Course((0, 1), np.zeros(1), np.array([[2.0, 1.0]]), np.array([1.0])).angles.round(9).tolist()
         [60.0]
@@ -51,33 +52,37 @@ class Course(NamedTuple):
 
 
 def read(run: Run) -> Course | None:
-    """Read the gradients at the pair; nothing where kernels among training examples were not kept at two steps."""
-    found = read_path_kernel(run)
-    if found is None or "tangent" not in run.kernels or len(found[0]) < 2:
+    """Read the gradients of the pair; None if the run stored fewer than two kernels between training examples."""
+    path_kernel = read_path_kernel(run)
+    if path_kernel is None or "tangent" not in run.kernels or len(path_kernel[0]) < 2:
         return None
-    tied = np.abs(found[0])
-    np.fill_diagonal(tied, -1)
-    pair = [int(place) for place in np.unravel_index(np.argmax(tied), tied.shape)]
-    places = [run.points["train"].start + place for place in pair]
-    among = run.kernels["tangent"].isel(probe=places, train=pair).to_numpy()
-    among = np.einsum("sacbc->sab", among)
+    # the pair with the largest |𝒦(x, x′)|
+    sizes = np.abs(path_kernel[0])
+    np.fill_diagonal(sizes, -1)
+    pair = [int(place) for place in np.unravel_index(np.argmax(sizes), sizes.shape)]
 
-    # where the weights were, of the snapshots whose kernels and weights are finite
+    # tangent kernels of the pair, traced over outputs, [snapshot, 2, 2]
+    places = [run.points["train"].start + place for place in pair]
+    kernels = run.kernels["tangent"].isel(probe=places, train=pair).to_numpy()
+    kernels = np.einsum("sacbc->sab", kernels)
+    diagonal = np.einsum("saa->sa", kernels)
+
+    # snapshots with finite kernels and weights
     steps = run.series("weights_moved")
-    where = dict(zip(steps["step"], steps["weights_moved"], strict=True))
-    moved = np.array([where.get(step, np.nan) for step in run.kernels["step"].to_numpy().tolist()])
-    diagonal = np.einsum("saa->sa", among)
-    known = np.isfinite(moved) & np.isfinite(among).all(axis=(1, 2)) & (diagonal > 0).all(axis=1)
+    moved_at = dict(zip(steps["step"], steps["weights_moved"], strict=True))
+    snapshots = run.kernels["step"].to_numpy().tolist()
+    moved = np.array([moved_at.get(step, np.nan) for step in snapshots])
+    known = np.isfinite(moved) & np.isfinite(kernels).all(axis=(1, 2)) & (diagonal > 0).all(axis=1)
     if known.sum() < 2 or not moved[known].max() > 0:
         return None
-    return Course((pair[0], pair[1]), moved[known], np.sqrt(diagonal[known]), among[known, 0, 1])
+    return Course((pair[0], pair[1]), moved[known], np.sqrt(diagonal[known]), kernels[known, 0, 1])
 
 
 def draw(run: Run) -> Figure | None:
     course = read(run)
     if course is None:
         return None
-    names = [fitting(name_of(run, place), LETTERS) for place in course.pair]
+    names = [fitting(name_of(run, place), MAX_NAME_LETTERS) for place in course.pair]
     figure = Figure(figsize=(NARROW, 3.0), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     draw_pairs(above, course, names)
@@ -89,15 +94,16 @@ def draw(run: Run) -> Figure | None:
 
 
 def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
-    """Draw both gradients at places of the path, half their angle to either side of upright."""
+    """Draw both gradients at stations of the path, symmetrically about the vertical."""
     places = course.moved / course.moved.max()
     stations = [0]
-    for k in range(1, len(places)):  # those that lie far enough from the one before
-        if places[k] - places[stations[-1]] >= 0.9 / (STATIONS - 1):
+    for k in range(1, len(places)):
+        if places[k] - places[stations[-1]] >= 0.9 / (MAX_STATIONS - 1):
             stations.append(k)
     turn = np.radians(course.angles[stations]) / 2
-    # inches of the longest gradient: as high as the panel, or such that neighbours do not cross
-    inches = min(HEIGHT, ACROSS / (STATIONS - 1) / 2 / max(np.sin(turn).max(), 1e-9))
+    # the longest gradient is as high as the panel, or so short that neighbours do not cross
+    half_spacing = WIDTH_INCHES / (MAX_STATIONS - 1) / 2
+    inches = min(HEIGHT_INCHES, half_spacing / max(np.sin(turn).max(), 1e-9))
     axes.plot(course.moved, np.zeros_like(course.moved), "-", color=BLACK, linewidth=0.8)
     axes.plot(course.moved[stations], np.zeros(len(stations)), "o", color=BLACK, markersize=2.5)
     for which, (side, ink) in enumerate(((-1, BLUE), (1, ORANGE))):
@@ -106,7 +112,7 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
             course.moved[stations], np.zeros(len(stations)), side * lengths * np.sin(turn), lengths * np.cos(turn),
             color=ink, angles="uv", scale_units="inches", scale=1, width=0.006, clip_on=False,
         )  # fmt: skip
-        arrows.set_in_layout(False)  # they keep clear of what is beside them
+        arrows.set_in_layout(False)  # arrows reserve no space
     axes.set(ylim=(-0.1, 1), yticks=[], ylabel="∇f(x), ∇f(x′)")
     axes.spines["left"].set_visible(False)
     axes.set_xlim(-0.2 * course.moved.max(), 1.2 * course.moved.max())
@@ -133,7 +139,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def answer(course: Course, names: list[str]) -> str:
-    """Write the title: how far the two gradients turned, and what became of their lengths."""
+    """Return the title: the angles at start and end, and the growth of the lengths."""
     start, end = course.angles[[0, -1]]
     grown = course.lengths[-1].mean() / course.lengths[0].mean()
     turned = f"are {end:.0f}° apart at the end, {start:.0f}° at the start"

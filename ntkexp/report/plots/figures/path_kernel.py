@@ -1,7 +1,7 @@
-"""Which training examples does the path kernel tie together? 𝒦(X, X), ordered by class or by target.
+"""The path kernel between training examples, 𝒦(X, X), ordered by class or by target.
 
-With several outputs, the trace over those at which the path was read. 𝒦 need not be symmetric: the rows are read along
-the step, the columns at its start.
+With several outputs, it is the trace over the attributed outputs. 𝒦 may be asymmetric, because its left factor is
+averaged along each step, and its right factor is at the step's start.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ntkexp.report.plots.style import BLACK, NARROW, heading
 from ntkexp.report.run import Run
 from ntkexp.text import short, shown_name
 
-MOST = 256  # more examples than this are averaged in blocks: a page has no room for them
+MAX_PIXELS = 256  # along an axis; more examples are averaged in blocks
 
 
 def read(run: Run) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
-    """Read the path kernel among training examples, traced over outputs, and their order by class or target."""
+    """Read the path kernel between training examples, traced over outputs, and their order by class or target."""
     rule = explained_rule(
         name.removeprefix("path_") for name in map(str, run.kernels) if name.startswith("path_")
     )
@@ -43,18 +43,15 @@ def read(run: Run) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
 
 
 def draw(run: Run) -> Figure | None:
-    found = read(run)
-    if found is None:
+    kernel_and_order = read(run)
+    if kernel_and_order is None:
         return None
-    kernel, order = found
-    target, classes = (
-        run.data["train_target"],
-        [fitting(shown_name(str(name))) for name in run.data["classes"]],
-    )
-    room = ConstrainedLayoutEngine(
-        rect=(0, 0, 0.98, 1)
-    )  # numbers beside the colours may turn out a digit longer
-    figure = Figure(figsize=(NARROW, 3.2), layout=room)
+    kernel, order = kernel_and_order
+    target = run.data["train_target"]
+    classes = [fitting(shown_name(str(name))) for name in run.data["classes"]]
+    # a margin, because numbers of the colour bar may become a digit longer
+    layout = ConstrainedLayoutEngine(rect=(0, 0, 0.98, 1))
+    figure = Figure(figsize=(NARROW, 3.2), layout=layout)
     axes = figure.subplots()
     heat(figure, axes, kernel[np.ix_(order, order)])
     if classes:
@@ -66,18 +63,18 @@ def draw(run: Run) -> Figure | None:
 
 
 def table(run: Run) -> pd.DataFrame:
-    found = read(run)
-    return (
-        pd.DataFrame()
-        if found is None
-        else pd.DataFrame(coarse(found[0][np.ix_(found[1], found[1])]))
-    )
+    kernel_and_order = read(run)
+    if kernel_and_order is None:
+        return pd.DataFrame()
+    kernel, order = kernel_and_order
+    return pd.DataFrame(coarse(kernel[np.ix_(order, order)]))
 
 
 def heat(figure: Figure, axes: Axes, kernel: NDArray[np.float64]) -> None:
-    """Draw colours centred on zero if signs differ; an axis runs over examples, whatever is averaged."""
+    """Draw the kernel as an image, with colours centred on zero if signs differ."""
     examples = len(kernel)
-    means, top = coarse(kernel), float(np.abs(kernel).max())
+    means = coarse(kernel)
+    top = float(np.abs(kernel).max())
     signed = bool((kernel < 0).any() and (kernel > 0).any())
     image = axes.imshow(
         means, cmap="RdBu_r" if signed else "viridis", vmin=-top if signed else None, vmax=top if signed else None,
@@ -91,12 +88,11 @@ def heat(figure: Figure, axes: Axes, kernel: NDArray[np.float64]) -> None:
 
 
 def coarse(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Average over blocks of equal size, so that no more than MOST remain a side; a last, smaller block is left out."""
-    block = -(-len(kernel) // MOST)
+    """Average over blocks of equal size, so that at most `MAX_PIXELS` remain. A smaller last block is left out."""
+    block = -(-len(kernel) // MAX_PIXELS)
     side = len(kernel) // block
-    return np.asarray(
-        kernel[: side * block, : side * block].reshape(side, block, side, block).mean(axis=(1, 3))
-    )
+    blocks = kernel[: side * block, : side * block].reshape(side, block, side, block)
+    return np.asarray(blocks.mean(axis=(1, 3)))
 
 
 def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
@@ -110,13 +106,13 @@ def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
     axes.set_yticks(middles, classes)
     axes.tick_params(length=0)
     if max(map(len, classes)) > 3:
-        # names stand beside each other where there is room for that, and above each other where there is not
+        # rotate the names of an axis on which they would overlap
         axes.tick_params(axis="y" if len(classes) <= 3 else "x", labelrotation=90)
     axes.set(xlabel="training example, by class", ylabel="training example, by class")
 
 
 def answer(kernel: NDArray[np.float64], labels: NDArray[Any] | None) -> str:
-    """Write the title: how much more two examples of a class share than two of different ones."""
+    """Return the title: the mean path kernel within classes and between classes."""
     apart = ~np.eye(len(kernel), dtype=bool)
     if labels is None:
         itself, other = short(mean(kernel[~apart])), short(mean(kernel[apart]))

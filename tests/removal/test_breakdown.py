@@ -1,4 +1,4 @@
-"""The ledger closes for every optimizer, and its shares are shares: of those who were left out, alike for the alike."""
+"""The breakdown of a removal closes for every optimizer, and only removed examples have shares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import LeaveOut, LeftOut, read_leave_out, write_leave_out
 from ntkexp.removal.between import Pair, along
-from ntkexp.removal.rerun import Rerun, RerunAt, again, ledger_between, trained
+from ntkexp.removal.rerun import Rerun, RerunAt, again, breakdown_between, trained
 from ntkexp.removal.retraining import changes, groups, leave_out
 from ntkexp.report.leave_out import Agreement, agreement_of
 from ntkexp.run.setting import prepare
@@ -72,7 +72,7 @@ def test_shares_add_up_in_every_architecture(model: str) -> None:
     points = setting.problem.inputs[6:8]
     with TemporaryDirectory() as folder:
         weight = Pair(training.everyone, training.without([0, 1, 2]))
-        found = ledger_between(training, weight, points, torch.tensor([[0, 0], [1, 0]]), Path(folder), Silent())
+        found = breakdown_between(training, weight, points, torch.tensor([[0, 0], [1, 0]]), Path(folder), Silent())
     assert found.actual.any()
     assert found.closure < CLOSES
 
@@ -138,7 +138,7 @@ def test_copies_get_the_same_share(case: str) -> None:
     "case", [pytest.param("clipped", marks=pytest.mark.slow), pytest.param("adam", marks=pytest.mark.slow), "amsgrad"]
 )
 def test_between_trainings_that_hardly_differ_shares_are_derivatives(case: str) -> None:
-    """The difference quotient of the ledger at distance h, and of training at ±h: both are off by h²."""
+    """The difference quotient of the breakdown at distance h, and of training at ±h: both are off by h²."""
     training, points = rerun(case, "tanh", "optimizer.eps=1e-4") if case != "clipped" else rerun(case, "tanh")
     h = 1e-4
     less, more = training.everyone.clone(), training.everyone.clone()

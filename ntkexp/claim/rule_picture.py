@@ -1,0 +1,142 @@
+"""Pictures of rules: the judged rows of a part, and its expected range."""
+
+from __future__ import annotations
+
+import math
+from functools import singledispatch
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from ntkexp.claim.expectation import (
+    AbstractAverage,
+    AbstractExpectation,
+    Identity,
+    Location,
+    Order,
+    Slope,
+)
+from ntkexp.report.analysis.laws import limit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SMALLEST_DRAWN = 1e-18
+"""Smaller errors are drawn here, because zero has no logarithm."""
+
+
+@singledispatch
+def draw_rows(rule: AbstractExpectation, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+    """Draw the selected rows, seed by seed. The default is a dot per row."""
+    axes.plot(range(len(table)), table["value"], "o", color=colour, zorder=3)
+
+
+@singledispatch
+def mark_range(rule: AbstractExpectation, axes: Axes) -> None:
+    """Mark the expected range, and label the axes."""
+    axes.set(xlabel="row", ylabel="figure")
+
+
+@draw_rows.register(Identity)
+def _(rule: Identity, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+    errors = table["value"].abs().to_numpy(dtype=float)
+    drawn = np.sort(np.maximum(errors, SMALLEST_DRAWN))
+    axes.plot(np.arange(1, len(drawn) + 1) / len(drawn), drawn, "o", color=colour, zorder=3)
+
+
+@mark_range.register(Identity)
+def _(rule: Identity, axes: Axes) -> None:
+    from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
+
+    log_axis(axes, "y")
+    axes.axhline(rule.tolerance, color=VERMILION, linewidth=0.8, linestyle="--")
+    axes.set(xlabel="share of rows with a smaller error", ylabel="error")
+
+
+@draw_rows.register(AbstractAverage)
+def _(rule: AbstractAverage, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+    figures = np.array(rule.figures(table))
+    mean = figures.mean()
+    if rule.is_log:
+        figures = np.exp(figures)
+        mean = math.exp(mean)
+    axes.plot(range(len(figures)), figures, "o", color=colour, zorder=3)
+    axes.axhline(mean, color=colour, linewidth=0.8, zorder=2)
+
+
+@mark_range.register(AbstractAverage)
+def _(rule: AbstractAverage, axes: Axes) -> None:
+    from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
+
+    ends = [rule.expected.low, rule.expected.high]
+    if rule.is_log:
+        log_axis(axes, "y")
+        ends = [math.exp(end) for end in ends]
+
+    # Draw an open end of the band at the edge of the picture, or at its other end.
+    low, high = axes.get_ylim()
+    finite = [end for end in ends if math.isfinite(end) and end != 0]
+    band = np.clip(ends, min([low, *finite]), max([high, *finite]))
+    axes.axhspan(*band, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
+    label = "figure of a seed"
+    if isinstance(rule, Order):
+        label = f"{rule.above} {'/' if rule.is_log else '−'} {rule.below}"
+    axes.set(xlabel="seed", ylabel=label, xticks=[])
+
+
+def draw_seeds(axes: Axes, table: pd.DataFrame, along: str, colour: str) -> None:
+    for _, seed in table.sort_values(along).groupby("seed"):
+        axes.plot(seed[along], seed["value"], color=colour, alpha=0.25, linewidth=0.8, zorder=1)
+
+
+@draw_rows.register(Slope)
+def _(rule: Slope, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+    draw_seeds(axes, table, rule.along, colour)
+    positive = table[table["value"] > 0]
+    logs = positive["value"].astype(float).map(math.log).groupby(positive[rule.along]).mean()
+    axes.plot(logs.index, logs.map(math.exp), "o", color=colour, zorder=3)
+
+
+@mark_range.register(Slope)
+def _(rule: Slope, axes: Axes) -> None:
+    """Draw the expected slope through the middle of the picture."""
+    from ntkexp.report.plots.style import (  # noqa: PLC0415  slow to import
+        VERMILION,
+        End,
+        log_axis,
+        name_ends,
+        tick,
+    )
+
+    log_axis(axes, "x")
+    log_axis(axes, "y")
+    for line in axes.get_lines():
+        tick(axes, sorted({float(x) for x in np.asarray(line.get_xdata(), dtype=float)}))
+    points = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
+    if points:
+        x = np.asarray(points[-1].get_xdata(), dtype=float)
+        y = np.asarray(points[-1].get_ydata(), dtype=float)
+        heights = np.exp(np.log(y).mean()) * (x / np.exp(np.log(x).mean())) ** rule.value
+        axes.plot(x, heights, "--", color=VERMILION, linewidth=0.8, zorder=2)
+        end = End(f"expected {limit(rule.expected)}", float(heights[-1]), VERMILION)
+        name_ends(axes, [end])
+    axes.set(xlabel=rule.along, ylabel="figure")
+
+
+@draw_rows.register(Location)
+def _(rule: Location, axes: Axes, table: pd.DataFrame, colour: str) -> None:
+    draw_seeds(axes, table, rule.along, colour)
+    means = table.set_index(rule.along)["value"].astype(float).groupby(level=0).mean()
+    axes.plot(means.index, means, "o-", color=colour, zorder=3)
+
+
+@mark_range.register(Location)
+def _(rule: Location, axes: Axes) -> None:
+    from ntkexp.report.plots.style import VERMILION, log_axis  # noqa: PLC0415  slow to import
+
+    log_axis(axes, "x")
+    low = math.exp(rule.expected.low)
+    high = math.exp(rule.expected.high)
+    axes.axvspan(low, high, color=VERMILION, alpha=0.15, linewidth=0, zorder=0)
+    axes.set(xlabel=rule.along, ylabel="figure")

@@ -1,0 +1,305 @@
+"""Simulations of the judge: how often it errs, and how often it decides.
+
+Rules judge invented tables with a known truth: inside the expected range, at its edge, or outside.
+Designs are looks with several stages or parts, and pairs of looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ntkexp.claim.expectation import (
+    AbstractAverage,
+    AbstractExpectation,
+    Bound,
+    Equality,
+    Identity,
+    Location,
+    Order,
+    Slope,
+)
+from ntkexp.claim.judge import judge_part, judge_table
+from ntkexp.claim.look import Look
+from ntkexp.claim.quantity import Column
+from ntkexp.records.atomic import Json
+from ntkexp.records.claim import pair_verdict
+
+# --- Invented tables.
+
+
+SEEDS = 5
+"""The number of seeds of an invented table."""
+POSITIONS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""The positions along the axis of an invented power law."""
+
+
+@singledispatch
+def invent(
+    rule: AbstractExpectation, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+) -> pd.DataFrame:
+    """Invent a table whose truth lies inside the range (−1), at its edge (0) or outside (1)."""
+    raise NotImplementedError(f"{type(rule).__name__} has no invented tables")
+
+
+def offsets_of(rule: AbstractExpectation) -> tuple[float, ...]:
+    """Return the offsets for simulations. An identity has no undecided edge."""
+    return (-1.0, 1.0) if isinstance(rule, Identity) else (-1.0, 0.0, 1.0)
+
+
+@invent.register(Identity)
+def _(
+    rule: Identity, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+) -> pd.DataFrame:
+    """Invent errors below the bound; outside, one error is ten times the bound."""
+    values = rule.tolerance * 10 ** -generator.uniform(0.01, 4, 10 * seeds)
+    if offset > 0:
+        values[generator.integers(len(values))] = 10 * rule.tolerance
+    return pd.DataFrame({"seed": np.arange(len(values)) % seeds, "value": values})
+
+
+@invent.register(AbstractAverage)
+def _(
+    rule: AbstractAverage, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+) -> pd.DataFrame:
+    """Invent the figures of seeds. The unit is the margin, or 1 if the margin is 0."""
+    expected = rule.expected
+    unit = rule.scaled_margin or 1.0
+    if offset < 0 and expected.bound is None:
+        truth = expected.value
+    elif expected.bound == "lower":
+        truth = expected.low - offset * unit
+    else:
+        truth = expected.high + offset * unit
+    figures = truth + 0.4 * unit * generator.standard_normal(seeds)
+    return table_of(rule, np.exp(figures) if rule.is_log else figures)
+
+
+def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFrame:
+    """Return a table whose seeds have these figures."""
+    seeds = [*range(len(figures))]
+    if not isinstance(rule, Order):
+        return pd.DataFrame({"seed": seeds, "value": figures})
+    base = np.ones_like(figures)
+    above = base * figures if rule.is_log else base + figures
+    levels = [rule.above] * len(figures) + [rule.below] * len(figures)
+    return pd.DataFrame({rule.along: levels, "seed": seeds * 2, "value": [*above, *base]})
+
+
+@invent.register(Slope)
+def _(
+    rule: Slope, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+) -> pd.DataFrame:
+    """Invent a slope per seed, and noise at each position."""
+    sign = -1.0 if rule.bound == "lower" else 1.0
+    if offset >= 0:
+        truth = rule.value + sign * rule.margin * (1 + 1.5 * offset)
+    elif rule.bound is None:
+        truth = rule.value
+    else:
+        truth = rule.value - sign * rule.margin
+    slopes = truth + 0.3 * rule.margin * generator.standard_normal((seeds, 1))
+    heights = generator.standard_normal((seeds, 1))
+    noise = 0.3 * rule.margin * generator.standard_normal((seeds, len(POSITIONS)))
+    values = np.exp(heights + slopes * np.log(POSITIONS) + noise)
+    return pd.DataFrame(
+        {
+            rule.along: [*POSITIONS] * seeds,
+            "seed": np.repeat(np.arange(seeds), len(POSITIONS)),
+            "value": values.ravel(),
+        }
+    )
+
+
+@invent.register(Location)
+def _(
+    rule: Location, offset: float, generator: np.random.Generator, seeds: int = SEEDS
+) -> pd.DataFrame:
+    """Invent a hump per seed."""
+    centre = rule.expected.value
+    reach = rule.expected.margin
+    truth = centre if offset < 0 else centre + reach * (1 + 1.5 * offset)
+    tops = truth + 0.4 * reach * generator.standard_normal((seeds, 1))
+    x = centre + reach * np.arange(-6, 11)
+    values = rule.sign * np.exp(-(((x - tops) / (3 * reach)) ** 2))
+    return pd.DataFrame(
+        {
+            rule.along: np.tile(np.exp(x), seeds),
+            "seed": np.repeat(np.arange(seeds), len(x)),
+            "value": values.ravel(),
+        }
+    )
+
+
+# --- Simulations of single rules.
+
+
+TABLES_PER_RULE = 500
+TABLES_PER_DESIGN = 200
+WRONG_VERDICTS = {-1.0: ("refuted",), 0.0: ("supported", "refuted"), 1.0: ("supported",)}
+"""The wrong verdicts for a truth inside the range, at its edge, and outside."""
+
+RULES: tuple[AbstractExpectation, ...] = (
+    Identity(),
+    Slope(along="width", value=-1.0, margin=0.2),
+    Slope(along="width", value=-0.5, margin=0.2, bound="upper"),
+    Bound(limit=1.0, margin=0.1, side="upper"),
+    Order(along="rule", above="left", below="secant", margin=0.1),
+    Order(along="rule", above="left", below="secant", margin=0.5, scale="log"),
+    Equality(value=1.0, margin=0.1),
+    Location(along="width", value=64.0, margin=0.25),
+)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The error rate and the power of a rule or design.
+
+    Attributes:
+        false: The rate of wrong verdicts, for the worst position of the truth.
+        support: The rate of `supported` for a truth inside the range.
+        refute: The rate of `refuted` for a truth outside.
+    """
+
+    rule: str
+    tables: int
+    false: float
+    support: float
+    refute: float
+
+    @property
+    def fields(self) -> dict[str, Json]:
+        return {
+            "rule": self.rule,
+            "tables": self.tables,
+            "false_verdicts": self.false,
+            "power_to_support": self.support,
+            "power_to_refute": self.refute,
+        }
+
+
+def try_judging(rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: int = 0) -> Tried:
+    """Simulate the judgement of one rule."""
+    generator = np.random.default_rng(seed)
+    verdicts: dict[float, list[str]] = {}
+    for truth in offsets_of(rule):
+        verdicts[truth] = [
+            judge_part(rule, invent(rule, truth, generator)).verdict for _ in range(tables)
+        ]
+    wrong = [
+        verdicts[truth].count(word) for truth in offsets_of(rule) for word in WRONG_VERDICTS[truth]
+    ]
+    return Tried(
+        rule=f"{rule.option}: {rule.words}",
+        tables=tables,
+        false=max(wrong) / tables,
+        support=verdicts[-1.0].count("supported") / tables,
+        refute=verdicts[1.0].count("refuted") / tables,
+    )
+
+
+# --- Simulations of whole designs: several stages, several parts, a pair of looks.
+
+
+@dataclass(frozen=True)
+class JudgingDesign:
+    """A look with its stages and parts, alone or as a pair of looks.
+
+    If `shared`, all parts read the same draws, as quantities of one run do. Otherwise each part has
+    its own draws.
+    """
+
+    name: str
+    look: Look
+    pair: bool = False
+    shared: bool = False
+
+    def judge(
+        self, truths: Sequence[float], seconds: Sequence[float], generator: np.random.Generator
+    ) -> str:
+        """Invent tables with the truths of the parts in both looks, and return the verdict."""
+        main = self.judge_look(truths, generator)
+        if not self.pair:
+            return main
+        return pair_verdict(main, self.judge_look(seconds, generator))
+
+    def judge_look(self, truths: Sequence[float], generator: np.random.Generator) -> str:
+        # A table of all seeds
+        draw = int(generator.integers(2**32))
+        tables = []
+        for index, (part, truth) in enumerate(zip(self.look.expectation, truths, strict=True)):
+            part_generator = np.random.default_rng([draw, 0 if self.shared else index])
+            rows = invent(part, truth, part_generator, len(self.look.seeds))
+            tables.append(rows.assign(quantity=index))
+        table = pd.concat(tables, ignore_index=True)
+
+        # Stage by stage, until it is decided
+        look = self.look.at(0)
+        while True:
+            finding = judge_table(look, table[table["seed"].isin(look.seeds_now)])
+            following = look.after(finding.verdict)
+            if following is look:
+                return finding.verdict
+            look = following
+
+
+def look_of(*parts: AbstractExpectation, planned: tuple[int, ...] = (5,)) -> Look:
+    """Return a look at invented tables, where each part selects its own rows."""
+    placed = tuple(
+        part.model_copy(update={"where": {"quantity": index}}) for index, part in enumerate(parts)
+    )
+    seeds = tuple(range(planned[-1]))
+    return Look({}, None, seeds, Column(column="value"), placed, planned=planned)
+
+
+EQUAL = Equality(value=1.0, margin=0.1)
+FALLS = Slope(along="width", value=-1.0, margin=0.2)
+ABOVE = Order(along="rule", above="left", below="secant", margin=0.1)
+DESIGNS = (
+    JudgingDesign("looks at 6 and 24 seeds", look_of(EQUAL, planned=(6, 24))),
+    JudgingDesign("looks at 6, 12, 24 and 48 seeds", look_of(EQUAL, planned=(6, 12, 24, 48))),
+    JudgingDesign("a pair of looks", look_of(EQUAL), pair=True),
+    JudgingDesign("three parts", look_of(EQUAL, FALLS, ABOVE)),
+    JudgingDesign("three parts of the same draws", look_of(EQUAL, EQUAL, EQUAL), shared=True),
+    JudgingDesign(
+        "a pair of looks at 6 and 24 seeds, of two parts",
+        look_of(EQUAL, FALLS, planned=(6, 24)),
+        pair=True,
+    ),
+)
+
+
+def try_design(design: JudgingDesign, tables: int = TABLES_PER_DESIGN, seed: int = 0) -> Tried:
+    """Simulate a design where it could err.
+
+    If the truths of all parts, or of one part, lie at the edge, only `not replicated` and
+    `undecided` are right. If the claim is true except for the second look, `supported` is wrong.
+    """
+    generator = np.random.default_rng(seed)
+    parts = len(design.look.expectation)
+    inside = [-1.0] * parts
+    all_edges = [0.0] * parts
+    one_edge = [0.0] + [-1.0] * (parts - 1)
+    one_outside = [1.0] + [-1.0] * (parts - 1)
+
+    def rate(main: Sequence[float], second: Sequence[float], *words: str) -> float:
+        return sum(design.judge(main, second, generator) in words for _ in range(tables)) / tables
+
+    wrong = [
+        rate(all_edges, inside, "supported", "refuted"),
+        rate(one_edge, inside, "supported", "refuted"),
+    ]
+    if design.pair:
+        wrong.append(rate(inside, one_edge, "supported"))
+    return Tried(
+        rule=design.name,
+        tables=tables,
+        false=max(wrong),
+        support=rate(inside, inside, "supported"),
+        refute=rate(one_outside, inside, "refuted"),
+    )
