@@ -305,7 +305,7 @@ def test_chance_has_one_door() -> None:
     }
     # `adapted` and Monte Carlo start torch's own generator, from which layers draw, where a stream starts; `synthetic`
     # invents tables, and an interval resamples rows: no result of either is one of chance
-    assert found == {"stream.py", "model/foreign.py", "library/infinite.py", "claim/judge.py", "report/validation.py"}
+    assert found == {"stream.py", "model/foreign.py", "library/infinite.py", "claim/simulation.py", "report/validation.py"}
 
 
 def test_every_purpose_is_asked_for_in_one_file() -> None:
