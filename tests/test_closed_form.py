@@ -207,6 +207,14 @@ def test_conjugate_gradients_divide_by_the_diagonal() -> None:
     assert solved.residual <= 10 * EPS
 
 
+@pytest.mark.parametrize("unit", [2.0**-40, 2.0**40])
+def test_conjugate_gradients_know_no_unit(unit: float) -> None:
+    targets, R = random(EXAMPLES, 2, seed=2), kernel()
+    usual, scaled = (conjugate_gradients(lambda a: R @ a, R.diagonal(), c * targets) for c in (1.0, unit))
+    assert torch.equal(scaled.solution, unit * usual.solution)
+    assert (scaled.residual, scaled.products) == (usual.residual, usual.products)
+
+
 def test_conjugate_gradients_say_how_far_they_came() -> None:
     matrix, heard = kernel(), []
     targets = random(EXAMPLES, 1, seed=2)

@@ -109,6 +109,12 @@ def test_products_with_vectors_stand_in_for_a_large_matrix(monkeypatch: pytest.M
     assert abs(largest_kernel_eigenvalue(kernel) - exact) <= 100 * EPS * exact  # three vectors span the space
 
 
+def test_a_small_matrix_is_decomposed() -> None:
+    """Products begin with the root of the diagonal, here (1, 1), orthogonal to the mode of the eigenvalue 3."""
+    kernel = torch.tensor([[2.0, -1.0], [-1.0, 2.0]], dtype=torch.float64)[:, None, :, None]
+    assert abs(largest_kernel_eigenvalue(kernel) - 3) <= 100 * EPS
+
+
 @pytest.mark.parametrize(
     ("values", "products"),
     [

@@ -303,9 +303,11 @@ def test_chance_has_one_door() -> None:
     found = {
         str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if doors(ast.parse(file.read_text("utf-8")))
     }
-    # `adapted` and Monte Carlo start torch's own generator, from which layers draw, where a stream starts; `synthetic`
-    # invents tables, and an interval resamples rows: no result of either is one of chance
-    assert found == {"stream.py", "model/foreign.py", "library/infinite.py", "claim/judge.py", "report/validation.py"}
+    # `adapted` and Monte Carlo start torch's own generator, from which layers draw, where a stream starts; simulated
+    # tables and resampled rows decide no result of a run
+    assert found == {
+        *("stream.py", "model/foreign.py", "library/infinite.py", "claim/simulation.py", "report/validation.py"),
+    }
 
 
 def test_every_purpose_is_asked_for_in_one_file() -> None:
