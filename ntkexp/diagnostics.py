@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel import Tape
 from ntkexp.on_disk import blocks, summed
 
 MAX_LANCZOS_PRODUCTS = 100

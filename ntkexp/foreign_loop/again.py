@@ -20,7 +20,7 @@ from ntkexp.foreign_loop.call import CPU, beginning_at, device_generators, gener
 from ntkexp.foreign_loop.problem import LoopProblem
 from ntkexp.foreign_loop.step import AbstractSteps
 from ntkexp.foreign_loop.user_loss import Weighing
-from ntkexp.kernel.record.taping import columns, plain_kernels
+from ntkexp.kernel import columns, plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.removal.retraining import AbstractRetraining

@@ -29,11 +29,9 @@ from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs
 from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
+from ntkexp.kernel import Jacobian, Reader, Tape
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
-from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 from ntkexp.path.backward_sum import BackwardStep, BackwardSum, StepTerms
 from ntkexp.shapes import Inputs, Weights

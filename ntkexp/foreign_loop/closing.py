@@ -23,8 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.adjoint import Adjoint
-from ntkexp.kernel.features.jacobian import Jacobian
+from ntkexp.kernel import Adjoint, Jacobian
 from ntkexp.mistake import Mistake
 from ntkexp.path.step_kernel import kernel_between
 from ntkexp.records.results import FLOOR_EPS

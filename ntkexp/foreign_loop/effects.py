@@ -24,8 +24,9 @@ from ntkexp.foreign_loop.problem import LoopProblem
 from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.user_loss import ExampleLoss, Weighing
-from ntkexp.kernel.record.tape import Tape, digest, examples, part
-from ntkexp.kernel.record.taping import plain_kernels, record
+from ntkexp.kernel import Tape, plain_kernels
+from ntkexp.kernel.record.tape import digest, examples, part
+from ntkexp.kernel.record.taping import record
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.progress import AbstractProgress, Silent
 from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_swept

@@ -22,10 +22,7 @@ from ntkexp.foreign_loop.call import LayerModes, ModelCall
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.positions import PositionGradients, Positions
 from ntkexp.foreign_loop.signatures import Replayed
-from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read.program_cache import ProgramCache
-from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.tape import Tape
+from ntkexp.kernel import Jacobian, ProgramCache, Reader, Tape
 from ntkexp.shapes import Function, Weights
 
 

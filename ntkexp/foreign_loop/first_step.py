@@ -19,8 +19,8 @@ from ntkexp.foreign_loop.call import ModelCall, facts_of
 from ntkexp.foreign_loop.clipping import factors_between
 from ntkexp.foreign_loop.model_function import CalledModule, left_alone
 from ntkexp.foreign_loop.step import FollowedStep
+from ntkexp.kernel import columns
 from ntkexp.kernel.record.tape import part, tensors
-from ntkexp.kernel.record.taping import columns
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 

@@ -16,9 +16,9 @@ from ntkexp.foreign_loop.batch_norm import BatchNormMode
 from ntkexp.foreign_loop.closing import ClosingSums
 from ntkexp.foreign_loop.positions import LoopPositions, Positions
 from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
+from ntkexp.kernel import Tape
 from ntkexp.kernel.features.adjoint import CACHED_NUMBERS
 from ntkexp.kernel.features.gram import PIECE_BYTES, PIECE_ELEMENTS
-from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import Components
 from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero

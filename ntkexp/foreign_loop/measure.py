@@ -28,10 +28,10 @@ from torch.utils.data.distributed import DistributedSampler
 from ntkexp.foreign_loop.call import beginning_at
 from ntkexp.foreign_loop.example_names import DATASET, Ids, SeenCall, names_of
 from ntkexp.foreign_loop.user_loss import failure
+from ntkexp.kernel import Reader, Tape
 from ntkexp.kernel.read.checks import UNFAITHFUL
-from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.independence import CHANGING, COUPLED
-from ntkexp.kernel.record.tape import Tape, as_inputs, digest, examples, part
+from ntkexp.kernel.record.tape import as_inputs, digest, examples, part
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import MEASURE

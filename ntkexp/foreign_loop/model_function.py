@@ -36,11 +36,11 @@ from ntkexp.foreign_loop.call import (
 )
 from ntkexp.foreign_loop.measure import MeasuredQueries
 from ntkexp.foreign_loop.signatures import NOISE_REPEATS, signature, with_noise
-from ntkexp.kernel.read.reader import Reader
+from ntkexp.kernel import Reader, Tape, plain_kernels
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.independence import refuse_dependence
-from ntkexp.kernel.record.tape import Tape, examples, map_tensors, part
-from ntkexp.kernel.record.taping import plain_kernels, record
+from ntkexp.kernel.record.tape import examples, map_tensors, part
+from ntkexp.kernel.record.taping import record
 from ntkexp.model.functional import arguments, choose_output, copied, function_of
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream

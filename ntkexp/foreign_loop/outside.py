@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ntkexp.foreign_loop.call import Autocast
 from ntkexp.foreign_loop.host_reads import to_host
 from ntkexp.foreign_loop.model_function import CalledModule
-from ntkexp.kernel.record.taping import columns
+from ntkexp.kernel import columns
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import copied
 from ntkexp.records.contributions import OUTSIDE

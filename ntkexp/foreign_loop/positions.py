@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.foreign_loop.call import ModelCall
-from ntkexp.kernel.features.jacobian import Jacobian
+from ntkexp.kernel import Jacobian
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.mistake import Mistake
 from ntkexp.text import counted

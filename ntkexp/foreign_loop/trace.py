@@ -53,10 +53,8 @@ from ntkexp.foreign_loop.store.files import START, TraceFolder
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.torch_rules import named
 from ntkexp.foreign_loop.user_loss import ExampleLoss
-from ntkexp.kernel.read.program_cache import ProgramCache
-from ntkexp.kernel.read.reader import Reader
-from ntkexp.kernel.record.tape import Tape, examples, map_tensors
-from ntkexp.kernel.record.taping import columns, plain_kernels
+from ntkexp.kernel import ProgramCache, Reader, Tape, columns, plain_kernels
+from ntkexp.kernel.record.tape import examples, map_tensors
 from ntkexp.mistake import Mistake, checked_number, in_short
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, Components, components_of

@@ -25,7 +25,7 @@ from ntkexp.effects.sweep import MeanName
 from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.clipping import factor_between
 from ntkexp.foreign_loop.example_names import SeenCall
-from ntkexp.kernel.record.taping import plain_kernels
+from ntkexp.kernel import plain_kernels
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Weights
 

@@ -27,7 +27,8 @@ from ntkexp.data.base import Data, Split
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import digest, files_of
 from ntkexp.experiment.problem import draw_network
-from ntkexp.kernel.read.plan import Outputs, wanted
+from ntkexp.kernel import Outputs
+from ntkexp.kernel.read.plan import wanted
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import BlockSlices, compute
 from ntkexp.limit.network import Network

@@ -31,9 +31,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.adjoint import Adjoint, zero_adjoint
+from ntkexp.kernel import Adjoint, Jacobian
+from ntkexp.kernel.features.adjoint import zero_adjoint
 from ntkexp.kernel.features.blocks import Block, Rows
-from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.optimizer.base import IDLE, Coefficient, LinearStep, Mixing, spread
 from ntkexp.path.step_kernel import kernel_between
 from ntkexp.shapes import Weights

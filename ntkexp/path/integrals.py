@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ntkexp.kernel.secant.segment import Closure, bound
+from ntkexp.kernel import Closure
+from ntkexp.kernel.secant.segment import bound
 from ntkexp.on_disk import RowsInFile, RowsOfArray, copied_like, release_pages
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.components import Components

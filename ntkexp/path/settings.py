@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ntkexp.component import MAX_COUNT, MAX_STEPS, Component, Count, CountOrNone, Steps
 from ntkexp.effects.sweep import Effects, MeanName
-from ntkexp.kernel.record.casts import Casts
+from ntkexp.kernel import Casts
 from ntkexp.measure import AbstractMeasure, Output
 from ntkexp.mistake import Mistake
 from ntkexp.path.checkpoint import Resumable

@@ -30,8 +30,8 @@ from ntkexp.effects.trajectory import (
 )
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem
+from ntkexp.kernel import plain_kernels
 from ntkexp.kernel.record.casts import with_casts
-from ntkexp.kernel.record.taping import plain_kernels
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
 from ntkexp.optimizer.base import Memory

@@ -17,7 +17,7 @@ from torch.func import jacrev
 
 from ntkexp.effects.plan import Caveats
 from ntkexp.effects.sweep import Effects, MeanName, kind_of
-from ntkexp.kernel.record.taping import plain_kernels
+from ntkexp.kernel import plain_kernels
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.contributions import RETRAINED, LeaveOut, LeftOut, Removal
 from ntkexp.removal.between import Breakdown, TrainingPair, joined

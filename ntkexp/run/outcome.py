@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ntkexp.diagnostics import summary
 from ntkexp.effects.plan import Caveats
-from ntkexp.kernel.secant.segment import Closure
+from ntkexp.kernel import Closure
 from ntkexp.machine.base import DoesNotApply, Evidence, PathKernel, Repeated, Training
 from ntkexp.machine.ladder import Region, Rung, ladder_rows
 from ntkexp.on_disk import blocks, summed

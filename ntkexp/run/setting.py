@@ -15,11 +15,9 @@ from ntkexp.diagnostics import kinks, largest_kernel_eigenvalue
 from ntkexp.effects.plan import SweepPlan
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
+from ntkexp.kernel import ProgramCache, Reader, Tape
 from ntkexp.kernel.read.plan import work
-from ntkexp.kernel.read.program_cache import ProgramCache
-from ntkexp.kernel.read.reader import Reader
 from ntkexp.kernel.record.casts import remark, with_casts
-from ntkexp.kernel.record.tape import Tape
 from ntkexp.kernel.secant.segment import point
 from ntkexp.machine.base import DoesNotApply, LimitKernels
 from ntkexp.measure import AbstractMeasure, MeasuredPoints, Objective

@@ -20,7 +20,7 @@ from torch.func import jacrev
 from torch.utils._pytree import tree_map
 
 from ntkexp.effects.sweep import ChunkedSweep
-from ntkexp.kernel.secant.segment import Closure
+from ntkexp.kernel import Closure
 from ntkexp.model.functional import load_tensors
 from ntkexp.on_disk import RowsInFile, blocks, is_on_disk, refuse_small_disk
 from ntkexp.optimizer.base import Memory
