@@ -5,7 +5,7 @@ The command `ntkexp` runs experiments. The library has these functions and class
     tangent_kernel(module, x1, x2)                    K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ
     TangentKernel(module)(x1, x2)                     the kernel as an object for scikit-learn
     KernelMachine(kernel).fit(x, y).predict(x)        training with a fixed kernel, in closed form
-    secant_kernel(module, start, end, probes, train)  K̄(x, x′) = J̄(start → end; x) J(start; x′)ᵀ
+    secant_kernel(module, start, end, queries, train)  K̄(x, x′) = J̄(start → end; x) J(start; x′)ᵀ
     infinite_kernel(spec, x1, x2)                     NNGP and tangent kernel at infinite width
     load_run(folder)                                  a finished run as tables and a data set
     follow(model, optimizer, queries=x)               attribution of a training loop to examples

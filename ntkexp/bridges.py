@@ -55,7 +55,7 @@ class FollowedScores:
 
     def __post_init__(self) -> None:
         count = count_examples(self.queries)
-        expected = self.found.sizes["probe"]
+        expected = self.found.sizes["query"]
         if count != expected:
             raise Mistake(
                 f"queries=: these are {count}, and there are scores of {expected}; give those of "
@@ -76,7 +76,7 @@ class FollowedScores:
         scores = np.empty((len(queries), len(names)))
         for out in set(outs):
             rows = [row for row, out_of_row in enumerate(outs) if out_of_row == out]
-            of_output = self.found.isel(probe=queries[rows]).to_scores(
+            of_output = self.found.isel(query=queries[rows]).to_scores(
                 "test,train", score=self.score, out=out, component=self.component
             )
             if len(of_output) < len(rows):
@@ -175,7 +175,7 @@ class FollowedScores:
         if not isinstance(outputs, Tensor):
             return
         at_end = self.found["start"] + self.found["change"]
-        expected = at_end.isel(probe=self.points(data)).to_numpy()
+        expected = at_end.isel(query=self.points(data)).to_numpy()
         actual = outputs.cpu().double().numpy()
         tolerance = torch.finfo(outputs.dtype).eps ** 0.5 * np.linalg.norm(expected)
         if actual.shape != expected.shape or not np.linalg.norm(actual - expected) <= tolerance:

@@ -293,8 +293,8 @@ MIN_KERNEL_SHARE = 1e-3
 
 
 def summary(
-    kernel: Float[Tensor, "probe out kept out_"],
-    contributions: Float[Tensor, "probe out train"],
+    kernel: Float[Tensor, "query out kept out_"],
+    contributions: Float[Tensor, "query out train"],
     train: int,
 ) -> dict[str, float]:
     """Compute the numbers of the table above.
@@ -311,12 +311,12 @@ def summary(
     return facts
 
 
-def is_square(kernel: Float[Tensor, "probe out train out_"]) -> bool:
+def is_square(kernel: Float[Tensor, "query out train out_"]) -> bool:
     """Return whether the run stored its kernel, for all pairs of outputs."""
     return kernel.shape[1] == kernel.shape[3] and kernel.shape[2] > 0
 
 
-def top_share(contributions: Float[Tensor, "probe out train"], k: int) -> float:
+def top_share(contributions: Float[Tensor, "query out train"], k: int) -> float:
     """Return the mean share of the k largest contributors in Σᵢ|𝒮| of a query.
 
     >>> top_share(torch.tensor([[[3.0, -1.0]]]), 1)
@@ -325,23 +325,23 @@ def top_share(contributions: Float[Tensor, "probe out train"], k: int) -> float:
     k = min(k, contributions.shape[2])
     shares = []
     for block in blocks(contributions):
-        sizes = block.abs().sum(1)  # [probe, train]
+        sizes = block.abs().sum(1)  # [query, train]
         shares.append(sizes.topk(k, dim=1).values.sum(1) / sizes.sum(1))
     return float(torch.cat(shares).mean())
 
 
 def coefficients(
-    kernel: Float[Tensor, "probe out train out_"], contributions: Float[Tensor, "probe out train"]
+    kernel: Float[Tensor, "query out train out_"], contributions: Float[Tensor, "query out train"]
 ) -> dict[str, float]:
     """Measure how much the coefficients aᵢ(x) of the kernel machine depend on the query."""
-    pair_blocks = kernel.transpose(1, 2)  # [probe, train, out, out_]
+    pair_blocks = kernel.transpose(1, 2)  # [query, train, out, out_]
     outputs = pair_blocks.shape[2]
     sizes = smallest_singular_values(pair_blocks)
     usable = (sizes > 0) & (sizes >= MIN_KERNEL_SHARE * pair_blocks.abs().amax())
     # aᵢ(x) = 𝒦(x, xᵢ)⁻¹ 𝒮(x, xᵢ), NaN for unusable blocks
     divisor = torch.where(usable[..., None, None], pair_blocks, torch.eye(outputs).to(pair_blocks))
     right_side = contributions.transpose(1, 2)[..., None].to(divisor)
-    solved = torch.linalg.solve(divisor, right_side)[..., 0]  # [probe, train, out]
+    solved = torch.linalg.solve(divisor, right_side)[..., 0]  # [query, train, out]
     solved = torch.where(usable[..., None], solved, torch.nan)
     mean = solved.nanmean(0)
     deviation = (solved - mean).square().nanmean(0).sqrt()

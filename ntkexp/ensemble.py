@@ -52,7 +52,7 @@ def problem(experiment: Experiment) -> EnsembleProblem:
     refuse_other(experiment)
     data = experiment.draw()
     encoded = targets(data, experiment.loss)
-    everything = torch.cat([getattr(data, name).inputs for name in ("train", "probe", "test")])
+    everything = torch.cat([getattr(data, name).inputs for name in ("train", "query", "test")])
     # positions on a line, or on the unit circle
     flat = everything.flatten(1)
     if flat.shape[1] == 1:
@@ -77,7 +77,7 @@ def problem(experiment: Experiment) -> EnsembleProblem:
 
 def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
     """Return the targets of the loss, in one column. Raise if there are several."""
-    target = torch.cat([getattr(data, name).target for name in ("train", "probe", "test")])
+    target = torch.cat([getattr(data, name).target for name in ("train", "query", "test")])
     encoded = loss.targets(target, len(data.classes))
     if encoded.shape[1] != 1:
         raise Mistake(

@@ -42,7 +42,7 @@ def refuse_small_disk(folder: Path, required_bytes: int) -> None:
         raise NoPlace(
             f"contributions, their checkpoints and results take {required_bytes / 1e9:.2g} GB of "
             f"disk and {folder} has {free_bytes / 1e9:.2g} GB free; raise memory_gb, lower "
-            "data.train, data.probe or data.test, or choose another place"
+            "data.train, data.query or data.test, or choose another place"
         )
 
 

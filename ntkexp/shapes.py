@@ -1,8 +1,8 @@
 """Types that all parts share, and the names of their axes.
 
-The axis `probe` counts queries, the points whose outputs are explained, and `out` the outputs of a
+The axis `query` counts queries, the points whose outputs are explained, and `out` the outputs of a
 query. The axis `train` counts training examples, and `out_` their outputs. A kernel always has the
-axes [probe, out, train, out_].
+axes [query, out, train, out_].
 """
 
 from __future__ import annotations

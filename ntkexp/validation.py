@@ -133,9 +133,9 @@ TRAININGS_PER_BATCH = 8
 
 
 class AbstractSubject(ABC):
-    """A training that can be repeated without examples, with outputs at the queries `probe`."""
+    """A training that can be repeated without examples, with outputs at the queries `query`."""
 
-    probe: tuple[int, ...]
+    query: tuple[int, ...]
     at_once: ClassVar[int] = 1
 
     @property
@@ -172,7 +172,7 @@ class RunSubject(AbstractSubject):
 
     at_once = TRAININGS_PER_BATCH
     path: Path
-    probe: tuple[int, ...]
+    query: tuple[int, ...]
     trusted: tuple[str, ...] = ()
 
     @cached_property
@@ -214,7 +214,7 @@ class RunSubject(AbstractSubject):
             )
         training = again(experiment, problem, *RunFolder(self.path).steps_taken)
         first = 0 if "train" in problem.places else problem.train
-        inputs = problem.inputs[[first + point for point in self.probe]]
+        inputs = problem.inputs[[first + point for point in self.query]]
         return RerunAt(training, inputs, experiment.path.chosen_outputs(problem.outputs))
 
 
@@ -224,7 +224,7 @@ class LoopSubject(AbstractSubject):
 
     trace: Trace
     loop: Again
-    probe: tuple[int, ...]
+    query: tuple[int, ...]
 
     @cached_property
     def training(self) -> LoopAgain:
@@ -240,17 +240,17 @@ class LoopSubject(AbstractSubject):
         self, trainings: Sequence[TrainingWithout]
     ) -> Iterator[tuple[TrainingWithout, Outputs]]:
         for training, outputs in super().outputs(trainings):
-            yield training, outputs[list(self.probe)]
+            yield training, outputs[list(self.query)]
 
 
-def loop_subject(path: Path, loop: Again, probe: tuple[int, ...]) -> LoopSubject:
+def loop_subject(path: Path, loop: Again, query: tuple[int, ...]) -> LoopSubject:
     """Return the loop of the trace in a folder, with the module that the loop itself follows."""
     first = trained_again(loop, Weighing())
     trace = load_trace(
         find_trace(path), first.module, first.measure, [known.rule for known in first.steps.known]
     )
     trace.loss = first.loss
-    return LoopSubject(trace, loop, probe)
+    return LoopSubject(trace, loop, query)
 
 
 # --- Jobs for workers, which store each finished training.
@@ -261,7 +261,7 @@ class TrainingJob(AbstractJob):
     """Trainings of a run, except the stored ones."""
 
     run: str
-    probe: tuple[int, ...]
+    query: tuple[int, ...]
     trust: tuple[str, ...]
     again: str | None
     trainings: tuple[TrainingWithout, ...]
@@ -272,7 +272,7 @@ class TrainingJob(AbstractJob):
             raise Mistake(
                 f"a worker does not see {path}; put it on a file system that all machines share"
             )
-        store = TrainingStore(path, self.probe)
+        store = TrainingStore(path, self.query)
         missing = store.missing(self.trainings)
         if not missing:
             return "found"
@@ -284,8 +284,8 @@ class TrainingJob(AbstractJob):
     def subject(self) -> AbstractSubject:
         path = Path(self.run)
         if self.again is None:
-            return RunSubject(path, self.probe, admit(self.trust))
-        return loop_subject(path, load_function(self.again, "again", self.trust), self.probe)
+            return RunSubject(path, self.query, admit(self.trust))
+        return loop_subject(path, load_function(self.again, "again", self.trust), self.query)
 
 
 def in_this_process(
@@ -337,7 +337,7 @@ class ValidationCase:
     Attributes:
         scores: The scores [query, example] by name, positive if an example increases the output. A
         query
-            is one output at one point of `probe`.
+            is one output at one point of `query`.
         whole: The outputs after the training itself.
         carried_out: The function that repeats trainings, and returns their outputs.
     """
@@ -345,7 +345,7 @@ class ValidationCase:
     scores: Mapping[str, Scores]
     whole: Outputs
     examples: tuple[str, ...]
-    probe: tuple[int, ...]
+    query: tuple[int, ...]
     identity: str
     subject: AbstractSubject
     carried_out: Callable[[Sequence[TrainingWithout]], list[Outputs]]
@@ -362,7 +362,7 @@ class ValidationCase:
 
 def case_of_run(
     run: Run,
-    probe: Sequence[int],
+    query: Sequence[int],
     loop: Again | str | None,
     engine: AbstractEngine | None,
     trust: Sequence[str],
@@ -372,7 +372,7 @@ def case_of_run(
 
     Workers compute them if there is an engine and the loop has a name that workers can import.
     """
-    points = tuple(probe)
+    points = tuple(query)
     store = TrainingStore(run.path, points)
     subject: AbstractSubject
     if loop is None:
@@ -403,7 +403,7 @@ def case_of_run(
         scores=scores_of_run(run, list(points)),
         whole=run.predictions.sel(machine="f_T").to_numpy()[list(points)][:, list(run.outs)],
         examples=tuple(map(str, names.tolist())),
-        probe=points,
+        query=points,
         identity=RunFolder(run.path).identity,
         subject=subject,
         carried_out=carried_out,
@@ -414,7 +414,7 @@ def scores_of_run(run: Run, points: list[int]) -> dict[str, Scores]:
     """Return the contributions and negative leave-out effects that the run has at these points."""
     scores = {}
     if (rule := explained_rule(run.rules)) is not None:
-        scores["contribution"] = run.parts(rule).isel(probe=points).to_numpy()
+        scores["contribution"] = run.parts(rule).isel(query=points).to_numpy()
     effect = effects_of_run(run)
     if effect is not None and np.isfinite(effect[points]).all():
         # An effect is the change without the example.
@@ -426,7 +426,7 @@ def case_of_trace(
     trace: Trace, contributions: xr.Dataset, loop: Again, queries: int
 ) -> ValidationCase:
     """Return the case of a loop followed in memory, whose trainings are not stored."""
-    count = min(queries, contributions.sizes["probe"])
+    count = min(queries, contributions.sizes["query"])
     subject = LoopSubject(trace, loop, tuple(range(count)))
     scores = {"contribution": contributions["contribution"].to_numpy()[:count]}
     if "effect" in contributions:
@@ -435,7 +435,7 @@ def case_of_trace(
         scores={name: array.reshape(-1, array.shape[-1]) for name, array in scores.items()},
         whole=(contributions["start"] + contributions["change"]).to_numpy()[:count],
         examples=tuple(trace.examples),
-        probe=subject.probe,
+        query=subject.query,
         identity="",
         subject=subject,
         carried_out=lambda trainings: [outputs for _, outputs in subject.outputs(trainings)],
@@ -521,7 +521,7 @@ def refuse_arguments(again: object, split: object, engine: object, trust: object
         )
     if not (split is None or isinstance(split, str)):
         raise WrongArgument(
-            f"split={in_short(split)}: give the name of a split, such as 'probe'", "split"
+            f"split={in_short(split)}: give the name of a split, such as 'query'", "split"
         )
     if not (engine is None or isinstance(engine, AbstractEngine)):
         raise WrongArgument(
@@ -551,7 +551,7 @@ def refuse_again(run: Run, again: object) -> None:
 def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
     """Return the indices of the first points of a split with known contributions."""
     place = slice_of_split(
-        run, split or ("probe" if "probe" in run.points else main_split(run.ladder))
+        run, split or ("query" if "query" in run.points else main_split(run.ladder))
     )
     rule = explained_rule(run.rules)
     points = list(range(place.start, place.stop))
@@ -601,7 +601,7 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
         outputs=outputs.reshape(-1, *shape),
         whole=after[()].reshape(shape),
         examples=case.examples,
-        probe=case.probe,
+        query=case.query,
         identity=case.identity,
         fresh=design.fresh,
     )

@@ -293,10 +293,10 @@ def test_the_activity_is_what_the_readout_takes() -> None:
 # The integrals of a run.
 
 
-def machine(probes: int, outs: int, train: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def machine(queries: int, outs: int, train: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """A kernel, coefficients that depend on the query, and the contributions K(x, xᵢ) aᵢ(x)."""
-    kernel = normal(probes, outs, train, outs, seed=seed) + 3 * torch.eye(outs, dtype=torch.float64)[:, None]
-    coefficients = 2 + normal(probes, train, outs, seed=seed + 1)
+    kernel = normal(queries, outs, train, outs, seed=seed) + 3 * torch.eye(outs, dtype=torch.float64)[:, None]
+    coefficients = 2 + normal(queries, train, outs, seed=seed + 1)
     return kernel, coefficients, torch.einsum("pcid,pid->pci", kernel, coefficients)
 
 

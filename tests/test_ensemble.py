@@ -31,7 +31,7 @@ from ntkexp.loss import AbstractLoss, Squared
 from ntkexp.mistake import Mistake
 from ntkexp.optimizer.descent import GD
 
-CIRCLE = ("data=circle", "data.seed=0", "data.train=5", "data.probe=0", "data.test=20", "model.width=16", "steps=30")
+CIRCLE = ("data=circle", "data.seed=0", "data.train=5", "data.query=0", "data.test=20", "model.width=16", "steps=30")
 
 
 def alone(overrides: tuple[str, ...], seed: int, size: float, steps: int, *, readout: bool) -> Tensor:

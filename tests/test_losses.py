@@ -20,7 +20,7 @@ from tests.run.small import small
 EPS = torch.finfo(torch.float64).eps
 LOSSES = choices("loss")
 KINKED = ("hinge",)  # its second derivative is zero or infinite: max ℓ″ = 1 is a convention, which bounds nothing
-FEW = ("data.train=4", "data.probe=2", "data.test=2", "steps=3", "model.width=4", "loss=squared")
+FEW = ("data.train=4", "data.query=2", "data.test=2", "steps=3", "model.width=4", "loss=squared")
 seeds = st.integers(0, 2**32 - 1)
 
 

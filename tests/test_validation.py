@@ -79,7 +79,7 @@ def test_the_interval_holds_what_more_trainings_find() -> None:
 
 def test_trained_with_everyone_it_is_the_run(finished: Path) -> None:
     run = load_run(finished)
-    points = asked_points(run, "probe", 5)
+    points = asked_points(run, "query", 5)
     ((_, outputs),) = RunSubject(finished, tuple(points)).outputs([TrainingWithout(())])
     known = run.predictions.sel(machine="f_T").to_numpy()[points]
     assert abs(outputs - known).max() <= 1e-11 * abs(known).max()  # sums of six steps, in another order
@@ -89,7 +89,7 @@ def test_without_an_example_it_is_what_the_library_of_removals_says(finished: Pa
     """And from fresh weights it is another training, of the same data."""
     from ntkexp.run.execute import remove_group  # noqa: PLC0415  beside its oracle
 
-    points = asked_points(load_run(finished), "probe", 2)
+    points = asked_points(load_run(finished), "query", 2)
     subject = RunSubject(finished, tuple(points))
     found = dict(
         subject.outputs(

@@ -8,6 +8,8 @@ Protocol    the main look; a control, which must not come out supported; and a s
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -110,7 +112,7 @@ class Look:
             fields["null"] = list(self.nulls)
         fields["quantity"] = without_files(self.quantity.fields())
         fields["expectation"] = [part.fields() for part in self.expectation]
-        return fields
+        return registered_spelling(fields)
 
 
 def sweep_fields(definition: Definition) -> dict[str, Any]:
@@ -130,6 +132,22 @@ class Protocol:
     @property
     def looks(self) -> dict[str, Look]:
         return {MAIN: self.main, CONTROL: self.control, SECOND: self.second}
+
+
+# Claims were registered when queries were called probes. Their digests rest on that spelling.
+REGISTERED_AS_PROBES = re.compile(r"\bpath\.queries\b")
+REGISTERED_AS_PROBE = re.compile(r"(?<![A-Za-z])query(?![A-Za-z_])")
+
+
+def registered_spelling(fields: dict[str, Any]) -> dict[str, Any]:
+    """Spell the fields of a look as the register does.
+
+    >>> registered_spelling({"base": ["data.query=4", "path.queries=[query]"], "column": "accuracy_query"})
+    {'base': ['data.probe=4', 'path.probes=[probe]'], 'column': 'accuracy_probe'}
+    """
+    text = REGISTERED_AS_PROBES.sub("path.probes", json.dumps(fields))
+    spelled: dict[str, Any] = json.loads(REGISTERED_AS_PROBE.sub("probe", text))
+    return spelled
 
 
 def without_files(fields: Any) -> Any:

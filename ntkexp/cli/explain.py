@@ -36,10 +36,10 @@ QUERIES_ON_PAGE = 12
 
 def explain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
-    probe: Annotated[
+    query: Annotated[
         list[int] | None,
         typer.Option(
-            "--probe",
+            "--query",
             metavar="K",
             min=0,
             help="A point by its number in the split; may be repeated.",
@@ -50,7 +50,7 @@ def explain(
         typer.Option(
             "--split",
             metavar="SPLIT",
-            help="The split whose points are explained: train, probe or test.",
+            help="The split whose points are explained: train, query or test.",
         ),
     ] = None,
     worst: Annotated[
@@ -94,9 +94,9 @@ def explain(
     from ntkexp.report.loaded_run import load_run
     from ntkexp.report.sentence import main_split
 
-    numbers = probe or []
+    numbers = query or []
     if numbers and worst is not None:
-        raise Mistake("--probe names points and --worst looks for them; give one of the two")
+        raise Mistake("--query names points and --worst looks for them; give one of the two")
     if page and as_json:
         raise Mistake("--page and --json are two forms of one result; give one of the two")
     if page and picture is not None:
@@ -104,7 +104,7 @@ def explain(
     if again is not None and without is None:
         raise Mistake("--again trains a loop without some examples; say which by --without=K,…")
     loaded = load_run(run.expanduser())
-    split = split or ("probe" if numbers else main_split(loaded.ladder))
+    split = split or ("query" if numbers else main_split(loaded.ladder))
     if not numbers:
         count = worst or (QUERIES_ON_PAGE if page else QUERIES_ON_TERMINAL)
         numbers = explanations.worst_points(loaded, split, count)
@@ -193,7 +193,7 @@ def write_page(
 
     run = queries.run
     words = ["ntkexp", "explain", str(run.path), "--page", f"--split={queries.split}"]
-    words += [f"--probe={number}" for number in queries.numbers]
+    words += [f"--query={number}" for number in queries.numbers]
     entries: list[BreakdownEntry] = []
     if removal is not None:
         all_entries, _ = remove(queries, removal, quiet=False)
@@ -301,7 +301,7 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
             raise Mistake(
                 f"{run.path} holds neither effects nor contributions, so its examples have no order"
             )
-        parts = run.parts(rule).isel(probe=list(points)).to_numpy()
+        parts = run.parts(rule).isel(query=list(points)).to_numpy()
     progress.say(f"at the top are examples {order_of(run)}")
     return influence(parts)
 

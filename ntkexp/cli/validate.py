@@ -77,7 +77,7 @@ def validate(
     split: Annotated[
         str | None,
         typer.Option(
-            "--split", metavar="SPLIT", help="The split of these points: train, probe or test."
+            "--split", metavar="SPLIT", help="The split of these points: train, query or test."
         ),
     ] = None,
     lower_is_better: Annotated[

@@ -175,6 +175,8 @@ def refusal(
 KEYS: Mapping[str, str] = {
     name: ours
     for ours, names in {
+        "data.query": "probe",
+        "path.queries": "probes",
         "optimizer.step_size": "lr learning_rate eta step_length",
         "optimizer.batch": "batch_size bs minibatch mini_batch batchsize",
         "optimizer.weight_decay": "wd l2 l2_reg regularisation regularization",

@@ -1,6 +1,6 @@
 """Data: training examples, queries and test examples.
 
-A source returns examples, and `split` cuts three disjoint splits from them: `train`, `probe` (the
+A source returns examples, and `split` cuts three disjoint splits from them: `train`, `query` (the
 queries) and `test`. The source's seed determines the order of the examples and the noise, from
 separate random streams. Inputs and real targets are standardised with the statistics of the
 training split:
@@ -292,7 +292,7 @@ class Data:
     """Three disjoint splits."""
 
     train: Split
-    probe: Split
+    query: Split
     test: Split
     classes: tuple[str, ...]
     vocabulary: int = 0
@@ -304,7 +304,7 @@ class AbstractSource(Component):
     """A source of examples, and the sizes of the splits; if `test` is None, it gets the rest."""
 
     train: Count = 128
-    probe: CountOrNone = 128
+    query: CountOrNone = 128
     test: CountOrNone | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)
     """None: use the experiment's seed."""
@@ -356,15 +356,15 @@ class AbstractSource(Component):
             if not examples.as_given:
                 order = group[torch.randperm(len(group), generator=stream("order", seed))]
             train = share(self.train, number, phases)
-            probe = share(self.probe, number, phases)
+            query = share(self.query, number, phases)
             test = None if self.test is None else share(self.test, number, phases)
             # Training examples first, then queries, then test examples.
-            end = train + probe + (test or 0)
+            end = train + query + (test or 0)
             if end > len(order):
                 of_phase = f" of phase {number + 1}" if phases > 1 else ""
                 test_key = "" if self.test is None else f", data.test={self.test}"
                 raise Mistake(
-                    f"data.train={self.train}, data.probe={self.probe}{test_key} ask for {end} "
+                    f"data.train={self.train}, data.query={self.query}{test_key} ask for {end} "
                     f"examples{of_phase}, and there are {len(order)}; lower one of them"
                 )
             if not train:
@@ -372,8 +372,8 @@ class AbstractSource(Component):
                     f"data.train={self.train}: it leaves some of the {phases} phases without an "
                     "example; raise data.train"
                 )
-            tests = order[train + probe :] if test is None else order[train + probe : end]
-            splits.append((order[:train], order[train : train + probe], tests))
+            tests = order[train + query :] if test is None else order[train + query : end]
+            splits.append((order[:train], order[train : train + query], tests))
         return tuple(torch.cat(parts) for parts in zip(*splits, strict=True))
 
     @final
@@ -388,13 +388,13 @@ class AbstractSource(Component):
         scale = scale_of(self.standardise, splits[0].shown)
         keeps_targets = examples.classes or examples.as_given
         rescale = scale_of("none" if keeps_targets else "each", splits[0].target)
-        train, probe, test = (
+        train, query, test = (
             replace(split, inputs=scale(split.shown), target=rescale(split.target))
             for split in splits
         )
         return Data(
             train=train,
-            probe=probe,
+            query=query,
             test=test,
             classes=examples.classes,
             vocabulary=examples.vocabulary,

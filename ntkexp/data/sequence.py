@@ -66,23 +66,23 @@ class ModularAddition(AbstractTokens):
     A. Power et al., "Grokking: generalization beyond overfitting on small algorithmic datasets"
     (2022), arXiv:2201.02177.
 
-    >>> source = ModularAddition(modulus=5, train=20, probe=5)
+    >>> source = ModularAddition(modulus=5, train=20, query=5)
     >>> data = source.split()
     >>> torch.equal(data.train.inputs.sum(1).long() % 5, data.train.target)
     True
     """
 
     train: Count = 64
-    probe: CountOrNone = 24
+    query: CountOrNone = 24
     modulus: int = Field(11, ge=2, le=4096)
     equals: bool = False
 
     def examples(self, generator: torch.Generator) -> Examples:
-        count = self.train + self.probe + (self.test or 0)
+        count = self.train + self.query + (self.test or 0)
         pairs = self.modulus**2
         if count > pairs:
             raise Mistake(
-                f"data.modulus={self.modulus} makes {pairs} sums, and data.train, data.probe and "
+                f"data.modulus={self.modulus} makes {pairs} sums, and data.train, data.query and "
                 f"data.test ask for {count}; lower one of them, or raise data.modulus"
             )
         numbers = torch.arange(self.modulus)
@@ -106,7 +106,7 @@ class Text(AbstractTokens):
     """
 
     train: Count = 32
-    probe: CountOrNone = 16
+    query: CountOrNone = 16
     test: CountOrNone | None = 16
     path: UserPath
     context: Count = 16
@@ -127,12 +127,12 @@ class Text(AbstractTokens):
         windows: Tensor = tokens[:0]
         if window_count:
             windows = torch.unique(tokens[: window_count * size].view(window_count, size), dim=0)
-        count = self.train + self.probe + (self.test or 0)
+        count = self.train + self.query + (self.test or 0)
         if count > len(windows):
             raise Mistake(
                 f"{quoted(self.path)} holds {len(tokens)} bytes, and in them {len(windows)} "
                 f"different windows of data.context={self.context} and one more; data.train, "
-                f"data.probe and data.test ask for {count}; lower one of them, or take a longer text"
+                f"data.query and data.test ask for {count}; lower one of them, or take a longer text"
             )
         names = tuple(byte_name(byte) for byte in present)
         return self.sentences(windows[:, :-1], windows[:, -1], names, len(names))
@@ -147,14 +147,14 @@ def byte_name(byte: int) -> str:
     return chr(byte) if 32 < byte < 127 else f"0x{byte:02x}"
 
 
-SHARED_FIELDS = ("train", "probe", "test", "label_noise", "standardise")
+SHARED_FIELDS = ("train", "query", "test", "label_noise", "standardise")
 """Fields that the sequence sets for all phases."""
 
 
 class Sequence(AbstractSource):
     """One task after another: each phase learns its own examples only.
 
-    `train`, `probe` and `test` are divided equally among the phases.
+    `train`, `query` and `test` are divided equally among the phases.
 
         ntkexp train data=sequence data.phases=[[0,1],[2,3],[4,5]]
 
@@ -164,7 +164,7 @@ class Sequence(AbstractSource):
     learning); with `outputs=own`, every class has its own output ("class-incremental"; G. van de
     Ven, T. Tuytelaars & A. Tolias, "Three types of incremental learning", 2022).
 
-    >>> data = Sequence(train=40, probe=20, test=0).split()
+    >>> data = Sequence(train=40, query=20, test=0).split()
     >>> data.phases, data.classes, data.train.phase.bincount().tolist()
     (('0 1', '2 3'), ('0/2', '1/3'), [20, 20])
     """

@@ -28,7 +28,7 @@ class AbstractSynthetic(AbstractSource):
     @property
     def size(self) -> int:
         """The number of examples in all splits."""
-        return self.train + self.probe + self.test
+        return self.train + self.query + self.test
 
 
 class Circle(AbstractSynthetic):
@@ -38,7 +38,7 @@ class Circle(AbstractSynthetic):
 
         x = (cos a, sin a),  a uniform in [0, 2π),    y = Σ_k cos(k a) + sin(k a)
 
-    >>> inputs = Circle(train=3, probe=0, test=0).split().train.inputs
+    >>> inputs = Circle(train=3, query=0, test=0).split().train.inputs
     >>> torch.allclose(inputs.norm(dim=1), torch.ones(3, dtype=torch.float64))
     True
     """
@@ -152,7 +152,7 @@ def distinct_corners(
     """Draw different corners of the cube; every set of corners is equally likely."""
     if count > 2**dimension:
         raise Mistake(
-            f"data.train, data.probe and data.test ask for {count} examples, and a cube of "
+            f"data.train, data.query and data.test ask for {count} examples, and a cube of "
             f"data.dimension={dimension} has {2**dimension} corners; lower one of them, or raise "
             "data.dimension"
         )
@@ -196,7 +196,7 @@ class Cued(AbstractSynthetic):
     networks", Neuron 110 (2022).
 
     >>> from ntkexp.data.base import examples_stream
-    >>> sources = [Cued(task=task, train=3, probe=1, test=0) for task in (1, 2)]
+    >>> sources = [Cued(task=task, train=3, query=1, test=0) for task in (1, 2)]
     >>> one, other = (source.examples(examples_stream(0)) for source in sources)
     >>> one.inputs[0, -2:].tolist(), other.inputs[0, -2:].tolist()
     ([2.0, 0.0], [0.0, 2.0])
@@ -238,7 +238,7 @@ class Integers(AbstractSource):
     """
 
     train: Count = 1
-    probe: CountOrNone = 0
+    query: CountOrNone = 0
     standardise: Standardise = "none"
     first: Whole = -10
     last: Whole = 20

@@ -460,7 +460,7 @@ class Wine(AbstractSource):
     """
 
     train: Count = 64
-    probe: CountOrNone = 32
+    query: CountOrNone = 32
 
     def examples(self, generator: torch.Generator) -> Examples:
         inputs, target = read_bundled("wine")

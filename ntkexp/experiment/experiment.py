@@ -55,7 +55,7 @@ class Experiment(Component):
     def draw(self) -> Data:
         """Return the data. Raise if memory does not suffice."""
         available_gb = self.memory_gb or DEFAULT_MEMORY_GB  # on the host, whatever the device
-        remedy = "data.train, data.probe, data.test or the size of an example"
+        remedy = "data.train, data.query, data.test or the size of an example"
         with MemoryLimit(available_gb, "the data", remedy):
             return self.data.split(self.seed)
 

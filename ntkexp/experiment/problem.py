@@ -58,20 +58,20 @@ def draw_problem(experiment: Experiment) -> Problem:
 
     # the points: the training examples, which every kernel needs on its right side, and the splits
     # of the queries
-    probes = experiment.path.probes
-    splits = [name for name in ("train", "probe", "test") if name == "train" or name in probes]
+    queries = experiment.path.queries
+    splits = [name for name in ("train", "query", "test") if name == "train" or name in queries]
     parts = list[Tensor]()
     places = dict[str, slice]()
     first = 0
     for name in splits:
         target = getattr(data, name).target
         parts.append(experiment.loss.targets(target, len(data.classes)))
-        if name in probes and len(target):
+        if name in queries and len(target):
             places[name] = slice(first, first + len(target))
         first += len(target)
     if not places:
         raise Mistake(
-            f"path.probes=[{','.join(probes)}]: the data has no points there; raise data.probe, or add train"
+            f"path.queries=[{','.join(queries)}]: the data has no points there; raise data.query, or add train"
         )
 
     targets = torch.cat(parts)
@@ -149,13 +149,13 @@ def limit_kernels(
     if work > MAX_LIMIT_WORK:
         return DoesNotApply(
             f"the kernels at infinite width take {work / MAX_LIMIT_WORK:.1f} times the work that a run does "
-            "for them; lower data.train, data.probe or data.test, or compute them into a kernel file"
+            "for them; lower data.train, data.query or data.test, or compute them into a kernel file"
         )
     gigabytes = NUMBERS_PER_PAIR * 8 * train * len(inputs) / 1e9
     if gigabytes > LIMIT_MEMORY_SHARE * experiment.room_gb:
         return DoesNotApply(
             f"the kernels at infinite width take {gigabytes:.1f} GB, more than a quarter of memory_gb="
-            f"{experiment.room_gb:g}; raise it, or lower data.train, data.probe or data.test"
+            f"{experiment.room_gb:g}; raise it, or lower data.train, data.query or data.test"
         )
     try:
         return infinite_kernels(network, inputs, train, experiment)

@@ -246,7 +246,7 @@ class LoopBackward:
         step: FollowedStep,
         calls: Sequence[CallGradients],
         rows: Int[Tensor, " row"],
-        kernel: Float[Tensor, "probe out position_row"],
+        kernel: Float[Tensor, "query out position_row"],
     ) -> None:
         """Add the products with the gradients of single positions."""
         if self.added.by_position is None:
@@ -261,7 +261,7 @@ class LoopBackward:
 
     def find_cancelling(
         self,
-        contributions: Float[Tensor, "probe out row"],
+        contributions: Float[Tensor, "query out row"],
         step: FollowedStep,
         calls: Sequence[CallGradients],
         credited: Weights,
@@ -406,7 +406,7 @@ class StepRows:
             return LoopTerms(contributions, terms.decay, rounding, torch.zeros_like(gap))
         return LoopTerms(contributions, terms.decay, terms.rounding, gap)
 
-    def position_kernel(self, terms: StepTerms) -> Float[Tensor, "probe out row"]:
+    def position_kernel(self, terms: StepTerms) -> Float[Tensor, "query out row"]:
         """Return the products with the rows of positions, which come last."""
         return terms.kernel[:, :, self.first_position :].squeeze(3)
 

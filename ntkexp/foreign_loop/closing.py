@@ -100,7 +100,7 @@ class Closing:
 class ClosingSums:
     """Sums over the steps, for the check. They stay on the device until the end."""
 
-    mass: Float[Tensor, "probe out"]  # Σ|parts| of all steps
+    mass: Float[Tensor, "query out"]  # Σ|parts| of all steps
     unclosed: Float[Tensor, ""]  # Σ_s ‖J̄Δθ − Δf‖
     noise: Float[Tensor, ""]  # Σ_s ‖J̄ (eps θ ⊙ ±1)‖
     signs: Weights = field(default_factory=dict)
@@ -108,7 +108,7 @@ class ClosingSums:
     parameter: str = ""
 
     @classmethod
-    def at_zero(cls, outputs: Float[Tensor, "probe out"], dtype: torch.dtype) -> ClosingSums:
+    def at_zero(cls, outputs: Float[Tensor, "query out"], dtype: torch.dtype) -> ClosingSums:
         """Begin with no step."""
         zero = outputs.new_zeros((), dtype=dtype)
         return cls(torch.zeros_like(outputs, dtype=dtype), zero.clone(), zero.clone())
@@ -117,8 +117,8 @@ class ClosingSums:
         self,
         jacobian: Jacobian,
         weights: Weights,
-        unclosed: Float[Tensor, "probe out"],
-        terms: Sequence[Float[Tensor, "probe out"]],
+        unclosed: Float[Tensor, "query out"],
+        terms: Sequence[Float[Tensor, "query out"]],
     ) -> None:
         """Add the sizes of the terms of a step, its closure, and the effect of rounding its
         weights."""
@@ -140,7 +140,7 @@ class ClosingSums:
             for name, weight in weights.items()
         }
 
-    def cancels_most(self, parts: Float[Tensor, "probe out row"]) -> bool:
+    def cancels_most(self, parts: Float[Tensor, "query out row"]) -> bool:
         """Note the mass of the parts of a step if they cancel and no step so far was heavier."""
         mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
         if mass <= max(MIN_CANCELLATION * net, self.heaviest):
@@ -153,7 +153,7 @@ class ClosingSums:
         adjoint: Adjoint,
         right: Sequence[Jacobian],
         names: Sequence[str],
-        like: Float[Tensor, "probe out"],
+        like: Float[Tensor, "query out"],
     ) -> None:
         """Find the parameter with more than half of the cancelling parts of a step."""
         masses = {}
@@ -167,10 +167,10 @@ class ClosingSums:
 
     def check(
         self,
-        contributions: Float[Tensor, "probe out example"],
-        total: Float[Tensor, "probe out"],
-        start: Float[Tensor, "probe out"],
-        end: Float[Tensor, "probe out"],
+        contributions: Float[Tensor, "query out example"],
+        total: Float[Tensor, "query out"],
+        start: Float[Tensor, "query out"],
+        end: Float[Tensor, "query out"],
     ) -> Closing:
         """Compare the total of all parts with the change of the outputs."""
         change = (end - start).to(total.dtype)

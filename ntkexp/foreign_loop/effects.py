@@ -53,7 +53,7 @@ class FollowedSweep:
     files: TraceFolder | None
     progress: AbstractProgress = field(default_factory=Silent)
 
-    def effects(self) -> Float[Tensor, "probe out example"]:
+    def effects(self) -> Float[Tensor, "query out example"]:
         """Take the remaining steps, and save the state now and then."""
         if self.files is not None and self.files.whole(self.files.sweep):
             state = self.files.read(self.files.sweep)
@@ -164,7 +164,7 @@ def loop_effects(
     last, _ = next(trace.steps.backwards())
     plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
     loop = None if again is None else LoopAgain(again, trace, mean, progress)
-    probe = range(plan.points)
+    query = range(plan.points)
     if (
         loop is not None
         and effects is True
@@ -173,11 +173,11 @@ def loop_effects(
         LOG.warning("ntkexp: %s", plan.spared())
         for index in reversed(range(training.length)):
             training.step(index)  # raises if `loss=` is not the loop's loss
-        return effects_retrained(loop, mean, probe)
+        return effects_retrained(loop, mean, query)
     sweep = sweep_over(trace, training, plan, effects, mean, progress)
     values = sweep.effects()
     caveats = Caveats(growth=sweep.sweep.growth, kinks=kinks(tape), eps=eps_of(last))
-    return effects_swept(values, effects, mean, caveats, loop, probe, unchecked=UNCHECKED)
+    return effects_swept(values, effects, mean, caveats, loop, query, unchecked=UNCHECKED)
 
 
 def attributes_of(found: EffectsFound) -> dict[str, float | str]:

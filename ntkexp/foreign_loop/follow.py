@@ -372,7 +372,7 @@ def disk_store(
         followed["measure"] = called.measured.described
         followed["calls"] = list(called.measured.calls.sizes)
         start["calls"] = called.measured.calls.content
-    config: Mapping[str, Json] = {"follow": followed, "path": {"probes": ["probe"]}}
+    config: Mapping[str, Json] = {"follow": followed, "path": {"queries": ["query"]}}
     return DiskStore(
         TraceFolder(RunFolder(Path(place).expanduser()), processes.rank),
         processes,

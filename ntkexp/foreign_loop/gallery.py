@@ -129,7 +129,7 @@ class ShownExamples:
         known: dict[tuple[str, int], Example] = {}
         for top in top_examples_of(attribution):
             query = named(top.point, f"query {top.point}", points[top.point])
-            known["probe", top.point] = query
+            known["query", top.point] = query
             for place in top.places:
                 name = names[place]
                 if name in gallery.rows:

@@ -47,10 +47,10 @@ class StepProofs(NamedTuple):
 class LoopTerms(NamedTuple):
     """The terms of one step, over the parameters of one component or of all."""
 
-    contributions: Float[Tensor, "probe out row"]  # −⟨V, c Jᵢᵀℓ′ᵢ⟩ for each row of the calls
-    decay: Float[Tensor, "probe out"]
-    rounding: Float[Tensor, "probe out"]  # of rounded gradients, also by casts
-    coupling: Float[Tensor, "probe out"]  # of examples through constant batch statistics
+    contributions: Float[Tensor, "query out row"]  # −⟨V, c Jᵢᵀℓ′ᵢ⟩ for each row of the calls
+    decay: Float[Tensor, "query out"]
+    rounding: Float[Tensor, "query out"]  # of rounded gradients, also by casts
+    coupling: Float[Tensor, "query out"]  # of examples through constant batch statistics
 
 
 @dataclass
@@ -58,15 +58,15 @@ class TermTotals:
     """Sums of terms over the steps so far. With components, each tensor has them as its first
     axis."""
 
-    contributions: Float[Tensor, "*component probe out example"]
-    decay: Float[Tensor, "*component probe out"]
-    rounding: Float[Tensor, "*component probe out"]
-    coupling: Float[Tensor, "*component probe out"]
-    by_step: Float[Tensor, "*component probe out step"]
+    contributions: Float[Tensor, "*component query out example"]
+    decay: Float[Tensor, "*component query out"]
+    rounding: Float[Tensor, "*component query out"]
+    coupling: Float[Tensor, "*component query out"]
+    by_step: Float[Tensor, "*component query out step"]
 
     @classmethod
     def at_zero(
-        cls, zero: Float[Tensor, "*component probe out"], examples: int, steps: int
+        cls, zero: Float[Tensor, "*component query out"], examples: int, steps: int
     ) -> TermTotals:
         """Begin with no step."""
         return cls(
@@ -92,7 +92,7 @@ class TermTotals:
         place: int,
         rows: Int[Tensor, " row"],
         terms: LoopTerms,
-        statistics: Float[Tensor, "probe out"] | None = None,
+        statistics: Float[Tensor, "query out"] | None = None,
     ) -> None:
         """Add the step at a place among the steps; `rows` are the places of the examples of its
         rows."""
@@ -108,7 +108,7 @@ class TermTotals:
 
     def arrays_by_component(self) -> NamedArrays:
         """Return the sums with components as their last axis."""
-        axes = ("probe", "out")
+        axes = ("query", "out")
         by_component = {
             "by_component": ((*axes, "example"), self.contributions),
             "decay_by_component": (axes, self.decay),
@@ -127,9 +127,9 @@ class LoopSums:
     """The sums over the steps so far, from the last one on, and the proofs of each step."""
 
     totals: TermTotals
-    statistics: Float[Tensor, "probe out"]  # of running statistics that calls moved
-    carried: Float[Tensor, "probe out"]  # of momentum from before these steps
-    other_steps: Float[Tensor, "probe out"]  # of steps that were not followed
+    statistics: Float[Tensor, "query out"]  # of running statistics that calls moved
+    carried: Float[Tensor, "query out"]  # of momentum from before these steps
+    other_steps: Float[Tensor, "query out"]  # of steps that were not followed
     proofs: Float[Tensor, "proof step"]
     closing: ClosingSums
     halves: Halves | None
@@ -141,7 +141,7 @@ class LoopSums:
         place: int,
         rows: Int[Tensor, " row"],
         terms: LoopTerms,
-        statistics: Float[Tensor, "probe out"],
+        statistics: Float[Tensor, "query out"],
         proofs: StepProofs,
         by_component: Sequence[LoopTerms] = (),
     ) -> None:
@@ -157,7 +157,7 @@ class LoopSums:
                 self.by_component.of(component).add(place, rows, share)
 
     @property
-    def total(self) -> Float[Tensor, "probe out"]:
+    def total(self) -> Float[Tensor, "query out"]:
         """The sum of all parts, which is the change of the outputs by steps."""
         totals = self.totals
         by_these = totals.contributions.sum(2) + totals.decay + totals.rounding
@@ -168,12 +168,12 @@ class LoopSums:
         self, *, cast: bool, batch_norm: BatchNormMode | None, some_steps: bool
     ) -> NamedArrays:
         """Return all sums by name. Sums that a loop of this kind cannot have are omitted."""
-        outputs, totals = ("probe", "out"), self.totals
+        outputs, totals = ("query", "out"), self.totals
         arrays: NamedArrays = {
-            "contribution": (("probe", "out", "example"), totals.contributions),
+            "contribution": (("query", "out", "example"), totals.contributions),
             "decay": (outputs, totals.decay),
             "rounding": (outputs, totals.rounding),
-            "by_step": (("probe", "out", "step"), totals.by_step),
+            "by_step": (("query", "out", "step"), totals.by_step),
         }
         if batch_norm is not None:
             arrays["statistics"] = (outputs, self.statistics)
@@ -187,13 +187,13 @@ class LoopSums:
             arrays["other_steps"] = (outputs, self.other_steps)
         if self.halves is not None:
             half_by = self.halves.by([1.0] * totals.by_step.shape[2])
-            arrays["half_by"] = (("probe", "out", "example"), half_by)
+            arrays["half_by"] = (("query", "out", "example"), half_by)
         if self.by_component is not None:
             arrays |= self.by_component.arrays_by_component()
             if batch_norm != "constant":
                 del arrays["coupling_by_component"]
         if self.by_position is not None:
-            axes = ("probe", "out", "example", POSITION)
+            axes = ("query", "out", "example", POSITION)
             arrays[BY_POSITION] = (axes, self.by_position.parts)
         return arrays
 

@@ -329,7 +329,7 @@ class Outside:
 
     def change(
         self, called: CalledModule, casts: Autocast | None, end: Weights, queries: Inputs
-    ) -> Float[Tensor, "probe out"]:
+    ) -> Float[Tensor, "query out"]:
         """Return f(as the loop left it) − f(after the last step) at the queries."""
         module = copied(called.module)
         for name, tensor in named_tensors(module).items():

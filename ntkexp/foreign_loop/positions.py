@@ -194,13 +194,13 @@ class PositionGradients(Sequence[Jacobian]):
 class LoopPositions:
     """The contributions so far of each position of each example, up to the longest call."""
 
-    parts: Float[Tensor, "probe out example position"]
+    parts: Float[Tensor, "query out example position"]
 
     @classmethod
     def at_zero(
         cls,
         positions: Positions,
-        parts: Float[Tensor, "probe out example"],
+        parts: Float[Tensor, "query out example"],
         free_gb: float,
         memory_gb: float,
     ) -> LoopPositions:
@@ -222,7 +222,7 @@ class LoopPositions:
     def add(
         self,
         calls: Sequence[tuple[PositionGradients, Int[Tensor, " _"]]],
-        kernel: Float[Tensor, "probe out row"],
+        kernel: Float[Tensor, "query out row"],
     ) -> None:
         """Subtract the kernel of the calls of a step, each given with the places of its
         examples."""

@@ -1,5 +1,5 @@
 """The attribution of a trace as a run folder, which every reader of runs can read. The queries are
-its split `probe`.
+its split `query`.
 
 metrics.csv    a row for each step with its proofs: factor and error of the gradient (a), error of
                the rule (b), closure of the secant (c)
@@ -128,7 +128,7 @@ def examples(
 ) -> Mapping[str, NDArray[np.generic]]:
     """Return the examples and the queries, for data.npz."""
     names = [str(name) for name in attribution["example"].to_numpy()]
-    query_names = [f"query {place}" for place in range(attribution.sizes["probe"])]
+    query_names = [f"query {place}" for place in range(attribution.sizes["query"])]
     rows = gallery.of(names)
     arrays: dict[str, NDArray[Any]] = {"classes": np.array([], dtype=str)}
     if MEASURE in attribution.attrs and attribution["out"].dtype.kind == "U":
@@ -137,7 +137,7 @@ def examples(
     are_tokens = rows.ndim == 2 and np.issubdtype(rows.dtype, np.integer)
     if decode is not None and BY_POSITION in attribution and are_tokens:
         arrays["train_tokens"] = token_texts(rows, decode)
-    arrays |= split_arrays("probe", query_names, shown(queries), decode)
+    arrays |= split_arrays("query", query_names, shown(queries), decode)
     return arrays
 
 
@@ -199,7 +199,7 @@ def secant_result(
     size = float(np.linalg.norm(start) + np.linalg.norm(end))
     spread = float(np.square(end - end.mean(0)).sum())
     return Result(
-        split="probe",
+        split="query",
         machine="secant",
         detail=FOLLOWED,
         relative_error=error / change if change else None,

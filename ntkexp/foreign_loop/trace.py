@@ -143,7 +143,7 @@ class Trace:
         """The place of each example, in order of first use."""
         return {name: place for place, name in enumerate(dict.fromkeys(self.steps.names()))}
 
-    def outside(self) -> Float[Tensor, "probe out"] | None:
+    def outside(self) -> Float[Tensor, "query out"] | None:
         """Return the change of the outputs after the last step, or None if nothing changed."""
         outside = self.steps.outside
         if not outside.tensors:
@@ -230,7 +230,7 @@ class Trace:
                 'rest': ['*']}. `by_component` adds up over `component` to `contribution`,
                 `decay_by_component` to `decay`, and `by_component_step` to `by_step`.
             positions: split contributions by the positions of a text whose losses made them:
-                `by_position[probe, out, example, position]` adds up over `position` to
+                `by_position[query, out, example, position]` adds up over `position` to
                 `contribution`. The loop's outputs are [example, position, class] or [example,
                 class, position]. Each position takes a back-propagation of its call.
             memory_gb: the memory for sums, by default the option of `follow`.
@@ -279,7 +279,7 @@ class Trace:
                 check = known.check
                 values = known.values.cpu().numpy()
                 attribution["effect"] = (
-                    ("probe", "out", "example"),
+                    ("query", "out", "example"),
                     values,
                     attributes_of(known),
                 )
@@ -347,9 +347,9 @@ class Trace:
         outside = self.outside()
         if outside is not None:
             change = change + outside
-            arrays[OUTSIDE] = (("probe", "out"), outside)
-        arrays["start"] = (("probe", "out"), start)
-        arrays["change"] = (("probe", "out"), change)
+            arrays[OUTSIDE] = (("query", "out"), outside)
+        arrays["start"] = (("query", "out"), start)
+        arrays["change"] = (("query", "out"), change)
 
         # the final check: the parts of the steps add up to their change
         sums = back.added
@@ -403,7 +403,7 @@ class Trace:
         back.multiplied.refuse_unexplained()
 
     def replayed(
-        self, weights: Weights, outputs: Float[Tensor, "probe out"]
+        self, weights: Weights, outputs: Float[Tensor, "query out"]
     ) -> tuple[Replayed, ...]:
         """Return candidates for the live model's outputs at the queries. `outputs` are those
         without casts.
@@ -425,7 +425,7 @@ class Trace:
         return tuple(candidates)
 
     def facts_of_share(
-        self, by_these_steps: Float[Tensor, "probe out"], change: Float[Tensor, "probe out"]
+        self, by_these_steps: Float[Tensor, "query out"], change: Float[Tensor, "query out"]
     ) -> dict[str, str | float]:
         """Return the number of all steps, and the share of the followed ones in the change."""
         share = 0.0
@@ -437,8 +437,8 @@ class Trace:
         self,
         sums: LoopSums,
         end: Weights,
-        outputs: Float[Tensor, "probe out"],
-        change: Float[Tensor, "probe out"],
+        outputs: Float[Tensor, "query out"],
+        change: Float[Tensor, "query out"],
     ) -> dict[str, str | float]:
         """Return the share of rounding in the change, or for casts, their dtypes and their distance
         from the outputs."""

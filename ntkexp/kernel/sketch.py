@@ -230,8 +230,8 @@ def operations(
 
 
 def sketched_gram(
-    left: Float[Tensor, "probe out size"], right: Float[Tensor, "train out_ size"]
-) -> Float[Tensor, "probe out train out_"]:
+    left: Float[Tensor, "query out size"], right: Float[Tensor, "train out_ size"]
+) -> Float[Tensor, "query out train out_"]:
     """Return K̂ = (J S)(J′ S)ᵀ."""
     return torch.einsum("qck,ndk->qcnd", left, right)
 
@@ -261,6 +261,6 @@ def random_vectors(
     return noise.to(like)
 
 
-def error_bar(missed: Float[Tensor, "vector probe out"]) -> float:
+def error_bar(missed: Float[Tensor, "vector query out"]) -> float:
     """Return a bound of ‖K̂ − K‖_F from (K̂ − K)V."""
     return sqrt(float(missed.double().square().sum()) / CHI_SQUARE_QUANTILE)

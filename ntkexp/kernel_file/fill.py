@@ -162,7 +162,7 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
     if free_bytes < layout.bytes:
         raise NoPlace(
             f"{path}: the kernel takes {layout.bytes / 1e9:.2g} GB and there are "
-            f"{free_bytes / 1e9:.2g} GB free; lower data.train, data.probe or data.test, or choose "
+            f"{free_bytes / 1e9:.2g} GB free; lower data.train, data.query or data.test, or choose "
             "another place"
         )
     facts = {

@@ -39,13 +39,13 @@ from ntkexp.path.budget import SECONDS_PER_WORK
 from ntkexp.records.atomic import Damaged
 from ntkexp.records.folder import results_version
 
-Blocks: TypeAlias = Mapping[str, Float[Tensor, "probe out train out_"]]
+Blocks: TypeAlias = Mapping[str, Float[Tensor, "query out train out_"]]
 """A block of each kernel by the name of its array in the file."""
 
 
 def splits_of(data: Data) -> dict[str, Split]:
     """Return the splits by name, in the order of their points in a file."""
-    return {name: getattr(data, name) for name in ("train", "probe", "test")}
+    return {name: getattr(data, name) for name in ("train", "query", "test")}
 
 
 def data_digest(data: Data) -> str:
@@ -60,7 +60,7 @@ def data_digest(data: Data) -> str:
 
 @dataclass(frozen=True, eq=False)
 class AbstractKernel(ABC):
-    """A kernel between the points of `data`, in the order train, probe, test.
+    """A kernel between the points of `data`, in the order train, query, test.
 
     Fields of subclasses must be plain data, because workers rebuild the kernel from them.
     """
@@ -102,12 +102,12 @@ class AbstractKernel(ABC):
 
     @abstractmethod
     def between(
-        self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]
+        self, left: Float[Tensor, "query *shape"], right: Float[Tensor, "train *shape"]
     ) -> Blocks:
         """Return the kernels between points and other points."""
 
     @abstractmethod
-    def among(self, points: Float[Tensor, "probe *shape"]) -> Blocks:
+    def among(self, points: Float[Tensor, "query *shape"]) -> Blocks:
         """Return the kernels among points, which are exact for pairs of a point with itself."""
 
     @property
@@ -201,11 +201,11 @@ class InfiniteKernel(AbstractKernel):
         return self.network.work * SECONDS_PER_PIXEL_PAIR_AND_LAYER
 
     def between(
-        self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]
+        self, left: Float[Tensor, "query *shape"], right: Float[Tensor, "train *shape"]
     ) -> Blocks:
         return self.block(left, right, same=False)
 
-    def among(self, points: Float[Tensor, "probe *shape"]) -> Blocks:
+    def among(self, points: Float[Tensor, "query *shape"]) -> Blocks:
         return self.block(points, points, same=True)
 
     def block(self, left: Tensor, right: Tensor, *, same: bool) -> Blocks:
@@ -303,11 +303,11 @@ class EmpiricalKernel(AbstractKernel):
         return weights * self.width * SECONDS_PER_WORK
 
     def between(
-        self, left: Float[Tensor, "probe *shape"], right: Float[Tensor, "train *shape"]
+        self, left: Float[Tensor, "query *shape"], right: Float[Tensor, "train *shape"]
     ) -> Blocks:
         return self.mean(left, right)
 
-    def among(self, points: Float[Tensor, "probe *shape"]) -> Blocks:
+    def among(self, points: Float[Tensor, "query *shape"]) -> Blocks:
         return self.mean(points, None)
 
     def mean(self, left: Tensor, right: Tensor | None) -> Blocks:

@@ -33,7 +33,7 @@ FINDINGS: WeakKeyDictionary[nn.Module, dict[frozenset[str], Findings]] = WeakKey
 
 P = ParamSpec("P")
 R = TypeVar("R")
-INPUTS = ("x1", "x2", "probes", "train")
+INPUTS = ("x1", "x2", "queries", "train")
 """Names of the arguments that hold inputs."""
 
 
@@ -184,7 +184,7 @@ def refuse_failing(
             ) from error
 
 
-def finite(kernel: Float[Tensor, "probe *kernel"]) -> Float[Tensor, "probe *kernel"]:
+def finite(kernel: Float[Tensor, "query *kernel"]) -> Float[Tensor, "query *kernel"]:
     """Return the kernel, or raise if an entry is not finite. Its sum is a quick first test."""
     if not kernel.sum().isfinite() and not kernel.isfinite().all():
         raise Mistake(

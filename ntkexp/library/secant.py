@@ -58,16 +58,16 @@ def secant_kernel(
     module: nn.Module,
     start: Mapping[str, Tensor],
     end: Mapping[str, Tensor],
-    probes: Inputs,
+    queries: Inputs,
     train: Inputs,
     *,
     output: str | int | None = None,
     outputs: Outputs = "all",
     casts: Casts = "keep",
-) -> Float[Tensor, "probe out train out_"]:
+) -> Float[Tensor, "query out train out_"]:
     """Return K̄(x, x′) = J̄(x) J(x′)ᵀ.
 
-    J̄ is the secant Jacobian of the segment start → end at the probes, and J the Jacobian at its
+    J̄ is the secant Jacobian of the segment start → end at the queries, and J the Jacobian at its
     start, at the training inputs. Inputs, `output`, `outputs` and `casts` are as in
     `tangent_kernel`. If the secant does not explain the change of the module to rounding, a warning
     says so, or the call fails. With g = Σᵢ J(start; xᵢ)ᵀ ℓ′ᵢ and end = start − η g, the change of
@@ -87,8 +87,8 @@ def secant_kernel(
     before = own | named(module, start, "start")
     after = own | named(module, end, "end")
     refuse_rounded_products(before)
-    tape = reader.record(before, probes)
-    left = SegmentSide(reader, tape, reader.record(after, probes))
+    tape = reader.record(before, queries)
+    left = SegmentSide(reader, tape, reader.record(after, queries))
     right = batches(reader, before, train)
     warn_of(module, output, tape, casts)
 
@@ -117,12 +117,12 @@ LARGEST = 1e100
 @full_precision()
 def finite_step_kernel(
     module: nn.Module,
-    x1: Float[Tensor, "probe *shape"],
+    x1: Float[Tensor, "query *shape"],
     x2: Float[Tensor, "train *shape"],
     step_size: float,
     *,
     weights: Mapping[str, Tensor] | None = None,
-) -> Float[Tensor, "probe out train out_"]:
+) -> Float[Tensor, "query out train out_"]:
     """Return k̃_η for all outputs, one step at a time. The module supplies missing weights.
     Axes of the outputs after the first are flattened.
 
@@ -148,10 +148,10 @@ def finite_step_kernel(
     refuse_rounded_products(own | start)
     tape = reader.record(own | start, x1)
     refuse_dependence(reader.function, tape)
-    probes = torch.split(x1, 1) if tape.chooses else [x1]
+    queries = torch.split(x1, 1) if tape.chooses else [x1]
 
     def outputs(weights: Weights) -> Tensor:
-        return torch.cat([function(weights, probe) for probe in probes])
+        return torch.cat([function(weights, query) for query in queries])
 
     before = outputs(start)
     changes = list[Tensor]()

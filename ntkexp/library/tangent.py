@@ -50,14 +50,14 @@ from ntkexp.shapes import Inputs, Weights
 
 
 def refuse_large(
-    what: str, probe: int, train: int, *, outputs: int, needed: float, choice: str = "outputs=[0]"
+    what: str, query: int, train: int, *, outputs: int, needed: float, choice: str = "outputs=[0]"
 ) -> None:
     """Raise if a result needs more bytes than the machine has. `choice` is the argument that
     chooses fewer outputs."""
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > room:
         raise Mistake(
-            f"the {what} of {probe} × {train} examples with {outputs} outputs each takes "
+            f"the {what} of {query} × {train} examples with {outputs} outputs each takes "
             f"{needed / 1e9:.3g} GB, and this machine has {room / 1e9:.3g}; choose some by "
             f"{choice}, or have the module give fewer, such as the log-likelihood of a text"
         )
@@ -106,7 +106,7 @@ class JacobianSide(Protocol):
 
 def kernel(
     left: JacobianSide, right: JacobianSide, outputs: Outputs
-) -> Float[Tensor, "probe out train out_"]:
+) -> Float[Tensor, "query out train out_"]:
     """Return the kernel of all pairs of wanted outputs, or its trace, a few outputs at a time."""
     count = left.tape.outputs.shape[1]
     chosen = wanted(outputs, count)
@@ -154,7 +154,7 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
 
 def tangent_in_turns(
     reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, chosen: Sequence[int]
-) -> Float[Tensor, "probe out train out_"] | None:
+) -> Float[Tensor, "query out train out_"] | None:
     """Return the kernel, or None if the assembled Jacobians fit into memory, or an operation has no
     rule."""
     one = InTurns(reader, weights, as_inputs(x1), chosen)
@@ -210,15 +210,15 @@ def sketched_tangent(
         refuse_unlike_outputs(
             some.shape[1], reader.record(weights, part(as_inputs(x2), slice(0, 2))).outputs.shape[1]
         )
-    probe = examples(as_inputs(x1))
-    train = probe if x2 is None else examples(as_inputs(x2))
+    query = examples(as_inputs(x1))
+    train = query if x2 is None else examples(as_inputs(x2))
     needed = (
-        some.element_size() * len(chosen) * (probe * train * len(chosen) + (probe + train) * size)
+        some.element_size() * len(chosen) * (query * train * len(chosen) + (query + train) * size)
     )
-    refuse_large("sketched kernel", probe, train, outputs=len(chosen), needed=needed)
+    refuse_large("sketched kernel", query, train, outputs=len(chosen), needed=needed)
     left = InTurns(reader, weights, as_inputs(x1), chosen, any_module=True)
     right = left if x2 is None else InTurns(reader, weights, as_inputs(x2), chosen, any_module=True)
-    if why := remark(left.jacobian(left.places[0]), probe, 0 if x2 is None else train, size):
+    if why := remark(left.jacobian(left.places[0]), query, 0 if x2 is None else train, size):
         warn(why, stacklevel=4)
     trained = {name: weight for name, weight in weights.items() if name in reader.trained}
     sketched = sketched_kernel(left, right, trained, size, seed)
@@ -239,7 +239,7 @@ def tangent_kernel(
     outputs: OutputMode = "all",
     casts: Casts = "keep",
     sketch: None = None,
-) -> Float[Tensor, "probe *kernel"]: ...
+) -> Float[Tensor, "query *kernel"]: ...
 
 
 @overload
@@ -270,7 +270,7 @@ def tangent_kernel(
     casts: Casts = "keep",
     sketch: int | None = None,
     seed: int = 0,
-) -> Float[Tensor, "probe *kernel"] | SketchedKernel:
+) -> Float[Tensor, "query *kernel"] | SketchedKernel:
     """Return K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the parameters that require gradients.
 
     Inputs are a tensor, a tuple of tensors or a dict of keyword arguments, each tensor with the
@@ -310,7 +310,7 @@ def tangent_kernel(
     right = left if x2 is None else batches(reader, place, x2)
     refuse_sides(left, right, outputs)
 
-    def read(some: Outputs) -> Float[Tensor, "probe out train out_"]:
+    def read(some: Outputs) -> Float[Tensor, "query out train out_"]:
         if some != "trace":
             found = tangent_in_turns(
                 reader, place, x1, x2, wanted(some, left.tape.outputs.shape[1])

@@ -102,7 +102,7 @@ class TangentKernel:
         return kernel
 
     @full_precision()
-    def matrix(self, left: Inputs, right: Inputs | None) -> Float[Tensor, "probe *kernel"]:
+    def matrix(self, left: Inputs, right: Inputs | None) -> Float[Tensor, "query *kernel"]:
         """Return the kernel. If both sides are equal, blocks above the diagonal are mirrored."""
         other = left if right is None else right
         counts = (examples(left), examples(other))
@@ -133,7 +133,7 @@ class TangentKernel:
         assert kernel is not None  # there is an example on either side
         return kernel
 
-    def empty(self, block: Tensor, counts: tuple[int, int]) -> Float[Tensor, "probe *kernel"]:
+    def empty(self, block: Tensor, counts: tuple[int, int]) -> Float[Tensor, "query *kernel"]:
         """Allocate the kernel, or raise if it does not fit into memory."""
         shape = list(block.shape)
         shape[0] = counts[0]
@@ -143,7 +143,7 @@ class TangentKernel:
         refuse_large("kernel", *counts, outputs=outputs, needed=needed, choice="outputs='trace'")
         return block.new_empty(shape)
 
-    def block(self, left: Inputs, right: Inputs | None) -> Float[Tensor, "probe *kernel"]:
+    def block(self, left: Inputs, right: Inputs | None) -> Float[Tensor, "query *kernel"]:
         """Return one block."""
         kernel = tangent_kernel(
             self.module,
@@ -160,7 +160,7 @@ class TangentKernel:
         """Return the index of a block."""
         return (rows, slice(None), columns) if self.outputs == "all" else (rows, columns)
 
-    def mirrored(self, block: Float[Tensor, "probe *kernel"]) -> Float[Tensor, "train *kernel"]:
+    def mirrored(self, block: Float[Tensor, "query *kernel"]) -> Float[Tensor, "train *kernel"]:
         """Return K(x′, x) from K(x, x′)."""
         return block.permute(2, 3, 0, 1) if self.outputs == "all" else block.transpose(0, 1)
 

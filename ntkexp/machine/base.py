@@ -84,15 +84,15 @@ class PathKernel:
 class LimitKernels:
     """The kernels of one output at infinite width: 𝒢, the covariance before training, and Θ."""
 
-    start: Float[Tensor, "probe train"]
-    tangent: Float[Tensor, "probe train"]
+    start: Float[Tensor, "query train"]
+    tangent: Float[Tensor, "query train"]
 
-    def of_all(self, outputs: int) -> Float[Tensor, "probe out train out_"]:
+    def of_all(self, outputs: int) -> Float[Tensor, "query out train out_"]:
         """Return Θ for independent outputs: a multiple of the identity."""
         identity = torch.eye(outputs, dtype=self.tangent.dtype, device=self.tangent.device)
         return self.tangent[:, None, :, None] * identity[:, None]
 
-    def traced(self, outputs: int) -> Float[Tensor, "probe 1 train 1"]:
+    def traced(self, outputs: int) -> Float[Tensor, "query 1 train 1"]:
         """Return the trace of Θ over the outputs."""
         return outputs * self.tangent[:, None, :, None]
 
@@ -101,17 +101,17 @@ class LimitKernels:
 class Evidence:
     """The results of a run at all points, with the `train` training examples first."""
 
-    inputs: Float[Tensor, "probe feature"]
+    inputs: Float[Tensor, "query feature"]
     train: int
-    start: Float[Tensor, "probe out"]
-    end: Float[Tensor, "probe out"]
+    start: Float[Tensor, "query out"]
+    end: Float[Tensor, "query out"]
     targets: Float[Tensor, "train out"]
     paths: Mapping[str, PathKernel]
-    kernel_start: Float[Tensor, "probe out kept out_"]
-    kernel_end: Float[Tensor, "probe out kept out_"]
-    start_pull: Float[Tensor, "probe out"]  # J(θ_0)·θ_0, if weights decay
+    kernel_start: Float[Tensor, "query out kept out_"]
+    kernel_end: Float[Tensor, "query out kept out_"]
+    start_pull: Float[Tensor, "query out"]  # J(θ_0)·θ_0, if weights decay
     read: slice  # the points of 𝒦 and 𝒮: all points, or all but the training examples
-    attributed: Bool[Tensor, " probe"]  # the points where 𝒦 and 𝒮 are known
+    attributed: Bool[Tensor, " query"]  # the points where 𝒦 and 𝒮 are known
     integrated: Sequence[int]  # the outputs where they are known
     limit: LimitKernels | DoesNotApply
     training: Training
@@ -147,11 +147,11 @@ class Evidence:
         """Return 𝒮 by a rule at all points but the training examples."""
         return self.paths[rule].contributions[self.train - self.read.start :]
 
-    def explained(self, outputs: Float[Tensor, "probe out"]) -> Float[Tensor, "probe explained"]:
+    def explained(self, outputs: Float[Tensor, "query out"]) -> Float[Tensor, "query explained"]:
         """Return the explained quantity at all points: the outputs, or a measure of them."""
         return outputs if self.measured is None else self.measured(outputs)
 
-    def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "probe explained"]:
+    def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "query explained"]:
         """Return f_0, or its measure, plus a change. Points and outputs without an integrated path
         are NaN.
         """
@@ -171,7 +171,7 @@ class Evidence:
 class Prediction:
     """The prediction f̂ of a kernel machine at every point."""
 
-    outputs: Float[Tensor, "probe out"]
+    outputs: Float[Tensor, "query out"]
     detail: str = ""  # numbers that the kernel machine chose
     note: str = ""
     partial: bool = (
@@ -195,19 +195,19 @@ class AbstractMachine(Component):
 
 
 def apply_kernel(
-    kernel: Float[Tensor, "probe out train out_"], coefficients: Float[Tensor, "train out_"]
-) -> Float[Tensor, "probe out"]:
+    kernel: Float[Tensor, "query out train out_"], coefficients: Float[Tensor, "train out_"]
+) -> Float[Tensor, "query out"]:
     """Return Σᵢ K(x, xᵢ) aᵢ."""
     return (kernel.flatten(2).flatten(0, 1) @ coefficients.flatten()).view(kernel.shape[:2])
 
 
-def train_matrix(kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "row column"]:
+def train_matrix(kernel: Float[Tensor, "query out train out_"]) -> Float[Tensor, "row column"]:
     """Return the kernel among training examples as a matrix."""
     refuse_none(kernel)
     return kernel[: kernel.shape[2]].flatten(2).flatten(0, 1)
 
 
-def refuse_none(kernel: Float[Tensor, "probe out train out_"]) -> None:
+def refuse_none(kernel: Float[Tensor, "query out train out_"]) -> None:
     """Raise if the kernel was not stored: it then has no training examples."""
     if not kernel.shape[2]:
         raise DoesNotApply("no kernel for every pair of outputs was kept: needs path.kernels=all")

@@ -170,6 +170,6 @@ def compare_on_split(
     )
 
 
-def predicted_label(outputs: Float[Tensor, "probe out"]) -> Tensor | Bool[Tensor, " probe"]:
+def predicted_label(outputs: Float[Tensor, "query out"]) -> Tensor | Bool[Tensor, " query"]:
     """Return the class of the largest output, or the sign of a single output."""
     return outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)

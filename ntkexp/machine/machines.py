@@ -165,7 +165,7 @@ def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out"]:
     """
     points = evidence.attributed[: evidence.train].nonzero()[:, 0]
     if not len(points):
-        raise DoesNotApply("no training example is attributed: add train to path.probes")
+        raise DoesNotApply("no training example is attributed: add train to path.queries")
     kernel = (
         evidence.path.kernel[points].permute(2, 0, 1, 3).flatten(1, 2)
     )  # [train, point·out, out_]
@@ -189,7 +189,7 @@ class KernelRegression(AbstractMachine):
             )
         if evidence.read.start:
             raise DoesNotApply(
-                "the path was not read at the training examples: add train to path.probes"
+                "the path was not read at the training examples: add train to path.queries"
             )
         prediction = regression_prediction(evidence.path.kernel, evidence)
         return Prediction(
@@ -205,7 +205,7 @@ class KernelRegression(AbstractMachine):
 
 
 def regression_prediction(
-    kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
+    kernel: Float[Tensor, "query out train out_"], evidence: Evidence
 ) -> Prediction:
     """Return the kernel regression on the learned change at the training examples."""
     matrix = train_matrix(kernel)
@@ -213,7 +213,7 @@ def regression_prediction(
         raise DoesNotApply("the path was not read at every output: needs path.outputs=all")
     if matrix.isnan().all():
         raise DoesNotApply(
-            "the path was not read at the training examples: add train to path.probes"
+            "the path was not read at the training examples: add train to path.queries"
         )
     attributed = evidence.attributed[: evidence.train]
     if matrix.isnan().any() and not attributed.all():
@@ -247,8 +247,8 @@ def regression_prediction(
 
 
 def flow_prediction(
-    kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
-) -> Float[Tensor, "probe out"]:
+    kernel: Float[Tensor, "query out train out_"], evidence: Evidence
+) -> Float[Tensor, "query out"]:
     """Return f_t at the time when training ended."""
     missing = (evidence.targets - evidence.start[: evidence.train]).flatten()[:, None]
     gain = FlowGain(evidence.training.time * evidence.training.weight)
@@ -257,8 +257,8 @@ def flow_prediction(
 
 
 def descent_prediction(
-    kernel: Float[Tensor, "probe out train out_"], evidence: Evidence
-) -> Float[Tensor, "probe out"]:
+    kernel: Float[Tensor, "query out train out_"], evidence: Evidence
+) -> Float[Tensor, "query out"]:
     """Return f_T after the steps of the training."""
     train = evidence.train
     coefficients, remaining = evidence.training.repeat(
@@ -277,7 +277,7 @@ class AbstractFrozen(AbstractMachine):
     """
 
     @abstractmethod
-    def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+    def kernel(self, evidence: Evidence) -> Float[Tensor, "query out train out_"]:
         """Return the fixed kernel."""
 
     @final
@@ -294,14 +294,14 @@ class AbstractFrozen(AbstractMachine):
 class FrozenStart(AbstractFrozen):
     """Training with the fixed tangent kernel of the start, K_0, for the same time."""
 
-    def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+    def kernel(self, evidence: Evidence) -> Float[Tensor, "query out train out_"]:
         return evidence.kernel_start
 
 
 class FrozenEnd(AbstractFrozen):
     """Training with the fixed tangent kernel of the end, K_T, for the same time."""
 
-    def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+    def kernel(self, evidence: Evidence) -> Float[Tensor, "query out train out_"]:
         return evidence.kernel_end
 
 
@@ -310,7 +310,7 @@ class FrozenLimit(AbstractFrozen):
 
     needs_limit = True
 
-    def kernel(self, evidence: Evidence) -> Float[Tensor, "probe out train out_"]:
+    def kernel(self, evidence: Evidence) -> Float[Tensor, "query out train out_"]:
         refuse_none(evidence.kernel_start)
         return evidence.known_limit.of_all(evidence.start.shape[1])
 
@@ -376,7 +376,7 @@ class RBFIdentity(AbstractMachine):
         points, train = evidence.inputs[evidence.read], evidence.inputs[: evidence.train]
         width = median_distance(train)
 
-        def rows(some: slice) -> Float[Tensor, "probe train"]:
+        def rows(some: slice) -> Float[Tensor, "query train"]:
             kernel = gaussian_kernel(points[some], train, width)
             if (kernel == 0).any():
                 raise DoesNotApply(
@@ -404,7 +404,7 @@ class RandomIdentity(AbstractMachine):
 
 
 def divide_and_multiply(
-    evidence: Evidence, rows: Callable[[slice], Float[Tensor, "probe train"]], detail: str
+    evidence: Evidence, rows: Callable[[slice], Float[Tensor, "query train"]], detail: str
 ) -> Prediction:
     """Divide 𝒮 by a kernel, multiply by it again, and sum over examples, a few rows at a time."""
     parts = evidence.path.contributions
@@ -444,16 +444,16 @@ class RandomRegression(AbstractMachine):
 
 
 def kernel_for_each_output(
-    kernel: Float[Tensor, "probe train"], evidence: Evidence
-) -> Float[Tensor, "probe out train out_"]:
+    kernel: Float[Tensor, "query train"], evidence: Evidence
+) -> Float[Tensor, "query out train out_"]:
     """Return the kernel of independent outputs that share one kernel."""
     identity = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
     return kernel[:, None, :, None] * identity[:, None]
 
 
 def gaussian_kernel(
-    points: Float[Tensor, "probe feature"], train: Float[Tensor, "train feature"], width: float
-) -> Float[Tensor, "probe train"]:
+    points: Float[Tensor, "query feature"], train: Float[Tensor, "train feature"], width: float
+) -> Float[Tensor, "query train"]:
     return torch.cdist(points, train).square_().div_(-2 * width**2).exp_()
 
 
@@ -472,7 +472,7 @@ def median_distance(points: Float[Tensor, "train feature"]) -> float:
     return float(distances[middle])
 
 
-def random_kernel(evidence: Evidence) -> Float[Tensor, "probe train"]:
+def random_kernel(evidence: Evidence) -> Float[Tensor, "query train"]:
     """Return a random kernel of all points with the training examples, which depends on the seed of
     the run.
     """

@@ -55,16 +55,16 @@ class BackwardStep:
 class StepTerms(NamedTuple):
     """The inner products of one step, over the parameters of one component or of all."""
 
-    kernel: Float[Tensor, "probe out train out_"]  # ⟨V, c Jᵢ⟩
-    decay: Float[Tensor, "probe out"]
-    rounding: Float[Tensor, "probe out"]
+    kernel: Float[Tensor, "query out train out_"]  # ⟨V, c Jᵢ⟩
+    decay: Float[Tensor, "query out"]
+    rounding: Float[Tensor, "query out"]
 
 
 class StepResult(NamedTuple):
     """The terms of one step, and the change of the outputs along it."""
 
     terms: StepTerms
-    change: Float[Tensor, "probe out"]  # J̄Δθ, which is f(θ_{s+1}) − f(θ_s) if J̄ closes the step
+    change: Float[Tensor, "query out"]  # J̄Δθ, which is f(θ_{s+1}) − f(θ_s) if J̄ closes the step
     by_component: Sequence[StepTerms] = ()  # whose sum is `terms`
 
 
@@ -236,7 +236,7 @@ class ScaledAdjoint(NamedTuple):
     adjoint: Adjoint
     scale: Mapping[str, float]
 
-    def applied(self, vector: Weights) -> Float[Tensor, "probe out"]:
+    def applied(self, vector: Weights) -> Float[Tensor, "query out"]:
         """Return the inner product with a vector."""
         if (scale := common(self.scale)) is not None:
             return scale * self.adjoint.applied(vector)
@@ -274,7 +274,7 @@ class TermSums:
         self,
         weight: float,
         secant: Jacobian,
-        like: Float[Tensor, "probe out"],
+        like: Float[Tensor, "query out"],
         *,
         with_gradient_scale: bool,
     ) -> None:
@@ -298,7 +298,7 @@ class TermSums:
         if self.step.rounding:
             self.rounding = self.rounding - weight * part.applied(self.step.rounding)
 
-    def add_adjoint(self, v: ScaledAdjoint, like: Float[Tensor, "probe out"]) -> None:
+    def add_adjoint(self, v: ScaledAdjoint, like: Float[Tensor, "query out"]) -> None:
         """Add ⟨V, c Jᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩."""
         # V of gradients that are not rounding
         credited = v.adjoint.scaled(self.step.credit) if self.step.credit else v.adjoint
@@ -320,7 +320,7 @@ class TermSums:
         if self.step.rounding and part.adjoint.parts:
             self.rounding = self.rounding - part.applied(self.step.rounding)
 
-    def result(self, like: Float[Tensor, "probe out"]) -> StepTerms:
+    def result(self, like: Float[Tensor, "query out"]) -> StepTerms:
         """Return the terms; a term without any product is zero for each output."""
         return StepTerms(self.kernel, self.decay.expand_as(like), self.rounding.expand_as(like))
 

@@ -138,7 +138,7 @@ class Budget:
             raise Mistake(
                 f"memory_gb={self.memory_gb:g}: this run needs at least {needed:.1f}; raise "
                 "memory_gb, or lower "
-                "model.width, data.train, data.probe or "
+                "model.width, data.train, data.query or "
                 f"data.test{FEWER if self.components else ''}"
             )
         return min(self.points, int(free / 2 / self.per_point))

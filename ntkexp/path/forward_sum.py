@@ -114,7 +114,7 @@ class ErrorBar(Resumable):
     fine: tuple[Piece, ...]
     gain: float
     every: int
-    total: Float[Tensor, "probe out train"]
+    total: Float[Tensor, "query out train"]
     squares: float = 0.0
 
     checkpointed: ClassVar[tuple[str, ...]] = ("total", "squares")

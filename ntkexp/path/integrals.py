@@ -107,9 +107,9 @@ def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
 
 # --- The two integrals along a path:
 #
-#     path kernel     𝒦(x, xᵢ) = Σ_s η_s K_s(x, xᵢ)            [probe, out, train, out_]
-#     contributions   𝒮(x, xᵢ) = −Σ_s η_s K_s(x, xᵢ) ℓ′ᵢ(s)     [probe, out, train]
-#     decay           𝒟(x) = −Σ_s λη_s J_s(x)·θ_s               [probe, out]
+#     path kernel     𝒦(x, xᵢ) = Σ_s η_s K_s(x, xᵢ)            [query, out, train, out_]
+#     contributions   𝒮(x, xᵢ) = −Σ_s η_s K_s(x, xᵢ) ℓ′ᵢ(s)     [query, out, train]
+#     decay           𝒟(x) = −Σ_s λη_s J_s(x)·θ_s               [query, out]
 # so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), up to the error of the rule. Secants have none.
 
 
@@ -118,11 +118,11 @@ class Integrals(Resumable):
     """𝒦, 𝒮 and 𝒟 by one rule. NaN at points where the path is not integrated."""
 
     pieces: tuple[Piece, ...]  # substeps
-    kernel: Float[Tensor, "probe out kept out_"]
-    contributions: Float[Tensor, "probe out train"]
-    decay: Float[Tensor, "probe out"]
+    kernel: Float[Tensor, "query out kept out_"]
+    contributions: Float[Tensor, "query out train"]
+    decay: Float[Tensor, "query out"]
     by_component: ComponentSums | None = field(default=None, kw_only=True)
-    rounding: Float[Tensor, "probe out"] | None = field(default=None, kw_only=True)  # of Adam & co.
+    rounding: Float[Tensor, "query out"] | None = field(default=None, kw_only=True)  # of Adam & co.
 
     checkpointed: ClassVar[tuple[str, ...]] = (
         "kernel",
@@ -153,7 +153,7 @@ class Integrals(Resumable):
         self.kernel[rows].add_(kernel)
         return kernel, self.weighted(step, kernel).neg_()
 
-    def weighted(self, step: Step, products: Tensor) -> Float[Tensor, "probe out train"]:
+    def weighted(self, step: Step, products: Tensor) -> Float[Tensor, "query out train"]:
         """Return K ℓ′ from the products with the right factor of a step."""
         return contract(products, step.output_gradient)
 
@@ -172,11 +172,11 @@ class Integrals(Resumable):
         return products, decay
 
     @property
-    def without_examples(self) -> Float[Tensor, "probe out"]:
+    def without_examples(self) -> Float[Tensor, "query out"]:
         """𝒟(x), and the change by gradients that are rounding."""
         return self.decay.clone() if self.rounding is None else self.decay + self.rounding
 
-    def together(self) -> Float[Tensor, "probe out"]:
+    def together(self) -> Float[Tensor, "query out"]:
         """Return Σᵢ 𝒮(x, xᵢ) + 𝒟(x), and the change by gradients that are rounding."""
         return self.contributions.sum(2) + self.without_examples
 
@@ -195,7 +195,7 @@ class ContributionIntegrals(Integrals):
     def add_products(self, step: Step, rows: slice, products: Tensor) -> tuple[Tensor, Tensor]:
         return self.kernel[rows], self.weighted(step, products).mul_(-step.step_size)
 
-    def weighted(self, step: Step, products: Tensor) -> Float[Tensor, "probe out train"]:
+    def weighted(self, step: Step, products: Tensor) -> Float[Tensor, "query out train"]:
         return products.squeeze(3)
 
 
@@ -210,8 +210,8 @@ def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain, rules: int = 1)
 
 
 def contract(
-    kernel: Float[Tensor, "probe out train out_"], output_gradient: Float[Tensor, "train out_"]
-) -> Float[Tensor, "probe out train"]:
+    kernel: Float[Tensor, "query out train out_"], output_gradient: Float[Tensor, "train out_"]
+) -> Float[Tensor, "query out train"]:
     """Return K ℓ′, a sum over the outputs of the training examples."""
     return torch.einsum("qcnd,nd->qcn", kernel, output_gradient)
 
@@ -246,11 +246,11 @@ class StepTotals(Resumable):
     ((0, 2, 3), [3.0, 3.0])
     """
 
-    zero: Float[Tensor, "probe out *component"]  # NaN at points without integrals
+    zero: Float[Tensor, "query out *component"]  # NaN at points without integrals
     most: int  # even, so that all stretches can be joined in pairs
     every: int = 1
     edges: list[int] = field(default_factory=lambda: [0])
-    sums: list[Float[Tensor, "probe out *component"]] = field(default_factory=list)
+    sums: list[Float[Tensor, "query out *component"]] = field(default_factory=list)
 
     def add(
         self,
@@ -284,7 +284,7 @@ class StepTotals(Resumable):
         """Return the edges of the stretches of a path with `steps` steps."""
         return tuple(min(edge, steps) for edge in self.edges)
 
-    def stacked(self) -> Float[Tensor, "stretch probe out *component"]:
+    def stacked(self) -> Float[Tensor, "stretch query out *component"]:
         """Return the sums as one tensor."""
         return torch.stack(self.sums) if self.sums else self.zero.new_zeros(0, *self.zero.shape)
 
@@ -319,9 +319,9 @@ class ComponentSums(Resumable):
     """Shares of `components`, on the last axis, that add up to the whole."""
 
     components: Components
-    parts: Float[Tensor, "probe out train component"]
-    decay: Float[Tensor, "probe out component"]
-    totals: StepTotals  # [probe, out, component]
+    parts: Float[Tensor, "query out train component"]
+    decay: Float[Tensor, "query out component"]
+    totals: StepTotals  # [query, out, component]
 
     checkpointed: ClassVar[tuple[str, ...]] = ("parts", "decay", "totals")
 

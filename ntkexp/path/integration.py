@@ -155,7 +155,7 @@ class AlongFlow(AbstractIntegration):
             raise Mistake(
                 "path.every=snapshots: a flow is integrated over time on each of its arcs, not "
                 "step by step; use "
-                "path.every=1 (path.nodes and path.probes limit its cost), or optimizer=gd"
+                "path.every=1 (path.nodes and path.queries limit its cost), or optimizer=gd"
             )
 
     @property

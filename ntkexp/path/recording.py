@@ -336,7 +336,7 @@ class Halves(Resumable):
     """
 
     edges: tuple[int, ...]
-    mass: Float[Tensor, "stretch probe out train"]
+    mass: Float[Tensor, "stretch query out train"]
 
     checkpointed: ClassVar[tuple[str, ...]] = ("mass",)
 
@@ -345,7 +345,7 @@ class Halves(Resumable):
         self.mass[bisect_right(self.edges, step) - 1, place] += parts.abs()
 
     def add_rows(
-        self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "probe out row"]
+        self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "query out row"]
     ) -> None:
         """Add the contributions of a step's rows, each from the example in `rows`, at all points.
 
@@ -358,7 +358,7 @@ class Halves(Resumable):
         summed = parts.new_zeros(*parts.shape[:2], len(examples)).index_add_(2, places, parts)
         self.mass[bisect_right(self.edges, step) - 1].index_add_(2, examples, summed.abs())
 
-    def by(self, step_sizes: Sequence[float]) -> Float[Tensor, "probe out train"]:
+    def by(self, step_sizes: Sequence[float]) -> Float[Tensor, "query out train"]:
         """Return h as a share of the total time; NaN without contributions.
 
         >>> halves = Halves((0, 1, 2), torch.tensor([1.0, 3.0]).view(2, 1, 1, 1))
@@ -381,7 +381,7 @@ class Halves(Resumable):
         return (time / elapsed[-1])[0]
 
 
-def halves_at_zero(steps: int, like: Float[Tensor, "probe out train"]) -> Halves:
+def halves_at_zero(steps: int, like: Float[Tensor, "query out train"]) -> Halves:
     """Return the masses before the first of `steps` steps."""
     count = min(steps, STRETCHES)
     edges = tuple(round(k * steps / count) for k in range(count + 1)) if count else (0,)

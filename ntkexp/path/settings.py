@@ -150,7 +150,7 @@ class Path(Component):
     pieces: int = Field(1, ge=1, le=10**4)
     romberg: int = Field(0, ge=0, le=16)
     casts: Casts = "keep"
-    probes: tuple[Literal["train", "probe", "test"], ...] = ("train", "probe", "test")
+    queries: tuple[Literal["train", "query", "test"], ...] = ("train", "query", "test")
     kernels: Kernels = "all"
     outputs: Literal["all"] | tuple[CountOrNone, ...] = "all"
     measure: AbstractMeasure = Output()
@@ -175,10 +175,10 @@ class Path(Component):
                 f"path.rule=[{','.join(names)}]: give each rule once, such as "
                 "path.rule=[secant,left]"
             )
-        if not self.probes:
+        if not self.queries:
             raise Mistake(
-                "path.probes=[]: the network must be read somewhere, such as "
-                "path.probes=[probe,test]"
+                "path.queries=[]: the network must be read somewhere, such as "
+                "path.queries=[query,test]"
             )
         if self.outputs != "all" and len({*self.outputs}) < max(1, len(self.outputs)):
             raise Mistake(

@@ -108,10 +108,10 @@ class Track(Resumable):
 
     integrals: Integrals
     totals: StepTotals  # of the intervals between snapshots
-    latest: Float[Tensor, "probe out train out_"]  # K_k
-    pulled: Float[Tensor, "probe out"]  # λJ·θ at K_k
-    before: Float[Tensor, "probe out train out_"]  # K_{k−1}
-    error: Float[Tensor, "probe out train"]  # e
+    latest: Float[Tensor, "query out train out_"]  # K_k
+    pulled: Float[Tensor, "query out"]  # λJ·θ at K_k
+    before: Float[Tensor, "query out train out_"]  # K_{k−1}
+    error: Float[Tensor, "query out train"]  # e
 
     checkpointed: ClassVar[tuple[str, ...]] = (
         "integrals",

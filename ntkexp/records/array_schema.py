@@ -1,11 +1,11 @@
 """The schema of the arrays in a run folder: their shapes are checked before any of them is read.
 
 >>> store = Store({}, {"decay": ArrayRecord.model_validate(DESCRIBED)})
->>> kinds = {"decay": ("probe", "out")}
->>> refuse_odd_store(store, Path("contributions.zarr"), kinds, ["decay"], {"probe": 4})
->>> refuse_odd_store(store, Path("contributions.zarr"), kinds, ["decay"], {"probe": 3})  # doctest: +ELLIPSIS
+>>> kinds = {"decay": ("query", "out")}
+>>> refuse_odd_store(store, Path("contributions.zarr"), kinds, ["decay"], {"query": 4})
+>>> refuse_odd_store(store, Path("contributions.zarr"), kinds, ["decay"], {"query": 3})  # doctest: +ELLIPSIS
 Traceback (most recent call last):
-ntkexp.records.atomic.Damaged: contributions.zarr holds what no run writes: 'decay' has 4 along probe, not 3; ...
+ntkexp.records.atomic.Damaged: contributions.zarr holds what no run writes: 'decay' has 4 along query, not 3; ...
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class RunAxes:
     @property
     def lengths(self) -> dict[str, int]:
         """The lengths by the names of axes in stores."""
-        return {"probe": self.points, "train": self.train, "example": self.train}
+        return {"query": self.points, "train": self.train, "example": self.train}
 
 
 def data_fault(headers: Mapping[str, Header], read: Sequence[str]) -> str | None:
@@ -173,7 +173,7 @@ def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
         for array in arrays.values():
             if array.dtype.kind == WORDS:
                 refuse_half_characters(array)
-        for split in ("train", "probe", "test"):
+        for split in ("train", "query", "test"):
             target = arrays.get(f"{split}_target")
             phase = arrays.get(f"{split}_phase")
             if target is not None and len(classes):
@@ -207,7 +207,7 @@ DESCRIBED = {
     "data_type": "float64",
     "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 1]}},
     "codecs": [{"name": "bytes"}],
-    "dimension_names": ["probe", "out"],
+    "dimension_names": ["query", "out"],
 }
 """The zarr.json of an array, for examples."""
 

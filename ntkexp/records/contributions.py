@@ -35,24 +35,24 @@ from ntkexp.records.schema import (
 
 # --- contributions.zarr: the parts of each output at each query.
 #
-#     contribution   [probe, out, example]   𝒮(x, xᵢ), the contribution of each training example. Attributes: `rule`,
+#     contribution   [query, out, example]   𝒮(x, xᵢ), the contribution of each training example. Attributes: `rule`,
 #                                            and `error_bar` and `cancellation` if they are known
-#     half_by        [probe, out, example]   the fraction of the path time at which half of the contribution had come,
+#     half_by        [query, out, example]   the fraction of the path time at which half of the contribution had come,
 #                                            if the sum ran backwards over the steps
-#     decay          [probe, out]            the part of weight decay
-#     outside        [probe, out]            the part of changes after the last step of a followed loop
-#     statistics     [probe, out]            the part of BatchNorm's running statistics
-#     rounding       [probe, out]            the part of gradients that are only rounding errors
-#     coupling       [probe, out]            the part of examples that act on one another through batch statistics, if
+#     decay          [query, out]            the part of weight decay
+#     outside        [query, out]            the part of changes after the last step of a followed loop
+#     statistics     [query, out]            the part of BatchNorm's running statistics
+#     rounding       [query, out]            the part of gradients that are only rounding errors
+#     coupling       [query, out]            the part of examples that act on one another through batch statistics, if
 #                                            attribution treats these as constants
-#     by_step        [probe, out, step]      contributions and decay in each step, or in each stretch of steps
+#     by_step        [query, out, step]      contributions and decay in each step, or in each stretch of steps
 #     step           [step]                  the first step of each stretch
 #     last_step      [step]                  the last step of each stretch
-#     by_component        [probe, out, example, component]   the contribution through the parameters of each component
-#     decay_by_component  [probe, out, component]
-#     by_component_step   [probe, out, step, component]
-#     by_position         [probe, out, example, position]    the contribution of the loss at each position of a text
-#     effect         [probe, out, example]   the change of the output without the example. Attributes: `kind`
+#     by_component        [query, out, example, component]   the contribution through the parameters of each component
+#     decay_by_component  [query, out, component]
+#     by_component_step   [query, out, step, component]
+#     by_position         [query, out, example, position]    the contribution of the loss at each position of a text
+#     effect         [query, out, example]   the change of the output without the example. Attributes: `kind`
 #                                            (`removal`, `derivative`, `one_step`: predicted by a sweep backwards over
 #                                            training; `retrained`: measured), `mean`, `growth`, `agreement`
 #
@@ -83,21 +83,21 @@ RETRAINED = "retrained"
 MEASURE = "measure"
 """The attribute that names the explained measure of the outputs, and the name of its single number."""
 
-DIMS = ("probe", "out", "example")
-PROBE_OUT = DIMS[:2]
+DIMS = ("query", "out", "example")
+QUERY_OUT = DIMS[:2]
 RULE_ORDER = {"secant": 0, "gauss": 1, "left": 3}
 """The order of preference of rules. Users' rules come before `left`."""
 
 
 class ByStep(NamedTuple):
-    """The part of each stretch of steps, [probe, out, step]. `edges` are the first steps, and the number of steps."""
+    """The part of each stretch of steps, [query, out, step]. `edges` are the first steps, and the number of steps."""
 
     sums: NDArray[np.float64]
     edges: Sequence[int]
 
 
 class ByComponent(NamedTuple):
-    """The parts of components in contributions, decay and stretches of steps, [probe, out, …, component]."""
+    """The parts of components in contributions, decay and stretches of steps, [query, out, …, component]."""
 
     names: Sequence[str]
     parts: NDArray[np.float64]
@@ -146,18 +146,18 @@ CONTRIBUTION_KINDS: Mapping[str, Dims] = {
     CONTRIBUTION: DIMS,
     HALF_BY: DIMS,
     EFFECT: DIMS,
-    **dict.fromkeys((DECAY, OUTSIDE, STATISTICS, COUPLING, ROUNDING), PROBE_OUT),
-    BY_STEP: (*PROBE_OUT, STEP),
+    **dict.fromkeys((DECAY, OUTSIDE, STATISTICS, COUPLING, ROUNDING), QUERY_OUT),
+    BY_STEP: (*QUERY_OUT, STEP),
     BY_COMPONENT: (*DIMS, COMPONENT),
-    DECAY_BY_COMPONENT: (*PROBE_OUT, COMPONENT),
-    BY_COMPONENT_STEP: (*PROBE_OUT, STEP, COMPONENT),
+    DECAY_BY_COMPONENT: (*QUERY_OUT, COMPONENT),
+    BY_COMPONENT_STEP: (*QUERY_OUT, STEP, COMPONENT),
     BY_POSITION: (*DIMS, POSITION),
     **dict.fromkeys((STEP, LAST_STEP), (STEP,)),
     "by_phase": ("phase", *DIMS),
-    "decay_by_phase": ("phase", *PROBE_OUT),
-    "change": ("phase", *PROBE_OUT),
+    "decay_by_phase": ("phase", *QUERY_OUT),
+    "change": ("phase", *QUERY_OUT),
     "example_phase": ("example",),
-    "point_phase": ("probe",),
+    "point_phase": ("query",),
 }
 """The axes of each kind of array."""
 
@@ -262,11 +262,11 @@ def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
 
 # --- contributions.zarr by phase, if data come in phases. Phases are counted from 1.
 #
-#     by_phase        [phase, probe, out, example]   the contribution of each training example in each phase
-#     decay_by_phase  [phase, probe, out]            the part of weight decay
-#     change          [phase, probe, out]            the change of the outputs
+#     by_phase        [phase, query, out, example]   the contribution of each training example in each phase
+#     decay_by_phase  [phase, query, out]            the part of weight decay
+#     change          [phase, query, out]            the change of the outputs
 #     example_phase   [example]                      the phase in which each example is learned
-#     point_phase     [probe]                        the phase of each query
+#     point_phase     [query]                        the phase of each query
 #     phase_name      [phase]                        the name of each phase
 #
 # The sum of `by_phase` over phases is `contribution`. `change` is the sum over examples and decay. An example has a
@@ -300,27 +300,27 @@ def add_phases(path: Path, phases: ContributionsByPhase) -> None:
     explained = explained_rule(phases.parts) or ""
     change = np.asarray(phases.change, dtype=np.float64)
     store.attrs[PHASES] = list(phases.names)
-    write_array(store, CHANGE, change, ("phase", *PROBE_OUT), {})
+    write_array(store, CHANGE, change, ("phase", *QUERY_OUT), {})
     write_array(store, EXAMPLE_PHASE, phases.examples, ("example",), {})
-    write_array(store, POINT_PHASE, phases.points, ("probe",), {})
+    write_array(store, POINT_PHASE, phases.points, ("query",), {})
     for rule, parts in phases.parts.items():
         write_stacked(store, called(BY_PHASE, rule, explained), parts, ("phase", *DIMS))
     for rule, decay in phases.decay.items():
         name = called(DECAY_BY_PHASE, rule, explained)
-        write_array(store, name, decay, ("phase", *PROBE_OUT), {})
+        write_array(store, name, decay, ("phase", *QUERY_OUT), {})
 
 
 # --- leave_out.zarr: predicted and actual changes of the outputs, for trainings without a group of examples.
 #
-#     predicted, actual    [removal, probe, out]   at the outputs of contributions.zarr
-#     probe                [probe]                 the queries
+#     predicted, actual    [removal, query, out]   at the outputs of contributions.zarr
+#     query                [query]                 the queries
 #     example              [place]                 the examples of all groups, one group after another
 #     count, influential   [removal]               the size of each group, and whether it holds the most influential
 #                                                  examples or random ones
 
 
 STORE = "leave_out.zarr"
-CHANGE_DIMS = ("removal", "probe", "out")
+CHANGE_DIMS = ("removal", "query", "out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,12 +336,12 @@ class LeaveOut:
     """The changes when several groups were left out, one at a time."""
 
     removals: tuple[LeftOut, ...]
-    probe: tuple[int, ...]
+    query: tuple[int, ...]
     predicted: NDArray[np.float64]
     actual: NDArray[np.float64]
 
     def alone(self, examples: int) -> NDArray[np.float64] | None:
-        """Return the actual change without each example, [probe, out, example], if each was left out alone."""
+        """Return the actual change without each example, [query, out, example], if each was left out alone."""
         removal_of = {
             removal.examples[0]: k
             for k, removal in enumerate(self.removals)
@@ -354,7 +354,7 @@ class LeaveOut:
 
 LEAVE_OUT_KINDS: Mapping[str, Dims] = {
     **dict.fromkeys(("predicted", "actual"), CHANGE_DIMS),
-    "probe": ("probe",),
+    "query": ("query",),
     "example": ("place",),
     **dict.fromkeys(("count", "influential"), ("removal",)),
 }
@@ -365,7 +365,7 @@ def write_leave_out(path: Path, retrained: LeaveOut) -> None:
     arrays: dict[str, NDArray[Any]] = {
         "predicted": np.asarray(retrained.predicted, dtype=np.float64),
         "actual": np.asarray(retrained.actual, dtype=np.float64),
-        "probe": np.array(retrained.probe, dtype=np.int64),
+        "query": np.array(retrained.query, dtype=np.int64),
         "example": np.array([k for group in groups for k in group], dtype=np.int64),
         "count": np.array([len(group) for group in groups], dtype=np.int64),
         "influential": np.array([removal.influential for removal in retrained.removals]),
@@ -379,16 +379,16 @@ def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> N
     """Raise if no run writes such a store, given the lengths of the run's axes and its number of outputs."""
     store = read_store(path)
     axes = {"out": outs}
-    for axis, name in (("probe", "probe"), ("place", "example"), ("removal", "count")):
+    for axis, name in (("query", "query"), ("place", "example"), ("removal", "count")):
         axes[axis] = store.arrays[name].shape[0] if name in store.arrays else 0
     refuse_odd_store(store, path, LEAVE_OUT_KINDS, list(LEAVE_OUT_KINDS), axes)
 
     # numbers of queries, of examples, and of examples in each group
     opened = open_store(path)
-    probe, example, count = (
-        np.asarray(get_array(opened, name)[...]) for name in ("probe", "example", "count")
+    query, example, count = (
+        np.asarray(get_array(opened, name)[...]) for name in ("query", "example", "count")
     )
-    for numbers, end in ((probe, lengths["probe"]), (example, lengths["example"])):
+    for numbers, end in ((query, lengths["query"]), (example, lengths["example"])):
         if not len(numbers) or numbers.min() < 0 or numbers.max() >= end:
             raise Damaged(
                 f"{path} holds what no run writes: points or examples that there are not; {AGAIN}"
@@ -409,7 +409,7 @@ def read_leave_out(path: Path) -> LeaveOut:
     )
     return LeaveOut(
         removals=removals,
-        probe=tuple(arrays["probe"].tolist()),
+        query=tuple(arrays["query"].tolist()),
         predicted=arrays["predicted"],
         actual=arrays["actual"],
     )
@@ -417,10 +417,10 @@ def read_leave_out(path: Path) -> LeaveOut:
 
 # --- removal/KEY.zarr in a finished run: the breakdown of the change when a group of examples was left out.
 #
-#     actual     [probe, out]            the change of the output, trained again without the group
-#     shares     [probe, out, example]   the share of each example of the group in `actual`
-#     by_step    [probe, out, step]      the share of each step in `actual`
-#     probe, out, example                the queries, outputs and training examples
+#     actual     [query, out]            the change of the output, trained again without the group
+#     shares     [query, out, example]   the share of each example of the group in `actual`
+#     by_step    [query, out, step]      the share of each step in `actual`
+#     query, out, example                the queries, outputs and training examples
 #
 # KEY is a digest of group and queries. KEY.json is written last, seals the store, and holds further facts. DONE.json
 # does not list these files, because removals may be added to a finished run. KEY.json is sealed for this run and this
@@ -429,11 +429,11 @@ def read_leave_out(path: Path) -> LeaveOut:
 
 FOLDER = "removal"
 REMOVAL_DIMS = {
-    "actual": ("probe", "out"),
-    "shares": ("probe", "out", "example"),
-    "by_step": ("probe", "out", "step"),
+    "actual": ("query", "out"),
+    "shares": ("query", "out", "example"),
+    "by_step": ("query", "out", "step"),
 }
-REMOVAL_AXES = ("probe", "out", "example")
+REMOVAL_AXES = ("query", "out", "example")
 REMOVAL_FACTS = ("growth", "repeated", "emptied")
 
 
@@ -441,7 +441,7 @@ REMOVAL_FACTS = ("growth", "repeated", "emptied")
 class Removal:
     """The breakdown of the changes when a group of examples was left out."""
 
-    probe: tuple[int, ...]  # indices along the axis `probe` of contributions.zarr
+    query: tuple[int, ...]  # indices along the axis `query` of contributions.zarr
     out: tuple[int, ...]
     example: tuple[int, ...]  # training indices of the group
     actual: NDArray[np.float64]
@@ -465,19 +465,19 @@ class Removal:
             return np.asarray(np.abs(self.shares).sum(2) / np.abs(self.shares.sum(2)))
 
 
-def key(example: Sequence[int], probe: Sequence[int]) -> str:
+def key(example: Sequence[int], query: Sequence[int]) -> str:
     """Return the key of the removal of these examples at these queries.
 
     >>> key([3, 17], [0]) == key([17, 3], [0]), key([3], [0]) == key([3], [1])
     (True, False)
     """
-    return sha256(json.dumps([sorted(example), list(probe)]).encode()).hexdigest()[:12]
+    return sha256(json.dumps([sorted(example), list(query)]).encode()).hexdigest()[:12]
 
 
 def write_removal(run: Path, removal: Removal) -> None:
     """Write a removal into a run, whole or not at all."""
     folder = run / FOLDER
-    name = key(removal.example, removal.probe)
+    name = key(removal.example, removal.query)
     folder.mkdir(exist_ok=True)
     store = create_store(folder / f"{name}.zarr")
     for part, dims in REMOVAL_DIMS.items():
@@ -489,10 +489,10 @@ def write_removal(run: Path, removal: Removal) -> None:
     RunFolder(run).write_sealed(f"{FOLDER}/{name}.json", facts)
 
 
-def read_removal(run: Path, example: Sequence[int], probe: Sequence[int]) -> Removal | None:
+def read_removal(run: Path, example: Sequence[int], query: Sequence[int]) -> Removal | None:
     """Return the removal of a group at these queries, if the run has it undamaged."""
     folder = run / FOLDER
-    name = key(example, probe)
+    name = key(example, query)
     path = folder / f"{name}.json"
     try:
         facts = checked(RunFolder(run).read_sealed(f"{FOLDER}/{name}.json"), RemovalFacts, path)

@@ -19,7 +19,7 @@ from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.records.array_schema import read_headers
 from ntkexp.records.atomic import WIDTH, Damaged, seal, write_atomically
 
-# --- data.npz: the examples of a run. For each split s of train, probe and test:
+# --- data.npz: the examples of a run. For each split s of train, query and test:
 #
 #     <s>_shown    for readers: pixels, tokens, features    <s>_inputs   inputs of the network
 #     <s>_target   class labels or values                   <s>_targets  targets of the loss, [example, out]

@@ -43,14 +43,14 @@ class TrainingWithout(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingStore:
-    """The trainings in a run folder, with their outputs at some points of the axis `probe`."""
+    """The trainings in a run folder, with their outputs at some points of the axis `query`."""
 
     run: Path
-    probe: tuple[int, ...]
+    query: tuple[int, ...]
 
     def path(self, training: TrainingWithout) -> Path:
         """Return the file of a training."""
-        key = json.dumps([FORMAT, self.probe, training.left_out, training.seed])
+        key = json.dumps([FORMAT, self.query, training.left_out, training.seed])
         return self.run / FOLDER / f"{sha256(key.encode()).hexdigest()[:12]}.bin"
 
     def seal(self, training: TrainingWithout) -> str:
@@ -93,7 +93,7 @@ class GroundTruth:
     outputs: NDArray[np.float64]  # [training, point, out]
     whole: Outputs  # with all examples, [point, out]
     examples: tuple[str, ...]
-    probe: tuple[int, ...]
+    query: tuple[int, ...]
     identity: str
     fresh: int
 
@@ -114,7 +114,7 @@ class GroundTruth:
                 outputs=self.outputs,
                 whole=self.whole,
                 examples=np.array(self.examples),
-                probe=np.array(self.probe, dtype=np.int64),
+                query=np.array(self.query, dtype=np.int64),
                 facts=np.array([self.identity, str(self.fresh), self.digest]),
             )
 
@@ -129,7 +129,7 @@ def read_ground_truth(path: Path) -> GroundTruth:
                 outputs=arrays["outputs"],
                 whole=arrays["whole"],
                 examples=tuple(arrays["examples"].tolist()),
-                probe=tuple(arrays["probe"].tolist()),
+                query=tuple(arrays["query"].tolist()),
                 identity=identity,
                 fresh=int(fresh),
             )

@@ -195,7 +195,7 @@ def create(
             name + SELF,
             (tiling.points, outputs, outputs),
             chunks=(tiling.side, outputs, outputs),
-            dims=("probe", "out", "out_"),
+            dims=("query", "out", "out_"),
             fill=nan,
         )
     preallocate(
@@ -207,7 +207,7 @@ def create(
         fill=np.dtype(MARK).type(0),
     )
     for name, array in arrays.items():
-        write_array(store, name, array, ("probe", "out")[: array.ndim], {})
+        write_array(store, name, array, ("query", "out")[: array.ndim], {})
     # the attributes seal the files of the store, and themselves
     group = read_object(partial / GROUP)
     group["attributes"][SEALS] = sealed(
@@ -265,12 +265,12 @@ def check_attributes(path: Path) -> None:
 
 # --- A kernel file: a store that is filled tile by tile.
 #
-#     <kernel>        [probe, out, train, out_]   a chunk for each tile; `probe` is every point, training examples first
-#     <kernel>_self   [probe, out, out_]          the kernel of each point with itself
+#     <kernel>        [query, out, train, out_]   a chunk for each tile; `query` is every point, training examples first
+#     <kernel>_self   [query, out, out_]          the kernel of each point with itself
 #     done            [row, column]               the mark of a tile and its mirror image, written last; 0 until then
-#     target          [probe, out]                targets of the squared loss
-#     label           [probe]                     the class, or −1 in a regression
-#     index           [probe]                     the number of the example in the source
+#     target          [query, out]                targets of the squared loss
+#     label           [query]                     the class, or −1 in a regression
+#     index           [query]                     the number of the example in the source
 #
 # Attributes: `identity`, a digest of the kernel's description; `description` as JSON; `kernels`, their names; `splits`,
 # the number of points in each; `classes`, their names; `seals` of all files but tiles; the `seal` of the attributes.

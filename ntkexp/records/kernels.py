@@ -140,23 +140,23 @@ def preallocate(
 
 # --- kernels.zarr: tangent kernels along the run and the path kernels at its end.
 #
-#     tangent          [snapshot, probe, out, train, out_]   one chunk per snapshot; or instead
-#     trace            [snapshot, probe, train]              its sum over out = out_
+#     tangent          [snapshot, query, out, train, out_]   one chunk per snapshot; or instead
+#     trace            [snapshot, query, train]              its sum over out = out_
 #     output_gradient  [snapshot, train, out_]               ℓ′ of all training examples
 #     step             [snapshot]                            the step, written last; −1 until then
-#     path_<rule>      [probe, out, train, out_]             unknown entries are NaN and take no space
+#     path_<rule>      [query, out, train, out_]             unknown entries are NaN and take no space
 #
-# The axis `probe` holds all points at which the network is evaluated: training examples, then probe, then test.
+# The axis `query` holds all points at which the network is evaluated: training examples, then query, then test.
 
 
-Kernel: TypeAlias = NDArray[np.float64]  # [probe, out, train, out_]
+Kernel: TypeAlias = NDArray[np.float64]  # [query, out, train, out_]
 
 KERNELS = "kernels.zarr"
-KERNEL_DIMS = ("probe", "out", "train", "out_")
+KERNEL_DIMS = ("query", "out", "train", "out_")
 TANGENT, TRACE = "tangent", "trace"
 KERNEL_KINDS: Mapping[str, Dims] = {
     TANGENT: ("snapshot", *KERNEL_DIMS),
-    TRACE: ("snapshot", "probe", "train"),
+    TRACE: ("snapshot", "query", "train"),
     "output_gradient": ("snapshot", "train", "out_"),
     "step": ("snapshot",),
     "path": KERNEL_DIMS,
@@ -172,7 +172,7 @@ def create_kernels(
     """Create a store for up to `room` tangent kernels, or their traces. Kernels that it already holds stay."""
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
-    kernel_sizes = {TRACE: {"probe": points, "train": train}}
+    kernel_sizes = {TRACE: {"query": points, "train": train}}
     if not traced:
         kernel_sizes = {
             TANGENT: dict(zip(KERNEL_DIMS, (points, outputs, train, outputs), strict=True))
@@ -275,19 +275,19 @@ def read_snapshot(path: Path, index: int) -> Kernel:
 
 # --- predictions.zarr: the outputs of the network and every kernel machine at every point.
 #
-#     prediction  [machine, probe, out]   the attribute `machines` holds the names
+#     prediction  [machine, query, out]   the attribute `machines` holds the names
 #
 # `f_0` and `f_T` are the network before and after training.
 
 
 def write_predictions(path: Path, predictions: Mapping[str, NDArray[np.float64]]) -> None:
-    """Write the outputs of each machine, [probe, out]."""
+    """Write the outputs of each machine, [query, out]."""
     stacked = np.stack([np.asarray(values, dtype=np.float64) for values in predictions.values()])
     store = create_store(path, {"machines": list(predictions)})
-    write_array(store, "prediction", stacked, ("machine", "probe", "out"), {})
+    write_array(store, "prediction", stacked, ("machine", "query", "out"), {})
 
 
-PREDICTION_KINDS: Mapping[str, Dims] = {"prediction": ("machine", "probe", "out")}
+PREDICTION_KINDS: Mapping[str, Dims] = {"prediction": ("machine", "query", "out")}
 
 
 def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
@@ -305,7 +305,7 @@ def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
 
 
 def read_predictions(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Read the outputs of each machine, [probe, out], in the written order."""
+    """Read the outputs of each machine, [query, out], in the written order."""
     store = open_store(path)
     names = store.attrs["machines"]
     assert isinstance(names, list)

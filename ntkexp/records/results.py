@@ -17,7 +17,7 @@ results.csv compares kernel machines with the trained network, with a row for ea
     note            why a machine does not apply
     control         whether the machine is independent of the network
 
->>> row = Result("probe", "secant", "pieces=1", 4e-15, 1e-13, 1e-14, 1.0, 1.0)
+>>> row = Result("query", "secant", "pieces=1", 4e-15, 1e-13, 1e-14, 1.0, 1.0)
 >>> row.exact
 True
 """
@@ -110,7 +110,7 @@ def read_rows(path: Path) -> Iterator[dict[str, float | None]]:
 FOLLOWED = "followed"
 """The detail of a row of a followed loop."""
 
-SPLITS = ("train", "probe", "test")
+SPLITS = ("train", "query", "test")
 AT_POINTS = re.compile(r"at (\d{1,9}) of (\d{1,9}) points")
 
 
@@ -153,7 +153,7 @@ class Result:
     def points(self) -> tuple[int, int] | None:
         """The number of measured points and of all points, if its note says that not all were measured.
 
-        >>> Result("probe", "secant", note=f"decay; {at_points(22, 128)}").points
+        >>> Result("query", "secant", note=f"decay; {at_points(22, 128)}").points
         (22, 128)
         """
         counts = next(filter(None, map(AT_POINTS.fullmatch, self.note.split("; "))), None)
@@ -163,7 +163,7 @@ class Result:
     def remark(self) -> str:
         """The note without the number of points.
 
-        >>> Result("probe", "secant", note=f"decay; {at_points(22, 128)}").remark
+        >>> Result("query", "secant", note=f"decay; {at_points(22, 128)}").remark
         'decay'
         """
         return "; ".join(part for part in self.note.split("; ") if not AT_POINTS.fullmatch(part))

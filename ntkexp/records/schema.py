@@ -34,7 +34,7 @@ from ntkexp.text import printable
 MAX_TEXT_LETTERS = 20_000  # of a sentence about a run
 MAX_NAME_LETTERS = 250  # of the name of a file, a class, …
 
-Split: TypeAlias = Literal["train", "probe", "test"]
+Split: TypeAlias = Literal["train", "query", "test"]
 
 
 def inside(name: str) -> str:
@@ -102,7 +102,7 @@ class Provenance(Record):
 
 
 class PathSettings(Record):
-    probes: Annotated[list[Split], Field(min_length=1, max_length=3)] = ["train", "probe", "test"]
+    queries: Annotated[list[Split], Field(min_length=1, max_length=3)] = ["train", "query", "test"]
 
 
 class Followed(Record):

@@ -170,11 +170,11 @@ def groups_for(
 def leave_out(
     training: AbstractRetraining,
     effect: Float[Tensor, "point out example"],
-    probe: Sequence[int],
+    query: Sequence[int],
     *,
     everyone: bool = False,
 ) -> LeaveOut:
-    """Compare effects at the queries `probe` with retraining without groups, and without each
+    """Compare effects at the queries `query` with retraining without groups, and without each
     example if asked.
     """
     removals = groups_for(effect, training)
@@ -182,14 +182,14 @@ def leave_out(
         alone = (LeftOut(influential=False, examples=(k,)) for k in range(effect.shape[2]))
         several = (removal for removal in removals if len(removal.examples) > 1)
         removals = (*alone, *several)
-    return compare_removals(training, effect, removals, probe)
+    return compare_removals(training, effect, removals, query)
 
 
 def compare_removals(
     training: AbstractRetraining,
     effect: Float[Tensor, "point out example"],
     removals: Sequence[LeftOut],
-    probe: Sequence[int],
+    query: Sequence[int],
 ) -> LeaveOut:
     """Return the predicted change of each removal, the sum of its effects, with the actual
     change.
@@ -198,7 +198,7 @@ def compare_removals(
     predicted = [effect[:, :, list(removal.examples)].sum(2) for removal in removals]
     return LeaveOut(
         removals=tuple(removals),
-        probe=tuple(probe),
+        query=tuple(query),
         predicted=torch.stack(predicted).double().cpu().numpy(),
         actual=actual.double().cpu().numpy(),
     )
@@ -228,7 +228,7 @@ def effects_swept(
     mean: MeanName,
     caveats: Caveats,
     training: AbstractRetraining | None,
-    probe: Sequence[int],
+    query: Sequence[int],
     *,
     everyone: bool = False,
     unchecked: str = "",
@@ -239,7 +239,7 @@ def effects_swept(
     agrees = None if training is None else agreement(training)
     check = None
     if training is not None and sizes(values.shape[2]):
-        check = leave_out(training, values, probe, everyone=everyone)
+        check = leave_out(training, values, query, everyone=everyone)
     sentences = replace(caveats, agreement=agrees).sentences
     if check is not None:
         sentence = agreement_of(check, caveats.growth).sentence
@@ -261,7 +261,7 @@ def effects_swept(
 def effects_retrained(
     training: AbstractRetraining,
     mean: MeanName,
-    probe: Sequence[int],
+    query: Sequence[int],
     dtype: torch.dtype | None = None,
 ) -> EffectsFound:
     """Return the exact effects, by one training without each example.
@@ -275,7 +275,7 @@ def effects_retrained(
     alone, doubts = changes(training, [(k,) for k in range(count)])
     values = alone.permute(1, 2, 0).to(dtype or alone.dtype)
     removals = [removal for removal in groups_for(values, training) if len(removal.examples) > 1]
-    check = compare_removals(training, values, removals, probe) if removals else None
+    check = compare_removals(training, values, removals, query) if removals else None
     return EffectsFound(
         values=values,
         facts={"kind": RETRAINED, "mean": mean},
@@ -326,7 +326,7 @@ def removal_of(
     """Return the record of a removal, with the chosen outputs of every point."""
     shape = (len(points), len(outs))
     return Removal(
-        probe=tuple(points),
+        query=tuple(points),
         out=tuple(outs),
         example=tuple(group),
         actual=breakdown.actual.view(shape).double().cpu().numpy(),

@@ -84,7 +84,7 @@ def breakdown_entries(
     group = list(removal.example)
     names = example_names(run)
     entries = []
-    for row, (number, query) in enumerate(zip(numbers, removal.probe, strict=True)):
+    for row, (number, query) in enumerate(zip(numbers, removal.query, strict=True)):
         for column, out in enumerate(removal.out):
             entry = BreakdownEntry(
                 split=split,

@@ -62,7 +62,7 @@ from ntkexp.report.tables import (
 )
 from ntkexp.text import MISSING, percent, short
 
-Split: TypeAlias = Literal["train", "probe", "test"]
+Split: TypeAlias = Literal["train", "query", "test"]
 
 PARTS_OF_NO_EXAMPLE = (DECAY, OUTSIDE, STATISTICS, COUPLING, ROUNDING)
 
@@ -169,7 +169,7 @@ def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
 def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     query = point_index(run, split, number)
     end = outputs_of(run, "f_T")[query]
-    by_output = np.asarray(run.parts(rule).isel(probe=query).to_numpy(), dtype=float)
+    by_output = np.asarray(run.parts(rule).isel(query=query).to_numpy(), dtype=float)
     if not attributed(by_output).any():
         raise Mistake(
             f"point {number} of {split} was not attributed: "
@@ -237,7 +237,7 @@ def worst_points(run: Run, split: str, count: int) -> list[int]:
     explicable = np.isfinite(error_size)
     rule = explained_rule(run.rules)
     if rule:
-        explicable &= attributed_in_blocks(run.parts(rule).isel(probe=points)).any(axis=1)
+        explicable &= attributed_in_blocks(run.parts(rule).isel(query=points)).any(axis=1)
     effects = effects_of_run(run)
     if effects is not None:
         with_effects = explicable & attributed(effects[points]).any(axis=1)

@@ -158,7 +158,7 @@ class LaterPhase:
 
 def forgettings(run: Run) -> list[Forgetting]:
     """Return the effect of every phase on each task before it, if contributions by phase are known at all outputs."""
-    split = next((name for name in ("probe", "test", "train") if name in run.points), None)
+    split = next((name for name in ("query", "test", "train") if name in run.points), None)
     if BY_PHASE not in run.contributions or split is None:
         return []
     if len(run.outs) < run.predictions.sizes["out"]:
@@ -172,7 +172,7 @@ def forgettings(run: Run) -> list[Forgetting]:
 def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
     """Yield the changes during each phase but the first."""
     points = run.points[split]
-    contributions = run.contributions.isel(probe=points)
+    contributions = run.contributions.isel(query=points)
     changes = np.asarray(contributions[CHANGE].to_numpy(), dtype=float)
     decays = np.zeros_like(changes)
     if DECAY_BY_PHASE in contributions:

@@ -24,7 +24,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 
 def effects_of_run(run: Run) -> Array | None:
-    """Return the effect of each example on each attributed output, [probe, out, example]."""
+    """Return the effect of each example on each attributed output, [query, out, example]."""
     if EFFECT not in run.contributions:
         return None
     return np.asarray(run.contributions[EFFECT].to_numpy(), dtype=float)
@@ -34,7 +34,7 @@ def effects_of_run(run: Run) -> Array | None:
 class KnownEffects:
     """The effects of a run, and their agreement with trainings that left examples out."""
 
-    predicted: Array  # [probe, out, example]
+    predicted: Array  # [query, out, example]
     outs: tuple[int, ...]  # labels of the axis `out`
     check: LeaveOut | None
     agreement: Agreement | None
@@ -43,10 +43,10 @@ class KnownEffects:
     def at(self, query: int, out: int) -> tuple[Array, bool] | None:
         """Return the effects on one output, and whether trainings measured them. None if they are unknown."""
         column = self.outs.index(out)
-        if self.check is not None and query in self.check.probe:
+        if self.check is not None and query in self.check.query:
             actual = self.check.alone(self.predicted.shape[2])
             if actual is not None:
-                return actual[self.check.probe.index(query), column], True
+                return actual[self.check.query.index(query), column], True
         effects = self.predicted[query, column]
         return (effects, self.is_actual) if np.isfinite(effects).all() else None
 
@@ -81,7 +81,7 @@ def known_effects(run: Run) -> KnownEffects | None:
 
 
 def influence(parts: Array) -> Array:
-    """Return the size of each example's effects on all outputs, [example], given [probe, out, example].
+    """Return the size of each example's effects on all outputs, [example], given [query, out, example].
 
     >>> influence(np.array([[[3.0, 0.0], [4.0, np.nan]]]))
     array([5., 0.])

@@ -76,8 +76,8 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
     """Return the most important means at each point, with intervals and numbers of runs. The CSV has all means."""
     table = analysis.points
     quantities = analysis.quantities
-    has_queries = any(name.endswith(".probe") for name in quantities)
-    split = "probe" if has_queries else "test"
+    has_queries = any(name.endswith(".query") for name in quantities)
+    split = "query" if has_queries else "test"
     errors = [name for name in quantities if name.endswith(f".{split}")]
     shown = [
         *errors,

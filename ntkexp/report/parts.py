@@ -41,15 +41,15 @@ class OutputParts:
 
     run: Run
     rule: str
-    query: int  # index along the axis `probe`
+    query: int  # index along the axis `query`
     out: int  # label along the axis `out`
 
     def read(self, kind: str) -> Array | None:
-        """Return the array of a kind without its axes `probe` and `out`; None if the run lacks it."""
+        """Return the array of a kind without its axes `query` and `out`; None if the run lacks it."""
         stored = self.run.by_rule(kind, self.rule)
         if stored is None:
             return None
-        return np.asarray(stored.isel(probe=self.query).sel(out=self.out).to_numpy(), dtype=float)
+        return np.asarray(stored.isel(query=self.query).sel(out=self.out).to_numpy(), dtype=float)
 
     def total(self, kind: str) -> float:
         """Return a part that belongs to no example, such as `decay`; 0 if the run lacks it."""
@@ -172,7 +172,7 @@ def halfway(parts: OutputParts) -> Array:
     # mᵢ at the steps of the stored kernels, [snapshot, example]
     steps = run.kernels["step"].to_numpy()
     times = run.metrics.set_index("step")["time"].reindex(steps).to_numpy(dtype=float)
-    kernel = run.kernels["tangent"].isel(probe=parts.query, out=parts.out).to_numpy()
+    kernel = run.kernels["tangent"].isel(query=parts.query, out=parts.out).to_numpy()
     mass = np.abs(np.einsum("sic,sic->si", kernel, gradients.to_numpy()))
 
     path_time = times[-1] - times[0]

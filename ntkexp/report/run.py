@@ -164,7 +164,7 @@ class Run:
 
     @cached_property
     def predictions(self) -> xr.DataArray:
-        """Outputs of the network and of each kernel machine, [machine, probe, out]."""
+        """Outputs of the network and of each kernel machine, [machine, query, out]."""
         path = self.sealed("predictions.zarr")
         if self.finished:
             refuse_odd_predictions(path, self.axes.lengths)
@@ -187,7 +187,7 @@ class Run:
 
     @cached_property
     def points(self) -> dict[str, slice]:
-        """The slice of each split along the axis `probe`."""
+        """The slice of each split along the axis `query`."""
         ends = np.cumsum([0, *(len(self.data[f"{split}_index"]) for split in self.read)]).tolist()
         return {split: slice(*ends[k : k + 2]) for k, split in enumerate(self.read)}
 
@@ -201,15 +201,15 @@ class Run:
     @property
     def read(self) -> tuple[str, ...]:
         """The splits on which the network was evaluated."""
-        splits = self.config.get("path", {}).get("probes", SPLITS)
+        splits = self.config.get("path", {}).get("queries", SPLITS)
         return tuple(split for split in SPLITS if split in splits)
 
 
-# --- Queries of a run: their indices along the axis `probe`, and their outputs.
+# --- Queries of a run: their indices along the axis `query`, and their outputs.
 
 
 def slice_of_split(run: Run, split: str) -> slice:
-    """Return the slice of a split along the axis `probe`."""
+    """Return the slice of a split along the axis `query`."""
     if split not in run.points:
         splits = f"{', '.join(run.points)}{nearest(split, run.points)}"
         raise WrongArgument(f"split={split}: {run.name} was read at {splits}", "split")
@@ -217,18 +217,18 @@ def slice_of_split(run: Run, split: str) -> slice:
 
 
 def point_index(run: Run, split: str, number: int) -> int:
-    """Return the index of an example of a split along the axis `probe`."""
+    """Return the index of an example of a split along the axis `query`."""
     points = slice_of_split(run, split)
     count = points.stop - points.start
     if not 0 <= number < count:
         raise WrongArgument(
-            f"probe={number}: the split {split} of {run.name} has points 0 to {count - 1}", "probe"
+            f"query={number}: the split {split} of {run.name} has points 0 to {count - 1}", "query"
         )
     return int(points.start) + number
 
 
 def outputs_of(run: Run, machine: str) -> NDArray[np.float64]:
-    """Return the outputs of the network (`f_0`, `f_T`) or of a kernel machine, [probe, out]."""
+    """Return the outputs of the network (`f_0`, `f_T`) or of a kernel machine, [query, out]."""
     if machine not in run.predictions["machine"]:
         raise Mistake(f"{run.path} is damaged: its predictions lack {machine}")
     return np.asarray(run.predictions.sel(machine=machine).to_numpy(), dtype=float)

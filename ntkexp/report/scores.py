@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 Layout: TypeAlias = Literal["train,test", "test,train"]
 LAYOUTS: dict[str, tuple[str, str]] = {
-    "train,test": ("example", "probe"),
-    "test,train": ("probe", "example"),
+    "train,test": ("example", "query"),
+    "test,train": ("query", "example"),
 }
 """The axes of each layout, in order."""
 
@@ -42,14 +42,14 @@ LOWER_WITHOUT = "positive: the output would be lower without the example"
 
 
 class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspects its subclasses
-    """The arrays of `records.contributions`, on the axes probe, out and example.
+    """The arrays of `records.contributions`, on the axes query, out and example.
 
     >>> parts = np.array([[[1.0, -2.0]], [[0.5, 0.0]]])
     >>> found = Attribution({"contribution": (DIMS, parts)}, {"example": ["a", "b"]})
     >>> found.to_scores("test,train").to_pandas().to_dict("index")
     {0: {'a': 1.0, 'b': -2.0}, 1: {'a': 0.5, 'b': 0.0}}
     >>> found.to_pandas().head(2)
-       probe  out example  contribution
+       query  out example  contribution
     0      0    0       a           1.0
     1      0    0       b          -2.0
     """
@@ -72,7 +72,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     @property
     def plot(self) -> AttributionPlots:  # type: ignore[override]  # includes the plots of xarray
-        """Pictures of a query as matplotlib axes: `.plot.contributions(probe=0)`, `.timeline()`, `.components()`."""
+        """Pictures of a query as matplotlib axes: `.plot.contributions(query=0)`, `.timeline()`, `.components()`."""
         from ntkexp.report.plots.examples import AttributionPlots  # noqa: PLC0415  loads matplotlib
 
         return AttributionPlots(self)
@@ -85,14 +85,14 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         out: str | int | None = None,
         component: str | None = None,
     ) -> xr.DataArray:
-        """Return a matrix of scores with named rows and columns: [example, probe], or [probe, example].
+        """Return a matrix of scores with named rows and columns: [example, query], or [query, example].
 
         `score` is 'contribution', or 'effect' with its sign reversed. A positive score means that the example raised
         the output, or that the output would be lower without it. `out` names the output or the number of a measure,
         if there are several. `component` names one of the components of `by=`, whose scores add up to the
         contribution.
 
-        The matrix omits queries that were not attributed. The axis `probe` holds the indices of the others.
+        The matrix omits queries that were not attributed. The axis `query` holds the indices of the others.
         `.to_pandas()` makes a data frame of the matrix, and `.to_numpy()` an array.
         """
         if layout not in LAYOUTS:
@@ -100,15 +100,15 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
                 f"layout={layout!r} is none of {', '.join(map(repr, LAYOUTS))}", "layout"
             )
         parts = one_output(self._one_score(score, component), out)
-        for axis in ("probe", "example"):
+        for axis in ("query", "example"):
             if axis not in parts.dims:
                 raise WrongArgument(
                     f"to_scores: the axis {axis} is missing; keep it by isel({axis}=[0])"
                 )
 
         # leave out queries that were not attributed, whose scores are all NaN
-        labels = {axis: parts[axis] for axis in ("probe", "example")}
-        scores = parts.assign_coords(labels).dropna("probe", how="all")
+        labels = {axis: parts[axis] for axis in ("query", "example")}
+        scores = parts.assign_coords(labels).dropna("query", how="all")
         if not bool(np.isfinite(scores).all()):
             raise WrongArgument(
                 f"score={score!r} is not a finite number for every example", "score"

@@ -2,7 +2,7 @@
 
 `likeness` classifies a row of the table: the machine equals the network, misses it, or cannot be compared.
 
->>> [str(likeness(Result("probe", "left", relative_error=error, floor=1e-13))) for error in (0.12, 1e-14, math.nan)]
+>>> [str(likeness(Result("query", "left", relative_error=error, floor=1e-13))) for error in (0.12, 1e-14, math.nan)]
 ['misses', 'exact', 'broken']
 
 `ladder_sentence` summarises all rows of a run, including those that are not finite.
@@ -10,9 +10,9 @@
 >>> rows = [Result(split, "secant", relative_error=4e-15, floor=1e-13) for split in ("train", "test")]
 >>> ladder_sentence(rows)
 'On both splits the secant kernel machine reproduces the trained network to rounding (4e-15).'
->>> broken = ladder_sentence([*rows, Result("probe", "secant", relative_error=float('nan'), floor=1e-13)])
+>>> broken = ladder_sentence([*rows, Result("query", "secant", relative_error=float('nan'), floor=1e-13)])
 >>> broken.partition("(4e-15); ")[2]
-'the secant kernel machine is not finite on probe.'
+'the secant kernel machine is not finite on query.'
 
 `clause` summarises one machine over many runs. A machine misses a network if it misses it on any split. It equals a
 network if it equals it on every split on which both can be compared. The clause counts runs that were compared at some
@@ -109,9 +109,9 @@ def machines(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 
 def main_split(results: Sequence[Result]) -> str:
-    """Return the split for a single number: probe, or else test, or else train."""
+    """Return the split for a single number: query, or else test, or else train."""
     present = {result.split for result in results}
-    return next((split for split in ("probe", "test", "train") if split in present), "probe")
+    return next((split for split in ("query", "test", "train") if split in present), "query")
 
 
 class Likeness(StrEnum):
@@ -199,7 +199,7 @@ def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str
     'of the network that is left: the secant kernel machine reproduces it to rounding (4e-15).'
     >>> ladder_sentence([Result("test", "my_rule", relative_error=0.02, floor=1e-13)])
     'The machine my rule misses the trained network by 2 %.'
-    >>> ladder_sentence([Result("probe", "secant", FOLLOWED, 0.5, 1e-13, note="a clamp did half")]).split("; ")[2]
+    >>> ladder_sentence([Result("query", "secant", FOLLOWED, 0.5, 1e-13, note="a clamp did half")]).split("; ")[2]
     'a clamp did half.'
     """
     text = comparison(results)

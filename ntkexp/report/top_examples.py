@@ -33,7 +33,7 @@ RAISED = "#0072b2"  # blue and vermilion, as in the pictures of a run
 LOWERED = "#d55e00"
 
 FindExample: TypeAlias = Callable[[str, int], Example | None]
-"""A function from an axis, `probe` or `example`, and a place along it to the example there, if it is known."""
+"""A function from an axis, `query` or `example`, and a place along it to the example there, if it is known."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ def top_examples_of(arrays: xr.Dataset) -> list[TopExamples]:
     tops = list[TopExamples]()
     parts = arrays[CONTRIBUTION].transpose(*DIMS)
     names = output_names(arrays)
-    for point in range(parts.sizes["probe"]):
+    for point in range(parts.sizes["query"]):
         by_output = parts[point].to_numpy()  # [out, example]; all queries may exceed the memory
         if not np.isfinite(by_output).all():
             continue
@@ -70,7 +70,7 @@ def html_table(arrays: xr.Dataset, find: FindExample) -> str:
     names = [str(name) for name in arrays["example"].to_numpy().tolist()]
     rows = list[str]()
     for top in top_examples_of(arrays):
-        point = find("probe", top.point)
+        point = find("query", top.point)
         output = f"<br>output {text(top.out)}" if top.out else ""
         cells = [f"<th>{described(point, str(top.point))}{output}</th>"]
         for place, added in zip(top.places, top.added, strict=True):
@@ -81,7 +81,7 @@ def html_table(arrays: xr.Dataset, find: FindExample) -> str:
             )
         rows.append(f"<tr>{''.join(cells)}</tr>")
     shown = len(rows)
-    points = arrays.sizes["probe"]
+    points = arrays.sizes["query"]
     which = "" if shown == points else f" The first {shown} of {counted(points, 'point')}."
     caption = f"Largest contributions: blue raised the output, orange lowered it.{which}"
     return f'<table><caption style="text-align:left">{caption}</caption>{"".join(rows)}</table>'

@@ -235,7 +235,7 @@ def data_arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
     arrays: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(data.classes, dtype=str)}
     if setting.measured is not None:
         arrays[OUT_NAME] = np.array([setting.measured.name], dtype=str)
-    for name in ("train", "probe", "test"):
+    for name in ("train", "query", "test"):
         split = getattr(data, name)
         for part in ("shown", "inputs", "target", "index"):
             arrays[f"{name}_{part}"] = getattr(split, part).numpy()

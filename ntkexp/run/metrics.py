@@ -185,7 +185,7 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
     points = setting.points
     phases = setting.problem.phases
     deviations = []
-    for phase in phases.get("probe") or phases.get("train", ()):
+    for phase in phases.get("query") or phases.get("train", ()):
         parts = torch.split(points.inputs[phase], points.block)
         activities = [
             activity(module.network, partial(called, module, weights, (part,))) for part in parts
@@ -208,8 +208,8 @@ STEP_COLUMNS = (
     "clipping",
     "loss",
     "accuracy",
-    "loss_probe",
-    "accuracy_probe",
+    "loss_query",
+    "accuracy_query",
     "weights_moved",
 )
 SHARE_COLUMNS = ("closure", "contribution_mass", "contribution_sum", "kernel_mass")
@@ -251,16 +251,16 @@ class Observer:
             }
             return current | self.tasks
         slices = {"": slice(0, self.setting.points.train)}
-        queries = self.setting.problem.places.get("probe")
+        queries = self.setting.problem.places.get("query")
         if queries:
-            slices["_probe"] = queries
+            slices["_query"] = queries
         return slices
 
     @cached_property
     def tasks(self) -> dict[str, slice]:
         """The slices of training examples and queries of every phase, counted from 1."""
         phases = self.setting.problem.phases
-        by_split = {"": phases.get("train", ()), "_probe": phases.get("probe", ())}
+        by_split = {"": phases.get("train", ()), "_query": phases.get("query", ())}
         return {
             f"{name}_{number}": points
             for name, slices in by_split.items()

@@ -56,12 +56,12 @@ def refuse_vast(experiment: Experiment) -> None:
     path = experiment.path
     number_bytes = torch.finfo(getattr(torch, experiment.dtype)).bits // 8
     others = 0
-    if "probe" in path.probes:
-        others += source.probe
-    if "test" in path.probes:
+    if "query" in path.queries:
+        others += source.query
+    if "test" in path.queries:
         others += source.test or 0
     points = source.train + others
-    read = points if "train" in path.probes else others
+    read = points if "train" in path.queries else others
     costs = experiment.integration.costs
     rows = path.tangents * points + (costs.kernels + costs.rules) * read
     if path.kernels == "none" and experiment.device == "cpu":
@@ -71,7 +71,7 @@ def refuse_vast(experiment: Experiment) -> None:
         raise Mistake(
             f"memory_gb={experiment.room_gb:g}: the kernels of {points} points with "
             f"data.train={source.train} of them take {least / 1e9:.4g} GB or more; lower "
-            "data.train, data.probe or data.test, or raise memory_gb"
+            "data.train, data.query or data.test, or raise memory_gb"
         )
 
 

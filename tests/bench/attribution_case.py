@@ -66,8 +66,8 @@ class Case:
     def experiment(self) -> Experiment:
         """The training in the words of `ntkexp train`."""
         size = self.size
-        sizes = (f"data.train={size.train}", f"data.probe={size.read}", "data.test=0", f"optimizer.batch={size.batch}")
-        path = (f"path.attributed={size.read}", "path.probes=[probe]", "path.rule=[secant]", "path.error_samples=0")
+        sizes = (f"data.train={size.train}", f"data.query={size.read}", "data.test=0", f"optimizer.batch={size.batch}")
+        path = (f"path.attributed={size.read}", "path.queries=[query]", "path.rule=[secant]", "path.error_samples=0")
         less = ("ladder.machine=[]", "path.count=2", f"threads={torch.get_num_threads()}")
         return compose((*sizes, *path, *less, f"steps={size.steps}", f"seed={self.seed}", *self.words))
 

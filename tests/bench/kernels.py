@@ -245,7 +245,7 @@ class Step:
     right: Jacobian
     gradient: Weights
     pull: Float[Tensor, "train out"]
-    change: Float[Tensor, "probe out"]
+    change: Float[Tensor, "query out"]
 
     def errors(self, size: int, seed: int) -> list[float]:
         """The errors of one sketch, in the order of the table."""
@@ -262,7 +262,7 @@ class Step:
             bar,
         ]
 
-    def parts(self, kernel: Float[Tensor, "probe out train out_"]) -> Float[Tensor, "probe out train"]:
+    def parts(self, kernel: Float[Tensor, "query out train out_"]) -> Float[Tensor, "query out train"]:
         """−ηKℓ′."""
         return -RATE * torch.einsum("qcnd,nd->qcn", kernel, self.pull)
 

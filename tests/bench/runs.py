@@ -39,7 +39,7 @@ from tests.bench.peers import Race
 
 
 COMMANDS = "Whole commands, the start of Python and the import of torch included"
-TINY_COMMAND = ("model.width=8", "data.train=16", "data.probe=4", "data.test=4", "steps=2", "data.seed=0", "--quiet")
+TINY_COMMAND = ("model.width=8", "data.train=16", "data.query=4", "data.test=4", "steps=2", "data.seed=0", "--quiet")
 
 
 def commands(_: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
@@ -67,7 +67,7 @@ def call(words: list[str], folder: str) -> None:
 
 
 RULES = ("secant", "left", "gauss")
-TINY_DEFAULT = ("model.width=16", "data.train=16", "data.probe=8", "data.test=8")
+TINY_DEFAULT = ("model.width=16", "data.train=16", "data.query=8", "data.test=8")
 
 
 def default_run(*, quick: bool) -> list[Table]:
@@ -106,8 +106,8 @@ STEPS = 6
 def measured(width: int, train: int, threads: int) -> tuple[float, float, float, float]:
     """Seconds of a step, of a step back, gigabytes before it and at most."""
     torch.set_num_threads(threads)
-    sizes = (f"model.width={width}", f"data.train={train}", "data.probe=64", "data.test=0", "data=teacher")
-    rest = ("optimizer=adam", "path.probes=[probe]", "path.rule=[secant]", "path.count=2", f"steps={STEPS}")
+    sizes = (f"model.width={width}", f"data.train={train}", "data.query=64", "data.test=0", "data=teacher")
+    rest = ("optimizer=adam", "path.queries=[query]", "path.rule=[secant]", "path.count=2", f"steps={STEPS}")
     setting = prepare(compose([*sizes, *rest]))
     with tempfile.TemporaryDirectory() as folder:
         listener = SilentListener(Path(folder))
@@ -143,7 +143,7 @@ def backward(*, quick: bool) -> list[Table]:
 
 
 FINISHED = (
-    *("model.width=8", "data.train=8", "data.probe=4", "data.test=4", "steps=2"),
+    *("model.width=8", "data.train=8", "data.query=4", "data.test=4", "steps=2"),
     *("path.count=2", "path.error_samples=0", "threads=1"),
 )
 
@@ -191,9 +191,9 @@ def nothing_was_done(ends: Iterator[Ended]) -> None:
 # are taken off.
 
 
-SHARED = ("model.activation=tanh", "path.error_samples=0", "path.probes=[probe]")
-QUICK = ("model.width=16", "data.train=16", "data.probe=8", "data.test=8", "steps=20")
-LONG = ("model.width=256", "data.train=64", "data.probe=64", "data.test=8", "steps=500")
+SHARED = ("model.activation=tanh", "path.error_samples=0", "path.queries=[query]")
+QUICK = ("model.width=16", "data.train=16", "data.query=8", "data.test=8", "steps=20")
+LONG = ("model.width=256", "data.train=64", "data.query=64", "data.test=8", "steps=500")
 READINGS = {
     "left": ("path.rule=[left]",),
     "gauss, 1 node": ("path.rule=[gauss]", "path.nodes=1"),

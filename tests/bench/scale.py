@@ -132,8 +132,8 @@ def cells(sizes: Mapping[str, int], kernels: str, found: Cost, growth: str) -> l
 def measured(sizes: Mapping[str, int], kernels: str) -> Cost:
     """A run whose first step makes the programs of the others."""
     torch.set_num_threads(1)
-    made = (f"model.width={sizes['w']}", f"data.train={sizes['N']}", f"data.probe={sizes['Q']}", "data.test=0")
-    read = ("path.rule=[secant]", "path.error_samples=0", f"path.kernels={kernels}", "path.probes=[probe]")
+    made = (f"model.width={sizes['w']}", f"data.train={sizes['N']}", f"data.query={sizes['Q']}", "data.test=0")
+    read = ("path.rule=[secant]", "path.error_samples=0", f"path.kernels={kernels}", "path.queries=[query]")
     with tempfile.TemporaryDirectory() as folder:
         data = classified(Path(folder), sizes) if sizes["C"] > 1 else ("data=teacher", "data.dimension=64")
         setting = prepare(compose([*data, *made, *read, f"steps={sizes['T'] + 1}", "path.count=2"]))

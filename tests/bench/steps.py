@@ -80,7 +80,7 @@ def acts(name: str, outputs: int, kind: torch.dtype) -> dict[str, Act]:
 
 # Training with the secant path kernel at every step, against the same steps in plain PyTorch.
 #
-# The network is 64-w-w-w-1, the loss squared; a plain step is a forward pass, a backward pass and the update. Probes
+# The network is 64-w-w-w-1, the loss squared; a plain step is a forward pass, a backward pass and the update. Queries
 # are the training examples themselves, or as many other points. There are as many steps as a run has if nothing is
 # said, for programs are made in the first ones.
 
@@ -90,7 +90,7 @@ TRAINING = "A step of training with the secant path kernel, MLP 64-w-w-w-1, w = 
 
 
 def training(machine: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
-    """A cell for each choice of probes."""
+    """A cell for each choice of queries."""
     examples, width, length, times = (32, 32, 2, 2) if quick else (256, 512, 300, 3)
     return [training_cell(name, width, examples, others, length, times, machine) for name, others in choices(examples)]
 
@@ -110,7 +110,7 @@ def training_cell(name: str, width: int, examples: int, others: int, length: int
     }
     found = medians(acts, times)
     floor = machine.floor(of_training(module, inputs[:examples], others), 0)
-    return Cell(f"probes: {name}", found["path"] / length, {"plain step": found["plain"] / length}, floor)
+    return Cell(f"queries: {name}", found["path"] / length, {"plain step": found["plain"] / length}, floor)
 
 
 def plainly(module: nn.Module, inputs: Tensor, targets: Tensor, length: int) -> None:

@@ -18,7 +18,7 @@ from tests.kernel_file.subjects import Here
 
 SLOPE = {"_target_": "ntkexp.claim.expectation.Slope", "along": "model.width", "value": -1.0, "margin": 5.0}
 TINY = [
-    *("data=circle", "data.train=4", "data.probe=2", "data.test=0", "steps=2", "path.rule=[secant]", "path.count=2"),
+    *("data=circle", "data.train=4", "data.query=2", "data.test=0", "steps=2", "path.rule=[secant]", "path.count=2"),
     *("path.error_samples=0", "ladder.machine=[secant]"),
 ]
 CLAIM: dict[str, Any] = {

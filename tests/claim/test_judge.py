@@ -383,10 +383,10 @@ def test_a_seed_without_any_number_leaves_columns_of_numbers() -> None:
 
 
 def test_columns_leave_out_what_runs_were_not_asked_for() -> None:
-    numbers = {"gauss.probe": [1.0, np.nan, np.nan, np.nan], "secant.probe": [np.nan, np.nan, 2.0, 3.0]}
+    numbers = {"gauss.query": [1.0, np.nan, np.nan, np.nan], "secant.query": [np.nan, np.nan, 2.0, 3.0]}
     table = pd.DataFrame({"runs": ["a", "a", "b", "b"], "seed": [0, 1, 0, 1], **numbers})
-    found = Columns(columns=("gauss.probe", "secant.probe")).of(Measured(table, {}))
-    assert found["quantity"].tolist() == ["gauss.probe"] * 2 + ["secant.probe"] * 2
+    found = Columns(columns=("gauss.query", "secant.query")).of(Measured(table, {}))
+    assert found["quantity"].tolist() == ["gauss.query"] * 2 + ["secant.query"] * 2
     assert found["value"].isna().tolist() == [False, True, False, False]  # one that was asked for is missing
 
 

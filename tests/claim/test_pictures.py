@@ -239,7 +239,7 @@ def test_each_level_is_drawn_by_itself() -> None:
 
 
 PARTS = np.array([[3.0, -1.0], [1.0, -2.0], [0.5, 0.25], [4.0, -1.0]])[:, None]
-"""𝒮 of the points: two training examples, two probes."""
+"""𝒮 of the points: two training examples, two queries."""
 
 KERNEL = np.array([[4.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 0.5]])[:, None, :, None]
 
@@ -248,31 +248,31 @@ def run_of(parts: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = PARTS) -> 
     """A run whose stores are in memory."""
     metrics = pd.DataFrame({"step": [0, 1, 2], "time": [0.0, 1.0, 3.0], "loss": [2.0, 1.5, 1.0]})
     metrics["step_size"], metrics["contribution_mass"] = [1.0, 2.0, np.nan], [3.0, 1.0, np.nan]
-    run = Run(Path("run"), {"path": {"probes": ["train", "probe"]}}, metrics, ())
-    dims = ("probe", "out", "example")
+    run = Run(Path("run"), {"path": {"queries": ["train", "query"]}}, metrics, ())
+    dims = ("query", "out", "example")
     gradient = np.array([[1.0, 0.5], [1.0, 0.5], [0.0, 0.5]])[..., None]
     vars(run).update(
         contributions=xr.Dataset({"contribution": (dims, parts, {"rule": "secant", "error_bar": 1e-3})}),
         kernels=xr.Dataset(
             {
-                "path_secant": (("probe", "out", "train", "out_"), KERNEL),
+                "path_secant": (("query", "out", "train", "out_"), KERNEL),
                 "output_gradient": (("snapshot", "train", "out_"), gradient),
                 "step": ("snapshot", np.array([0, 1, 2])),
             }
         ),
         predictions=xr.DataArray(
             np.array([[1.0, -1.0, 1.0, -1.0], [0.0, 0.0, 0.0, 0.0]])[..., None],
-            dims=("machine", "probe", "out"),
+            dims=("machine", "query", "out"),
             coords={"machine": ["f_T", "f_0"]},
         ),
         data={
             "classes": np.array(["a", "b"]),
             "train_index": np.arange(2),
-            "probe_index": np.arange(2),
+            "query_index": np.arange(2),
             "train_inputs": np.array([[0.0], [1.0]]),
-            "probe_inputs": np.array([[0.1], [0.9]]),
+            "query_inputs": np.array([[0.1], [0.9]]),
             "train_targets": np.array([[1.0], [-1.0]]),
-            "probe_targets": np.array([[1.0], [1.0]]),
+            "query_targets": np.array([[1.0], [1.0]]),
         },
     )
     return run
@@ -302,26 +302,26 @@ def test_tenths_of_the_time() -> None:
 
 
 def test_coefficients_are_ranked_beside_the_misfit() -> None:
-    """Means of |𝒮/𝒦| over the probes are 5/4 and 9/8; ∫|ℓ′| is 2 and 1.5: both rank the first example higher."""
+    """Means of |𝒮/𝒦| over the queries are 5/4 and 9/8; ∫|ℓ′| is 2 and 1.5: both rank the first example higher."""
     assert values(WeightRank(), run_of())["value"].tolist() == [1.0]
     assert values(WeightRank(lag=1), run_of())["value"].tolist() == [-1.0]
 
 
 def test_contributions_are_ranked_beside_the_misfit() -> None:
-    """Means of |𝒮| over the probes are 9/4 and 5/8; with those of the examples exchanged, the ranks are."""
+    """Means of |𝒮| over the queries are 9/4 and 5/8; with those of the examples exchanged, the ranks are."""
     ranks = WeightRank(weight="contribution")
     assert values(ranks, run_of())["value"].tolist() == [1.0]
     assert values(ranks, run_of(PARTS[:, :, ::-1]))["value"].tolist() == [-1.0]
 
 
 def test_enough_examples_make_the_predictions() -> None:
-    """Without the second example, the sums at the probes, 0.75 and 3, miss 0.25 and 1, a third of them."""
+    """Without the second example, the sums at the queries, 0.75 and 3, miss 0.25 and 1, a third of them."""
     assert values(EnoughExamples(tolerance=0.34), run_of())["value"].tolist() == [0.5]
     assert values(EnoughExamples(tolerance=0.33), run_of())["value"].tolist() == [1.0]
 
 
 def test_a_bound_on_the_margin_is_put_on_the_path_kernel() -> None:
-    """B² = 1²/4 + 1²/1, the trace is 5, and no margin is below 1; one of two probes is classified wrong."""
+    """B² = 1²/4 + 1²/1, the trace is 5, and no margin is below 1; one of two queries is classified wrong."""
     found = values(MarginBound(), run_of()).set_index("quantity")["value"]
     assert found["bound"] == pytest.approx(2 * (1.25 * 5) ** 0.5 / 2 + 3 * (np.log(40) / 4) ** 0.5, rel=1e-5)
     assert found["error"] == 0.5
@@ -342,7 +342,7 @@ def test_kernels_of_two_runs_on_the_same_inputs_are_compared() -> None:
 
 
 def test_stored_examples() -> None:
-    """The largest contributor to both probes is the first, with label +; predicted are + and −."""
+    """The largest contributor to both queries is the first, with label +; predicted are + and −."""
     quantity = StoredExamples(
         shares=("same_class", "nearest_input", "nearest_kernel", "same_example", "top_share", "chance"), top=1
     )

@@ -94,7 +94,7 @@ def test_what_seeds_draw_is_said_in_the_words_of_today(tmp_path: Path) -> None:
 class LineThroughPhotographs(Line):
     """A line that names its data."""
 
-    data: AbstractSource = field(default_factory=lambda: CIFAR10(train=2, probe=2, test=0))
+    data: AbstractSource = field(default_factory=lambda: CIFAR10(train=2, query=2, test=0))
 
 
 def test_without_the_data_it_is_said_as_it_was_when_the_claim_was_judged(

@@ -101,7 +101,7 @@ def test_what_no_kernel_predicts_is_refused(part: str, told: dict[str, object], 
 def test_what_was_lost_is_what_the_log_says(tmp_path: Path) -> None:
     """Targets are −1 and 1, so that the mean ½‖y‖² is ½."""
     run = finished(tmp_path)
-    loss = run.metrics["loss_probe_1"]
+    loss = run.metrics["loss_query_1"]
     rise = loss.iloc[-1] - loss[run.metrics["phase"] == 2].iloc[0]
     assert rise > 0.01
     found = facts(run, *FACTS)
@@ -120,7 +120,7 @@ def test_a_run_without_the_tasks_is_refused(linear: Run) -> None:
             quantity.measure(linear)
     whole = replace(linear)
     vars(whole)["contributions"] = linear.contributions.drop_vars("by_phase")
-    with pytest.raises(Mistake, match="has no tasks with probe points; use data=sequence"):
+    with pytest.raises(Mistake, match="has no tasks with query points; use data=sequence"):
         LaterTask().measure(whole)
 
 
@@ -149,7 +149,7 @@ def test_selectivity_is_that_of_the_units_before_the_readout() -> None:
     assert isinstance(network, torch.nn.Sequential)
     before = network[:-1]
     known = {name: weights[f"network.{name}"] for name, _ in before.named_parameters()}
-    parts = [problem.inputs[place] for place in problem.phases["probe"]]
+    parts = [problem.inputs[place] for place in problem.phases["query"]]
     one, other = (torch.func.functional_call(before, known, (part,)).std(0) for part in parts)
     expected = float((one - other).abs().sum() / (one + other).sum())
     assert found.memory.rows[-1]["selectivity"] == pytest.approx(expected, rel=ROUNDING)
@@ -160,7 +160,7 @@ def test_selectivity_is_that_of_the_units_before_the_readout() -> None:
 
 INIT = NTK(W_std=1, b_std=0)
 SQUARES = MLP(width=12, depth=1, activation=Polynomial(powers=(0, 0, 1)))
-SUMS = ModularAddition(modulus=5, train=16, probe=0, encoding="one_hot")
+SUMS = ModularAddition(modulus=5, train=16, query=0, encoding="one_hot")
 
 
 def learning(model: MLP, alpha: float) -> ScaledDescent:
@@ -237,7 +237,7 @@ def test_what_is_not_reached_has_no_time() -> None:
 # Trials on leaving examples out, against what is known of them.
 
 
-SMALL = ("data=moons", "data.train=16", "data.probe=4", "data.test=0", "path.count=2", "model.width=8")
+SMALL = ("data=moons", "data.train=16", "data.query=4", "data.test=0", "path.count=2", "model.width=8")
 WORDS = (*SMALL, "path.rule=[left]", "path.error_samples=0", "ladder.machine=[]")
 
 

@@ -53,8 +53,8 @@ from ntkexp.records.sweep import Level
 from ntkexp.stream import stream
 
 INIT = NTK(W_std=1.4, b_std=0.3)
-IMAGES = Digits(train=6, probe=0, test=4)
-WORDS = ("data=moons", "data.train=8", "data.probe=4", "data.test=0", "steps=4", "path.count=2", "model.width=8")
+IMAGES = Digits(train=6, query=0, test=4)
+WORDS = ("data=moons", "data.train=8", "data.query=4", "data.test=0", "steps=4", "path.count=2", "model.width=8")
 OPTIMIZERS = {"gd": (), "adam": ("optimizer=adam", "optimizer.step_size=0.01")}
 
 
@@ -92,7 +92,7 @@ def test_regression_returns_the_labels_without_a_ridge() -> None:
 
 @pytest.mark.slow
 def test_convolutions_classify_as_their_kernels_do_elsewhere() -> None:
-    images = Digits(train=20, probe=0, test=90, classes=tuple(range(10)))
+    images = Digits(train=20, query=0, test=90, classes=tuple(range(10)))
     rows = ConvolutionalAccuracy(data=images, depths=(3,), width=2, steps=3).rows(0)
     models = (CNTK(depth=3), CNTK(depth=3, pooling=True))
     kernels = LimitRegression(names=("CNTK", "CNTK-GAP"), models=models, init=INIT, data=images).rows(0)
@@ -104,7 +104,7 @@ def test_convolutions_classify_as_their_kernels_do_elsewhere() -> None:
 
 def test_a_curve_counts_what_regression_on_parts_classifies() -> None:
     """Of a linear network, by the least-squares line of least norm; one with itself gains nothing."""
-    data = Digits(train=30, probe=0, test=0, classes=(0, 1, 2))
+    data = Digits(train=30, query=0, test=0, classes=(0, 1, 2))
     trial = LearningCurve(
         model=Linear(), beside=Linear(), init=FLAT, data=data, sizes=(8, 16), splits=3, at=(500,), known=(0.7,)
     )
@@ -155,7 +155,7 @@ def test_several_outputs_are_no_score() -> None:
 
 def test_it_is_known_from_which_examples_the_seeds_of_a_trial_draw() -> None:
     """Those of its data, of its words, or of the trials side by side; data with a seed are drawn by none."""
-    by_data = LayerProducts(model=MLP(width=4), init=INIT, data=Digits(train=4, probe=0, test=0))
+    by_data = LayerProducts(model=MLP(width=4), init=INIT, data=Digits(train=4, query=0, test=0))
     by_words = LeftOutKernel(base=("data=wine",))
     both = SideBySide(names=("a", "b"), trials=(by_data, by_words))
     of_trials = [drawn((), trial) for trial in (by_data, by_words, both)]
@@ -167,7 +167,7 @@ def test_it_is_known_from_which_examples_the_seeds_of_a_trial_draw() -> None:
 
 def test_what_a_student_learned_on_noise_is_the_sum_of_the_parts() -> None:
     trial = SubliminalLearning(
-        data=Digits(classes="all", train=64, probe=20, test=0), width=8, extra=4, noise=16, taught=4, steps=4, queries=6
+        data=Digits(classes="all", train=64, query=20, test=0), width=8, extra=4, noise=16, taught=4, steps=4, queries=6
     )
     rows = pd.DataFrame([*trial.rows(0)]).set_index("start")
     assert [*rows.index] == ["teacher", "another"]
@@ -190,7 +190,7 @@ FLAT = NTK(W_std=1.0, b_std=0.0)
 
 def test_descent_of_a_linear_network_ends_where_it_is_known_to() -> None:
     """Its weights are the sum over examples, of the least norm that leads to its outputs; its loss has no saddle."""
-    data = Digits(train=6, probe=0, test=0)
+    data = Digits(train=6, query=0, test=0)
     trial = EndOfTraining(model=Linear(), init=FLAT, data=data, widths=(1,), until=1e-2, curvature=True)
     row = pd.DataFrame([*trial.rows(0)]).loc[0]
     assert row["miss"] < 1e-12
@@ -203,7 +203,7 @@ def test_descent_of_a_linear_network_ends_where_it_is_known_to() -> None:
 
 def test_modes_follow_their_closed_form_from_a_small_start() -> None:
     """The nearer, the smaller the steps."""
-    data = Digits(train=30, probe=0, test=0, classes=(0, 1, 2))
+    data = Digits(train=30, query=0, test=0, classes=(0, 1, 2))
     coarse, fine = (
         pd.DataFrame([*LinearModes(data=data, width=16, small=1e-3, step_size=size).rows(0)]).set_index("start")["miss"]
         for size in (0.04, 0.01)
@@ -214,7 +214,7 @@ def test_modes_follow_their_closed_form_from_a_small_start() -> None:
 @pytest.mark.slow
 def test_outputs_before_training_have_the_kurtosis_that_is_known_of_one_layer() -> None:
     """3 Var(v)/(E v)²/width with v the mean of φ² over hidden units, of ReLU 15/width."""
-    data = Sphere(train=4, probe=0, test=4)
+    data = Sphere(train=4, query=0, test=4)
     trial = OutputsInTraining(
         model=MLP(depth=1), init=FLAT, data=data, widths=(4, 16), networks=1500, points=4, times=(0, 2)
     )
@@ -228,7 +228,7 @@ def test_outputs_before_training_have_the_kurtosis_that_is_known_of_one_layer() 
 @pytest.mark.slow
 def test_outputs_of_linear_networks_stay_gaussian_and_shrink_as_they_are_known_to() -> None:
     """f_t(x) = w·x − Θ(x, X) A w·X + …, where A = Σ η (1 − ηΘ)^s over the steps s < t."""
-    data, steps, networks = Sphere(train=4, probe=0, test=4), 20, 2000
+    data, steps, networks = Sphere(train=4, query=0, test=4), 20, 2000
     trial = OutputsInTraining(
         model=Linear(), init=FLAT, data=data, widths=(1, 2), networks=networks, points=4, times=(0, steps), fraction=0.3
     )
@@ -247,7 +247,7 @@ def test_outputs_of_linear_networks_stay_gaussian_and_shrink_as_they_are_known_t
 
 
 def test_operations_of_a_linear_network_are_counted() -> None:
-    data = Digits(train=40, probe=0, test=30)
+    data = Digits(train=40, query=0, test=30)
     trial = Operations(model=Linear(), init=FLAT, data=data, allowed=0.4)
     row = pd.DataFrame([*trial.rows(0)]).loc[0]
     pairs, inputs, layers = 40 * 41 / 2 + 30 * 40, 64, 2
@@ -261,7 +261,7 @@ def test_operations_of_a_linear_network_are_counted() -> None:
 def test_only_some_spellings_of_the_weights_are_seen_by_the_kernel() -> None:
     """Of W = g v/‖v‖ with g = ‖v‖, the gradients in g and v are those in W, split into two directions at right angles;
     a normalised unit has two weights more, whose kernel is added."""
-    trial = Reparametrised(data=Digits(train=6, probe=0, test=0), width=5)
+    trial = Reparametrised(data=Digits(train=6, query=0, test=0), width=5)
     rows = pd.DataFrame([*trial.rows(0)]).set_index("spelling")
     assert (rows["outputs"] < 1e-13).all()
     assert (rows["change"][["weight_norm", "rotation"]] < 1e-13).all()
@@ -272,7 +272,7 @@ def test_only_some_spellings_of_the_weights_are_seen_by_the_kernel() -> None:
 
 
 WIDE_INIT = NTK(W_std=2**0.5, b_std=0.1)
-DATA = Sphere(train=4, probe=0, test=4)
+DATA = Sphere(train=4, query=0, test=4)
 
 
 def number(row: Mapping[str, Level], name: str) -> float:
@@ -341,7 +341,7 @@ SWEEP_INIT = NTK(W_std=1.5, b_std=0.1)
 
 
 def test_what_is_linear_ends_in_least_squares() -> None:
-    source = Teacher(train=12, probe=0, test=6, dimension=3)
+    source = Teacher(train=12, query=0, test=6, dimension=3)
     row = WidthSweep(model=MLP(width=1, depth=0), init=SWEEP_INIT, data=source, widths=(1, 2, 3)).rows(0)[0]
     data = source.split(0)
     x = torch.cat([data.train.inputs, torch.ones(12, 1, dtype=torch.float64)], 1)
@@ -353,7 +353,7 @@ def test_what_is_linear_ends_in_least_squares() -> None:
 
 
 def test_more_parameters_than_targets_leave_nothing() -> None:
-    source = Teacher(train=6, probe=0, test=4, dimension=2)
+    source = Teacher(train=6, query=0, test=4, dimension=2)
     rows = WidthSweep(
         model=MLP(width=1, depth=1, activation="tanh"), init=SWEEP_INIT, data=source, widths=(1, 4, 8)
     ).rows(0)
@@ -364,7 +364,7 @@ def test_more_parameters_than_targets_leave_nothing() -> None:
 # Trials of what happens to a kernel while a network learns, against what is known of it.
 
 
-DIGITS = Digits(train=6, probe=0, test=20)
+DIGITS = Digits(train=6, query=0, test=20)
 
 
 def test_what_is_linear_has_one_kernel_and_follows_it() -> None:
@@ -399,7 +399,7 @@ def silent(**changes: float) -> list[Mapping[str, Level]]:
         names=("linear",),
         models=(DeepLinear(width=32, depth=1),),
         init=NTK(W_std=1, b_std=0),
-        data=Digits(train=6, probe=0, test=5),
+        data=Digits(train=6, query=0, test=5),
     )
     return list(trial.model_copy(update=changes).rows(0))
 
@@ -450,8 +450,8 @@ def test_a_linear_model_learns_alike_at_every_scale() -> None:
 
 
 NETWORK = MLP(width=4, depth=1)
-REAL = Circle(train=4, probe=0, test=2)
-THREE = Digits(train=4, probe=0, test=2, classes=(0, 1, 2))
+REAL = Circle(train=4, query=0, test=2)
+THREE = Digits(train=4, query=0, test=2, classes=(0, 1, 2))
 CURVE: dict[str, Any] = {"model": Linear(), "beside": Linear(), "init": FLAT, "data": IMAGES}
 REFUSALS: list[tuple[type[AbstractTrial], dict[str, Any], str]] = [
     (LearningCurve, CURVE | {"sizes": (2, 6)}, "6 of 6 examples leave none to classify"),

@@ -354,7 +354,7 @@ from torch import nn
 def build(shape, outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, outputs))
 """
-FEW = "_target_: ntkexp.data.Digits\nclasses: [3, 8]\ntrain: 8\nprobe: 4\ntest: 4\n"
+FEW = "_target_: ntkexp.data.Digits\nclasses: [3, 8]\ntrain: 8\nquery: 4\ntest: 4\n"
 
 
 @pytest.fixture(scope="module")

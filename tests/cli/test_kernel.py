@@ -27,7 +27,7 @@ from tests.cli.conftest import Command
 from tests.cli.test_mistakes import check
 from tests.kernel_file.subjects import Here
 
-SMALL = ("model.width=8", "data.train=40", "data.probe=10", "data.test=10")
+SMALL = ("model.width=8", "data.train=40", "data.query=10", "data.test=10")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_tangent_kernel_is_the_mean_over_seeds(file: Path) -> None:
     experiment = compose(SMALL)
     data = experiment.data.split()
-    inputs = torch.cat([data.train.inputs, data.probe.inputs, data.test.inputs])
+    inputs = torch.cat([data.train.inputs, data.query.inputs, data.test.inputs])
     kernels = [
         tangent_kernel(draw_network(experiment.model_copy(update={"seed": seed}), data, 1), inputs, data.train.inputs)
         for seed in (0, 1)
@@ -51,7 +51,7 @@ def test_a_tangent_kernel_is_the_mean_over_seeds(file: Path) -> None:
 
 @pytest.mark.slow
 def test_some_outputs_and_their_trace_are_parts_of_the_whole(command: Command, tmp_path: Path) -> None:
-    of = ("model.width=8", "data.classes=[1,3,8]", "data.train=12", "data.probe=4", "data.test=4")
+    of = ("model.width=8", "data.classes=[1,3,8]", "data.train=12", "data.query=4", "data.test=4")
     for name in ("all", "2,0", "trace", "1", "1,0,2"):
         path = str(tmp_path / f"{name}.zarr")
         assert command("kernel", "tangent", *of, f"--outputs={name}", f"--out={path}", "--quiet").status == 0
@@ -74,7 +74,7 @@ def test_predictions_are_written_and_shown(file: Path, command: Command, tmp_pat
     assert ended.out.splitlines()[0].split()[:4] == ["kernel", "trained", "ridge", "split"]
     with (tmp_path / "k.scores.csv").open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
-    assert [row["split"] for row in rows] == ["train", "probe", "test"]
+    assert [row["split"] for row in rows] == ["train", "query", "test"]
     with (tmp_path / "k.predictions.csv").open(encoding="utf-8") as stream:
         points = list(csv.DictReader(stream))
     right = [(float(point["output_0"]) > 0) == (point["label"] == "1") for point in points if point["split"] == "test"]
@@ -84,7 +84,7 @@ def test_predictions_are_written_and_shown(file: Path, command: Command, tmp_pat
 def test_as_json(file: Path, command: Command, tmp_path: Path) -> None:
     ended = command("kernel", "predict", str(file), "--ridge=best", "--time=5", "--json", f"--out={tmp_path}")
     scores = json.loads(ended.out)["scores"]
-    assert [score["split"] for score in scores] == ["train", "probe", "test", "left out"]
+    assert [score["split"] for score in scores] == ["train", "query", "test", "left out"]
 
 
 def test_the_kernel_of_a_run(command: Command, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_an_ensemble_of_what_has_no_limit_is_refused(command: Command, tmp_path:
 def test_a_study_is_one_table(command: Command, tmp_path: Path) -> None:
     folder = tmp_path / "study"
     folder.mkdir()
-    base, kernels = "base: [data=wine, data.train=40, data.probe=0]", "kernels: {A: [model=mlp], B: [model=uci_ntk]}"
+    base, kernels = "base: [data=wine, data.train=40, data.query=0]", "kernels: {A: [model=mlp], B: [model=uci_ntk]}"
     (folder / "small.yaml").write_text(
         f"{base}\n{kernels}\npublished: {{B: 99}}\npublished_with: moons\n", encoding="utf-8"
     )
@@ -279,7 +279,7 @@ def test_what_a_worker_cannot_do_is_one_line(command: Command, tmp_path: Path, m
 @pytest.mark.slow
 def test_a_study_is_the_same_by_workers(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "study").mkdir()
-    text = "base: [data=wine, data.train=40, data.probe=0]\nkernels: {A: [model=mlp], B: [model=uci_ntk]}\n"
+    text = "base: [data=wine, data.train=40, data.query=0]\nkernels: {A: [model=mlp], B: [model=uci_ntk]}\n"
     (tmp_path / "study" / "small.yaml").write_text(text, encoding="utf-8")
     asked = ("kernel", "study", "small", f"--config-dir={tmp_path}", "--quiet")
     assert command(*asked, f"--out={tmp_path / 'here'}").status == 0

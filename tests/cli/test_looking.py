@@ -31,17 +31,17 @@ def test_a_prediction_is_explained(command: Command, finished: Path) -> None:
 
 def test_a_picture_goes_where_it_is_told(command: Command, finished: Path, tmp_path: Path) -> None:
     for name in ("why.svg", "why.png"):
-        assert command("explain", str(finished), "--probe=1", "--probe=3", f"--picture={tmp_path / name}").status == 0
+        assert command("explain", str(finished), "--query=1", "--query=3", f"--picture={tmp_path / name}").status == 0
         assert (tmp_path / name).stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["--probe=99"], "points 0 to 23"),
-        (["--split=prob"], "'probe'"),
-        (["--probe=1", "--worst=2"], "one of the two"),
-        (["--probe=1", "--picture=why.pdf"], ".svg or .png"),
+        (["--query=99"], "points 0 to 23"),
+        (["--split=quer"], "'query'"),
+        (["--query=1", "--worst=2"], "one of the two"),
+        (["--query=1", "--picture=why.pdf"], ".svg or .png"),
     ],
     ids=" ".join,
 )

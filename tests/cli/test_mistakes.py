@@ -53,7 +53,7 @@ MISTAKES = [
     ("loss=sqared", "choose from cross_entropy, hinge, logistic, squared; did you mean 'squared'?"),
     ("model.activation=rellu", "did you mean 'relu'?"),
     ("path.rule=[secnat]", "choose from gauss, left, secant; did you mean 'secant'?"),
-    ("path.probes=[tran]", "did you mean 'train'?"),
+    ("path.queries=[tran]", "did you mean 'train'?"),
     ("dtype=flaot32", "'float64' or 'float32'; did you mean 'float32'?"),
     ("schedule={a: 1}", "choose from constant"),
     # wrong type
@@ -137,7 +137,7 @@ def test_one_line(given: str, advice: str, command: Command, request: pytest.Fix
     ("arguments", "advice"),
     [
         (["tain"], "'train'"),
-        (["train", "path.probes=[probe]", "data.probe=0"], "the data has no points there; raise data.probe"),
+        (["train", "path.queries=[query]", "data.query=0"], "the data has no points there; raise data.query"),
         (["report", "--out", "nowhere"], "nothing is left to report: nowhere holds no run"),
         (["resume"], "RUN"),
         (["explain"], "missing argument 'RUN'; `ntkexp explain --help` lists what there is"),
@@ -270,7 +270,7 @@ COMMANDS = (
     ("explain", "{place}"),
     ("compare", "{place}", "{place}"),
     ("runs", "--out={place}"),
-    ("kernel", "limit", "--quiet", "--out={place}/k.zarr", "data.train=4", "data.probe=2", "data.test=2"),
+    ("kernel", "limit", "--quiet", "--out={place}/k.zarr", "data.train=4", "data.query=2", "data.test=2"),
     ("kernel", "tangent", "--quiet", "--run={place}"),
     ("kernel", "predict", "--quiet", "{place}/k.zarr"),
     ("kernel", "ensemble", "--quiet", "--out={place}"),
@@ -323,7 +323,7 @@ WRITING = (
     ("report", "{run}", "--out={place}"),
     ("report", "{run}", "--format=csv", "--out={place}/a.csv"),
     ("explain", "{run}", "--picture={place}/x.svg"),
-    ("kernel", "limit", "--quiet", "--out={place}/k.zarr", "data.train=4", "data.probe=2", "data.test=2"),
+    ("kernel", "limit", "--quiet", "--out={place}/k.zarr", "data.train=4", "data.query=2", "data.test=2"),
     ("kernel", "tangent", "--quiet", "--run={run}", "--out={place}/k.zarr"),
 )
 
@@ -347,7 +347,7 @@ def test_a_kernel_file_is_no_folder_that_is_there(
     place: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    status, _, err = command("kernel", "limit", "--quiet", f"--out={place}", "data.train=4", "data.probe=2")
+    status, _, err = command("kernel", "limit", "--quiet", f"--out={place}", "data.train=4", "data.query=2")
     assert (status, err.count("\n")) == (2, 1), err
     assert "choose another place with --out" in err
 

@@ -57,7 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_effect(folder / "contributions.zarr", rng.normal(size=(POINTS, 1, TRAIN)), {"kind": "removal", "growth": 1.0})
     removals = tuple(LeftOut(influential=k < 4, examples=(k,)) for k in range(TRAIN))
     changes = rng.normal(size=(TRAIN, 2, 1))
-    check = LeaveOut(removals=removals, probe=(8, 9), predicted=changes, actual=changes)
+    check = LeaveOut(removals=removals, query=(8, 9), predicted=changes, actual=changes)
     write_leave_out(folder / STORE, check)
     seal(folder)
     made: dict[str, Json] = {"results_version": results_version, "command": "ntkexp train seed=0", "threads": 1}
@@ -114,8 +114,8 @@ def config(**changes: Any) -> Change:
 
 CONFIGS: dict[str, Change] = {
     "path a number": config(path=3),
-    "probes a number": config(path={"probes": 3}),
-    "probes in lists": config(path={"probes": [["train"]]}),
+    "queries a number": config(path={"queries": 3}),
+    "queries in lists": config(path={"queries": [["train"]]}),
     "kernel a list": config(kernel=[1]),
     "sketch a text": config(kernel={"sketch": "x"}),
     "900 levels": config(model=deep(900)),
@@ -214,10 +214,10 @@ DATA: dict[str, Change] = {
     "no shown": data(train_shown=None),
     "an index with two axes": data(train_index=np.zeros((TRAIN, 2), dtype=np.int64)),
     "an index of text": data(train_index=np.array(["a"] * TRAIN)),
-    "too many points": data(probe_index=np.arange(7)),
+    "too many points": data(query_index=np.arange(7)),
     "a target beyond the classes": data(train_target=np.full(TRAIN, 9)),
     "a target below the classes": data(train_target=np.full(TRAIN, -9)),
-    "targets of another length": data(probe_targets=np.zeros((3, 1))),
+    "targets of another length": data(query_targets=np.zeros((3, 1))),
     "classes that are numbers": data(classes=np.zeros((2, 2))),
     "half a character of a class": data(classes=HALVES),
     "a phase beyond all": data(train_phase=np.full(TRAIN, 7), phase_classes=np.array([["a", "b"]])),
@@ -307,24 +307,24 @@ ARRAYS: dict[str, Change] = {
     "contributions that are all huge": vast,
     "contributions in very many chunks": shaped(PARTS, "contribution", [10**6, 1, TRAIN], [1, 1, 1]),
     "contributions that are compressed": metadata(PARTS, "contribution", lambda record: record["codecs"].append(GZIP)),
-    "decay by other axes": array(PARTS, "decay", np.ones(POINTS), ("probe",)),
+    "decay by other axes": array(PARTS, "decay", np.ones(POINTS), ("query",)),
     "an effect of no kind": array(PARTS, "effect", np.ones((POINTS, 1, TRAIN)), DIMS, growth="much"),
-    "steps without their ends": array(PARTS, "by_step", np.ones((POINTS, 1, 2)), ("probe", "out", "step")),
+    "steps without their ends": array(PARTS, "by_step", np.ones((POINTS, 1, 2)), ("query", "out", "step")),
     "phases that are a number": attributes(PARTS, phases=3),
     "components that are a number": attributes(PARTS, component=3),
     "predictions of nothing": empty(SAYS),
     "predictions without machines": attributes(SAYS, machines=...),
     "predictions by a number": attributes(SAYS, machines=3),
     "predictions of other machines": attributes(SAYS, machines=["f_0", "f_T"]),
-    "predictions of other points": array(SAYS, "prediction", np.ones((2, 3, 1)), ("machine", "probe", "out")),
+    "predictions of other points": array(SAYS, "prediction", np.ones((2, 3, 1)), ("machine", "query", "out")),
     "predictions that are huge": shaped(SAYS, "prediction", [13, HUGE, HUGE]),
     "kernels of nothing": empty(KERNELS),
     "kernels without steps": without(f"{KERNELS}/step"),
     "kernels that are huge": shaped(KERNELS, "tangent", [HUGE, POINTS, 1, TRAIN, 1]),
     "kernels of other examples": array(
-        KERNELS, "tangent", np.ones((2, POINTS, 1, 3, 1)), ("snapshot", "probe", "out", "train", "out_")
+        KERNELS, "tangent", np.ones((2, POINTS, 1, 3, 1)), ("snapshot", "query", "out", "train", "out_")
     ),
-    "removals of points too far": array(STORE, "probe", np.array([8, 99]), ("probe",)),
+    "removals of points too far": array(STORE, "query", np.array([8, 99]), ("query",)),
     "removals of other examples": array(STORE, "example", np.full(TRAIN, 77), ("place",)),
     "removals of other numbers": array(STORE, "count", np.full(TRAIN, 5), ("removal",)),
     "removals of fewer outputs": array(STORE, "actual", np.ones((TRAIN, 2, 4)), CHANGE_DIMS),
@@ -396,7 +396,7 @@ SLOW = [pytest.param(name, marks=() if name in SOME else pytest.mark.slow) for n
 def test_an_odd_folder_is_refused_in_one_line(whole: Path, command: Command, tmp_path: Path, name: str) -> None:
     """Or read, where it only lacks what is not asked for; never does it end in a traceback."""
     folder = odd(whole, tmp_path / "odd", name)
-    ended = command("explain", str(folder), "--json", "--probe=1")
+    ended = command("explain", str(folder), "--json", "--query=1")
     assert ended.status == 0 if name in HARMLESS else (ended.status, ended.out) == (2, "")
     assert_plain(ended, folder)
     for words in (["compare", str(whole), str(folder)], ["report", "--format=text", str(folder)]):

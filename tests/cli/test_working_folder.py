@@ -25,10 +25,10 @@ NAMES = (
 POISON = "import os\nopen(os.environ['POISONED'], 'a').write(__name__ + chr(10))\n"
 
 TINY = (
-    *("data.train=12", "data.probe=6", "data.test=6", "model.width=8", "threads=1"),
+    *("data.train=12", "data.query=6", "data.test=6", "model.width=8", "threads=1"),
     *("steps=20", "path.count=4", "path.error_samples=4"),
 )
-KERNEL = ("data.train=12", "data.probe=6", "data.test=0", "model.width=8")
+KERNEL = ("data.train=12", "data.query=6", "data.test=0", "model.width=8")
 
 COMMANDS = {
     "config": ("config",),
@@ -39,8 +39,8 @@ COMMANDS = {
     "list": ("claims", "list"),
     "resume": ("resume", "run"),
     "report": ("report",),
-    "explain": ("explain", "run", "--probe=1"),
-    "explain without": ("explain", "run", "--probe=1", "--without=1"),
+    "explain": ("explain", "run", "--query=1"),
+    "explain without": ("explain", "run", "--query=1", "--without=1"),
     "page": ("explain", "run", "--page"),
     "validate": ("validate", "run", "--trainings=3", "--workers=2", "--top=0", "--leave-out=2"),
     "compare": ("compare", "run", "run"),

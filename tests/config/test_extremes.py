@@ -46,7 +46,7 @@ from tests.config.components import CONFIGS, REQUIRED, choices, configured
 __all__ = ["command"]
 
 MEMBERS = ("classes", "options")  # compared with what there is
-SMALL = ("data.train=12", "data.probe=6", "data.test=6", "threads=1", "path.count=3")
+SMALL = ("data.train=12", "data.query=6", "data.test=6", "threads=1", "path.count=3")
 
 
 def components() -> Iterator[type[Component]]:
@@ -96,7 +96,7 @@ def test_every_whole_number_has_two_ends() -> None:
         ("model.width=10000000", "the network takes an array of [10000000, 64]"),
         ("model.depth=100000", "≤ 1000"),
         ("data=sphere data.train=100000", "kernels of 100012 points"),
-        ("data=sphere data.dimension=10000000 data.probe=100000", "the data takes an array of [100018, 10000000]"),
+        ("data=sphere data.dimension=10000000 data.query=100000", "the data takes an array of [100018, 10000000]"),
         ("data=text data.path=x data.context=100000000000000000000", "data.context=1"),
         ("path.pieces=1000000000", "path.pieces=1000000000: it takes"),
         ("path.nodes=5000", "path.nodes=5000: it takes"),
@@ -236,7 +236,7 @@ def test_an_override_that_would_be_read_for_minutes() -> None:
 
 
 GROUPS = ("data", "model", "init", "loss", "optimizer", "schedule")
-SMALLEST = ("data.train=4", "data.probe=1", "data.test=1", "model.width=2")
+SMALLEST = ("data.train=4", "data.query=1", "data.test=1", "model.width=2")
 NEEDED = {"path": "nowhere", "target": "y"}
 """For what a YAML leaves to the user."""
 

@@ -123,7 +123,7 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def source(name: str) -> AbstractSource:
     """A small version of a source that is ready to use."""
-    return source_of(name, train=40, probe=20, test=30)
+    return source_of(name, train=40, query=20, test=30)
 
 
 @pytest.fixture

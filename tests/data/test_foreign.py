@@ -37,7 +37,7 @@ CSV = "a,y\n" + "".join(f"{k},{k / 7}\n" for k in range(8))
 
 
 def table(path: Path) -> Table:
-    return Table(path=path, target="y", train=4, probe=2)
+    return Table(path=path, target="y", train=4, query=2)
 
 
 def bytes_of(write: Callable[[io.BytesIO], object]) -> bytes:
@@ -136,7 +136,7 @@ def test_a_target_that_is_a_map_is_refused(tmp_path: Path, refusal: Refusal) -> 
 def test_a_target_of_numbers_or_texts_is_learned(kind: str, tmp_path: Path) -> None:
     column = pd.concat([pd.Series(LEARNED[kind])] * 4, ignore_index=True)
     (tmp_path / "t.parquet").write_bytes(parquet({"a": [*range(8)], "y": column.astype(column.dtype)}))
-    assert len(Table(path=tmp_path / "t.parquet", target="y", train=7, probe=1).split().train.target) == 7
+    assert len(Table(path=tmp_path / "t.parquet", target="y", train=7, query=1).split().train.target) == 7
 
 
 @pytest.mark.parametrize("keys", [(b"data", b"labels"), ("data", "labels")])
@@ -148,7 +148,7 @@ def test_batches_that_python_pickles_today_are_read(
     images, labels = pictures(20, (3072,))
     batch = {keys[0]: np.array(images, order=order), keys[1]: labels.tolist()}
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(batch, protocol=protocol))
-    train = CIFAR10(path=tmp_path, classes="all", train=12, probe=4, test=4).split().train
+    train = CIFAR10(path=tmp_path, classes="all", train=12, query=4, test=4).split().train
     assert np.array_equal(train.shown.flatten(1).numpy() * 255, images[train.index])
     assert np.array_equal(train.target.numpy(), labels[train.index])
 
@@ -192,17 +192,17 @@ DAMAGED: dict[str, tuple[str, Callable[[], bytes], Callable[[Path], AbstractSour
     "pickle": (
         "data_batch_1",
         small_batch,
-        lambda folder: CIFAR10(path=folder, classes="all", train=2, probe=0, test=0),
+        lambda folder: CIFAR10(path=folder, classes="all", train=2, query=0, test=0),
     ),
     "idx": (
         "train-images-idx3-ubyte",
         lambda: idx_bytes(np.arange(48).reshape(3, 4, 4)),
-        lambda folder: MNIST(path=folder, classes="all", train=2, probe=1, test=0),
+        lambda folder: MNIST(path=folder, classes="all", train=2, query=1, test=0),
     ),
     "gzip": (
         "train-images-idx3-ubyte.gz",
         lambda: gzip.compress(idx_bytes(np.arange(48).reshape(3, 4, 4))),
-        lambda folder: MNIST(path=folder, classes="all", train=2, probe=1, test=0),
+        lambda folder: MNIST(path=folder, classes="all", train=2, query=1, test=0),
     ),
 }
 

@@ -23,7 +23,7 @@ from ntkexp.mistake import Mistake
 from .conftest import idx_bytes, pictures
 
 Refusal = Callable[[AbstractSource], str]
-FEW = {"train": 20, "probe": 10, "test": 10, "classes": "all"}
+FEW = {"train": 20, "query": 10, "test": 10, "classes": "all"}
 
 
 def of(kind: type[AbstractSource], **fields: object) -> AbstractSource:
@@ -35,7 +35,7 @@ def of(kind: type[AbstractSource], **fields: object) -> AbstractSource:
 def test_digits_are_the_pictures_they_were() -> None:
     from sklearn.datasets import load_digits  # noqa: PLC0415  slow to import where tests are only collected
 
-    bunch, data = load_digits(), Digits(classes=(8, 3), train=100, probe=0).split()
+    bunch, data = load_digits(), Digits(classes=(8, 3), train=100, query=0).split()
     chosen = np.flatnonzero((bunch.target == 3) | (bunch.target == 8))[data.train.index.numpy()]
     assert np.array_equal(data.train.shown.numpy()[:, 0] * 16, bunch.images[chosen])
     assert np.array_equal(np.array([8, 3])[data.train.target], bunch.target[chosen])

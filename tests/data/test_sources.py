@@ -23,7 +23,7 @@ def same(one: Data, other: Data) -> bool:
     parts = ("shown", "inputs", "target", "index")
     return all(
         torch.equal(getattr(getattr(one, split), part), getattr(getattr(other, split), part))
-        for split in ("train", "probe", "test")
+        for split in ("train", "query", "test")
         for part in parts
     )
 
@@ -36,7 +36,7 @@ def test_the_yaml_states_every_default(name: str, configured: Callable[..., Abst
 
 def test_the_number_of_threads_changes_no_bit() -> None:
     """With so many pixels that torch would share out their sum."""
-    source, before, drawn, after = Digits(classes="all", train=1297, probe=0, test=500), torch.get_num_threads(), [], []
+    source, before, drawn, after = Digits(classes="all", train=1297, query=0, test=500), torch.get_num_threads(), [], []
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
@@ -50,7 +50,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 
 def test_splits_have_the_sizes_and_types_asked_for(source: AbstractSource) -> None:
     data = source.split()
-    for split, size in ((data.train, 40), (data.probe, 20), (data.test, 30)):
+    for split, size in ((data.train, 40), (data.query, 20), (data.test, 30)):
         assert len(split.shown) == len(split.inputs) == len(split.target) == len(split.index) == size
         assert split.shown.shape == split.inputs.shape
         assert split.inputs.dtype == split.shown.dtype == torch.float64
@@ -61,9 +61,9 @@ def test_splits_have_the_sizes_and_types_asked_for(source: AbstractSource) -> No
 
 def test_splits_share_no_example(source: AbstractSource) -> None:
     data = source.split()
-    index = torch.cat([data.train.index, data.probe.index, data.test.index])
+    index = torch.cat([data.train.index, data.query.index, data.test.index])
     assert len(set(index.tolist())) == len(index)
-    shown = torch.cat([data.train.shown, data.probe.shown, data.test.shown]).flatten(1)
+    shown = torch.cat([data.train.shown, data.query.shown, data.test.shown]).flatten(1)
     assert len(torch.unique(shown, dim=0)) == len(shown)
 
 
@@ -121,7 +121,7 @@ def test_label_noise_touches_training_targets_only(source: AbstractSource) -> No
     if clean.classes:
         assert (clean.train.target != noisy.train.target).sum() == 10
         assert torch.equal(clean.test.target, noisy.test.target)
-        assert torch.equal(clean.probe.target, noisy.probe.target)
+        assert torch.equal(clean.query.target, noisy.query.target)
     else:
         # an affine change of scale is all that the noise does to targets elsewhere
         both = torch.cat([clean.test.target, noisy.test.target], 1)
@@ -175,7 +175,7 @@ def test_degree_one_is_linear() -> None:
 
 @pytest.mark.parametrize("source", [Teacher, Sphere])
 def test_more_examples_are_of_the_same_function(source: type[Teacher | Sphere]) -> None:
-    few, many = draw(source(train=50, probe=0, test=0)), draw(source(train=60, probe=0, test=0))
+    few, many = draw(source(train=50, query=0, test=0)), draw(source(train=60, query=0, test=0))
     shared = [k for k in range(50) if torch.equal(few[0][k], many[0][k])]
     # blocks of sixteen normal numbers are drawn alike, but for the last
     assert len(shared) > 10
@@ -183,7 +183,7 @@ def test_more_examples_are_of_the_same_function(source: type[Teacher | Sphere]) 
 
 
 def test_the_teacher_is_a_sum_over_its_units() -> None:
-    inputs, target = draw(Teacher(dimension=3, hidden=4, train=5, probe=0, test=0))
+    inputs, target = draw(Teacher(dimension=3, hidden=4, train=5, query=0, test=0))
     generator = torch.Generator().manual_seed(0)
     first = torch.randn(3, 4, generator=generator, dtype=torch.float64)
     second = torch.randn(4, 1, generator=generator, dtype=torch.float64)
@@ -225,8 +225,8 @@ def test_corners_are_drawn_evenly() -> None:
         (Parity(dimension=3), "data.dimension=3"),
         (Parity(order=11), "data.order=11"),
         (
-            ModularAddition(modulus=5, train=20, probe=6),
-            "data.modulus=5 makes 25 sums, and data.train, data.probe and data.test ask for 26; lower one of them, or "
+            ModularAddition(modulus=5, train=20, query=6),
+            "data.modulus=5 makes 25 sums, and data.train, data.query and data.test ask for 26; lower one of them, or "
             "raise data.modulus",
         ),
     ],
@@ -253,13 +253,13 @@ def test_cued_tasks_are_two_orthogonal_directions_at_the_same_points() -> None:
 # Sentences of tokens: sums against their definition, text against the file it comes from.
 
 
-FEW = ("data.train=4", "data.probe=2", "data.test=2", "steps=3", "ladder.machine=[secant]")
+FEW = ("data.train=4", "data.query=2", "data.test=2", "steps=3", "ladder.machine=[secant]")
 LINE = b"the quick brown fox jumps over the lazy dog\n"
 
 
 def shown(data: Data) -> list[tuple[list[int], int]]:
     """Tokens and label of every example, split by split."""
-    splits = (data.train, data.probe, data.test)
+    splits = (data.train, data.query, data.test)
     return [
         (tokens, label)
         for split in splits
@@ -269,7 +269,7 @@ def shown(data: Data) -> list[tuple[list[int], int]]:
 
 @pytest.mark.parametrize("equals", [False, True])
 def test_every_sum_is_there_once(equals: bool) -> None:
-    data = ModularAddition(modulus=7, train=20, probe=10, equals=equals).split()
+    data = ModularAddition(modulus=7, train=20, query=10, equals=equals).split()
     sign = [7] if equals else []
     expected = [([a, b, *sign], (a + b) % 7) for a, b in product(range(7), repeat=2)]
     assert sorted(shown(data)) == expected
@@ -279,7 +279,7 @@ def test_every_sum_is_there_once(equals: bool) -> None:
 
 def test_one_hot_vectors_are_the_tokens() -> None:
     tokens, vectors = (
-        ModularAddition(modulus=5, train=20, probe=5, encoding=encoding).split() for encoding in ("tokens", "one_hot")
+        ModularAddition(modulus=5, train=20, query=5, encoding=encoding).split() for encoding in ("tokens", "one_hot")
     )
     assert (tokens.vocabulary, vectors.vocabulary) == (5, 0)
     assert vectors.train.inputs.shape == (20, 2, 5)
@@ -291,7 +291,7 @@ def test_a_text_is_cut_into_windows_and_their_next_bytes(tmp_path: Path) -> None
     """Every window stands in the file at a multiple of its length; bytes that do not occur are no tokens."""
     file = tmp_path / "a.txt"
     file.write_bytes(LINE * 3)
-    data = Text(path=file, context=6, train=8, probe=4, test=None).split()
+    data = Text(path=file, context=6, train=8, query=4, test=None).split()
     letters = bytes(sorted(set(LINE)))
     found = {bytes(letters[token] for token in [*tokens, label]) for tokens, label in shown(data)}
     assert found == {(LINE * 3)[at : at + 7] for at in range(0, 3 * len(LINE) - 6, 7)}
@@ -315,8 +315,8 @@ def test_a_text_with_too_little_is_refused(
 ) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes(content)
-    probes = 4 if train == 8 else 0
-    assert words in refusal(Text(path=file, context=6, train=train, probe=probes, test=probes))
+    queries = 4 if train == 8 else 0
+    assert words in refusal(Text(path=file, context=6, train=train, query=queries, test=queries))
 
 
 def test_a_text_that_is_not_there_is_refused(tmp_path: Path, refusal: Callable[[AbstractSource], str]) -> None:

@@ -56,32 +56,32 @@ class Numbered(AbstractSource):
 
 @given(st.integers(2, 40), st.integers(0, 40), st.none() | st.integers(0, 40), st.integers(0, 80), st.integers(0, 99))
 def test_splits_are_disjoint_and_exhaustive_or_refused(
-    train: int, probe: int, test: int | None, count: int, seed: int
+    train: int, query: int, test: int | None, count: int, seed: int
 ) -> None:
-    source = Numbered(train=train, probe=probe, test=test, count=count, seed=seed)
-    if train + probe + (test or 0) > count:
-        with pytest.raises(Mistake, match=rf"data\.train={train}.*data\.probe={probe}.*there are {count};"):
+    source = Numbered(train=train, query=query, test=test, count=count, seed=seed)
+    if train + query + (test or 0) > count:
+        with pytest.raises(Mistake, match=rf"data\.train={train}.*data\.query={query}.*there are {count};"):
             source.split()
         return
     data = source.split()
-    index = torch.cat([data.train.index, data.probe.index, data.test.index])
-    assert len(set(index.tolist())) == len(index) == (count if test is None else train + probe + test)
-    assert (len(data.train.index), len(data.probe.index)) == (train, probe)
-    assert torch.equal(torch.cat([data.train.shown, data.probe.shown, data.test.shown])[:, 0], index.double())
+    index = torch.cat([data.train.index, data.query.index, data.test.index])
+    assert len(set(index.tolist())) == len(index) == (count if test is None else train + query + test)
+    assert (len(data.train.index), len(data.query.index)) == (train, query)
+    assert torch.equal(torch.cat([data.train.shown, data.query.shown, data.test.shown])[:, 0], index.double())
 
 
 def test_more_training_examples_contain_fewer() -> None:
-    few, many = Numbered(train=5, probe=0).split(), Numbered(train=20, probe=0).split()
+    few, many = Numbered(train=5, query=0).split(), Numbered(train=20, query=0).split()
     assert torch.equal(few.train.index, many.train.index[:5])
 
 
 def test_statistics_are_those_of_the_training_split_alone() -> None:
-    plain = Numbered(train=20, probe=10)
+    plain = Numbered(train=20, query=10)
     untouched = plain.split()
     outsider = int(untouched.test.index[0])
     changed = plain.model_copy(update={"outlier": (outsider, 1e6)}).split()
     assert torch.equal(untouched.train.inputs, changed.train.inputs)
-    assert torch.equal(untouched.probe.inputs, changed.probe.inputs)
+    assert torch.equal(untouched.query.inputs, changed.query.inputs)
     shown = untouched.train.shown[:, 0]
     expected = (1e6 - shown.mean()) / shown.std(correction=0)
     # a handful of roundings in numbers near 1e5
@@ -89,13 +89,13 @@ def test_statistics_are_those_of_the_training_split_alone() -> None:
 
 
 def test_a_feature_that_does_not_vary_is_zero_although_its_deviation_rounds_to_something() -> None:
-    data = Numbered(train=20, probe=10).split()
+    data = Numbered(train=20, query=10).split()
     assert (data.train.inputs[:, 1] == 0).all()
     assert (data.test.inputs[:, 1] == 0).all()
 
 
 def test_regression_targets_are_scaled_by_the_training_split() -> None:
-    data = Numbered(train=20, probe=10).split()
+    data = Numbered(train=20, query=10).split()
     raw = data.train.index.double()
     expected = (data.test.index.double() - raw.mean()) / raw.std(correction=0)
     assert torch.allclose(data.test.target[:, 0], expected, rtol=0, atol=1e-14)  # numbers of order 1, a few roundings
@@ -137,7 +137,7 @@ def test_numbers_that_are_not_finite_are_refused(
             column = {"input": at_example_7(0.0), "target": at_example_7(0.0)} | {place: at_example_7(value)}
             return Examples(column["input"], column["target"])
 
-    assert f"{place} of example 7" in refusal(Broken(train=20, probe=10))
+    assert f"{place} of example 7" in refusal(Broken(train=20, query=10))
 
 
 @pytest.mark.parametrize("unit", [1e300, 1e-320])
@@ -146,11 +146,11 @@ def test_numbers_without_a_variance_are_refused(unit: float, refusal: Callable[[
         def examples(self, generator: torch.Generator) -> Examples:
             return Examples(unit * at_example_7(0.0), torch.arange(50) % 2, ("a", "b"))
 
-    assert "unit" in refusal(Extreme(train=20, probe=10))
+    assert "unit" in refusal(Extreme(train=20, query=10))
 
 
 def test_a_single_class_is_refused(refusal: Callable[[AbstractSource], str]) -> None:
-    assert "data.train=20" in refusal(Numbered(train=20, probe=10, classes=1))
+    assert "data.train=20" in refusal(Numbered(train=20, query=10, classes=1))
 
 
 def test_noise_does_not_hide_that_there_is_one_class(refusal: Callable[[AbstractSource], str]) -> None:
@@ -158,15 +158,15 @@ def test_noise_does_not_hide_that_there_is_one_class(refusal: Callable[[Abstract
         def examples(self, generator: torch.Generator) -> Examples:
             return Examples(at_example_7(0.0), torch.zeros(50, dtype=torch.int64), ("a", "b"))
 
-    assert "same target" in refusal(Uniform(train=20, probe=10, label_noise=0.5))
+    assert "same target" in refusal(Uniform(train=20, query=10, label_noise=0.5))
 
 
 def test_targets_that_are_all_equal_are_refused(refusal: Callable[[AbstractSource], str]) -> None:
-    assert "same target" in refusal(Numbered(train=20, probe=10, constant=True))
+    assert "same target" in refusal(Numbered(train=20, query=10, constant=True))
 
 
 @pytest.mark.parametrize(
-    "field", [{"train": 0}, {"probe": -1}, {"test": -1}, {"label_noise": 1.0}, {"seed": -1}, {"standardise": "some"}]
+    "field", [{"train": 0}, {"query": -1}, {"test": -1}, {"label_noise": 1.0}, {"seed": -1}, {"standardise": "some"}]
 )
 def test_fields_have_ranges(field: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=next(iter(field))):
@@ -206,7 +206,7 @@ def overheard(draw: Callable[[], object]) -> frozenset[int]:
 @cache
 def of_data(name: str) -> frozenset[int]:
     """A source's examples, their order and their noise, at seed 0."""
-    source: AbstractSource = source_of(name, train=8, probe=4, test=4, label_noise=0.5)
+    source: AbstractSource = source_of(name, train=8, query=4, test=4, label_noise=0.5)
     return overheard(lambda: source.split(0))
 
 
@@ -231,7 +231,7 @@ def of_batches() -> frozenset[int]:
 @cache
 def usual() -> tuple[Experiment, Data]:
     """The default experiment, on few data."""
-    experiment = compose(["data.train=8", "data.probe=2", "data.test=2"])
+    experiment = compose(["data.train=8", "data.query=2", "data.test=2"])
     return experiment, experiment.data.split()
 
 
@@ -274,7 +274,7 @@ def test_a_thousand_seeds_are_a_thousand_streams() -> None:
 def test_what_is_to_be_learned_has_nothing_to_do_with_the_first_unit() -> None:
     cosines = []
     for seed in range(40):
-        data = Sphere(train=20, probe=0, test=0, degree=1, standardise="none").split(seed).train
+        data = Sphere(train=20, query=0, test=0, degree=1, standardise="none").split(seed).train
         direction = torch.linalg.lstsq(data.inputs, data.target - data.target.mean()).solution[:, 0]
         student = MLP(width=8).module(NTK(W_std=1, b_std=0), (10,), 1, stream("weights", seed))
         cosines.append(cosine_similarity(direction, next(student.parameters())[0], dim=0))
@@ -283,7 +283,7 @@ def test_what_is_to_be_learned_has_nothing_to_do_with_the_first_unit() -> None:
 
 
 def test_data_follow_the_seed_unless_they_have_their_own() -> None:
-    small = ("data=moons", "data.train=8", "data.probe=2", "data.test=2", "model.width=8")
+    small = ("data=moons", "data.train=8", "data.query=2", "data.test=2", "model.width=8")
     own = ("seed=1", "data.seed=0")
     first, followed, apart = (prepare(compose([*small, *words])) for words in (("seed=0",), ("seed=1",), own))
     assert torch.equal(first.problem.data.train.inputs, apart.problem.data.train.inputs)

@@ -28,7 +28,7 @@ GOOD = "size,rooms,garden,price\n50,2,true,100.5\n70,3,FALSE,150\n\n90,4,true,20
 
 def table(path: Path, target: str | int = "price", **fields: object) -> Table:
     """A table of which three rows are trained on."""
-    return Table.model_validate({"path": path, "target": target, "train": 3, "probe": 1} | fields)
+    return Table.model_validate({"path": path, "target": target, "train": 3, "query": 1} | fields)
 
 
 def read(source: Table) -> Examples:
@@ -112,7 +112,7 @@ def test_mean_fills_with_the_mean_of_the_training_rows(seed: int, written: Writt
     data = table(written(GAPS), target="y", missing="mean", train=4, seed=seed).split()
     raw = torch.tensor([[1, 10], [torch.nan, 20], [3, torch.nan], [5, 40], [7, 60], [9, torch.nan]]).double()
     mean = raw[data.train.index].nanmean(0)
-    for split in (data.train, data.probe, data.test):
+    for split in (data.train, data.query, data.test):
         expected = torch.where(raw[split.index].isnan(), mean, raw[split.index])
         assert torch.equal(split.shown, expected)
 

@@ -14,7 +14,7 @@ from tests.run.small import Ran, ran
 TIME = 6.0
 STEP_SIZES = (0.4, 0.2, 0.1, 0.05)  # the largest is just below the largest stable one of the ReLU network, 0.42
 NETS = ("tanh", "relu")
-SHARED = ("model.width=64", "path.probes=[probe]", "path.schedule=1000", "ladder.machine=[]")
+SHARED = ("model.width=64", "path.queries=[query]", "path.schedule=1000", "ladder.machine=[]")
 INTEGRAL = 64  # pieces that stand for infinitely many
 
 

@@ -146,17 +146,17 @@ def default(value: object) -> str:
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "reference.md")  # which has its own test
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w/]+\.(?:py|yaml))\n")
-FEW = "data.train=12 data.probe=6 data.test=6"
+FEW = "data.train=12 data.query=6 data.test=6"
 SMALL = f"{FEW} steps=20 threads=1"
 SHORTER = {
     "ntkexp sweep width": f"model.width=8,16,32 seed=0..1 {SMALL}",
     "ntkexp sweep bottleneck": f"model.narrow=2,4 seed=0 {SMALL}",
     "ntkexp sweep model.width=16,32": "steps=2",
     "ntkexp sweep model.width=16,48": SMALL,
-    "ntkexp train data=sequence": "data.train=12 data.probe=8 data.test=8 steps=4",
+    "ntkexp train data=sequence": "data.train=12 data.query=8 data.test=8 steps=4",
     "ntkexp train data=table data.path=houses.csv": f"{FEW} steps=2",
-    "ntkexp train model.activation=tanh model.width=32": "data.train=24 data.probe=6 data.test=6 steps=5",
-    "ntkexp train model.activation=tanh model.width=40": "data.train=32 data.probe=6 data.test=6 steps=2",
+    "ntkexp train model.activation=tanh model.width=32": "data.train=24 data.query=6 data.test=6 steps=5",
+    "ntkexp train model.activation=tanh model.width=40": "data.train=32 data.query=6 data.test=6 steps=2",
     "ntkexp train model.width=24": f"{FEW} steps=2",
     "ntkexp train optimizer=": FEW,
     "ntkexp validate": "--trainings=6 --queries=4",

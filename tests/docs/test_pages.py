@@ -163,7 +163,7 @@ def test_the_default_run_prints_the_table_shown(folder: Path) -> None:
 def rows(text: str) -> dict[str, list[float]]:
     """The errors of each machine on the three splits, read under their headings."""
     header, *lines = text.partition("machine ")[2].partition("\n\n")[0].splitlines()
-    ends = [len("machine ") + header.index(split) + len(split) for split in ("train", "probe", "test")]
+    ends = [len("machine ") + header.index(split) + len(split) for split in ("train", "query", "test")]
     cells = {line.split()[0]: [line[:end].split()[-1] for end in ends] for line in lines}
     return {machine: [float(cell.replace("–", "nan")) for cell in found] for machine, found in cells.items()}
 

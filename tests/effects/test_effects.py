@@ -26,7 +26,7 @@ from ntkexp.shapes import Weights
 from tests.run.small import small
 
 QUICK = (
-    "data=digits", "data.classes=[0,1,2]", "data.train=6", "data.probe=3", "data.test=0", "loss=cross_entropy",
+    "data=digits", "data.classes=[0,1,2]", "data.train=6", "data.query=3", "data.test=0", "loss=cross_entropy",
     "steps=7", "model.width=5", "model.activation=tanh", "path.rule=[left]", "ladder.machine=[left]",
     "path.attributed=1000",
 )  # fmt: skip
@@ -106,7 +106,7 @@ Memory: TypeAlias = dict[str, Tensor]
 
 
 def derivative(found: Trained, mean: MeanName) -> Float[Tensor, "vector example"]:
-    """∂F/∂w of every output at the probe points, at weights of 1."""
+    """∂F/∂w of every output at the query points, at weights of 1."""
     weights = torch.ones(found.trajectory.examples, dtype=torch.float64, requires_grad=True)
     reached = end(found, mean, weights)
     assert (reached - found.trajectory.end).abs().max() < 1e-12  # the same training
@@ -261,7 +261,7 @@ TOLERANCE = 1e-11  # rounding, times what 7 steps and Adam's division by small n
 
 
 def outputs(found: Trained, weights: dict[str, Tensor]) -> Tensor:
-    """F at the probe points, in a row."""
+    """F at the query points, in a row."""
     points = found.setting.points
     return points.reader.function(weights, points.inputs[points.train :]).flatten()
 

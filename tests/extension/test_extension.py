@@ -170,7 +170,7 @@ X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.fl
 def test_its_kernel_is_that_of_its_formula(outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
     """K = q₁q₂ + 2c² and Θ = K + 4c², where c is also the Θ before it; auto takes torch, which knows every layer."""
     outside.composer.resolve([])
-    monkeypatch.setattr(infinite_kernel, "ENOUGH", 0)
+    monkeypatch.setattr(infinite_kernel, "MIN_FUSED_WORK", 0)
     c = X @ X.t() / 3
     nngp, ntk = ntkexp.infinite_kernel(SPEC, X)
     expected = torch.outer(c.diag(), c.diag()) + 2 * c * c
@@ -252,7 +252,7 @@ def ran(outside: Outside, *overrides: str) -> Ran:
 @pytest.mark.parametrize("optimizer", ["in_turn", "averaged"])
 def test_new_losses_and_optimizers_close_by_a_new_rule(outside: Outside, loss: str, optimizer: str) -> None:
     found = ran(outside, f"loss={loss}", f"optimizer={optimizer}")
-    assert {row.split for row in found.rows("thirds")} == {"train", "probe", "test"}
+    assert {row.split for row in found.rows("thirds")} == {"train", "query", "test"}
     for row in found.rows("thirds"):
         assert exact(row)
         assert row.detail == "thirds"

@@ -187,10 +187,10 @@ def test_parts_are_those_of_each_loss(mode: BatchNormMode) -> None:
             losses = functional.cross_entropy(alone(x[batch]), y[batch], reduction="none") / BATCH
             for place, loss in zip(batch.tolist(), losses, strict=True):
                 gradients = torch.autograd.grad(loss, list(alone[0].parameters()), retain_graph=True)
-                for probe, out in np.ndindex(3, 2):
-                    rows = torch.autograd.grad(frozen(queries)[probe, out], list(frozen[0].parameters()))
+                for query, out in np.ndindex(3, 2):
+                    rows = torch.autograd.grad(frozen(queries)[query, out], list(frozen[0].parameters()))
                     for row, gradient in zip(rows, gradients, strict=True):
-                        expected[probe, out, place] -= 0.3 * float((row * gradient).sum())
+                        expected[query, out, place] -= 0.3 * float((row * gradient).sum())
             plain(net, optimizer, x[batch], y[batch], step)
     found = trace.attribute(batch_norm=mode, quiet=True)["contribution"]
     places = [int((x[:, 0] == float(name)).nonzero()) for name in found["example"].to_numpy()]
@@ -231,7 +231,7 @@ def test_under_autocast_parts_casts_and_statistics_add_up(tmp_path: Path) -> Non
     assert found["casts_error"].max() > 1e-4
 
     # a reader of the run is told that part of the change is no example's
-    (explanation, *_) = explain(load_run(tmp_path / "run"), "probe", [0])
+    (explanation, *_) = explain(load_run(tmp_path / "run"), "query", [0])
     assert explanation.statistics == pytest.approx(float(found["statistics"][0, explanation.out]), rel=1e-6)
     assert abs(explanation.rest) < 1e-5 * abs(explanation.statistics) + float(np.abs(found["rounding"]).max())
 

@@ -211,7 +211,7 @@ def test_the_command_tells_it(
         return out.err if code else out.out
 
     assert "predicted changes correlate" in told("attribute", "outputs/runs/mine", "--effects", *given)
-    explained = ["explain", "outputs/runs/mine", "--probe=0", "--without=top:2"]
+    explained = ["explain", "outputs/runs/mine", "--query=0", "--without=top:2"]
     assert "give a function that runs it again, --again=" in told(*explained, code=2)
     found = told(*explained, *given)
     assert "trained again without 2 examples" in found

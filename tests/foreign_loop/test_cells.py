@@ -116,7 +116,7 @@ def closures(optimizers: Callable[[Weights], Optimizers], precision: str) -> pd.
         "parameters": (abs(found["by_component"].sum("component") - parts) / size).max("example"),
         "positions": (abs(found["by_position"].sum("position") - parts) / size).max("example"),
     }
-    return pd.DataFrame({name: each.max("probe").to_pandas() for name, each in missed.items()})
+    return pd.DataFrame({name: each.max("query").to_pandas() for name, each in missed.items()})
 
 
 @pytest.fixture(autouse=True)

@@ -146,7 +146,7 @@ def test_a_folder_knows_what_was_asked(tmp_path: Path) -> None:
 def test_explanations_show_what_components_did(tmp_path: Path) -> None:
     """In the table, in JSON and on the page; what they did adds up to what examples and decay did."""
     followed(loop(momentum), plain, by="parameter", to=tmp_path / "run").attribute(quiet=True)
-    (found,) = explain(ntkexp.load_run(tmp_path / "run"), "probe", [0])
+    (found,) = explain(ntkexp.load_run(tmp_path / "run"), "query", [0])
     rows = json_rows(tabulate_components(found.components))
     assert {row["component"] for row in rows} == {f"{k}.{kind}" for k in (0, 2, 4) for kind in ("weight", "bias")}
     for column, whole in (("added", found.sum), ("decay", found.decay), ("in_all", found.sum + found.decay)):
@@ -156,7 +156,7 @@ def test_explanations_show_what_components_did(tmp_path: Path) -> None:
     assert found.as_json(3)["components"] == list(rows)
     assert "component" in format_explanation(found, 3)
     view = point_view(found, None)
-    assert "components-probe-0" in str(view["components"])
+    assert "components-query-0" in str(view["components"])
     assert len([*explanation_pictures(found, None)]) == 5
 
 

@@ -55,7 +55,7 @@ def loss_of(given: Loop) -> Any:
 
 
 def effects(given: Loop, body: Body, **more: Any) -> Tensor:
-    """By the sweep, [probe, out, example] in the order of the data."""
+    """By the sweep, [query, out, example] in the order of the data."""
     dataset = followed(given, body, loss=loss_of(given), **more).attribute(effects="derivative")
     order = [dataset["example"].to_numpy().tolist().index(name) for name in digests(given.x)]
     return torch.from_numpy(dataset["effect"].to_numpy()[:, :, order])

@@ -250,7 +250,7 @@ def test_a_later_process_needs_the_measure_and_no_other(
         assert command([*words, *more]) == 2
         assert said in capsys.readouterr().err
     assert command([*words, "--measure=mine.py:first"]) == 0
-    assert command(["explain", "run", "--probe=0"]) == 0
+    assert command(["explain", "run", "--query=0"]) == 0
     assert "measure = " in capsys.readouterr().out
     with pytest.raises(Mistake, match=r"whose measure is first .* and not None"):
         followed(loop(sgd), plain, to="run")

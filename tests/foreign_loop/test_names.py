@@ -139,10 +139,10 @@ def test_its_folder_is_a_run(attributed: tuple[Loop, Path]) -> None:
     given, folder = attributed
     run = ntkexp.load_run(folder)
     (row,) = run.ladder
-    assert (row.split, row.machine, row.exact) == ("probe", "secant", True)
+    assert (row.split, row.machine, row.exact) == ("query", "secant", True)
     parts, decay, by_step = (run.contributions[name] for name in ("contribution", "decay", "by_step"))
-    assert parts.dims == ("probe", "out", "example")
-    assert by_step.dims == ("probe", "out", "step")
+    assert parts.dims == ("query", "out", "example")
+    assert by_step.dims == ("query", "out", "step")
     change = run.predictions.sel(machine="f_T") - run.predictions.sel(machine="f_0")
     size = float(abs(change).max())
     assert abs(parts.sum("example") + decay - change).max() <= 1e-12 * size
@@ -159,7 +159,7 @@ def test_its_folder_is_a_run(attributed: tuple[Loop, Path]) -> None:
 def test_examples_are_shown_as_rows(attributed: tuple[Loop, Path]) -> None:
     _, folder = attributed
     run = ntkexp.load_run(folder)
-    found = explain(run, "probe", worst_points(run, "probe", 1))
+    found = explain(run, "query", worst_points(run, "query", 1))
     name = found[0].parts[0].example.name
     place = run.contributions["example"].to_numpy().tolist().index(name)
     told = format_explanations(found, 3)
@@ -231,7 +231,7 @@ def test_what_no_step_did_stands_in_all_that_is_read_of_a_run(tmp_path: Path) ->
     np.testing.assert_array_equal(run.contributions["outside"], found["outside"])
     with torch.no_grad():
         np.testing.assert_allclose(run.predictions.sel(machine="f_T"), given.model(given.queries), rtol=1e-12)
-    (explained,) = explain(run, "probe", [0])
+    (explained,) = explain(run, "query", [0])
     assert abs(explained.rest) < 1e-12
     assert "outside of all steps" in format_explanations([explained], 3)
 
@@ -248,7 +248,7 @@ def test_tokens_are_shown_as_text(tmp_path: Path) -> None:
             optimizer.step()
     trace.attribute(decode=lambda row: "".join("abcdefghi"[token] for token in row))
     run = ntkexp.load_run(tmp_path / "runs" / "words")
-    (found,) = explain(run, "probe", [0])
+    (found,) = explain(run, "query", [0])
     word = "".join("abcdefghi"[token] for token in tokens[0])
     assert found.point.text == word
     assert word in format_explanations([found], 6)

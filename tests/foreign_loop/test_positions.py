@@ -209,7 +209,7 @@ def test_explanations_show_what_positions_did(kept: tuple[Trace, xr.Dataset]) ->
     run = ntkexp.load_run(trace.folder.path)
     np.testing.assert_array_equal(run.contributions["by_position"], found["by_position"])
 
-    (explanation,) = explain(run, "probe", [1])
+    (explanation,) = explain(run, "query", [1])
     rows = json_rows(tabulate_positions(explanation.positions))
     assert sum(float(str(row["added"])) for row in rows) == pytest.approx(explanation.sum, rel=1e-12, abs=1e-14)
     assert explanation.as_json(3)["positions"] == list(rows[:3])
@@ -218,7 +218,7 @@ def test_explanations_show_what_positions_did(kept: tuple[Trace, xr.Dataset]) ->
     most = explanation.parts[0].example.index
     ((_, tokens),) = shaded_texts(explanation.positions, [most])
     assert "".join(token.text for token in tokens) == run.data["train_text"][most]
-    added = found["by_position"].isel(probe=1, out=0, example=most).to_numpy()
+    added = found["by_position"].isel(query=1, out=0, example=most).to_numpy()
     assert max(range(len(tokens)), key=lambda k: tokens[k].percent) == int(np.abs(added).argmax())
     assert len(texts_view(explanation)) == 7
 

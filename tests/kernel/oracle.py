@@ -33,7 +33,7 @@ def jacobians(module: nn.Module, x: Tensor, weights: Weights | None = None) -> d
 
 def tangent(
     module: nn.Module, x1: Tensor, x2: Tensor, weights: Weights | None = None
-) -> Float[Tensor, "probe out train out_"]:
+) -> Float[Tensor, "query out train out_"]:
     """K(x, x′) = J(x) J(x′)ᵀ."""
     left, right = (torch.cat(list(jacobians(module, x, weights).values()), 2) for x in (x1, x2))
     return torch.einsum("qcp,ndp->qcnd", left, right)

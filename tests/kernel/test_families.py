@@ -312,12 +312,12 @@ def gradient_step(module: nn.Module, x: Tensor) -> tuple[Weights, Weights, Tenso
 )
 def test_modules_of_these_families_have_kernels(name: str) -> None:
     module = made(name)
-    x, probes = torch.randn(4, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
-    agree(ntkexp.tangent_kernel(module, probes, x), oracle.tangent(module, probes, x), 1000 * EPS)
+    x, queries = torch.randn(4, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
+    agree(ntkexp.tangent_kernel(module, queries, x), oracle.tangent(module, queries, x), 1000 * EPS)
     start, end, residual = gradient_step(module, x)
-    kernel = ntkexp.secant_kernel(module, start, end, probes=probes, train=x)
+    kernel = ntkexp.secant_kernel(module, start, end, queries=queries, train=x)
     predicted = -torch.einsum("qcid,id->qc", kernel, residual)
-    before, after = (torch.func.functional_call(module, weights, probes).reshape(2, -1) for weights in (start, end))
+    before, after = (torch.func.functional_call(module, weights, queries).reshape(2, -1) for weights in (start, end))
     agree(predicted, (after - before).detach(), 1000 * EPS, before.detach().abs().max())
 
 
@@ -325,16 +325,16 @@ def test_modules_of_these_families_have_kernels(name: str) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_their_training_is_followed_to_rounding(name: str) -> None:
     module = made(name)
-    x, probes = torch.randn(4, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
-    optimizer, before = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9), module(probes).detach()
-    with ntkexp.follow(module, optimizer, queries=probes) as trace:
+    x, queries = torch.randn(4, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
+    optimizer, before = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9), module(queries).detach()
+    with ntkexp.follow(module, optimizer, queries=queries) as trace:
         for step in range(5):
             optimizer.zero_grad()
             module(x[step % 2 :: 2]).square().mean().backward()
             optimizer.step()
     found = trace.attribute()
     explained = torch.from_numpy((found["contribution"].sum("example") + found["decay"]).to_numpy())
-    change = (module(probes).detach() - before).reshape(2, -1)
+    change = (module(queries).detach() - before).reshape(2, -1)
     agree(explained.reshape(2, -1), change, 1e-12, before.abs().max())
 
 

@@ -218,9 +218,9 @@ def test_the_trace_is_the_sum_of_the_diagonal_blocks(name: str) -> None:
 @pytest.mark.parametrize("name", ["gelu", "called twice", "convolution", "encoder, norm before", "lstm"])
 def test_the_trace_of_a_secant(name: str) -> None:
     given = problem(name)
-    end, probes = given.end(0.3), given.inputs(2)
-    whole = secant_kernel(given.module, {}, end, probes, given.x)
-    agree(secant_kernel(given.module, {}, end, probes, given.x, outputs="trace"), diagonal(whole), 100 * EPS)
+    end, queries = given.end(0.3), given.inputs(2)
+    whole = secant_kernel(given.module, {}, end, queries, given.x)
+    agree(secant_kernel(given.module, {}, end, queries, given.x, outputs="trace"), diagonal(whole), 100 * EPS)
 
 
 @pytest.mark.filterwarnings("ignore:.*plain Jacobians")

@@ -266,7 +266,7 @@ INPUTS: dict[str, Any] = {
 SIDES: dict[str, Callable[[Any], object]] = {
     "x2": lambda x: tangent_kernel(NET, X, x),
     "x2, sketched": lambda x: tangent_kernel(NET, X, x, sketch=8),
-    "probes": lambda x: secant_kernel(NET, OWN, OWN, x, X),
+    "queries": lambda x: secant_kernel(NET, OWN, OWN, x, X),
     "train": lambda x: secant_kernel(NET, OWN, OWN, X, x),
     "x2, a finite step": lambda x: finite_step_kernel(NET, X, x, 0.1),
 }

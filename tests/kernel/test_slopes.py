@@ -366,11 +366,11 @@ def test_a_step_on_one_batch_is_exact_at_another(name: str) -> None:
     module, a, b = batches(name)
     start = {key: weight.detach() for key, weight in module.named_parameters()}
     jacobian = oracle.jacobians(module, torch.cat([a, b]))
-    for probes, train, rows in ((a, b, slice(5, None)), (b, a, slice(0, 5))):
+    for queries, train, rows in ((a, b, slice(5, None)), (b, a, slice(0, 5))):
         step = {key: -1e-3 * part[rows].sum((0, 1)).view(start[key].shape) for key, part in jacobian.items()}
         end = {key: start[key] + step[key] for key in start}
-        predicted = -1e-3 * secant_kernel(module, start, end, probes, train).sum((2, 3))
-        before, after = (functional_call(module, weights, (probes,)).detach() for weights in (start, end))
+        predicted = -1e-3 * secant_kernel(module, start, end, queries, train).sum((2, 3))
+        before, after = (functional_call(module, weights, (queries,)).detach() for weights in (start, end))
         agree(predicted, (after - before).view_as(predicted), 300 * EPS, before.abs().max())
 
 

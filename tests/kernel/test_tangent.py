@@ -186,7 +186,7 @@ def test_modules_in_short_numbers_are_refused_in_one_line(kind: torch.dtype) -> 
     with pytest.raises(Mistake, match=r"'bias' is in b?float16, whose rounding"):
         tangent_kernel(module, x)
     with pytest.raises(Mistake, match=r"give module\.float"):
-        secant_kernel(module, start, start, probes=x, train=x)
+        secant_kernel(module, start, start, queries=x, train=x)
     with pytest.raises(Mistake, match=r"'bias' is in b?float16, whose rounding"):
         tangent_kernel(module, x, sketch=8)
 

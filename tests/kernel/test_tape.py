@@ -359,10 +359,10 @@ def test_a_step_through_several_inputs_and_outputs_is_exact() -> None:
     inputs = {"tokens": TOKENS, "mask": MASK}
     gradient = torch.autograd.grad(made(**inputs)["logits"], list(made.parameters()), residual)
     end = {name: weight - 0.3 * g for (name, weight), g in zip(start.items(), gradient, strict=True)}
-    probes = {"tokens": TOKENS.flip(1), "mask": MASK}
-    kernel = secant_kernel(made, start, end, probes, inputs, output="logits")
-    before = made(**probes)["logits"].detach()
-    after = torch.func.functional_call(made, end, (), probes)["logits"].detach()
+    queries = {"tokens": TOKENS.flip(1), "mask": MASK}
+    kernel = secant_kernel(made, start, end, queries, inputs, output="logits")
+    before = made(**queries)["logits"].detach()
+    after = torch.func.functional_call(made, end, (), queries)["logits"].detach()
     scale = before.abs().max() + after.abs().max() + 0.3 * kernel.abs().max()
     agree(-0.3 * torch.einsum("qcnd,nd->qc", kernel, residual), after - before, 300 * EPS, scale)
 

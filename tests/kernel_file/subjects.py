@@ -66,7 +66,7 @@ class HereExecutor(Executor):
 # Kernels whose numbers are known without a file: products of features.
 
 
-SIZES = ("data.train=70", "data.probe=30", "data.test=45")  # 32 divides none of them
+SIZES = ("data.train=70", "data.query=30", "data.test=45")  # 32 divides none of them
 
 
 def filled(path: Path, kernel: AbstractKernel, *, force: bool = False) -> KernelMatrix:

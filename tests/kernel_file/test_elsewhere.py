@@ -17,7 +17,7 @@ from tests.sweep.commands import Ended, children, ended, running, workers
 
 pytestmark = pytest.mark.slow
 
-SOME = ("data.train=250", "data.probe=40", "data.test=0")
+SOME = ("data.train=250", "data.query=40", "data.test=0")
 TANGENT = ("tangent", *SOME, "model.width=512", "model.depth=3")
 LIMIT = ("limit", *SOME, "model.depth=2")
 

@@ -57,10 +57,10 @@ def test_a_file_holds_the_kernel(tmp_path: Path, dtype: str) -> None:
 def test_the_file_opens_labelled(tmp_path: Path) -> None:
     products(tmp_path / "k.zarr")
     with xr.open_zarr(tmp_path / "k.zarr", consolidated=False) as store:
-        assert store["ntk"].dims == ("probe", "out", "train", "out_")
+        assert store["ntk"].dims == ("query", "out", "train", "out_")
         assert store["ntk"].shape == (POINTS, 1, TRAIN, 1)
     found = open_matrix(tmp_path / "k.zarr")
-    assert {name: place.stop for name, place in found.splits.items()} == {"train": 70, "probe": 100, "test": 145}
+    assert {name: place.stop for name, place in found.splits.items()} == {"train": 70, "query": 100, "test": 145}
     assert found.description["data"] == "digits"
 
 
@@ -193,7 +193,7 @@ def test_a_disk_that_is_too_small_is_found_out_before_it_is_full(
 # A kernel file of sketches: another file than the exact one, whose maker says how far it may be off.
 
 
-SMALL = ("data.train=9", "data.probe=4", "data.test=3", "model.width=16")
+SMALL = ("data.train=9", "data.query=4", "data.test=3", "model.width=16")
 
 
 def mean_of_two(*overrides: str) -> EmpiricalKernel:
@@ -238,7 +238,7 @@ def answered(entries: Entries, question: Question) -> dict[tuple[str, str], Answ
 
 
 def everywhere(answer: Answer) -> Tensor:
-    return torch.cat([answer.predicted[split].mean for split in ("train", "probe", "test")])
+    return torch.cat([answer.predicted[split].mean for split in ("train", "query", "test")])
 
 
 def regression(kernel: Tensor, targets: Tensor) -> Tensor:

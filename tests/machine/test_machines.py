@@ -52,7 +52,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def kernel_of(features: Tensor, outputs: int = 1) -> Tensor:
-    """⟨φ(x), φ(x′)⟩ for each output alike, [probe, out, train, out_]."""
+    """⟨φ(x), φ(x′)⟩ for each output alike, [query, out, train, out_]."""
     products = features @ features[:TRAIN].t()
     return products[:, None, :, None] * torch.eye(outputs, dtype=torch.float64)[:, None]
 
@@ -152,7 +152,7 @@ def test_regression_with_a_singular_kernel_projects_and_says_so() -> None:
 def test_regression_refuses_a_kernel_that_was_not_read() -> None:
     found = regular()
     unread = along(found, {"secant": replace(found.path, kernel=torch.full_like(found.path.kernel, torch.nan))})
-    with pytest.raises(DoesNotApply, match=r"path\.probes"):
+    with pytest.raises(DoesNotApply, match=r"path\.queries"):
         KernelRegression().predict(unread)
 
 
@@ -382,7 +382,7 @@ def test_a_singular_prior_or_another_loss_has_no_posterior() -> None:
 
 PLACES = {
     "train": Region(slice(0, TRAIN), torch.full((1, TRAIN), 7 / sqrt(TRAIN))),
-    "probe": Region(slice(TRAIN, TRAIN + 2), torch.tensor([[3.0, 4.0], [0.0, 6.0]])),
+    "query": Region(slice(TRAIN, TRAIN + 2), torch.tensor([[3.0, 4.0], [0.0, 6.0]])),
 }
 
 
@@ -401,20 +401,20 @@ def found(start: Tensor, end: Tensor) -> Evidence:
     return replace(evidence(kernel_of(random(POINTS, 9, seed=7), start.shape[1])), start=start, end=end)
 
 
-def row(outputs: Tensor, given: Evidence, *, classifies: bool = True, split: str = "probe") -> Result:
+def row(outputs: Tensor, given: Evidence, *, classifies: bool = True, split: str = "query") -> Result:
     rungs = [Rung("fixed", Prediction(outputs, "by hand"), 0.0)]
     table = {result.split: result for result in ladder_rows(rungs, PLACES, given, classifies)}
     return table[split]
 
 
 def column(*values: float) -> Tensor:
-    """One output: zeros on the training examples and on the last point, these on the probe points."""
+    """One output: zeros on the training examples and on the last point, these on the query points."""
     return torch.tensor([0.0] * TRAIN + [*values, 0.0], dtype=torch.float64)[:, None]
 
 
 def test_each_column_by_hand() -> None:
     result = row(column(4.0, -1.0), found(column(0.0, 0.0), column(3.0, 4.0)))
-    assert (result.split, result.machine, result.detail, result.note) == ("probe", "fixed", "by hand", "")
+    assert (result.split, result.machine, result.detail, result.note) == ("query", "fixed", "by hand", "")
     assert result.relative_error == pytest.approx(sqrt(1 + 25) / 5, rel=1e-15)
     assert result.floor == pytest.approx(100 * EPS * 11 / 5, rel=1e-15)
     assert result.max_error == 5.0

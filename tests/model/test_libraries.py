@@ -18,7 +18,7 @@ from ntkexp.run.setting import prepare
 from tests.run.small import ran, small
 from tests.run.test_exactness import assert_exact
 
-FEW = ("data.train=4", "data.probe=2", "data.test=2", "steps=2", "model.width=8", "ladder.machine=[secant]")
+FEW = ("data.train=4", "data.query=2", "data.test=2", "steps=2", "model.width=8", "ladder.machine=[secant]")
 SUMS = ("data=modular_addition", "data.modulus=3")
 READING = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir", "features_only")
 

@@ -89,7 +89,7 @@ UNFIT = {
 # Modules as strangers write them: what fits is exact, what does not is said in one line.
 
 
-FEW = ("data.train=4", "data.probe=2", "data.test=2", "steps=3", "model.width=8", "ladder.machine=[secant]")
+FEW = ("data.train=4", "data.query=2", "data.test=2", "steps=3", "model.width=8", "ladder.machine=[secant]")
 Write = Callable[[str], Path]
 
 FITTING = {
@@ -297,7 +297,7 @@ def test_chance_that_no_seed_rules_is_found(written: Write) -> None:
 
 ROUNDING = 1e-12  # sums of products in another order, through six steps
 FEW_ROWS = (
-    *("data.train=12", "data.probe=6", "data.test=6", "steps=6", "path.count=2", "path.rule=[secant]"),
+    *("data.train=12", "data.query=6", "data.test=6", "steps=6", "path.count=2", "path.rule=[secant]"),
     *("ladder.machine=[secant]", "model=module"),
 )
 ROWS = """

@@ -23,7 +23,7 @@ X = torch.arange(-10.0, 21.0, dtype=torch.float64)[:, None]
 OBSERVED = X[20:21]
 """The point 10."""
 
-ON_INTEGERS = ("data=integers", "data.train=1", "data.probe=0", "data.test=30")
+ON_INTEGERS = ("data=integers", "data.train=1", "data.query=0", "data.test=30")
 
 EPS = torch.finfo(torch.float64).eps
 

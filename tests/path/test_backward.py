@@ -23,7 +23,7 @@ from ntkexp.run.setting import Setting, prepare
 from tests.kernel.oracle import by_name
 from tests.run.small import Memory, Ran, ran, small
 
-ALL = ("path.attributed=1000", "steps=9", "model.width=8", "data.train=10", "data.probe=5", "data.test=4")
+ALL = ("path.attributed=1000", "steps=9", "model.width=8", "data.train=10", "data.query=5", "data.test=4")
 QUICK = (*ALL, "path.rule=[secant]", "ladder.machine=[secant]")
 DECAY = "optimizer.weight_decay=0.3"
 CASES = {
@@ -178,7 +178,7 @@ def test_a_few_points_of_every_split_are_attributed() -> None:
     assert evidence.attributed.nonzero()[:, 0].tolist() == [0, 1, 2, 3, 24, 25, 26, 36, 37, 38]
     assert torch.equal(evidence.path.contributions.isfinite().all(2)[:, 0], evidence.attributed)
     table = found.table
-    assert "at 3 of 12 points" in table["secant", "probe"].note
+    assert "at 3 of 12 points" in table["secant", "query"].note
     assert table["kernel_regression", "train"].note == "4 of 24 training examples are attributed: raise path.attributed"
     assert "scales every weight by its own factor" in table["linearised", "test"].note
 
@@ -246,7 +246,7 @@ def test_a_stretch_dates_to_its_own_length(steps: int) -> None:
     np.testing.assert_allclose(found, exact, atol=tolerance)
 
 
-SMOOTH = ("model.activation=tanh", "steps=8", "model.width=16", "data.train=10", "data.probe=6", "data.test=0")
+SMOOTH = ("model.activation=tanh", "steps=8", "model.width=16", "data.train=10", "data.query=6", "data.test=0")
 MEASURED = (*SMOOTH, "path.rule=[secant]", "ladder.machine=[]", "path.attributed=1000")
 
 

@@ -11,7 +11,7 @@ from tests.run.small import ran
 
 QUICK = (
     "model.width=8", "steps=12", "loss=squared", "init.centred=true", "path.rule=[secant]", "ladder.machine=[secant]",
-    "data=table", "data.target=label", "data.train=12", "data.probe=6", "data.test=null",
+    "data=table", "data.target=label", "data.train=12", "data.query=6", "data.test=null",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from tests.path.test_backward import CASES, QUICK, ROUNDING, Remembering, forwar
 from tests.run.small import Memory, Ran, ran, small
 
 SUMMED = 100 * torch.finfo(torch.float64).eps  # some steps, each a sum of some tens of terms, in two orders
-SHORT = ("steps=5", "model.width=8", "data.train=10", "data.probe=5", "data.test=4", "ladder.machine=[]")
+SHORT = ("steps=5", "model.width=8", "data.train=10", "data.query=5", "data.test=4", "ladder.machine=[]")
 DECAY = "optimizer.weight_decay=0.1"
 
 

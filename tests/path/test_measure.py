@@ -16,7 +16,7 @@ from ntkexp.run.setting import prepare
 from tests.run.small import Ran, ran, small
 
 ROUNDING = 1e-13  # hundreds of eps: some steps, each a sum over twelve examples, through logarithms and exponentials
-SHORT = ("steps=5", "model.width=8", "data.train=12", "data.probe=5", "data.test=4", "ladder.machine=[]")
+SHORT = ("steps=5", "model.width=8", "data.train=12", "data.query=5", "data.test=4", "ladder.machine=[]")
 CLASSES = ("data.classes=[0,1,2]", "loss=cross_entropy")
 
 
@@ -95,15 +95,15 @@ def test_machines_are_compared_in_the_measure(two_runs: tuple[Ran, Ran]) -> None
     output, probability = two_runs
     frozen = next(rung.outcome for rung in output.outcome.rungs if rung.name == "frozen_start")
     assert isinstance(frozen, Prediction)
-    targets, points = output.setting.problem.targets, output.setting.problem.places["probe"]
+    targets, points = output.setting.problem.targets, output.setting.problem.places["query"]
     predicted, end, start = (
         (each.softmax(1) * targets).sum(1)[points]
         for each in (frozen.outputs, output.outcome.evidence.end, output.outcome.evidence.start)
     )
     expected = float((predicted - end).norm() / (end - start).norm())
-    assert probability.table["frozen_start", "probe"].relative_error == pytest.approx(expected, rel=1e-10)
+    assert probability.table["frozen_start", "query"].relative_error == pytest.approx(expected, rel=1e-10)
     for machine in ("kernel_regression", "nonlinear"):
-        assert "needs path.measure=output" in probability.table[machine, "probe"].note
+        assert "needs path.measure=output" in probability.table[machine, "query"].note
 
 
 def test_a_kernel_machine_with_a_nonlinearity_is_exact_by_secants(two_runs: tuple[Ran, Ran]) -> None:

@@ -35,8 +35,8 @@ told = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text()
 sys.stderr.write(told["VmHWM"].split()[0])  # ru_maxrss would count what the tests held when they forked
 raise SystemExit(status)
 """
-WIDE = ("data=teacher", "data.train=256", "data.probe=256", "data.test=128", "model.width=2048")
-SEVERAL = ("data=digits", "data.classes=all", "data.train=64", "data.probe=48", "data.test=48", "model.width=1536")
+WIDE = ("data=teacher", "data.train=256", "data.query=256", "data.test=128", "model.width=2048")
+SEVERAL = ("data=digits", "data.classes=all", "data.train=64", "data.query=48", "data.test=48", "model.width=1536")
 
 
 def peak(out: Path, *overrides: str) -> float:
@@ -61,7 +61,7 @@ def test_a_wide_network(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_pieces(tmp_path: Path) -> None:
-    cut = ("data=teacher", "data.train=320", "data.probe=640", "data.test=640", "path.pieces=32", "path.rule=[secant]")
+    cut = ("data=teacher", "data.train=320", "data.query=640", "data.test=640", "path.pieces=32", "path.rule=[secant]")
     assert peak(tmp_path, *cut, "memory_gb=1.2") < 1.2
 
 
@@ -74,7 +74,7 @@ def test_several_outputs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_brackets_of_several_outputs_in_chunks(tmp_path: Path) -> None:
     """Each of twelve points has brackets of 10 outputs by 2 rules over 1.1 million weights: 180 MB."""
-    chosen = ("data.classes=all", "data.train=64", "data.probe=16", "data.test=16", "model.width=1024")
+    chosen = ("data.classes=all", "data.train=64", "data.query=16", "data.test=16", "model.width=1024")
     adam = ("optimizer=adam", "path.attributed=12")
     assert peak(tmp_path, *chosen, *adam, "memory_gb=2") < 2.0
 
@@ -84,8 +84,8 @@ def test_contributions_that_are_larger_than_the_memory(tmp_path: Path) -> None:
     """There are 26 million, and as many for their error: 0.4 GB, and the program takes 0.7. In memory they would be
     copied several times; here they lie on disk, a checkpoint among them.
     """
-    sums = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=41", "data.train=800", "data.probe=800")
-    chosen = ("data.test=0", "model.width=64", "path.kernels=none", "path.probes=[probe]", "path.rule=[secant]")
+    sums = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=41", "data.train=800", "data.query=800")
+    chosen = ("data.test=0", "model.width=64", "path.kernels=none", "path.queries=[query]", "path.rule=[secant]")
     assert peak(tmp_path, *sums, *chosen, "memory_gb=1", "checkpoint_seconds=0", "threads=1") < 1.0
 
 
@@ -283,7 +283,7 @@ THREE_CLASSES, TWO_PHASES = "data.classes=[1,3,8]", ("data=sequence", "data.phas
 HELD = (
     (THREE_CLASSES, "path.outputs=[0,2]"),
     TWO_PHASES,
-    (THREE_CLASSES, "path.kernels=none", "path.error_samples=2", "path.probes=[probe]", "path.rule=[secant]"),
+    (THREE_CLASSES, "path.kernels=none", "path.error_samples=2", "path.queries=[query]", "path.rule=[secant]"),
     (THREE_CLASSES, "path.kernels=trace", "path.schedule=adaptive"),
 )
 HELD_TOO = (

@@ -80,15 +80,15 @@ WAYS_AT_POINTS = (
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS_AT_POINTS, ids=" ".join)
 def test_the_path_at_some_points_is_a_part_of_the_whole(way: tuple[str, ...]) -> None:
-    some, whole = ran(*SHORT, *way, "path.probes=[probe]"), ran(*SHORT, *way)
-    probe = whole.setting.problem.places["probe"]
+    some, whole = ran(*SHORT, *way, "path.queries=[query]"), ran(*SHORT, *way)
+    query = whole.setting.problem.places["query"]
     for rule, path in some.outcome.evidence.paths.items():
         other = whole.outcome.evidence.paths[rule]
         pairs = [(path.kernel, other.kernel), (path.contributions, other.contributions), (path.decay, other.decay)]
         if path.half_by is not None and other.half_by is not None:
             pairs.append((path.half_by, other.half_by))
         for ours, all_of_theirs in pairs:
-            theirs = all_of_theirs[probe]
+            theirs = all_of_theirs[query]
             assert ours.shape == theirs.shape
             known = ours.isfinite() & theirs.isfinite()
             assert known.any() or not ours.numel()
@@ -96,10 +96,10 @@ def test_the_path_at_some_points_is_a_part_of_the_whole(way: tuple[str, ...]) ->
 
 
 def test_machines_say_what_they_lack_and_where_they_are_exact() -> None:
-    table = ran(*SHORT, "path.probes=[probe]").table
-    assert table["secant", "probe"].relative_error == pytest.approx(0, abs=1e-12)
-    assert table["rbf_identity", "probe"].relative_error == pytest.approx(0, abs=1e-12)
-    assert "add train to path.probes" in table["kernel_regression", "probe"].note
+    table = ran(*SHORT, "path.queries=[query]").table
+    assert table["secant", "query"].relative_error == pytest.approx(0, abs=1e-12)
+    assert table["rbf_identity", "query"].relative_error == pytest.approx(0, abs=1e-12)
+    assert "add train to path.queries" in table["kernel_regression", "query"].note
 
 
 def test_sketches_along_a_path_are_refused_in_one_line() -> None:
@@ -158,7 +158,7 @@ def test_shares_of_the_residual_are_those_in_the_modes_of_the_trace() -> None:
 
 @pytest.mark.slow
 def test_no_trace_grows_with_the_square_of_the_outputs() -> None:
-    sizes = ("data.train=60", "data.probe=40", "data.test=0", "path.outputs=[0,7]", "model.width=8")
+    sizes = ("data.train=60", "data.query=40", "data.test=0", "path.outputs=[0,7]", "model.width=8")
     with Largest() as spy:
         some = ran(*TRACED, *MANY, *sizes, "path.kernels=trace")
     assert spy.numbers < 60 * 100 * 41**2 / 4  # where pairs of outputs have 10 million
@@ -176,7 +176,7 @@ KERNEL_FREE_WAYS = (
     ("optimizer=gd", "path.outputs=[2,0]", "path.pieces=2"),
 )
 STEP = "optimizer.step_size=0.1"  # of those chosen by the kernel, one is from products with vectors
-SUMS_ROUNDING = 1e-12  # sums over outputs before products with the probe's features, over 4 steps
+SUMS_ROUNDING = 1e-12  # sums over outputs before products with the query's features, over 4 steps
 
 
 @pytest.mark.sample(2)
@@ -193,7 +193,7 @@ def test_contributions_are_those_of_kernels(way: tuple[str, ...]) -> None:
             equal_nan=True,
         )
         assert path.facts.get("error_bar", 0.0) == pytest.approx(expected.facts.get("error_bar", 0.0), rel=1e-6)
-    assert some.table["secant", "probe"].relative_error == pytest.approx(0, abs=1e-12)
+    assert some.table["secant", "query"].relative_error == pytest.approx(0, abs=1e-12)
     assert some.memory.kernels == {}
     assert "path.kernels=all" in some.table["frozen_start", "train"].note
 
@@ -213,7 +213,7 @@ class Largest(DispatchMode):
 
 @pytest.mark.slow
 def test_nothing_grows_with_the_square_of_the_outputs() -> None:
-    sizes = ("data.classes=all", "loss=cross_entropy", "data.train=60", "data.probe=40", "data.test=0")
+    sizes = ("data.classes=all", "loss=cross_entropy", "data.train=60", "data.query=40", "data.test=0")
     found = {}
     for kept in ("none", "all"):
         with Largest() as spy:
@@ -261,7 +261,7 @@ def test_runs_that_keep_kernels_are_those_of_before_there_was_a_choice() -> None
 def test_a_thousand_outputs_against_plain_jacobians() -> None:
     """By left ends, 𝒮 of one step is −η J(x) J(xᵢ)ᵀ ℓ′ᵢ; of three outputs, from whole Jacobians."""
     many = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=997", "loss=cross_entropy")
-    some = ran(*many, "path.kernels=none", "path.rule=[left]", "steps=1", "model.width=8", "path.probes=[probe]")
+    some = ran(*many, "path.kernels=none", "path.rule=[left]", "steps=1", "model.width=8", "path.queries=[query]")
     setting, chosen = some.setting, [0, 7, 996]
     module, weights, inputs = setting.problem.module, setting.problem.weights, setting.problem.inputs[22:27]
 

@@ -25,9 +25,9 @@ from tests.run.small import Memory, ran, small
 Ways = Mapping[str, tuple[Piece, ...]]
 
 
-def contributions(ways: Ways, *overrides: str) -> dict[str, Float[Tensor, "probe out train"]]:
-    """𝒮 at the probe points by each quadrature of the steps."""
-    setting = prepare(small("path.probes=[probe]", *overrides))
+def contributions(ways: Ways, *overrides: str) -> dict[str, Float[Tensor, "query out train"]]:
+    """𝒮 at the query points by each quadrature of the steps."""
+    setting = prepare(small("path.queries=[query]", *overrides))
     found = {name: with_room(pieces, setting) for name, pieces in ways.items()}
     for step in setting.descent.walk(setting.problem.weights):
         for place in setting.domain.places:
@@ -42,7 +42,7 @@ def with_room(pieces: tuple[Piece, ...], setting: Setting) -> Integrals:
     return Integrals(pieces, *(setting.start.kernel.new_zeros(setting.start.kernel.shape[:axes]) for axes in (4, 3, 2)))
 
 
-def distance(left: Float[Tensor, "probe out train"], right: Float[Tensor, "probe out train"]) -> float:
+def distance(left: Float[Tensor, "query out train"], right: Float[Tensor, "query out train"]) -> float:
     """‖𝒮 − 𝒮′‖/‖𝒮′‖."""
     return float((left - right).norm() / right.norm())
 
@@ -64,7 +64,7 @@ EXACT = 1e-13  # six steps, each with tens of eps
 
 STEPS = ("steps=6", "ladder.machine=[]", "optimizer.stable_fraction=0.5")
 SMOOTH = ("model.activation=tanh", *STEPS)
-RELU = ("model.activation=relu", "data.probe=200", "model.width=64", "ladder.machine=[]")
+RELU = ("model.activation=relu", "data.query=200", "model.width=64", "ladder.machine=[]")
 
 
 def secant(pieces: int, romberg: int = 0) -> tuple[Piece, ...]:
@@ -77,7 +77,7 @@ def slope(pieces: tuple[int, ...], errors: list[float]) -> float:
 
 
 @cache
-def smooth() -> dict[str, Float[Tensor, "probe out train"]]:
+def smooth() -> dict[str, Float[Tensor, "query out train"]]:
     """Contributions along a smooth walk, by secants and by so many nodes that they are the integral's."""
     ways = {f"{n} {k}": secant(n, k) for n in (*PIECES, 16) for k in (0, 1) if n % 2**k == 0}
     return contributions({**ways, "integral": Gauss().quadrature(nodes=16, pieces=1, romberg=0)}, *SMOOTH)
@@ -101,7 +101,7 @@ def kinked(depth: int, seed: int, *overrides: str) -> tuple[float, ...]:
     ("activation", "pieces", "romberg"), [(activation, *cut) for activation, cut in zip(cycle(ACTIVATIONS), ADMISSIBLE)]
 )
 def test_the_sum_closes_however_the_step_is_cut(activation: str, pieces: int, romberg: int) -> None:
-    cuts = (f"path.pieces={pieces}", f"path.romberg={romberg}", "path.rule=[secant]", "path.probes=[probe]")
+    cuts = (f"path.pieces={pieces}", f"path.romberg={romberg}", "path.rule=[secant]", "path.queries=[query]")
     assert ran(f"model.activation={activation}", *STEPS, "steps=3", *cuts).error("secant") < EXACT
 
 
@@ -130,7 +130,7 @@ def test_parts_of_a_relu_network_converge_at_order_two(seed: int) -> None:
 @pytest.mark.slow
 def test_parts_of_a_deep_relu_network_converge_at_order_two() -> None:
     # steps so short that the kinks of two layers seldom share a piece; four seeds, as single events still show in one
-    runs = [kinked(2, seed, "steps=30", "optimizer.stable_fraction=0.1", "data.probe=48") for seed in range(4)]
+    runs = [kinked(2, seed, "steps=30", "optimizer.stable_fraction=0.1", "data.query=48") for seed in range(4)]
     together = np.sqrt(np.square(runs).mean(0)).tolist()
     assert 1.6 <= slope(KINKED, together) <= 2.3
 
@@ -138,7 +138,7 @@ def test_parts_of_a_deep_relu_network_converge_at_order_two() -> None:
 @pytest.mark.parametrize("cut", [(1, 0), (2, 0), (4, 0), (2, 1), (4, 1)])
 def test_the_error_bar_of_a_smooth_network_is_right(cut: tuple[int, int]) -> None:
     (pieces, romberg), integral = cut, smooth()["integral"]
-    every = ("path.error_samples=6", "path.rule=[secant]", "path.probes=[probe]")
+    every = ("path.error_samples=6", "path.rule=[secant]", "path.queries=[query]")
     run = ran(*SMOOTH, *every, f"path.pieces={pieces}", f"path.romberg={romberg}")
     true = distance(run.contributions("secant"), integral)
     assert true / 2 < run.error_bar < 2 * true
@@ -146,7 +146,7 @@ def test_the_error_bar_of_a_smooth_network_is_right(cut: tuple[int, int]) -> Non
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_error_bar_of_a_relu_network_is_right(seed: int) -> None:
-    every = ("steps=4", "path.error_samples=4", "path.rule=[secant]", "path.probes=[probe]", "path.pieces=4")
+    every = ("steps=4", "path.error_samples=4", "path.rule=[secant]", "path.queries=[query]", "path.pieces=4")
     run = ran(*RELU, *every, "model.depth=1", f"seed={seed}")
     true = kinked(1, seed, "steps=4")[0]
     assert true / 2 < run.error_bar < 2 * true
@@ -203,7 +203,7 @@ ERRORS, DRAWS = 30, 4000
 
 
 def estimate(errors: Tensor, every: int) -> float:
-    """What the error bar says when it sees the errors [step, probe, out, train] of its sample."""
+    """What the error bar says when it sees the errors [step, query, out, train] of its sample."""
     bar = ErrorBar(rule="secant", coarse=(), fine=(), gain=1.0, every=every, total=torch.zeros_like(errors[0]))
     sample = errors[[step for step in range(len(errors)) if bar.measures(step)]]
     bar.restore({"total": sample.sum(0), "squares": sample.square().sum()})

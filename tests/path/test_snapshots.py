@@ -26,7 +26,7 @@ from ntkexp.run.setting import Setting, prepare
 from tests.run.small import Memory, Ran, ran, small
 
 CASES = (
-    ("optimizer=gd", "optimizer.weight_decay=0.05", "optimizer.clip_norm=0.5", "path.probes=[probe]"),
+    ("optimizer=gd", "optimizer.weight_decay=0.05", "optimizer.clip_norm=0.5", "path.queries=[query]"),
     ("optimizer=gd", "data.classes=[3,8]"),
     ("optimizer=sgd", "optimizer.batch=7", "data.classes=all", "loss=cross_entropy", "schedule=cosine"),
 )
@@ -136,7 +136,7 @@ def test_a_run_that_ends_sooner_is_closed_at_its_end() -> None:
     assert found.outcome.by_step["secant"].edges[-1] == found.outcome.steps
 
 
-LONG = (*SHORT, "model.activation=tanh", "steps=200", "path.probes=[probe]", "path.rule=[secant]")
+LONG = (*SHORT, "model.activation=tanh", "steps=200", "path.queries=[query]", "path.rule=[secant]")
 
 
 @cache
@@ -163,9 +163,9 @@ def test_what_remembers_is_refused() -> None:
 # What came of each step, where steps are summed as they are taken: the change of the outputs, step by step.
 
 
-QUICK = ("path.rule=[secant,left]", "ladder.machine=[]", "data.train=10", "data.probe=5", "data.test=4")
+QUICK = ("path.rule=[secant,left]", "ladder.machine=[]", "data.train=10", "data.query=5", "data.test=4")
 TOTALS = {
-    "decay": ("optimizer.weight_decay=0.1", "path.probes=[probe]"),
+    "decay": ("optimizer.weight_decay=0.1", "path.queries=[query]"),
     "clipped": ("optimizer=sgd", "optimizer.batch=3", "optimizer.clip_norm=0.5", "data.classes=all"),
     "kernel free": ("path.kernels=none", "path.outputs=[2,7]", "data.classes=all"),
     "float32": ("dtype=float32",),
@@ -275,7 +275,7 @@ def test_a_run_that_has_diverged_misses_nothing(size: float) -> None:
 # How many points are read at once moves results by rounding alone, and whether tapes are kept not at all.
 
 
-SIZES = ("data.train=10", "data.probe=6", "data.test=4", "steps=5", "path.count=2")
+SIZES = ("data.train=10", "data.query=6", "data.test=4", "steps=5", "path.count=2")
 CHOSEN = (*SIZES, "path.rule=[secant,left,gauss]", "path.error_samples=2", "ladder.machine=[secant,left]")
 WHOLE = 20
 BLOCKS_ROUNDING = 1e-12  # sums of ten products in another order, through five steps
@@ -304,9 +304,9 @@ PARTS = ("kernel", "contributions")
 @pytest.mark.parametrize(
     ("block", "more"),
     [
-        (1, ("path.probes=[probe]",)),
-        (7, ("path.probes=[probe]",)),
-        (7, ("path.probes=[train,probe,test]",)),
+        (1, ("path.queries=[query]",)),
+        (7, ("path.queries=[query]",)),
+        (7, ("path.queries=[train,query,test]",)),
     ],
 )
 def test_small_blocks_change_rounding_alone(block: int, more: tuple[str, ...]) -> None:

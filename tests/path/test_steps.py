@@ -26,7 +26,7 @@ from ntkexp.run.setting import Setting, prepare
 from ntkexp.shapes import Weights
 from tests.run.small import Ran, ran, small
 
-TINY = ("data.train=10", "data.probe=5", "data.test=4", "model.width=8", "steps=5", "ladder.machine=[]")
+TINY = ("data.train=10", "data.query=5", "data.test=4", "model.width=8", "steps=5", "ladder.machine=[]")
 WAYS = (
     ("optimizer=sgd", "optimizer.batch=4", "optimizer.clip_norm=0.2", "optimizer.weight_decay=0.1", "path.rule=[left]"),
     ("optimizer=sgd", "optimizer.layers={network.1: 0.25}", "path.every=snapshots", "path.schedule=2"),
@@ -181,7 +181,7 @@ BATCHES = (
 SMALL_ROUNDING = (
     1e-13  # 20 steps, each adding some tens of eps, which training below the edge of stability does not amplify
 )
-QUICK = ("ladder.machine=[]", "path.rule=[secant]", "path.probes=[probe]")
+QUICK = ("ladder.machine=[]", "path.rule=[secant]", "path.queries=[query]")
 
 
 def by_autograd(*overrides: str) -> Iterator[dict[str, Tensor]]:
@@ -327,7 +327,7 @@ CASES = (
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda overrides: overrides[0])
 def test_the_path_closes_to_its_accuracy(case: tuple[str, ...]) -> None:
-    found = ran(*FLOW, *case, "optimizer.tolerance=1e-8", "path.nodes=3", "path.probes=[probe]", "steps=6")
+    found = ran(*FLOW, *case, "optimizer.tolerance=1e-8", "path.nodes=3", "path.queries=[query]", "steps=6")
     assert found.error("gauss") < 1e-6
     facts = found.outcome.evidence.paths["gauss"].facts
     assert facts["flow_error"] < 1e-6
@@ -339,17 +339,17 @@ def test_decay_closes_it_too() -> None:
         "optimizer.weight_decay=0.05",
         "optimizer.tolerance=1e-8",
         "path.nodes=3",
-        "path.probes=[probe]",
+        "path.queries=[query]",
         "steps=6",
     )
-    (row,) = (row for row in found.rows("gauss") if row.split == "probe")
+    (row,) = (row for row in found.rows("gauss") if row.split == "query")
     assert row.relative_error is not None
     assert row.relative_error < 1e-6
     assert found.outcome.evidence.paths["gauss"].facts["decay_share"] > 1e-3
 
 
 def test_more_nodes_are_nearer_and_the_estimate_says_by_how_much() -> None:
-    chosen = (*FLOW, "optimizer.step_size=1", "steps=6", "path.probes=[probe]", "optimizer.tolerance=1e-4")
+    chosen = (*FLOW, "optimizer.step_size=1", "steps=6", "path.queries=[query]", "optimizer.tolerance=1e-4")
     one, four = (ran(*chosen, f"path.nodes={n}", "path.error_samples=6") for n in (1, 4))
     true = (one.contributions("gauss") - four.contributions("gauss")).norm() / four.contributions("gauss").norm()
     said = one.outcome.evidence.paths["gauss"].facts["error_bar"]

@@ -266,10 +266,10 @@ def test_what_was_written_is_read(tmp_path_factory: pytest.TempPathFactory, resu
 
 
 def test_the_columns_are_a_promise(tmp_path: Path) -> None:
-    write_results(tmp_path / "r.csv", [Result("probe", "left", "", 0.1, 1e-13, 0.2, None, 0.9)])
+    write_results(tmp_path / "r.csv", [Result("query", "left", "", 0.1, 1e-13, 0.2, None, 0.9)])
     assert (tmp_path / "r.csv").read_text() == (
         "split,machine,detail,relative_error,floor,max_error,agreement,r2,note,control\n"
-        "probe,left,,0.1,1e-13,0.2,,0.9,,False\n"
+        "query,left,,0.1,1e-13,0.2,,0.9,,False\n"
     )  # fmt: skip
 
 

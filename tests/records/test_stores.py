@@ -95,15 +95,15 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 def test_xarray_names_every_axis(tmp_path: Path) -> None:
     write_all(tmp_path / "run")
     kernels = xr.open_zarr(tmp_path / "run" / "kernels.zarr", consolidated=False)
-    assert kernels["tangent"].dims == ("snapshot", "probe", "out", "train", "out_")
-    assert kernels["path_secant"].dims == ("probe", "out", "train", "out_")
+    assert kernels["tangent"].dims == ("snapshot", "query", "out", "train", "out_")
+    assert kernels["path_secant"].dims == ("query", "out", "train", "out_")
     assert kernels["step"].dims == ("snapshot",)
     contributions = xr.open_zarr(tmp_path / "run" / "contributions.zarr", consolidated=False)
-    assert contributions["contribution"].dims == ("probe", "out", "example")
+    assert contributions["contribution"].dims == ("query", "out", "example")
     assert contributions["contribution"].attrs == {"error_bar": 0.1, "rule": "secant"}
     assert contributions["contribution_left"].attrs["rule"] == "left"
     predictions = xr.open_zarr(tmp_path / "run" / "predictions.zarr", consolidated=False)
-    assert predictions["prediction"].dims == ("machine", "probe", "out")
+    assert predictions["prediction"].dims == ("machine", "query", "out")
     assert predictions.attrs["machines"] == ["f_0", "secant"]
 
 
@@ -136,7 +136,7 @@ def test_traces_are_kept_as_matrices_and_read_as_kernels_of_one_output(tmp_path:
     finish_kernels(tmp_path / "k")
     np.testing.assert_array_equal(read_snapshot(tmp_path / "k", 0), trace)
     found = xr.open_zarr(tmp_path / "k", consolidated=False)
-    assert found["trace"].dims == ("snapshot", "probe", "train")
+    assert found["trace"].dims == ("snapshot", "query", "train")
     assert found["output_gradient"].sizes == {"snapshot": 1, "train": 3, "out_": 2}
 
 

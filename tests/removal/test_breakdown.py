@@ -65,7 +65,7 @@ def test_shares_add_up_to_what_retraining_changed(case: str, activation: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("model", networks())
 def test_shares_add_up_in_every_architecture(model: str) -> None:
-    words = ("model.width=8", "steps=3", "data.train=6", "data.probe=2", "data.test=2", "optimizer=sgd")
+    words = ("model.width=8", "steps=3", "data.train=6", "data.query=2", "data.test=2", "optimizer=sgd")
     experiment = small(*asked_for("model", model), *words, "optimizer.batch=3", trust=[str(OWN)])
     setting = prepare(experiment)
     training = again(experiment, setting.problem, setting.descent.step_size, experiment.steps)
@@ -270,7 +270,7 @@ def synthetic(removals: int = 4, seed: int = 0) -> LeaveOut:
     actual = sizes * generator.standard_normal((removals, 5, 2))
     predicted = 0.8 * actual + 0.1 * sizes * generator.standard_normal(actual.shape)
     who = tuple(LeftOut(influential=k == 0, examples=tuple(range(k + 1))) for k in range(removals))
-    return LeaveOut(removals=who, probe=tuple(range(5)), predicted=predicted, actual=actual)
+    return LeaveOut(removals=who, query=tuple(range(5)), predicted=predicted, actual=actual)
 
 
 @pytest.mark.parametrize("turned", range(4))
@@ -312,7 +312,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = synthetic()
     write_leave_out(tmp_path / "leave_out.zarr", found)
     again = read_leave_out(tmp_path / "leave_out.zarr")
-    assert (again.removals, again.probe) == (found.removals, found.probe)
+    assert (again.removals, again.query) == (found.removals, found.query)
     assert np.array_equal(again.predicted, found.predicted)
     assert np.array_equal(again.actual, found.actual)
 

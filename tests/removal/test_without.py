@@ -118,14 +118,14 @@ def test_a_class_is_meant(finished: Path) -> None:
 
 
 def test_the_command_prints_and_tells_the_same(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = (str(finished), "--without=3,7,20", "--split=probe", "--probe=1", "--probe=5")
+    words = (str(finished), "--without=3,7,20", "--split=query", "--query=1", "--query=5")
     points = [24 + 1, 24 + 5]  # the axis begins with the training examples
     found = remove_group(finished, GROUP, points, Silent())
     status, out, _ = asked(capfd, *words, "--json")
     ledger = json.loads(out)["ledger"]
     assert (status, [(entry["split"], entry["point"], entry["out"]) for entry in ledger]) == (
         0,
-        [("probe", 1, 0), ("probe", 5, 0)],
+        [("query", 1, 0), ("query", 5, 0)],
     )
     for entry, actual, shares in zip(ledger, found.actual[:, 0], found.shares[:, 0], strict=True):
         assert entry["actual"] == actual
@@ -195,10 +195,10 @@ def test_effects_are_checked_and_stand_beside_what_was_added(
     assert known.agreement.sentence in loaded.outcome
     assert STORE in loaded.facts["sizes"]
     assert known.agreement.correlation > 0.9
-    status, out, _ = asked(capfd, str(effective), "--split=probe", "--probe=0")
+    status, out, _ = asked(capfd, str(effective), "--split=query", "--query=0")
     assert (status, "if left out" in out) == (0, True)
     assert "predicted by its effect" in out
-    status, out, _ = asked(capfd, str(effective), "--split=probe", "--probe=0", "--without=top:3", "--json")
+    status, out, _ = asked(capfd, str(effective), "--split=query", "--query=0", "--without=top:3", "--json")
     assert json.loads(out)["top"] == "of the largest effects"
     (entry,) = json.loads(out)["ledger"]
     effect = loaded.contributions["effect"].to_numpy()[40, 0]
@@ -206,7 +206,7 @@ def test_effects_are_checked_and_stand_beside_what_was_added(
     assert sorted(entry["shares"]) == sorted(str(k) for k in strongest)
     assert entry["predicted"] == pytest.approx(effect[strongest].sum(), rel=1e-12)
     assert abs(entry["predicted"] - entry["actual"]) < 0.5 * abs(entry["actual"])
-    told = asked(capfd, str(effective), "--split=probe", "--probe=0", "--without=top:3")[1]
+    told = asked(capfd, str(effective), "--split=query", "--query=0", "--without=top:3")[1]
     assert "without 3 examples (at the top: those of the largest effects)" in told
     assert (
         "predicted: the sum of 3 effects, each of leaving out one example alone; effects of a group do not add" in told
@@ -219,9 +219,9 @@ def test_effects_that_trainings_have_found_are_the_truth(tmp_path: Path, capfd: 
     folder = trained(tmp_path, *words, "optimizer.step_size=0.1")
     loaded = load_run(folder)
     assert "effects are changes in 40 trainings, each without one example" in loaded.outcome
-    _, out, _ = asked(capfd, str(folder), "--split=probe", "--probe=0")
+    _, out, _ = asked(capfd, str(folder), "--split=query", "--query=0")
     assert "found by training without it" in out
-    _, out, _ = asked(capfd, str(folder), "--split=probe", "--probe=0", "--without=3", "--json")
+    _, out, _ = asked(capfd, str(folder), "--split=query", "--query=0", "--without=3", "--json")
     (entry,) = json.loads(out)["ledger"]
     assert entry["predicted"] == pytest.approx(entry["actual"], rel=1e-9)
 
@@ -233,7 +233,7 @@ def test_effects_that_predicted_nothing_are_withheld(
     real = read_leave_out(effective / STORE)
     turned = replace(real, predicted=-real.predicted)
     monkeypatch.setattr(ntkexp.report.known_effects, "read_leave_out", lambda path: turned)
-    _, out, _ = asked(capfd, str(effective), "--split=probe", "--probe=0")
+    _, out, _ = asked(capfd, str(effective), "--split=query", "--query=0")
     assert "if left out: withheld; 8 retrainings" in out
     assert "not predictable here" in out
     assert "target  added  of all parts  half by\n" in out.replace("   ", "  ").replace("   ", "  ")

@@ -22,7 +22,7 @@ PROBLEMS: dict[str, Problem] = {
     "regression": regression(),
     "diverged": digits(stable_fraction=40.0, steps=300),
     "one step": digits(steps=1, snapshots=(0, 1)),
-    "no probes": digits(counts=(40, 0, 30)),
+    "no queries": digits(counts=(40, 0, 30)),
     "training only": digits(read=("train",)),
     "first and last": digits(snapshots=(0, 60)),
     "nothing read in training": digits(read=("test",)),

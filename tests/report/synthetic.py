@@ -35,7 +35,7 @@ from ntkexp.records.sweep import Fit, Sweep, SweepRun
 from ntkexp.records.sweep import write_sweep as write_record
 
 Array = NDArray[np.float64]
-Counts: TypeAlias = tuple[int, int, int]  # of training, probe and test examples
+Counts: TypeAlias = tuple[int, int, int]  # of training, query and test examples
 
 MISSES = {
     "secant": 0.0,
@@ -62,7 +62,7 @@ class Problem:
     growth: float = 0.05
     snapshots: tuple[int, ...] = ()
     seed: int = 0
-    read: tuple[str, ...] = field(default=("train", "probe", "test"))
+    read: tuple[str, ...] = field(default=("train", "query", "test"))
 
     def encoded(self, split: str) -> Array:
         """Targets as the squared error compares them."""
@@ -105,7 +105,7 @@ def regression(counts: Counts = (30, 20, 25), **changes: object) -> Problem:
     return Problem(shown=shown, target=target, **changes)  # type: ignore[arg-type]  # as above
 
 
-SPLITS = ("train", "probe", "test")
+SPLITS = ("train", "query", "test")
 
 
 def write_run(path: Path, problem: Problem) -> Path:
@@ -127,7 +127,7 @@ def config(problem: Problem) -> dict[str, Json]:
         "_target_": "ntkexp.experiment.Experiment",
         "data": {"_target_": "ntkexp.data.Digits", "train": len(problem.shown["train"])},
         "model": {"_target_": "ntkexp.model.MLP", "width": 512},
-        "path": {"_target_": "ntkexp.path.Path", "probes": list(problem.read)},
+        "path": {"_target_": "ntkexp.path.Path", "queries": list(problem.read)},
         "steps": problem.steps,
         "seed": problem.seed,
     }
@@ -211,7 +211,7 @@ def masses(change: Array) -> dict[str, float | int | None]:
 
 
 def expand(kernel: Array, outputs: Array) -> Array:
-    """[probe, train] and [out, out_] to [probe, out, train, out_]."""
+    """[query, train] and [out, out_] to [query, out, train, out_]."""
     return np.asarray(np.einsum("qm,cd->qcmd", kernel, outputs))
 
 
@@ -225,7 +225,7 @@ def measure(problem: Problem, s: int, eta: float, f: Array, y: Array) -> dict[st
         "time": s * eta,
         "step_size": eta,
         "loss": float(loss[:M].mean()),
-        "loss_probe": held,
+        "loss_query": held,
         "accuracy": float(right[:M].mean()) if problem.classes else None,
         "weights_moved": 0.02 * (1 - np.exp(-4 * s / problem.steps)),
     }
@@ -272,7 +272,7 @@ def compare(problem: Problem, f_0: Array, f_T: Array, machines: dict[str, Array]
 
 
 COLUMNS = (
-    *("step", "time", "step_size", "loss", "accuracy", "loss_probe", "accuracy_probe", "weights_moved", "closure"),
+    *("step", "time", "step_size", "loss", "accuracy", "loss_query", "accuracy_query", "weights_moved", "closure"),
     *("contribution_mass", "contribution_sum", "kernel_mass", "drift", "lambda_max", "stability"),
     *(f"eigenvalue_{k}" for k in range(1, 11)),
 )
@@ -303,7 +303,7 @@ def write_small_run(path: Path, width: int, seed: int, drift: float, activation:
         errors = {"secant": 4e-15, "left": 0.003, "frozen_start": 2 * drift}
         rows = [
             Result(split, machine, "", error, 2e-13, error, 1.0, 1.0)
-            for split, (machine, error) in product(("train", "probe", "test"), errors.items())
+            for split, (machine, error) in product(("train", "query", "test"), errors.items())
         ]
         write_results(path / "results.csv", rows)
         folder.finish(["config.json", "metrics.csv", "results.csv"], outcome="trained for 10 steps", diverged=False)

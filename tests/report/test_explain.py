@@ -33,7 +33,7 @@ from tests.report.synthetic import digits, regression, write_run
 
 
 @pytest.mark.parametrize("kind", ["two classes", "ten classes", "regression"])
-@pytest.mark.parametrize("split", ["train", "probe", "test"])
+@pytest.mark.parametrize("split", ["train", "query", "test"])
 def test_the_pieces_make_the_prediction(finished: dict[str, Path], kind: str, split: str) -> None:
     for found in explain(load_run(finished[kind]), split, [0, 3]):
         made = found.start + sum(part.added for part in found.parts) + found.decay + found.rest
@@ -70,7 +70,7 @@ def test_the_worst_points_are_those_with_effects_where_there_are_any(finished: d
     effect[place.start + order[-1]] = 0.1
     vars(run)["contributions"] = run.contributions.assign(effect=effect)
     assert worst_points(run, "test", 5) == [order[-1]]
-    assert worst_points(run, "probe", 1)  # none has an effect there
+    assert worst_points(run, "query", 1)  # none has an effect there
 
 
 def test_a_constant_kernel_is_dated_by_its_residuals(tmp_path: Path) -> None:
@@ -105,23 +105,23 @@ def test_runs_that_kept_no_gradients_are_not_dated(finished: dict[str, Path], tm
     copy = shutil.copytree(finished["two classes"], tmp_path / "old")
     shutil.rmtree(copy / "kernels.zarr" / "output_gradient")
     seal(copy)
-    (found,) = explain(load_run(copy), "probe", [0])
+    (found,) = explain(load_run(copy), "query", [0])
     assert found.parts
     assert all(np.isnan(part.halfway) for part in found.parts)
     assert "–" in format_explanations([found], 3)
 
 
 def test_the_table_shows_what_was_asked_for(finished: dict[str, Path]) -> None:
-    (found,) = explain(load_run(finished["two classes"]), "probe", [2])
+    (found,) = explain(load_run(finished["two classes"]), "query", [2])
     lines = format_explanations([found], 4).splitlines()
-    assert lines[0].startswith(f"probe 2 (#{found.point.index}, ")
+    assert lines[0].startswith(f"query 2 (#{found.point.index}, ")
     assert sum(line.startswith("#") for line in lines) == 4
     assert any(line.startswith("36 others") for line in lines)
 
 
 @pytest.mark.parametrize("kind", ["two classes", "ten classes", "regression"])
 def test_the_picture_is_the_same_each_time(finished: dict[str, Path], tmp_path: Path, kind: str) -> None:
-    found = explain(load_run(finished[kind]), "probe", [0, 1])
+    found = explain(load_run(finished[kind]), "query", [0, 1])
     for name in ("one.svg", "two.svg"):
         save(found, tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
@@ -135,7 +135,7 @@ def test_outputs_that_were_read_keep_their_names(finished: dict[str, Path], tmp_
     write_contributions(copy / "contributions.zarr", {"secant": said}, list(range(whole.shape[2])), outs)
     seal(copy)
     run = load_run(copy)
-    assert run.contributions["contribution"].sel(out=7).dims == ("probe", "example")
+    assert run.contributions["contribution"].sel(out=7).dims == ("query", "example")
     for found in explain(run, "train", range(5)):
         ends = run.predictions.sel(machine="f_T").to_numpy()[found.number]
         assert found.out == max(outs, key=lambda out: ends[out])
@@ -156,8 +156,8 @@ def refused(run: Run, split: str, number: int) -> str:
 
 def test_points_that_are_not_there_are_refused(finished: dict[str, Path]) -> None:
     run = load_run(finished["two classes"])
-    assert "points 0 to 23" in refused(run, "probe", 24)
-    assert "did you mean 'probe'" in refused(run, "prob", 0)
+    assert "points 0 to 23" in refused(run, "query", 24)
+    assert "did you mean 'query'" in refused(run, "quer", 0)
     assert "read at train" in refused(load_run(finished["training only"]), "test", 0)
 
 
@@ -181,7 +181,7 @@ def test_what_a_memory_did_is_dated_by_what_the_second_pass_saw(finished: dict[s
 
 
 def results(**errors: float | None) -> list[Result]:
-    return [Result("probe", name, relative_error=error, floor=1e-13, max_error=error) for name, error in errors.items()]
+    return [Result("query", name, relative_error=error, floor=1e-13, max_error=error) for name, error in errors.items()]
 
 
 def on(split: str, errors: Mapping[str, float | None], floor: float = 1e-13, note: str = "") -> list[Result]:
@@ -224,19 +224,19 @@ def on(split: str, errors: Mapping[str, float | None], floor: float = 1e-13, not
             "The secant kernel machine and the textbook sum are not finite.",
         ),
         (
-            on("probe", {"secant": math.nan, "left": math.nan}, floor=math.nan),
+            on("query", {"secant": math.nan, "left": math.nan}, floor=math.nan),
             "The trained network is not finite, so no kernel machine can be compared with it.",
         ),
         (
-            [Result("probe", "secant", max_error=0.0)],
+            [Result("query", "secant", max_error=0.0)],
             "Training moved the network by no more than rounding, so there is nothing to reproduce.",
         ),
         (
-            on("probe", {"secant": 0.2}, floor=3.0),  # rounding explains whatever is measured
+            on("query", {"secant": 0.2}, floor=3.0),  # rounding explains whatever is measured
             "Training moved the network by no more than rounding, so there is nothing to reproduce.",
         ),
         (
-            [Result("probe", "left", note="path.rule lists no rule")],
+            [Result("query", "left", note="path.rule lists no rule")],
             "No kernel machine was compared with the trained network: path.rule lists no rule.",
         ),
         ([], "No kernel machine was compared with the trained network."),
@@ -247,7 +247,7 @@ def test_what_the_ladder_means(ladder: list[Result], expected: str) -> None:
 
 
 def test_single_precision_is_judged_by_its_own_floor() -> None:
-    ladder = [Result("probe", "secant", relative_error=3e-6, floor=2e-5), Result("probe", "left", relative_error=0.12)]
+    ladder = [Result("query", "secant", relative_error=3e-6, floor=2e-5), Result("query", "left", relative_error=0.12)]
     assert ladder_sentence(ladder).startswith(
         "The secant kernel machine reproduces the trained network to rounding (3e-6);"
     )
@@ -265,9 +265,9 @@ GOOD = {"secant": 4e-15, "left": 0.1}
             "the textbook sum misses by up to 10 %.",
         ),
         (
-            on("train", GOOD) + on("probe", GOOD | {"secant": math.nan}) + on("test", GOOD),
+            on("train", GOOD) + on("query", GOOD | {"secant": math.nan}) + on("test", GOOD),
             "On train and test the secant kernel machine reproduces the trained network to rounding (4e-15); "
-            "on all 3 splits the textbook sum misses by up to 10 %; the secant kernel machine is not finite on probe.",
+            "on all 3 splits the textbook sum misses by up to 10 %; the secant kernel machine is not finite on query.",
         ),
         (
             on("train", GOOD) + on("test", {"left": 0.2}),  # the secant's rung is missing on one split
@@ -286,7 +286,7 @@ GOOD = {"secant": 4e-15, "left": 0.1}
             "30 %.",
         ),
         (
-            on("probe", {"secant": 4e-15}, note="at 22 of 128 points") + on("probe", {"frozen_start": 0.3}),
+            on("query", {"secant": 4e-15}, note="at 22 of 128 points") + on("query", {"frozen_start": 0.3}),
             "At 22 of 128 points the secant kernel machine reproduces the trained network to rounding (4e-15); "
             "at all points the frozen kernel misses by 30 %.",
         ),
@@ -307,7 +307,7 @@ def test_every_split_is_spoken_of(ladder: list[Result], expected: str) -> None:
 
 ROWS = st.builds(
     Result,
-    st.sampled_from(["train", "probe", "test"]),
+    st.sampled_from(["train", "query", "test"]),
     st.sampled_from(["secant", "left", "rbf_identity"]),
     relative_error=st.sampled_from([None, 0.0, 4e-15, 3e-4, 0.3, math.inf, math.nan]),
     floor=st.sampled_from([1e-13, 1e-3, 5.0, math.nan]),
@@ -354,18 +354,18 @@ def test_ordinary_numbers_keep_three_digits(number: float) -> None:
 
 
 def ladder() -> list[Result]:
-    rows = product(("train", "probe", "test"), ("secant", "left"))
+    rows = product(("train", "query", "test"), ("secant", "left"))
     errors = {"secant": 4e-15, "left": 0.12}
     found = [
         Result(split, name, "n=1" if name == "secant" else "", errors[name], agreement=1.0) for split, name in rows
     ]
-    return [*found, *(Result(split, "nngp", note="no limit") for split in ("train", "probe", "test"))]
+    return [*found, *(Result(split, "nngp", note="no limit") for split in ("train", "query", "test"))]
 
 
 def test_the_ladder_has_a_line_per_machine_and_notes_below() -> None:
     assert format_ladder(ladder()) == "\n".join(
         [
-            "machine  detail  train  probe   test  agreement (probe)  R²",
+            "machine  detail  train  query   test  agreement (query)  R²",
             "secant   n=1     4e-15  4e-15  4e-15                  1   –",
             "left              0.12   0.12   0.12                  1   –",
             "",
@@ -386,9 +386,9 @@ def test_a_ladder_with_nothing_in_it_is_still_a_table(rows: list[Result]) -> Non
 
 
 def test_runs_side_by_side_name_what_differs(finished: dict[str, Path]) -> None:
-    table = combined([load_tables(finished[name]) for name in ("two classes", "one step", "no probes")])
+    table = combined([load_tables(finished[name]) for name in ("two classes", "one step", "no queries")])
     assert list(table["steps"]) == [60, 1, 60]
-    assert list(table["split"]) == ["probe", "probe", "test"]
+    assert list(table["split"]) == ["query", "query", "test"]
     assert "seed" not in table
     assert "nngp" not in table
     assert (table["secant"] < 1e-12).all()

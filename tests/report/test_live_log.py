@@ -29,7 +29,7 @@ FLOAT32 = 2.0**-23  # TensorBoard keeps single precision: the rounding of one nu
 
 CONFIG = {"model": {"width": 8}, "seed": 0}
 ROWS: list[Row] = [{"step": k, "loss": 0.5**k, "drift": None if k % 2 else 0.1 * k} for k in range(7)]
-LADDER = [Result("probe", "secant", relative_error=1e-12), Result("probe", "left")]
+LADDER = [Result("query", "secant", relative_error=1e-12), Result("query", "left")]
 
 
 def points(rows: Iterable[Row]) -> list[Point]:
@@ -76,7 +76,7 @@ def test_a_service_has_each_step_once(name: str, first: bool, tmp_path: Path, mo
     service = stand_in(monkeypatch, name)
     heard = resumed(name, tmp_path, broken_off(name, tmp_path) if first else None)
     assert sorted(service.only.points) == POINTS
-    assert service.only.results == {"ladder/probe/secant": 1e-12}
+    assert service.only.results == {"ladder/query/secant": 1e-12}
     assert service.only.config in ({"model.width": "8", "seed": "0"}, CONFIG)
     assert (service.only.name, service.only.states[-1]) == (tmp_path.name, "FINISHED")
     assert ("KILLED" in service.only.states) == first
@@ -92,7 +92,7 @@ def test_tensorboard_has_each_step_once(tmp_path: Path) -> None:
     resumed("tensorboard", tmp_path, key)
     events.Reload()
     found = sorted((e.step, name, e.value) for name in events.Tags()["scalars"] for e in events.Scalars(name))
-    expected = sorted([*POINTS, (6, "ladder/probe/secant", 1e-12)])
+    expected = sorted([*POINTS, (6, "ladder/query/secant", 1e-12)])
     assert [point[:2] for point in found] == [point[:2] for point in expected]
     assert [point[2] for point in found] == pytest.approx([point[2] for point in expected], rel=FLOAT32)
 
@@ -168,7 +168,7 @@ def test_mlflow_itself_has_each_step_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert of_run.data.params == {"model.width": "8", "seed": "0"}
     histories = {name: client.get_metric_history(key, name) for name in of_run.data.metrics}
     found = [(at.step, name, at.value) for name, history in histories.items() for at in history]
-    assert sorted(found) == sorted([*POINTS, (6, "ladder/probe/secant", 1e-12)])
+    assert sorted(found) == sorted([*POINTS, (6, "ladder/query/secant", 1e-12)])
 
 
 @pytest.mark.others
@@ -194,7 +194,7 @@ def test_wandb_itself_takes_each_step_once(tmp_path: Path, monkeypatch: pytest.M
 
 # --- Runs.
 
-WORDS = ("data.train=4", "data.probe=2", "data.test=2", "model.width=4", "model.depth=1", "steps=3", "threads=1")
+WORDS = ("data.train=4", "data.query=2", "data.test=2", "model.width=4", "model.depth=1", "steps=3", "threads=1")
 LEFT = ("path.rule=[left]", "ladder.machine=[left]", "checkpoint_seconds=0")
 
 

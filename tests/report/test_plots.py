@@ -228,9 +228,9 @@ def test_an_axis_that_is_not_sorted_has_both_its_ends_named() -> None:
 
 
 def test_what_was_measured_and_is_no_number_is_told_from_what_was_not_measured() -> None:
-    ladder = [Result("probe", "left", "", NAN, 1e-13, NAN, note="odd"), Result("test", "left", note="none here")]
+    ladder = [Result("query", "left", "", NAN, 1e-13, NAN, note="odd"), Result("test", "left", note="none here")]
     assert "nan     –" in format_ladder(ladder)
-    assert ladder_notes(ladder) == ["left (probe): odd", "left (test): none here"]
+    assert ladder_notes(ladder) == ["left (query): odd", "left (test): none here"]
 
 
 def test_points_of_all_splits_are_counted_together() -> None:

@@ -46,10 +46,10 @@ def test_a_run_reads_back(finished: dict[str, Path]) -> None:
     assert run.config["steps"] == 60
     assert run.metrics["step"].tolist() == list(range(61))
     assert set(run.results["machine"]) >= {"secant", "left", "nngp"}
-    assert run.kernels["tangent"].dims == ("snapshot", "probe", "out", "train", "out_")
+    assert run.kernels["tangent"].dims == ("snapshot", "query", "out", "train", "out_")
     assert run.kernels["step"].values.tolist()[-1] == 60
-    assert run.points == {"train": slice(0, 40), "probe": slice(40, 64), "test": slice(64, 94)}
-    assert run.data["probe_shown"].shape == (24, 1, 8, 8)
+    assert run.points == {"train": slice(0, 40), "query": slice(40, 64), "test": slice(64, 94)}
+    assert run.data["query_shown"].shape == (24, 1, 8, 8)
 
 
 @pytest.mark.parametrize("kind", ["two classes", "ten classes", "regression"])
@@ -347,7 +347,7 @@ def test_a_picture_of_classes_with_strange_names(finished: dict[str, Path], name
 
 def test_no_name_acts_on_a_terminal(finished: dict[str, Path]) -> None:
     run = load_run(finished["strange names"])
-    told = format_explanations(explain(run, "probe", range(20)), 30)
+    told = format_explanations(explain(run, "query", range(20)), 30)
     assert all(line.isprintable() for line in told.replace("\u200d", "").splitlines())
     assert r"\x1b[31m" in told
     assert max(map(len, told.splitlines())) < 200

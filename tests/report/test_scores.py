@@ -49,9 +49,9 @@ def attribution(outs: list[str] | None = None, **more: Any) -> Attribution:
 def test_a_layout_names_its_axes() -> None:
     found = attribution()
     scores = found.to_scores("train,test")
-    assert scores.dims == ("example", "probe")
+    assert scores.dims == ("example", "query")
     assert scores["example"].to_numpy().tolist() == NAMES
-    assert scores["probe"].to_numpy().tolist() == [0, 1]
+    assert scores["query"].to_numpy().tolist() == [0, 1]
     np.testing.assert_array_equal(scores, found["contribution"][:, 0].T)
     np.testing.assert_array_equal(found.to_scores("test,train"), scores.T)
 
@@ -94,8 +94,8 @@ def test_what_is_ambiguous_or_missing_is_refused(said: str) -> None:
 
 def test_what_is_no_matrix_of_finite_numbers_is_refused() -> None:
     found = attribution()
-    with pytest.raises(WrongArgument, match=r"the axis probe is missing; keep it by isel\(probe=\[0\]\)"):
-        found.isel(probe=0).to_scores()
+    with pytest.raises(WrongArgument, match=r"the axis query is missing; keep it by isel\(query=\[0\]\)"):
+        found.isel(query=0).to_scores()
     found["contribution"][0, 0, 1] = np.nan
     with pytest.raises(WrongArgument, match="not a finite number for every example"):
         found.to_scores()
@@ -104,8 +104,8 @@ def test_what_is_no_matrix_of_finite_numbers_is_refused() -> None:
 def test_points_that_were_not_attributed_are_left_out() -> None:
     found = attribution()
     found["contribution"][0] = found["effect"][0] = found["by_component"][0] = np.nan
-    assert found.to_scores()["probe"].to_numpy().tolist() == [1]
-    assert set(frame_of(found)["probe"]) == {1}
+    assert found.to_scores()["query"].to_numpy().tolist() == [1]
+    assert set(frame_of(found)["query"]) == {1}
 
 
 def frame_of(found: Attribution) -> pd.DataFrame:
@@ -121,7 +121,7 @@ def test_a_table_has_a_row_for_each_point_output_and_example() -> None:
     assert list(table.columns) == [*DIMS, *scores]
     assert len(table) == 2 * 2 * 3
     for row in table.itertuples(index=False):
-        here = found.sel(example=row.example, out=row.out).isel(probe=row.probe)
+        here = found.sel(example=row.example, out=row.out).isel(query=row.query)
         assert (row.contribution, row.effect) == (float(here["contribution"]), float(here["effect"]))
         assert tuple(row[-2:]) == tuple(here["by_component"].to_numpy())
 
@@ -132,7 +132,7 @@ def test_it_is_a_data_set_in_all_else() -> None:
     assert isinstance(found.isel(example=[0, 2]), Attribution)
     assert found.isel(example=[0, 2]).to_scores().shape == (2, 2)
     xr.testing.assert_identical(pickle.loads(pickle.dumps(found)), found)
-    assert found[["half_by"]].isel(probe=0, out=0).to_pandas().shape == (3, 1)
+    assert found[["half_by"]].isel(query=0, out=0).to_pandas().shape == (3, 1)
 
 
 def test_a_followed_loop_and_a_run_give_it(finished: dict[str, Path]) -> None:
@@ -141,7 +141,7 @@ def test_a_followed_loop_and_a_run_give_it(finished: dict[str, Path]) -> None:
         assert isinstance(found, Attribution)
         scores = found.to_scores(out=2)
         expected = found["contribution"][:, found["out"].to_numpy().tolist().index(2)]
-        np.testing.assert_array_equal(scores, expected.sel(probe=scores["probe"]).T)
+        np.testing.assert_array_equal(scores, expected.sel(query=scores["query"]).T)
 
 
 def widths_of(axes: Axes) -> list[float]:
@@ -151,12 +151,12 @@ def widths_of(axes: Axes) -> list[float]:
 def test_pictures_of_a_point_add_up_to_what_came_of_it(finished: dict[str, Path]) -> None:
     """Of a followed loop: bars of examples and of components, and the line over the steps; of a run, those it has."""
     traced = followed(loop(adamw), plain).attribute(by="module", quiet=True)
-    parts = traced["contribution"].sel(out=2).isel(probe=1)
+    parts = traced["contribution"].sel(out=2).isel(query=1)
     axes = traced.plot.contributions(1, out=2, top=parts.size)
     widths = widths_of(axes)
     assert widths == widths_of(traced.plot.contributions(np.int64(1), out=2, top=parts.size))
     assert widths == sorted(parts.to_numpy().tolist(), key=abs, reverse=True)
-    whole = float(parts.sum() + traced["decay"].sel(out=2).isel(probe=1))
+    whole = float(parts.sum() + traced["decay"].sel(out=2).isel(query=1))
     through = traced.plot.components(1, out=2)
     assert sum(widths_of(through)) == pytest.approx(whole, rel=1e-5)
     (line, *_) = traced.plot.timeline(1, out=2).get_lines()
@@ -166,10 +166,10 @@ def test_pictures_of_a_point_add_up_to_what_came_of_it(finished: dict[str, Path]
     assert run.plot.contributions(0, out=2).get_yticklabels()
     with pytest.raises(WrongArgument, match="no 'by_component' here to draw; attribute with by="):
         run.plot.components(0, out=2)
-    wrong: list[Any] = [traced.sizes["probe"], True, "first"]
-    for probe in wrong:
+    wrong: list[Any] = [traced.sizes["query"], True, "first"]
+    for query in wrong:
         with pytest.raises(WrongArgument, match="the place of a point"):
-            traced.plot.contributions(probe, out=2)
+            traced.plot.contributions(query, out=2)
     assert callable(traced.plot.scatter)
 
 

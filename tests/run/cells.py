@@ -35,7 +35,7 @@ OPTIMIZERS = {
         *("optimizer.clip_norm=0.1", "optimizer.batch=5", "schedule=cosine"),
     ),
 }
-SIZES = ("data.train=6", "data.probe=3", "data.test=3", "model.width=8", "steps=3")
+SIZES = ("data.train=6", "data.query=3", "data.test=3", "model.width=8", "steps=3")
 
 
 def cell(network: str, loss: str, optimizer: str) -> Ran:

@@ -25,7 +25,7 @@ FORKS.set_forkserver_preload(
 )
 
 TINY = (
-    *("data.train=12", "data.probe=6", "data.test=6", "model.width=8", "threads=1"),
+    *("data.train=12", "data.query=6", "data.test=6", "model.width=8", "threads=1"),
     *("steps=30", "path.count=4", "path.error_samples=4", "checkpoint_seconds=0"),
 )
 

@@ -24,7 +24,7 @@ from ntkexp.run.setting import Setting, prepare
 from ntkexp.run.state import RunState
 
 COMPOSER = composer()
-SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "steps=20", "path.error_samples=0")
+SMALL = ("data.train=24", "data.query=12", "data.test=12", "model.width=16", "steps=20", "path.error_samples=0")
 
 
 @dataclass(eq=False)

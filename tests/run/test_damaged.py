@@ -115,7 +115,7 @@ def test_any_damage(places: Path, twin: Path, tmp_path: Path, seed: int) -> None
 # A run is what its folder says only if each file was written for this run: what belongs to another is refused.
 
 
-WORDS = ("data.train=8", "data.probe=4", "data.test=4", "model.width=4", "threads=1", "steps=2", "path.error_samples=0")
+WORDS = ("data.train=8", "data.query=4", "data.test=4", "model.width=4", "threads=1", "steps=2", "path.error_samples=0")
 NET = """
 from torch import nn
 def build():

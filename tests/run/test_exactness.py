@@ -31,7 +31,7 @@ from tests.run.small import Ran, ran, small
 EPS = torch.finfo(torch.float64).eps
 EXACT = 1e-12  # the bound of the project for secants
 LADDER = "ladder.machine=[secant]"
-SPLITS = ("train", "probe", "test")
+SPLITS = ("train", "query", "test")
 Words: TypeAlias = tuple[str, ...]
 
 
@@ -140,7 +140,7 @@ def size(x: Tensor) -> float:
     return float(x.norm())
 
 
-FEW = ("data.train=4", "data.probe=2", "data.test=2")
+FEW = ("data.train=4", "data.query=2", "data.test=2")
 SHORT = (*FEW, "model.width=16", "steps=2")
 ARCHITECTURES = {name: (*asked_for("model", name), *SHORT) for name in networks()}
 TOKENS = {
@@ -152,7 +152,7 @@ LEARNERS = {
     "tied": ("model=transformer", "model.width=8", "model.tied=true", "loss=cross_entropy"),
     "one hot": ("model=mlp", "model.width=8", "data.encoding=one_hot"),
 }
-IN_32 = ("dtype=float32", "data.train=8", "data.probe=4", "data.test=4", "model.width=8")
+IN_32 = ("dtype=float32", "data.train=8", "data.query=4", "data.test=4", "model.width=8")
 SINGLE_PRECISION = {
     "float32, CNN": (*IN_32, "model=cnn"),
     "float32, transformer": (*IN_32, "model=transformer", "optimizer=momentum"),
@@ -185,7 +185,7 @@ def test_every_architecture_source_and_precision(words: Words, tmp_path: Path) -
 @pytest.mark.parametrize("name", sorted(SCALAR))
 def test_every_function_of_a_number(name: str) -> None:
     """A table, which has an entry for each number, learns the one that it is given and stays elsewhere."""
-    integers = ("data=integers", "data.train=1", "data.probe=0", "data.test=30", "optimizer.step_size=0.002", "steps=3")
+    integers = ("data=integers", "data.train=1", "data.query=0", "data.test=30", "optimizer.step_size=0.002", "steps=3")
     rows = {row.split: row for row in ran(*integers, f"model={name}", LADDER).rows("secant")}
     assert exact(rows["train"])
     assert name == "lookup_table" or exact(rows["test"])

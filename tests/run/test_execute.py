@@ -122,7 +122,7 @@ def test_a_finished_run_is_run_again_only_if_it_has_to(
 def test_a_data_file_that_changed_is_another_run(tmp_path: Path, command: Command) -> None:
     rows = [f"{k},{k * k % 7},{k % 3}" for k in range(40)]
     table = tmp_path / "table.csv"
-    chosen = ("data=table", f"data.path={table}", "data.target=y", "data.train=12", "data.probe=6", "data.test=6")
+    chosen = ("data=table", f"data.path={table}", "data.target=y", "data.train=12", "data.query=6", "data.test=6")
     for last in ("1,2,3", "1,2,4"):
         table.write_text("\n".join(["a,b,y", *rows, last]) + "\n")
         status, _, error = command(*train(tmp_path / "out", *chosen))

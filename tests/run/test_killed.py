@@ -39,7 +39,7 @@ from tests.torture.kind.kills import no_pictures
 TRAIN = ("train", *TINY, "stop_at_loss=0.17")  # somewhere on the way: room for kernels is given back at the end
 ADAM = ("optimizer=adam", "optimizer.step_size=0.05")  # walks its path back as well
 SNAPSHOTS = ("optimizer=sgd", "optimizer.batch=8", "path.every=snapshots", "path.schedule=adaptive")
-LIMIT = ("kernel", "limit", "model.depth=1", "data.train=250", "data.probe=40", "data.test=0")  # it writes, mostly
+LIMIT = ("kernel", "limit", "model.depth=1", "data.train=250", "data.query=40", "data.test=0")  # it writes, mostly
 COMMANDS = {"online": TRAIN, "back": (*TRAIN, *ADAM), "snapshots": (*TRAIN, *SNAPSHOTS), "a kernel": LIMIT}
 KILLS = {"online": 2, "back": 4, "snapshots": 2, "a kernel": 4}
 

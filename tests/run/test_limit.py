@@ -101,7 +101,7 @@ def test_nothing_is_computed_that_nobody_asks_for() -> None:
 @pytest.mark.slow
 def test_the_wider_the_network_the_nearer_its_first_kernel() -> None:
     """‖K_0 − K_∞‖ ∝ width^−1/2, over twelve seeds."""
-    experiment, distances = small(RUNGS, "data.probe=0", "data.test=0"), []
+    experiment, distances = small(RUNGS, "data.query=0", "data.test=0"), []
     widths = (32, 512)
     for width in widths:
         found, model = [], experiment.model.model_copy(update={"width": width})
@@ -213,7 +213,7 @@ CASES = (
     ("loss=squared", "data.classes=[3,8]"),
     ("loss=cross_entropy", "data.classes=all", "optimizer=sgd", "optimizer.batch=10"),
     ("loss=logistic", "data.classes=[3,8]", "init.centred=true", "init.alpha=3"),
-    ("loss=squared", "data=teacher", "data.train=24", "data.probe=12", "data.test=12", "loss.reduction=sum"),
+    ("loss=squared", "data=teacher", "data.train=24", "data.query=12", "data.test=12", "loss.reduction=sum"),
 )
 CURVATURE = {"loss=squared": 1.0, "loss=cross_entropy": 0.5, "loss=logistic": 0.25}
 CLOSE = 1e-11  # sums of some thousand numbers in another order; eigenvalues relative to the largest
@@ -275,12 +275,12 @@ def test_losses_and_accuracies(case: tuple[str, ...]) -> None:
     setting, loss = found.setting, found.setting.experiment.loss
     for row in found.memory.rows:
         said = outputs(found, int(number(row, "step")))
-        for suffix, place in (("", slice(0, 24)), ("_probe", slice(24, 36))):
+        for suffix, place in (("", slice(0, 24)), ("_query", slice(24, 36))):
             values = loss.value(said[place], setting.problem.targets[place])
             whole = values.mean() if loss.reduction == "mean" else values.sum()
             assert number(row, f"loss{suffix}") == pytest.approx(float(whole) * setting.descent.scale, rel=CLOSE)
             if setting.problem.data.classes:
-                truth = (setting.problem.data.train if place.start == 0 else setting.problem.data.probe).target
+                truth = (setting.problem.data.train if place.start == 0 else setting.problem.data.query).target
                 guess = (said[place, 0] > 0).long() if said.shape[1] == 1 else said[place].argmax(1)
                 assert row[f"accuracy{suffix}"] == float((guess == truth).double().mean())
             else:

@@ -54,18 +54,18 @@ SNAPSHOTS = (
 )
 SEQUENCE = ("data=sequence", "ladder.machine=[]", "path.rule=[secant]", "optimizer.batch=5")
 BACK = (
-    *("path.attributed=1000", "steps=9", "model.width=8", "data.train=10", "data.probe=5", "data.test=4"),
+    *("path.attributed=1000", "steps=9", "model.width=8", "data.train=10", "data.query=5", "data.test=4"),
     *("path.rule=[secant]", "ladder.machine=[secant]", "optimizer=adamw", "optimizer.step_size=0.05"),
     *("optimizer.weight_decay=0.3", "schedule=cosine", "data.classes=all"),
 )
 EFFECTS = (
-    *("data.classes=[0,1,2]", "data.train=12", "data.probe=4", "data.test=3", "loss=cross_entropy", "steps=6"),
+    *("data.classes=[0,1,2]", "data.train=12", "data.query=4", "data.test=3", "loss=cross_entropy", "steps=6"),
     *("model.width=6", "model.activation=tanh", "path.rule=[left]", "ladder.machine=[left]", "path.attributed=5"),
     "path.effects=derivative",
 )
 ADAM = ("optimizer=adam", "optimizer.step_size=0.02", "optimizer.batch=4", "optimizer.eps=1e-4")
 FLOW = ("optimizer=flow", "steps=4", "path.error_samples=3", "data.classes=[1,3,8]", "schedule=cosine")
-STRETCHED = ("path.rule=[secant,left]", "ladder.machine=[]", "data.train=10", "data.probe=5", "data.test=4")
+STRETCHED = ("path.rule=[secant,left]", "ladder.machine=[]", "data.train=10", "data.query=5", "data.test=4")
 CASES = {
     "some steps": Case((*SNAPSHOTS, "path.schedule=6"), (5,)),
     "chosen steps": Case((*SNAPSHOTS, "path.schedule=[3,4,11]"), (), (1, 13)),

@@ -121,8 +121,8 @@ def test_a_sequence_of_one_phase_is_the_run_without() -> None:
 @pytest.mark.slow
 def test_two_phases_of_the_same_data_are_one_longer_run() -> None:
     chosen = (*SEQUENCE[1:], "optimizer.step_size=0.1")
-    once = ran("data=digits", "data.probe=6", "data.test=0", *chosen)
-    sizes = ("data.train=48", "data.probe=12", "data.test=0")
+    once = ran("data=digits", "data.query=6", "data.test=0", *chosen)
+    sizes = ("data.train=48", "data.query=12", "data.test=0")
     twice = ran("data=sequence", "data.phases=[[3,8],[3,8]]", *sizes, *chosen)
     assert twice.setting.problem.data.phases == ("3 8 (1)", "3 8 (2)")
     for name, weight in once.outcome.weights.items():
@@ -152,11 +152,11 @@ def test_every_row_tells_of_every_task() -> None:
     rows = ran(*SEQUENCE, "data.steps=[7,13]").memory.rows
     assert [row["phase"] for row in rows] == [1] * 7 + [2] * 14
     for row in rows:
-        for column in ("loss", "accuracy", "loss_probe", "accuracy_probe"):
+        for column in ("loss", "accuracy", "loss_query", "accuracy_query"):
             assert row[column] == row[f"{column}_{row['phase']}"]
     first, switch, last = rows[0], rows[7], rows[20]
-    assert switch["loss_probe_1"] < first["loss_probe_1"]  # type: ignore[operator]  # it is a number
-    assert switch["loss_probe_1"] < last["loss_probe_1"]  # type: ignore[operator]  # A is forgotten
+    assert switch["loss_query_1"] < first["loss_query_1"]  # type: ignore[operator]  # it is a number
+    assert switch["loss_query_1"] < last["loss_query_1"]  # type: ignore[operator]  # A is forgotten
     assert last["loss_2"] < switch["loss_2"]  # type: ignore[operator]  # B is learned
 
 
@@ -208,7 +208,7 @@ def test_phases_may_be_sources_of_their_own() -> None:
 
 
 def test_every_class_may_have_an_output_of_its_own() -> None:
-    data = small("data=sequence", "data.phases=[[3,8],[8,1]]", "data.outputs=own", "data.probe=0", "data.test=0").draw()
+    data = small("data=sequence", "data.phases=[[3,8],[8,1]]", "data.outputs=own", "data.query=0", "data.test=0").draw()
     assert data.classes == ("3", "8", "1")
     assert data.train.phase is not None
     assert set(data.train.target[data.train.phase == 1].tolist()) == {1, 2}
@@ -247,13 +247,13 @@ def test_what_examples_did_is_what_happened(name: str, tmp_path: Path) -> None:
         if each.during < phases:
             at[1] = run.metrics[run.metrics["phase"] == each.during + 1].iloc[0]
         if each.right is None:
-            measured = [row[f"loss_probe_{each.task}"] for row in at]
+            measured = [row[f"loss_query_{each.task}"] for row in at]
             assert measured == pytest.approx([-each.before, -each.after], rel=ROUNDING)
         else:
-            assert each.right == pytest.approx([row[f"accuracy_probe_{each.task}"] for row in at], rel=ROUNDING)
+            assert each.right == pytest.approx([row[f"accuracy_query_{each.task}"] for row in at], rel=ROUNDING)
     said = format_tasks(run, 3)
     assert said.count("While ") == len(found)
-    page = write_explanations(run, explain(run, "probe", [0]), [], tmp_path / "page.html", "ntkexp explain")
+    page = write_explanations(run, explain(run, "query", [0]), [], tmp_path / "page.html", "ntkexp explain")
     assert all(escape(forgetting_sentence(each)) in page.read_text(encoding="utf-8") for each in found)
     assert ("the optimizer remembered" in said) == (name in {"remembered", "classes"})
     assert ("the loss of" in said) == (name == "values")
@@ -277,8 +277,8 @@ def test_parts_are_read_some_points_at_a_time(tmp_path: Path, monkeypatch: pytes
 def test_points_and_examples_go_by_the_classes_of_their_own_phase(tmp_path: Path) -> None:
     """And by means of plain gradients, each acts in its own phase alone."""
     run = finished("shared", tmp_path)
-    phases = run.data["probe_phase"].tolist()
-    found = explain(run, "probe", [phases.index(1), phases.index(2)])
+    phases = run.data["query_phase"].tolist()
+    found = explain(run, "query", [phases.index(1), phases.index(2)])
     own = ("0", "1", "2"), ("3", "4", "5")
     for phase, explanation in enumerate(found, start=1):
         assert explanation.point.phase == phase
@@ -301,7 +301,7 @@ HAND = Forgetting(
     task=1,
     during=2,
     names=("0 1", "2 3"),
-    split="probe",
+    split="query",
     points=5,
     before=1.0,
     after=0.25,
@@ -314,7 +314,7 @@ HAND = Forgetting(
 
 def test_the_sentence_says_who_did_it() -> None:
     assert forgetting_sentence(HAND) == (
-        "While 2 3 was learned (phase 2), the margin of 0 1 (task 1) fell from 1 to 0.25 at 5 probe points, and its "
+        "While 2 3 was learned (phase 2), the margin of 0 1 (task 1) fell from 1 to 0.25 at 5 query points, and its "
         "accuracy fell from 100 % to 60 %. Examples of phase 2 moved it by -0.75; half of all harm was done by 1 of "
         "the 3 examples that acted."
     )
@@ -334,7 +334,7 @@ def test_runs_without_phases_tell_nothing(tmp_path: Path) -> None:
 
 
 QUICK_EFFECTS = (
-    "data=digits", "data.classes=[0,1,2]", "data.train=12", "data.probe=4", "data.test=3", "loss=cross_entropy",
+    "data=digits", "data.classes=[0,1,2]", "data.train=12", "data.query=4", "data.test=3", "loss=cross_entropy",
     "steps=6", "model.width=6", "model.activation=tanh", "path.rule=[left]", "ladder.machine=[left]",
     "path.attributed=5", "path.effects=derivative",
 )  # fmt: skip

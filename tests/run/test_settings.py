@@ -110,7 +110,7 @@ def never(*_: object) -> None:
 # Machines in float32: what is summed in float64 and what is not is brought together.
 
 
-TINY = ("data.train=8", "data.probe=4", "data.test=4", "model.width=8")
+TINY = ("data.train=8", "data.query=4", "data.test=4", "model.width=8")
 
 
 def test_every_machine_of_the_ladder_speaks_of_a_run_in_float32_whose_optimizer_remembers() -> None:
@@ -134,7 +134,7 @@ def test_every_machine_of_the_ladder_speaks_of_a_run_in_float32_whose_optimizer_
 TIME = 3.0
 STEP_SIZES = (0.2, 0.1, 0.05, 0.025)  # the largest is a fifth to an eighth of the largest stable one
 NEAR = 0.2  # the next term of the error still shows at the largest step: a few per cent over a factor 8
-SMOOTH = ("model.activation=tanh", "path.rule=[gauss,left,secant]", "path.probes=[probe]", "path.schedule=1000")
+SMOOTH = ("model.activation=tanh", "path.rule=[gauss,left,secant]", "path.queries=[query]", "path.schedule=1000")
 
 
 @cache

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tests.docs.readme import ROOT
 
 TINY = (
-    *("data.train=12", "data.probe=6", "data.test=6", "steps=20", "path.count=4", "path.error_samples=4"),
+    *("data.train=12", "data.query=6", "data.test=6", "steps=20", "path.count=4", "path.error_samples=4"),
     *("threads=1", "checkpoint_seconds=0"),
 )
 

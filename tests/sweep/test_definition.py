@@ -209,7 +209,7 @@ def test_commas_within_brackets_and_quotes_part_nothing(pieces: list[str]) -> No
 # Estimates: from shapes alone, larger for what is larger, and said to be impossible where a run is.
 
 
-SMALL = ("data.train=24", "data.probe=12", "data.test=12", "model.width=16", "steps=20")
+SMALL = ("data.train=24", "data.query=12", "data.test=12", "model.width=16", "steps=20")
 
 
 def cost(*words: str) -> RunCost:

@@ -151,7 +151,7 @@ def obey(command: Command, arguments: list[str], folder: Path) -> None:
 
 
 SMALL = (
-    *("data.train=12", "data.probe=6", "data.test=6", "model.width=8", "threads=1"),
+    *("data.train=12", "data.query=6", "data.test=6", "model.width=8", "threads=1"),
     *("steps=3", "path.count=3", "path.error_samples=2"),
 )
 

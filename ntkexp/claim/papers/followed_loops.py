@@ -70,16 +70,16 @@ class SubliminalLearning(AbstractTrial):
         batches = [torch.randint(self.noise, (64,), generator=generator) for _ in range(self.steps)]
         with torch.no_grad():
             targets = teacher(noise)[:, classes:]
-        before = accuracy(start, data.probe, classes)
+        before = accuracy(start, data.query, classes)
         rows: list[Mapping[str, Level]] = []
         for name, first in {"teacher": start, "another": another}.items():
             student = deepcopy(first)
-            learned = self.learn(student, noise, targets, batches, data.probe, classes)
+            learned = self.learn(student, noise, targets, batches, data.query, classes)
             rows.append(
                 {
                     "start": name,
                     **learned,
-                    "accuracy": accuracy(student, data.probe, classes) - before,
+                    "accuracy": accuracy(student, data.query, classes) - before,
                 }
             )
         return rows
@@ -102,12 +102,12 @@ class SubliminalLearning(AbstractTrial):
         noise: Tensor,
         targets: Tensor,
         batches: Sequence[Tensor],
-        probe: Split,
+        query: Split,
         classes: int,
     ) -> dict[str, float]:
         """Train the student, and sum the contributions of the noise inputs to the margins."""
-        points = probe.inputs[: self.queries].flatten(1)
-        labels = probe.target[: self.queries]
+        points = query.inputs[: self.queries].flatten(1)
+        labels = query.target[: self.queries]
 
         def margin(outputs: Tensor, call: object) -> Tensor:
             return outputs[torch.arange(len(labels)), labels] - outputs[:, :classes].mean(1)
@@ -235,7 +235,7 @@ def phase_rows(
         ("memorising", slice(0, known), new_accuracies[known]),
         ("generalising", slice(known, None), new_accuracies[-1]),
     ):
-        parts = came.isel(step=steps).sum("step").mean("probe")
+        parts = came.isel(step=steps).sum("step").mean("query")
         for name in parts["component"].to_numpy().tolist():
             row = {"phase": phase, "component": name, "came": float(parts.sel(component=name))}
             rows.append({**row, "accuracy": accurate, "miss": miss})

@@ -41,7 +41,7 @@ class LaterTask(AbstractQuantity):
     facts: tuple[Fact, ...] = ("closure", "forgetting", "top_share")
     task: Count = 1
     during: Count = 2
-    split: str = "probe"
+    split: str = "query"
 
     def of(self, measured: Measured) -> pd.DataFrame:
         return measured.by_run(self.measure, self.facts)

@@ -77,7 +77,7 @@ def retraining(base: Sequence[str], seed: int) -> Retraining:
     if setting.problem.outputs != 1 or not len(setting.problem.inputs[setting.problem.train :]):
         raise Mistake(
             "trial.base: choose data of one output, and points to read it at, "
-            "such as data=moons data.probe=20"
+            "such as data=moons data.query=20"
         )
     with TemporaryDirectory() as folder:
         outcome = run_loop(setting, SilentListener(Path(folder)))
@@ -393,7 +393,7 @@ def trak(retrained: Retraining) -> Float[Tensor, "point train"]:
 
 READ = (
     "path.rule=[secant,left]",
-    "path.probes=[probe]",
+    "path.queries=[query]",
     "path.error_samples=0",
     "ladder.machine=[]",
 )
@@ -460,7 +460,7 @@ def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "g
 
 READ_OF_RUNS = (
     "path.rule=[secant]",
-    "path.probes=[probe]",
+    "path.queries=[query]",
     "path.error_samples=0",
     "ladder.machine=[]",
 )

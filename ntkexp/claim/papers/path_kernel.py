@@ -30,7 +30,7 @@ class MachineError(AbstractQuantity):
     """
 
     machine: str
-    split: str = "probe"
+    split: str = "query"
 
     def of(self, measured: Measured) -> pd.DataFrame:
         errors = [self.error(measured.known.get(name)) for name in measured.table["run"]]
@@ -140,7 +140,7 @@ class WeightRank(AbstractQuantity):
     """
 
     rule: str = "secant"
-    split: str = "probe"
+    split: str = "query"
     lag: int = Field(0, ge=0, le=10**6)
     weight: Literal["coefficient", "contribution"] = "coefficient"
 
@@ -200,7 +200,7 @@ class StoredExamples(AbstractQuantity):
 
     shares: tuple[Share, ...] = ("same_class", "chance")
     rule: str = "secant"
-    split: str = "probe"
+    split: str = "query"
     top: Count = 5
 
     def of(self, measured: Measured) -> pd.DataFrame:
@@ -262,7 +262,7 @@ class EnoughExamples(AbstractQuantity):
 
     tolerance: float = Field(0.01, gt=0)
     rule: str = "secant"
-    split: str = "probe"
+    split: str = "query"
 
     def of(self, measured: Measured) -> pd.DataFrame:
         return measured.table.assign(
@@ -304,7 +304,7 @@ class MarginBound(AbstractQuantity):
     """
 
     rule: str = "secant"
-    split: str = "probe"
+    split: str = "query"
 
     def of(self, measured: Measured) -> pd.DataFrame:
         return measured.by_run(self.measure, ("bound", "error"))
@@ -362,7 +362,7 @@ class KernelChange(AbstractQuantity):
     one: Any
     other: Any
     rule: str = "secant"
-    split: str = "probe"
+    split: str = "query"
 
     def of(self, measured: Measured) -> pd.DataFrame:
         table = measured.table

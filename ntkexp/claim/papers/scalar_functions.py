@@ -186,7 +186,7 @@ class FiniteSteps(AbstractTrial):
             name: weight + self.scatter * noise_like(weight, generator)
             for name, weight in weights_of(module).items()
         }
-        seen = torch.cat([data.train.inputs, data.probe.inputs, data.test.inputs])[: self.points]
+        seen = torch.cat([data.train.inputs, data.query.inputs, data.test.inputs])[: self.points]
         observed = data.train.inputs[: self.observed]
         tangent = tangent_kernel(module, seen, observed, weights=weights)
         elsewhere = {

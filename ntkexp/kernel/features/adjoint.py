@@ -30,11 +30,11 @@ CACHED_NUMBERS = 2**18  # numbers of an intermediate result that stay in the pro
 
 @dataclass(frozen=True)
 class Adjoint:
-    """U by parameter, each a row for each output of each probe, with a number for each element of
+    """U by parameter, each a row for each output of each query, with a number for each element of
     the parameter.
     """
 
-    parts: Mapping[str, Float[Tensor, "probe out _"]]
+    parts: Mapping[str, Float[Tensor, "query out _"]]
 
     def accumulate(self, jacobian: Jacobian, scale: Weights, carry: float) -> None:
         """U ← scale ⊙ J + carry · U."""
@@ -79,14 +79,14 @@ class Adjoint:
         for name, part in self.parts.items():
             part.add_(other.parts[name])
 
-    def applied(self, weights: Weights) -> Float[Tensor, "probe out"]:
+    def applied(self, weights: Weights) -> Float[Tensor, "query out"]:
         """Return ⟨U, v⟩ for a vector v in the shape of the weights."""
         first, *rest = (
             times_vector(part, weights[name].reshape(-1)) for name, part in self.parts.items()
         )
         return sum(rest, start=first)
 
-    def kernel(self, right: Jacobian) -> Float[Tensor, "probe out train out_"]:
+    def kernel(self, right: Jacobian) -> Float[Tensor, "query out train out_"]:
         """Return ⟨U, J(x′)⟩. Parameters that one side lacks add nothing."""
         right = right.of(self.parts.keys())
         some = next(iter(self.parts.values()))
@@ -121,17 +121,17 @@ class Adjoint:
         # twice, since gradients that are multiplied out have to be written and read as well
         return left_first <= 2 * multiplied_out
 
-    def times_factors(self, right: Factored) -> Float[Tensor, "probe out train out_"]:
-        """Return Σ_u (a_uᵀ U) β_u, for a few probes at a time."""
-        probes, out, _ = next(iter(self.parts.values())).shape
+    def times_factors(self, right: Factored) -> Float[Tensor, "query out train out_"]:
+        """Return Σ_u (a_uᵀ U) β_u, for a few queries at a time."""
+        queries, out, _ = next(iter(self.parts.values())).shape
         train, uses, _ = right.inputs.shape
         outputs = right.outputs.shape[1]
         features = right.outputs.shape[3]
         assert right.weight is not None
         inputs = right.inputs.flatten(0, 1)  # [train·use, in]
         beta = right.outputs.reshape(train, outputs, -1).mT  # [train, use·features, out_]
-        kernel = beta.new_empty(probes, out, train, outputs)
-        for some in turns(probes, out * train * uses * features):
+        kernel = beta.new_empty(queries, out, train, outputs)
+        for some in turns(queries, out * train * uses * features):
             # a_uᵀ U = a_uᵀ U_W + shift · U_b
             products = inputs @ shown(self.parts[right.weight.name][some], right.weight)
             if right.bias is not None and right.shift is not None:
@@ -155,7 +155,7 @@ def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:
     )
 
 
-def shown(part: Float[Tensor, "probe out size"], view: View) -> Float[Tensor, "row ..."]:
+def shown(part: Float[Tensor, "query out size"], view: View) -> Float[Tensor, "row ..."]:
     """Return what a view of a parameter shows of each row of U."""
     rows = part.flatten(0, 1)
     offset = rows.storage_offset() + view.offset
@@ -163,8 +163,8 @@ def shown(part: Float[Tensor, "probe out size"], view: View) -> Float[Tensor, "r
 
 
 def times_copies(
-    part: Float[Tensor, "probe out size"], right: Copies
-) -> Float[Tensor, "probe out train out_"]:
+    part: Float[Tensor, "query out size"], right: Copies
+) -> Float[Tensor, "query out train out_"]:
     """Return ⟨U, J(x′)⟩ = Σ_e U[place_e] gradient_e from the elements of a table that each example
     read.
     """
@@ -176,13 +176,13 @@ def times_copies(
 
 
 def inner(
-    left: Float[Tensor, "probe out size"], right: Float[Tensor, "train out_ size"]
-) -> Float[Tensor, "probe out train out_"]:
+    left: Float[Tensor, "query out size"], right: Float[Tensor, "train out_ size"]
+) -> Float[Tensor, "query out train out_"]:
     """Return all inner products, as one product of matrices."""
     return (left.flatten(0, 1) @ right.flatten(0, 1).t()).view(*left.shape[:2], *right.shape[:2])
 
 
-def turns(probes: int, each: int) -> list[slice]:
-    """Return chunks of probes, so small that `each` numbers of every probe stay in the cache."""
+def turns(queries: int, each: int) -> list[slice]:
+    """Return chunks of queries, so small that `each` numbers of every query stay in the cache."""
     step = max(1, CACHED_NUMBERS // each)
-    return [slice(at, at + step) for at in range(0, probes, step)]
+    return [slice(at, at + step) for at in range(0, queries, step)]

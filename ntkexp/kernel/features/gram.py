@@ -29,7 +29,7 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.mistake import Mistake
 
 
-def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe out train out_"]:
+def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_"]:
     """Return K = J J′ᵀ, summed over the parameters. For a Jacobian with itself, compute half and
     mirror it.
     """
@@ -62,7 +62,7 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe out train out_
     return kernel.to(like.dtype)
 
 
-def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe 1 train 1"]:
+def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "query 1 train 1"]:
     """Return Σ_c K[x, c, x′, c], the kernel of all outputs as one, without blocks of outputs."""
     if set(left.keys) != set(right.keys):  # the sides were read in two ways
         both = {
@@ -78,7 +78,7 @@ def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "probe 1 train 1"]:
 
 def contributions(
     left: Jacobian, right: Jacobian, output_gradient: Float[Tensor, "train out_"]
-) -> Float[Tensor, "probe out train"]:
+) -> Float[Tensor, "query out train"]:
     """Return K ℓ′, from one gradient of each training example instead of one for each output."""
     return gram(left, right.weighted(output_gradient)).squeeze(3)
 
@@ -135,7 +135,7 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
                 finished |= one.extents.keys()
                 continue
             # the longer side's rows, multiplied out
-            rows = max(size.probe * size.out, size.train * size.out_)
+            rows = max(size.query * size.out, size.train * size.out_)
             row_bytes = size.inputs * size.features * one.numbers.element_size()
             single = single and rows * row_bytes <= MAX_ROWS_BYTES
         if single and not isinstance(one, Copies) and not isinstance(other, Copies):
@@ -222,7 +222,7 @@ class Sizes:
     kernel.
     """
 
-    probe: int
+    query: int
     uses: int
     out: int
     train: int
@@ -234,13 +234,13 @@ class Sizes:
     @property
     def double_sum(self) -> int:
         """Multiplications of ⟨a, a′⟩, ⟨β, β′⟩ and their product, for every pair of uses."""
-        pairs = self.probe * self.uses * self.train * self.uses_
+        pairs = self.query * self.uses * self.train * self.uses_
         return pairs * (self.inputs + self.out * self.out_ * (self.features + 1))
 
     @property
     def multiplied_out(self) -> int:
         """Multiplications of the gradients of both sides and their inner products."""
-        left = self.probe * self.out
+        left = self.query * self.out
         right = self.train * self.out_
         return (left * self.uses + right * self.uses_ + left * right) * self.inputs * self.features
 
@@ -259,16 +259,16 @@ class Sizes:
     def numbers(self) -> int:
         """The size of all intermediate results of the cheaper way."""
         if self.way == "multiplied out":
-            return (self.probe * self.out + self.train * self.out_) * self.inputs * self.features
-        return self.probe * self.uses * self.train * self.uses_ * (1 + self.out * self.out_)
+            return (self.query * self.out + self.train * self.out_) * self.inputs * self.features
+        return self.query * self.uses * self.train * self.uses_ * (1 + self.out * self.out_)
 
 
 def sizes(left: Factored, right: Factored) -> Sizes:
-    (probe, uses, _) = left.inputs.shape
+    (query, uses, _) = left.inputs.shape
     (train, uses_, _) = right.inputs.shape
     out = left.outputs.shape[1]
     out_ = right.outputs.shape[1]
-    return Sizes(probe, uses, out, train, uses_, out_, left.rows, left.outputs.shape[3])
+    return Sizes(query, uses, out, train, uses_, out_, left.rows, left.outputs.shape[3])
 
 
 def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
@@ -286,7 +286,7 @@ def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
     assert isinstance(one, Factored)
     return replace(
         sizes(one, one),
-        probe=left.examples,
+        query=left.examples,
         uses=counts[0],
         train=right.examples,
         uses_=counts[1],
@@ -294,7 +294,7 @@ def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
     )
 
 
-def double_sum(left: Factored, right: Factored) -> Float[Tensor, "probe out train out_"]:
+def double_sum(left: Factored, right: Factored) -> Float[Tensor, "query out train out_"]:
     """Return Σ_uv (⟨a_u, a′_v⟩ + s s′)⟨β_u, β′_v⟩."""
     inputs = torch.einsum("qui,nvi->qunv", left.inputs, right.inputs) + bias_product(left, right)
     features = torch.einsum("qcuo,ndvo->qcundv", left.outputs, right.outputs)
@@ -302,7 +302,7 @@ def double_sum(left: Factored, right: Factored) -> Float[Tensor, "probe out trai
 
 
 def add_double_sums(
-    kernel: Float[Tensor, "probe out train out_"], key: Key, left: Jacobian, right: Jacobian
+    kernel: Float[Tensor, "query out train out_"], key: Key, left: Jacobian, right: Jacobian
 ) -> None:
     """Add the share of a weight with several blocks of factors, for each pair of blocks."""
     ones, others = ([(at, b) for at, b in side.placed() if b.key == key] for side in (left, right))
@@ -451,9 +451,9 @@ class Layer:
     transposed.
     """
 
-    inputs: Float[Tensor, "probe in_"]
+    inputs: Float[Tensor, "query in_"]
     inputs_: Float[Tensor, "in_ train"]
-    outputs: Float[Tensor, "probe_out features"]
+    outputs: Float[Tensor, "query_out features"]
     outputs_: Float[Tensor, "features train_out"]
     shift: float  # the share of biases in each ⟨a, a′⟩
     same: Float[Tensor, "1 1"] | None  # ⟨β, β′⟩ if all examples share one β, as in a readout

@@ -264,30 +264,30 @@ FITS = 2e9  # bytes of an assembled Jacobian; assembled is faster if it fits
 TIMES = 3  # copies of rows while they are multiplied out, transposed and added
 
 
-def fits(some: Jacobian, probe: int, train: int) -> bool:
+def fits(some: Jacobian, query: int, train: int) -> bool:
     """Return whether the Jacobians of examples like the given ones are small, with their products."""
-    return kernel_bytes(some, probe, train) <= FITS
+    return kernel_bytes(some, query, train) <= FITS
 
 
-def kernel_bytes(some: Jacobian, probe: int, train: int) -> float:
+def kernel_bytes(some: Jacobian, query: int, train: int) -> float:
     """Return the bytes that a kernel of examples like the given ones holds at once, with Jacobians
     and products.
     """
     bytes_each = some.blocks[0].numbers.element_size() if some.blocks else 0
-    factors, length = kept_factors(some, probe, train)
-    rows = length * (probe + train) * some.outputs
+    factors, length = kept_factors(some, query, train)
+    rows = length * (query + train) * some.outputs
     made = max((size.numbers for size in factors.values()), default=0)
-    held = some.nbytes / some.examples * (probe + train)
+    held = some.nbytes / some.examples * (query + train)
     return held + (TIMES * rows + made) * bytes_each
 
 
-def kept_factors(some: Jacobian, probe: int, train: int) -> tuple[dict[Key, Sizes], int]:
+def kept_factors(some: Jacobian, query: int, train: int) -> tuple[dict[Key, Sizes], int]:
     """Return the sizes of weights that may keep their factors, and the number of elements of all
     other parameters.
     """
     sizes_of = alone(some, some)
     factors = {
-        key: replace(size, probe=probe, train=train)
+        key: replace(size, query=query, train=train)
         for key, size in sizes_of.items()
         if size is not None
     }
@@ -295,20 +295,20 @@ def kept_factors(some: Jacobian, probe: int, train: int) -> tuple[dict[Key, Size
     return factors, sum(size for name, size in some.extents.items() if name not in factored)
 
 
-def kernel_operations(some: Jacobian, probe: int, train: int) -> float:
+def kernel_operations(some: Jacobian, query: int, train: int) -> float:
     """Return the multiplications of the exact kernel; of its half if `train` is 0 and both sides
     are one.
     """
-    other = train or probe
-    factors, length = kept_factors(some, probe, other)
+    other = train or query
+    factors, length = kept_factors(some, query, other)
     factored = {view.name for key in factors for view in key if isinstance(view, View)}
-    products = length * some.outputs**2 * probe * other
+    products = length * some.outputs**2 * query * other
     made = sum(
         row_operations(block)
         for block in some.blocks
         if isinstance(block, Factored) and factored.isdisjoint(block.extents)
     )
-    total = sum(size.operations for size in factors.values()) + products + made * (probe + other)
+    total = sum(size.operations for size in factors.values()) + products + made * (query + other)
     return total if train else total / 2
 
 

@@ -181,7 +181,7 @@ class InTurns:
         return jacobian
 
 
-def kernel_in_turns(left: InTurns, right: InTurns) -> Float[Tensor, "probe out train out_"]:
+def kernel_in_turns(left: InTurns, right: InTurns) -> Float[Tensor, "query out train out_"]:
     """Return the exact kernel of two sides, or of one with itself, whose assembled Jacobians would
     not fit.
 
@@ -214,7 +214,7 @@ GRADIENT_CHUNK_BYTES = 2**28  # bytes of the gradients of a chunk of the weights
 class SketchedKernel(NamedTuple):
     """K̂, and a bound of ‖K̂ − K‖_F that holds in 99 of 100 cases."""
 
-    kernel: Float[Tensor, "probe out train out_"]
+    kernel: Float[Tensor, "query out train out_"]
     error_bar: float
 
 
@@ -240,7 +240,7 @@ def sketch_of(side: InTurns, sketch: Sketch) -> Float[Tensor, "example out size"
 
 def products(
     left: InTurns, right: InTurns, vectors: Float[Tensor, "vector train out_"], weights: Weights
-) -> Float[Tensor, "vector probe out"]:
+) -> Float[Tensor, "vector query out"]:
     """Return K v = J̄(Jᵀv) for each vector v.
 
     With few uses, by factors; otherwise by gradients that are multiplied out once for all vectors.
@@ -338,32 +338,32 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
 LONG_MULTIPLICATIONS = 1e11  # multiplications of a sketch that justify a remark: a second or two
 
 
-def remark(some: Jacobian, probe: int, train: int, size: int) -> str | None:
-    """Return a remark if the exact kernel takes less than the sketch of `probe` examples with
+def remark(some: Jacobian, query: int, train: int, size: int) -> str | None:
+    """Return a remark if the exact kernel takes less than the sketch of `query` examples with
     `train` others, or with themselves.
     """
     # The sketch of each example, and its error bar
     sketched = 0.0
     for block in some.blocks:
         if isinstance(block, Factored):
-            sketched += (probe + train) * min(operations(block.inputs, block.outputs, size))
+            sketched += (query + train) * min(operations(block.inputs, block.outputs, size))
         else:
-            sketched += (probe + train) * SLOWER * block.numbers[0].numel()
+            sketched += (query + train) * SLOWER * block.numbers[0].numel()
     made = sum(row_operations(block) for block in some.blocks if isinstance(block, Factored))
     bar = (
         VECTORS * made
         if has_few_uses(some)
         else made + VECTORS * some.outputs * sum(some.extents.values())
     )
-    sketched += (probe + (train or probe)) * bar
-    held = (probe + train) * some.nbytes / some.examples <= MAX_JACOBIAN_BYTES
+    sketched += (query + (train or query)) * bar
+    held = (query + train) * some.nbytes / some.examples <= MAX_JACOBIAN_BYTES
     if (
         sketched < LONG_MULTIPLICATIONS
         or not held
-        or (exact := kernel_operations(some, probe, train)) > sketched
+        or (exact := kernel_operations(some, query, train)) > sketched
     ):
         return None
     return (
-        f"the exact kernel of these {probe + train} examples takes less than this sketch of it, "
+        f"the exact kernel of these {query + train} examples takes less than this sketch of it, "
         f"some {exact:.1g} multiplications for {sketched:.1g}, and has no error: leave sketch out"
     )

@@ -27,9 +27,9 @@ MEASURES = {
     "drift": "movement of the kernel",
     "weights_moved": "movement of the weights",
     "loss": "training loss",
-    "loss_probe": "loss on new points",
+    "loss_query": "loss on new points",
     "accuracy": "training accuracy",
-    "accuracy_probe": "accuracy on new points",
+    "accuracy_query": "accuracy on new points",
     "alignment": "alignment of the kernel with the first",
     "limit_distance": "distance of the kernel from the infinite one",
     "limit_distance_start": "distance of the first kernel from the infinite one",
@@ -46,7 +46,7 @@ MEASURES = {
 }
 LAYER = "weights_moved."
 SHARES = {
-    *("accuracy", "accuracy_probe", "pattern_change", "selectivity"),
+    *("accuracy", "accuracy_query", "pattern_change", "selectivity"),
     *("alignment", "limit_alignment", "label_alignment"),  # cosines between kernels that are ≥ 0
 }
 FROM_ONE = {"condition", "effective_rank"}

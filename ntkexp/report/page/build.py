@@ -6,7 +6,7 @@ A page is one file that contains styles, script and pictures. Its policy forbids
     outputs/report/<sweep>.<picture>.*  the pictures of sweeps, and their numbers
     outputs/report/runs.csv             the table of all runs
     outputs/report/claims.html          the page of claims
-    outputs/report/explain-<run>.html   the explanations of a run (`ntkexp explain --page`)
+    outputs/report/explain-<run>.html   the explanations of a run, an interactive page
 
 Each template is filled with views: dictionaries with the content of a run, a sweep, a query or a claim.
 """

@@ -423,7 +423,7 @@ def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> N
 class AttributionPlots:
     """Pictures of one query, each as the matplotlib axes on which it is drawn.
 
-    `probe` is the index of the query, and `out` names an output, if there are several. All other attributes belong
+    `query` is the index of the query, and `out` names an output, if there are several. All other attributes belong
     to xarray's `plot`.
     """
 
@@ -433,49 +433,49 @@ class AttributionPlots:
         return getattr(xr.Dataset(self.arrays.data_vars, self.arrays.coords).plot, name)
 
     def contributions(
-        self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None, top: int = MAX_BARS
+        self, query: int | np.integer[Any] = 0, *, out: str | int | None = None, top: int = MAX_BARS
     ) -> Axes:
         """Draw the examples with the largest contributions."""
-        parts = self.array(CONTRIBUTION, probe, out)
+        parts = self.array(CONTRIBUTION, query, out)
         order = strongest_first(parts.to_numpy())[:top]
         names = [fitting(str(name), MAX_LABEL_LETTERS) for name in parts["example"].to_numpy()]
         return bar_figure(
             [names[k] for k in order],
             parts.to_numpy()[order],
             "added on the way",
-            f"What made {self.name_of(probe)}",
+            f"What made {self.name_of(query)}",
         ).axes[0]
 
-    def components(self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
+    def components(self, query: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
         """Draw the part of each component, with decay. Needs `attribute(by=…)`."""
-        parts = self.array(BY_COMPONENT, probe, out).sum("example")
+        parts = self.array(BY_COMPONENT, query, out).sum("example")
         if DECAY_BY_COMPONENT in self.arrays:
-            parts = parts + self.array(DECAY_BY_COMPONENT, probe, out)
+            parts = parts + self.array(DECAY_BY_COMPONENT, query, out)
         names = [fitting(str(name), MAX_LABEL_LETTERS) for name in parts[COMPONENT].to_numpy()]
-        title = f"Through which components {self.name_of(probe)} moved"
+        title = f"Through which components {self.name_of(query)} moved"
         return bar_figure(names, parts.to_numpy(), "examples and decay did", title).axes[0]
 
-    def timeline(self, probe: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
+    def timeline(self, query: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
         """Draw the change of the output over the steps, added up from the first step."""
-        by_step = self.array(BY_STEP, probe, out)
+        by_step = self.array(BY_STEP, query, out)
         last = by_step[LAST_STEP].to_numpy() if LAST_STEP in by_step.coords else None
-        return when(by_step.to_numpy(), f"When {self.name_of(probe)} came", last).figure.axes[0]
+        return when(by_step.to_numpy(), f"When {self.name_of(query)} came", last).figure.axes[0]
 
-    def array(self, name: str, probe: int | np.integer[Any], out: str | int | None) -> xr.DataArray:
+    def array(self, name: str, query: int | np.integer[Any], out: str | int | None) -> xr.DataArray:
         """Return an array at one query and output."""
         if name not in self.arrays:
             advice = "; attribute with by=" if "component" in name else ""
             raise WrongArgument(f"there is no '{name}' here to draw{advice}", "plot")
-        points = self.arrays.sizes["probe"]
-        is_index = isinstance(probe, int | np.integer) and not isinstance(probe, bool)
-        if not is_index or not -points <= probe < points:
+        points = self.arrays.sizes["query"]
+        is_index = isinstance(query, int | np.integer) and not isinstance(query, bool)
+        if not is_index or not -points <= query < points:
             raise WrongArgument(
-                f"probe={probe!r}: it takes a number below {points}, the place of a point", "probe"
+                f"query={query!r}: it takes a number below {points}, the place of a point", "query"
             )
-        parts = one_output(self.arrays[name], out).isel(probe=probe)
+        parts = one_output(self.arrays[name], out).isel(query=query)
         if not bool(np.isfinite(parts).all()):
-            raise WrongArgument(f"probe={probe}: this point was not attributed", "probe")
+            raise WrongArgument(f"query={query}: this point was not attributed", "query")
         return parts
 
-    def name_of(self, probe: int | np.integer[Any]) -> str:
-        return f"point {self.arrays['probe'].to_numpy()[probe]}"
+    def name_of(self, query: int | np.integer[Any]) -> str:
+        return f"point {self.arrays['query'].to_numpy()[query]}"

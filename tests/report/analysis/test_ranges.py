@@ -19,9 +19,9 @@ from tests.report.analysis.test_sweeps import analysed
 from tests.report.synthetic import write_sweep
 
 EPS = np.finfo(float).eps
-SIZES = ("drift", "weights_moved", "weights_moved.readout", "loss", "loss_probe", "limit_distance", "trace")
-ERRORS = ("left.test", "secant.probe", "closure", "lambda_max", "stability")
-SHARES = ("accuracy", "accuracy_probe", "alignment", "limit_alignment", "label_alignment", "pattern_change")
+SIZES = ("drift", "weights_moved", "weights_moved.readout", "loss", "loss_query", "limit_distance", "trace")
+ERRORS = ("left.test", "secant.query", "closure", "lambda_max", "stability")
+SHARES = ("accuracy", "accuracy_query", "alignment", "limit_alignment", "label_alignment", "pattern_change")
 TWO_SEEDS = (
     *product((*SIZES, *ERRORS), [(0.003, 0.068), (0.0, 0.1), (0.0, 0.0), (1e-16, 3e-15), (1e-150, 1e150)]),
     *product((*SHARES, "selectivity"), [(0.9, 1.0), (0.0, 0.1), (1.0, 1.0), (1 + 2 * EPS, 0.9), (1.0, 1 - EPS / 2)]),

@@ -392,7 +392,7 @@ def test_one_claim_needs_no_correction(tmp_path: Path) -> None:
 def explanation_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of two points of a run."""
     folder = write_run(tmp_path_factory.mktemp("outputs") / "runs" / "net", digits())
-    assert run(["explain", str(folder), "--page", "--split=test", "--probe=1", "--probe=0"]) == 0
+    assert run(["explain", str(folder), "--page", "--split=test", "--query=1", "--query=0"]) == 0
     return folder.parent.parent / "report" / f"explain-{folder.name}.html"
 
 
@@ -429,7 +429,7 @@ def test_the_check_shows_what_is_known() -> None:
     actual = np.array([[[1.0], [2.0]], [[3.0], [np.nan]]])
     predicted = np.array([[[1.0], [2.0]], [[3.0], [np.nan]]])
     removals = tuple(LeftOut(influential=not k, examples=(k,)) for k in range(2))
-    found = LeaveOut(removals=removals, probe=(0, 1), predicted=predicted, actual=actual)
+    found = LeaveOut(removals=removals, query=(0, 1), predicted=predicted, actual=actual)
     picture = checked(found, agreement_of(found, 1.0))
     assert picture.table["actual"].tolist() == [1.0, 2.0, 3.0]
     assert "2 retrainings" in picture.figure.get_suptitle().replace("\n", " ")

@@ -12,7 +12,7 @@ from tests.torture.damage import damage
 from tests.torture.kind.damages import broken_off
 from tests.torture.stage import SMALL, Fault, Outcome, Stage, agree, contents, judged, ntkexp
 
-SIZES = (*SMALL, "data.train=70", "data.probe=30", "data.test=45")  # a tile is of 32 points
+SIZES = (*SMALL, "data.train=70", "data.query=30", "data.test=45")  # a tile is of 32 points
 FILE = "k.zarr"
 TILES = {"half": 7, "whole": None}
 PREDICT = ("kernel", "predict", FILE, "--quiet", "--ridge=1e-3", "--out=answer")

@@ -18,8 +18,8 @@ COMMANDS = {
     "snapshots": (*TRAIN, STOP, "optimizer=sgd", "optimizer.batch=8", "path.every=snapshots", "path.schedule=adaptive"),
     "flow": (*TRAIN, "optimizer=flow", "steps=5"),
     "drawing": (*TRAIN, "steps=2"),
-    "limit": ("kernel", "limit", "--quiet", "--out=outputs/k.zarr", *SMALL, "data.train=250", "data.probe=40"),
-    "tangent": ("kernel", "tangent", "--quiet", "--out=outputs/k.zarr", *SMALL, "data.train=250", "data.probe=40"),
+    "limit": ("kernel", "limit", "--quiet", "--out=outputs/k.zarr", *SMALL, "data.train=250", "data.query=40"),
+    "tangent": ("kernel", "tangent", "--quiet", "--out=outputs/k.zarr", *SMALL, "data.train=250", "data.query=40"),
     "sweep": ("sweep", "--quiet", "--out=outputs", "--workers=2", "model.width=8,9", "seed=0..1", *SMALL),
 }
 RARE = {"sweep": 0.2}  # its workers load torch anew

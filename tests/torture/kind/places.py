@@ -9,7 +9,7 @@ from random import Random
 from tests.torture.damage import WORDS, letters
 from tests.torture.stage import SMALL, Outcome, Stage
 
-POINTS = ("data.train=4", "data.probe=2", "data.test=2")
+POINTS = ("data.train=4", "data.query=2", "data.test=2")
 COMMANDS = (
     ("train", "--quiet", *SMALL, "--out={place}"),
     ("train", "--quiet", *SMALL, "--config-dir={place}"),

@@ -41,7 +41,7 @@ COMMANDS = {
     "earlier": TRAIN,
 }
 FOLLOWED = ("mine", "mine too")
-WITHOUT = ("--without=1,3", "--split=probe", "--probe=0", "--json")
+WITHOUT = ("--without=1,3", "--split=query", "--query=0", "--json")
 VOUCHING = ("DONE.json", "BEGUN.json", "progress.json", "provenance.json")
 UNTOLD = (".lock", "error.txt")
 MARKS = ("damaged", "another run", "was made by", "not finished")
@@ -53,7 +53,7 @@ def questions(name: str, run: str) -> dict[str, tuple[str, ...]]:
     found = {
         "load_run": ("load_run", run),
         "report": ("report", run, "--format=csv"),
-        "explain": ("explain", run, "--split=probe", "--probe=1", "--json"),
+        "explain": ("explain", run, "--split=query", "--query=1", "--json"),
         "without": ("explain", run, *WITHOUT),
         "runs": ("runs", "--json"),
         "resume": ("resume", run, "--quiet"),
@@ -204,7 +204,7 @@ def follow(folder: Path, seed: int) -> None:
         given.x += seed
     loops.followed(given, loops.plain, to=folder).attribute()
     numbers = np.random.default_rng(seed).normal(size=(1, 3, 2))
-    places = {"probe": (0,), "out": (0, 1, 2), "example": (1, 3)}
+    places = {"query": (0,), "out": (0, 1, 2), "example": (1, 3)}
     write_removal(
         folder,
         Removal(**places, actual=numbers.sum(2), shares=numbers, by_step=numbers, growth=1.0, repeated=0.0, emptied=0),

@@ -50,7 +50,7 @@ def command(group: str, luck: Random) -> tuple[str, ...]:
         case "sweep":
             return ("sweep", "tried", "--dry-run", *SMALL[1:])
         case "study":
-            return ("kernel", "study", "tried", "--quiet", "data.train=12", "data.test=6", "data.probe=0")
+            return ("kernel", "study", "tried", "--quiet", "data.train=12", "data.test=6", "data.query=0")
         case "":
             return (*luck.choice((("config",), ("train", "--quiet"), ("config", "--tree"))), *SMALL)
     return (*luck.choice((("config",), ("config",), ("train", "--quiet"))), f"{group}=tried", *SMALL)

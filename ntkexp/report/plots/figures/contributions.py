@@ -39,7 +39,7 @@ class SplitParts(NamedTuple):
     rule: str
     split: str
     known: NDArray[np.int64]  # the attributed queries
-    parts: xr.DataArray  # [probe, out, example], which may exceed the memory
+    parts: xr.DataArray  # [query, out, example], which may exceed the memory
     outputs: NDArray[np.float64]
 
 
@@ -47,13 +47,13 @@ def read(run: Run) -> SplitParts | None:
     """Read the contributions to the main split; None if the run has no contributions."""
     rule = explained_rule(run.rules)
     split = next(
-        (s for s in ("probe", "test", "train") if s in run.points and len(run.data[f"{s}_index"])),
+        (s for s in ("query", "test", "train") if s in run.points and len(run.data[f"{s}_index"])),
         None,
     )
     if rule is None or split is None:
         return None
-    parts = run.parts(rule).isel(probe=run.points[split])
-    outputs = run.predictions.sel(machine="f_T").isel(probe=run.points[split]).to_numpy()
+    parts = run.parts(rule).isel(query=run.points[split])
+    outputs = run.predictions.sel(machine="f_T").isel(query=run.points[split]).to_numpy()
     known = np.flatnonzero(attributed_in_blocks(parts).any(axis=1))
     if not known.size or not np.isfinite(outputs).all() or not parts.size:
         return None
@@ -66,7 +66,7 @@ def draw(run: Run) -> Figure | None:
         return None
     figure = examples.draw(explain(run, read_parts))
     attributes = run.parts(read_parts.rule).attrs
-    heading(figure, answer(read_parts.parts.isel(probe=read_parts.known), attributes))
+    heading(figure, answer(read_parts.parts.isel(query=read_parts.known), attributes))
     return figure
 
 
@@ -104,7 +104,7 @@ def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
 
     explanations = []
     for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
-        by_output = read_parts.parts.isel(probe=k).to_numpy()
+        by_output = read_parts.parts.isel(query=k).to_numpy()
         column = largest_attributed(outputs[k, list(run.outs)], by_output)
         contributions = by_output[column]
         top = strongest_first(contributions)[:TOP]

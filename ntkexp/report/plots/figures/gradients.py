@@ -63,7 +63,7 @@ def read(run: Run) -> Course | None:
 
     # tangent kernels of the pair, traced over outputs, [snapshot, 2, 2]
     places = [run.points["train"].start + place for place in pair]
-    kernels = run.kernels["tangent"].isel(probe=places, train=pair).to_numpy()
+    kernels = run.kernels["tangent"].isel(query=places, train=pair).to_numpy()
     kernels = np.einsum("sacbc->sab", kernels)
     diagonal = np.einsum("saa->sa", kernels)
 

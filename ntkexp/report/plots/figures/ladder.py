@@ -24,7 +24,7 @@ from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
 
-MARKER = {"train": "^", "probe": "o", "test": "s"}
+MARKER = {"train": "^", "query": "o", "test": "s"}
 TITLE_LINES = 4  # that fit above the axes
 
 

@@ -34,7 +34,7 @@ def draw(run: Run) -> Figure | None:
         return None
     figure = Figure(figsize=(NARROW, 3.3), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
-    losses = lines(above, run, {"loss": ("train", BLACK), "loss_probe": ("probe", GREY)})
+    losses = lines(above, run, {"loss": ("train", BLACK), "loss_query": ("query", GREY)})
     above.set(ylabel="loss")
     if (loss["loss"] > 0).all():
         log_axis(above, "y")
@@ -48,7 +48,7 @@ def draw(run: Run) -> Figure | None:
 
 
 def table(run: Run) -> pd.DataFrame:
-    return run.metrics.reindex(columns=["step", "loss", "loss_probe", "weights_moved", "drift"])
+    return run.metrics.reindex(columns=["step", "loss", "loss_query", "weights_moved", "drift"])
 
 
 def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End]:

@@ -32,7 +32,7 @@ def read(run: Run) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
     )
     if rule is None or "train" not in run.points:
         return None
-    blocks = run.kernels[f"path_{rule}"].isel(probe=run.points["train"]).to_numpy()
+    blocks = run.kernels[f"path_{rule}"].isel(query=run.points["train"]).to_numpy()
     read = np.isfinite(blocks).all(axis=(0, 2, 3))  # path.outputs limits them
     kernel = np.einsum("qcmc->qm", blocks[:, read][..., read])
     if not kernel.size or not read.any():

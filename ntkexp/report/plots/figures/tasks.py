@@ -1,6 +1,6 @@
 """The loss and accuracy of each task during training, with a dotted line at each switch to the next task.
 
-The curves show probe points, or training examples if the run has no probe points.
+The curves show queries, or training examples if the run has no queries.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def table(run: Run) -> pd.DataFrame:
 def tasks(run: Run, measure: str) -> list[str]:
     """Return the columns of a measure, one for each task."""
     count = len(run.data["phases"])
-    for kind in (f"{measure}_probe", measure):
+    for kind in (f"{measure}_query", measure):
         columns = [f"{kind}_{number}" for number in range(1, count + 1)]
         if all(column in run.metrics and len(run.series(column)) for column in columns):
             return columns
@@ -73,7 +73,7 @@ def lines(axes: Axes, run: Run, measure: str, columns: list[str]) -> None:
         values = series[column] * (100 if measure == "accuracy" else 1)
         axes.plot(series["step"], values, color=colour)
         ends.append(End(str(run.data["phases"][number]), float(values.iloc[-1]), colour))
-    where = "probe " if "_probe" in columns[0] else ""
+    where = "query " if "_query" in columns[0] else ""
     axes.set_ylabel(f"{where}accuracy (%)" if measure == "accuracy" else f"{where}loss")
     if measure == "loss" and all((run.series(column)[column] > 0).all() for column in columns):
         log_axis(axes, "y")

@@ -24,7 +24,7 @@ from ntkexp.text import short, spoken
 def draw(
     analysis: Analysis, runs: Mapping[Path, Run]
 ) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    for split in ("probe", "test", "train"):
+    for split in ("query", "test", "train"):
         columns = {
             name.removesuffix(f".{split}"): name
             for name in analysis.quantities

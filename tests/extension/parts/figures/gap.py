@@ -18,5 +18,5 @@ def draw(run: Run) -> Figure | None:
 
 
 def table(run: Run) -> pd.DataFrame:
-    found = run.series("loss", "loss_probe")
-    return found.assign(gap=found["loss_probe"] - found["loss"])
+    found = run.series("loss", "loss_query")
+    return found.assign(gap=found["loss_query"] - found["loss"])
