@@ -362,7 +362,7 @@ BEFORE: dict[str, Change] = CONFIGS | TABLES | DATA | ARRAYS
 HARMLESS = frozenset({
     *("results of a machine with codes", "a model that is a list of numbers", "results at very many points"),
     *("metrics without time", "results of a header", "results below zero", "metrics of a header"),
-    *("timings without columns", "timings of words", *BESIDE),
+    *("timings without columns", "timings of words", "kernel a list", "sketch a text", *BESIDE),
 })  # fmt: skip
 """These have what their readers need: they are read, or refused."""
 

@@ -104,9 +104,9 @@ def test_nothing_heavy_is_imported_to_explain_oneself(arguments: list[str], word
 
 
 @pytest.mark.slow
-def test_a_run_is_carried_out_without_what_draws_and_reads_it(start: Start, tmp_path: Path) -> None:
+def test_a_run_imports_what_draws_its_pictures_and_no_other_library(start: Start, tmp_path: Path) -> None:
     ended = start("train", *TINY, f"--out={tmp_path}", "--quiet")
-    assert (ended.status, ended.err) == (0, "torch hydra numpy")
+    assert (ended.status, ended.err) == (0, "torch hydra pandas numpy matplotlib xarray")
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ RUNS = {
 LEFT = {
     "there": (SNAPSHOTS, "step", 5),
     "back": (BACK, "back", 9),
-    "effects": ((*EFFECTS, *ADAM), "sweep", 2),
+    "effects": ((*EFFECTS, *ADAM), "effects", 2),
 }
 
 

@@ -136,9 +136,14 @@ def adds_up(case: Case) -> None:
 
 
 def components_add_up(found: xr.Dataset, eps: float) -> None:
-    """Components add up to the whole: of each example, of decay, of rounding, and of each step."""
+    """Components add up to the whole: for each example, for decay, for rounding, and for each step.
+
+    The sum of a step rounds at the size of the contributions that cancel in it.
+    """
     for whole, parts in BY_COMPONENT.items():
         size = abs(found[parts]).sum(dim="component")
+        if whole == "by_step":
+            size = size + abs(found["by_component"]).sum(dim=("component", "example"))
         missed = abs(found[parts].sum(dim="component") - found[whole])
         assert float((missed - SUMMED * eps * size).max()) <= 0, whole
     assert float(abs(found["by_component"]).sum()) > 0
