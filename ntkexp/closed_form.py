@@ -296,7 +296,7 @@ def quotient(
 
 @dataclass(frozen=True)
 class Kernels:
-    """A kernel among the training examples, and between other points and the training examples."""
+    """A kernel between the training examples, and between other points and the training examples."""
 
     train: Float[Tensor, "train train"]
     cross: Float[Tensor, "point train"]
@@ -377,7 +377,7 @@ class Ensemble:
         return self.cross @ self.learned(targets)
 
     def covariance(self, start: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
-        """Return the covariance of one output between points; `start` is 𝒢 among these points."""
+        """Return the covariance of one output between points; `start` is 𝒢 between these points."""
         A = self.weights
         mixed = A @ self.start.cross.mH
         return start + A @ self.start.train @ A.mH - mixed - mixed.mH

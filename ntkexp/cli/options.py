@@ -329,9 +329,7 @@ def interruptible(advice: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def polite_kill() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C inside the block. In a notebook the process belongs to somebody
-    else.
-    """
+    """Treat SIGTERM like Ctrl-C inside the block, and restore its handler afterwards."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

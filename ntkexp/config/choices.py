@@ -51,7 +51,7 @@ def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
 
 
 def shipped() -> Path:
-    """Return the package's folder: inside the installed package, or beside it in a checkout."""
+    """Return the package's folder: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     inside, beside = package / "configs", package.parent / "configs"
     return inside if inside.is_dir() else beside

@@ -42,7 +42,7 @@ ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor | tuple[Tensor, Ten
 their mean."""
 
 
-# --- What the user's function returns.
+# --- The return value of the user's function.
 
 
 def losses_of(

@@ -241,10 +241,9 @@ class Adam(AbstractAdam):
 
 
 class AdamW(AbstractAdam):
-    """AdamW (Loshchilov & Hutter 2019): Adam, beside which the weights decay by themselves, θ ← (1
-    − ηλ)θ before a step.
+    """AdamW (Loshchilov & Hutter 2019): Adam with decoupled weight decay.
 
-    An Adam whose decay goes past the memory.
+    The weights decay by θ ← (1 − ηλ)θ before each step, and the moments do not see the decay.
     """
 
     weight_decay: NonNegativeFloat = 0.01

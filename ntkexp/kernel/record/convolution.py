@@ -42,7 +42,7 @@ def convolve(
     extra: Sequence[int],
     groups: int,
 ) -> Float[Tensor, "example features *pixels_"]:
-    """What `torch.convolution` gives for these arguments.
+    """The output of `torch.convolution` for these arguments.
 
     >>> x, kernel = torch.randn(9, 8, 32, 32, dtype=torch.float64), torch.randn(4, 8, 5, 5, dtype=torch.float64)
     >>> how = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1)

@@ -119,7 +119,7 @@ class NoRule(Mistake):
 
     @property
     def remark(self) -> str:
-        """What follows for a tangent."""
+        """The consequence for a tangent."""
         return f"{self.reason}: the tangent is read from plain Jacobians, which is correct but slow"
 
 

@@ -88,7 +88,7 @@ def heat(figure: Figure, axes: Axes, kernel: NDArray[np.float64]) -> None:
 
 
 def coarse(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Average over blocks of equal size, so that at most `MAX_PIXELS` remain. A smaller last block is left out."""
+    """Average over blocks of equal size, so that at most `MAX_PIXELS` remain. A smaller last block is omitted."""
     block = -(-len(kernel) // MAX_PIXELS)
     side = len(kernel) // block
     blocks = kernel[: side * block, : side * block].reshape(side, block, side, block)
