@@ -412,7 +412,6 @@ def read_sealed(path: Path, of: str) -> dict[str, Any]:
 
 LENGTH = 8  # bytes
 HEAD = 2 * LENGTH  # bytes of a length and its mark
-MAX_JOINED_BYTES = 1 << 16  # smaller entries are written faster as one piece
 
 
 @dataclass
@@ -490,18 +489,13 @@ class SealedLog:
         size = sum(map(len, content))
         seal = self.seal(*content)
         try:
-            with self.path.open("ab", buffering=0) as file:
+            with self.path.open("ab") as file:
                 if file.tell() < self.end:
                     raise Damaged(
                         f"{self.path} was cut while it was being written; follow the loop again"
                     )
                 file.truncate(self.end)  # removes an unfinished entry
-                parts = [self.head(size), *content, seal]
-                if size <= MAX_JOINED_BYTES:
-                    parts = [b"".join(parts)]
-                for part in parts:
-                    if file.write(part) != len(part):
-                        raise OSError(None, "no room")
+                file.writelines([self.head(size), *content, seal])
         except OSError as error:
             self.cut(len(self))
             raise NoPlace(
