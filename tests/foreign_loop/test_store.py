@@ -24,8 +24,8 @@ from ntkexp.foreign_loop.store.checkpoints import CheckpointPlan
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake, NoPlace
-from ntkexp.records.atomic import SealedLog
 from ntkexp.records.folder import RunFolder
+from ntkexp.records.sealed_log import SealedLog
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.bugs import RECORDED
 from tests.foreign_loop.loops import Body, Loop, Maker, batches, followed, loop
