@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -272,11 +271,15 @@ def test_force_takes_what_is_left_of_a_file(places: Path, tmp_path: Path, name: 
 
 
 def test_marks_that_nobody_made_are_taken_away(places: Path, tmp_path: Path) -> None:
-    """Of a tile that is missing, and of one that is the mirror image of another."""
+    """Whatever they hold: of a tile that is missing, nothing is the seal."""
     path = Path(shutil.copytree(places / "begun", tmp_path / "k.zarr"))
-    for row in range(2):
-        marks = np.frombuffer((path / "done" / "c" / str(row) / "0").read_bytes(), "<u8")
-        (path / "done" / "c" / str(row) / "0").write_bytes(np.where(marks, marks, 7).tobytes())
+    matrix = open_matrix(path)
+    missing = matrix.missing()
+    for number, tile in enumerate(missing):
+        matrix.mark(*tile).parent.mkdir(exist_ok=True)
+        matrix.mark(*tile).write_bytes(number.to_bytes(8, "little"))
+    assert matrix.unmarked(matrix.layout.tiling.todo) == []
+    assert matrix.missing() == missing
     filled(path, Products.of())
     assert contents(path) == contents(places / "whole")
 
