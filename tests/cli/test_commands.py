@@ -142,7 +142,7 @@ def test_a_bar_shows_the_numbers_of_a_step(capsys: pytest.CaptureFixture[str], m
     bar = Bar()
     bar.say("before")
     bar.start("training", 4, 1)
-    bar.step(2, "loss 0.5  drift 0.25")
+    bar.step(2, "loss 0.5  kernel change 0.25")
     bar.say("[a] remark")
     bar.stop()
     shown = capsys.readouterr()
@@ -150,7 +150,7 @@ def test_a_bar_shows_the_numbers_of_a_step(capsys: pytest.CaptureFixture[str], m
     assert "before\n" in shown.err
     assert "[a] remark" in shown.err
     assert "2/4" in shown.err
-    assert "loss 0.5  drift 0.25" in shown.err
+    assert "loss 0.5  kernel change 0.25" in shown.err
 
 
 def test_plain_lines_come_for_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,7 +211,7 @@ def test_no_option_is_named_outside_the_command_line() -> None:
 @pytest.mark.parametrize("place", LIBRARY)
 def test_the_library_knows_no_configuration(place: str) -> None:
     known = keys()
-    assert {"model.width", "path.pieces", "data.train"} <= known
+    assert {"model.width", "path.substeps", "data.train"} <= known
     found = list(texts(PACKAGE / place))
     named = [(file.name, word) for file, text in found for word in re.findall(r"\b[a-z]+\.[a-z_]+\b", text)
              if word in known]  # fmt: skip

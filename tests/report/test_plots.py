@@ -29,7 +29,7 @@ from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import sweep_extent, tabulate_points
 from ntkexp.report.page.picture import inline
 from ntkexp.report.plots.examples import image, pixel_axes
-from ntkexp.report.plots.figures import loss_and_drift, spectrum
+from ntkexp.report.plots.figures import loss_and_kernel_change, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.rendering import svg
 from ntkexp.report.plots.run_plots import gallery, save
@@ -179,7 +179,11 @@ def run(**metrics: Sequence[float]) -> Run:
 
 NAN = math.nan
 LEVELS = pd.DataFrame({"width": [64, 8, 8, 16], "left.test": [NAN, 0.4, 0.1, 0.5]})
-COURSES = {"width 8": run(drift=[0, 0.5]), "width 16": run(drift=[0, 0.2]), "width 32": run(drift=[0.1, NAN])}
+COURSES = {
+    "width 8": run(kernel_change=[0, 0.5]),
+    "width 16": run(kernel_change=[0, 0.2]),
+    "width 32": run(kernel_change=[0.1, NAN]),
+}
 WIDTHS = {9: "done", 1: "done", 0: "failed"}
 UNSORTED = Sweep(
     path=Path(),
@@ -197,15 +201,15 @@ UNSORTED = Sweep(
     ("title", "expected"),
     [
         (
-            loss_and_drift.answer(run(loss=[1.0, 0.5], drift=[0.0, 0.1])),
+            loss_and_kernel_change.answer(run(loss=[1.0, 0.5], kernel_change=[0.0, 0.1])),
             "The kernel moves by 10 % while the loss falls 2-fold",
         ),
         (
-            loss_and_drift.answer(run(loss=[1.0, 0.5, 0.5], drift=[0.0, 0.1, NAN])),
+            loss_and_kernel_change.answer(run(loss=[1.0, 0.5, 0.5], kernel_change=[0.0, 0.1, NAN])),
             "The kernel moves by 10 % until step 1, where it is last a number, while the loss falls 2-fold",
         ),
         (
-            loss_and_drift.answer(run(loss=[1.0, NAN, 0.5], drift=[0.0, 0.0, 0.0])),
+            loss_and_kernel_change.answer(run(loss=[1.0, NAN, 0.5], kernel_change=[0.0, 0.0, 0.0])),
             "Training diverges: at step 1 the loss is not a number",
         ),
         (spectrum.answer(np.array([1.0, 9.0, 1.0]), np.array([])), "goes from 1 to 1, through 9"),
@@ -263,7 +267,7 @@ def test_an_ensemble_follows_the_process_it_could_be_drawn_from(chances: tuple[f
 
 
 def test_a_mean_has_its_number_of_runs(tmp_path: Path) -> None:
-    """A run of the first point failed, and a run of the second has no drift."""
+    """A run of the first point failed, and a run of the second has no kernel change."""
     record = write_sweep(tmp_path, failed=[0])
     metrics = sorted((tmp_path / "runs").glob("mlp-w64-*"))[0] / "metrics.csv"
     sweep, runs = read_sweep(record), {}
@@ -271,5 +275,5 @@ def test_a_mean_has_its_number_of_runs(tmp_path: Path) -> None:
         if place.state == "done":
             runs[place.folder] = load_tables(place.folder)
     (found,) = (run for run in runs.values() if run.path == metrics.parent)
-    runs[found.path] = replace(found, metrics=found.metrics.drop(columns="drift"))
+    runs[found.path] = replace(found, metrics=found.metrics.drop(columns="kernel_change"))
     assert tabulate_points(analyse(sweep, runs))["runs"].tolist() == ["2", "2 to 3", "3", "3"]

@@ -267,11 +267,11 @@ def test_tensorboard_has_metrics_errors_and_pictures(logged_run: Path) -> None:
     events = EventAccumulator(str(logged_run / PLACE), {"scalars": 0, "images": 0})
     events.Reload()
     metrics = load_run(logged_run).metrics
-    for column in ("loss", "drift", "weights_moved"):
+    for column in ("loss", "kernel_change", "weights_moved"):
         scalars, known = events.Scalars(f"metrics/{column}"), metrics[column].dropna()
         assert [event.step for event in scalars] == metrics.loc[known.index, "step"].tolist()
         np.testing.assert_allclose([event.value for event in scalars], known, rtol=FLOAT32, atol=1e-38)
-    assert len(events.Scalars("metrics/drift")) < len(events.Scalars("metrics/loss"))
+    assert len(events.Scalars("metrics/kernel_change")) < len(events.Scalars("metrics/loss"))
     for result in read_results(logged_run / "results.csv"):
         if result.relative_error is not None:
             (scalar,) = events.Scalars(f"ladder/{result.split}/{result.machine}")

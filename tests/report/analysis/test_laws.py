@@ -32,7 +32,7 @@ def law(exponents: Sequence[float], expected: Expected | None = ONE, lacking: in
     x, log_x = np.tile(WIDTHS, len(exponents)), np.log(WIDTHS / 181)
     y = np.exp(np.outer(exponents, log_x) + bend * log_x**2 / 2).ravel()
     y[len(y) - lacking :] = np.nan
-    fit = fit_of("drift", expected)
+    fit = fit_of("kernel_change", expected)
     return Fitted(fit, {}, power_law(x, y, np.repeat(np.arange(len(exponents)), len(WIDTHS))))
 
 
@@ -41,7 +41,7 @@ def law(exponents: Sequence[float], expected: Expected | None = ONE, lacking: in
     [
         (
             law([-0.99, -1.0, -1.01]),
-            "The movement of the kernel falls as width to the power −1 (−1.02 to −0.98, 95 % over 3 seeds); "
+            "The kernel change falls as width to the power −1 (−1.02 to −0.98, 95 % over 3 seeds); "
             "theory −1, margin 0.1: agrees",
         ),
         (law([-0.99, -1.0, -1.01], Expected(-0.5)), "theory −0.5, margin 0.1: smaller"),
