@@ -157,7 +157,7 @@ class Remembering(GD):
     remembers: ClassVar[bool] = True
 
 
-SUBSTEPS, LAYERS = ("path.pieces=2",), ("optimizer.layers={network.3: 0.25}", DECAY, "optimizer.clip_norm=0.2")
+SUBSTEPS, LAYERS = ("path.substeps=2",), ("optimizer.layers={network.3: 0.25}", DECAY, "optimizer.clip_norm=0.2")
 
 
 def same_sums(one: Outcome, other: Outcome) -> None:
@@ -231,14 +231,14 @@ MEASURED = (*SMOOTH, "path.rule=[secant]", "ladder.machine=[]", "path.attributed
     ("case", "cut"),
     [
         pytest.param("nesterov", (), marks=pytest.mark.slow),
-        ("momentum", ("path.pieces=2", "path.romberg=1")),
+        ("momentum", ("path.substeps=2", "path.romberg=1")),
         pytest.param("adamw", (), marks=pytest.mark.slow),
     ],
 )
 def test_the_error_bar_is_the_distance_from_a_finer_quadrature(case: str, cut: tuple[str, ...]) -> None:
     """Eight substeps are off by a 64th of what one is: the bar, of higher order itself, is off by a few per cent."""
     found = ran(*MEASURED, *REMEMBERING[case], *cut, "path.error_samples=1000")
-    finer = ran(*MEASURED, *REMEMBERING[case], *cut, "path.pieces=8", "path.error_samples=0")
+    finer = ran(*MEASURED, *REMEMBERING[case], *cut, "path.substeps=8", "path.error_samples=0")
     difference = found.contributions("secant") - finer.contributions("secant")
     measured = float(difference.norm() / found.contributions("secant").norm())
     assert measured > 1e-9  # there is an error to be measured
@@ -248,7 +248,7 @@ def test_the_error_bar_is_the_distance_from_a_finer_quadrature(case: str, cut: t
 
 def test_a_sample_of_the_points_stands_for_all() -> None:
     """‖𝒮 − 𝒮_integral‖² ≈ Q/m Σ ‖(𝒮_2n − 𝒮_n) · 4/3‖² over m of the Q points."""
-    one, two = (ran(*MEASURED, *REMEMBERING["momentum"], f"path.pieces={n}").contributions("secant") for n in (1, 2))
+    one, two = (ran(*MEASURED, *REMEMBERING["momentum"], f"path.substeps={n}").contributions("secant") for n in (1, 2))
     for count in (1000, 8, 3):
         found = ran(*MEASURED, *REMEMBERING["momentum"], f"path.error_samples={count}")
         sample = sample_points(len(one), count)

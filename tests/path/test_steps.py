@@ -320,7 +320,7 @@ def test_gradient_descent_tends_to_it_at_first_order(loss: str) -> None:
 
 def test_more_nodes_are_nearer_and_the_estimate_says_by_how_much() -> None:
     chosen = (*FLOW, "optimizer.step_size=1", "steps=6", "path.queries=[query]", "optimizer.tolerance=1e-4")
-    one, four = (ran(*chosen, f"path.nodes={n}", "path.error_samples=6") for n in (1, 4))
+    one, four = (ran(*chosen, f"path.quadrature_points={n}", "path.error_samples=6") for n in (1, 4))
     true = (one.contributions("gauss") - four.contributions("gauss")).norm() / four.contributions("gauss").norm()
     said = one.outcome.evidence.paths["gauss"].facts["error_bar"]
     assert float(true) / 2 < said < 2 * float(true)

@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import ntkexp
 from ntkexp.experiment.problem import draw_problem
 from ntkexp.path.points import NetworkView
-from ntkexp.path.rule.base import AbstractRule, Piece
+from ntkexp.path.rule.base import AbstractRule, Substep
 from ntkexp.records.results import Result
 from ntkexp.run.loop import run
 from ntkexp.run.setting import prepare
@@ -171,7 +171,7 @@ SQUARE = {  # a Latin square: every activation, loss and setting meets every oth
     for optimizer, classes in [SETTINGS[(row + column) % len(SETTINGS)]]
 }
 CUTS = {  # substeps and extrapolations
-    f"{n} substeps, {k} extrapolations": (f"path.pieces={n}", f"path.romberg={k}", f"model.activation={activation}")
+    f"{n} substeps, {k} extrapolations": (f"path.substeps={n}", f"path.romberg={k}", f"model.activation={activation}")
     for (n, k), activation in zip(
         [(n, k) for n in range(1, 9) for k in range(4) if n % 2**k == 0], cycle(("relu", "tanh")), strict=False
     )
@@ -188,7 +188,7 @@ REMEMBERING = {
     "layers": ("optimizer=nesterov", LAYERS, DECAY, "optimizer.clip_norm=0.2"),
 }
 WAYS = {  # in which a path is summed
-    "every step": ("optimizer=gd", DECAY, "path.pieces=2"),
+    "every step": ("optimizer=gd", DECAY, "path.substeps=2"),
     "without kernels": ("optimizer=sgd", "optimizer.batch=3", DECAY, "path.kernels=none"),
     "with traces": ("optimizer=sgd", LAYERS, "path.kernels=trace"),
     "clipped": ("optimizer=sgd", "optimizer.clip_norm=0.2", "path.queries=[query]"),
@@ -266,7 +266,7 @@ def test_every_function_of_a_number(name: str) -> None:
 
 FLOW = (
     *("optimizer=flow", "optimizer.step_size=0.2", "optimizer.tolerance=1e-8", "model.activation=tanh"),
-    *("path.rule=[gauss]", "path.nodes=3", "path.queries=[query]", "ladder.machine=[gauss]", "steps=6"),
+    *("path.rule=[gauss]", "path.quadrature_points=3", "path.queries=[query]", "ladder.machine=[gauss]", "steps=6"),
 )
 
 
@@ -431,11 +431,11 @@ class Halves(AbstractRule):
     closes: ClassVar[bool] = True
     error: float = 0.0
 
-    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
-        count = 2 * pieces
-        return tuple(Piece(k / count, (k + 1) / count, (1 + self.error) / count) for k in range(count))
+    def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
+        count = 2 * substeps
+        return tuple(Substep(k / count, (k + 1) / count, (1 + self.error) / count) for k in range(count))
 
-    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
+    def detail(self, points: int, substeps: int, romberg: int) -> str:
         return ""
 
 

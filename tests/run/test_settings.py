@@ -138,9 +138,9 @@ SMOOTH = ("model.activation=tanh", "path.rule=[gauss,left,secant]", "path.querie
 
 
 @cache
-def errors(nodes: int, seed: int) -> dict[str, tuple[float, ...]]:
+def errors(points: int, seed: int) -> dict[str, tuple[float, ...]]:
     """The final error of each rule at each step size."""
-    shared = (*SMOOTH, f"path.nodes={nodes}", f"seed={seed}", "ladder.machine=[]")
+    shared = (*SMOOTH, f"path.quadrature_points={points}", f"seed={seed}", "ladder.machine=[]")
     runs = [ran(*shared, f"optimizer.step_size={size}", f"steps={round(TIME / size)}") for size in STEP_SIZES]
     return {rule: tuple(run.error(rule) for run in runs) for rule in ("gauss", "left", "secant")}
 
@@ -153,10 +153,10 @@ def slope(found: tuple[float, ...]) -> float:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("rule", "nodes", "order"), [("left", 1, 1), ("gauss", 1, 2), pytest.param("gauss", 2, 4, marks=pytest.mark.slow)]
+    ("rule", "points", "order"), [("left", 1, 1), ("gauss", 1, 2), pytest.param("gauss", 2, 4, marks=pytest.mark.slow)]
 )
-def test_the_order_of_a_rule(rule: str, nodes: int, order: int, seed: int) -> None:
-    assert abs(slope(errors(nodes, seed)[rule]) - order) < NEAR
+def test_the_order_of_a_rule(rule: str, points: int, order: int, seed: int) -> None:
+    assert abs(slope(errors(points, seed)[rule]) - order) < NEAR
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
