@@ -73,7 +73,9 @@ TINY_DEFAULT = ("model.width=16", "data.train=16", "data.query=8", "data.test=8"
 def default_run(*, quick: bool) -> list[Table]:
     """A row for every part."""
     steps, times = (2, 2) if quick else (4, 5)
-    setting = prepare(compose([f"path.rule=[{','.join(RULES)}]", "path.nodes=1", *(TINY_DEFAULT if quick else ())]))
+    setting = prepare(
+        compose([f"path.rule=[{','.join(RULES)}]", "path.quadrature_points=1", *(TINY_DEFAULT if quick else ())])
+    )
     path = setting.experiment.path
     integrals = {rule.option: integrals_at_zero(path.quadrature(rule), setting.domain) for rule in path.rule}
     acts: dict[str, Callable[[], object]] = {"descent": partial(walk, setting, {}, steps)}
@@ -196,8 +198,8 @@ QUICK = ("model.width=16", "data.train=16", "data.query=8", "data.test=8", "step
 LONG = ("model.width=256", "data.train=64", "data.query=64", "data.test=8", "steps=500")
 READINGS = {
     "left": ("path.rule=[left]",),
-    "gauss, 1 node": ("path.rule=[gauss]", "path.nodes=1"),
-    "gauss, 2 nodes": ("path.rule=[gauss]", "path.nodes=2"),
+    "gauss, 1 node": ("path.rule=[gauss]", "path.quadrature_points=1"),
+    "gauss, 2 nodes": ("path.rule=[gauss]", "path.quadrature_points=2"),
     "secant": ("path.rule=[secant]",),
     **{f"secant, {n} snapshots": ("path.rule=[secant]", "path.every=snapshots", f"path.count={n}") for n in (4, 8, 16)},
 }

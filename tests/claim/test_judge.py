@@ -367,11 +367,13 @@ def test_a_claim_of_runs_is_judged_from_their_numbers(tmp_path: Path) -> None:
 
 
 def test_a_column_that_no_run_yields_is_named() -> None:
-    table = pd.DataFrame({"runs": ["a"], "seed": [0], "model.width": [8], "drift": [0.1]})
+    table = pd.DataFrame({"runs": ["a"], "seed": [0], "model.width": [8], "kernel_change": [0.1]})
     measured = Measured(table, {}, ("model.width",))
-    assert Column(column="drift").of(measured)["value"].tolist() == [0.1]
-    with pytest.raises(Mistake, match=r"quantity: the runs yield no drfit; they yield drift; did you mean 'drift'"):
-        Column(column="drfit").of(measured)
+    assert Column(column="kernel_change").of(measured)["value"].tolist() == [0.1]
+    with pytest.raises(
+        Mistake, match=r"the runs yield no kernel_chnage; they yield kernel_change; did you mean 'kernel_change'"
+    ):
+        Column(column="kernel_chnage").of(measured)
 
 
 def test_a_seed_without_any_number_leaves_columns_of_numbers() -> None:

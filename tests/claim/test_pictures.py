@@ -103,11 +103,13 @@ def test_a_kernel_that_widens_is_not_said_to_flatten() -> None:
 @pytest.mark.parametrize(("power", "nearer"), [(-0.5, "nearer to 1/√n than to 1/n"), (-1.0, "nearer to 1/n than")])
 def test_powers_of_the_width_are_told(power: float, nearer: str) -> None:
     rows = [
-        {"model.width": w, "seed": seed, "depth": depth, "drift": (1 + seed) * w ** (power if depth == 3 else 7.0)}
+        {"model.width": w, "seed": seed, "depth": depth, "kernel_change": (1 + seed) * w ** {3: power, 1: 7.0}[depth]}
         for w in (4, 16, 64) for seed in (0, 1) for depth in (1, 3)
     ]  # fmt: skip
     found = judged(CLAIM, pd.DataFrame(rows))
-    picture = ChangeByWidth(where={"depth": 3}, panels={"weights": {"all": "drift"}, "kernel": {"kernel": "drift"}})
+    picture = ChangeByWidth(
+        where={"depth": 3}, panels={"weights": {"all": "kernel_change"}, "kernel": {"kernel": "kernel_change"}}
+    )
     assert nearer in picture.figure(found).get_suptitle().replace("\n", " ")
     assert f"all −{-power:.2g}" in picture.here(found)
 
@@ -279,7 +281,7 @@ def run_of(parts: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = PARTS) -> 
 
 
 def values(quantity: AbstractQuantity, run: Run) -> pd.DataFrame:
-    table = pd.DataFrame({"runs": ["runs"], "run": ["run"], "seed": [0], "drift": [0.5]})
+    table = pd.DataFrame({"runs": ["runs"], "run": ["run"], "seed": [0], "kernel_change": [0.5]})
     return quantity.of(Measured(table, {"run": run}))
 
 
@@ -366,13 +368,13 @@ def test_several_outputs_are_refused() -> None:
 
 
 def test_several_quantities_keep_their_names() -> None:
-    both = Together(names=("a", "b"), parts=(PathFact(fact="error_bar"), Column(column="drift")))
+    both = Together(names=("a", "b"), parts=(PathFact(fact="error_bar"), Column(column="kernel_change")))
     assert values(both, run_of()).set_index("quantity")["value"].to_dict() == {"a": 1e-3, "b": 0.5}
 
 
 def test_names_are_each_its_own() -> None:
     with pytest.raises(ValueError, match="give each of the 1 parts a name of its own"):
-        Together(names=("a", "b"), parts=(Column(column="drift"),))
+        Together(names=("a", "b"), parts=(Column(column="kernel_change"),))
 
 
 # A claim says everything beforehand, and what it lacks is said in one line before anything is run.
@@ -416,8 +418,8 @@ def test_an_unknown_claim_is_answered_with_the_nearest() -> None:
 
 
 def test_a_quantity_that_is_no_column_is_refused_before_any_run(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="'drfit' is not a number of a run; did you mean 'drift'"):
-        planned(changed_claim(quantity="drfit"), tmp_path)
+    with pytest.raises(Mistake, match="'kernel_chnage' is not a number of a run; did you mean 'kernel_change'"):
+        planned(changed_claim(quantity="kernel_chnage"), tmp_path)
 
 
 @pytest.mark.parametrize("name", claim_names(Builder().choices))

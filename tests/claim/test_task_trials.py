@@ -221,7 +221,7 @@ def test_a_step_follows_the_kernel_where_training_is_lazy() -> None:
 
 def test_the_lazier_the_less_the_kernel_has_moved_when_examples_are_fitted() -> None:
     trial = LateGeneralising(model=SQUARES, init=INIT, data=SUMS, alphas=(0.05, 1.0, 1e4), steps=100, points=8)
-    drifts = [number(row, "drift") for row in trial.rows(0) if row["station"] == "fitted"]
+    drifts = [number(row, "kernel_change") for row in trial.rows(0) if row["station"] == "fitted"]
     assert drifts[0] > drifts[1] > drifts[2] > 0
     assert drifts[2] < 1e-3  # 1/α, times what the examples ask for
 
@@ -229,8 +229,10 @@ def test_the_lazier_the_less_the_kernel_has_moved_when_examples_are_fitted() -> 
 def test_what_is_not_reached_has_no_time() -> None:
     trial = LateGeneralising(model=SQUARES, init=INIT, data=SUMS, alphas=(1.0, 2.0), steps=1, points=4)
     fitted, generalised, end = trial.rows(0)[:3]
-    assert all(math.isnan(number(row, name)) for row in (fitted, generalised) for name in ("time", "wait", "drift"))
-    assert end["time"] == end["drift"] == 0
+    assert all(
+        math.isnan(number(row, name)) for row in (fitted, generalised) for name in ("time", "wait", "kernel_change")
+    )
+    assert end["time"] == end["kernel_change"] == 0
     assert math.isnan(number(end, "accuracy"))
 
 

@@ -85,7 +85,7 @@ def test_a_run_ends_with_its_ladder_a_sentence_and_its_folder(
     def act(progress: AbstractProgress) -> Path:
         progress.start("training", 2, 0)
         progress.step(1, "loss 0.5")
-        progress.step(2, "loss 0.25  drift 0.125")
+        progress.step(2, "loss 0.25  kernel change 0.125")
         progress.stop()
         return finished
 
@@ -95,7 +95,7 @@ def test_a_run_ends_with_its_ladder_a_sentence_and_its_folder(
         assert ended.status == 0
         assert "secant" in ended.out
         assert ended.out.endswith(f".\n{finished}\n")
-        assert ended.err.splitlines()[-1] == "training: step 2 of 2  loss 0.25  drift 0.125"
+        assert ended.err.splitlines()[-1] == "training: step 2 of 2  loss 0.25  kernel change 0.125"
         assert "\x1b" not in ended.out + ended.err
 
 
@@ -249,7 +249,7 @@ def test_a_bar_shows_the_numbers_of_a_step(capsys: pytest.CaptureFixture[str], m
     bar = Bar()
     bar.say("before")
     bar.start("training", 4, 1)
-    bar.step(2, "loss 0.5  drift 0.25")
+    bar.step(2, "loss 0.5  kernel change 0.25")
     bar.say("[a] remark")
     bar.stop()
     shown = capsys.readouterr()
@@ -257,7 +257,7 @@ def test_a_bar_shows_the_numbers_of_a_step(capsys: pytest.CaptureFixture[str], m
     assert "before\n" in shown.err
     assert "[a] remark" in shown.err
     assert "2/4" in shown.err
-    assert "loss 0.5  drift 0.25" in shown.err
+    assert "loss 0.5  kernel change 0.25" in shown.err
 
 
 def test_plain_lines_come_for_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +318,7 @@ def test_no_option_is_named_outside_the_command_line() -> None:
 @pytest.mark.parametrize("place", LIBRARY)
 def test_the_library_knows_no_configuration(place: str) -> None:
     known = keys()
-    assert {"model.width", "path.pieces", "data.train"} <= known
+    assert {"model.width", "path.substeps", "data.train"} <= known
     found = list(texts(PACKAGE / place))
     named = [(file.name, word) for file, text in found for word in re.findall(r"\b[a-z]+\.[a-z_]+\b", text)
              if word in known]  # fmt: skip

@@ -60,7 +60,7 @@ def test_two_runs_are_compared(command: Command, tmp_path: Path) -> None:
     assert (ended.status, ended.err) == (0, "")
     lines = {line.split()[0]: line.split()[1:] for line in ended.out.splitlines() if line}
     assert lines["model.width"] == ["64", "128"]
-    assert lines["drift"] == ["0.5", "0.25", "0.5"]
+    assert lines["kernel_change"] == ["0.5", "0.25", "0.5"]
     assert "seed" not in lines
 
 
@@ -69,7 +69,7 @@ def test_two_sweeps_are_compared(command: Command, tmp_path: Path) -> None:
     write_sweep(tmp_path, "doubled", factor=2.0)
     ended = command("compare", "width", "doubled", "--out", str(tmp_path))
     assert ended.status == 0
-    assert "drift" in ended.out
+    assert "kernel_change" in ended.out
     mixed = command("compare", "width", str(tmp_path / "runs" / "mlp-w32-s0-width0000"), "--out", str(tmp_path))
     assert (mixed.status, mixed.err.count("\n")) == (2, 1)
 

@@ -464,7 +464,7 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "half a character in its name": {"name": HALF},
     "a name that leads elsewhere": {"name": "../../elsewhere"},
     "axes in a list": {"axes": [1]},
-    "a law along no axis": {"fits": [{"quantity": "drift", "axis": "nowhere"}]},
+    "a law along no axis": {"fits": [{"quantity": "kernel_change", "axis": "nowhere"}]},
     "a law of nothing": {"fits": [{"quantity": "nothing", "axis": "model.width"}]},
 }
 QUICK = ("a command of strangers",)

@@ -27,8 +27,8 @@ def trained(activation: str, size: float, *words: str) -> Ran:
 
 def sums(activation: str, size: float) -> tuple[float, ...]:
     """How far the sums by four rules are from what training did."""
-    one = trained(activation, size, "path.rule=[left,gauss,secant]", "path.nodes=1")
-    two = trained(activation, size, "path.rule=[gauss]", "path.nodes=2")
+    one = trained(activation, size, "path.rule=[left,gauss,secant]", "path.quadrature_points=1")
+    two = trained(activation, size, "path.rule=[gauss]", "path.quadrature_points=2")
     return one.error("left"), one.error("gauss"), two.error("gauss"), one.error("secant")
 
 
@@ -42,7 +42,7 @@ def parts(activation: str, size: float) -> tuple[float, ...]:
 
 def secants(activation: str, size: float, pieces: int) -> Float[Tensor, "point out train"]:
     """𝒮 by so many secants a step."""
-    return trained(activation, size, "path.rule=[secant]", f"path.pieces={pieces}").contributions("secant")
+    return trained(activation, size, "path.rule=[secant]", f"path.substeps={pieces}").contributions("secant")
 
 
 def table(header: tuple[str, ...], measured: dict[tuple[str, float], tuple[float, ...]]) -> str:

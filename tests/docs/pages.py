@@ -168,7 +168,7 @@ SHORTER = {
     "ntkexp train model=module": "steps=5",
     "ntkexp train path.every=snapshots": FEW,
     "ntkexp train path.kernels": f"{FEW} steps=2",
-    "ntkexp train path.pieces": "steps=5",
+    "ntkexp train path.substeps": "steps=5",
     "ntkexp train path.rule": FEW,
     "ntkexp kernel ensemble": "--networks=2",
     "ntkexp kernel limit": FEW,

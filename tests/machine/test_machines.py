@@ -103,7 +103,7 @@ def evidence(kernel: Tensor, *, is_quadratic: bool = True) -> Evidence:
 
 def path_kernel(kernel: Tensor, contributions: Tensor, decay: Tensor) -> PathKernel:
     """Integrals of which nothing else is known."""
-    return PathKernel(kernel=kernel, contributions=contributions, decay=decay, detail="pieces=1")
+    return PathKernel(kernel=kernel, contributions=contributions, decay=decay, detail="substeps=1")
 
 
 def stepping(found: Evidence, step_sizes: tuple[float, ...]) -> Evidence:
@@ -193,9 +193,9 @@ def test_examples_that_coincide_still_have_a_width() -> None:
 
 def test_the_path_sum_adds_the_contributions_of_its_rule() -> None:
     found = regular(3)
-    other = replace(found.path, contributions=2 * found.path.contributions, detail="nodes=2")
+    other = replace(found.path, contributions=2 * found.path.contributions, detail="points=2")
     both = along(found, {**found.paths, "gauss": other})
-    for machine, times, detail in ((Secant(), 1, "pieces=1"), (Gauss(), 2, "nodes=2")):
+    for machine, times, detail in ((Secant(), 1, "substeps=1"), (Gauss(), 2, "points=2")):
         prediction = machine.predict(both)
         assert prediction.detail == detail
         torch.testing.assert_close(

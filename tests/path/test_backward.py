@@ -135,7 +135,7 @@ class Remembering(GD):
     remembers: ClassVar[bool] = True
 
 
-PIECES, LAYERS = ("path.pieces=2",), ("optimizer.layers={network.3: 0.25}", DECAY, "optimizer.clip_norm=0.2")
+PIECES, LAYERS = ("path.substeps=2",), ("optimizer.layers={network.3: 0.25}", DECAY, "optimizer.clip_norm=0.2")
 
 
 @pytest.mark.parametrize(
@@ -254,14 +254,14 @@ MEASURED = (*SMOOTH, "path.rule=[secant]", "ladder.machine=[]", "path.attributed
     ("case", "pieces"),
     [
         pytest.param("nesterov", (), marks=pytest.mark.slow),
-        ("momentum", ("path.pieces=2", "path.romberg=1")),
+        ("momentum", ("path.substeps=2", "path.romberg=1")),
         pytest.param("adamw", (), marks=pytest.mark.slow),
     ],
 )
 def test_the_error_bar_is_the_distance_from_a_finer_quadrature(case: str, pieces: tuple[str, ...]) -> None:
     """Eight pieces are off by a 64th of what one is: the bar, of higher order itself, is off by a few per cent."""
     found = ran(*MEASURED, *CASES[case], *pieces, "path.error_samples=1000")
-    finer = ran(*MEASURED, *CASES[case], *pieces, "path.pieces=8", "path.error_samples=0")
+    finer = ran(*MEASURED, *CASES[case], *pieces, "path.substeps=8", "path.error_samples=0")
     difference = found.contributions("secant") - finer.contributions("secant")
     measured = float(difference.norm() / found.contributions("secant").norm())
     assert measured > 1e-9  # there is an error to be measured

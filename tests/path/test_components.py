@@ -41,7 +41,7 @@ def adds_up(found: Ran) -> None:
 
 
 WAYS = {
-    "every step": ("optimizer=gd", DECAY, "data.classes=[0,1,2]", "path.pieces=2"),
+    "every step": ("optimizer=gd", DECAY, "data.classes=[0,1,2]", "path.substeps=2"),
     "without kernels": ("optimizer=sgd", DECAY, "path.kernels=none"),
     "by layers": ("optimizer=sgd", "optimizer.layers={network.1: 0.25}", "path.kernels=trace"),
     "a flow": ("optimizer=flow", "steps=2"),

@@ -61,7 +61,14 @@ def test_a_wide_network(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_pieces(tmp_path: Path) -> None:
-    cut = ("data=teacher", "data.train=320", "data.query=640", "data.test=640", "path.pieces=32", "path.rule=[secant]")
+    cut = (
+        "data=teacher",
+        "data.train=320",
+        "data.query=640",
+        "data.test=640",
+        "path.substeps=32",
+        "path.rule=[secant]",
+    )
     assert peak(tmp_path, *cut, "memory_gb=1.2") < 1.2
 
 

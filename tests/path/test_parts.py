@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, jacrev
 from torch.utils._pytree import tree_leaves
 
-from ntkexp.diagnostics import drift
+from ntkexp.diagnostics import kernel_change
 from ntkexp.experiment.identity import identity
 from ntkexp.kernel.read import plan as reading
 from ntkexp.kernel.record.recorder import DispatchMode
@@ -131,7 +131,7 @@ def test_what_is_kept_is_the_trace_of_the_kernel(at_once: float, monkeypatch: py
         assert float((found - expected).norm() / expected.norm()) < ROUNDING
         row, full = some.memory.rows[step], whole.memory.rows[step]
         assert row["trace"] == pytest.approx(full["trace"], rel=ROUNDING)
-        assert row["drift"] == pytest.approx(drift(expected[:train], traces[0][:train]), abs=ROUNDING)
+        assert row["kernel_change"] == pytest.approx(kernel_change(expected[:train], traces[0][:train]), abs=ROUNDING)
         assert row["label_alignment"] == pytest.approx(full["label_alignment"], rel=ROUNDING)
         assert row["lambda_max"] == pytest.approx(full["lambda_max"], rel=1e-6)  # by products with vectors, from below
         largest = torch.linalg.eigvalsh(expected[:train])[-1]
@@ -143,7 +143,7 @@ def test_the_distance_to_infinite_width_is_one_of_traces() -> None:
     some, whole = (ran(*asked, f"path.kernels={kept}") for kept in ("trace", "all"))
     train, limit = whole.setting.points.train, whole.outcome.evidence.known_limit.tangent
     trace = whole.memory.kernels[0].diagonal(dim1=1, dim2=3).sum(2)[:train]
-    expected = drift(trace, 3 * limit[:train])
+    expected = kernel_change(trace, 3 * limit[:train])
     assert some.memory.rows[0]["limit_distance"] == pytest.approx(expected, rel=1e-10)
 
 
@@ -162,7 +162,7 @@ def test_no_trace_grows_with_the_square_of_the_outputs() -> None:
     with Largest() as spy:
         some = ran(*TRACED, *MANY, *sizes, "path.kernels=trace")
     assert spy.numbers < 60 * 100 * 41**2 / 4  # where pairs of outputs have 10 million
-    assert math.isfinite(float(some.memory.rows[-1]["drift"] or math.nan))
+    assert math.isfinite(float(some.memory.rows[-1]["kernel_change"] or math.nan))
     assert some.outcome.evidence.kernel_end.numel() == 0
 
 
@@ -173,7 +173,7 @@ KERNEL_FREE = ("steps=4", "path.rule=[secant,left]")
 KERNEL_FREE_WAYS = (
     ("optimizer=gd", "path.error_samples=2"),
     ("optimizer=sgd", "optimizer.weight_decay=0.1", "optimizer.layers={network.1: 0.25}"),
-    ("optimizer=gd", "path.outputs=[2,0]", "path.pieces=2"),
+    ("optimizer=gd", "path.outputs=[2,0]", "path.substeps=2"),
 )
 STEP = "optimizer.step_size=0.1"  # of those chosen by the kernel, one is from products with vectors
 SUMS_ROUNDING = 1e-12  # sums over outputs before products with the query's features, over 4 steps

@@ -327,7 +327,7 @@ CASES = (
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES, ids=lambda overrides: overrides[0])
 def test_the_path_closes_to_its_accuracy(case: tuple[str, ...]) -> None:
-    found = ran(*FLOW, *case, "optimizer.tolerance=1e-8", "path.nodes=3", "path.queries=[query]", "steps=6")
+    found = ran(*FLOW, *case, "optimizer.tolerance=1e-8", "path.quadrature_points=3", "path.queries=[query]", "steps=6")
     assert found.error("gauss") < 1e-6
     facts = found.outcome.evidence.paths["gauss"].facts
     assert facts["flow_error"] < 1e-6
@@ -338,7 +338,7 @@ def test_decay_closes_it_too() -> None:
         *FLOW,
         "optimizer.weight_decay=0.05",
         "optimizer.tolerance=1e-8",
-        "path.nodes=3",
+        "path.quadrature_points=3",
         "path.queries=[query]",
         "steps=6",
     )
@@ -350,7 +350,7 @@ def test_decay_closes_it_too() -> None:
 
 def test_more_nodes_are_nearer_and_the_estimate_says_by_how_much() -> None:
     chosen = (*FLOW, "optimizer.step_size=1", "steps=6", "path.queries=[query]", "optimizer.tolerance=1e-4")
-    one, four = (ran(*chosen, f"path.nodes={n}", "path.error_samples=6") for n in (1, 4))
+    one, four = (ran(*chosen, f"path.quadrature_points={n}", "path.error_samples=6") for n in (1, 4))
     true = (one.contributions("gauss") - four.contributions("gauss")).norm() / four.contributions("gauss").norm()
     said = one.outcome.evidence.paths["gauss"].facts["error_bar"]
     assert float(true) / 2 < said < 2 * float(true)

@@ -64,7 +64,7 @@ def test_it_is_found_once(finished: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert load_run(finished).path == finished  # the run is as whole as it was
 
 
-def test_a_damaged_ledger_is_computed_anew(finished: Path, tmp_path: Path) -> None:
+def test_a_damaged_breakdown_is_computed_anew(finished: Path, tmp_path: Path) -> None:
     run_folder = shutil.copytree(finished, tmp_path / finished.name)
     chunk = next(file for file in (run_folder / FOLDER / f"{key(GROUP, [1, 5])}.zarr").rglob("c/*") if file.is_file())
     first = remove_group(finished, GROUP, [1, 5], Silent())
@@ -122,12 +122,12 @@ def test_the_command_prints_and_tells_the_same(finished: Path, capfd: pytest.Cap
     points = [24 + 1, 24 + 5]  # the axis begins with the training examples
     found = remove_group(finished, GROUP, points, Silent())
     status, out, _ = asked(capfd, *words, "--json")
-    ledger = json.loads(out)["ledger"]
-    assert (status, [(entry["split"], entry["point"], entry["out"]) for entry in ledger]) == (
+    breakdown = json.loads(out)["breakdown"]
+    assert (status, [(entry["split"], entry["point"], entry["out"]) for entry in breakdown]) == (
         0,
         [("query", 1, 0), ("query", 5, 0)],
     )
-    for entry, actual, shares in zip(ledger, found.actual[:, 0], found.shares[:, 0], strict=True):
+    for entry, actual, shares in zip(breakdown, found.actual[:, 0], found.shares[:, 0], strict=True):
         assert entry["actual"] == actual
         assert entry["predicted"] is None
         assert list(entry["shares"].values()) == shares.tolist()
@@ -200,7 +200,7 @@ def test_effects_are_checked_and_stand_beside_what_was_added(
     assert "predicted by its effect" in out
     status, out, _ = asked(capfd, str(effective), "--split=query", "--query=0", "--without=top:3", "--json")
     assert json.loads(out)["top"] == "of the largest effects"
-    (entry,) = json.loads(out)["ledger"]
+    (entry,) = json.loads(out)["breakdown"]
     effect = loaded.contributions["effect"].to_numpy()[40, 0]
     strongest = np.argsort(-np.abs(effect), kind="stable")[:3]
     assert sorted(entry["shares"]) == sorted(str(k) for k in strongest)
@@ -222,7 +222,7 @@ def test_effects_that_trainings_have_found_are_the_truth(tmp_path: Path, capfd: 
     _, out, _ = asked(capfd, str(folder), "--split=query", "--query=0")
     assert "found by training without it" in out
     _, out, _ = asked(capfd, str(folder), "--split=query", "--query=0", "--without=3", "--json")
-    (entry,) = json.loads(out)["ledger"]
+    (entry,) = json.loads(out)["breakdown"]
     assert entry["predicted"] == pytest.approx(entry["actual"], rel=1e-9)
 
 

@@ -234,8 +234,8 @@ def measure(problem: Problem, s: int, eta: float, f: Array, y: Array) -> dict[st
 def spectrum(kernel: Array, start: Array, size: int, weighted_step: float) -> dict[str, float]:
     M = kernel.shape[2]
     values = np.linalg.eigvalsh(kernel[:M].reshape(size, size))[::-1]
-    drift = float(np.linalg.norm(kernel - start) / np.linalg.norm(start))
-    row = {"drift": drift, "lambda_max": values[0], "stability": weighted_step * values[0] / 2}
+    kernel_change = float(np.linalg.norm(kernel - start) / np.linalg.norm(start))
+    row = {"kernel_change": kernel_change, "lambda_max": values[0], "stability": weighted_step * values[0] / 2}
     return row | {f"eigenvalue_{k + 1}": float(values[k]) for k in range(min(10, size))}
 
 
@@ -258,7 +258,7 @@ def compare(problem: Problem, f_0: Array, f_T: Array, machines: dict[str, Array]
                 Result(
                     split,
                     name,
-                    "pieces=1" if name == "secant" else "",
+                    "substeps=1" if name == "secant" else "",
                     float(np.linalg.norm(miss)) / moved,
                     2e-13,
                     float(np.abs(miss).max()),
@@ -273,7 +273,7 @@ def compare(problem: Problem, f_0: Array, f_T: Array, machines: dict[str, Array]
 
 COLUMNS = (
     *("step", "time", "step_size", "loss", "accuracy", "loss_query", "accuracy_query", "weights_moved", "closure"),
-    *("contribution_mass", "contribution_sum", "kernel_mass", "drift", "lambda_max", "stability"),
+    *("contribution_mass", "contribution_sum", "kernel_mass", "kernel_change", "lambda_max", "stability"),
     *(f"eigenvalue_{k}" for k in range(1, 11)),
 )
 
@@ -285,22 +285,22 @@ WIDTHS: tuple[int, ...] = (32, 64, 128, 256)
 
 
 def law(width: int, seed: int, exponent: float = -0.5) -> float:
-    """Drift of a run: a power of the width with scatter of a few per cent."""
+    """Kernel change of a run: a power of the width with scatter of a few per cent."""
     rng = np.random.default_rng([width, seed])
     return float(width**exponent * np.exp(0.03 * rng.normal()))
 
 
-def write_small_run(path: Path, width: int, seed: int, drift: float, activation: str = "relu") -> Path:
+def write_small_run(path: Path, width: int, seed: int, kernel_change: float, activation: str = "relu") -> Path:
     """The tables of a finished run, and nothing else."""
     folder = RunFolder(path)
     with folder.claim():
         model: dict[str, Json] = {"_target_": "ntkexp.model.MLP", "width": width, "activation": activation}
         folder.write_json("config.json", {"model": model, "seed": seed})
         folder.write("overrides.txt", f"model.width={width}\nseed={seed}\n")
-        with MetricsWriter(path / "metrics.csv", ("step", "loss", "drift")) as metrics:
+        with MetricsWriter(path / "metrics.csv", ("step", "loss", "kernel_change")) as metrics:
             for step in range(11):
-                metrics.write({"step": step, "loss": 0.5 * 0.8**step, "drift": drift * step / 10})
-        errors = {"secant": 4e-15, "left": 0.003, "frozen_start": 2 * drift}
+                metrics.write({"step": step, "loss": 0.5 * 0.8**step, "kernel_change": kernel_change * step / 10})
+        errors = {"secant": 4e-15, "left": 0.003, "frozen_start": 2 * kernel_change}
         rows = [
             Result(split, machine, "", error, 2e-13, error, 1.0, 1.0)
             for split, (machine, error) in product(("train", "query", "test"), errors.items())
@@ -332,7 +332,7 @@ def write_sweep(
         state, reason = ("failed", "model.width is too large") if k in failed else ("done", "")
         runs.append(SweepRun(folder=folder, axes=levels, seed=seed, state=state, reason=reason))
     fits = (
-        Fit(quantity="drift", axis="model.width", exponent=-0.5),
+        Fit(quantity="kernel_change", axis="model.width", exponent=-0.5),
         Fit(quantity="frozen_start.test", axis="model.width"),
     )
     sweep = Sweep(

@@ -28,7 +28,7 @@ FLOAT32 = 2.0**-23  # TensorBoard keeps single precision: the rounding of one nu
 # --- The log of rows that are made up: the first attempt is broken off after step 3, its checkpoint is of step 2.
 
 CONFIG = {"model": {"width": 8}, "seed": 0}
-ROWS: list[Row] = [{"step": k, "loss": 0.5**k, "drift": None if k % 2 else 0.1 * k} for k in range(7)]
+ROWS: list[Row] = [{"step": k, "loss": 0.5**k, "kernel_change": None if k % 2 else 0.1 * k} for k in range(7)]
 LADDER = [Result("query", "secant", relative_error=1e-12), Result("query", "left")]
 
 

@@ -29,7 +29,7 @@ from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import sweep_extent, tabulate_points
 from ntkexp.report.page.picture import inline
 from ntkexp.report.plots.examples import image, pixel_axes
-from ntkexp.report.plots.figures import loss_and_drift, spectrum
+from ntkexp.report.plots.figures import loss_and_kernel_change, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.rendering import svg
 from ntkexp.report.plots.run_plots import gallery, save
@@ -191,16 +191,19 @@ NAN = math.nan
 @pytest.mark.parametrize(
     ("measured", "expected"),
     [
-        (run(loss=[1.0, 0.5], drift=[0.0, 0.1]), "The kernel moves by 10 % while the loss falls 2-fold"),
+        (run(loss=[1.0, 0.5], kernel_change=[0.0, 0.1]), "The kernel moves by 10 % while the loss falls 2-fold"),
         (
-            run(loss=[1.0, 0.5, 0.5], drift=[0.0, 0.1, NAN]),
+            run(loss=[1.0, 0.5, 0.5], kernel_change=[0.0, 0.1, NAN]),
             "The kernel moves by 10 % until step 1, where it is last a number, while the loss falls 2-fold",
         ),
-        (run(loss=[1.0, NAN, 0.5], drift=[0.0, 0.0, 0.0]), "Training diverges: at step 1 the loss is not a number"),
+        (
+            run(loss=[1.0, NAN, 0.5], kernel_change=[0.0, 0.0, 0.0]),
+            "Training diverges: at step 1 the loss is not a number",
+        ),
     ],
 )
 def test_what_ends_in_no_number_is_not_said_to_end(measured: Run, expected: str) -> None:
-    assert loss_and_drift.answer(measured) == expected
+    assert loss_and_kernel_change.answer(measured) == expected
 
 
 def test_an_eigenvalue_that_comes_back_did_not_stay() -> None:
@@ -208,7 +211,11 @@ def test_an_eigenvalue_that_comes_back_did_not_stay() -> None:
 
 
 def test_a_point_without_an_end_is_counted() -> None:
-    lines = {"width 8": run(drift=[0, 0.5]), "width 16": run(drift=[0, 0.2]), "width 32": run(drift=[0.1, NAN])}
+    lines = {
+        "width 8": run(kernel_change=[0, 0.5]),
+        "width 16": run(kernel_change=[0, 0.2]),
+        "width 32": run(kernel_change=[0.1, NAN]),
+    }
     assert courses_title(lines).endswith("at width 8, and 20 % at width 16; 1 of 3 runs end in no number")
 
 
@@ -278,5 +285,5 @@ def test_a_mean_says_of_how_many_runs_it_is(tmp_path: Path) -> None:
         if place.state == "done":
             runs[place.folder] = load_tables(place.folder)
     (found,) = (run for run in runs.values() if run.path == metrics.parent)
-    runs[found.path] = replace(found, metrics=found.metrics.drop(columns="drift"))
+    runs[found.path] = replace(found, metrics=found.metrics.drop(columns="kernel_change"))
     assert tabulate_points(analyse(sweep, runs))["runs"].tolist() == ["2", "2 to 3", "3", "3"]

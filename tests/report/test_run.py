@@ -276,12 +276,12 @@ def events(logged_run: Path) -> EventAccumulator:
 @pytest.mark.slow
 def test_scalars_are_the_metrics(logged_run: Path, events: EventAccumulator) -> None:
     metrics = load_run(logged_run).metrics
-    for column in ("loss", "drift", "weights_moved"):
+    for column in ("loss", "kernel_change", "weights_moved"):
         told = events.Scalars(f"metrics/{column}")
         known = metrics[column].dropna()
         assert [event.step for event in told] == metrics.loc[known.index, "step"].tolist()
         np.testing.assert_allclose([event.value for event in told], known, rtol=FLOAT32, atol=1e-38)
-    assert len(events.Scalars("metrics/drift")) < len(events.Scalars("metrics/loss"))
+    assert len(events.Scalars("metrics/kernel_change")) < len(events.Scalars("metrics/loss"))
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_the_log_measures_the_distance() -> None:
     assert isinstance(limit, LimitKernels)
     train = run.setting.points.train
     whole = torch.einsum("pt,co->pcto", limit.tangent[:train], torch.eye(3, dtype=torch.float64))
-    rows = {int(row["step"] or 0): row for row in run.memory.rows if row.get("drift") is not None}
+    rows = {int(row["step"] or 0): row for row in run.memory.rows if row.get("kernel_change") is not None}
     assert rows.keys() == run.memory.kernels.keys()
     for step, row in rows.items():
         kernel = run.memory.kernels[step][:train]
@@ -249,7 +249,7 @@ def matrix(found: Ran, step: int) -> Tensor:
 
 
 def rows_with_kernels(found: Ran) -> list[Row]:
-    return [row for row in found.memory.rows if "drift" in row]
+    return [row for row in found.memory.rows if "kernel_change" in row]
 
 
 def number(row: Row, name: str) -> float:
@@ -318,7 +318,7 @@ def test_drift_alignment_and_trace(case: tuple[str, ...]) -> None:
     centring = torch.eye(24) - 1 / 24
     for row in rows_with_kernels(found):
         here = matrix(found, int(number(row, "step")))
-        assert number(row, "drift") == pytest.approx(float((here - start).norm() / start.norm()), abs=CLOSE)
+        assert number(row, "kernel_change") == pytest.approx(float((here - start).norm() / start.norm()), abs=CLOSE)
         cosine = float((here * start).sum() / here.norm() / start.norm())
         assert number(row, "alignment") == pytest.approx(cosine, rel=CLOSE)
         assert number(row, "trace") == pytest.approx(float(here.trace()), rel=CLOSE)

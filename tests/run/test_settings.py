@@ -140,7 +140,7 @@ SMOOTH = ("model.activation=tanh", "path.rule=[gauss,left,secant]", "path.querie
 @cache
 def errors(nodes: int, seed: int) -> dict[str, tuple[float, ...]]:
     """The final error of each rule at each step size."""
-    shared = (*SMOOTH, f"path.nodes={nodes}", f"seed={seed}", "ladder.machine=[]")
+    shared = (*SMOOTH, f"path.quadrature_points={nodes}", f"seed={seed}", "ladder.machine=[]")
     runs = [ran(*shared, f"optimizer.step_size={size}", f"steps={round(TIME / size)}") for size in STEP_SIZES]
     return {rule: tuple(run.error(rule) for run in runs) for rule in ("gauss", "left", "secant")}
 

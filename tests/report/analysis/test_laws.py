@@ -32,7 +32,7 @@ def law(exponents: Sequence[float], expected: Expected | None = ONE, lacking: in
     x, log_x = np.tile(WIDTHS, len(exponents)), np.log(WIDTHS / 181)
     y = np.exp(np.outer(exponents, log_x) + bend * log_x**2 / 2).ravel()
     y[len(y) - lacking :] = np.nan
-    fit = fit_of("drift", expected)
+    fit = fit_of("kernel_change", expected)
     return Fitted(fit, {}, power_law(x, y, np.repeat(np.arange(len(exponents)), len(WIDTHS))))
 
 
@@ -43,7 +43,7 @@ def said(found: Fitted) -> str:
 
 def test_a_law_that_agrees_names_interval_seeds_and_margin() -> None:
     assert said(law([-0.99, -1.0, -1.01])) == (
-        "The movement of the kernel falls as width to the power −1 (−1.02 to −0.98, 95 % over 3 seeds); "
+        "The kernel change falls as width to the power −1 (−1.02 to −0.98, 95 % over 3 seeds); "
         "theory −1, margin 0.1: agrees"
     )
 

@@ -19,7 +19,7 @@ from tests.report.analysis.test_sweeps import analysed
 from tests.report.synthetic import write_sweep
 
 EPS = np.finfo(float).eps
-SIZES = ("drift", "weights_moved", "weights_moved.readout", "loss", "loss_query", "limit_distance", "trace")
+SIZES = ("kernel_change", "weights_moved", "weights_moved.readout", "loss", "loss_query", "limit_distance", "trace")
 ERRORS = ("left.test", "secant.query", "closure", "lambda_max", "stability")
 SHARES = ("accuracy", "accuracy_query", "alignment", "limit_alignment", "label_alignment", "pattern_change")
 TWO_SEEDS = (
@@ -76,7 +76,7 @@ def test_tables_and_pages_have_the_same_ends(tmp_path: Path) -> None:
     assert (lows[np.isfinite(lows)] >= 0).all()
     shown = tabulate_points(analysed(path))
     assert not any("±" in str(name) for name in shown)
-    assert not any("−" in cell or "-0" in cell for cell in shown["95 % of drift"])
+    assert not any("−" in cell or "-0" in cell for cell in shown["95 % of kernel_change"])
 
 
 def test_the_difference_of_two_shares_lies_between_minus_one_and_one(tmp_path: Path) -> None:

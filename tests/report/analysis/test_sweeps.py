@@ -35,17 +35,17 @@ def test_a_row_a_run_and_a_row_a_point(tmp_path: Path) -> None:
     assert runs["model.width"].tolist() == [width for width in WIDTHS for _ in range(3)]
     assert runs["seed"].tolist() == [0, 1, 2] * len(WIDTHS)
     drifts = [law(width, seed) for width in WIDTHS for seed in range(3)]
-    assert runs["drift"].tolist() == pytest.approx(drifts, rel=1e-15)  # pandas reads to the last place but one
+    assert runs["kernel_change"].tolist() == pytest.approx(drifts, rel=1e-15)  # pandas reads to the last place but one
     assert points["model.width"].tolist() == list(WIDTHS)
     for k, width in enumerate(WIDTHS):
         here = [law(width, seed) for seed in range(3)]
-        assert points["drift.mean"][k] == pytest.approx(np.mean(here))
-        assert points["drift.sd"][k] == pytest.approx(np.std(here, ddof=1))
-        assert points["drift.count"][k] == 3
+        assert points["kernel_change.mean"][k] == pytest.approx(np.mean(here))
+        assert points["kernel_change.sd"][k] == pytest.approx(np.std(here, ddof=1))
+        assert points["kernel_change.count"][k] == 3
         # Student's t of two degrees of freedom, on the scale of the logarithm
         reach = 4.302652729911275 * np.std(here, ddof=1) / 3**0.5 / np.mean(here)
-        assert points["drift.high"][k] == pytest.approx(np.mean(here) * np.exp(reach))
-    assert fits["quantity"].tolist() == ["drift", "frozen_start.test"]
+        assert points["kernel_change.high"][k] == pytest.approx(np.mean(here) * np.exp(reach))
+    assert fits["quantity"].tolist() == ["kernel_change", "frozen_start.test"]
     assert fits["low"][0] < -0.5 < fits["high"][0]
     assert (fits["verdict"][0], fits["from"][0], fits["to"][0], fits["runs"][0]) == ("agrees", 32, 256, 12)
 
@@ -71,10 +71,10 @@ def test_failed_and_damaged_runs_keep_their_rows_and_are_not_counted(tmp_path: P
     (next((tmp_path / "runs").glob("*-width0002")) / "results.csv").write_text("nonsense")
     runs, points, _ = (pd.read_csv(file) for file in write_tables(path))
     assert len(runs) == 3 * len(WIDTHS)
-    assert runs["drift"].isna().tolist()[:3] == [False, True, True]
+    assert runs["kernel_change"].isna().tolist()[:3] == [False, True, True]
     assert (runs["state"][1], runs["reason"][1]) == ("failed", "model.width is too large")
-    assert points["drift.count"].tolist() == [1, 3, 3, 3]
-    assert np.isnan(points["drift.low"][0])
+    assert points["kernel_change.count"].tolist() == [1, 3, 3, 3]
+    assert np.isnan(points["kernel_change.low"][0])
 
 
 def test_a_law_for_each_choice_of_the_other_axes(tmp_path: Path) -> None:
@@ -86,7 +86,11 @@ def test_a_law_for_each_choice_of_the_other_axes(tmp_path: Path) -> None:
 def test_what_cannot_be_fitted_says_why(tmp_path: Path) -> None:
     path = write_sweep(tmp_path, axes={"model.activation": ["relu", "tanh"]})
     told = read_sealed(path, path.name)
-    wanted = [("drift", "model.activation"), ("drift", "model.depth"), ("gauss.test", "model.activation")]
+    wanted = [
+        ("kernel_change", "model.activation"),
+        ("kernel_change", "model.depth"),
+        ("gauss.test", "model.activation"),
+    ]
     path.write_text(
         sealed_text(told | {"fits": [{"quantity": q, "axis": a, "exponent": None} for q, a in wanted]}, path.name)
     )
@@ -97,7 +101,7 @@ def test_what_cannot_be_fitted_says_why(tmp_path: Path) -> None:
 
 
 UNSEALED = '{"name": "width", "axes": {}, "runs": []}'
-FIT: dict[str, Json] = {"quantity": "drift", "axis": "model.width", "exponent": -1.0}
+FIT: dict[str, Json] = {"quantity": "kernel_change", "axis": "model.width", "exponent": -1.0}
 NONE: tuple[dict[str, Json], ...] = (
     {},
     {"name": 1, "axes": {"a": [1]}, "runs": [{"folder": "x"}]},
@@ -114,10 +118,10 @@ def test_a_damaged_sweep_is_one_line(tmp_path: Path, text: str) -> None:
 
 
 def test_pairs_cancel_what_seeds_share(tmp_path: Path) -> None:
-    """Twice the drift at every point and seed: the ratio is exactly two, however the seeds scatter."""
+    """Twice the kernel change at every point and seed: the ratio is exactly two, however the seeds scatter."""
     first = analysed(write_sweep(tmp_path, "width"))
     second = analysed(write_sweep(tmp_path, "doubled", factor=2.0))
-    table = compare(first, second).set_index("quantity").loc["drift"]
+    table = compare(first, second).set_index("quantity").loc["kernel_change"]
     assert table["pairs"].tolist() == [3] * len(WIDTHS) + [3 * len(WIDTHS)]
     for column in ("ratio", "ratio_low", "ratio_high"):
         np.testing.assert_allclose(table[column], 2.0, rtol=1e-12)  # logarithms, rounded
@@ -129,8 +133,8 @@ def test_a_seed_that_lacks_a_pair_has_no_say_in_what_is_said_of_all_points(tmp_p
     """The ratio is another at every point and the same for every seed, so that nothing is left to chance."""
     path, other = write_sweep(tmp_path, "width", failed=[1]), write_sweep(tmp_path, "wider")
     first, second = analysed(path), analysed(other)
-    second.runs["drift"] *= second.runs["model.width"]
-    last = compare(first, second).set_index("quantity").loc["drift"].iloc[-1]
+    second.runs["kernel_change"] *= second.runs["model.width"]
+    last = compare(first, second).set_index("quantity").loc["kernel_change"].iloc[-1]
     assert last["pairs"] == 2 * len(WIDTHS)
     middle = float(np.exp(np.mean(np.log(WIDTHS))))
     assert [last["ratio_low"], last["ratio_high"]] == pytest.approx([middle, middle], rel=1e-12)  # logarithms, rounded
@@ -146,9 +150,9 @@ def test_sweeps_along_different_axes_are_not_compared(tmp_path: Path) -> None:
 
 def test_every_number_of_a_run_has_a_name_in_words(finished: dict[str, Path]) -> None:
     found = quantities(load_run(finished["two classes"]))
-    assert {"drift", "loss", "weights_moved", "secant.train", "left.test"} <= found.keys()
+    assert {"kernel_change", "loss", "weights_moved", "secant.train", "left.test"} <= found.keys()
     assert all(describe(name) for name in found)
-    assert "did you mean 'drift'" in mistaken("drfit")
+    assert "did you mean 'kernel_change'" in mistaken("kernel_chnage")
     assert all(name in mistaken("nothing") for name in MEASURES)
 
 
@@ -164,7 +168,7 @@ def test_a_diverged_run_has_no_numbers(finished: dict[str, Path]) -> None:
 
 def test_the_last_measured_value_counts(tmp_path: Path) -> None:
     run = load_tables(write_small_run(tmp_path / "run", 64, 0, 0.25))
-    assert quantities(run)["drift"] == 0.25
+    assert quantities(run)["kernel_change"] == 0.25
 
 
 # The judge on trial: of 1,000 sweeps with a known truth, how many intervals hold it, and how many verdicts are false.

@@ -39,7 +39,9 @@ def draw(run: Run) -> Figure | None:
     if (loss["loss"] > 0).all():
         log_axis(above, "y")
     name_ends(above, losses)
-    changes = lines(below, run, {"weights_moved": ("weights", ORANGE), "drift": ("kernel", BLUE)})
+    changes = lines(
+        below, run, {"weights_moved": ("weights", ORANGE), "kernel_change": ("kernel", BLUE)}
+    )
     below.set(ylabel="relative change", ylim=(0, None))
     name_ends(below, changes)
     step_axis(below, int(run.metrics["step"].iloc[-1]))
@@ -48,7 +50,9 @@ def draw(run: Run) -> Figure | None:
 
 
 def table(run: Run) -> pd.DataFrame:
-    return run.metrics.reindex(columns=["step", "loss", "loss_query", "weights_moved", "drift"])
+    return run.metrics.reindex(
+        columns=["step", "loss", "loss_query", "weights_moved", "kernel_change"]
+    )
 
 
 def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End]:
@@ -71,14 +75,15 @@ def answer(run: Run) -> str:
     fall = "is that of one task after another"
     if "phase" not in run.metrics:
         fall = change(float(first), float(last))
-    drift = run.series("drift")
-    if not len(drift):
+    changes = run.series("kernel_change")
+    if not len(changes):
         return f"The loss {fall}"
-    reached = drift["step"].iloc[-1]
+    moved = percent(changes["kernel_change"].iloc[-1])
+    reached = changes["step"].iloc[-1]
     until = ""
     if reached != run.metrics["step"].iloc[-1]:
         until = f" until step {reached}, where it is last a number,"
-    return f"The kernel moves by {percent(drift['drift'].iloc[-1])}{until} while the loss {fall}"
+    return f"The kernel moves by {moved}{until} while the loss {fall}"
 
 
 def change(first: float, last: float) -> str:
