@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import resource
 import subprocess
 import sys
@@ -166,7 +165,7 @@ def finished(out: Path) -> Task:
     """A run that is finished, as a task."""
     experiment = compose(FINISHED)
     folder = execute(experiment, FINISHED, out, False, Silent())
-    return Task(folder.name, RunJob(experiment.fields(), FINISHED, str(out), ()), os.getcwd(), str(out))
+    return Task(folder.name, RunJob(experiment.fields(), FINISHED, str(out), ()), str(out))
 
 
 def in_a_loop(task: Task, runs: int) -> None:
