@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import logging
+import resource
 import signal
 import subprocess
 import sys
@@ -24,8 +24,8 @@ from ntkexp.foreign_loop.store.checkpoints import CheckpointPlan
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake, NoPlace
-from ntkexp.records.atomic import SealedLog
 from ntkexp.records.folder import RunFolder
+from ntkexp.records.sealed_log import SealedLog
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.bugs import RECORDED
 from tests.foreign_loop.loops import Body, Loop, Maker, batches, followed, loop
@@ -315,18 +315,19 @@ def test_weights_that_cannot_be_written_are_told_and_leave_the_steps(
     assert traces[0].attribute()["closure"].max() < 1e-9
 
 
-def test_entries_of_a_log_are_written_whole_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [100, 1 << 20], ids=["small", "large"])
+def test_an_entry_that_does_not_fit_on_the_disk_leaves_those_before(tmp_path: Path, size: int) -> None:
+    """The system writes the first half of the entry, and refuses the rest."""
     log = SealedLog.opened(tmp_path / "log", "this")
     log.append(b"first")
-    open_path = Path.open
-
-    def full(path: Path, *args: object, **more: object) -> object:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(NoPlace, match=r"cannot grow \(No space left on device\)"):
-        log.append(b"second")
-    monkeypatch.setattr(Path, "open", open_path)
+    before, limits = log.path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + size // 2, limits[1]))
+    try:
+        with pytest.raises(NoPlace, match=r"log cannot grow \(File too large\); choose another place"):
+            log.append(b"a" * (size // 4), b"b" * size)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert log.path.read_bytes() == before
     log.append(b"third")
     assert [bytes(entry) for entry in SealedLog.opened(log.path, "this").entries()] == [b"first", b"third"]
 
