@@ -56,6 +56,7 @@ from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.kernel import ProgramCache, Reader, Tape, columns, plain_kernels
 from ntkexp.kernel.record.tape import examples, map_tensors
 from ntkexp.mistake import Mistake, checked_number, in_short
+from ntkexp.model.functional import Output
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, Components, components_of
 from ntkexp.progress import AbstractProgress, Silent
@@ -79,7 +80,7 @@ class Trace:
 
     steps: AbstractSteps
     module: nn.Module
-    output: str | int | None
+    output: Output
     queries: Inputs
     loss: ExampleLoss | None = None
     folder: RunFolder | None = None
