@@ -25,6 +25,7 @@ from ntkexp.foreign_loop.model_function import QUERIES_TO_CHECK, CalledModule, l
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.kernel import NoRule, Reader
+from ntkexp.kernel.read.checks import Unfaithful
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part
 from ntkexp.mistake import Mistake, checked_count, checked_number, first_line, in_short
@@ -380,6 +381,8 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
     tape = reader.record(weights, part(queries, slice(QUERIES_TO_CHECK)))
     try:
         reader.checks.faithful_owners(tape)
+    except Unfaithful:
+        return  # a secant explains the values, and training uses the gradients
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error
 
