@@ -326,7 +326,7 @@ class ModelCall:
     shape: tuple[int, ...] = ()  # of the followed output
     statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the call
     sums_of_loss: tuple[Tensor, Tensor] | None = None  # Σℓ and Σm, for a log
-    other_outputs: list[str] = field(default_factory=list)  # with gradients in the first step
+    other_outputs: list[str] = field(default_factory=list)  # without rows, with gradients
     several: SeveralOutputs | None = None  # while the loop runs
 
     @cached_property

@@ -305,22 +305,27 @@ class Watch:
     def listen_to_several(
         self, call: ModelCall, counts: Tensor | None, answer: object, tensors: Mapping[str, Tensor]
     ) -> object:
-        """Listen to all outputs of a call, and return the answer with aliases of them."""
+        """Listen to all outputs of a call. If a loss may use several of them, return the answer
+        with aliases of these."""
         rows = examples(call.inputs)
         with_rows = {
             name: tensor for name, tensor in tensors.items() if tensor.dim() and len(tensor) == rows
         }
-        aliases = {name: tensor.view_as(tensor) for name, tensor in with_rows.items()}
-        followed = choose_output(answer, self.output)
+        for name in tensors.keys() - with_rows.keys():
+            listen(tensors[name], partial(self.on_inner_loss, call, name), past_casts=False)
+        output = choose_output(answer, self.output)
+        followed = next((name for name, tensor in with_rows.items() if tensor is output), "")
+        if list(with_rows) == [followed]:
+            return None
+
         call.several = SeveralOutputs(
-            followed=next((name for name in tensors if tensors[name] is followed), ""),
+            followed=followed,
             shapes={name: tuple(tensor.shape) for name, tensor in with_rows.items()},
             signatures={name: signature(tensor) for name, tensor in with_rows.items()},
         )
+        aliases = {name: tensor.view_as(tensor) for name, tensor in with_rows.items()}
         for name, alias in aliases.items():
             listen(alias, partial(self.on_direct_gradient, call, counts, name), past_casts=False)
-        for name in tensors.keys() - with_rows.keys():
-            listen(tensors[name], partial(self.on_inner_loss, call, name), past_casts=False)
         return with_outputs(answer, aliases)
 
     def refuse_other_weights(self, *, moves_statistics: bool) -> None:
@@ -393,10 +398,11 @@ class Watch:
     def on_inner_loss(self, call: ModelCall, name: str, gradient: Tensor | None) -> None:
         """Note that a gradient reached a tensor without a row for each example, such as a loss that
         the model computes."""
-        if gradient is None or call.several is None or not bool(gradient.any()):
+        if gradient is None or not bool(gradient.any()):
             return
-        call.several.has_inner_loss = True
-        if name not in call.other_outputs:
+        if call.several is not None:
+            call.several.has_inner_loss = True
+        if repr(name) not in call.other_outputs:
             call.other_outputs.append(repr(name))
 
     def begin_backward(self, call: ModelCall) -> int:

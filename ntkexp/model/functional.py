@@ -241,6 +241,8 @@ def choose_output(answer: object, output: Output) -> Tensor:
     """
     if output is None and isinstance(answer, Tensor):
         return answer
+    if output == ():
+        raise Mistake("output=[] names no output; give the name or the place of a tensor")
     if isinstance(output, tuple):
         return join_outputs([choose_output(answer, name) for name in output])
     if not (output is None or isinstance(output, str | int)):

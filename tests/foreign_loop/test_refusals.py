@@ -229,16 +229,16 @@ def moving(optimizers: loops.Maker) -> Callable[[], object]:
 
 
 UNFIT = "queries=: the model cannot be called with them"
-SECOND = r"does the loss use the output {} of the model as well, or alone\? One is followed: name it, output=…"
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "both outputs": (lambda: two_outputs(True, "pi", "pi", "v"), SECOND.format("'v'")),
-    "the other output": (
-        lambda: two_outputs(True, "pi", "v"),
-        r"no gradient came back to .*, but to 'v'; name .*output=…",
+    "outputs as a set": (
+        lambda: two_outputs(True, {"pi", "v"}, "pi"),
+        r"output=.* is a set; give the name or the place",
     ),
-    "both outputs by place": (lambda: two_outputs(False, 0, "pi", "v"), SECOND.format("1")),
-    "outputs as a list": (lambda: two_outputs(True, ["pi", "v"], "pi"), r"output=\['pi', 'v'\] is a list; give .* one"),
-    "outputs as a tuple": (lambda: two_outputs(True, ("pi", "v"), "pi"), r"output=\('pi', 'v'\) is a tuple; give"),
+    "no output": (
+        lambda: two_outputs(True, None, "pi"),
+        r"the module gives a dict, not a tensor: .*name one with output=",
+    ),
+    "no outputs": (lambda: two_outputs(True, [], "pi"), r"output=\[\] names no output"),
     "one query": (lambda: asked(X[0]), r"need an axis of examples, also if there is only one: give x\[None\]"),
     "one input of a kernel": (
         lambda: ntkexp.tangent_kernel(network(), X[0]),
@@ -330,29 +330,7 @@ def test_other_shapes_of_queries_get_no_advice_that_does_not_help() -> None:
     assert "axis of examples" not in str(refusal.value)
 
 
-class AsOne(nn.Module):
-    """The outputs of a model as one tensor."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat(self.inner(x), 1)
-
-
 def test_the_ways_out_work() -> None:
     closes(two_outputs(True, "v", "v"))
     closes(second_stage(together=True))
     asked(X[0][None])
-
-    # both outputs as one tensor
-    net = AsOne(ActorCritic(named=False))
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    with ntkexp.follow(net, optimizer, queries=X[:2]) as trace:
-        for _ in range(2):
-            optimizer.zero_grad()
-            policy, value = net(X).split([2, 1], 1)
-            (policy.square().mean() + (value - 1).square().mean()).backward()
-            optimizer.step()
-    closes(trace)
