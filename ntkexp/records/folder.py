@@ -54,7 +54,7 @@ from ntkexp.text import several
 # of an earlier program never counts as a run of this one.
 
 
-results_version = 13
+results_version = 14
 
 
 def package_version() -> str:

@@ -220,7 +220,7 @@ def test_it_lies_within_its_bar_and_has_an_identity_of_its_own() -> None:
     assert "kernel.sketch=500" in sketched.remark
     assert exact.remark == ""
     elsewhere = mean_of_two("kernel.sketch=500").remark
-    assert elsewhere.startswith("the kernel is a sketch (kernel.sketch=500): it is good for drift")
+    assert elsewhere.startswith("the kernel is a sketch (kernel.sketch=500): it is good for kernel change")
     assert sketched.spec == exact.spec | {"sketch": 500, "sketch_seed": 0}
 
 
