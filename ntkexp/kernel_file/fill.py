@@ -44,7 +44,6 @@ from ntkexp.records.kernel_file import (
     Layout,
     Tiling,
     create,
-    lock_of_marks,
     open_matrix,
     refuse_foreign_files,
     side_for,
@@ -76,12 +75,12 @@ def fill(
     progress = progress or Silent()
     with claim(path):
         matrix = open_or_begin(path, kernel, force)
-        done = matrix.done
         left = matrix.missing()
-        damaged = sum(bool(done[tile]) for tile in left)
+        damaged = len(left) - len(matrix.unmarked(left))
         if damaged:
             progress.warn(f"{path} is damaged: {damaged} of its tiles are computed again")
-        matrix.unmark(left)
+        for tile in left:
+            matrix.mark(*tile).unlink(missing_ok=True)
         if not left:
             progress.found(path)
             return matrix
@@ -132,8 +131,6 @@ def claim(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # a forgotten worker holds the lock
-            release(acquire(lock_of_marks(path)), lock_of_marks(path))
         release(descriptor, lock)
 
 
