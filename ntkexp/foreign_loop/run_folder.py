@@ -50,6 +50,7 @@ from ntkexp.records.folder import (
     BEGUN,
     CONFIG,
     PROVENANCE,
+    RESULTS,
     RunFolder,
     command,
     package_version,
@@ -66,15 +67,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 CONTRIBUTIONS = "contributions.zarr"
-WRITTEN = (
-    CONFIG,
-    "data.npz",
-    "metrics.csv",
-    "results.csv",
-    "predictions.zarr",
-    KERNELS,
-    CONTRIBUTIONS,
-)
 PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")
 CASTS = "casts_error"  # rounding of the gradient under autocast
 
@@ -102,7 +94,7 @@ def write_run(
         # progress, pictures, and the seal
         files = TraceFolder(folder)
         identity = identity_of(files)
-        folder.begin(WRITTEN, identity)
+        folder.begin(RESULTS, identity)
         folder.write_sealed(PROVENANCE, provenance(folder))
         steps = attribution.sizes["step"]
         outcome = outcome_sentence(attribution, files)
@@ -110,7 +102,7 @@ def write_run(
         pictures = folder.write_pictures(draw_run(path))
         checked = [] if check is None else [STORE]
         folder.finish(
-            [*WRITTEN, *checked, *pictures],
+            [*RESULTS, *checked, *pictures],
             PROVENANCE,
             identity=identity,
             outcome=outcome,
