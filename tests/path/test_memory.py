@@ -85,8 +85,8 @@ def test_brackets_of_several_outputs_in_chunks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_contributions_that_are_larger_than_the_memory(tmp_path: Path) -> None:
-    """There are 26 million, and as many for their error: 0.4 GB, and the program takes 0.7. In memory they would be
-    copied several times; here they lie on disk, a checkpoint among them.
+    """There are 26 million, and 26 million for their error: 0.4 GB, and the program takes 0.7. In memory they would be
+    copied several times; here they lie on disk, with a checkpoint.
     """
     sums = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=41", "data.train=800", "data.query=800")
     chosen = ("data.test=0", "model.width=64", "path.kernels=none", "path.queries=[query]", "path.rule=[secant]")
@@ -205,5 +205,5 @@ def test_what_is_counted_is_what_is_held(chosen: tuple[str, ...]) -> None:
 
 
 def is_of_all(numbers: Tensor) -> bool:
-    """Whether this has a number for each point and training example."""
+    """Return whether there is a number for each point and training example."""
     return tuple(numbers.shape[2:3]) == (TRAIN,)

@@ -272,7 +272,7 @@ def test_a_run_in_the_place_of_another_is_not_that_run(
     assert promised(covered) == promised(two_seeds[1])  # the refusals have lost nothing
     assert train(tmp_path, "seed=0", "--force", base=SMALLEST) == 0
     assert promised(covered) == promised(two_seeds[0])
-    copy = shutil.copytree(two_seeds[1], tmp_path / "the best one")  # any name is read but that of another run
+    copy = shutil.copytree(two_seeds[1], tmp_path / "the best one")  # any name is fine except the name of another run
     assert load_run(copy).config["seed"] == 1
     assert run(["resume", str(copy), "--quiet"]) == 0
 

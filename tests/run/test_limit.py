@@ -1,4 +1,4 @@
-"""Runs beside their infinite width: the rungs of the ladder, the columns of the log, and how fast K_0 gets there."""
+"""Runs and their infinite width: the rungs of the ladder, the columns of the log, and the convergence of K_0."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_wider_the_network_the_nearer_its_first_kernel() -> None:
     assert slope == pytest.approx(-0.5, abs=0.2)  # seeds differ by about 40 %, means of twelve by 12 %: 0.06 of a slope
 
 
-# Rungs that train with a fixed kernel are what they say of the network: oracles that hold the whole Jacobian.
+# Rungs that train with a fixed kernel, against oracles that hold the whole Jacobian.
 
 
 BATCHES = (
@@ -128,7 +128,9 @@ REMEMBERING = (
     ("optimizer=momentum", "optimizer.dampening=0.2", "optimizer.weight_decay=0.1"),
     ("optimizer=nesterov", "optimizer.batch=10", "optimizer.weight_decay=0.1"),
 )
-EACH = list(zip(BATCHES + REMEMBERING, cycle(("squared", "cross_entropy", "logistic"))))  # both enter by themselves
+EACH = list(
+    zip(BATCHES + REMEMBERING, cycle(("squared", "cross_entropy", "logistic")))
+)  # batch and loss enter independently
 ROUNDING = 1e-12  # 20 steps through a kernel of 24 rows
 
 
@@ -217,7 +219,7 @@ def number(row: Row, name: str) -> float:
 
 @dataclass(frozen=True)
 class Logged:
-    """A run with its log, and what it passed through."""
+    """A run with its log, its weights, outputs and kernels."""
 
     words: tuple[str, ...]
     run: Ran

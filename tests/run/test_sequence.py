@@ -1,4 +1,4 @@
-"""One task after another: a phase learns its own examples alone, and what each of them did is known exactly."""
+"""One task after another: each phase learns its own examples alone, and the effect of each example is exact."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def by_phase(run: Ran) -> Tensor:
 
 
 def of_phase(run: Ran, number: int) -> slice:
-    """Where the examples of a phase are."""
+    """The places of the examples of a phase."""
     return run.setting.problem.phases["train"][number]
 
 
@@ -188,7 +188,7 @@ def test_every_class_may_have_an_output_of_its_own() -> None:
     assert set(data.train.target[data.train.phase == 1].tolist()) == {1, 2}
 
 
-# Who caused the forgetting: what each example did to an earlier task adds up to what happened to it.
+# The cause of forgetting: the effects of the examples on an earlier task add up to its change.
 
 
 TEACHERS = "data.phases=[{_target_:ntkexp.data.Teacher,seed:1},{_target_:ntkexp.data.Teacher,seed:2}]"
@@ -392,7 +392,7 @@ def test_kinks_and_disagreement_are_told() -> None:
 
 
 class OfMyOwn(SGD):
-    """An optimizer that nobody has differentiated."""
+    """An optimizer without a rule for effects."""
 
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: OptimizerMemory
