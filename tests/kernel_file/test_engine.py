@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -23,7 +23,7 @@ from ntkexp.kernel_file.kernel import AbstractKernel, EmpiricalKernel, InfiniteK
 from ntkexp.kernel_file.predict import Entries
 from ntkexp.mistake import Mistake
 from ntkexp.records.kernel_file import KernelMatrix, open_matrix
-from tests.kernel_file.subjects import Here, Products, filled
+from tests.kernel_file.subjects import Here, HereWorkers, Products, filled
 from tests.kernel_file.test_fill import contents
 from tests.torture.damage import damage
 
@@ -147,18 +147,20 @@ def test_a_file_that_a_worker_does_not_see_is_one_line(tmp_path: Path) -> None:
         job_of(tmp_path / "elsewhere.zarr").carry_out("here", 1, ignore)
 
 
-class Idle(Executor):
-    """An executor whose workers say that they are done, and write nothing."""
+class Idle(HereWorkers):
+    """Workers that say that they are done, and write nothing."""
 
-    def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
-        future = Future[Any]()
+    def submit(self, task: Task) -> Future[Ended]:
+        future = Future[Ended]()
         future.set_result(Ended(task.name, "done"))
         return future
 
 
 class IdleEngine(Here):
-    def executor(self, tell: Tell) -> Any:
-        return Idle()
+    """An engine of idle workers."""
+
+    def open(self, tell: Tell) -> HereWorkers:
+        return Idle(self)
 
 
 def test_finished_work_that_does_not_show_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
