@@ -159,6 +159,15 @@ def test_too_little_memory_is_a_mistake_that_says_how_much_is_needed() -> None:
         survey(small("memory_gb=0.1"))
 
 
+def test_the_backward_sum_leaves_memory_for_the_tapes_of_a_step() -> None:
+    """There are two for each training example, at both ends of the step."""
+    large = replace(BASE, tape_bytes=1e7)
+    tapes = 2 * large.train * large.tape_bytes
+    with pytest.raises(Mistake, match="memory_gb"):
+        replace(large, memory_gb=(large.fixed + tapes) / 1e9).chunk(1)
+    assert replace(large, memory_gb=(large.fixed + 4 * tapes) / 1e9).chunk(1) >= 1
+
+
 def test_what_it_says_is_needed_is_enough() -> None:
     needed = (BASE.fixed + 2 * BASE.per_point) / 1e9
     assert replace(BASE, memory_gb=needed * (1 + 1e-9)).block >= 1

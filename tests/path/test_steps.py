@@ -251,6 +251,7 @@ def test_an_arc_is_as_near_as_it_claims(tolerance: float) -> None:
 
     move = Flow(tolerance=tolerance).move(0, weights, field(weights), field, sizes, {})
     assert (move.weights["w"] - torch.exp(-0.7 * rates) * weights["w"]).norm() < 20 * tolerance * 3
+    assert len(move.arcs) <= 40 * (1e-4 / tolerance) ** 0.2  # of order five: no more arcs than the accuracy needs
     begun = 0.0
     for arc in move.arcs:
         for u in (0.0, 0.3, 0.5, 1.0):

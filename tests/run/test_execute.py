@@ -98,7 +98,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(finished: Path) -> dict[str, bytes]:
-    return promised(only_run(finished))
+    files = promised(only_run(finished))
+    assert any(name.startswith("kernels.zarr/path_secant/c/") for name in files)
+    return files
 
 
 @pytest.mark.parametrize(

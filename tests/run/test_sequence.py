@@ -105,12 +105,14 @@ def test_two_phases_of_the_same_data_are_one_longer_run() -> None:
     assert torch.allclose(once.contributions("secant")[:24], parts.sum(0)[:24], rtol=0, atol=ROUNDING)
 
 
-def test_the_step_is_stable_for_every_phase() -> None:
-    setting = learned("gd").setting
+@pytest.mark.parametrize("alpha", [1.0, 3.0])
+def test_the_step_is_stable_for_every_phase(alpha: float) -> None:
+    """The objective of a centred run is the loss over α²."""
+    setting = prepare(small(*SEQUENCE, "init.centred=true", f"init.alpha={alpha}"))
     largest = []
     for place in setting.problem.phases["train"]:
         kernel = setting.start.kernel[place, :, place].flatten(2).flatten(0, 1)
-        largest.append(float(torch.linalg.eigvalsh(kernel)[-1]) / len(kernel))
+        largest.append(float(torch.linalg.eigvalsh(kernel)[-1]) / len(kernel) / alpha**2)
     assert setting.start.largest_stable_step == pytest.approx(2 / max(largest), rel=1e-12)
     none = prepare(small(*SEQUENCE, "path.kernels=none"))
     assert none.start.largest_stable_step == pytest.approx(setting.start.largest_stable_step, rel=1e-3)  # iterated

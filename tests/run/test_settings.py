@@ -24,7 +24,7 @@ from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import ScaledOutput
 from ntkexp.optimizer.base import AbstractStable
-from ntkexp.optimizer.descent import GD, Momentum
+from ntkexp.optimizer.descent import GD, Adam, Momentum
 from ntkexp.progress import Silent
 from ntkexp.records.folder import PROVENANCE, RunFolder
 from ntkexp.run.execute import execute
@@ -229,6 +229,7 @@ def test_the_advice_is_a_smaller_step_than_the_one_that_diverged(kind: type[Abst
         found = re.fullmatch(rf".*; try optimizer\.{key}=(\S+)", said)
         assert found is not None
         assert float(found[1]) <= value / 1.01  # three digits are printed
+    assert step_size_advice(Adam(), share, STABLE) == f"; try optimizer.step_size={share / 10:.3g}"
 
 
 def test_outputs_beyond_all_numbers_end_a_run_as_well() -> None:
