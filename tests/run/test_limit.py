@@ -287,7 +287,8 @@ def logged(words: tuple[str, ...]) -> Logged:
 
 def of_outputs(found: Logged, step: int) -> dict[str, Any]:
     """Losses and accuracies."""
-    setting, loss, outputs, columns = found.run.setting, found.run.setting.experiment.loss, found.outputs(step), {}
+    setting, loss, outputs = found.run.setting, found.run.setting.experiment.loss, found.outputs(step)
+    columns: dict[str, Any] = {}
     data, targets = setting.problem.data, setting.problem.targets
     for suffix, place, part in (("", slice(0, 24), data.train), ("_query", slice(24, 36), data.query)):
         values = loss.value(outputs[place], targets[place])
