@@ -1,4 +1,4 @@
-"""Workers of an engine fill a file to the bytes that threads of one process do, whoever of them is lost."""
+"""Workers of an engine fill a file to the same bytes as threads of one process, if any workers are lost."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Faulty(Products):
 
 @dataclass(frozen=True, eq=False)
 class Counted(Products):
-    """Products that count the pairs of points that they meet, of points among themselves each once, and threads."""
+    """Products that count threads and pairs of points; points among themselves count once."""
 
     met: ClassVar[list[int]] = []
     threads_seen: ClassVar[set[int]] = set()
@@ -257,7 +257,7 @@ def test_what_takes_long_is_timed_and_takes_no_less_than_shapes_say(tmp_path: Pa
     assert not (tmp_path / "k.zarr").exists()
 
 
-# A kernel file of which a file is damaged is filled to the bytes of one left alone, or refused; so is what it says.
+# A damaged kernel file is filled to the bytes of an undamaged one, or refused, and so are its entries.
 
 
 SEEDS = range(4)  # tests/run/test_killed.py plays more
@@ -308,7 +308,7 @@ def test_force_takes_what_is_left_of_a_file(places: Path, tmp_path: Path, name: 
 
 
 def test_marks_that_nobody_made_are_taken_away(places: Path, tmp_path: Path) -> None:
-    """Whatever they hold: of a tile that is missing, nothing is the seal."""
+    """Marks of a missing tile, and of a tile that mirrors another one."""
     path = Path(shutil.copytree(places / "begun", tmp_path / "k.zarr"))
     matrix = open_matrix(path)
     missing = matrix.missing()
