@@ -44,7 +44,7 @@ OF_VECTORS = ("norm", "concat", "erf", "gelu", "sin", "tanh")
 
 @dataclass(frozen=True)
 class Case:
-    """A network with `depth` layers with weights, `many` examples for the fused engine, and `few` for slower programs."""
+    """A network with `depth` layers of weights, `many` examples for the fused engine and `few` for slower programs."""
 
     head: str
     depth: int

@@ -71,7 +71,7 @@ def kernels(machine: Machine, *, quick: bool, peers: Peers | None) -> list[Cell]
 
 
 def beside(cells: Sequence[Cell], sizes: Sequence[Size], peers: Peers, times: int) -> list[Cell]:
-    """Return the cells with the times of other programs, each by its fastest method. The first cells have these sizes."""
+    """Return the cells with the times of other programs, each by its fastest method, after the cells of the sizes."""
     found = list(cells)
     for program, methods in PROGRAMS.items():
         kernels = [(*size, method) for size in sizes for method in methods]

@@ -167,7 +167,7 @@ CODES = "\x1b]0;owned\x07\x1b[2Jall is well\x9b31m\u202e"
 
 @pytest.fixture
 def forged(tmp_path: Path) -> Path:
-    """A run with control characters in its name, outcome, kernel machine and settings, a plain run and a damaged one."""
+    """A run with control characters in its name, outcome, machine and settings, a plain run and a damaged one."""
     folder = write_small_run(tmp_path / "runs" / f"a{CODES}", 32, 0, 0.1)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {CODES: CODES}))

@@ -127,7 +127,7 @@ from job import Nothing
 from ntkexp.engine.base import Ended, Task, choose, run_jobs
 
 if __name__ == "__main__":
-    ends = list(run_jobs(choose("local", 1), iter([Task("one", Nothing(), ".", ".")])))
+    ends = list(run_jobs(choose("local", 1), iter([Task("one", Nothing(), ".")])))
     assert ends[-1] == Ended("one", "done"), ends
 """
 JOB = """

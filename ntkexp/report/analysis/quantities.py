@@ -56,7 +56,9 @@ def range_of(quantity: str) -> Range:
     """Return the ends between which a number of a run lies; all other numbers are sizes, which are positive."""
     if quantity in SHARES:
         return SHARE
-    return (1.0, math.inf) if quantity in FROM_ONE else POSITIVE
+    if quantity in FROM_ONE:
+        return 1.0, math.inf
+    return POSITIVE
 
 
 def quantities(run: Run) -> dict[str, float]:

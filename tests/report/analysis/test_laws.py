@@ -125,7 +125,7 @@ def test_the_order_of_the_runs_does_not_matter_and_the_same_comes_out_each_time(
 
 
 def test_the_interval_of_whole_seeds_is_that_of_their_own_exponents() -> None:
-    """If all seeds have all points, the fit is the mean of the fits of the seeds, so Student's interval is the oracle."""
+    """If all seeds have all points, the fit is the mean of the seeds' fits, so Student's interval is the oracle."""
     rng, (x, which) = np.random.default_rng(3), design(6)
     y = x**-0.5 * np.exp(0.3 * rng.normal(size=len(x)))
     own = [np.polyfit(np.log(x[which == s]), np.log(y[which == s]), 1)[0] for s in range(6)]

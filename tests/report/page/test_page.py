@@ -1,4 +1,4 @@
-"""The page as a file: it loads nothing, escapes names, has the same bytes each time, and the numbers of its pictures."""
+"""The page as a file: it loads nothing, escapes names, has the same bytes each time, and shows the right numbers."""
 
 from __future__ import annotations
 
