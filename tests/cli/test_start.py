@@ -294,7 +294,7 @@ def test_letters_that_a_terminal_lacks() -> None:
 
 def test_no_home(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["no such user"])
+    monkeypatch.setattr(pwd, "getpwuid", mock.Mock(side_effect=KeyError))
     check(command("runs", "--out=~/x"), "~ stands for no folder here; write the whole path, or set HOME")
 
 
