@@ -413,7 +413,7 @@ def marks_from(
     state: Sequence[Mapping[str, tuple[Tensor | RowsInFile, Tensor]]], like: Tensor
 ) -> list[Mark]:
     """Restore marks of a checkpoint, in memory or on disk like the sums of the run."""
-    marks = []
+    marks: list[Mark] = []
     for saved in state:
         mark = {}
         for name, (parts, decay) in saved.items():

@@ -291,14 +291,14 @@ def update_of(
             return 0.0
         return flat.vector({name: spread(numbers[name], weight) for name, weight in like.items()})
 
-    vectors = {field: vector(field) for field in OF_EACH_WEIGHT}
-    combined = replace(next(iter(linear.values())), **vectors)
+    combined = replace(
+        next(iter(linear.values())),
+        momentum_scale=vector("momentum_scale"),
+        gradient_scale=vector("gradient_scale"),
+        decoupled_decay=vector("decoupled_decay"),
+    )
     denominator = denominator_of(optimizer, flat, index, memory, before)
     return Update(place=slice(None), linear=combined, denominator=denominator)
-
-
-OF_EACH_WEIGHT = ("momentum_scale", "gradient_scale", "decoupled_decay")
-"""The coefficients of a step that may differ between weights."""
 
 
 def denominator_of(
@@ -397,7 +397,7 @@ class Halves(Resumable):
 def halves_at_zero(steps: int, like: Float[Tensor, "query out train"]) -> Halves:
     """Return the masses before the first of `steps` steps."""
     count = min(steps, STRETCHES)
-    edges = (0,)
+    edges: tuple[int, ...] = (0,)
     if count:
         edges = tuple(round(k * steps / count) for k in range(count + 1))
     return Halves(edges, torch.zeros_like(like).expand(max(count, 1), *like.shape).clone())

@@ -138,7 +138,8 @@ class Adaptive(AbstractTimetable):
             return self.steps
         if step == 0:
             return 1
-        return ceil(step * (self.steps / step) ** (1 / left) - 1e-9)
+        growth: float = (self.steps / step) ** (1 / left)
+        return ceil(step * growth - 1e-9)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
