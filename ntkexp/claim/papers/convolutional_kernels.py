@@ -314,7 +314,7 @@ def predict_by_gain(
     known_logits = torch.tensor(known, dtype=torch.float64).logit()
     predicted_gains = (log_columns(at) @ coefficients)[:, 0]
     predicted = (known_logits + predicted_gains).sigmoid()
-    return predicted.tolist()
+    return [float(accuracy) for accuracy in predicted]
 
 
 def log_columns(sizes: Sequence[int]) -> Float[Tensor, "size two"]:

@@ -208,7 +208,8 @@ class GrokkingByComponent(AbstractTrial):
                 optimizer.step()
 
         if 1 not in train_accuracies:
-            none = {"component": "all", "accuracy": math.nan, "came": math.nan, "miss": math.nan}
+            none: dict[str, Level] = {"component": "all"}
+            none |= dict.fromkeys(("accuracy", "came", "miss"), math.nan)
             return [{"phase": "memorising", **none}, {"phase": "generalising", **none}]
         return phase_rows(trace, train_accuracies.index(1), new_accuracies)
 
