@@ -1,4 +1,4 @@
-"""A sweep's tables: a row a run and a row a point, the same bytes each time, wherever the folder lies."""
+"""The tables of a sweep: a row for each run and each point, with the same bytes each time and in every folder."""
 
 from __future__ import annotations
 
@@ -50,20 +50,15 @@ def test_a_row_a_run_and_a_row_a_point(tmp_path: Path) -> None:
     assert (fits["verdict"][0], fits["from"][0], fits["to"][0], fits["runs"][0]) == ("agrees", 32, 256, 12)
 
 
-def test_the_same_bytes_each_time_and_elsewhere(tmp_path: Path) -> None:
+def test_the_same_bytes_each_time_in_every_folder_and_order(tmp_path: Path) -> None:
     path = write_sweep(tmp_path / "one")
     first = [file.read_bytes() for file in write_tables(path)]
+    record = read_sealed(path, path.name)
     copied = shutil.copytree(tmp_path / "one", tmp_path / "two") / "sweeps" / path.name
+    path.write_text(sealed_text(record | {"runs": record["runs"][::-1]}, path.name))
+    assert [file.read_bytes() for file in write_tables(path)] == first
     shutil.rmtree(tmp_path / "one")
     assert [file.read_bytes() for file in write_tables(copied)] == first
-
-
-def test_the_order_in_which_runs_ended_does_not_matter(tmp_path: Path) -> None:
-    path = write_sweep(tmp_path)
-    first = [file.read_bytes() for file in write_tables(path)]
-    told = read_sealed(path, path.name)
-    path.write_text(sealed_text(told | {"runs": told["runs"][::-1]}, path.name))
-    assert [file.read_bytes() for file in write_tables(path)] == first
 
 
 def test_failed_and_damaged_runs_keep_their_rows_and_are_not_counted(tmp_path: Path) -> None:
@@ -118,7 +113,7 @@ def test_a_damaged_sweep_is_one_line(tmp_path: Path, text: str) -> None:
 
 
 def test_pairs_cancel_what_seeds_share(tmp_path: Path) -> None:
-    """Twice the kernel change at every point and seed: the ratio is exactly two, however the seeds scatter."""
+    """If the kernel change doubles at every point and seed, the ratio is exactly two."""
     first = analysed(write_sweep(tmp_path, "width"))
     second = analysed(write_sweep(tmp_path, "doubled", factor=2.0))
     table = compare(first, second).set_index("quantity").loc["kernel_change"]
@@ -129,8 +124,8 @@ def test_pairs_cancel_what_seeds_share(tmp_path: Path) -> None:
     assert table["difference_high"].iloc[-1] == pytest.approx(mean_of(own).high)
 
 
-def test_a_seed_that_lacks_a_pair_has_no_say_in_what_is_said_of_all_points(tmp_path: Path) -> None:
-    """The ratio is another at every point and the same for every seed, so that nothing is left to chance."""
+def test_a_seed_without_a_pair_is_left_out_of_the_mean_over_points(tmp_path: Path) -> None:
+    """The ratio differs between points, but not between seeds."""
     path, other = write_sweep(tmp_path, "width", failed=[1]), write_sweep(tmp_path, "wider")
     first, second = analysed(path), analysed(other)
     second.runs["kernel_change"] *= second.runs["model.width"]
@@ -152,32 +147,24 @@ def test_every_number_of_a_run_has_a_name_in_words(finished: dict[str, Path]) ->
     found = quantities(load_run(finished["two classes"]))
     assert {"kernel_change", "loss", "weights_moved", "secant.train", "left.test"} <= found.keys()
     assert all(describe(name) for name in found)
-    assert "did you mean 'kernel_change'" in mistaken("kernel_chnage")
-    assert all(name in mistaken("nothing") for name in MEASURES)
-
-
-def mistaken(quantity: str) -> str:
+    with pytest.raises(Mistake, match="did you mean 'kernel_change'"):
+        describe("kernel_chnage")
     with pytest.raises(Mistake) as mistake:
-        describe(quantity)
-    return str(mistake.value)
+        describe("nothing")
+    assert all(name in str(mistake.value) for name in MEASURES)
 
 
-def test_a_diverged_run_has_no_numbers(finished: dict[str, Path]) -> None:
+def test_the_last_number_counts_and_a_diverged_run_has_none(finished: dict[str, Path], tmp_path: Path) -> None:
+    assert quantities(load_tables(write_small_run(tmp_path / "run", 64, 0, 0.25)))["kernel_change"] == 0.25
     assert quantities(load_run(finished["diverged"])) == {}
 
 
-def test_the_last_measured_value_counts(tmp_path: Path) -> None:
-    run = load_tables(write_small_run(tmp_path / "run", 64, 0, 0.25))
-    assert quantities(run)["kernel_change"] == 0.25
-
-
-# The judge on trial: of 1,000 sweeps with a known truth, how many intervals hold it, and how many verdicts are false.
-#
-# Of 1,000 trials at 95 %, the share that is held lies within 2 % of it: three standard deviations of a binomial.
+# Of 1,000 simulated sweeps, how many intervals contain the truth, and how many verdicts are false? The share of right
+# 95 % intervals is within 2 %: three standard deviations of a binomial.
 
 
 SEEDS = (2, 3, 5)
-ALONE = ("one point left", 2)  # one seed that can be asked: there is no interval
+ALONE = ("one point left", 2)  # only one seed has a slope: there is no interval
 CASES = [case for case in product(DESIGNS, SEEDS) if case != ALONE]
 CHANCE = 3 * np.sqrt(0.05 * 0.95 / SWEEPS)  # three standard deviations of a rate of 5 %
 
@@ -203,7 +190,7 @@ def test_a_straight_law_is_seldom_called_curved(name: str, seeds: int) -> None:
 @pytest.mark.parametrize(("name", "seeds"), CASES)
 @pytest.mark.parametrize("bound", [None, "upper"])
 def test_verdicts_are_seldom_false(name: str, seeds: int, bound: None) -> None:
-    """At the edge of the margin either verdict is false, and nowhere more often; however much chance there is."""
+    """At the edge of the margin each verdict is false. Elsewhere false verdicts are rarer."""
     found, edge = tried(name, seeds), Expected(-DEFAULT_MARGIN, bound=bound)
     much, little = found.words(edge), found.words(edge, 0.01)
     assert max(much["agrees"], much["larger"], little["agrees"], little["larger"]) <= 0.05
@@ -212,7 +199,7 @@ def test_verdicts_are_seldom_false(name: str, seeds: int, bound: None) -> None:
 
 @pytest.mark.parametrize(("name", "seeds"), CASES)
 def test_a_wrong_exponent_is_not_agreed_with(name: str, seeds: int) -> None:
-    """−1 for −½, or the other way round; two seeds agreed with it in a third of the sweeps when covering was enough."""
+    """Neither −1 for −½ nor −½ for −1."""
     assert tried(name, seeds).words(Expected(0.5))["agrees"] <= 0.01
     assert tried(name, seeds).words(Expected(-0.5, bound="upper"))["agrees"] <= 0.01
 
@@ -230,8 +217,8 @@ def test_one_seed_that_can_be_asked_leaves_everything_undecided() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 0.06, 0.2])
-def test_as_many_more_seeds_as_are_said_decide(value: float) -> None:
-    """In 80 % of the trials at least, where value and spread are what they seemed; not with half as many."""
+def test_the_recommended_number_of_seeds_decides(value: float) -> None:
+    """They decide at least 80 % of the trials with this value and spread. Half as many do not."""
     (first,) = estimates(np.array([[value - 0.1], [value + 0.1], [value - 0.1], [value + 0.1]]))
     more = compare_estimates(first, Expected(0.0)).more
     assert more is not None
@@ -244,7 +231,7 @@ def test_as_many_more_seeds_as_are_said_decide(value: float) -> None:
     assert decided[1] < 0.75
 
 
-def test_what_hardly_any_number_of_seeds_decides_has_none() -> None:
+def test_an_edge_case_has_no_recommended_number_of_seeds() -> None:
     (edge,) = estimates(DEFAULT_MARGIN + np.array([[-1.0], [1.0], [0.001]]))
     assert compare_estimates(edge, Expected(0.0)).more is None
 
