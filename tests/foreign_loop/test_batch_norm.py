@@ -17,12 +17,11 @@ from torch.nn import functional
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.gallery import Gallery
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain
 from ntkexp.report.loaded_run import load_run
-from tests.foreign_loop.loops import apart, outputs_of
+from tests.foreign_loop.loops import outputs_of
 
 ROUNDING = 1e-12  # of sums over a few hundred parts, relative to the change
 EXAMPLES, BATCH = 24, 8
@@ -191,13 +190,6 @@ def test_parts_are_those_of_each_loss(mode: BatchNormMode) -> None:
     assert np.abs(found.to_numpy() - expected[:, :, places].numpy()).max() < ROUNDING * float(expected.norm())
 
 
-def test_parts_do_not_depend_on_the_memory_for_them() -> None:
-    """Gradients of examples are computed one by one, again for each use, or all at once."""
-    trace, _ = followed(of_images(), nesterov, in_parts)
-    whole, one_by_one = (replace(trace, memory_gb=each).contributions(Gallery()) for each in (4.0, 2e-5))
-    assert apart(one_by_one["contribution"], whole["contribution"]) < ROUNDING
-
-
 def test_under_autocast_parts_casts_and_statistics_add_up(tmp_path: Path) -> None:
     """In float32, from a folder, into another module."""
     net = of_images().float()
@@ -293,13 +285,14 @@ def test_other_couplings_are_refused(case: str) -> None:
         followed(layers(*deepcopy(inner)), sgd, loss=lambda f, call: f.sum(1))[0].attribute(quiet=True, **options)
 
 
+evaluating = step_of(trains=lambda _: False)
 EXAMPLE_NORMS = (nn.Unflatten(1, (2, 5)), nn.InstanceNorm1d(2), nn.GroupNorm(2, 2), nn.Flatten())
 
 
 @pytest.mark.parametrize(
     ("inner", "body"),
-    [([nn.BatchNorm1d(10), *EXAMPLE_NORMS], plain), ([SYNC], step_of(trains=lambda _: False))],
-    ids=["norms of an example", "evaluation"],
+    [([nn.BatchNorm1d(10), *EXAMPLE_NORMS], plain), *(([each], evaluating) for each in (nn.BatchNorm1d(10), SYNC))],
+    ids=["norms of an example", "evaluation", "sync in evaluation"],
 )
 def test_norms_without_a_batch_have_no_statistics(inner: Sequence[nn.Module], body: Body) -> None:
     trace, change = followed(layers(*deepcopy(inner)), sgd, body)

@@ -293,6 +293,9 @@ def test_a_trace_on_disk_adds_up_too(make: Callable[[Maker], Loop], tmp_path: Pa
     found = parts_of(load_trace(find_trace(tmp_path / "run"), make(loops.adamw).model.float()))
     change = outputs_of(given.model.float(), given.queries) - start
     assert missed(found, change, "rounding") < EXACT
+    in_memory = parts_of(followed(make(loops.adamw), body))
+    for name in ("contribution", "rounding"):
+        assert float(abs(found[name] - in_memory[name]).max()) < EXACT * float(abs(in_memory["contribution"]).max())
     assert found.attrs["autocast" if make is cast_loop else "frozen"] == "bfloat16"
 
 
