@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ntkexp.foreign_loop.batch_gradients import CoupledOutputs, TermGradients
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
@@ -21,7 +22,7 @@ from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain
 from ntkexp.report.loaded_run import load_run
-from tests.foreign_loop.loops import outputs_of
+from tests.foreign_loop.loops import apart, outputs_of
 
 ROUNDING = 1e-12  # of sums over a few hundred parts, relative to the change
 EXAMPLES, BATCH = 24, 8
@@ -188,6 +189,26 @@ def test_parts_are_those_of_each_loss(mode: BatchNormMode) -> None:
     places = [int((x[:, 0] == float(name)).nonzero()) for name in found["example"].to_numpy()]
     assert expected.norm() > 0.1
     assert np.abs(found.to_numpy() - expected[:, :, places].numpy()).max() < ROUNDING * float(expected.norm())
+
+
+def test_gradients_of_terms_do_not_depend_on_the_memory_for_them() -> None:
+    """They are computed one by one, and again for each reading, or all at once."""
+    trace, _ = followed(of_images(), nesterov)
+    step, _ = next(trace.steps.forwards())
+    (call,) = step.calls
+    assert call.gradient is not None
+    coupled = CoupledOutputs.of(trace.called.at(call), step.start, call.inputs, frozenset(step.start))
+    gradient = call.gradient.reshape(coupled.outputs.shape)
+    total = dict(zip(coupled.leaves, coupled.gradients(gradient, keep=True), strict=True))
+    at_once, one_by_one = (TermGradients(coupled, gradient, buffer_bytes) for buffer_bytes in (1e9, 1e3))
+    assert (len(at_once), len(one_by_one)) == (1, BATCH)
+    direction = {name: torch.randn_like(weight) for name, weight in step.start.items()}
+    for _ in range(2):
+        whole, single = (torch.cat([each.applied(direction) for each in terms]) for terms in (at_once, one_by_one))
+        assert apart(single, whole) < ROUNDING
+    for name, part in total.items():
+        for terms in (at_once, one_by_one):
+            assert (terms.total[name] - part).abs().max() < ROUNDING
 
 
 def test_under_autocast_parts_casts_and_statistics_add_up(tmp_path: Path) -> None:
