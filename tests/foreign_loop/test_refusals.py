@@ -217,16 +217,16 @@ def moving(optimizers: loops.Maker) -> Callable[[], object]:
 
 
 UNFIT = "queries=: the model cannot be called with them"
-SECOND = r"does the loss use the output {} of the model as well, or alone\? One is followed: name it, output=…"
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "both outputs": (lambda: two_outputs(True, "pi", "pi", "v"), SECOND.format("'v'")),
-    "the other output": (
-        lambda: two_outputs(True, "pi", "v"),
-        r"no gradient came back to .*, but to 'v'; name .*output=…",
+    "outputs as a set": (
+        lambda: two_outputs(True, {"pi", "v"}, "pi"),
+        r"output=.* is a set; give the name or the place",
     ),
-    "both outputs by place": (lambda: two_outputs(False, 0, "pi", "v"), SECOND.format("1")),
-    "outputs as a list": (lambda: two_outputs(True, ["pi", "v"], "pi"), r"output=\['pi', 'v'\] is a list; give .* one"),
-    "outputs as a tuple": (lambda: two_outputs(True, ("pi", "v"), "pi"), r"output=\('pi', 'v'\) is a tuple; give"),
+    "no output": (
+        lambda: two_outputs(True, None, "pi"),
+        r"the module gives a dict, not a tensor: .*name one with output=",
+    ),
+    "no outputs": (lambda: two_outputs(True, [], "pi"), r"output=\[\] names no output"),
     "one query": (lambda: asked(X[0]), r"need an axis of examples, also if there is only one: give x\[None\]"),
     "one input of a kernel": (
         lambda: ntkexp.tangent_kernel(network(), X[0]),
@@ -319,28 +319,7 @@ def test_other_shapes_of_queries_get_no_advice_that_does_not_help() -> None:
     assert "axis of examples" not in str(refusal.value)
 
 
-class AsOne(nn.Module):
-    """The outputs of a model as one tensor."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat(self.inner(x), 1)
-
-
 def test_the_ways_out_work() -> None:
     for trace in (two_outputs(True, "v", "v"), second_stage(together=True)):
         assert missed(trace.attribute()) <= EXACT
     asked(X[0][None])
-
-    # both outputs as one tensor
-    net = AsOne(ActorCritic(named=False))
-
-    def loss(_: int) -> Tensor:
-        policy, value = net(X).split([2, 1], 1)
-        return (policy.square().mean() + (value - 1).square().mean()).sum()
-
-    trace = fitted(net, torch.optim.SGD(net.parameters(), 0.1), loss, queries=X[:2])
-    assert missed(trace.attribute()) <= EXACT

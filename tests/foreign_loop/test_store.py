@@ -30,8 +30,8 @@ from ntkexp.foreign_loop.store.checkpoints import CheckpointPlan
 from ntkexp.foreign_loop.store.files import TraceFolder
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake, NoPlace
-from ntkexp.records.atomic import SealedLog
 from ntkexp.records.folder import RunFolder
+from ntkexp.records.sealed_log import SealedLog
 from tests.foreign_loop import bugs, loops
 from tests.foreign_loop.bugs import RECORDED
 from tests.foreign_loop.loops import OPTIMIZERS, Body, Loop, Maker, followed, loop, parts_of, random_loop, same_parts
@@ -375,12 +375,16 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize(("bytes_left", "said"), [(0, "File too large"), (3, "no room")])
-def test_entries_of_a_log_are_written_whole_or_not(bytes_left: int, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [100, 1 << 20], ids=["small", "large"])
+def test_an_entry_that_does_not_fit_on_the_disk_leaves_those_before(size: int, tmp_path: Path) -> None:
+    """The system writes the first half of the entry, and refuses the rest."""
     log = SealedLog.opened(tmp_path / "log", "this")
     log.append(b"first")
-    with files_of_at_most(log.end + bytes_left), pytest.raises(NoPlace, match=rf"cannot grow \({said}\)"):
-        log.append(b"second")
+    before = log.path.read_bytes()
+    refused = pytest.raises(NoPlace, match=r"log cannot grow \(File too large\); choose another place")
+    with files_of_at_most(len(before) + size // 2), refused:
+        log.append(b"a" * (size // 4), b"b" * size)
+    assert log.path.read_bytes() == before
     log.append(b"third")
     assert entries(log) == [b"first", b"third"]
 
