@@ -32,6 +32,8 @@ from ntkexp.records.contributions import (
     COMPONENT,
     COUPLING,
     DECAY_BY_COMPONENT,
+    JUMPED,
+    JUMPS,
     MEASURE,
     OUTSIDE,
     ROUNDING,
@@ -216,6 +218,7 @@ def write_parts(folder: RunFolder, attribution: xr.Dataset) -> None:
         decay=decay if decay.any() else None,
         outside=optional(OUTSIDE),
         statistics=optional(STATISTICS),
+        jumps=optional(JUMPS),
         coupling=optional(COUPLING),
         rounding=attribution[ROUNDING].to_numpy() if rounds else None,
         by_step=ByStep(attribution["by_step"].to_numpy(), steps),
@@ -256,7 +259,11 @@ def identity_of(files: TraceFolder) -> str:
 
 def no_examples_sentence(attribution: xr.Dataset) -> str:
     """Return the sentence on changes that no example made."""
-    sentences = (batch_norm_sentence(attribution), outside_sentence(attribution))
+    sentences = (
+        batch_norm_sentence(attribution),
+        str(attribution.attrs.get(JUMPED, "")),
+        outside_sentence(attribution),
+    )
     return "; ".join(filter(None, sentences))
 
 
@@ -267,6 +274,7 @@ def outcome_sentence(attribution: xr.Dataset, files: TraceFolder) -> str:
         casts_sentence(attribution),
         rounding_sentence(attribution),
         batch_norm_sentence(attribution),
+        str(attribution.attrs.get(JUMPED, "")),
         outside_sentence(attribution),
         equal_inputs_sentence(attribution),
     ]
