@@ -32,7 +32,7 @@ def filled(path: Path, *words: str, **environment: str) -> Ended:
 
 
 def until_marked(process: subprocess.Popen[str], path: Path, tiles: int) -> None:
-    """Wait until so many tiles are written, of more."""
+    """Wait until `tiles` tiles are written."""
     while process.poll() is None and not (path.is_dir() and written(path) >= tiles):
         time.sleep(0.01)
     assert process.poll() is None, process.communicate()
