@@ -11,7 +11,6 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -117,6 +116,10 @@ class Counted(Products):
     met: ClassVar[list[int]] = []
     threads_seen: ClassVar[set[int]] = set()
 
+    @property
+    def concurrent(self) -> bool:
+        return False  # tiles of a concurrent kernel have one thread each
+
     def between(self, left: Tensor, right: Tensor) -> Mapping[str, Tensor]:
         self.threads_seen.add(torch.get_num_threads())
         self.met.append(len(left) * len(right))
@@ -147,7 +150,7 @@ def test_a_file_that_a_worker_does_not_see_is_one_line(tmp_path: Path) -> None:
         job_of(tmp_path / "elsewhere.zarr").carry_out("here", 1, ignore)
 
 
-class Idle(HereWorkers):
+class IdleWorkers(HereWorkers):
     """Workers that say that they are done, and write nothing."""
 
     def submit(self, task: Task) -> Future[Ended]:
@@ -157,10 +160,8 @@ class Idle(HereWorkers):
 
 
 class IdleEngine(Here):
-    """An engine of idle workers."""
-
-    def open(self, tell: Tell) -> HereWorkers:
-        return Idle(self)
+    def open(self, tell: Tell) -> IdleWorkers:
+        return IdleWorkers(self)
 
 
 def test_finished_work_that_does_not_show_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,9 +310,13 @@ def test_force_takes_what_is_left_of_a_file(places: Path, tmp_path: Path, name: 
 def test_marks_that_nobody_made_are_taken_away(places: Path, tmp_path: Path) -> None:
     """Marks of a missing tile, and of a tile that mirrors another one."""
     path = Path(shutil.copytree(places / "begun", tmp_path / "k.zarr"))
-    for row in range(2):
-        marks = np.frombuffer((path / "done" / "c" / str(row) / "0").read_bytes(), "<u8")
-        (path / "done" / "c" / str(row) / "0").write_bytes(np.where(marks, marks, 7).tobytes())
+    matrix = open_matrix(path)
+    missing = matrix.missing()
+    for number, tile in enumerate(missing):
+        matrix.mark(*tile).parent.mkdir(exist_ok=True)
+        matrix.mark(*tile).write_bytes(number.to_bytes(8, "little"))
+    assert matrix.unmarked(matrix.layout.tiling.todo) == []
+    assert matrix.missing() == missing
     filled(path, Products.of())
     assert contents(path) == contents(places / "whole")
 

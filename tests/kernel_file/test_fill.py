@@ -115,15 +115,11 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, other: tuple[str, .
     assert products(path, *other, force=True).missing() == []
 
 
-def test_a_file_whose_marks_an_earlier_version_wrote_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It had one file of marks for each row of tiles."""
-    monkeypatch.setattr("ntkexp.records.kernel_file.MARK_CHUNKS", (1, 3))
-    with pytest.raises(KeyboardInterrupt):
-        filled(tmp_path / "k.zarr", Products.of(fails_after=0))
-    monkeypatch.undo()
-    with pytest.raises(Mistake, match=r"k\.zarr is damaged, or of an earlier version: done; compute it again$"):
+def test_a_file_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    """It had its seals in its attributes, and one file of marks for each row of tiles."""
+    products(tmp_path / "k.zarr")
+    (tmp_path / "k.zarr" / "done" / "seals.json").unlink()
+    with pytest.raises(Mistake, match=r"is damaged, or of an earlier version: done/seals\.json; compute it again$"):
         products(tmp_path / "k.zarr")
     assert products(tmp_path / "k.zarr", force=True).missing() == []
 
