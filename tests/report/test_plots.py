@@ -44,9 +44,9 @@ from tests.report.synthetic import write_sweep
 
 PICTURES = dict(gallery())
 ALL = set(PICTURES)
-OF_A_NETWORK = {"predictions", "contributions", "ladder", "time_profile"}  # a diverged run has none of them
+OF_A_NETWORK = {"predictions", "contributions", "ladder", "time_profile"}  # a diverged run lacks them
 
-OF_TRAINING = {"path_kernel", "gradients"}  # a run that reads no training examples has none of them
+OF_TRAINING = {"path_kernel", "gradients"}  # a run that reads no training examples lacks them
 OF_PHASES = {"tasks"}  # none of these runs has it; tests/run/test_sequence.py draws it
 
 DRAWN = [  # fast: each picture for two kinds, including pictures that do not apply
