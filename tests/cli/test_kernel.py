@@ -140,6 +140,7 @@ def test_an_ensemble_is_drawn_and_compared(command: Command, tmp_path: Path) -> 
     settings = ("data.train=4", "data.test=10", "model.width=8", "steps=3")
     ended = command("kernel", "ensemble", *settings, "--networks=3", f"--out={tmp_path}")
     assert ended.status == 0
+    assert "networks: 6 steps\n" in ended.err  # three networks, trained twice
     assert sum(line.startswith("readout") for line in ended.out.splitlines()) == 2
     assert "\n3 networks of width 8 after 3 steps: where all layers learn, they " in ended.out
     assert {path.suffix for path in tmp_path.glob("ensemble-mlp-w8-n3-s0*")} == {".svg", ".png", ".csv"}

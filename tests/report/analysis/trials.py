@@ -69,7 +69,7 @@ DESIGNS: Mapping[str, Design] = {
 
 @dataclass(frozen=True)
 class Laws:
-    """The fitted exponents and curvatures of sweeps in which both are zero."""
+    """The fitted exponents and curvatures of sweeps with zero exponent and curvature."""
 
     exponents: Sequence[Estimate]
     curvatures: Sequence[Estimate]
