@@ -44,7 +44,8 @@ def select(call: Call) -> Result:
     unbound = None if value.delta is None else call.unbound(value, dim)
     if unbound is None:
         return first(call)
-    return unbound[place]
+    result: Result = unbound[place]
+    return result
 
 
 def constant(value: Any) -> Any:

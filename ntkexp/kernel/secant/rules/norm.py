@@ -302,7 +302,7 @@ def affine(
 
 def axes_of(call: Call) -> list[int]:
     """The axes of the operation, or all axes if none are given."""
-    dims = call.given.get("dim")
+    dims: list[int] | None = call.given.get("dim")
     if dims is None:
         return list(range(call.args[0].start.dim()))
     return dims
