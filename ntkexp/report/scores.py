@@ -209,7 +209,9 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     @property
     def _components(self) -> list[str]:
-        return [str(name) for name in self[COMPONENT].to_numpy()] if BY_COMPONENT in self else []
+        if BY_COMPONENT in self:
+            return [str(name) for name in self[COMPONENT].to_numpy()]
+        return []
 
     def _one_score(self, score: str, component: str | None) -> xr.DataArray:
         """Return the array of a score, or its part of one component."""
