@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,15 +26,12 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake, Useless
 from ntkexp.records.atomic import (
     PARTIAL,
-    SEAL,
     Damaged,
     Sealing,
-    Seals,
     broken,
-    read_object,
-    seal,
+    read_sealed,
     sealed,
-    to_text,
+    sealed_text,
     write_atomically,
 )
 from ntkexp.records.kernels import (
@@ -131,17 +127,15 @@ def side_for(train: int, seconds: float) -> int:
 
 
 # --- The preallocated arrays of a kernel file. Chunks are written atomically.
-#
-# The attributes seal all files that are written at the beginning, and the attributes are sealed themselves.
 
 
 SELF = "_self"
 DONE = "done"
 GROUP = "zarr.json"
-SEALS = "seals"
+SEALS = f"{DONE}/seals.json"
+"""The seals of all files that are written at the beginning. zarr warns of a strange file next to the arrays."""
 MARK = np.dtype("<u8")
 """The type of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
-MARK_CHUNKS = (1, 1)  # a file for each tile, so that several processes can mark tiles
 
 
 class DamagedKernel(Damaged, Useless):
@@ -202,19 +196,13 @@ def create(
         store,
         DONE,
         tiling.shape,
-        chunks=MARK_CHUNKS,
+        chunks=(1, 1),  # a file for each tile, so that several processes can mark tiles
         dims=("row", "column"),
         fill=MARK.type(0),
     )
     for name, array in arrays.items():
         write_array(store, name, array, ("query", "out")[: array.ndim], {})
-    # the attributes seal the files of the store, and themselves
-    group = read_object(partial / GROUP)
-    group["attributes"][SEALS] = sealed(
-        partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP]
-    )
-    group["attributes"][SEAL] = seal(to_text(group).encode()).hex()
-    write_atomically(partial / GROUP, to_text(group))
+    write_atomically(partial / SEALS, sealed_text({"seals": sealed(partial, ["."])}, SEALS))
     if path.is_dir():
         refuse_foreign_files(path)
         remove_files(path, files_in(path))
@@ -240,25 +228,20 @@ def refuse_foreign_files(path: Path) -> None:
         raise Mistake(
             f"{path} is not a kernel file: it lacks arrays that every one has; choose another place"
         )
-    stored = rf"{GROUP}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
+    stored = rf"{GROUP}|{re.escape(SEALS)}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
     refuse_strangers(path, re.compile(stored).fullmatch)
 
 
-def check_attributes(path: Path) -> None:
-    """Raise if a store is no kernel file, or its attributes or common arrays are damaged."""
+def refuse_damaged(path: Path) -> None:
+    """Raise if a store is no kernel file, or a file is damaged that was written at the beginning."""
     if not ((path / DONE / GROUP).is_file() or any(path.glob(f"*{SELF}/{GROUP}"))):
         raise Mistake(
             f"{path} is not a kernel file: it is not a store of arrays with marks of what is done"
         )
-    seals: Seals | None = None
-    with suppress(ValueError, TypeError, KeyError, AttributeError):
-        store = read_object(path / GROUP)
-        mark = store["attributes"].pop(SEAL)
-        if mark == seal(to_text(store).encode()).hex():
-            seals = store["attributes"][SEALS]
-    wrong = [GROUP] if seals is None else broken(path, seals)
-    if not wrong and get_array(open_store(path), DONE).chunks != MARK_CHUNKS:
-        wrong = [DONE]  # an earlier version had a file for each row of tiles
+    try:
+        wrong = broken(path, read_sealed(path / SEALS, SEALS)["seals"])
+    except Mistake:
+        wrong = [SEALS]
     if wrong:
         raise DamagedKernel(
             f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it again"
@@ -275,7 +258,7 @@ def check_attributes(path: Path) -> None:
 #     index           [query]                     the number of the example in the source
 #
 # Attributes: `identity`, a digest of the kernel's description; `description` as JSON; `kernels`, their names; `splits`,
-# the number of points in each; `classes`, their names; `seals` of all files but tiles; the `seal` of the attributes.
+# the number of points in each; `classes`, their names. done/seals.json seals all files but tiles and marks.
 # Kernels of infinite width are equal for all outputs and have one `out`. If targets have more outputs than the kernel,
 # it applies to each of them.
 
@@ -391,7 +374,7 @@ def open_matrix(path: Path) -> KernelMatrix:
         raise Mistake(
             f"{path} is not a kernel file: it {'is a file' if path.exists() else 'does not exist'}"
         )
-    check_attributes(path)
+    refuse_damaged(path)
     matrix = KernelMatrix(path)
     _ = matrix.layout
     return matrix
