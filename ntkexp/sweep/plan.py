@@ -244,10 +244,8 @@ def cost_of(experiment: Experiment) -> RunCost:
     """Survey a run, and return its cost."""
     try:
         here = experiment.model_copy(update={"device": "cpu"})
-        budget = survey(here).budget
-        seconds = run_seconds(here, budget)
+        memory = survey(here).memory
+        seconds = run_seconds(here, memory)
     except Mistake as mistake:
         return RunCost(0.0, 0.0, str(mistake))
-    tapes = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
-    size = budget.fixed + budget.block * budget.per_point + tapes
-    return RunCost(seconds, size)
+    return RunCost(seconds, memory.peak)

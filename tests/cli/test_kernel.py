@@ -272,7 +272,7 @@ def test_what_a_worker_cannot_do_is_one_line(command: Command, tmp_path: Path, m
     asked = ("kernel", "limit", *SMALL, "model=cnn", f"--out={tmp_path / 'k.zarr'}", "--engine=dask:here")
     ended = command(*asked, "memory_gb=1e-3", "--quiet")  # which a thousand share
     assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
-    assert "one pair of these examples needs" in ended.err
+    assert "GB of one pair of these examples; raise it" in ended.err
     assert command(*asked, "--quiet") == (0, "", "")
 
 

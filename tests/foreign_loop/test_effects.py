@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.effects.sweep import AdjointSweep, Effects, MeanName
 from ntkexp.foreign_loop import effects as followed_effects
 from ntkexp.foreign_loop.call import ModelCall
@@ -257,7 +258,7 @@ def stored_effects(
     trace: Trace, kind: Effects = True, mean: MeanName = "renormalised", memory_gb: float = 4.0
 ) -> Tensor:
     """The effects, which nobody writes down."""
-    return loop_effects(trace, kind, mean, memory_gb, None).values
+    return loop_effects(trace, kind, mean, MemoryBudget.of_gb(memory_gb), None).values
 
 
 def stop_once(trace: Trace, monkeypatch: pytest.MonkeyPatch, after: int, memory_gb: float = 4.0) -> list[int]:

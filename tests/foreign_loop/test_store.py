@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop import outside
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.rule import Signatures
@@ -377,7 +378,7 @@ def stepped(to: Path) -> None:
         (lambda to: followed(loop(loops.sgd), loops.plain, to=to.parent), "holds files that no run wrote"),
         (
             lambda to: followed(loop(loops.sgd), loops.plain, to=to / "new", every=10**7),
-            "to replay so many steps",
+            r"GB of every=10000000 replayed steps; raise it, or give every=\d+",
         ),
     ],
 )
@@ -407,7 +408,7 @@ def test_kept_weights_are_thinned_when_their_share_is_used_up(tmp_path: Path, mo
 
 
 def test_a_plan_stops_where_memory_would_not_hold_what_is_replayed() -> None:
-    plan = CheckpointPlan.of(None, 1e6, 1e6, free=1e7, memory_gb=0.06)
+    plan = CheckpointPlan.of(None, 1e6, 1e6, free=1e7, budget=MemoryBudget(6e7))
     assert (plan.every, plan.most) == (8, 20)
     assert plan.too_many(4)
     plan.every = 16
@@ -432,7 +433,7 @@ def test_a_signature_shows_the_size_of_an_error() -> None:
 
 def test_steps_up_to_what_memory_holds_are_explained() -> None:
     kept: list[Trace] = []
-    with pytest.raises(Mistake, match="step 5: the steps followed so far take more than memory_gb"):
+    with pytest.raises(Mistake, match="GB of the followed steps up to step 5; raise it, or follow fewer"):
         followed(loop(loops.momentum), loops.plain, kept, memory_gb=1.2e-5)
     found = kept[0].attribute(memory_gb=1.0)
     assert found.sizes["step"] == 6

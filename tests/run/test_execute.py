@@ -12,14 +12,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import ntkexp.on_disk
-import ntkexp.records.data
+import ntkexp.capacity
 import ntkexp.run.execute
 import ntkexp.run.folder_listener
 from ntkexp.cli.main import run
 from ntkexp.config.compose import compose
 from ntkexp.experiment.identity import folder_name
-from ntkexp.path.budget import Budget
+from ntkexp.path.budget import RunMemory
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import read_timings
 from tests.run.commands import TINY, only_run, promised
@@ -195,10 +194,10 @@ ADAM = ("optimizer=adam", "optimizer.step_size=0.01")
 def test_a_trajectory_that_does_not_fit_is_found_out_before_the_first_step(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ntkexp.records.data, "disk_usage", lambda place: SimpleNamespace(free=1000))
+    monkeypatch.setattr(ntkexp.capacity, "disk_usage", lambda place: SimpleNamespace(free=1000))
     status, out, error = command(*train(tmp_path, *ADAM))
     assert (status, out, error.count("\n")) == (2, "", 1), error
-    assert "the trajectory takes 6.8e-05 GB and" in error
+    assert "trajectories take 6.8e-05 GB of disk and" in error
     assert (only_run(tmp_path) / "metrics.csv").read_text().count("\n") == 1
 
 
@@ -209,8 +208,8 @@ SPILLED = ("path.kernels=none", "path.rule=[secant,left]")
 def test_sums_that_do_not_fit_on_the_disk_are_found_out_before_the_first_step(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Budget, "spills", True)
-    monkeypatch.setattr(ntkexp.on_disk, "disk_usage", lambda place: SimpleNamespace(free=20_000))
+    monkeypatch.setattr(RunMemory, "spills", True)
+    monkeypatch.setattr(ntkexp.capacity, "disk_usage", lambda place: SimpleNamespace(free=20_000))
     status, out, error = command(*train(tmp_path, *SPILLED))
     assert (status, out, error.count("\n")) == (2, "", 1), error
     # 24 points, 12 examples, 8 bytes: two rules and an error bar, three times
@@ -224,7 +223,7 @@ def test_sums_that_do_not_fit_on_the_disk_are_found_out_before_the_first_step(
 def test_a_disk_that_fills_up_while_sums_are_kept(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(Budget, "spills", True)
+    monkeypatch.setattr(RunMemory, "spills", True)
     monkeypatch.setattr(ntkexp.run.folder_listener, "CHECKPOINT_PAUSE", 0)
     assert command(*train(tmp_path / "whole", *SPILLED))[0] == 0
     with pytest.MonkeyPatch.context() as patch:

@@ -26,7 +26,7 @@ import pytest
 import torch
 import yaml
 
-from ntkexp.path.budget import Budget
+from ntkexp.path.budget import RunMemory
 from ntkexp.records.atomic import read_sealed, to_text
 from ntkexp.records.claim import TIMINGS
 from ntkexp.report.plots import run_plots
@@ -126,7 +126,7 @@ MOMENTS = (
 def on_disk(moment: tuple[str, int] | None, arguments: list[str], said: Path) -> None:
     """The command, whose sums lie on disk and are kept after every step; killed at such a moment."""
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(Budget, "spills", new=True))
+        stack.enter_context(mock.patch.object(RunMemory, "spills", new=True))
         stack.enter_context(mock.patch("ntkexp.run.folder_listener.CHECKPOINT_PAUSE", 0))
         if moment is not None:
             stack.enter_context(dying(*moment))
