@@ -15,7 +15,7 @@ from ntkexp.diagnostics import (
     activity,
     alignment,
     centred,
-    drift,
+    kernel_change,
     kinks,
     label_alignment,
     largest_eigenvalue,
@@ -170,9 +170,9 @@ def test_a_vector_that_reaches_nothing_has_no_eigenvalue() -> None:
 @given(seeds)
 def test_drift_is_a_distance_in_units_of_the_start(seed: int) -> None:
     start, end = kernel_of(normal(6, 4, seed=seed)), kernel_of(normal(6, 4, seed=seed + 1))
-    assert drift(start, start) == 0
-    assert abs(drift(3 * end, 3 * start) - drift(end, start)) <= 100 * EPS * drift(end, start)
-    assert abs(drift(start + 0.25 * end, start) * float(start.norm()) - 0.25 * float(end.norm())) <= 1e-13 * (
+    assert kernel_change(start, start) == 0
+    assert abs(kernel_change(3 * end, 3 * start) - kernel_change(end, start)) <= 100 * EPS * kernel_change(end, start)
+    assert abs(kernel_change(start + 0.25 * end, start) * float(start.norm()) - 0.25 * float(end.norm())) <= 1e-13 * (
         float(start.norm()) + float(end.norm())  # what rounds in the sum
     )
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ntkexp
-import ntkexp.run.execute
 from ntkexp.cli.main import run as command
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.trace import Trace
@@ -30,7 +29,6 @@ from ntkexp.validation import RunSubject, asked_points
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import followed, loop
 from tests.run.small import small
-from tests.run.test_execute import stand_in
 
 WORDS = ("data=digits", "threads=1", "model.activation=tanh", "path.effects=derivative", "ladder.machine=[]", "steps=6")
 SMALL: dict[str, Any] = {"leave_out": 4, "top": 2, "trainings": 9, "queries": 5, "quiet": True}
@@ -38,9 +36,7 @@ SMALL: dict[str, Any] = {"leave_out": 4, "top": 2, "trainings": 9, "queries": 5,
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ntkexp.run.execute, "draw_run", stand_in)
-        return execute(small(*WORDS), WORDS, tmp_path_factory.mktemp("outputs"), False, Silent())
+    return execute(small(*WORDS), WORDS, tmp_path_factory.mktemp("outputs"), False, Silent(), pictures=False)
 
 
 @given(st.integers(0, 2**32 - 1))

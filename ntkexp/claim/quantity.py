@@ -88,8 +88,8 @@ class Column(AbstractQuantity):
 
     Rows have the number in this column.
 
-    `quantity: drift` is short for `quantity: {_target_: ntkexp.claim.quantity.Column, column:
-    drift}`.
+    `quantity: kernel_change` is short for `quantity: {_target_: ntkexp.claim.quantity.Column, column:
+    kernel_change}`.
     """
 
     column: str

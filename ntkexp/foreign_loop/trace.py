@@ -57,10 +57,11 @@ from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.kernel import ProgramCache, Reader, Tape, columns, plain_kernels
 from ntkexp.kernel.record.tape import examples, map_tensors
 from ntkexp.mistake import Mistake, in_short
+from ntkexp.model.functional import Output
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, Components, components_of
 from ntkexp.progress import AbstractProgress, Silent
-from ntkexp.records.contributions import MEASURE, OUTSIDE, LeaveOut
+from ntkexp.records.contributions import MEASURE, OUTSIDE, SURROGATE, LeaveOut
 from ntkexp.records.folder import CONFIG, RunFolder
 from ntkexp.report.progress import Announced, in_place, quiet_log
 from ntkexp.shapes import Function, Inputs, Weights
@@ -73,6 +74,12 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("ntkexp.follow")
 
 
+SURROGATE_GRADIENTS = (
+    "training used gradients that are not the derivatives of the model's values (detach, a "
+    "straight-through estimator or an autograd.Function)"
+)
+
+
 @dataclass(repr=False)
 class Trace:
     """The followed steps of a loop, and a copy of its module, which is evaluated at the weights of
@@ -80,7 +87,7 @@ class Trace:
 
     steps: AbstractSteps
     module: nn.Module
-    output: str | int | None
+    output: Output
     queries: Inputs
     loss: ExampleLoss | None = None
     folder: RunFolder | None = None
@@ -275,6 +282,11 @@ class Trace:
         check: LeaveOut | None = None
         with memory_kept(self.module.parameters()), quiet_log(quiet):
             attribution = self.contributions(gallery, progress, positions=positions)
+            if effects and SURROGATE in attribution.attrs:
+                raise Mistake(
+                    f"effects: {SURROGATE_GRADIENTS}, and effects need these derivatives; ask only "
+                    "for contributions"
+                )
             if effects:
                 known = loop_effects(self, effects, mean, self.budget, again, progress)
                 check = known.check
@@ -312,6 +324,7 @@ class Trace:
             frozenset(steps.end),
             programs=ProgramCache(),
             whole=self.measured is not None,
+            of_values=True,
         )
         last = reader.record(end, self.queries)
         coords: dict[str, Any] = {"example": list(self.examples)}
@@ -372,6 +385,10 @@ class Trace:
             facts[OUTSIDE] = ", ".join(steps.outside.names)
         if self.measured is not None:
             facts[MEASURE] = self.measured.name
+        readers = (reader, *back.calls.readers.values())
+        if any(one.is_unfaithful for one in readers):
+            facts[SURROGATE] = SURROGATE_GRADIENTS
+            progress.say(f"ntkexp: {SURROGATE_GRADIENTS}")
         return Attribution(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords=coords,

@@ -191,19 +191,19 @@ WORK_PER_NUMBER = 64  # of a tape, for products of its features with the trainin
 MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}  # a GPU is a thousand cores
 
 
-def core_seconds(memory: RunMemory, steps: int, passes: int) -> float:
+def core_seconds(memory: RunMemory, passes: int) -> float:
     """Return the seconds of a run with one pass over its path, or two."""
     work = memory.points * (
         memory.parameters + WORK_PER_NUMBER * memory.tape_bytes / memory.number_bytes
     )
-    return START_SECONDS + steps * memory.tapes * passes * (
+    return START_SECONDS + memory.steps * memory.tapes * passes * (
         POSITION_SECONDS + work * SECONDS_PER_WORK
     )
 
 
 def refuse_endless(seconds: float, steps: int, device: str) -> None:
     """Raise if a run would take years."""
-    remedy = "steps, model.width, data.train or path.pieces, or end at a loss with stop_at_loss"
+    remedy = "steps, model.width, data.train or path.substeps, or end at a loss with stop_at_loss"
     refuse_years(seconds, f"steps={steps}", device, remedy)
 
 

@@ -19,7 +19,7 @@ from ntkexp.on_disk import RowsInFile, RowsOfArray, copied_like, release_pages
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.components import Components
 from ntkexp.path.domain import Domain
-from ntkexp.path.rule.base import Piece
+from ntkexp.path.rule.base import Substep
 from ntkexp.path.step import Step
 from ntkexp.path.step_kernel import StepBlock
 
@@ -117,7 +117,7 @@ def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
 class Integrals(Resumable):
     """𝒦, 𝒮 and 𝒟 by one rule. NaN at points where the path is not integrated."""
 
-    pieces: tuple[Piece, ...]  # substeps
+    substeps: tuple[Substep, ...]
     kernel: Float[Tensor, "query out kept out_"]
     contributions: Float[Tensor, "query out train"]
     decay: Float[Tensor, "query out"]
@@ -136,7 +136,7 @@ class Integrals(Resumable):
         """Add one step at one block of points. Return ηK_s, −ηK_s ℓ′ and the decay λη J̄·θ."""
         # K_s = ⟨J̄(x), J(xᵢ)⟩ and J̄·(λη ⊙ θ)
         if self.by_component is None:
-            products, decay = block.kernel(self.pieces, step.side, step.decay)
+            products, decay = block.kernel(self.substeps, step.side, step.decay)
         else:
             products, decay = self.add_components(self.by_component, step, block)
 
@@ -162,7 +162,7 @@ class Integrals(Resumable):
     ) -> tuple[Tensor, Tensor]:
         """Add the shares of the components. Return the products and the decay of all parameters."""
         components = sums.components.values()
-        terms = block.kernels(self.pieces, step.side, step.decay, components)
+        terms = block.kernels(self.substeps, step.side, step.decay, components)
         shares = [
             (self.weighted(step, products).mul(-step.step_size), -decay)
             for products, decay in terms
@@ -199,14 +199,14 @@ class ContributionIntegrals(Integrals):
         return products.squeeze(3)
 
 
-def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain, rules: int = 1) -> Integrals:
+def integrals_at_zero(substeps: tuple[Substep, ...], domain: Domain, rules: int = 1) -> Integrals:
     """Begin the integrals by the rule with these substeps."""
     by_component = components_at_zero(domain, rules) if domain.components else None
     sums = domain.sums(3), domain.sums(2)
     if domain.points.makes_kernels:
-        return Integrals(pieces, domain.sums(4), *sums, by_component=by_component)
+        return Integrals(substeps, domain.sums(4), *sums, by_component=by_component)
     nothing = domain.like.new_zeros(*domain.shape[:2], 0, domain.outputs)
-    return ContributionIntegrals(pieces, nothing, *sums, by_component=by_component)
+    return ContributionIntegrals(substeps, nothing, *sums, by_component=by_component)
 
 
 def contract(

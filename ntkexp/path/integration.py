@@ -146,7 +146,7 @@ class Snapshots(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class AlongFlow(AbstractIntegration):
-    """The integral over time, for a flow: `path.nodes` quadrature points on every arc."""
+    """The integral over time, for a flow: `path.quadrature_points` points on every arc."""
 
     path: Path
 
@@ -155,7 +155,7 @@ class AlongFlow(AbstractIntegration):
             raise Mistake(
                 "path.every=snapshots: a flow is integrated over time on each of its arcs, not "
                 "step by step; use "
-                "path.every=1 (path.nodes and path.queries limit its cost), or optimizer=gd"
+                "path.every=1 (path.quadrature_points and path.queries limit its cost), or optimizer=gd"
             )
 
     @property
@@ -166,7 +166,7 @@ class AlongFlow(AbstractIntegration):
 
     @property
     def details(self) -> Mapping[str, str]:
-        return {RULE: f"nodes={self.path.nodes} in time"}
+        return {RULE: f"points={self.path.quadrature_points} in time"}
 
     def facts(self, memory: Memory) -> dict[str, float]:
         if not memory:
@@ -184,7 +184,11 @@ class AlongFlow(AbstractIntegration):
         tangent = integrals_at_zero(Left().quadrature(1, 1, 0), domain)
         totals = totals_at_zero(domain, 1)
         return FlowIntegral(
-            domain=domain, nodes=self.path.nodes, rule=tangent, totals=totals, error_bar=error_bar
+            domain=domain,
+            points=self.path.quadrature_points,
+            rule=tangent,
+            totals=totals,
+            error_bar=error_bar,
         )
 
 

@@ -35,7 +35,7 @@ from ntkexp.shapes import Weights
 # factor.
 
 
-IMPULSE_NODES = 3  # of order 6, higher than the arcs
+IMPULSE_POINTS = 3  # of order 6, higher than the arcs
 
 
 class Curve(NamedTuple):
@@ -93,26 +93,29 @@ class Step:
         if self.curve is None:
             return self.step_size * self.output_gradient
         return torch.stack(
-            [node.step_size * node.output_gradient for node in self.nodes(IMPULSE_NODES)]
+            [
+                point.step_size * point.output_gradient
+                for point in self.quadrature_points(IMPULSE_POINTS)
+            ]
         ).sum(0)
 
-    def nodes(self, count: int) -> Iterator[Step]:
-        """Yield `count` Gauss nodes on every arc, in order of time, as steps that do not move.
+    def quadrature_points(self, count: int) -> Iterator[Step]:
+        """Yield `count` Gauss points on every arc, in order of time, as steps that do not move.
 
-        The step size of a node is its weight in the quadrature.
+        The step size of a point is its weight in the quadrature.
         """
         if self.curve is None:
             return
         quadrature = Gauss().quadrature(count, 1, 0)
         for arc in self.curve.arcs:
-            for piece in quadrature:
-                view = NetworkView(self.view.points, arc.at(piece.start))
+            for substep in quadrature:
+                view = NetworkView(self.view.points, arc.at(substep.start))
                 yield replace(
                     self,
                     view=view,
                     end=view.weights,
                     output_gradient=self.curve.output_gradient(view.train_outputs),
-                    step_size=self.step_size * arc.length * piece.weight,
+                    step_size=self.step_size * arc.length * substep.weight,
                     curve=None,
                 )
 

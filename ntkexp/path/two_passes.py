@@ -148,7 +148,7 @@ def add_step(
     rows: Int[Tensor, " chosen"],
 ) -> tuple[StepResult, Float[Tensor, "chosen out train"]]:
     """Add one step to `rows` of the integrals. Return its result, and the contributions −K_s ℓ′."""
-    substeps = ((piece.weight, block.jacobian(piece)) for piece in integrals.pieces)
+    substeps = ((substep.weight, block.jacobian(substep)) for substep in integrals.substeps)
     result = backward_sum.take(back, substeps)
     parts = contract(result.terms.kernel, step.output_gradient).neg_()
 

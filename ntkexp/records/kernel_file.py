@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +36,6 @@ from ntkexp.records.atomic import (
     seal,
     sealed,
     to_text,
-    waited_for,
     write_atomically,
 )
 from ntkexp.records.kernels import (
@@ -140,8 +139,9 @@ SELF = "_self"
 DONE = "done"
 GROUP = "zarr.json"
 SEALS = "seals"
-MARK = "<u8"
-"""The dtype of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
+MARK = np.dtype("<u8")
+"""The type of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
+MARK_CHUNKS = (1, 1)  # a file for each tile, so that several processes can mark tiles
 
 
 class DamagedKernel(Damaged, Useless):
@@ -202,9 +202,9 @@ def create(
         store,
         DONE,
         tiling.shape,
-        chunks=(1, tiling.shape[1]),
+        chunks=MARK_CHUNKS,
         dims=("row", "column"),
-        fill=np.dtype(MARK).type(0),
+        fill=MARK.type(0),
     )
     for name, array in arrays.items():
         write_array(store, name, array, ("query", "out")[: array.ndim], {})
@@ -257,6 +257,8 @@ def check_attributes(path: Path) -> None:
         if mark == seal(to_text(store).encode()).hex():
             seals = store["attributes"][SEALS]
     wrong = [GROUP] if seals is None else broken(path, seals)
+    if not wrong and get_array(open_store(path), DONE).chunks != MARK_CHUNKS:
+        wrong = [DONE]  # an earlier version had a file for each row of tiles
     if wrong:
         raise DamagedKernel(
             f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it again"
@@ -276,11 +278,6 @@ def check_attributes(path: Path) -> None:
 # the number of points in each; `classes`, their names; `seals` of all files but tiles; the `seal` of the attributes.
 # Kernels of infinite width are equal for all outputs and have one `out`. If targets have more outputs than the kernel,
 # it applies to each of them.
-
-
-def lock_of_marks(path: Path) -> Path:
-    """Return the lock file next to a kernel file. The process that holds it may mark tiles."""
-    return path.with_name(f".{path.name}.marks.lock")
 
 
 @dataclass(frozen=True)
@@ -328,50 +325,24 @@ class KernelMatrix:
         ends = np.cumsum([0, *(count for _, count in sizes)]).tolist()
         return {name: slice(*ends[k : k + 2]) for k, (name, count) in enumerate(sizes) if count}
 
-    @property
-    def done(self) -> NDArray[np.uint64]:
-        """The marks of the tiles. A row of marks that is cut off marks no tile."""
-        rows, columns = self.layout.tiling.shape
-        marks = np.zeros((rows, columns), MARK)
-        mirrored = np.triu(np.ones((rows, columns), bool), 1)
-        for row in range(rows):
-            content = self.marks(row).read_bytes() if self.marks(row).is_file() else b""
-            if len(content) == marks[row].nbytes:
-                marks[row] = np.frombuffer(content, MARK)
-        return np.where(mirrored, 0, marks)
-
-    def marks(self, row: int) -> Path:
-        return self.path / DONE / "c" / str(row) / "0"
+    def mark(self, row: int, column: int) -> Path:
+        """Return the file with the mark of a tile. It exists if the tile was finished."""
+        return self.path / DONE / "c" / str(row) / str(column)
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the tiles without a mark."""
-        done = self.done
-        return [tile for tile in tiles if not done[tile]]
-
-    def unmark(self, tiles: Sequence[tuple[int, int]]) -> None:
-        """Remove the marks of some tiles."""
-        with self.marking():
-            done = self.done
-            for tile in tiles:
-                done[tile] = 0
-            for row, content in enumerate(map(bytes, done)):
-                if self.marks(row).is_file() and self.marks(row).read_bytes() != content:
-                    write_atomically(self.marks(row), content)
-
-    def marking(self) -> AbstractContextManager[None]:
-        """Hold the lock for marking, because another process may mark tiles of the same row."""
-        return waited_for(lock_of_marks(self.path))
+        return [tile for tile in tiles if not self.mark(*tile).is_file()]
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the tiles that are unwritten or damaged."""
-        done = self.done
-        return [
-            tile
-            for tile in self.layout.tiling.todo
-            if not done[tile] or done[tile] != self.seal(*tile)
-        ]
+        return [tile for tile in self.layout.tiling.todo if not self.is_whole(*tile)]
 
-    def seal(self, row: int, column: int) -> int:
+    def is_whole(self, row: int, column: int) -> bool:
+        """Return whether a tile is finished and undamaged."""
+        mark = self.mark(row, column)
+        return mark.is_file() and mark.read_bytes() == self.seal(row, column)
+
+    def seal(self, row: int, column: int) -> bytes:
         """Return the mark of a tile by its files. It covers the kernel's identity and the tile's place."""
         sealing = Sealing(f"{self.facts['identity']} {row} {column}")
         tiling = self.layout.tiling
@@ -384,7 +355,7 @@ class KernelMatrix:
             for chunk in chunks:
                 file = self.path / chunk
                 sealing.take(file.read_bytes() if file.is_file() else b"")
-        return int(np.frombuffer(sealing.digest, MARK)[0])
+        return sealing.digest[: MARK.itemsize]
 
     def write(
         self,
@@ -404,11 +375,7 @@ class KernelMatrix:
                 array[tiling.rows(column), :, train, :] = mirrored
         for name, block in own.items():
             get_array(self.store, name + SELF)[tiling.rows(row)] = block
-        mark = self.seal(row, column)
-        with self.marking():
-            done = self.done[row]
-            done[column] = mark
-            write_atomically(self.marks(row), done.tobytes())
+        write_atomically(self.mark(row, column), self.seal(row, column))
 
     def array(self, name: str, rows: slice = slice(None)) -> NDArray[Any]:
         try:

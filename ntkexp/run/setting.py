@@ -45,11 +45,6 @@ def refuse_sketch(experiment: Experiment) -> None:
         )
 
 
-def run_seconds(experiment: Experiment, memory: RunMemory) -> float:
-    """Return the estimated seconds of a run on one core."""
-    return core_seconds(memory, experiment.steps, experiment.integration.passes)
-
-
 # --- A survey: two points are enough to learn the shapes, and from these follow block sizes and
 # memory.
 
@@ -328,7 +323,8 @@ def prepare(experiment: Experiment) -> Setting:
 def setting_of(experiment: Experiment, survey: Survey) -> Setting:
     """Measure the surveyed problem before training. Raise if training would take years."""
     if experiment.stop_at_loss is None:
-        refuse_endless(run_seconds(experiment, survey.memory), experiment.steps, experiment.device)
+        seconds = core_seconds(survey.memory, experiment.integration.passes)
+        refuse_endless(seconds, experiment.steps, experiment.device)
     problem = survey.problem
     points = survey.points
     # most data have one phase with all examples

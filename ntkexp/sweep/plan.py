@@ -18,10 +18,11 @@ from ntkexp.engine.base import Ended
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
+from ntkexp.path.budget import core_seconds
 from ntkexp.records.atomic import SEAL, make_folder, seal
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.sweep import Sweep, SweepRun
-from ntkexp.run.setting import run_seconds, survey
+from ntkexp.run.setting import survey
 from ntkexp.sweep.definition import MAX_RUNS, Definition, Point
 
 # --- journal.jsonl: the events of runs under all sweeps, one line each.
@@ -50,13 +51,11 @@ class EventLog:
         fields = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
         line = json.dumps(fields | {SEAL: seal_of(fields)})
         make_folder(self.path.parent)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        descriptor = os.open(self.path, flags, 0o644)
         try:
-            # a full disk or a kill may have cut off the last line
-            size = os.fstat(descriptor).st_size
-            cut_off = size and os.pread(descriptor, 1, size - 1) != b"\n"
-            start = "\n" if cut_off else ""
-            os.write(descriptor, f"{start}{line}\n".encode())
+            # the first newline ends a line that a full disk or a kill has cut off
+            os.write(descriptor, f"\n{line}".encode())
         finally:
             os.close(descriptor)
 
@@ -245,7 +244,7 @@ def cost_of(experiment: Experiment) -> RunCost:
     try:
         here = experiment.model_copy(update={"device": "cpu"})
         memory = survey(here).memory
-        seconds = run_seconds(here, memory)
+        seconds = core_seconds(memory, here.integration.passes)
     except Mistake as mistake:
         return RunCost(0.0, 0.0, str(mistake))
     return RunCost(seconds, memory.peak)

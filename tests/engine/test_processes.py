@@ -17,23 +17,23 @@ from tests.docs.readme import ROOT
 from tests.engine.jobs import Waiting
 
 INTERRUPTED = """
-from ntkexp.engine.base import Task, choose, ignore, work
+from ntkexp.engine.base import Task, choose, ignore
 from tests.engine.jobs import Waiting
 
 if __name__ == "__main__":
     for _ in range(4):
-        executor = choose("local", 1).executor(ignore)
-        future = executor.submit(work, Task("one", Waiting(), ".", "."))
-        executor.shutdown()  # it interrupts the worker, which is starting
+        workers = choose("local", 1).open(ignore)
+        future = workers.submit(Task("one", Waiting(), "."))
+        workers.shutdown()  # it interrupts the worker, which is starting
         assert future.result().how == "stopped", future.result()
 """
 
 KILLED = """
-from ntkexp.engine.base import Task, choose, ignore, work
+from ntkexp.engine.base import Task, choose, ignore
 from tests.engine.jobs import Loading
 
 if __name__ == "__main__":
-    choose("local", 1).executor(ignore).submit(work, Task("one", Loading(), ".", ".")).result()
+    choose("local", 1).open(ignore).submit(Task("one", Loading(), ".")).result()
 """
 
 

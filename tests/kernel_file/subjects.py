@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 from torch import Tensor
 
 from ntkexp.config.compose import compose
-from ntkexp.engine.base import AbstractEngine, Ended, Event, Lost, Stepped, Task, Tell
+from ntkexp.engine.base import AbstractEngine, AbstractWorkers, Ended, Event, Stepped, Task, Tell, work
 from ntkexp.kernel_file.fill import fill
 from ntkexp.kernel_file.kernel import AbstractKernel
 from ntkexp.records.kernel_file import KernelMatrix
@@ -28,34 +28,33 @@ def none_lost(task: int, tile: int) -> bool:
 
 @dataclass
 class Here(AbstractEngine):
-    count: int
+    workers: int
     threads: int = 1
     loses: Loses = none_lost
     tasks: int = 0
 
-    @property
-    def workers(self) -> int:
-        return self.count
-
-    def executor(self, tell: Tell) -> HereExecutor:
-        return HereExecutor(self)
+    def open(self, tell: Tell) -> HereWorkers:
+        return HereWorkers(self)
 
 
 @dataclass
-class HereExecutor(Executor):
+class HereWorkers(AbstractWorkers):
     """What is submitted is done at once."""
 
     engine: Here
 
-    def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
+    def submit(self, task: Task) -> Future[Ended]:
         home, future = os.getcwd(), Future[Ended]()
         self.engine.tasks += 1
         if self.engine.loses(self.engine.tasks, 0):  # nobody hears of it again
-            future.set_exception(Lost("its process was killed"))
+            future.set_result(Ended(task.name, "killed", "its process was killed"))
         else:
-            future.set_result(fn(replace(task, threads=self.engine.threads), self.heard))
+            future.set_result(work(replace(task, threads=self.engine.threads), self.heard))
         os.chdir(home)
         return future
+
+    def shutdown(self) -> None:
+        """Nothing runs any more."""
 
     def heard(self, event: Event) -> None:
         """Lose the worker as soon as it has said how far it is."""

@@ -115,6 +115,19 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, other: tuple[str, .
     assert products(path, *other, force=True).missing() == []
 
 
+def test_a_file_whose_marks_an_earlier_version_wrote_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had one file of marks for each row of tiles."""
+    monkeypatch.setattr("ntkexp.records.kernel_file.MARK_CHUNKS", (1, 3))
+    with pytest.raises(KeyboardInterrupt):
+        filled(tmp_path / "k.zarr", Products.of(fails_after=0))
+    monkeypatch.undo()
+    with pytest.raises(Mistake, match=r"k\.zarr is damaged, or of an earlier version: done; compute it again$"):
+        products(tmp_path / "k.zarr")
+    assert products(tmp_path / "k.zarr", force=True).missing() == []
+
+
 def test_a_folder_that_is_no_kernel_file_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for force in (False, True):
@@ -211,7 +224,7 @@ def test_it_lies_within_its_bar_and_has_an_identity_of_its_own() -> None:
     assert "kernel.sketch=500" in sketched.remark
     assert exact.remark == ""
     elsewhere = mean_of_two("kernel.sketch=500").remark
-    assert elsewhere.startswith("the kernel is a sketch (kernel.sketch=500): it is good for drift")
+    assert elsewhere.startswith("the kernel is a sketch (kernel.sketch=500): it is good for kernel change")
     assert sketched.spec == exact.spec | {"sketch": 500, "sketch_seed": 0}
 
 

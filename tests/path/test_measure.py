@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from ntkexp.experiment.identity import identity
 from ntkexp.loss import Squared
@@ -18,47 +17,6 @@ from tests.run.small import Ran, ran, small
 ROUNDING = 1e-13  # hundreds of eps: some steps, each a sum over twelve examples, through logarithms and exponentials
 SHORT = ("steps=5", "model.width=8", "data.train=12", "data.query=5", "data.test=4", "ladder.machine=[]")
 CLASSES = ("data.classes=[0,1,2]", "loss=cross_entropy")
-
-
-def measured(found: Ran) -> tuple[Tensor, Tensor]:
-    """Σᵢ 𝒮 + 𝒟 by secants, and m_T − m_0, where the path was read."""
-    evidence, path = found.outcome.evidence, found.outcome.evidence.paths["secant"]
-    change = (evidence.explained(evidence.end) - evidence.explained(evidence.start))[found.setting.domain.read]
-    rows = found.setting.domain.rows
-    return (path.contributions.sum(2) + path.decay)[rows], change[rows]
-
-
-WAYS = {
-    "every step": ("optimizer=gd", "model.activation=relu"),
-    "without kernels": ("optimizer=sgd", "optimizer.weight_decay=0.1", "path.kernels=none"),
-    "backwards": ("optimizer=adamw", "optimizer.weight_decay=0.1", "path.attributed=6", "model.activation=relu"),
-    "by components": ("optimizer=gd", "path.by=module"),
-}
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("measure", ["margin", "loss", "probability", "log_probability"])
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_parts_add_up_to_the_change_of_the_measure(way: tuple[str, ...], measure: str) -> None:
-    found = ran(*SHORT, *CLASSES, "path.rule=[secant]", "ladder.machine=[secant]", *way, f"path.measure={measure}")
-    summed, change = measured(found)
-    assert summed.shape[1] == 1
-    assert (summed - change).norm() <= ROUNDING * change.norm()
-    assert "misses" not in found.outcome.sentence
-    for row in found.rows("secant"):
-        assert row.relative_error is not None
-        assert row.floor is not None
-        assert row.relative_error <= row.floor
-        assert row.agreement is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", ["squared", "hinge", "logistic"])
-@pytest.mark.parametrize("classes", ["[0,1]", "[0,1,2]"])
-def test_the_loss_that_is_trained_is_taken_apart(loss: str, classes: str) -> None:
-    """With one output and with several; whatever `measure=loss` sums over."""
-    summed, change = measured(ran(*SHORT, f"loss={loss}", f"data.classes={classes}", "path.measure=loss"))
-    assert (summed - change).norm() <= ROUNDING * change.norm()
 
 
 def test_parts_of_a_squared_loss_are_those_of_the_output_times_its_mean_error() -> None:

@@ -284,11 +284,11 @@ def test_exact_means_no_worse_than_rounding(error: float | None, floor: float | 
 # Laws of metrics.csv: numbers survive, and a resumed file is the undisturbed one.
 
 
-LOGGED = ("step", "loss", "drift")
+LOGGED = ("step", "loss", "kernel_change")
 
 
 def rows(start: int, end: int) -> list[dict[str, float | int | None]]:
-    return [{"step": s, "loss": 1 / (s + 3), "drift": 0.1 if s == 2 else None} for s in range(start, end)]
+    return [{"step": s, "loss": 1 / (s + 3), "kernel_change": 0.1 if s == 2 else None} for s in range(start, end)]
 
 
 def append(path: Path, start: int, end: int, keep_bytes: int | None) -> int:
@@ -321,7 +321,7 @@ def test_a_resumed_file_is_the_undisturbed_one(tmp_path: Path) -> None:
 def test_a_line_is_in_the_file_once_it_is_written_and_missing_cells_are_empty(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path / "m.csv", LOGGED) as metrics:
         metrics.write({"step": 7, "loss": 1 / 3})
-        assert (tmp_path / "m.csv").read_text() == "step,loss,drift\n7,0.3333333333333333,\n"
+        assert (tmp_path / "m.csv").read_text() == "step,loss,kernel_change\n7,0.3333333333333333,\n"
 
 
 def test_the_seal_is_that_of_the_lines_however_often_the_file_was_resumed(tmp_path: Path) -> None:

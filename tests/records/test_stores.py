@@ -352,7 +352,7 @@ def small(outputs: Path) -> Sweep:
         seeds=(0, 1),
         base=("steps=3",),
         fits=(
-            Fit(quantity="drift", axis="model.width", exponent=-0.5, bound="upper"),
+            Fit(quantity="kernel_change", axis="model.width", exponent=-0.5, bound="upper"),
             Fit(quantity="loss", axis="data"),
         ),
         runs=tuple(runs),

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,6 +86,12 @@ def children(pid: int) -> list[int]:
 def workers(pid: int) -> list[int]:
     """The processes that the server of a command has forked."""
     return [worker for server in children(pid) for worker in children(server)]
+
+
+def strike(pid: int) -> None:
+    """Kill a process, unless it has ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -23,7 +23,7 @@ from submitit.helpers import DelayedSubmission
 from submitit.slurm.slurm import SlurmJobEnvironment
 
 from ntkexp.cli.main import run
-from ntkexp.engine.base import Task, ignore, work
+from ntkexp.engine.base import Task, ignore
 from ntkexp.engine.slurm import DEFAULT_RESOURCES, REQUEUES, open_engine
 from ntkexp.sweep.jobs import RunJob
 from tests.docs.readme import ROOT
@@ -190,7 +190,7 @@ def submitted(out: Path) -> Job:
     """A job of an engine that asks for a little of everything."""
     engine = open_engine("partition=short,account=us,time=90,cpus=4,memory_gb=6,gpus=1", None)
     task = Task("mlp-w8-s0-0", RunJob({}, (), str(out), ()), str(out), str(out), engine.parameters["cpus_per_task"])
-    return engine.executor(ignore).submitted(task)
+    return engine.open(ignore).submitted(task)
 
 
 def test_what_is_asked_for_stands_in_the_script(queue: Path, tmp_path: Path) -> None:
@@ -227,12 +227,12 @@ def test_a_job_out_of_time_is_queued_again_with_the_same_task(
 def test_a_queue_that_cannot_be_asked_loses_the_job_and_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = open_engine("cluster=local", 1).executor(ignore)
-    monkeypatch.setattr(executor, "submitted", lambda task: Mock(done=Mock(side_effect=OSError("sacct is gone"))))
-    future = executor.submit(work, Task("a", RunJob({}, (), "", ()), "", ""))
+    workers = open_engine("cluster=local", 1).open(ignore)
+    monkeypatch.setattr(workers, "submitted", lambda task: Mock(done=Mock(side_effect=OSError("sacct is gone"))))
+    future = workers.submit(Task("a", RunJob({}, (), "", ()), ""))
     assert str(future.exception(timeout=60)) == "sacct is gone"
-    executor.shutdown()
-    assert not executor.watcher.is_alive()
+    workers.shutdown()
+    assert not workers.watcher.is_alive()
 
 
 def test_many_jobs_wait_at_once(queue: Path) -> None:

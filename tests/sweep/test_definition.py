@@ -103,13 +103,19 @@ FILE = {"axes": {"model.width": [8, 9]}, "seeds": 2, "base": ["steps=3"], "fits"
         ({"base": ["model.width=3"]}, "give it in one place"),
         ({"base": ["seed=3"]}, "write 'seeds: 5'"),
         ({"axes": {"seed": [1, 2]}}, "write 'seeds: 5'"),
-        ({"fits": [{"quantity": "drift", "axis": "model.widht"}]}, "did you mean 'model.width'"),
-        ({"fits": [{"quantity": "drift"}]}, "fits.axis is missing"),
-        ({"fits": [{"quantity": "drift", "axis": "model.width", "slope": 1}]}, "fits.slope"),
-        ({"fits": ["drift"]}, "fits."),
-        ({"fits": [{"quantity": "drift", "axis": "model.width", "exponent": 1, "margin": 0}]}, "fits.margin=0"),
-        ({"fits": [{"quantity": "drift", "axis": "model.width", "exponent": 1, "bound": True}]}, "fits.bound=true"),
-        ({"fits": [{"quantity": "drift", "axis": "model.width", "bound": "upper"}]}, "give the exponent that bounds"),
+        ({"fits": [{"quantity": "kernel_change", "axis": "model.widht"}]}, "did you mean 'model.width'"),
+        ({"fits": [{"quantity": "kernel_change"}]}, "fits.axis is missing"),
+        ({"fits": [{"quantity": "kernel_change", "axis": "model.width", "slope": 1}]}, "fits.slope"),
+        ({"fits": ["kernel_change"]}, "fits."),
+        ({"fits": [{"quantity": "kernel_change", "axis": "model.width", "exponent": 1, "margin": 0}]}, "fits.margin=0"),
+        (
+            {"fits": [{"quantity": "kernel_change", "axis": "model.width", "exponent": 1, "bound": True}]},
+            "fits.bound=true",
+        ),
+        (
+            {"fits": [{"quantity": "kernel_change", "axis": "model.width", "bound": "upper"}]},
+            "give the exponent that bounds",
+        ),
     ],
     ids=repr,
 )
@@ -120,8 +126,8 @@ def test_what_contradicts_itself_is_one_line(change: dict[str, object], advice: 
 
 
 def test_a_fit_may_name_no_exponent() -> None:
-    fits = [{"quantity": "drift", "axis": "model.width"}]
-    assert from_yaml("mine", FILE | {"fits": fits}).fits == (Fit(quantity="drift", axis="model.width"),)
+    fits = [{"quantity": "kernel_change", "axis": "model.width"}]
+    assert from_yaml("mine", FILE | {"fits": fits}).fits == (Fit(quantity="kernel_change", axis="model.width"),)
 
 
 def test_two_points_may_be_the_same_run(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_what_a_run_continues_without_is_said_in_one_line(
         return Ended(**json.loads(json.dumps(asdict(work(task, tell)))))
 
     monkeypatch.setattr("ntkexp.sweep.jobs.execute", execute)
-    monkeypatch.setattr("ntkexp.engine.base.work", through_text)
+    monkeypatch.setattr("tests.kernel_file.subjects.work", through_text)
     planned = plan(define(THREE[:1], Choices(config_folders(None))), composer(), tmp_path)
     for progress in (Quiet(), ProgressLines(sys.stderr)):
         conductor = Conductor(planned, Here(1), progress, log="mlflow")

@@ -1,4 +1,4 @@
-"""The judge on trial: `python -m tests.report.analysis` prints how often intervals hold and verdicts are false."""
+"""`python -m tests.report.analysis` prints how often intervals are right and verdicts are wrong in simulated sweeps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EDGE, FAR = Expected(DEFAULT_MARGIN), Expected(0.5)
 
 
 def rates(found: Laws) -> list[str]:
-    """Shares of the sweeps: of intervals that hold, of false verdicts at the edge of the margin, and of true ones."""
+    """Return the shares of right intervals, of false verdicts at the edge of the margin, and of true verdicts."""
     if not any(law.known for law in found.exponents):
         return [MISSING] * (len(HEADER) - 2)
     edges = [found.words(EDGE, scale) for scale in (1.0, 0.1, 0.01)]
@@ -23,7 +23,7 @@ def rates(found: Laws) -> list[str]:
 
 
 def row(name: str, design: Design, seeds: int) -> list[str]:
-    """A line of the table."""
+    """Return a row of the table."""
     return [name, str(seeds), *rates(laws(design, seeds))]
 
 

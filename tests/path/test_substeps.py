@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from itertools import cycle
 from math import log
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,19 +14,18 @@ from torch import Tensor
 
 from ntkexp.path.forward_sum import ErrorBar
 from ntkexp.path.integrals import Integrals
-from ntkexp.path.rule.base import AbstractRule, Gauss, Piece, Secant
+from ntkexp.path.rule.base import Gauss, Secant, Substep
 from ntkexp.path.step_kernel import StepBlock
-from ntkexp.run.loop import run
 from ntkexp.run.setting import Setting, prepare
-from tests.run.small import Memory, ran, small
+from tests.run.small import ran, small
 
-Ways = Mapping[str, tuple[Piece, ...]]
+Ways = Mapping[str, tuple[Substep, ...]]
 
 
 def contributions(ways: Ways, *overrides: str) -> dict[str, Float[Tensor, "query out train"]]:
     """𝒮 at the query points by each quadrature of the steps."""
     setting = prepare(small("path.queries=[query]", *overrides))
-    found = {name: with_room(pieces, setting) for name, pieces in ways.items()}
+    found = {name: with_room(substeps, setting) for name, substeps in ways.items()}
     for step in setting.descent.walk(setting.problem.weights):
         for place in setting.domain.places:
             block = StepBlock(setting.points, step.segment, place)
@@ -37,9 +34,11 @@ def contributions(ways: Ways, *overrides: str) -> dict[str, Float[Tensor, "query
     return {name: integrals.contributions[setting.domain.read] for name, integrals in found.items()}
 
 
-def with_room(pieces: tuple[Piece, ...], setting: Setting) -> Integrals:
+def with_room(substeps: tuple[Substep, ...], setting: Setting) -> Integrals:
     """Nothing accumulated yet."""
-    return Integrals(pieces, *(setting.start.kernel.new_zeros(setting.start.kernel.shape[:axes]) for axes in (4, 3, 2)))
+    return Integrals(
+        substeps, *(setting.start.kernel.new_zeros(setting.start.kernel.shape[:axes]) for axes in (4, 3, 2))
+    )
 
 
 def distance(left: Float[Tensor, "query out train"], right: Float[Tensor, "query out train"]) -> float:
@@ -47,79 +46,69 @@ def distance(left: Float[Tensor, "query out train"], right: Float[Tensor, "query
     return float((left - right).norm() / right.norm())
 
 
-# Pieces and extrapolations: the sum of contributions is exact for all of them, and the parts tend to the integral's.
+# Substeps and extrapolations: the sum of contributions is exact for all of them, and the parts tend to those of the
+# integral ∫₀¹ J(θ₀ + uΔθ; x) du.
 #
-# Along a step the parts should be those of ∫₀¹ J(θ₀ + uΔθ; x) du. A piece replaces a mean of products by a product of
-# means, which errs in proportion to what both factors change by inside it: like n⁻² for a smooth network, and for one
-# with kinks too, piece by piece. (Kinks of two layers inside one piece err like n⁻¹ together, and share one with a
-# probability like n⁻¹; they are resolved once pieces are short against the distance between kinks.)
+# A substep replaces a mean of products by a product of means. The error is proportional to the changes of both factors
+# inside the substep: n⁻² for smooth networks, and for networks with kinks too if no substep holds kinks of two layers.
+# Kinks of two layers inside one substep err like n⁻¹. They share one with probability n⁻¹, until substeps are shorter
+# than the distance between kinks.
 
 
 ADMISSIBLE = [(n, k) for n in range(1, 9) for k in range(4) if n % 2**k == 0]
-ACTIVATIONS = ("relu", "tanh")
 PIECES = (1, 2, 4, 8)
 KINKED = (4, 8, 16, 32)
 VERY_MANY = 128  # 16 times better than the best that is compared with it
-EXACT = 1e-13  # six steps, each with tens of eps
 
 STEPS = ("steps=6", "ladder.machine=[]", "optimizer.stable_fraction=0.5")
 SMOOTH = ("model.activation=tanh", *STEPS)
 RELU = ("model.activation=relu", "data.query=200", "model.width=64", "ladder.machine=[]")
 
 
-def secant(pieces: int, romberg: int = 0) -> tuple[Piece, ...]:
-    return Secant().quadrature(nodes=1, pieces=pieces, romberg=romberg)
+def secant(substeps: int, romberg: int = 0) -> tuple[Substep, ...]:
+    return Secant().quadrature(points=1, substeps=substeps, romberg=romberg)
 
 
-def slope(pieces: tuple[int, ...], errors: list[float]) -> float:
+def slope(substeps: tuple[int, ...], errors: list[float]) -> float:
     """The fitted power of 1/n."""
-    return -float(np.polyfit(list(map(log, pieces)), list(map(log, errors)), 1)[0])
+    return -float(np.polyfit(list(map(log, substeps)), list(map(log, errors)), 1)[0])
 
 
 @cache
 def smooth() -> dict[str, Float[Tensor, "query out train"]]:
-    """Contributions along a smooth walk, by secants and by so many nodes that they are the integral's."""
+    """Contributions along a smooth walk, by secants, and by enough quadrature points to be those of the integral."""
     ways = {f"{n} {k}": secant(n, k) for n in (*PIECES, 16) for k in (0, 1) if n % 2**k == 0}
-    return contributions({**ways, "integral": Gauss().quadrature(nodes=16, pieces=1, romberg=0)}, *SMOOTH)
+    return contributions({**ways, "integral": Gauss().quadrature(points=16, substeps=1, romberg=0)}, *SMOOTH)
 
 
-def smooth_errors(pieces: tuple[int, ...], romberg: int) -> list[float]:
+def smooth_errors(substeps: tuple[int, ...], romberg: int) -> list[float]:
     """How far the parts are from the integral's."""
-    return [distance(smooth()[f"{n} {romberg}"], smooth()["integral"]) for n in pieces]
+    return [distance(smooth()[f"{n} {romberg}"], smooth()["integral"]) for n in substeps]
 
 
 @cache
 def kinked(depth: int, seed: int, *overrides: str) -> tuple[float, ...]:
-    """How far the parts of a ReLU network are from those by very many pieces."""
+    """How far the parts of a ReLU network are from those by very many substeps."""
     chosen = (*RELU, f"model.depth={depth}", f"seed={seed}", *overrides)
     found = contributions({str(n): secant(n) for n in (*KINKED, VERY_MANY)}, *chosen)
     return tuple(distance(found[str(n)], found[str(VERY_MANY)]) for n in KINKED)
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize(
-    ("activation", "pieces", "romberg"), [(activation, *cut) for activation, cut in zip(cycle(ACTIVATIONS), ADMISSIBLE)]
-)
-def test_the_sum_closes_however_the_step_is_cut(activation: str, pieces: int, romberg: int) -> None:
-    cuts = (f"path.pieces={pieces}", f"path.romberg={romberg}", "path.rule=[secant]", "path.queries=[query]")
-    assert ran(f"model.activation={activation}", *STEPS, "steps=3", *cuts).error("secant") < EXACT
-
-
-@pytest.mark.parametrize(("pieces", "romberg"), ADMISSIBLE)
-def test_pieces_cover_the_step_with_weights_that_sum_to_one(pieces: int, romberg: int) -> None:
-    cut = secant(pieces, romberg)
-    assert abs(sum(piece.weight for piece in cut) - 1) < 1e-14
+@pytest.mark.parametrize(("substeps", "romberg"), ADMISSIBLE)
+def test_substeps_cover_the_step_with_weights_that_sum_to_one(substeps: int, romberg: int) -> None:
+    cut = secant(substeps, romberg)
+    assert abs(sum(substep.weight for substep in cut) - 1) < 1e-14
     # the secant of u² has the slope u₀ + u₁, and the slopes' mean is its change over the whole step
-    assert abs(sum(piece.weight * (piece.start + piece.end) for piece in cut) - 1) < 1e-14
+    assert abs(sum(substep.weight * (substep.start + substep.end) for substep in cut) - 1) < 1e-14
 
 
 def test_parts_of_a_smooth_network_converge_at_order_two() -> None:
-    assert abs(slope(PIECES, smooth_errors(PIECES, 0)) - 2) < 0.1  # the next order, n⁻⁴, is seen at one piece
+    assert abs(slope(PIECES, smooth_errors(PIECES, 0)) - 2) < 0.1  # the next order, n⁻⁴, is seen at one substep
 
 
 def test_one_extrapolation_makes_that_order_four() -> None:
-    pieces = (2, 4, 8, 16)
-    assert abs(slope(pieces, smooth_errors(pieces, 1)) - 4) < 0.2  # the next order, n⁻⁶, is seen at two pieces
+    substeps = (2, 4, 8, 16)
+    assert abs(slope(substeps, smooth_errors(substeps, 1)) - 4) < 0.2  # the next order, n⁻⁶, is seen at two substeps
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -129,7 +118,7 @@ def test_parts_of_a_relu_network_converge_at_order_two(seed: int) -> None:
 
 @pytest.mark.slow
 def test_parts_of_a_deep_relu_network_converge_at_order_two() -> None:
-    # steps so short that the kinks of two layers seldom share a piece; four seeds, as single events still show in one
+    # steps so short that the kinks of two layers seldom share a substep; four seeds, as single events still show in one
     runs = [kinked(2, seed, "steps=30", "optimizer.stable_fraction=0.1", "data.query=48") for seed in range(4)]
     together = np.sqrt(np.square(runs).mean(0)).tolist()
     assert 1.6 <= slope(KINKED, together) <= 2.3
@@ -137,63 +126,22 @@ def test_parts_of_a_deep_relu_network_converge_at_order_two() -> None:
 
 @pytest.mark.parametrize("cut", [(1, 0), (2, 0), (4, 0), (2, 1), (4, 1)])
 def test_the_error_bar_of_a_smooth_network_is_right(cut: tuple[int, int]) -> None:
-    (pieces, romberg), integral = cut, smooth()["integral"]
+    (substeps, romberg), integral = cut, smooth()["integral"]
     every = ("path.error_samples=6", "path.rule=[secant]", "path.queries=[query]")
-    run = ran(*SMOOTH, *every, f"path.pieces={pieces}", f"path.romberg={romberg}")
+    run = ran(*SMOOTH, *every, f"path.substeps={substeps}", f"path.romberg={romberg}")
     true = distance(run.contributions("secant"), integral)
     assert true / 2 < run.error_bar < 2 * true
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_error_bar_of_a_relu_network_is_right(seed: int) -> None:
-    every = ("steps=4", "path.error_samples=4", "path.rule=[secant]", "path.queries=[query]", "path.pieces=4")
+    every = ("steps=4", "path.error_samples=4", "path.rule=[secant]", "path.queries=[query]", "path.substeps=4")
     run = ran(*RELU, *every, "model.depth=1", f"seed={seed}")
     true = kinked(1, seed, "steps=4")[0]
     assert true / 2 < run.error_bar < 2 * true
 
 
 # A rule says itself whether it closes a step; no name is asked for.
-
-
-class Halves(AbstractRule):
-    """The secants of both halves of a step, whose mean closes it, or so it says."""
-
-    closes: ClassVar[bool] = True
-
-    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
-        return tuple(Piece(k / 2 / pieces, (k + 1) / 2 / pieces, 0.5 / pieces) for k in range(2 * pieces))
-
-    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
-        return ""
-
-
-class Optimist(Halves):
-    """The left end alone, which closes nothing."""
-
-    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
-        return (Piece(0.0, 0.0, 1.0),)
-
-
-def closures(rule: AbstractRule) -> tuple[list[float], str, bool]:
-    """How far each step is from being closed, what the run says, and whether it knows its parts."""
-    experiment, memory = small("steps=4", "path.error_samples=2", "ladder.machine=[]"), Memory()
-    path = experiment.path.model_copy(update={"rule": (rule,)})
-    outcome = run(prepare(experiment.model_copy(update={"path": path})), memory)
-    found = [float(row["closure"] or 0) for row in memory.rows[:-1]]
-    return found, outcome.sentence, "error_bar" in outcome.evidence.path.facts
-
-
-def test_a_rule_of_any_name_that_closes_is_held_to_it() -> None:
-    found, said, measured = closures(Halves())
-    assert 0 < max(found) < 1e-12  # some eps, relative to the change of a step
-    assert said == "trained for 4 steps"
-    assert measured
-
-
-def test_one_that_says_so_in_vain_is_found_out() -> None:
-    found, said, _ = closures(Optimist())
-    assert min(found) > 1e-6
-    assert "misses 4 steps" in said
 
 
 # The error bar's estimator ‖Σ_s e_s‖² from a sample of steps, on errors that are made up.
