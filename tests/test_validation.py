@@ -20,7 +20,7 @@ from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.records.ground_truth import FOLDER, Outputs, TrainingWithout, read_ground_truth
+from ntkexp.records.ground_truth import VALIDATION_FOLDER, Outputs, TrainingWithout, read_ground_truth
 from ntkexp.report.analysis.rank_correlation import spearman
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.validation import linear_datamodeling_score
@@ -114,14 +114,14 @@ def test_what_was_kept_is_not_trained_again(finished: Path, monkeypatch: pytest.
     monkeypatch.setattr(RunSubject, "outputs", broken_off)
     with pytest.raises(KeyboardInterrupt):
         ntkexp.validate(run, **SMALL)
-    kept = {path.name: path.read_bytes() for path in (run / FOLDER).iterdir()}
+    kept = {path.name: path.read_bytes() for path in (run / VALIDATION_FOLDER).iterdir()}
     assert len(kept) == 4
 
     monkeypatch.setattr(RunSubject, "outputs", carried)
     opposite = -load_run(run).contributions["effect"].to_numpy()
     points = asked_points(load_run(run), None, 5)
     found = ntkexp.validate(run, {"opposite": opposite[points]}, **SMALL)
-    assert all((run / FOLDER / name).read_bytes() == content for name, content in kept.items())
+    assert all((run / VALIDATION_FOLDER / name).read_bytes() == content for name, content in kept.items())
     by_name = {each.name: each.lds.value for each in found.scores}
     assert by_name["opposite"] == by_name["effect"] > 0.9  # −effect is the score of an effect
 
@@ -134,7 +134,7 @@ def test_what_was_kept_is_not_trained_again(finished: Path, monkeypatch: pytest.
 def test_what_lies_there_of_another_run_is_trained_again(finished: Path, tmp_path: Path) -> None:
     run = shutil.copytree(finished, tmp_path / finished.name)
     first = ntkexp.validate(run, **SMALL)
-    paths = sorted((run / FOLDER).iterdir())
+    paths = sorted((run / VALIDATION_FOLDER).iterdir())
     paths[0].write_bytes(paths[1].read_bytes())  # a training of other examples, whole and sealed
     paths[2].write_bytes(paths[2].read_bytes()[:-9])
     outputs = ntkexp.validate(run, **SMALL).truth.outputs  # sums of six steps, among other trainings
@@ -147,7 +147,7 @@ def test_workers_find_the_same_bytes(finished: Path, tmp_path: Path, capfd: pyte
     words = ["--trainings=9", "--leave-out=4", "--top=2", "--queries=5", "--workers=1"]
     assert command(["validate", str(run), *words]) == 0
     assert "LDS" in capfd.readouterr().out
-    truth = read_ground_truth(run / FOLDER / "ground_truth.npz")
+    truth = read_ground_truth(run / VALIDATION_FOLDER / "ground_truth.npz")
     other = shutil.copytree(finished, tmp_path / "elsewhere" / finished.name)
     assert ntkexp.validate(other, **SMALL).truth.digest == truth.digest
 

@@ -14,7 +14,7 @@ from ntkexp.text import several
 END_GRADIENTS = 1  # copies of ∂F/∂θ_T for each output, besides its adjoints
 PASS_VECTORS = 4  # vectors of each output in a pass: p̂, S⊙a, H γ, and one in transit
 PASS_TAPES = 6  # tapes in a pass: values, tangents, and gradients of both
-CACHED_NUMBERS = 2**20  # in all γ of one pass, so that they stay in a processor's cache
+SWEEP_CACHE_NUMBERS = 2**20  # in all γ of one pass, so that they stay in a processor's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class SweepMemory:
     @property
     def together(self) -> int:
         """The number of outputs that take a step together."""
-        return self.budget.largest_batch(2 * self.per_pass, CACHED_NUMBERS // self.parameters)
+        return self.budget.largest_batch(2 * self.per_pass, SWEEP_CACHE_NUMBERS // self.parameters)
 
     @property
     def per_output(self) -> float:

@@ -41,7 +41,7 @@ from ntkexp.shapes import Inputs
 # to the same bytes.
 
 
-SAVE_SECONDS = 60.0
+SWEEP_SAVE_SECONDS = 60.0
 """Seconds between two saved states of a sweep."""
 
 
@@ -69,7 +69,7 @@ class FollowedSweep:
                 "ntkexp: the sweep for effects", 1 + whole - done, self.progress
             )
             announced.step()
-            if time.monotonic() - kept_at >= SAVE_SECONDS:
+            if time.monotonic() - kept_at >= SWEEP_SAVE_SECONDS:
                 self.keep()
                 kept_at = time.monotonic()
         if announced is not None:

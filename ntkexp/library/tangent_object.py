@@ -35,7 +35,11 @@ Examples: TypeAlias = "Inputs | np.ndarray[Any, Any] | DataLoader[Any]"
 """The arguments of a kernel."""
 
 Blocks = Literal["all", "trace", "diagonal"]
-RANDOM: tuple[type[Sampler[Any]], ...] = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+RANDOM_SAMPLERS: tuple[type[Sampler[Any]], ...] = (
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 MAX_BLOCK_SIDE = 2**20  # examples
 
 
@@ -202,7 +206,7 @@ class TangentKernel:
     def loaded(self, loader: DataLoader[Any], name: str) -> Inputs:
         """Return the inputs of all batches."""
         samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-        if any(isinstance(sampler, RANDOM) for sampler in samplers):
+        if any(isinstance(sampler, RANDOM_SAMPLERS) for sampler in samplers):
             raise Mistake(
                 f"{name}: the DataLoader shuffles, and rows of a kernel would be in an unknown "
                 "order; give shuffle=False"

@@ -85,8 +85,8 @@ def engine_of(
 
 MAX_BLOCK_WORK = 2**32
 """Pixel pairs times layers in a block: seconds to a minute."""
-MIN_BLOCK_SIDE = 16
-MAX_BLOCK_SIDE = 2048
+MIN_LIMIT_BLOCK_SIDE = 16
+MAX_LIMIT_BLOCK_SIDE = 2048
 
 __all__ = ["BlockSlices", "KernelBlock", "block_slices", "blocks", "compute", "network"]
 
@@ -129,7 +129,9 @@ def block_slices(
     """
     # Large enough that the work per example is small compared with the work per pair, and small
     # enough that a kill loses little.
-    size = side or min(MAX_BLOCK_SIDE, max(MIN_BLOCK_SIDE, isqrt(MAX_BLOCK_WORK // net.work)))
+    size = side or min(
+        MAX_LIMIT_BLOCK_SIDE, max(MIN_LIMIT_BLOCK_SIDE, isqrt(MAX_BLOCK_WORK // net.work))
+    )
     if columns is not None:
         pairs = product(cuts(rows, size), cuts(columns, size))
         return [BlockSlices(row, column, same=False) for row, column in pairs]

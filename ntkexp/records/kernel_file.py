@@ -136,8 +136,8 @@ def side_for(train: int, seconds: float) -> int:
 
 
 SELF = "_self"
-DONE = "done"
-GROUP = "zarr.json"
+DONE_ATTRIBUTE = "done"
+GROUP_FILE = "zarr.json"
 SEALS = "seals"
 MARK = np.dtype("<u8")
 """The type of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
@@ -200,7 +200,7 @@ def create(
         )
     preallocate(
         store,
-        DONE,
+        DONE_ATTRIBUTE,
         tiling.shape,
         chunks=MARK_CHUNKS,
         dims=("row", "column"),
@@ -209,12 +209,12 @@ def create(
     for name, array in arrays.items():
         write_array(store, name, array, ("query", "out")[: array.ndim], {})
     # the attributes seal the files of the store, and themselves
-    group = read_object(partial / GROUP)
+    group = read_object(partial / GROUP_FILE)
     group["attributes"][SEALS] = sealed(
-        partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP]
+        partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP_FILE]
     )
     group["attributes"][SEAL] = seal(to_text(group).encode()).hex()
-    write_atomically(partial / GROUP, to_text(group))
+    write_atomically(partial / GROUP_FILE, to_text(group))
     if path.is_dir():
         refuse_foreign_files(path)
         remove_files(path, files_in(path))
@@ -222,7 +222,7 @@ def create(
     partial.replace(path)
 
 
-COMMON_ARRAYS = ("target", "label", "index", DONE)
+COMMON_ARRAYS = ("target", "label", "index", DONE_ATTRIBUTE)
 """The arrays that every kernel file has in addition to its kernels."""
 
 
@@ -240,25 +240,27 @@ def refuse_foreign_files(path: Path) -> None:
         raise Mistake(
             f"{path} is not a kernel file: it lacks arrays that every one has; choose another place"
         )
-    stored = rf"{GROUP}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
+    stored = rf"{GROUP_FILE}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
     refuse_strangers(path, re.compile(stored).fullmatch)
 
 
 def check_attributes(path: Path) -> None:
     """Raise if a store is no kernel file, or its attributes or common arrays are damaged."""
-    if not ((path / DONE / GROUP).is_file() or any(path.glob(f"*{SELF}/{GROUP}"))):
+    if not (
+        (path / DONE_ATTRIBUTE / GROUP_FILE).is_file() or any(path.glob(f"*{SELF}/{GROUP_FILE}"))
+    ):
         raise Mistake(
             f"{path} is not a kernel file: it is not a store of arrays with marks of what is done"
         )
     seals: Seals | None = None
     with suppress(ValueError, TypeError, KeyError, AttributeError):
-        store = read_object(path / GROUP)
+        store = read_object(path / GROUP_FILE)
         mark = store["attributes"].pop(SEAL)
         if mark == seal(to_text(store).encode()).hex():
             seals = store["attributes"][SEALS]
-    wrong = [GROUP] if seals is None else broken(path, seals)
-    if not wrong and get_array(open_store(path), DONE).chunks != MARK_CHUNKS:
-        wrong = [DONE]  # an earlier version had a file for each row of tiles
+    wrong = [GROUP_FILE] if seals is None else broken(path, seals)
+    if not wrong and get_array(open_store(path), DONE_ATTRIBUTE).chunks != MARK_CHUNKS:
+        wrong = [DONE_ATTRIBUTE]  # an earlier version had a file for each row of tiles
     if wrong:
         raise DamagedKernel(
             f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it again"
@@ -327,7 +329,7 @@ class KernelMatrix:
 
     def mark(self, row: int, column: int) -> Path:
         """Return the file with the mark of a tile. It exists if the tile was finished."""
-        return self.path / DONE / "c" / str(row) / str(column)
+        return self.path / DONE_ATTRIBUTE / "c" / str(row) / str(column)
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the tiles without a mark."""

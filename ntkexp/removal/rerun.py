@@ -21,7 +21,7 @@ from torch.func import vjp
 
 from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget, require_disk
 from ntkexp.effects.curvature import at_once
-from ntkexp.effects.plan import CACHED_NUMBERS
+from ntkexp.effects.plan import SWEEP_CACHE_NUMBERS
 from ntkexp.effects.sweep import MEANS
 from ntkexp.effects.trajectory import (
     FlatWeights,
@@ -479,7 +479,7 @@ def pair_of(rerun: Rerun, film: Film, weight: Pair) -> TrainingPair:
         second=second,
         weights=weight,
         mean=MEANS["renormalised" if rerun.renormalises else "fixed"],
-        together=max(1, CACHED_NUMBERS // rerun.flat.size),
+        together=max(1, SWEEP_CACHE_NUMBERS // rerun.flat.size),
         begun=first_difference(rerun, weight),
     )
 

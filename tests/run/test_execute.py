@@ -23,7 +23,7 @@ from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.atomic import read_object
-from ntkexp.records.contributions import FOLDER
+from ntkexp.records.contributions import REMOVAL_FOLDER
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import read_timings
 from ntkexp.report.loaded_run import load_run
@@ -282,8 +282,8 @@ def test_a_removal_of_another_run_is_not_read(two_seeds: tuple[Path, Path], tmp_
     here, there = (copied(place, tmp_path) for place in two_seeds)
     true, other = (remove_group(place, GROUP, POINTS, Silent()) for place in (here, there))
     assert not np.array_equal(true.actual, other.actual)
-    shutil.rmtree(here / FOLDER)
-    shutil.copytree(there / FOLDER, here / FOLDER)
+    shutil.rmtree(here / REMOVAL_FOLDER)
+    shutil.copytree(there / REMOVAL_FOLDER, here / REMOVAL_FOLDER)
     assert np.array_equal(remove_group(here, GROUP, POINTS, Silent()).actual, true.actual)
 
 
