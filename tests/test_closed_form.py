@@ -82,7 +82,7 @@ def test_flow_is_the_matrix_exponential() -> None:
 
 @pytest.mark.parametrize("gain", [FlowGain(0.7), DescentGain(0.4, 9), FOREVER], ids=["flow", "descent", "for ever"])
 def test_ensembles_are_affine_images_of_their_start(gain: AbstractGain) -> None:
-    """f_t is affine in f_0, so that its covariance is that of the start, mapped: for any root of the start's."""
+    """f_t is affine in f_0, so that its covariance is the mapped covariance of the start, for any root of it."""
     tangent, start = linear(PHI), linear(root := random(TRAIN + POINTS, FEATURES, seed=3))
     found = trained(tangent, start, gain)
     mapped = root[TRAIN:] - found.weights @ root[:TRAIN]
@@ -165,7 +165,7 @@ def test_time_does_not_run_backwards() -> None:
         FlowGain(-1.0)
 
 
-# Ways to solve, against a plain solve; what was left out, against leaving it out; probabilities, against sampling.
+# Ways to solve, against a plain solve; held-out predictions, against refits; probabilities, against sampling.
 
 
 EXAMPLES = 12
@@ -237,7 +237,7 @@ def test_the_first_jitter_that_makes_the_matrix_definite_is_added(power: int) ->
     assert factor.jitter == pytest.approx(jitter, rel=1e-6)
     right = random(4, 1, seed=2)
     expected = right / (entries + 1e-17 + factor.jitter)[:, None]
-    torch.testing.assert_close(factor.solve(right), expected, rtol=1e-3, atol=0.0)  # 0.1 jitter is left
+    torch.testing.assert_close(factor.solve(right), expected, rtol=1e-3, atol=0.0)  # 0.1 jitter remains
 
 
 def test_a_matrix_that_no_jitter_makes_definite_is_singular() -> None:
@@ -319,7 +319,7 @@ def test_the_calibration_error_averages_the_gaps_of_bins(
     assert calibration_error(chances, torch.tensor(labels)) == pytest.approx(expected, abs=1e-15)
 
 
-# Predictions against those of an independent library (neural-tangents 0.6.5, float64).
+# Predictions against an independent library (neural-tangents 0.6.5, float64).
 
 
 FOLDER = Path(__file__).parent / "limit" / "golden"

@@ -72,7 +72,7 @@ class Pairs:
             dim = first + 2 * axis
             index = self.second(axis).to(values.device)
             picked = values.index_select(dim, index.flatten())
-            values = picked.unflatten(dim, index.shape)
+            values = torch.unflatten(picked, dim, index.shape)
         return values
 
     def diagonal(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
@@ -459,7 +459,7 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         columns = tables.flatten(0, 1).t()  # [averaged pair, coarse offset and pixel]
         if len(columns) > columns.shape[1]:  # a few means over many pairs
             picked = flat.index_select(dim, columns.t().flatten())
-            mean = picked.unflatten(dim, (-1, len(columns))).mean(dim + 1)
+            mean = torch.unflatten(picked, dim, (-1, len(columns))).mean(dim + 1)
         else:
             mean = flat.index_select(dim, columns[0])
             for column in columns[1:]:

@@ -124,7 +124,7 @@ class Replayed:
             return None
         if self.joined:
             widths = [prod(shape[1:]) for shape in self.joined]
-            outputs = self.outputs.split(widths, 1)
+            outputs = torch.split(self.outputs, widths, 1)
             parts = [
                 signature(f.view(shape)) for f, shape in zip(outputs, self.joined, strict=True)
             ]

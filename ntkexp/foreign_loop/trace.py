@@ -25,7 +25,7 @@ from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import NEVER_CALLED
-from ntkexp.foreign_loop.attribution import LoopBackward
+from ntkexp.foreign_loop.attribution import SURROGATE_GRADIENTS, LoopBackward
 from ntkexp.foreign_loop.batch_norm import (
     BatchNormMode,
     batch_norm_sentence,
@@ -72,12 +72,6 @@ if TYPE_CHECKING:
 
 
 LOG = logging.getLogger("ntkexp.follow")
-
-
-SURROGATE_GRADIENTS = (
-    "training used gradients that are not the derivatives of the model's values (detach, a "
-    "straight-through estimator or an autograd.Function)"
-)
 
 
 @dataclass(repr=False)
@@ -371,7 +365,8 @@ class Trace:
         sums = back.added
         closing = sums.closing.check(sums.totals.contributions, sums.total, start, last.outputs)
         closing.refuse()
-        progress.say(f"ntkexp: {closing.sentence}")
+        for sentence in (closing.sentence, *back.caveats.values()):
+            progress.say(f"ntkexp: {sentence}")
 
         # facts and coordinates
         facts: dict[str, str | float] = {**closing.facts, **gallery.repeated.facts}
@@ -385,10 +380,7 @@ class Trace:
             facts[OUTSIDE] = ", ".join(steps.outside.names)
         if self.measured is not None:
             facts[MEASURE] = self.measured.name
-        readers = (reader, *back.calls.readers.values())
-        if any(one.is_unfaithful for one in readers):
-            facts[SURROGATE] = SURROGATE_GRADIENTS
-            progress.say(f"ntkexp: {SURROGATE_GRADIENTS}")
+        facts |= back.caveats
         return Attribution(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords=coords,

@@ -140,7 +140,7 @@ def near_pairs(
                 places = places[:, gap <= radius]
 
             # Near pairs, by their distances
-            for part in places.split(max(1, PORTION // x1.shape[1]), 1):
+            for part in torch.split(places, max(1, PORTION // x1.shape[1]), 1):
                 one = x1[part[0]] / norms1[part[0]]
                 other = x2[part[1]] / norms2[part[1]]
                 is_near = (one - sign * other).square().sum(1) <= 2 * rest

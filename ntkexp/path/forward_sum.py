@@ -138,7 +138,8 @@ class ErrorBar(Resumable):
         alone = steps / m * self.squares
         if m == 1:
             return sqrt(steps * alone)
-        crossed = steps * (steps - 1) / (m * (m - 1)) * (together - self.squares)
+        pairs = steps * (steps - 1) / (m * (m - 1))
+        crossed = pairs * (together - self.squares)
         return sqrt(max(alone + crossed, alone / steps))
 
 
@@ -171,10 +172,8 @@ class StepSum(AbstractAccumulator):
                 self.totals[name].add(step.index, block.rows, change)
             if bar is not None and bar.measures(step.index):
                 # e = (S_2n − S_n) · gain
-                (fine, _), (coarse, _) = (
-                    block.kernel(bar.fine, step.side),
-                    block.kernel(bar.coarse, step.side),
-                )
+                fine, _ = block.kernel(bar.fine, step.side)
+                coarse, _ = block.kernel(bar.coarse, step.side)
                 error = self.rules[bar.rule].weighted(step, fine - coarse)
                 bar.add(block.rows, error.mul_(step.step_size * bar.gain))
         return tallies
@@ -216,13 +215,14 @@ class FlowIntegral(AbstractAccumulator):
         return {RULE: self.rule}
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        before, together = self.rule.contributions.clone(), self.rule.together()
+        before = self.rule.contributions.clone()
+        together = self.rule.together()
         self.integrate(self.rule, step, self.points)
         self.totals.add(step.index, slice(None), self.rule.together() - together)
-        if (bar := self.error_bar) is not None and bar.measures(step.index):
-            finer = Integrals(
-                self.rule.substeps, *(torch.zeros_like(part) for part in self.rule.parts)
-            )
+        bar = self.error_bar
+        if bar is not None and bar.measures(step.index):
+            zeros = map(torch.zeros_like, self.rule.parts)
+            finer = Integrals(self.rule.substeps, *zeros)
             self.integrate(finer, step, self.points + 1)
             error = finer.contributions - (self.rule.contributions - before)
             bar.add(slice(None), error.nan_to_num())  # NaN where the path is not read
@@ -235,7 +235,9 @@ class FlowIntegral(AbstractAccumulator):
                 integrals.add(point, block)
 
     def error(self, rule: str, steps: int) -> Error | None:
-        return None if self.error_bar is None else Error(self.error_bar.estimate(steps))
+        if self.error_bar is None:
+            return None
+        return Error(self.error_bar.estimate(steps))
 
     def by_step(self, rule: str) -> StepTotals:
         return self.totals

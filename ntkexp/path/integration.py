@@ -73,7 +73,8 @@ class EveryStep(AbstractIntegration):
         )
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
-        path, error_bar = self.path, None
+        path = self.path
+        error_bar = None
         if path.closing is not None and path.finer:
             error_bar = ErrorBar(
                 rule=path.closing.option,
@@ -83,10 +84,10 @@ class EveryStep(AbstractIntegration):
                 every=path.sampled_every(domain.steps),
                 total=domain.zeros(3),
             )
-        rules = {
-            rule.option: integrals_at_zero(path.quadrature(rule), domain, len(path.rule))
-            for rule in path.rule
-        }
+        count = len(path.rule)
+        rules = {}
+        for rule in path.rule:
+            rules[rule.option] = integrals_at_zero(path.quadrature(rule), domain, count)
         totals = {name: totals_at_zero(domain, len(rules)) for name in rules}
         return StepSum(domain=domain, rules=rules, totals=totals, error_bar=error_bar)
 
@@ -215,12 +216,14 @@ class Backward(AbstractIntegration):
 
     @property
     def costs(self) -> Costs:
-        rules, tapes = len(self.path.rule), len(self.path.positions(self.path.finer))
+        rules = len(self.path.rule)
+        tapes = len(self.path.positions(self.path.finer))
         return Costs(rules, rules, errors=0, tapes=tapes, doubled=bool(self.path.finer))
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> TwoPasses:
-        differentiated = self.optimizer.differentiated if self.path.effects else ()
-        records = (*self.optimizer.records, *differentiated)
+        records = self.optimizer.records
+        if self.path.effects:
+            records = (*records, *self.optimizer.differentiated)
         recording = new_recording(domain.steps, weights, records, domain.no_pull(), room)
         return TwoPasses(
             path=self.path, optimizer=self.optimizer, domain=domain, recording=recording
@@ -266,4 +269,6 @@ def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractInte
         return AlongFlow(path=path)
     if optimizer.remembers:
         return Backward(path=path, optimizer=optimizer)
-    return Snapshots(path=path) if path.every == "snapshots" else EveryStep(path=path)
+    if path.every == "snapshots":
+        return Snapshots(path=path)
+    return EveryStep(path=path)

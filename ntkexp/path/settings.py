@@ -118,9 +118,10 @@ class Adaptive(AbstractTimetable):
         if self.latest is not None:
             changed = float((kernel - self.latest).norm() / self.latest.norm())  # δ
             growth = 1 / MAX_WAIT_GROWTH
-            if isfinite(changed):
-                growth = self.change / changed if changed else MAX_WAIT_GROWTH
-                growth = min(max(growth, 1 / MAX_WAIT_GROWTH), MAX_WAIT_GROWTH)
+            if changed == 0:
+                growth = MAX_WAIT_GROWTH
+            elif isfinite(changed):
+                growth = min(max(self.change / changed, growth), MAX_WAIT_GROWTH)
             wanted = step + round(self.wait * growth)
         self.next = max(step + 1, wanted, self.soonest(step))
         self.wait = self.next - step
@@ -135,7 +136,10 @@ class Adaptive(AbstractTimetable):
         left = self.count - self.taken
         if left <= 1:
             return self.steps
-        return ceil(step * (self.steps / step) ** (1 / left) - 1e-9) if step else 1
+        if step == 0:
+            return 1
+        growth: float = (self.steps / step) ** (1 / left)
+        return ceil(step * growth - 1e-9)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
@@ -311,9 +315,9 @@ class Path(Component):
         (0, 40, 80, 100)
         """
         if schedule == "log":
-            positions = (
-                [k / (self.count - 2) for k in range(self.count - 1)] if self.count > 2 else [1.0]
-            )
+            positions = [1.0]
+            if self.count > 2:
+                positions = [k / (self.count - 2) for k in range(self.count - 1)]
             chosen = {round(steps**position) for position in positions}
         elif isinstance(schedule, int):
             if steps // schedule >= MAX_KERNELS:

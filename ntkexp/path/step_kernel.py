@@ -76,7 +76,9 @@ class StepBlock:
             for k, names in enumerate(components):
                 left = jacobian.of(names)
                 kernel = kernel_between(left, right_sides[k], like)
-                product = left.applied(vector) if vector else kernel.new_zeros(like.shape)
+                product = kernel.new_zeros(like.shape)
+                if vector:
+                    product = left.applied(vector)
                 if number == 0:
                     sums.append((kernel.mul_(substep.weight), product * substep.weight))
                     continue
@@ -112,7 +114,9 @@ class StepBlock:
     def outputs(self, position: float) -> Float[Tensor, "point out"]:
         """Return the outputs with integrals at θ₀ + uΔθ."""
         outputs = self.tape(position).outputs
-        return outputs if self.points.chosen is None else outputs[:, self.points.chosen]
+        if self.points.chosen is None:
+            return outputs
+        return outputs[:, self.points.chosen]
 
 
 def kernel_between(
@@ -124,9 +128,11 @@ def kernel_between(
     in the form of the outputs `like`.
     """
     kernels = [kernel_with_block(left, block, like) for block in right]
+    if not kernels:
+        return like.new_zeros(*like.shape, 0, 1)
     if len(kernels) == 1:
         return kernels[0]
-    return torch.cat(kernels, dim=2) if kernels else like.new_zeros(*like.shape, 0, 1)
+    return torch.cat(kernels, dim=2)
 
 
 def kernel_with_block(
@@ -136,4 +142,6 @@ def kernel_with_block(
     left_parts = left.parts if isinstance(left, Adjoint) else left.blocks
     if not left_parts or not right.blocks:
         return like.new_zeros(*like.shape, right.examples, right.outputs)
-    return left.kernel(right) if isinstance(left, Adjoint) else gram(left, right)
+    if isinstance(left, Adjoint):
+        return left.kernel(right)
+    return gram(left, right)

@@ -169,6 +169,17 @@ LOCK, CONFIG, OVERRIDES, BEGUN, DONE = (
     "DONE.json",
 )
 
+RESULTS = (
+    CONFIG,
+    "data.npz",
+    "metrics.csv",
+    "results.csv",
+    "predictions.zarr",
+    "kernels.zarr",
+    "contributions.zarr",
+)
+"""The files of every finished folder, with the same bytes each time at the same number of threads."""
+
 CHECKPOINT, TRACE = "checkpoint.pt", "trace"
 """The files that allow to resume a run and a followed loop."""
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,15 +26,12 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake, Useless
 from ntkexp.records.atomic import (
     PARTIAL,
-    SEAL,
     Damaged,
     Sealing,
-    Seals,
     broken,
-    read_object,
-    seal,
+    read_sealed,
     sealed,
-    to_text,
+    sealed_text,
     write_atomically,
 )
 from ntkexp.records.kernels import (
@@ -131,17 +127,15 @@ def side_for(train: int, seconds: float) -> int:
 
 
 # --- The preallocated arrays of a kernel file. Chunks are written atomically.
-#
-# The attributes seal all files that are written at the beginning, and the attributes are sealed themselves.
 
 
 SELF = "_self"
-DONE_ATTRIBUTE = "done"
+DONE_ARRAY = "done"
 GROUP_FILE = "zarr.json"
-SEALS = "seals"
+SEALS = f"{DONE_ARRAY}/seals.json"
+"""The seals of all files that are written at the beginning. zarr warns of a strange file next to the arrays."""
 MARK = np.dtype("<u8")
 """The type of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
-MARK_CHUNKS = (1, 1)  # a file for each tile, so that several processes can mark tiles
 
 
 class DamagedKernel(Damaged, Useless):
@@ -200,21 +194,15 @@ def create(
         )
     preallocate(
         store,
-        DONE_ATTRIBUTE,
+        DONE_ARRAY,
         tiling.shape,
-        chunks=MARK_CHUNKS,
+        chunks=(1, 1),  # a file for each tile, so that several processes can mark tiles
         dims=("row", "column"),
         fill=MARK.type(0),
     )
     for name, array in arrays.items():
         write_array(store, name, array, ("query", "out")[: array.ndim], {})
-    # the attributes seal the files of the store, and themselves
-    group = read_object(partial / GROUP_FILE)
-    group["attributes"][SEALS] = sealed(
-        partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP_FILE]
-    )
-    group["attributes"][SEAL] = seal(to_text(group).encode()).hex()
-    write_atomically(partial / GROUP_FILE, to_text(group))
+    write_atomically(partial / SEALS, sealed_text({"seals": sealed(partial, ["."])}, SEALS))
     if path.is_dir():
         refuse_foreign_files(path)
         remove_files(path, files_in(path))
@@ -222,7 +210,7 @@ def create(
     partial.replace(path)
 
 
-COMMON_ARRAYS = ("target", "label", "index", DONE_ATTRIBUTE)
+COMMON_ARRAYS = ("target", "label", "index", DONE_ARRAY)
 """The arrays that every kernel file has in addition to its kernels."""
 
 
@@ -240,27 +228,20 @@ def refuse_foreign_files(path: Path) -> None:
         raise Mistake(
             f"{path} is not a kernel file: it lacks arrays that every one has; choose another place"
         )
-    stored = rf"{GROUP_FILE}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
+    stored = rf"{GROUP_FILE}|{re.escape(SEALS)}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
     refuse_strangers(path, re.compile(stored).fullmatch)
 
 
-def check_attributes(path: Path) -> None:
-    """Raise if a store is no kernel file, or its attributes or common arrays are damaged."""
-    if not (
-        (path / DONE_ATTRIBUTE / GROUP_FILE).is_file() or any(path.glob(f"*{SELF}/{GROUP_FILE}"))
-    ):
+def refuse_damaged(path: Path) -> None:
+    """Raise if a store is no kernel file, or a file is damaged that was written at the beginning."""
+    if not ((path / DONE_ARRAY / GROUP_FILE).is_file() or any(path.glob(f"*{SELF}/{GROUP_FILE}"))):
         raise Mistake(
             f"{path} is not a kernel file: it is not a store of arrays with marks of what is done"
         )
-    seals: Seals | None = None
-    with suppress(ValueError, TypeError, KeyError, AttributeError):
-        store = read_object(path / GROUP_FILE)
-        mark = store["attributes"].pop(SEAL)
-        if mark == seal(to_text(store).encode()).hex():
-            seals = store["attributes"][SEALS]
-    wrong = [GROUP_FILE] if seals is None else broken(path, seals)
-    if not wrong and get_array(open_store(path), DONE_ATTRIBUTE).chunks != MARK_CHUNKS:
-        wrong = [DONE_ATTRIBUTE]  # an earlier version had a file for each row of tiles
+    try:
+        wrong = broken(path, read_sealed(path / SEALS, SEALS)["seals"])
+    except Mistake:
+        wrong = [SEALS]
     if wrong:
         raise DamagedKernel(
             f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it again"
@@ -277,7 +258,7 @@ def check_attributes(path: Path) -> None:
 #     index           [query]                     the number of the example in the source
 #
 # Attributes: `identity`, a digest of the kernel's description; `description` as JSON; `kernels`, their names; `splits`,
-# the number of points in each; `classes`, their names; `seals` of all files but tiles; the `seal` of the attributes.
+# the number of points in each; `classes`, their names. done/seals.json seals all files but tiles and marks.
 # Kernels of infinite width are equal for all outputs and have one `out`. If targets have more outputs than the kernel,
 # it applies to each of them.
 
@@ -329,7 +310,7 @@ class KernelMatrix:
 
     def mark(self, row: int, column: int) -> Path:
         """Return the file with the mark of a tile. It exists if the tile was finished."""
-        return self.path / DONE_ATTRIBUTE / "c" / str(row) / str(column)
+        return self.path / DONE_ARRAY / "c" / str(row) / str(column)
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the tiles without a mark."""
@@ -393,7 +374,7 @@ def open_matrix(path: Path) -> KernelMatrix:
         raise Mistake(
             f"{path} is not a kernel file: it {'is a file' if path.exists() else 'does not exist'}"
         )
-    check_attributes(path)
+    refuse_damaged(path)
     matrix = KernelMatrix(path)
     _ = matrix.layout
     return matrix

@@ -31,7 +31,6 @@ REPORTS: dict[str, Callable[..., list[Table]]] = {
     "scale": scale.report,
     "follow": follow.report,
     "attribution": attribution.report,
-    "profile": steps.profile_of_cells,
 }
 WITH_PEERS = ("kernels", "infinite", "attribution")
 OPTIONS = {

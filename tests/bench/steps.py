@@ -1,23 +1,19 @@
-"""Steps of training: with features, with the path kernel, operation by operation; and whole commands."""
+"""Steps of training, with features and with the path kernel, and whole commands."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from statistics import median
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.library import reader_of, tangent_kernel
+from ntkexp.library import reader_of
 from ntkexp.loss import Squared
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.optimizer.descent import GD
@@ -27,9 +23,9 @@ from ntkexp.path.rule.base import Secant
 from ntkexp.path.step import Descent
 from ntkexp.path.step_kernel import StepBlock
 from ntkexp.schedule import Constant
-from tests.bench.architectures import INPUTS, NETWORKS, Encoder, cnn, of_features, of_training, points
+from tests.bench.architectures import NETWORKS, of_features, of_training, points
 from tests.bench.architectures import mlp_of as mlp
-from tests.bench.cell import Act, Cell, Machine, Table, medians, seconds
+from tests.bench.cell import Act, Cell, Machine, medians
 
 # A training step with secant features, compared with a plain step. The features are read at the end of the step and
 # along its segment, by compiled programs.
@@ -173,72 +169,3 @@ def commands(_: Machine, *, quick: bool) -> list[Cell]:
 def call(words: list[str], folder: str) -> None:
     """Run a command."""
     subprocess.run([sys.executable, "-m", "ntkexp", *words], cwd=folder, check=True, capture_output=True)
-
-
-# The share of each torch operation in the time of a cell, from the medians of several profiles.
-
-
-SHARES = "Shares of operations: the six that take longest, and the rest"
-SHOWN = 6
-ENOUGH, MOST = 2.0, 25  # seconds of a cell, and rounds
-
-Shares: TypeAlias = Mapping[str, float]
-
-
-def profile_of_cells(*, quick: bool) -> list[Table]:
-    """Return a row for each cell."""
-    some, few, times, enough = (8, 4, 1, 0.0) if quick else (256, 48, 3, ENOUGH)
-    channels, side = (4, 6) if quick else (64, 14)
-    widths = (16,) if quick else (128, 512, 1024)
-    found: dict[str, Act] = {
-        f"MLP w={width}, C={outputs}, N={some}": kernel_in_double(mlp(width, outputs), (INPUTS,), some)
-        for outputs in (1, 10)
-        for width in widths
-    }
-    found |= {
-        f"CNN, C=1, N={some}": kernel_in_double(cnn(1, channels, side, 3), (1, side, side), some),
-        f"CNN, C=10, N={few}": kernel_in_double(cnn(10, channels, side, 3), (1, side, side), few),
-        f"transformer, C=1, N={some}": kernel_in_double(Encoder(1), (8, 8), some),
-    }
-    found |= {
-        f"step of {name}, C={outputs}, N=64": acts(name, outputs)["features"]
-        for name in NETWORKS
-        for outputs in ((1,) if quick else (1, 10))
-    }
-    rows = [[name, in_words(shares(act, times, enough))] for name, act in found.items()]
-    return [Table(SHARES, ["cell", "operations"], rows)]
-
-
-def kernel_in_double(module: nn.Module, shape: tuple[int, ...], examples: int) -> Act:
-    """Return the computation of a tangent kernel at random inputs."""
-    made, inputs = module.double().eval(), torch.randn(examples, *shape, dtype=torch.float64)
-    return lambda: tangent_kernel(made, inputs)
-
-
-def shares(act: Act, times: int, enough: float) -> Shares:
-    """Return the share of each operation in the time of a call.
-
-    Short calls are repeated more often, for at most `enough` seconds, so that the median excludes interruptions.
-    """
-    act()
-    rounds = [once(act) for _ in range(max(times, min(MOST, int(enough / seconds(act)))))]
-    middle = {name: median(each.get(name, 0.0) for each in rounds) for name in rounds[0]}
-    return {name: value / sum(middle.values()) for name, value in middle.items()}
-
-
-def once(act: Act) -> dict[str, float]:
-    """Return the seconds of each operation in one call."""
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        act()
-    return {each.key.removeprefix("aten::"): each.self_cpu_time_total / 1e6 for each in found.key_averages()}
-
-
-def in_words(found: Shares) -> str:
-    """Spell the largest shares.
-
-    >>> in_words({"mm": 0.25, "bmm": 0.75})
-    'bmm 75 %, mm 25 %, others 0 %'
-    """
-    first = sorted(found.items(), key=lambda item: -item[1])[:SHOWN]
-    said = [f"{name} {share:.0%}" for name, share in [*first, ("others", 1 - sum(share for _, share in first))]]
-    return ", ".join(said).replace("%", " %")

@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -229,31 +230,40 @@ def test_too_few_files_may_be_open(words: tuple[str, ...], command: Command, mon
     assert command(*words) == (1, "", "ntkexp: too many files are open; raise the limit (ulimit -n)\n")
 
 
-def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
-    (tmp_path / "gone").mkdir()
-    ended = shell(f"cd {tmp_path}/gone; rmdir ../gone; ntkexp config", PYTHONPATH=str(Path(main.__file__).parents[2]))
-    assert ended == (2, "", "ntkexp: the working folder is gone; go to one that exists\n")
+def test_no_more_threads(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,1")
+    monkeypatch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+    check(command("--version"), "ntkexp: no more threads can be started; ", status=1)
 
 
-def test_a_working_folder_that_is_not_utf8(tmp_path: Path) -> None:
-    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
-    os.mkdir(folder)
-    status, out, err = shell(
-        'cd "$FOLDER"; ntkexp config', PYTHONPATH=str(Path(main.__file__).parents[2]), FOLDER=folder
-    )
-    check((status, out, err), r"/caf\udce9: this name is not UTF-8")
+LITTLE_MEMORY = ("raise the limit (ulimit -v)\n", "no memory is left")
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "messages"),
+    [
+        (
+            "mkdir gone; cd gone; rmdir ../gone; ntkexp config",
+            2,
+            ("the working folder is gone; go to one that exists\n",),
+        ),
+        ('mkdir "$ODD"; cd "$ODD"; ntkexp config', 2, (r"/caf\udce9: this name is not UTF-8",)),
+        *(
+            (f"ulimit -v {kilobytes}; ntkexp config", 1, LITTLE_MEMORY)
+            for kilobytes in (25_000, 30_000, 70_000, 300_000)
+        ),
+    ],
+)
+def test_an_unfit_process_is_one_line(line: str, status: int, messages: tuple[str, ...], tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    ended = shell(f"cd {tmp_path}; {line}", PYTHONPATH=str(Path(main.__file__).parents[2]), ODD=odd)
+    check(ended, status=status)
+    assert any(message in ended[2] for message in messages), ended
 
 
 @pytest.mark.parametrize("words", [("train", "--out=caf\udce9"), ("runs", "--out=caf\udce9"), ("explain", "caf\udce9")])
 def test_a_word_that_is_not_utf8(words: tuple[str, ...], command: Command) -> None:
     check(command(*words), r"caf\udce9: this name is not UTF-8")
-
-
-@pytest.mark.parametrize("kilobytes", [25_000, 30_000, 70_000, 300_000])
-def test_too_little_memory_to_load_libraries(kilobytes: int) -> None:
-    status, out, err = shell(f"ulimit -v {kilobytes}; ntkexp config")
-    check((status, out, err), status=1)
-    assert err.endswith("raise the limit (ulimit -v)\n") or "no memory is left" in err
 
 
 @pytest.mark.slow
@@ -284,7 +294,7 @@ def test_letters_that_a_terminal_lacks() -> None:
 
 def test_no_home(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", lambda _: {}["no such user"])
+    monkeypatch.setattr(pwd, "getpwuid", mock.Mock(side_effect=KeyError))
     check(command("runs", "--out=~/x"), "~ stands for no folder here; write the whole path, or set HOME")
 
 

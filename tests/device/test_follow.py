@@ -17,18 +17,7 @@ from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.progress import Silent
 from tests.device.emulated import DEVICE
 from tests.foreign_loop import loops
-from tests.foreign_loop.loops import (
-    OPTIMIZERS,
-    Loop,
-    Maker,
-    Optimizers,
-    apart,
-    fitted,
-    followed,
-    loop,
-    resumed,
-    same_parts,
-)
+from tests.foreign_loop.loops import OPTIMIZERS, Loop, Maker, apart, fitted, followed, loop, same_parts
 
 CLOSE = 1e5 * torch.finfo(torch.float64).eps  # of all parts: some hundred sums in another order, in each of 8 steps
 
@@ -50,7 +39,7 @@ def close_to(optimizers: Maker) -> float:
 def on(device: str, optimizers: Maker, dtype: torch.dtype = torch.float64) -> Loop:
     """Return the loop with its network, data and queries on a device."""
 
-    def made(model: nn.Sequential) -> Optimizers:
+    def made(model: nn.Sequential) -> loops.Optimizers:
         return optimizers(model.to(device))
 
     given = loop(made, dtype)
@@ -76,7 +65,7 @@ def test_stored_parts_are_those_of_the_processor(name: str, tmp_path: Path) -> N
 def test_masks_of_dropout_are_drawn_again(to_disk: bool, tmp_path: Path) -> None:
     """The generator of the device draws them; its state is recorded with the call."""
 
-    def with_dropout(model: nn.Sequential) -> Optimizers:
+    def with_dropout(model: nn.Sequential) -> loops.Optimizers:
         model[3] = nn.Dropout(0.3)
         return loops.adamw(model.to(DEVICE))
 
@@ -103,7 +92,7 @@ def test_a_loop_under_autocast_is_explained() -> None:
 @pytest.mark.slow
 def test_a_resumed_loop_is_that_of_the_processor(tmp_path: Path) -> None:
     """A trace is attributed on the processor too."""
-    trace = resumed(lambda: on(DEVICE, loops.adamw), loops.plain, 4, to=tmp_path / "run", every=2)
+    trace = loops.resumed(lambda: on(DEVICE, loops.adamw), loops.plain, 4, to=tmp_path / "run", every=2)
     elsewhere = load_trace(find_trace(tmp_path / "run"), on("cpu", loops.adamw).model)
     for each in (trace, elsewhere):
         same_parts(each, followed(on("cpu", loops.adamw), loops.plain), CLOSE)

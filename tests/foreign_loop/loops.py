@@ -146,7 +146,10 @@ def resumed(make: Callable[[], Loop], body: Body, back: int, **more: Any) -> Tra
 
     followed(given, checked, end=5, **more)
     kept[5] = checkpoint(given)
-    return followed(restore(make(), kept[back]), body, begin=back, **more)
+    configuration = (more["to"] / "config.json").read_bytes()
+    trace = followed(restore(make(), kept[back]), body, begin=back, **more)
+    assert (more["to"] / "config.json").read_bytes() == configuration  # it is the same training
+    return trace
 
 
 # --- Optimizers.

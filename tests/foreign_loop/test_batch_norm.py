@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ntkexp.capacity import MemoryBudget
+from ntkexp.foreign_loop.batch_gradients import CoupledOutputs, TermGradients
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
-from ntkexp.foreign_loop.gallery import Gallery
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain
@@ -192,12 +191,24 @@ def test_parts_are_those_of_each_loss(mode: BatchNormMode) -> None:
     assert np.abs(found.to_numpy() - expected[:, :, places].numpy()).max() < ROUNDING * float(expected.norm())
 
 
-def test_parts_do_not_depend_on_the_memory_for_them() -> None:
-    """Gradients of examples are computed one by one, again for each use, or all at once."""
-    trace, _ = followed(of_images(), nesterov, in_parts)
-    budgets = [MemoryBudget.of_gb(each) for each in (4.0, 2e-5)]
-    whole, one_by_one = (replace(trace, budget=budget).contributions(Gallery()) for budget in budgets)
-    assert apart(one_by_one["contribution"], whole["contribution"]) < ROUNDING
+def test_gradients_of_terms_do_not_depend_on_the_memory_for_them() -> None:
+    """They are computed one by one, and again for each reading, or all at once."""
+    trace, _ = followed(of_images(), nesterov)
+    step, _ = next(trace.steps.forwards())
+    (call,) = step.calls
+    assert call.gradient is not None
+    coupled = CoupledOutputs.of(trace.called.at(call), step.start, call.inputs, frozenset(step.start))
+    gradient = call.gradient.reshape(coupled.outputs.shape)
+    total = dict(zip(coupled.leaves, coupled.gradients(gradient, keep=True), strict=True))
+    at_once, one_by_one = (TermGradients(coupled, gradient, buffer_bytes) for buffer_bytes in (1e9, 1e3))
+    assert (len(at_once), len(one_by_one)) == (1, BATCH)
+    direction = {name: torch.randn_like(weight) for name, weight in step.start.items()}
+    for _ in range(2):
+        whole, single = (torch.cat([each.applied(direction) for each in terms]) for terms in (at_once, one_by_one))
+        assert apart(single, whole) < ROUNDING
+    for name, part in total.items():
+        for terms in (at_once, one_by_one):
+            assert (terms.total[name] - part).abs().max() < ROUNDING
 
 
 def test_under_autocast_parts_casts_and_statistics_add_up(tmp_path: Path) -> None:
@@ -295,13 +306,14 @@ def test_other_couplings_are_refused(case: str) -> None:
         followed(layers(*deepcopy(inner)), sgd, loss=lambda f, call: f.sum(1))[0].attribute(quiet=True, **options)
 
 
+evaluating = step_of(trains=lambda _: False)
 EXAMPLE_NORMS = (nn.Unflatten(1, (2, 5)), nn.InstanceNorm1d(2), nn.GroupNorm(2, 2), nn.Flatten())
 
 
 @pytest.mark.parametrize(
     ("inner", "body"),
-    [([nn.BatchNorm1d(10), *EXAMPLE_NORMS], plain), ([SYNC], step_of(trains=lambda _: False))],
-    ids=["norms of an example", "evaluation"],
+    [([nn.BatchNorm1d(10), *EXAMPLE_NORMS], plain), *(([each], evaluating) for each in (nn.BatchNorm1d(10), SYNC))],
+    ids=["norms of an example", "evaluation", "sync in evaluation"],
 )
 def test_norms_without_a_batch_have_no_statistics(inner: Sequence[nn.Module], body: Body) -> None:
     trace, change = followed(layers(*deepcopy(inner)), sgd, body)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ntkexp.cli.main import run as command
 from ntkexp.effects.sweep import MEANS, MeanName
 from ntkexp.foreign_loop.again import LoopAgain, trained_again
 from ntkexp.foreign_loop.effects import loss_of as known_loss
-from ntkexp.foreign_loop.example_names import SeenCall, digests
+from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.loop_breakdown import loop_without, outputs_at
 from ntkexp.foreign_loop.trace import example_names_in, find_trace
@@ -131,21 +132,21 @@ def test_effects_that_were_not_checked_say_so() -> None:
 # --- Shares.
 
 
-def without(given: Training, to: Path, mean: MeanName = "renormalised") -> tuple[Removal, list[int]]:
-    """The change by leaving the group out at all queries, and the places of the group in the data."""
-    train = partial(given.traced, to=to, every=3)
-    train()
-    files = find_trace(to)
-    removal = loop_without(files, train, mean, GROUP, [0, 1, 2], Silent())
+def left_out(train: Callable[..., Trace], to: Path, mean: MeanName = "renormalised") -> Removal:
+    """The change by leaving the group out at all queries."""
+    train(to=to, every=3)
+    again = partial(train, to=to, every=3)
+    removal = loop_without(find_trace(to), again, mean, GROUP, [0, 1, 2], Silent())
     assert [path.name for path in (to / "removal").iterdir()] == []  # the second trace is gone
-    return removal, [given.names.index(example_names_in(files)[k]) for k in GROUP]
+    return removal
 
 
 @pytest.mark.parametrize("name", slow_but("amsgrad, accumulated"))
 def test_shares_add_up_to_the_actual_change(name: str, tmp_path: Path) -> None:
     """Against a loop that weighs its means itself."""
     given = TRAININGS[name]
-    removal, places = without(given, tmp_path / "run")
+    removal = left_out(given.traced, tmp_path / "run")
+    places = [given.names.index(example_names_in(find_trace(tmp_path / "run"))[k]) for k in GROUP]
     change = (given.ends(weighing(dict.fromkeys(places, 0.0))) - given.ends(weighing({}))).numpy()
     size = float(np.linalg.norm(change))
     assert size > 1e-3
@@ -156,8 +157,8 @@ def test_shares_add_up_to_the_actual_change(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_shares_add_up_for_a_fixed_mean(tmp_path: Path) -> None:
-    found, _ = without(MOMENTUM, tmp_path / "run", "fixed")
-    other, _ = without(MOMENTUM, tmp_path / "other")
+    found = left_out(MOMENTUM.traced, tmp_path / "run", "fixed")
+    other = left_out(MOMENTUM.traced, tmp_path / "other")
     assert found.closure < CLOSES
     assert not np.allclose(found.actual, other.actual, rtol=1e-3)
 
@@ -186,15 +187,20 @@ def test_shares_of_a_small_change_of_weights_are_effects(maker: loops.Maker, tmp
 # --- Refused.
 
 
-def straight(given: Loop) -> Any:
-    """A loss with the right gradient at the outputs of the loop, and no curvature."""
-    labels = dict(zip(digests(given.x), given.y.tolist(), strict=True))
+def augmented() -> Callable[..., Trace]:
+    """A loop whose inputs differ by a little each time that it is carried out, and keep their names."""
+    runs = count()
 
-    def loss(outputs: Tensor, call: SeenCall) -> Tensor:
-        targets = functional.one_hot(torch.tensor([labels[name] for name in call.ids]), 3)
-        return ((functional.softmax(outputs.detach(), 1) - targets) * outputs).sum(1)
+    def train(**more: Any) -> Trace:
+        given = loop(loops.adamw)
+        x, given.x = given.x, given.x + 1e-6 * next(runs)
 
-    return loss
+        def loss(outputs: Tensor, call: SeenCall) -> Tensor:
+            return functional.cross_entropy(outputs, given.y[[int(name) for name in call.ids]], reduction="none")
+
+        return followed(given, loops.plain, loss=loss, ids=lambda call: torch.cdist(call.args[0], x).argmin(1), **more)
+
+    return train
 
 
 def less_where_it_went_well(given: Loop, batch: Tensor) -> None:
@@ -206,33 +212,30 @@ def less_where_it_went_well(given: Loop, batch: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("train", "said"),
     [
+        (augmented(), r"shares of the examples miss the actual change by .*, more than rounding"),
         (
-            replace(training(loops.adamw, loops.plain), loss=straight),
-            r"shares of the examples miss the actual change by .*, more than rounding",
-        ),
-        (
-            training(loops.sgd, less_where_it_went_well),
+            training(loops.sgd, less_where_it_went_well).traced,
             r"step \d: without the examples it was taken with other settings",
         ),
     ],
-    ids=["a loss without curvature", "a schedule by the loss"],
+    ids=["other inputs", "a schedule by the loss"],
 )
-def test_shares_that_do_not_add_up_are_refused(given: Training, said: str, tmp_path: Path) -> None:
+def test_shares_that_do_not_add_up_are_refused(train: Callable[..., Trace], said: str, tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=said):
-        without(given, tmp_path / "run")
+        left_out(train, tmp_path / "run")
 
 
 def test_shares_of_another_loop_are_refused(tmp_path: Path) -> None:
-    def left_out(train: Callable[[], object]) -> None:
+    def other(train: Callable[[], object]) -> None:
         loop_without(find_trace(tmp_path / "run"), train, "renormalised", GROUP, [0], Silent())
 
     SGD.traced(to=tmp_path / "run", every=3)
     with pytest.raises(Mistake, match="let it carry out the one that was followed"):
-        left_out(lambda: None)
+        other(lambda: None)
     with pytest.raises(Mistake, match="the step has other parameters or calls"):
-        left_out(partial(training(loops.sgd, loops.accumulated).traced, to=tmp_path / "run", every=3))
+        other(partial(training(loops.sgd, loops.accumulated).traced, to=tmp_path / "run", every=3))
     assert len(SGD.traced(to=tmp_path / "run", every=3).steps) == loops.STEPS  # its folder did not change
 
 

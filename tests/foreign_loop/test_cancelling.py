@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ OPTIMIZERS: Mapping[str, Optimizers] = {
 
 
 def followed(
-    loss: Loss, optimizer: Optimizers, kind: torch.dtype, *, frozen: bool = False, to: Path | None = None
+    loss: Loss, optimizer: Optimizers, kind: torch.dtype, *, frozen: bool = False, scale: float = 1.0, **more: Any
 ) -> tuple[xr.Dataset, Tensor]:
     """Follow a loop. Return its attribution, and the movement of the last bias."""
     torch.manual_seed(1)
@@ -93,9 +93,14 @@ def followed(
     batches = [batch for _ in range(EPOCHS) for batch in torch.split(torch.randperm(EXAMPLES), BATCH)]
 
     def losses(step: int) -> Tensor:
-        return loss(model, inputs[batches[step]])
+        return loss(model, inputs[batches[step]]) * scale
 
-    trace = fitted(model, optimizer(moving), losses, len(batches), queries=inputs[:3], to=to)
+    def unscale(*_: object) -> None:
+        torch._foreach_div_([weight.grad for weight in moving], scale)
+
+    steps = optimizer(moving)
+    steps.register_step_pre_hook(unscale)
+    trace = fitted(model, steps, losses, len(batches), queries=inputs[:3], **more)
     return trace.attribute(quiet=True), last.bias.detach() - start
 
 
@@ -124,6 +129,13 @@ def test_movement_of_a_bias_without_a_gradient_is_rounding(
     # every example has its part of the loop with a frozen bias
     difference = abs(found["contribution"] - alone["contribution"])
     assert float(difference.max()) <= 30 * exact
+
+
+def test_a_scaled_loss_leaves_the_same_contributions() -> None:
+    """The rounding of gradients has the scale of the gradients that the optimizer got."""
+    plain, scaled = (followed(reward, OPTIMIZERS["Adam"], torch.float64, scale=each)[0] for each in (1.0, 1024.0))
+    for name in ("contribution", "rounding"):
+        assert float(abs(plain[name] - scaled[name]).max()) <= bound(plain, torch.float64)
 
 
 def test_a_replay_has_the_bits_of_steps_whose_gradient_is_rounding(tmp_path: Path) -> None:

@@ -23,23 +23,10 @@ from ntkexp.foreign_loop.closing import casts_sentence
 from ntkexp.foreign_loop.trace import find_trace, load_trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
-from tests.foreign_loop.loops import (
-    BOUNDS,
-    EXAMPLES,
-    STEPS,
-    Body,
-    Loop,
-    Maker,
-    apart,
-    batches,
-    followed,
-    missed,
-    outputs_of,
-    parts_of,
-)
+from tests.foreign_loop.loops import EXAMPLES, STEPS, Body, Loop, Maker, apart, followed, missed, outputs_of, parts_of
 
 SHORT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half an eps: a cast moves a number by at most this share
-EXACT = BOUNDS[torch.float32]
+EXACT = loops.BOUNDS[torch.float32]
 BRAIN, HALF = torch.bfloat16, torch.float16
 
 
@@ -220,7 +207,7 @@ def test_a_model_may_enter_autocast_itself(kind: type[nn.Sequential]) -> None:
 def test_casts_are_the_difference_of_two_gradients_by_autograd() -> None:
     """At each step: the gradient with casts less the gradient without, with the same masks and output gradients."""
     found, given = followed(cast_loop(loops.sgd), brain).attribute(quiet=True), cast_loop(loops.sgd)
-    for given.done, batch in zip(range(STEPS), batches()):  # noqa: B905  there is no last batch
+    for given.done, batch in zip(range(STEPS), loops.batches()):  # noqa: B905  there is no last batch
         state, came = torch.get_rng_state(), list[Tensor]()
         hook = given.model.register_forward_hook(lambda *seen: seen[2].register_hook(came.append) and None)  # noqa: B023
         back(given, batch, BRAIN)
@@ -306,6 +293,9 @@ def test_a_trace_on_disk_adds_up_too(make: Callable[[Maker], Loop], tmp_path: Pa
     found = parts_of(load_trace(find_trace(tmp_path / "run"), make(loops.adamw).model.float()))
     change = outputs_of(given.model.float(), given.queries) - start
     assert missed(found, change, "rounding") < EXACT
+    in_memory = parts_of(followed(make(loops.adamw), body))
+    for name in ("contribution", "rounding"):
+        assert float(abs(found[name] - in_memory[name]).max()) < EXACT * float(abs(in_memory["contribution"]).max())
     assert found.attrs["autocast" if make is cast_loop else "frozen"] == "bfloat16"
 
 

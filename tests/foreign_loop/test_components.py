@@ -22,8 +22,6 @@ from ntkexp.report.parts import tabulate_components
 from ntkexp.report.tables import json_rows
 from tests.foreign_loop.loops import apart, fitted, followed, loop, momentum, nesterov, plain
 from tests.foreign_loop.test_adds_up import components_add_up
-from tests.foreign_loop.test_names import CASES, CLOSE, WORDS, by_hand
-from tests.run.small import ran
 
 
 def test_components_do_not_change_the_whole() -> None:
@@ -153,16 +151,3 @@ def test_explanations_show_components(tmp_path: Path) -> None:
     view = point_view(found, None)
     assert "components-query-0" in str(view["components"])
     assert len([*explanation_pictures(found, None)]) == 5
-
-
-@pytest.mark.parametrize("case", ["nesterov", pytest.param("adamw", marks=pytest.mark.slow)])
-def test_components_are_those_of_the_runner(case: str) -> None:
-    option, word, _ = CASES[case]
-    run = ran(f"optimizer={option}", *WORDS, word, "path.by=parameter", "ladder.machine=[secant]")
-    found = by_hand(run, case).attribute(by="parameter").sel(example=[str(k) for k in range(12)])
-    expected, rows = run.outcome.by_component["secant"], run.setting.domain.rows
-    assert list(expected.components) == found["component"].to_numpy().tolist()
-    assert apart(found["by_component"], expected.parts[rows]) <= CLOSE
-    assert apart(found["decay_by_component"], expected.decay[rows]) <= CLOSE
-    by_step = expected.totals.stacked().movedim(0, 2)[rows]
-    assert apart(found["by_component_step"], by_step) <= CLOSE

@@ -28,19 +28,7 @@ from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from tests.foreign_loop import loops, processes
-from tests.foreign_loop.loops import (
-    EXAMPLES,
-    Loop,
-    Maker,
-    apart,
-    checkpoint,
-    loop,
-    loss_of,
-    missed,
-    outputs_of,
-    parts_of,
-    restore,
-)
+from tests.foreign_loop.loops import EXAMPLES, Loop, Maker, apart, loop, missed, outputs_of, parts_of
 from tests.foreign_loop.processes import WORLD, network
 
 STEPS = 4
@@ -193,14 +181,14 @@ def test_ranks_leave_the_trace_of_one_process(name: str, tmp_path: Path) -> None
 def test_effects_are_those_of_one_process(clip: float, tmp_path: Path) -> None:
     """Each rank renormalises its own mean. A third is no scale that a scaler divides by."""
     ranks = Ranks(loops.adamw, 3, clip=clip)
-    loss = loss_of(ranks.loops[0])
+    loss = loops.loss_of(ranks.loops[0])
     agree(trained(ranks, tmp_path / "run", loss=loss), ranks.alone(loss=loss), effects=True)
 
 
 @pytest.mark.slow
 def test_a_removal_is_divided_by_a_loop_of_one_process(tmp_path: Path) -> None:
     ranks = Ranks(loops.momentum, 3, clip=0.2)
-    options = {"loss": loss_of(ranks.loops[0])}
+    options = {"loss": loops.loss_of(ranks.loops[0])}
     trained(ranks, tmp_path / "run", **options)
     files = find_trace(tmp_path / "run")
     found = loop_without(files, lambda: ranks.alone(**options), "renormalised", [0, 1, 2], [0, 1], Silent())
@@ -226,11 +214,11 @@ def test_ranks_resume_from_a_checkpoint(tmp_path: Path) -> None:
     with Follow(ranks, tmp_path / "run") as seen:
         for index in range(3):
             ranks.step(index)
-            kept.append([checkpoint(each) for each in ranks.loops])
+            kept.append([loops.checkpoint(each) for each in ranks.loops])
         seen.break_off()
     again = Ranks(loops.adamw, 2)
     for each, state in zip(again.loops, kept[1], strict=True):
-        restore(each, state)
+        loops.restore(each, state)
     with Follow(again, tmp_path / "run") as seen:
         for index in range(2, STEPS):
             again.step(index)

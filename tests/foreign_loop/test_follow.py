@@ -23,29 +23,14 @@ from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
 from tests.foreign_loop.bugs import GRADIENT, REFUSED
-from tests.foreign_loop.loops import (
-    BOUNDS,
-    STEPS,
-    Body,
-    Loop,
-    Maker,
-    apart,
-    fitted,
-    followed,
-    loop,
-    missed,
-    momentum,
-    outputs_of,
-    plain,
-    sgd,
-)
+from tests.foreign_loop.loops import STEPS, Body, Loop, fitted, followed, loop, missed, outputs_of, plain, sgd
 
-EXACT = BOUNDS[torch.float64]
+EXACT = loops.BOUNDS[torch.float64]
 
 
 @pytest.mark.parametrize(("body", "step", "name", "said"), REFUSED, ids=lambda part: getattr(part, "__name__", ""))
 def test_a_bug_is_refused_by_step_and_name(body: Body, step: int, name: str, said: str) -> None:
-    given = loop(momentum)
+    given = loop(loops.momentum)
     with pytest.raises(Mistake) as refusal:
         followed(given, body).attribute()
     message = str(refusal.value)
@@ -56,7 +41,7 @@ def test_a_bug_is_refused_by_step_and_name(body: Body, step: int, name: str, sai
 
 
 def test_a_loop_is_not_changed_by_being_followed() -> None:
-    one, other = loop(momentum), loop(momentum)
+    one, other = loop(loops.momentum), loop(loops.momentum)
     followed(one, plain)
     loops.train(other, plain)
     for ours, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
@@ -75,11 +60,11 @@ def test_the_parts_of_sgd_are_sums_over_its_steps() -> None:
         kernel = ntkexp.secant_kernel(trace.module, step.start, end, given.queries, call.inputs)
         parts = -0.3 * torch.einsum("qcnd,nd->qcn", kernel, call.gradient)
         expected.index_add_(2, torch.tensor([places[name] for name in call.names]), parts)
-    assert apart(trace.attribute()["contribution"].sel(example=list(places)), expected) < EXACT
+    assert loops.apart(trace.attribute()["contribution"].sel(example=list(places)), expected) < EXACT
 
 
 def test_rounding_of_sums_that_cancel_is_no_change_by_hand() -> None:
-    """Adam's momentum nearly vanishes in the second step, and so do the weights after the first."""
+    """Adam's loops.momentum nearly vanishes in the second step, and so do the weights after the first."""
     pull, net = torch.randn(1, 1000), nn.Linear(1000, 1, bias=False)
     with torch.no_grad():
         net.weight.copy_(0.01 * pull.sign())
@@ -201,15 +186,15 @@ def heat(given: Loop, batch: Tensor) -> None:
 @pytest.mark.parametrize("change", [clamp, load_average, step_unseen], ids=lambda body: body.__name__)
 @pytest.mark.parametrize("on_disk", [False, True], ids=["in memory", "on disk"])
 def test_a_change_outside_the_steps_is_a_part_of_its_own(change: Body, on_disk: bool, tmp_path: Path) -> None:
-    given = loop(momentum)
+    given = loop(loops.momentum)
     start = outputs_of(given.model, given.queries)
     trace = followed(given, at_last(change), to=tmp_path / "run" if on_disk else None)
     found = trace.attribute()
     stepped = torch.func.functional_call(trace.module, dict(trace.steps.end), (given.queries,)).detach()
     end = outputs_of(given.model, given.queries)
     assert missed(found, stepped - start) <= EXACT
-    assert apart(found["change"], end - start) <= EXACT
-    assert apart(found["outside"], end - stepped) <= EXACT * 100  # of a change that is smaller by up to so much
+    assert loops.apart(found["change"], end - start) <= EXACT
+    assert loops.apart(found["outside"], end - stepped) <= EXACT * 100  # of a change that is smaller by up to so much
     assert (end - stepped).norm() > 0.01 * (end - start).norm()
     assert "weight" in found.attrs["outside"]
 
@@ -254,7 +239,7 @@ def test_movement_by_rounding_through_adam_is_measured() -> None:
     change = found["change"].to_numpy()
     gap = np.linalg.norm(found["contribution"].sum("example") + found["decay"] - change) / np.linalg.norm(change)
     assert 1e-3 < gap < 1.01 * found.attrs["rounding"]
-    assert apart(found["by_step"].sum("step"), change) < BOUNDS[torch.float32]
+    assert loops.apart(found["by_step"].sum("step"), change) < loops.BOUNDS[torch.float32]
 
 
 def needed(trace: Trace) -> float:
@@ -392,7 +377,7 @@ def measured(given: Loop, steps: int) -> list[Numbers]:
 
 
 @pytest.mark.parametrize("optimizers", [one, two])
-def test_logged_numbers_are_those_of_the_loop(optimizers: Maker, tmp_path: Path) -> None:
+def test_logged_numbers_are_those_of_the_loop(optimizers: loops.Maker, tmp_path: Path) -> None:
     given, logged, found = loop(optimizers), list[tuple[Numbers, int]](), list[Numbers]()
 
     def ids(call: SeenCall) -> Tensor:

@@ -292,15 +292,25 @@ def by_hand(run: Ran, case: str, to: Path | None = None) -> Trace:
 )
 def test_contributions_effects_and_a_removal_are_the_runners(case: str, tmp_path: Path) -> None:
     option, word, _ = CASES[case]
-    run = ran(f"optimizer={option}", *WORDS, word, "path.effects=derivative", "ladder.machine=[secant]")
+    asked = ("path.effects=derivative", "path.by=parameter", "ladder.machine=[secant]")
+    run = ran(f"optimizer={option}", *WORDS, word, *asked)
     domain, effects = run.setting.domain, run.outcome.effects
-    found = by_hand(run, case).attribute(effects="derivative", quiet=True).sel(example=[str(k) for k in range(12)])
+    found = (
+        by_hand(run, case)
+        .attribute(effects="derivative", by="parameter", quiet=True)
+        .sel(example=[str(k) for k in range(12)])
+    )
     assert apart(found["contribution"], run.contributions("secant")[domain.rows]) <= CLOSE
+    components = run.outcome.by_component["secant"]
+    assert list(components.components) == found["component"].to_numpy().tolist()
+    assert apart(found["by_component"], components.parts[domain.rows]) <= CLOSE
+    assert apart(found["decay_by_component"], components.decay[domain.rows]) <= CLOSE
+    assert apart(found["by_component_step"], components.totals.stacked().movedim(0, 2)[domain.rows]) <= CLOSE
     assert effects is not None
-    asked = ~effects.values[domain.attributed].isnan()
+    known = ~effects.values[domain.attributed].isnan()
     derivative = torch.from_numpy(found["effect"].to_numpy())
-    assert asked.any()
-    assert apart(derivative[asked], effects.values[domain.attributed][asked]) <= CLOSE
+    assert known.any()
+    assert apart(derivative[known], effects.values[domain.attributed][known]) <= CLOSE
 
     train = partial(by_hand, run, case, tmp_path / "loop")
     trace, group = train(), [[3], GROUP]

@@ -166,12 +166,13 @@ def test_momentum_that_was_not_loaded_adds_nothing_after_the_resume(maker: Maker
     assert loops.missed(parts_of(trace), loops.outputs_of(given.model, given.queries) - start) <= loops.CLOSE
 
 
-def test_another_memory_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("factor", [0.5, 1 + 6e-12], ids=["half", "near"])
+def test_another_memory_is_refused(factor: float, tmp_path: Path) -> None:
     given = loop(loops.momentum)
     for begin, end in ((0, 4), (4, 7)):
         trace = followed(given, loops.plain, begin=begin, end=end, to=tmp_path / "run", every=2)
         for state in given.optimizers[0].state.values():
-            state["momentum_buffer"].mul_(0.5)
+            state["momentum_buffer"].mul_(factor)
     with pytest.raises(Mistake, match=r"step 4: what the optimizer remembers of '0\.weight' is not what it remembered"):
         trace.attribute()
 

@@ -121,7 +121,7 @@ class Training:
 
     @property
     def names(self) -> list[str]:
-        return digests(self.make().x)
+        return list(digests(self.make().x))
 
     def traced(self, **more: Any) -> Trace:
         given = self.make()

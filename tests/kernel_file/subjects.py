@@ -1,4 +1,4 @@
-"""An engine without processes: what is done here is what a worker does, and any worker can be lost at any tile."""
+"""An engine that carries out the tasks of workers in this process, and can lose any worker at any tile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ntkexp.kernel_file.kernel import AbstractKernel
 from ntkexp.records.kernel_file import KernelMatrix
 
 Loses: TypeAlias = Callable[[int, int], bool]
-"""Whether the worker of this task, counted over all, is lost after this tile of it; 0: before the first."""
+"""Maps the number of a task and its tile to whether the worker is lost after this tile; 0: before the first."""
 
 
 def none_lost(task: int, tile: int) -> bool:
@@ -39,14 +39,14 @@ class Here(AbstractEngine):
 
 @dataclass
 class HereWorkers(AbstractWorkers):
-    """What is submitted is done at once."""
+    """Carries out each task at once."""
 
     engine: Here
 
     def submit(self, task: Task) -> Future[Ended]:
         home, future = os.getcwd(), Future[Ended]()
         self.engine.tasks += 1
-        if self.engine.loses(self.engine.tasks, 0):  # nobody hears of it again
+        if self.engine.loses(self.engine.tasks, 0):  # it sends no further event
             future.set_result(Ended(task.name, "killed", "its process was killed"))
         else:
             future.set_result(work(replace(task, threads=self.engine.threads), self.heard))
@@ -57,7 +57,7 @@ class HereWorkers(AbstractWorkers):
         """Nothing runs any more."""
 
     def heard(self, event: Event) -> None:
-        """Lose the worker as soon as it has said how far it is."""
+        """Lose the worker after its message."""
         if isinstance(event, Stepped) and self.engine.loses(self.engine.tasks, event.step):
             raise KeyboardInterrupt
 
@@ -65,7 +65,7 @@ class HereWorkers(AbstractWorkers):
 # Kernels whose numbers are known without a file: products of features.
 
 
-SIZES = ("data.train=70", "data.query=30", "data.test=45")  # 32 divides none of them
+SIZES = ("data.train=70", "data.query=30", "data.test=45")  # none is a multiple of 32
 
 
 def filled(path: Path, kernel: AbstractKernel, *, force: bool = False) -> KernelMatrix:
@@ -75,7 +75,7 @@ def filled(path: Path, kernel: AbstractKernel, *, force: bool = False) -> Kernel
 
 @dataclass(frozen=True, eq=False)
 class Products(AbstractKernel):
-    """`nngp`: ⟨x, x′⟩, and `ntk`: ⟨x, x′⟩ + (1 + ⟨x, x′⟩)²; fails once so many tiles were computed."""
+    """`nngp`: ⟨x, x′⟩, and `ntk`: ⟨x, x′⟩ + (1 + ⟨x, x′⟩)²; fails after `fails_after` tiles."""
 
     fails_after: float = float("inf")
     seen: list[int] = field(default_factory=list)

@@ -1,17 +1,16 @@
-"""Workers of an engine fill a file to the bytes that threads of one process do, whoever of them is lost."""
+"""Workers of an engine fill a file to the same bytes as threads of one process, if any workers are lost."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from ntkexp.kernel_file.kernel import AbstractKernel, EmpiricalKernel, InfiniteK
 from ntkexp.kernel_file.predict import Entries
 from ntkexp.mistake import Mistake
 from ntkexp.records.kernel_file import KernelMatrix, open_matrix
-from tests.kernel_file.subjects import Here, Products, filled
+from tests.kernel_file.subjects import Here, HereWorkers, Products, filled
 from tests.kernel_file.test_fill import contents
 from tests.torture.damage import damage
 
@@ -112,10 +111,14 @@ class Faulty(Products):
 
 @dataclass(frozen=True, eq=False)
 class Counted(Products):
-    """Products that count the pairs of points that they meet, of points among themselves each once, and threads."""
+    """Products that count threads and pairs of points; points among themselves count once."""
 
     met: ClassVar[list[int]] = []
     threads_seen: ClassVar[set[int]] = set()
+
+    @property
+    def concurrent(self) -> bool:
+        return False  # tiles of a concurrent kernel have one thread each
 
     def between(self, left: Tensor, right: Tensor) -> Mapping[str, Tensor]:
         self.threads_seen.add(torch.get_num_threads())
@@ -147,18 +150,18 @@ def test_a_file_that_a_worker_does_not_see_is_one_line(tmp_path: Path) -> None:
         job_of(tmp_path / "elsewhere.zarr").carry_out("here", 1, ignore)
 
 
-class Idle(Executor):
-    """An executor whose workers say that they are done, and write nothing."""
+class IdleWorkers(HereWorkers):
+    """Workers that say that they are done, and write nothing."""
 
-    def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
-        future = Future[Any]()
+    def submit(self, task: Task) -> Future[Ended]:
+        future = Future[Ended]()
         future.set_result(Ended(task.name, "done"))
         return future
 
 
 class IdleEngine(Here):
-    def executor(self, tell: Tell) -> Any:
-        return Idle()
+    def open(self, tell: Tell) -> IdleWorkers:
+        return IdleWorkers(self)
 
 
 def test_finished_work_that_does_not_show_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +257,7 @@ def test_what_takes_long_is_timed_and_takes_no_less_than_shapes_say(tmp_path: Pa
     assert not (tmp_path / "k.zarr").exists()
 
 
-# A kernel file of which a file is damaged is filled to the bytes of one left alone, or refused; so is what it says.
+# A damaged kernel file is filled to the bytes of an undamaged one, or refused, and so are its entries.
 
 
 SEEDS = range(4)  # tests/run/test_killed.py plays more
@@ -305,11 +308,15 @@ def test_force_takes_what_is_left_of_a_file(places: Path, tmp_path: Path, name: 
 
 
 def test_marks_that_nobody_made_are_taken_away(places: Path, tmp_path: Path) -> None:
-    """Of a tile that is missing, and of one that is the mirror image of another."""
+    """Marks of a missing tile, and of a tile that mirrors another one."""
     path = Path(shutil.copytree(places / "begun", tmp_path / "k.zarr"))
-    for row in range(2):
-        marks = np.frombuffer((path / "done" / "c" / str(row) / "0").read_bytes(), "<u8")
-        (path / "done" / "c" / str(row) / "0").write_bytes(np.where(marks, marks, 7).tobytes())
+    matrix = open_matrix(path)
+    missing = matrix.missing()
+    for number, tile in enumerate(missing):
+        matrix.mark(*tile).parent.mkdir(exist_ok=True)
+        matrix.mark(*tile).write_bytes(number.to_bytes(8, "little"))
+    assert matrix.unmarked(matrix.layout.tiling.todo) == []
+    assert matrix.missing() == missing
     filled(path, Products.of())
     assert contents(path) == contents(places / "whole")
 

@@ -135,7 +135,7 @@ def unlike_quadratic(found: Evidence) -> Evidence:
 
 
 def limited(found: Evidence, kernel: Tensor) -> Evidence:
-    """The same run with these kernels in the limit, and none at its start."""
+    """A run with these kernels in the limit, and a zero kernel at its start."""
     return replace(found, kernel_start=0 * found.kernel_start, limit=LimitKernels(start=kernel, tangent=kernel))
 
 
@@ -409,7 +409,7 @@ def test_climbing_tries_every_machine_in_order() -> None:
 
 
 def test_a_control_says_so_in_every_row() -> None:
-    """And no other machine does: whoever looks at the rows need not know machines by name."""
+    """No other machine does, so that readers of the rows need no list of controls."""
     given = found(column(0.0, 0.0), column(1.0, 2.0))
     table = ladder_rows(Ladder(machine=(RBFRegression(), Linearised())).climb(given), PLACES, given, classifies=False)
     assert {(result.machine, result.control) for result in table} == {("rbf_regression", True), ("linearised", False)}

@@ -1,4 +1,4 @@
-"""The sum backwards, compared with the sum forwards: a memory of its own for every training example and step."""
+"""The sum backwards, compared with the sum forwards, which has one memory for each training example and step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def summed(case: str) -> Ran:
 def forwards(case: str, rule: str, among: slice = slice(None)) -> Tensor:
     """The change by each step's gradient of each example, and by its decay: [point, out, step, example], decay last.
 
-    Each gradient passes through a copy of the optimizer's memory. The change is through the weights at `among`.
+    Each gradient passes through a copy of the optimizer's memory. Only the weights at `among` change.
     """
     setting = summed(case).setting
     optimizer: Any = setting.experiment.optimizer
@@ -99,7 +99,7 @@ def forwards(case: str, rule: str, among: slice = slice(None)) -> Tensor:
     ],
 )
 def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
-    """Of examples and of decay, of every step and every component; and when each example had done half."""
+    """The parts of examples, decay, steps and components, and the time at which each example had half of its effect."""
     found, expected = summed(case), forwards(case, rule)
     path, sums = found.outcome.evidence.paths[rule], found.outcome.by_component.get(rule)
     whole, size = expected.sum(2), expected.sum(2).norm()
@@ -122,7 +122,7 @@ def test_the_parts_are_those_of_the_sum_forwards(case: str, rule: str) -> None:
 
 
 def halves_of(masses: Tensor, sizes: list[float]) -> list[float]:
-    """The share of the time by which half of each column was done, spread evenly over each step."""
+    """The share of the time after which half of each column is reached, if each step acts evenly."""
     gathered = np.cumsum(np.vstack([np.zeros(masses.shape[1]), masses]), axis=0)
     times = np.cumsum([0.0, *sizes])
     return [float(np.interp(one[-1] / 2, one, times) / times[-1]) if one[-1] else np.nan for one in gathered.T]

@@ -1,6 +1,4 @@
-"""A measure of the outputs as what a path is integrated of: its parts add up to its change, and are those of the chain
-rule where that is known in closed form.
-"""
+"""Path integrals of a measure of the outputs: the parts follow the chain rule where it has a closed form."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ def test_tangents_are_those_of_the_chain_rule(two_runs: tuple[Ran, Ran]) -> None
 
 
 def test_machines_are_compared_in_the_measure(two_runs: tuple[Ran, Ran]) -> None:
-    """A machine of outputs goes through g; a regression with 𝒦, which is that of the measure, does not apply."""
+    """A machine of outputs goes through g; a regression with the path kernel of the measure does not apply."""
     output, probability = two_runs
     frozen = next(rung.outcome for rung in output.outcome.rungs if rung.name == "frozen_start")
     assert isinstance(frozen, Prediction)
@@ -65,7 +63,7 @@ def test_machines_are_compared_in_the_measure(two_runs: tuple[Ran, Ran]) -> None
 
 
 def test_a_kernel_machine_with_a_nonlinearity_is_exact_by_secants(two_runs: tuple[Ran, Ran]) -> None:
-    """g(b + Σᵢ aᵢ K), whose inner sum is that of the outputs."""
+    """g(b + Σᵢ aᵢ K), whose inner sum gives the outputs."""
     for row in two_runs[0].rows("nonlinear"):
         assert row.relative_error is not None
         assert row.floor is not None

@@ -86,8 +86,8 @@ def test_brackets_of_several_outputs_in_chunks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_contributions_that_are_larger_than_the_memory(tmp_path: Path) -> None:
-    """There are 26 million, and as many for their error: 0.4 GB, and the program takes 0.7. In memory they would be
-    copied several times; here they lie on disk, a checkpoint among them.
+    """There are 26 million, and 26 million for their error: 0.4 GB, and the program takes 0.7. In memory they would be
+    copied several times; here they lie on disk, with a checkpoint.
     """
     sums = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=41", "data.train=800", "data.query=800")
     chosen = ("data.test=0", "model.width=64", "path.kernels=none", "path.queries=[query]", "path.rule=[secant]")
@@ -162,6 +162,15 @@ def test_too_little_memory_is_a_mistake_that_says_how_much_is_needed() -> None:
         survey(small("memory_gb=0.1"))
 
 
+def test_the_backward_sum_leaves_memory_for_the_tapes_of_a_step() -> None:
+    """There are two for each training example. Products of an adjoint with all examples take as much again."""
+    large = replace(BASE, tape_bytes=1e7)
+    tapes, products = 2 * large.train * large.tape_bytes, (1 + large.doubled) * 2 * large.train * large.tape_bytes
+    with pytest.raises(Mistake, match="memory_gb"):
+        replace(large, memory_gb=(large.fixed + tapes + products) / 1e9).chunk(1)
+    assert replace(large, memory_gb=(large.fixed + 2 * tapes + products) / 1e9).chunk(1) == 1
+
+
 def test_what_it_says_is_needed_is_enough() -> None:
     needed = (BASE.fixed + 2 * BASE.per_point) / 1e9
     assert replace(BASE, budget=MemoryBudget.of_gb(needed * (1 + 1e-9))).block >= 1
@@ -208,5 +217,5 @@ def test_what_is_counted_is_what_is_held(chosen: tuple[str, ...]) -> None:
 
 
 def is_of_all(numbers: Tensor) -> bool:
-    """Whether this has a number for each point and training example."""
+    """Return whether there is a number for each point and training example."""
     return tuple(numbers.shape[2:3]) == (TRAIN,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -111,12 +110,11 @@ def test_the_rest_is_the_remaining_parameters() -> None:
     assert torch.equal(some.parts[..., 0], every.parts[..., list(every.components).index("network.1")])
 
 
-# Traces over outputs are those of kernels, and nothing is made for pairs of outputs.
+# Traces over outputs equal the traces of kernels, without arrays for pairs of outputs.
 
 
 TRACED = ("steps=2", "path.rule=[secant]", "optimizer.step_size=0.1", "path.error_samples=0")
 CLASSES = ("data.classes=[1,3,8]", "loss=cross_entropy")
-MANY = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=41", "loss=cross_entropy")
 
 
 @pytest.mark.parametrize("at_once", [reading.OUTPUT_GRADIENT_BYTES, 1.0], ids=["all outputs at once", "one by one"])
@@ -155,16 +153,6 @@ def test_shares_of_the_residual_are_those_in_the_modes_of_the_trace() -> None:
     top = torch.linalg.eigh(some.memory.kernels[0][:train, 0, :, 0])[1][:, -5:]
     expected = float((top.mT @ residual).square().sum() / residual.square().sum())
     assert some.memory.rows[0]["residual_top_5"] == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.slow
-def test_no_trace_grows_with_the_square_of_the_outputs() -> None:
-    sizes = ("data.train=60", "data.query=40", "data.test=0", "path.outputs=[0,7]", "model.width=8")
-    with Largest() as spy:
-        some = ran(*TRACED, *MANY, *sizes, "path.kernels=trace")
-    assert spy.numbers < 60 * 100 * 41**2 / 4  # where pairs of outputs have 10 million
-    assert math.isfinite(float(some.memory.rows[-1]["kernel_change"] or math.nan))
-    assert some.outcome.evidence.kernel_end.numel() == 0
 
 
 # Contributions alone: the same numbers, and nothing is made that is as large as a kernel of all pairs of outputs.
@@ -212,32 +200,24 @@ class Largest(DispatchMode):
         return result
 
 
+def largest(*words: str) -> int:
+    """Return the largest number of numbers in a tensor while a run takes two steps."""
+    setting, listener = prepare(small("steps=2", "path.rule=[secant]", *words)), Memory()
+    with Largest() as spy:
+        train_steps(begin(setting, listener.trajectory), listener)
+    return spy.numbers
+
+
 @pytest.mark.slow
 def test_nothing_grows_with_the_square_of_the_outputs() -> None:
-    sizes = ("data.classes=all", "loss=cross_entropy", "data.train=60", "data.query=40", "data.test=0")
-    found = {}
-    for kept in ("none", "all"):
-        with Largest() as spy:
-            ran(
-                *sizes,
-                "model.width=8",
-                "steps=2",
-                "path.rule=[secant]",
-                "path.error_samples=2",
-                f"path.kernels={kept}",
-            )
-        found[kept] = spy.numbers
-    assert found["none"] < 60 * 40 * 10**2 <= found["all"]
-
-
-@pytest.mark.slow
-def test_training_examples_are_read_once_however_many_outputs_there_are() -> None:
-    sizes = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=23", "data.train=99", "model.width=32")
-    asked = small(*sizes, "steps=2", "path.rule=[secant]", "path.kernels=none", "path.outputs=[0,7]")
-    listener = Memory()
-    with Largest() as spy:
-        train_steps(begin(prepare(asked), listener.trajectory), listener)
-    assert spy.numbers < 99 * 23 * 32  # what an output each of them would be pulled back to, layer by layer
+    sizes = ("loss=cross_entropy", "data.train=60", "data.query=40", "data.test=0", "model.width=8")
+    digits = (*sizes, "data.classes=all", "path.error_samples=2")
+    assert largest(*digits, "path.kernels=none") < 60 * 40 * 10**2 <= largest(*digits, "path.kernels=all")
+    sums = ("data=modular_addition", "data.encoding=one_hot", "path.outputs=[0,7]")
+    traced = largest(*sizes, *sums, "data.modulus=41", "path.kernels=trace", "optimizer.step_size=0.1")
+    assert traced < 60 * 100 * 41**2 / 4  # pairs of outputs have 10 million
+    read_once = ("data.modulus=23", "data.train=99", "model.width=32", "path.kernels=none")
+    assert largest(*sums, *read_once) < 99 * 23 * 32  # an output of each example pulled back, layer by layer
 
 
 def test_the_largest_stable_step_is_found_without_a_kernel() -> None:

@@ -1,4 +1,4 @@
-"""Snapshots: the written-out sum with hat functions, the path of every step, and what they say of their own error."""
+"""Snapshots: the written-out sum with hat functions, the path of every step, and the error bar."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Sums(NamedTuple):
 
 
 def written_out(taken: list[int], rule: str, *overrides: str) -> Sums:
-    """The sums over steps of K(t_s), linear in time between the steps at which it was taken, from hat functions.
+    """The sums over steps of K(t_s), interpolated linearly in time between snapshots, from hat functions.
 
-    The error is a third of what the sum loses without every other snapshot.
+    The error is a third of the change without every other snapshot.
     """
     setting = prepare(small(*overrides))
     steps = list(setting.descent.walk(setting.problem.weights))
@@ -164,7 +164,7 @@ def test_what_remembers_is_refused() -> None:
 
 @given(some.lists(some.floats(-1, 1), min_size=1, max_size=70), some.integers(1, 4), some.data())
 def test_long_paths_are_told_in_stretches(added: list[float], pairs: int, data: some.DataObject) -> None:
-    """Also where a run goes on from a checkpoint. Stretches are equally long but for the last, and at most so many."""
+    """Also from a checkpoint. All stretches but the last are equally long."""
     totals = StepTotals(zero=torch.zeros(1, 1, dtype=torch.float64), most=2 * pairs)
     kept = data.draw(some.integers(0, len(added) - 1))
     for step, change in enumerate(added):
@@ -218,7 +218,7 @@ def test_they_lie_as_far_apart_as_the_kernel_takes_to_change() -> None:
     assert (gaps - 0.1).abs().max() < 0.02  # a distance is predicted from the last, which was e^0.1 times shorter
 
 
-# What a step is said to have missed, where numbers are none.
+# The reported error of a step whose numbers are not finite.
 
 
 UNIT = Rounding(terms=1.0, eps=2.0**-52)
@@ -246,7 +246,7 @@ def test_a_run_that_has_diverged_misses_nothing(size: float) -> None:
     assert Tally(missed=nan, changed=size, outputs=size).miss(UNIT) is None
 
 
-# The number of points that are read at once moves results by rounding alone.
+# The number of points in a block changes results by rounding alone.
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_a_run_that_has_diverged_misses_nothing(size: float) -> None:
     [(1, "path.queries=[query]"), (7, "path.queries=[query]"), (7, "path.queries=[train,query,test]")],
 )
 def test_small_blocks_change_rounding_alone(block: int, more: str) -> None:
-    """Sums of ten products are taken in another order, through five steps."""
+    """Five steps, with sums of ten products in another order."""
     sizes = ("data.train=10", "data.query=6", "data.test=4", "steps=5", "path.count=2", "path.error_samples=2")
     found = []
     for size in (20, block):

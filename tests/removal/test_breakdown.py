@@ -164,7 +164,7 @@ def test_a_training_that_diverges_without_examples_is_refused() -> None:
 
 
 def shapley(training: Rerun, points: Tensor, group: list[int]) -> Tensor:
-    """The mean of what each example changes over all orders in which the group can be left out, [chosen, member]."""
+    """Return the mean change by each example over all orders of leaving out the group, [chosen, member]."""
     subsets = [set(s) for size in range(len(group) + 1) for s in combinations(group, size)]
     values = at(training, points, torch.stack([training.without(sorted(subset)) for subset in subsets]))
     value = {frozenset(subset): row for subset, row in zip(subsets, values, strict=True)}
@@ -185,7 +185,7 @@ def shapley(training: Rerun, points: Tensor, group: list[int]) -> Tensor:
 def test_shares_are_those_of_shapley_to_a_few_percent(case: str) -> None:
     """A straight way between both trainings, where Shapley takes all orders: on smooth networks 0.4 to 4 % apart.
 
-    What leaving out each alone changes misses even the sum.
+    The changes by leaving out each alone miss even the sum.
     """
     group = [0, 3, 5, 7, 11, 20]
     training, points = rerun(case, "tanh", "steps=15", "data.train=60", "optimizer.batch=15")
@@ -298,7 +298,7 @@ def test_several_removals_at_once_are_those_one_by_one() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["sgd", "adam"])
 def test_a_mean_over_the_whole_batch_shrinks_steps_instead(case: str) -> None:
-    """Halving all weights halves every gradient, which a mean over what is left does not notice."""
+    """Halving all weights halves every gradient. A renormalised mean does not change."""
     assert case in CASES
     drawn, points = rerun(case, "tanh")
     training = replace(drawn, renormalises=False)

@@ -74,7 +74,7 @@ def test_a_removal_is_computed_once_and_again_if_it_is_damaged(finished: Path, t
 
 @contextmanager
 def rewritten(finished: Path, place: Path) -> Iterator[RunFolder]:
-    """A copy of a run, files of which are exchanged and sealed again."""
+    """A copy of a run with exchanged files and new seals."""
     folder = RunFolder(Path(shutil.copytree(finished, place / finished.name)))
     told = folder.read_json("DONE.json")
     yield folder
@@ -117,8 +117,8 @@ IDS = ["12", "0", "2", "3"]
 )
 def test_a_group_is_meant(finished: Path, names: list[str] | None, text: str, found: list[int]) -> None:
     loaded = load_run(finished) if names is None else run_of(names)
-    text = text.replace("INDEX", str(loaded.data["train_index"][5]))
-    influence = np.zeros(len(loaded.data["train_index"]))
+    index = loaded.data["train_index"]
+    text, influence = text.replace("INDEX", str(index[5 % len(index)])), np.zeros(len(index))
     influence[[0, -1]] = 9.0, 8.0
     assert choose_group(loaded, text, lambda: influence) == found
 

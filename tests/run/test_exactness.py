@@ -187,7 +187,7 @@ REMEMBERING = {
     "adamw": ("optimizer=adamw", "optimizer.step_size=0.05", DECAY, "schedule=cosine", "data.classes=all"),
     "layers": ("optimizer=nesterov", LAYERS, DECAY, "optimizer.clip_norm=0.2"),
 }
-WAYS = {  # in which a path is summed
+WAYS = {  # to sum a path
     "every step": ("optimizer=gd", DECAY, "path.substeps=2"),
     "without kernels": ("optimizer=sgd", "optimizer.batch=3", DECAY, "path.kernels=none"),
     "with traces": ("optimizer=sgd", LAYERS, "path.kernels=trace"),
@@ -303,7 +303,7 @@ BALANCED = (
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "rmsprop"])
 def test_parts_stay_as_small_as_the_change_by_training(tmp_path: Path, optimizer: str) -> None:
-    """Some of the seeds draw balanced labels. A step in which the bias counted would leave parts of 10⁸ · 0.01."""
+    """Some of the seeds draw balanced labels. If the bias counted in a step, it would leave parts of 10⁸ · 0.01."""
     points = np.random.default_rng(0).normal(size=(24, 2))
     lines = [f"{a},{b},{'yes' if k % 2 else 'no'}" for k, (a, b) in enumerate(points)]
     (tmp_path / "table.csv").write_text("\n".join(["a,b,label", *lines]) + "\n")

@@ -98,7 +98,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(finished: Path) -> dict[str, bytes]:
-    return promised(only_run(finished))
+    files = promised(only_run(finished))
+    assert any(name.startswith("kernels.zarr/path_secant/c/") for name in files)
+    return files
 
 
 @pytest.mark.parametrize(
@@ -272,7 +274,7 @@ def test_a_run_in_the_place_of_another_is_not_that_run(
     assert promised(covered) == promised(two_seeds[1])  # the refusals have lost nothing
     assert train(tmp_path, "seed=0", "--force", base=SMALLEST) == 0
     assert promised(covered) == promised(two_seeds[0])
-    copy = shutil.copytree(two_seeds[1], tmp_path / "the best one")  # any name is read but that of another run
+    copy = shutil.copytree(two_seeds[1], tmp_path / "the best one")  # any name is fine except the name of another run
     assert load_run(copy).config["seed"] == 1
     assert run(["resume", str(copy), "--quiet"]) == 0
 

@@ -49,7 +49,7 @@ SPILLED = (*TINY, "data=sequence", "path.kernels=none", "optimizer=sgd", "optimi
 MOMENTS = (
     ("ntkexp.path.integrals.release_pages", 43),  # a block of a step is added, others are not
     ("ntkexp.run.state.write_rows", 14),  # some sums of a checkpoint are written
-    ("ntkexp.run.state.being_sealed", 5),  # all of them, but not the file that names them
+    ("ntkexp.run.state.being_sealed", 5),  # every sum, but not the file that names the sums
     ("ntkexp.run.state.drop_sums", 2),  # the sums of the checkpoint before are there as well
 )
 """A function that is called at the moment of a kill, and the number of calls before."""

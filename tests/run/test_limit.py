@@ -1,4 +1,4 @@
-"""Runs beside their infinite width: the rungs of the ladder, the columns of the log, and how fast K_0 gets there."""
+"""Runs and their infinite width: the rungs of the ladder, the columns of the log, and the convergence of K_0."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from math import exp, inf, log
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -18,11 +18,14 @@ from torch.func import functional_call, jacrev
 from ntkexp.layer.pointwise import Pointwise
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import infinite_kernel
+from ntkexp.loss import Squared
 from ntkexp.machine.base import DoesNotApply, LimitKernels, Prediction
 from ntkexp.model.base import AbstractLayered
 from ntkexp.optimizer.base import Memory
+from ntkexp.run.loop import run
 from ntkexp.run.metrics import Row
 from ntkexp.run.setting import Setting, prepare
+from tests.run.small import Memory as Listener
 from tests.run.small import Ran, ran, small
 
 RUNGS = "ladder.machine=[frozen_start,frozen_limit,nngp]"
@@ -116,7 +119,7 @@ def test_the_wider_the_network_the_nearer_its_first_kernel() -> None:
     assert slope == pytest.approx(-0.5, abs=0.2)  # seeds differ by about 40 %, means of twelve by 12 %: 0.06 of a slope
 
 
-# Rungs that train with a fixed kernel are what they say of the network: oracles that hold the whole Jacobian.
+# Rungs that train with a fixed kernel, against oracles that hold the whole Jacobian.
 
 
 BATCHES = (
@@ -128,7 +131,9 @@ REMEMBERING = (
     ("optimizer=momentum", "optimizer.dampening=0.2", "optimizer.weight_decay=0.1"),
     ("optimizer=nesterov", "optimizer.batch=10", "optimizer.weight_decay=0.1"),
 )
-EACH = list(zip(BATCHES + REMEMBERING, cycle(("squared", "cross_entropy", "logistic"))))  # both enter by themselves
+EACH = list(
+    zip(BATCHES + REMEMBERING, cycle(("squared", "cross_entropy", "logistic")))
+)  # batch and loss enter independently
 ROUNDING = 1e-12  # 20 steps through a kernel of 24 rows
 
 
@@ -183,6 +188,29 @@ def test_the_linearised_machine_is_exact_for_a_linear_model() -> None:
         assert row.exact, row
 
 
+class Twice(Squared):
+    """A user's loss, ℓ = ‖f − y‖²."""
+
+    curvature: ClassVar[float] = 2.0
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().value(outputs, targets)
+
+    def output_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().output_gradient(outputs, targets)
+
+
+def test_a_frozen_kernel_flows_as_far_as_the_curvature_takes_it() -> None:
+    """Twice the loss with half the step is the same training."""
+    words = ("path.rule=[left]", "ladder.machine=[frozen_start]", "optimizer.step_size=0.1", "steps=5")
+    once = ran(*words)
+    setting = prepare(small(*words, "optimizer.step_size=0.05").model_copy(update={"loss": Twice()}))
+    (rung,) = run(setting, Listener()).rungs
+    assert isinstance(rung.outcome, Prediction)
+    difference = rung.outcome.outputs - predicted(once, "frozen_start")
+    assert difference.norm() < ROUNDING * once.change.norm()
+
+
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda overrides: overrides[-1])
 def test_fixed_coefficients_are_those_of_the_path(batch: tuple[str, ...]) -> None:
     run = ran(*batch, "path.rule=[secant]", "ladder.machine=[fixed_coefficients]")
@@ -217,7 +245,7 @@ def number(row: Row, name: str) -> float:
 
 @dataclass(frozen=True)
 class Logged:
-    """A run with its log, and what it passed through."""
+    """A run with its log, its weights, outputs and kernels."""
 
     words: tuple[str, ...]
     run: Ran
@@ -259,7 +287,8 @@ def logged(words: tuple[str, ...]) -> Logged:
 
 def of_outputs(found: Logged, step: int) -> dict[str, Any]:
     """Losses and accuracies."""
-    setting, loss, outputs, columns = found.run.setting, found.run.setting.experiment.loss, found.outputs(step), {}
+    setting, loss, outputs = found.run.setting, found.run.setting.experiment.loss, found.outputs(step)
+    columns: dict[str, Any] = {}
     data, targets = setting.problem.data, setting.problem.targets
     for suffix, place, part in (("", slice(0, 24), data.train), ("_query", slice(24, 36), data.query)):
         values = loss.value(outputs[place], targets[place])

@@ -1,4 +1,4 @@
-"""The same bits: a run that is left at any points, and resumed with more or less memory, ends as one left alone."""
+"""The same bits: a run that stops at any points, and resumes with more or less memory, ends like an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One task after another: a phase learns its own examples alone, and what each of them did is known exactly."""
+"""One task after another: each phase learns its own examples alone, and the effect of each example is exact."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def by_phase(run: Ran) -> Tensor:
 
 
 def of_phase(run: Ran, number: int) -> slice:
-    """Where the examples of a phase are."""
+    """The places of the examples of a phase."""
     return run.setting.problem.phases["train"][number]
 
 
@@ -105,12 +105,14 @@ def test_two_phases_of_the_same_data_are_one_longer_run() -> None:
     assert torch.allclose(once.contributions("secant")[:24], parts.sum(0)[:24], rtol=0, atol=ROUNDING)
 
 
-def test_the_step_is_stable_for_every_phase() -> None:
-    setting = learned("gd").setting
+@pytest.mark.parametrize("alpha", [1.0, 3.0])
+def test_the_step_is_stable_for_every_phase(alpha: float) -> None:
+    """The objective of a centred run is the loss over α²."""
+    setting = prepare(small(*SEQUENCE, "init.centred=true", f"init.alpha={alpha}"))
     largest = []
     for place in setting.problem.phases["train"]:
         kernel = setting.start.kernel[place, :, place].flatten(2).flatten(0, 1)
-        largest.append(float(torch.linalg.eigvalsh(kernel)[-1]) / len(kernel))
+        largest.append(float(torch.linalg.eigvalsh(kernel)[-1]) / len(kernel) / alpha**2)
     assert setting.start.largest_stable_step == pytest.approx(2 / max(largest), rel=1e-12)
     none = prepare(small(*SEQUENCE, "path.kernels=none"))
     assert none.start.largest_stable_step == pytest.approx(setting.start.largest_stable_step, rel=1e-3)  # iterated
@@ -188,7 +190,7 @@ def test_every_class_may_have_an_output_of_its_own() -> None:
     assert set(data.train.target[data.train.phase == 1].tolist()) == {1, 2}
 
 
-# Who caused the forgetting: what each example did to an earlier task adds up to what happened to it.
+# The cause of forgetting: the effects of the examples on an earlier task add up to its change.
 
 
 TEACHERS = "data.phases=[{_target_:ntkexp.data.Teacher,seed:1},{_target_:ntkexp.data.Teacher,seed:2}]"
@@ -392,7 +394,7 @@ def test_kinks_and_disagreement_are_told() -> None:
 
 
 class OfMyOwn(SGD):
-    """An optimizer that nobody has differentiated."""
+    """An optimizer without a rule for effects."""
 
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: OptimizerMemory

@@ -1,4 +1,4 @@
-"""Runs whose networks cast to single precision inside, or have an operation without a rule; and what they say."""
+"""Runs whose networks cast to single precision inside, or have an operation without a rule; and their sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import ScaledOutput
 from ntkexp.optimizer.base import AbstractStable
-from ntkexp.optimizer.descent import GD, Momentum
+from ntkexp.optimizer.descent import GD, Adam, Momentum
 from ntkexp.progress import Silent
 from ntkexp.records.folder import PROVENANCE, RunFolder
 from ntkexp.run.execute import execute
@@ -63,7 +63,7 @@ def _shortened(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _digamma(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operation without a rule: kernels are read from plain Jacobians."""
+    """An operation without a rule, so that kernels come from plain Jacobians."""
     pass_through(lambda outputs: (2 + outputs.tanh()).digamma(), monkeypatch)
 
 
@@ -99,7 +99,7 @@ def test_a_run_without_secants_says_how_its_kernels_are_read() -> None:
             prepare(small("path.rule=[secant]", f"optimizer={optimizer}"))
 
 
-# Machines in float32: what is summed in float64 and what is not is brought together.
+# Machines in float32 combine sums in float64 and kernels in float32.
 
 
 TINY = ("data.train=8", "data.query=4", "data.test=4", "model.width=8")
@@ -229,6 +229,7 @@ def test_the_advice_is_a_smaller_step_than_the_one_that_diverged(kind: type[Abst
         found = re.fullmatch(rf".*; try optimizer\.{key}=(\S+)", said)
         assert found is not None
         assert float(found[1]) <= value / 1.01  # three digits are printed
+    assert step_size_advice(Adam(), share, STABLE) == f"; try optimizer.step_size={share / 10:.3g}"
 
 
 def test_outputs_beyond_all_numbers_end_a_run_as_well() -> None:
@@ -237,7 +238,7 @@ def test_outputs_beyond_all_numbers_end_a_run_as_well() -> None:
     assert len(run.table) == 9
 
 
-# A run takes as many threads as it is told, else by what a step takes; its folder says how many it took.
+# A run takes the given number of threads, or a number that fits the work of a step. Its folder holds the number.
 
 
 WORDS = ("steps=2", "path.rule=[left]", "ladder.machine=[]", "path.error_samples=0")
@@ -279,8 +280,8 @@ def test_a_large_run_takes_all_that_there_are_for_it(tmp_path: Path, monkeypatch
 
 # A device is waited for as rarely as numbers are needed: each wait stops it between two steps.
 #
-# On the CPU as well a number that is read from a tensor is an operation of its own, and those can be counted; so are
-# comparisons of tensors, and lists of places, whose length only the device knows.
+# Each read of a number from a tensor is one operation, on the CPU too, so that reads can be counted. Comparisons of
+# tensors and lists of places also wait, because only the device knows their length.
 
 
 WAITING = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2"}
@@ -300,7 +301,7 @@ class Waits(DispatchMode):
 
 
 def waits(steps: int, *overrides: str) -> int:
-    """How many waits there are in so many steps, of which the first keeps a kernel."""
+    """Count the waits in some steps. The first step keeps a kernel."""
     setting = prepare(small(f"steps={steps}", "path.rule=[secant]", "path.schedule=[0]", *overrides))
     listener = Memory()
     with Waits() as seen:
@@ -319,4 +320,4 @@ def waits(steps: int, *overrides: str) -> int:
     ids=["gd", "clipped", "pooled"],
 )
 def test_a_step_reads_no_number_by_itself_that_it_does_not_need(more: tuple[str, ...], each: int) -> None:
-    assert waits(9, *more) - waits(6, *more) == 3 * each  # programs are made in the first
+    assert waits(9, *more) - waits(6, *more) == 3 * each  # the first six build the programs

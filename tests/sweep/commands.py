@@ -1,4 +1,4 @@
-"""`ntkexp sweep` in a process of its own, its workers, and what it leaves behind.
+"""`ntkexp sweep` in a separate process, its workers, and its files.
 
 Run as a module, this is `ntkexp` with workers that draw nothing.
 """
@@ -24,7 +24,7 @@ TINY = (
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it printed."""
+    """The status of a command, and its output."""
 
     status: int
     out: str
@@ -37,7 +37,7 @@ def begun(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def running(*words: str, **environment: str) -> subprocess.Popen[str]:
-    """`ntkexp …`, in a group of processes of its own; workers find tests by PYTHONPATH, not by the working folder."""
+    """`ntkexp …`, in a separate group of processes; workers find tests by PYTHONPATH, not by the working folder."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, "-m", "tests.sweep.commands", *words],
@@ -67,12 +67,12 @@ def record(out: Path) -> dict[str, Any]:
 
 
 def states(out: Path) -> list[str]:
-    """Where the runs of the only sweep stand."""
+    """The states of the runs of the only sweep."""
     return [run["state"] for run in record(out)["runs"]]
 
 
 def journal(out: Path, event: str) -> list[str]:
-    """The runs to which something happened."""
+    """The runs of an event."""
     file = out / "sweeps" / "journal.jsonl"
     lines = file.read_text("utf-8").split("\n") if file.is_file() else []
     return [found["run"] for found in map(json.loads, filter(None, lines)) if found["event"] == event]
@@ -104,5 +104,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it on behalf of what it puts aside
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background processes
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Sweeps as files and as command lines: what they expand to, what they are called, and what contradicts itself."""
+"""Sweeps as files and as command lines: their runs, their names, and their contradictions."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_commas_within_brackets_and_quotes_part_nothing(pieces: list[str]) -> No
     assert list(split_at_commas(",".join(pieces))) == pieces
 
 
-# Estimates: from shapes alone, larger for what is larger, and said to be impossible where a run is.
+# Estimates follow from shapes alone, grow with them, and name impossible runs.
 
 
 SMALL = ("data.train=24", "data.query=12", "data.test=12", "model.width=16", "steps=20")
@@ -236,7 +236,7 @@ def test_larger_shapes_need_more_memory(more: str) -> None:
 def test_steps_cost_alike_and_many_need_no_more_memory() -> None:
     few, more, many = (cost(f"steps={steps}") for steps in (100_000, 200_000, 300_000))
     assert many.seconds - more.seconds == pytest.approx(more.seconds - few.seconds)
-    assert many.bytes == few.bytes  # as what came of single steps is put together to stretches
+    assert many.bytes == few.bytes  # since the changes by single steps are joined to stretches
 
 
 def test_what_is_estimated_once_is_not_looked_at_again() -> None:
@@ -254,7 +254,7 @@ def test_a_run_that_cannot_be_says_why() -> None:
 # The remaining time, after events at known times.
 
 
-Happened = tuple[float, Event]  # the seconds at which an event happens
+Happened = tuple[float, Event]  # the time of an event in seconds
 ALIKE: dict[str, Any] = {"believed": 0.0}
 ESTIMATES: dict[str, tuple[dict[str, float], int, dict[str, Any], list[Happened], Any]] = {
     "nothing has begun": (dict.fromkeys("abcd", 100.0), 2, {}, [], 200),

@@ -130,6 +130,8 @@ class Adjoint:
         assert right.weight is not None
         inputs = right.inputs.flatten(0, 1)  # [train·use, in]
         beta = right.outputs.reshape(train, outputs, -1).mT  # [train, use·features, out_]
+        if not beta.numel():  # no example reached the layer, such as an expert
+            return beta.new_zeros(queries, out, train, outputs)
         kernel = beta.new_empty(queries, out, train, outputs)
         step = max(1, CACHED_NUMBERS // (out * train * uses * features))
         for start in range(0, queries, step):

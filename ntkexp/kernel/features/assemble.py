@@ -89,7 +89,7 @@ def pull_at_once(
     return list(vmap(partial(pull, output, taps))(mixtures))
 
 
-def stack_outputs(parts: Sequence[Tensor]) -> Cotangent:
+def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
     """Stack along a first axis. The outputs of an example are neighbours in memory, as kernels read
     them.
     """
@@ -321,7 +321,7 @@ def select_rows(
     examples, uses = index.shape
     count = rows.shape[axis]
     if torch.equal(index.t().reshape(-1), torch.arange(count, device=index.device)):
-        return rows.unflatten(axis, (uses, examples)).transpose(axis, axis + 1)
+        return torch.unflatten(rows, axis, (uses, examples)).transpose(axis, axis + 1)
     if (index == count).any():
         rows = with_zeros(rows, axis)
     if axis == 0:
@@ -411,7 +411,7 @@ def multiply_groups(
     # β of each group [example, group, out·features, use]
     groups = use.groups
     _, count, features, uses = outputs.shape
-    left = outputs.unflatten(2, (groups, features // groups)).transpose(1, 2)
+    left = torch.unflatten(outputs, 2, (groups, features // groups)).transpose(1, 2)
     left = left.reshape(examples, groups, count * features // groups, uses)
 
     # Σ_u β a

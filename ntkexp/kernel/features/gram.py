@@ -421,7 +421,7 @@ class Total:
             if out * out_ > 1:
                 height = max(1, BLOCK_NUMBERS // (len(columns) * out)) * out
             room = layers[0].outputs.new_empty(min(height, len(rows)) * len(columns))
-            blocks = strip.split(height)
+            blocks = torch.split(strip, height)
             for start, block in zip(rows[::height], blocks, strict=True):
                 place = range(start, start + len(block)), columns
                 begun = self.begun

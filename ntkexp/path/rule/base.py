@@ -67,10 +67,8 @@ class Gauss(AbstractRule):
 
     def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
         positions, weights = np.polynomial.legendre.leggauss(points)
-        return tuple(
-            Substep(u, u, w)
-            for u, w in zip(((1 + positions) / 2).tolist(), (weights / 2).tolist(), strict=True)
-        )
+        starts = ((1 + positions) / 2).tolist()
+        return tuple(map(Substep, starts, starts, (weights / 2).tolist()))
 
     def detail(self, points: int, substeps: int, romberg: int) -> str:
         return f"points={points}"
@@ -102,14 +100,15 @@ class Secant(AbstractRule):
                 "multiple of "
                 f"{2**romberg}"
             )
-        return tuple(
-            Substep(k / n, (k + 1) / n, share / n)
-            for n, share in shares(substeps, romberg).items()
-            for k in range(n)
-        )
+        quadrature = []
+        for n, share in shares(substeps, romberg).items():
+            quadrature += [Substep(k / n, (k + 1) / n, share / n) for k in range(n)]
+        return tuple(quadrature)
 
     def detail(self, points: int, substeps: int, romberg: int) -> str:
-        return f"substeps={substeps}" + (f" romberg={romberg}" if romberg else "")
+        if not romberg:
+            return f"substeps={substeps}"
+        return f"substeps={substeps} romberg={romberg}"
 
 
 def shares(substeps: int, romberg: int) -> dict[int, float]:

@@ -105,7 +105,7 @@ def answer(run: Run) -> str:
     lost = []
     for number, column in enumerate(columns, start=1):
         if number + 1 in next_rows.index:
-            had = float(next_rows.loc[number + 1, column])
+            had = float(next_rows[column].loc[number + 1])
             now = float(run.metrics[column].iloc[-1])
             amount = had - now if is_accuracy else now - had
             lost.append((amount, str(names[number - 1]), had, now))
