@@ -40,7 +40,7 @@ MAX_YAML_ENTRIES = 100_000  # of one file, with the copies that anchors make
 ENTRIES_PER_LETTER = 10  # of a text with ${…}, which Hydra parses by a slow grammar
 
 DATE = "tag:yaml.org,2002:timestamp"
-PLAIN = {
+PLAIN_TAGS = {
     f"tag:yaml.org,2002:{kind}"
     for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 }
@@ -68,7 +68,7 @@ class Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        if node.tag not in PLAIN:
+        if node.tag not in PLAIN_TAGS:
             kind = str(node.tag).replace("tag:yaml.org,2002:", "!!")
             problem = (
                 f"{kind} is not supported; write it as text, a number, a list or KEY: VALUE lines"
@@ -135,7 +135,7 @@ LETTERS_PER_ENTRY = 1000
 Place: TypeAlias = tuple[str, ...]
 """The keys that lead to a node."""
 
-REFERENCE = re.compile(r"\$\{\s*([^${}:]*)([:}$]?)")
+INTERPOLATION = re.compile(r"\$\{\s*([^${}:]*)([:}$]?)")
 REFERENCE_ARGUMENT = re.compile(r"\.*[\w.\[\]-]+")
 
 
@@ -189,7 +189,7 @@ def reference_targets(
 ) -> Iterator[Place]:
     """Yield the possible targets of the references in a text."""
     text = node_at(tree, place)
-    for reference in REFERENCE.finditer(text):
+    for reference in INTERPOLATION.finditer(text):
         if reference[2] == "$":  # a reference inside the key: it may lead anywhere
             yield from texts
         keys = [reference[1].strip()]
