@@ -144,11 +144,11 @@ def largest_kernel_eigenvalue(kernel: Float[Tensor, "train out train out_"]) -> 
 #     alignment        ⟨K, K′⟩/(‖K‖‖K′‖); CKA is the alignment of H K H and H K′ H, H = 1 − 11ᵀ/M
 
 
-def drift(kernel: Float[Tensor, "..."], start: Float[Tensor, "..."]) -> float:
+def kernel_change(kernel: Float[Tensor, "..."], start: Float[Tensor, "..."]) -> float:
     """Return the kernel change ‖K − K_0‖/‖K_0‖.
 
     >>> import torch
-    >>> drift(1.5 * torch.eye(4), torch.eye(4))
+    >>> kernel_change(1.5 * torch.eye(4), torch.eye(4))
     0.5
     """
     return float((kernel - start).norm() / start.norm())

@@ -21,5 +21,8 @@ Weights: TypeAlias = dict[str, Tensor]
 Inputs: TypeAlias = Tensor | tuple[object, ...] | Mapping[str, object]
 """One tensor [example, …], or positional or named arguments. Non-tensor arguments are constants."""
 
+Shape: TypeAlias = tuple[int, ...]
+"""The shape of an example, without the axis of examples."""
+
 Function: TypeAlias = Callable[[Weights, Inputs], Tensor]
 """A map from weights and inputs [example, …] to outputs [example, out]."""

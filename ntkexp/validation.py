@@ -25,12 +25,12 @@ from ntkexp.config.build import admit, load_function
 from ntkexp.engine.base import (
     AbstractEngine,
     AbstractJob,
-    Ended,
     Ending,
     Stepped,
     Task,
     Tell,
     Unfinished,
+    reason_of_loss,
     run_jobs,
 )
 from ntkexp.experiment.experiment import Experiment
@@ -307,19 +307,15 @@ def by_workers(
     size = TRAININGS_PER_BATCH
     parts = [tuple(trainings[first : first + size]) for first in range(0, len(trainings), size)]
     tasks = (
-        Task(f"trainings-{number}", replace(job, trainings=part), str(Path.cwd()), str(store.run))
+        Task(f"trainings-{number}", replace(job, trainings=part), str(store.run))
         for number, part in enumerate(parts)
     )
     lost = ""
     with closing(run_jobs(engine, tasks)) as events:
         for event in events:
-            match event:
-                case Ended(how="failed" | "broken"):  # the other jobs would fail too
-                    raise Unfinished(f"{store.run}: {event.reason}")
-                case Ended(how="killed" | "stopped"):
-                    lost = event.reason or "it was told to stop"
-                case Stepped():
-                    yield
+            lost = reason_of_loss(event, store.run) or lost
+            if isinstance(event, Stepped):
+                yield
     if missing := store.missing(trainings):
         raise Unfinished(
             f"{store.run}: {counted(len(missing), 'training')} of {len(trainings)} are missing: "

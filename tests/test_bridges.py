@@ -59,7 +59,7 @@ def by_index(found: Attribution) -> FollowedScores:
 
 
 def test_an_explainer_finds_points_and_examples_again(followed: tuple[nn.Module, Attribution]) -> None:
-    """Points in any order and number; columns in the order of the data set, whatever that of training was."""
+    """Points in any order and number; columns in the order of the data set, after any order of training."""
     model, found = followed
     chosen = torch.tensor([4, 0, 0, 3])
     scores = QuandaExplainer(model, DATA, scores=by_index(found)).explain(QUERIES[chosen], TARGETS[chosen])
@@ -71,7 +71,7 @@ def test_examples_are_found_by_what_they_hold(followed: tuple[nn.Module, Attribu
     model, found = trained()
     explained = QuandaExplainer(model, DATA, scores=FollowedScores(found, QUERIES)).explain(QUERIES, TARGETS)
     expected = QuandaExplainer(*(followed[0], DATA), scores=by_index(followed[1])).explain(QUERIES, TARGETS)
-    np.testing.assert_array_equal(explained, expected)  # both were trained alike
+    np.testing.assert_array_equal(explained, expected)  # both trainings are equal
 
 
 def test_an_attributor_gives_the_same_with_its_axes_swapped(followed: tuple[nn.Module, Attribution]) -> None:
@@ -146,14 +146,14 @@ def test_what_is_not_known_is_refused(said: str, followed: tuple[nn.Module, Attr
 @pytest.mark.others
 @pytest.mark.filterwarnings("ignore")  # of other libraries
 def test_quanda_and_dattri_take_them(followed: tuple[nn.Module, Attribution], tmp_path: Path) -> None:
-    """A benchmark of quanda, and metrics of both, with the libraries as they are."""
+    """A benchmark of quanda, and metrics of both unmodified libraries."""
     load_torchvision()
     from dattri.metric import lds  # noqa: PLC0415  both are slow, and are missing in other tests
     from quanda.benchmarks.downstream_eval import ClassDetection  # noqa: PLC0415
 
     model, found = followed
 
-    # the class of the top example is that of the point, since classes lie apart
+    # the top example has the class of the point, since classes lie apart
     torch.save(model.state_dict(), tmp_path / "model.pt")
     benchmark = ClassDetection(
         model=model,

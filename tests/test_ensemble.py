@@ -157,7 +157,7 @@ def chances(count: int, ensembles: int, **other: float) -> Tensor:
 
 
 def test_draws_of_a_process_are_refused_as_seldom_as_is_said() -> None:
-    """Of 200 ensembles 5 % at most, by the binomial distribution up to 20: it is more once in 1,000 times."""
+    """At most 5 % of 200 ensembles: by the binomial distribution up to 20, more once in 1,000 times."""
     found = chances(10, 200)
     assert 1 <= int((found < REJECTION_LEVEL).sum()) <= 20
     assert int((found < 0.5).sum()) > 40
@@ -169,7 +169,7 @@ def test_another_mean_or_another_covariance_is_noticed(other: dict[str, float]) 
 
 
 def test_networks_beside_points_that_are_pinned_are_compared_elsewhere() -> None:
-    """Where a process has kept next to nothing, what a finite width changes is any number of its deviations."""
+    """If the variance of a process is nearly zero, a finite width changes the mean by many deviations."""
     near = NEAR.clone()
     near[:3] *= 1e-3
     near[:, :3] *= 1e-3

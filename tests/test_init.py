@@ -1,4 +1,4 @@
-"""What is drawn at the start: variances, parametrisations, and the ways in which an output is read."""
+"""Initial weights: their variances and parametrisations, and the ways to read an output."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_size_of_what_is_summed(name: str, reading: dict[str, bool]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "width"), [*zip(INITS, cycle([8, 24]))])  # widths in turn
+@pytest.mark.parametrize(("name", "width"), [*zip(INITS, cycle([8, 24]))])  # alternate widths
 @pytest.mark.parametrize("model", networks())
 def test_every_architecture_runs_on_the_default_data(model: str, name: str, width: int) -> None:
     architecture = configured("model", model, width=width)

@@ -31,7 +31,7 @@ def loss(name: str, **changes: object) -> AbstractLoss:
 
 
 def example(name: str, classes: int, seed: int, scale: float = 3.0) -> tuple[Tensor, Tensor]:
-    """Random outputs, and targets of random labels, of which every class has one."""
+    """Random outputs, and targets of random labels that include every class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.cat([torch.arange(classes), torch.randint(classes, (4,), generator=generator)])
     targets = loss(name).targets(labels, classes)
@@ -100,7 +100,7 @@ class Detached(Squared):
 
 
 class Weighed(Squared):
-    """Autograd has its first derivative, and of what it is weighed with no second."""
+    """Autograd has its first derivative, but half of its second."""
 
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         missed = outputs - targets
@@ -110,16 +110,15 @@ class Weighed(Squared):
 @pytest.mark.parametrize(("wrong", "of"), [(Detached(), "value"), (Weighed(), "output_gradient")])
 def test_a_value_that_autograd_differentiates_otherwise_has_no_effects(wrong: AbstractLoss, of: str) -> None:
     targets = example("squared", 3, seed=0)[1]
-    wrong.refuse_unlike_differences(targets)  # all that parts are made of is right
+    wrong.refuse_unlike_differences(targets)  # the inputs of the parts are right
     with pytest.raises(Mistake, match=f"autograd's derivatives of value do not match {of}"):
         wrong.refuse_unlike_second_differences(targets)
 
 
-def test_a_run_with_effects_holds_second_derivatives_against_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Squared, "value", Weighed.value)
-    survey(small(*FEW))
+def test_a_run_with_effects_holds_second_derivatives_against_differences() -> None:
+    survey(small(*FEW).model_copy(update={"loss": Weighed()}))
     with pytest.raises(Mistake, match="and effects are computed from them"):
-        survey(small(*FEW, "path.effects=derivative"))
+        survey(small(*FEW, "path.effects=derivative").model_copy(update={"loss": Weighed()}))
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -132,7 +131,7 @@ def test_a_loss_is_quadratic_if_its_output_gradient_is_what_misses(name: str) ->
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in KINKED])
 def test_the_curvature_bounds_the_hessian_and_is_nearly_reached(name: str) -> None:
-    """At random outputs, and at those where all classes are as likely as another, or two of them."""
+    """At random outputs, and where all or two classes are equally likely."""
     top = 0.0
     for classes in (2, 3, 5):
         outputs, targets = example(name, classes, seed=classes)

@@ -1,4 +1,4 @@
-"""A component's name and its path say nothing of the file in which it stands."""
+"""A component's name and path do not depend on the file with its class."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dotted(folder: Path) -> str:
 
 
 def imports(folder: Path) -> dict[str, str]:
-    """What a type checker finds in a package: classes by name, each with the file it is imported from."""
+    """The classes that a type checker finds in a package, each with the file of its import."""
     tree = ast.parse((folder / "__init__.py").read_text())
     found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     names = {alias.name: str(node.module) for node in found for alias in node.names if alias.asname == alias.name}

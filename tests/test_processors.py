@@ -1,4 +1,4 @@
-"""The player of other processors: what it reads from pytest, and that libraries heed what it tells them."""
+"""The player of other processors: it reads pytest's records, and libraries follow its settings."""
 
 from __future__ import annotations
 

@@ -314,10 +314,9 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
     total = len(planned.trials)
     jobs = JobProgress(workshop.progress, clock, total, total - len(missing))
     jobs.start(name)
-    home = str(Path.cwd())
     logs = str(planned.out / "sweeps")
     try:
-        tasks = (Task(job.name, job, home, logs) for job in missing)
+        tasks = (Task(job.name, job, logs) for job in missing)
         with closing(run_jobs(workshop.engine, tasks)) as events:
             for event in events:
                 jobs.see(event)

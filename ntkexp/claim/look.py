@@ -134,9 +134,14 @@ class Protocol:
         return {MAIN: self.main, CONTROL: self.control, SECOND: self.second}
 
 
-# Claims were registered when queries were called probes. Their digests rest on that spelling.
-REGISTERED_AS_PROBES = re.compile(r"\bpath\.queries\b")
-REGISTERED_AS_PROBE = re.compile(r"(?<![A-Za-z])query(?![A-Za-z_])")
+# Claims were registered under former names. Their digests rest on these.
+REGISTERED_NAMES = {
+    r"\bpath\.queries\b": "path.probes",
+    r"(?<![A-Za-z])query(?![A-Za-z_])": "probe",
+    r"\bpath\.substeps\b": "path.pieces",
+    r"\bpath\.quadrature_points\b": "path.nodes",
+    r"\bkernel_change\b": "drift",
+}
 
 
 def registered_spelling(fields: dict[str, Any]) -> dict[str, Any]:
@@ -145,8 +150,10 @@ def registered_spelling(fields: dict[str, Any]) -> dict[str, Any]:
     >>> registered_spelling({"base": ["data.query=4", "path.queries=[query]"], "column": "accuracy_query"})
     {'base': ['data.probe=4', 'path.probes=[probe]'], 'column': 'accuracy_probe'}
     """
-    text = REGISTERED_AS_PROBES.sub("path.probes", json.dumps(fields))
-    spelled: dict[str, Any] = json.loads(REGISTERED_AS_PROBE.sub("probe", text))
+    text = json.dumps(fields)
+    for name, registered in REGISTERED_NAMES.items():
+        text = re.sub(name, registered, text)
+    spelled: dict[str, Any] = json.loads(text)
     return spelled
 
 

@@ -51,17 +51,21 @@ class Measured:
         names = [str(name) for name in self.table if name not in (*HEAD, *self.axes)]
         return [name for name in names if pd.api.types.is_numeric_dtype(self.table[name])]
 
+    @property
+    def runs(self) -> list[Run | None]:
+        """The run of each row; None if it cannot be read."""
+        return [self.known.get(folder) for folder in self.table["run"]]
+
     def by_run(
         self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]
     ) -> pd.DataFrame:
         """Measure each run, and return a row per run and name. A missing run gives NaN."""
-        numbers = []
-        for folder in self.table["run"]:
-            run = self.known.get(folder)
-            numbers.append(dict.fromkeys(names, math.nan) if run is None else measure(run))
-        parts = [
-            self.table.assign(quantity=name, value=[row[name] for row in numbers]) for name in names
-        ]
+        missing = dict.fromkeys(names, math.nan)
+        numbers = [missing if run is None else measure(run) for run in self.runs]
+        parts = []
+        for name in names:
+            values = [row[name] for row in numbers]
+            parts.append(self.table.assign(quantity=name, value=values))
         return pd.concat(parts, ignore_index=True)
 
 
@@ -88,8 +92,8 @@ class Column(AbstractQuantity):
 
     Rows have the number in this column.
 
-    `quantity: drift` is short for `quantity: {_target_: ntkexp.claim.quantity.Column, column:
-    drift}`.
+    `quantity: kernel_change` is short for `quantity: {_target_: ntkexp.claim.quantity.Column, column:
+    kernel_change}`.
     """
 
     column: str

@@ -7,7 +7,7 @@ runs:                                      a sweep, or several: NAME: {axes: …
   base: [steps=100]
 seeds: 24
 looks: [6, 24]                             stages: judge with 6 seeds, then with 24 if undecided
-quantity: drift                            a column of the runs, or a component
+quantity: kernel_change                            a column of the runs, or a component
 expectation:                               a rule, or a list of rules that must all hold
   {_target_: ntkexp.claim.expectation.Slope, along: model.width, value: -0.5, margin: 0.1}
 refutes: A slope above −0.4.
@@ -166,7 +166,7 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     """Apply the changes of a look or size to the content of a claim.
 
     >>> runs = {"mlp": {"base": ["steps=9"], "axes": {"seed": [1]}}}
-    >>> claim = {"runs": runs, "quantity": "drift", "seeds": 5}
+    >>> claim = {"runs": runs, "quantity": "kernel_change", "seeds": 5}
     >>> change = {"base": ["data=moons"], "quantity": "loss", "seeds": 3}
     >>> with_changes(claim, change, "quick")["runs"]["mlp"]["base"]
     ['steps=9', 'data=moons']

@@ -218,7 +218,7 @@ def leave_out(queries: Queries, request: RemovalRequest, top: int, *, as_json: b
     order = order_of(queries.run) if "top:" in request.group else ""
     if as_json:
         fields: dict[str, Json] = {"top": order} if order else {}
-        fields["ledger"] = [entry.as_json for entry in entries]
+        fields["breakdown"] = [entry.as_json for entry in entries]
         write_out(format_json(fields))
         return
     known = known_effects(queries.run)

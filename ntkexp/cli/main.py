@@ -226,6 +226,12 @@ UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError"
 )
 
+FORMER_OPTIONS = {
+    "--plan": "--plan was removed; `ntkexp sweep --dry-run seed=0,1` shows the time and memory of runs",
+    "--probe": "--probe is called --query now",
+}
+"""The message for each option that has another name now, or was removed."""
+
 
 def main() -> None:
     settle()
@@ -275,6 +281,8 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
     match error:
         case Mistake():
             return with_advice(error), 2
+        case UsageError() if advice := FORMER_OPTIONS.get(getattr(error, "option_name", "")):
+            return advice, 2
         case UsageError():  # Typer's, in the style of our messages
             words = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
             where = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")

@@ -33,7 +33,6 @@ from ntkexp.cli.options import (
     write_events,
     write_out,
 )
-from ntkexp.mistake import Mistake
 from ntkexp.records.folder import BEGUN, RunFolder
 from ntkexp.report.progress import progress_listener
 
@@ -149,10 +148,6 @@ def config(
     everything: Annotated[
         bool, typer.Option("--tree", help="Show every group and option there is instead.")
     ] = False,
-    plan: Annotated[
-        bool,
-        typer.Option("--plan", hidden=True),
-    ] = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -161,11 +156,6 @@ def config(
         from ntkexp.config.choices import Choices, config_folders, tree
 
         text = tree(Choices(config_folders(config_dir)))
-    elif plan:
-        raise Mistake(
-            "--plan was removed; `ntkexp sweep --dry-run seed=0,1` shows the time and memory of runs, with "
-            "KEY=VALUE as here"
-        )
     else:
         from ntkexp.config.compose import resolve
 

@@ -107,14 +107,16 @@ class Choices:
     def defaults(self) -> dict[str, str]:
         """Return the default option of each group."""
         entries = read_yaml(self.root()).get("defaults", [])
-        if not isinstance(entries, list):
-            raise Mistake(f"{self.root()}: 'defaults' takes a list, such as '- model: mlp'")
-        pairs = [pair for entry in entries if isinstance(entry, dict) for pair in entry.items()]
-        return {
-            str(group).split()[-1].lstrip("/"): option
-            for group, option in pairs
-            if isinstance(option, str)
-        }
+        defaults: dict[str, str] = {}
+        for entry in entries if isinstance(entries, list) else [entries]:
+            match entry:
+                case dict() if all(isinstance(option, str) for option in entry.values()):
+                    defaults |= entry
+                case "_self_":
+                    continue
+                case _:
+                    raise Mistake(f"{self.root()}: 'defaults' takes a list, such as '- model: mlp'")
+        return defaults
 
 
 def dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

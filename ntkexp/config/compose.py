@@ -5,7 +5,7 @@
     VALUE     Hydra's grammar; a field of text takes the text as it is, unless it is quoted, null or ${…}
 
 1. Split each text at its '='. The last override of a key counts.
-2. Let Hydra merge the files of the chosen options (`model=mlp`).
+2. Merge the files of the chosen options (`model=mlp`).
 3. Compare every other override with the keys of the chosen components, and parse its value for the type of its field.
 4. Count the references `${KEY}`, then follow them.
 5. Build the classes of the `_target_`s, from the leaves up. pydantic validates them (`ntkexp.config.build`).
@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -30,13 +30,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import hydra
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from omegaconf.resolvers import oc
 from pydantic.fields import FieldInfo
@@ -158,88 +154,72 @@ def single_value(override: Override, field: FieldInfo) -> str:
     return f"{override.key}={first.group() if first else 'VALUE'}"
 
 
-# --- 2. Hydra merges the files of the chosen options into one tree.
+# --- 2. Merge the files of the chosen options into one tree.
 #
-# A plugin puts the user's folder before the package's in the search path. A `hydra.searchpath`
-# override would put it after the package's, and Hydra's listings would omit it.
+# `defaults` in a file lists what its keys are merged with: in `config.yaml` an option of each group,
+# in an option other options of its group. Later keys win. `_self_` is the place of the file's own
+# keys, by default the last.
 
 
-user_folders: ContextVar[tuple[str, ...]] = ContextVar("user_folders", default=())
-
-
-class UserFolders(SearchPathPlugin):
-    """A plugin that searches the user's folders first. Hydra passes no arguments, so a context
-    variable holds them.
-    """
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for folder in reversed(user_folders.get()):
-            search_path.prepend("ntkexp", f"file://{folder}")
-
-
-def plugins() -> Plugins:
-    """Load only Hydra's own plugins. By default Hydra runs every module in any folder
-    `hydra_plugins` on the path.
-    """
-    before = sys.modules.get("hydra_plugins")
-    sys.modules["hydra_plugins"] = None  # type: ignore[assignment]  # blocks the import
-    try:
-        return Plugins.instance()
-    finally:
-        if before is None:
-            del sys.modules["hydra_plugins"]
-        else:
-            sys.modules["hydra_plugins"] = before
+OWN_KEYS = "_self_"
 
 
 def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, dict[str, str]]:
     """Return the merged tree of these options, and the option of every group, including defaults."""
-    plugins().register(UserFolders)
     defaults = choices.defaults()
-    overrides = [
-        f"{'' if group in defaults else '+'}{group}={option}" for group, option in picked.items()
-    ]
-    refuse_unreadable_files(defaults | dict(picked), choices)
+    chosen = defaults | dict(picked)
+    parts = {group: load_option(group, option, choices) for group, option in chosen.items()}
+    added = {group: part for group, part in parts.items() if group not in defaults}
 
-    token = user_folders.set(tuple(str(folder) for folder in choices.folders[:-1]))
-    package = str(choices.folders[-1])
+    def options_of(entry: Mapping[str, str]) -> Mapping[str, Any]:
+        return {group: parts[group] for group in entry}
+
+    with named_in_errors(choices.root()):
+        tree = OmegaConf.merge(merge_defaults(choices.root(), options_of), added)
+    assert isinstance(tree, DictConfig)
+    return tree, chosen
+
+
+def load_option(
+    group: str, option: str, choices: Choices, inside: tuple[str, ...] = ()
+) -> Mapping[str, Any]:
+    """Return the keys of an option. `inside` are the options whose `defaults` lead here."""
+    file = choices.file(group, option)
+    if option in inside:
+        raise Mistake(f"{file}: its 'defaults' lead back to it")
+    return merge_defaults(
+        file, lambda name: load_option(group, str(name), choices, (*inside, option))
+    )
+
+
+def merge_defaults(file: Path, load: Callable[[Any], Mapping[str, Any]]) -> DictConfig:
+    """Return the keys of a file, merged with the entries of its `defaults`, as `load` reads them."""
+    fields = read_yaml(file)
+    if "hydra" in fields:
+        raise Mistake(f"{file}: settings of Hydra have no effect here; remove 'hydra'")
+    entries = fields.get("defaults", [])
+    if not isinstance(entries, list):
+        raise Mistake(f"{file}: 'defaults' takes a list, such as '- mlp'")
+    if OWN_KEYS not in entries:
+        entries.append(OWN_KEYS)
+    with named_in_errors(file):
+        own = OmegaConf.load(file)
+        assert isinstance(own, DictConfig)
+        own.pop("defaults", None)
+        tree = OmegaConf.merge(*(own if entry == OWN_KEYS else load(entry) for entry in entries))
+    assert isinstance(tree, DictConfig)
+    return tree
+
+
+@contextmanager
+def named_in_errors(file: Path) -> Iterator[None]:
+    """Name a file in an error of YAML or OmegaConf."""
     try:
-        with (
-            warnings.catch_warnings(),
-            hydra.initialize_config_dir(package, job_name="ntkexp", version_base="1.3"),
-        ):
-            warnings.simplefilter("ignore")  # remarks on the style of a user's YAML
-            tree = hydra.compose("config", overrides, return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
-        # The package's YAML is tested, so the user's folder causes the error.
-        causes = (error, error.__cause__, type(error).__name__)
-        reason = next(words for cause in causes if (words := str(cause or "").split()))
-        raise Mistake(f"{choices.folders[0]}: {' '.join(reason)}") from None
-    finally:
-        user_folders.reset(token)
-    OmegaConf.set_struct(tree, False)
-    options = tree.hydra.runtime.choices
-    with open_dict(tree):
-        del tree["hydra"]
-    return tree, {group: option for group, option in options.items() if group in choices.groups()}
-
-
-def refuse_unreadable_files(picked: Mapping[str, str], choices: Choices) -> None:
-    """Raise if a file of these options cannot be read, or has settings of Hydra.
-
-    Hydra's search path could name packages, which Hydra imports. Errors of `read_yaml` are plainer
-    than Hydra's.
-    """
-    files = [choices.root()]
-    files += [choices.file(group, option) for group, option in picked.items()]
-    for file in files:
-        if "hydra" in read_yaml(file):
-            raise Mistake(f"{file}: settings of Hydra have no effect here; remove 'hydra'")
-    if any("defaults" in read_yaml(file) for file in files[1:]):
-        # these may name any other file of the user
-        for folder in choices.folders[:-1]:
-            for file in folder.rglob("*.yaml"):
-                read_yaml(file)
+        yield
+    except Mistake:
+        raise
+    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError) as error:
+        raise Mistake(f"{file}: {' '.join(str(error).split())}") from None
 
 
 # --- 3 to 5. From the words of a command to an experiment.

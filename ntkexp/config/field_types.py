@@ -177,6 +177,8 @@ KEYS: Mapping[str, str] = {
     for ours, names in {
         "data.query": "probe",
         "path.queries": "probes",
+        "path.substeps": "pieces",
+        "path.quadrature_points": "nodes",
         "optimizer.step_size": "lr learning_rate eta step_length",
         "optimizer.batch": "batch_size bs minibatch mini_batch batchsize",
         "optimizer.weight_decay": "wd l2 l2_reg regularisation regularization",

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -84,8 +85,7 @@ class PairEnd:
     lay_out: Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Distances:
+class Distances(NamedTuple):
     """Squared distances of the two ends u and v of each pair, [*examples, *pair], without
     cancellation.
 
@@ -104,17 +104,10 @@ class Distances:
     excess: Tensor
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Distances:
-        return Distances(
-            function(self.near), function(self.far), function(self.slack), function(self.excess)
-        )
+        return Distances(*map(function, self))
 
     def plus(self, other: Distances) -> Distances:
-        return Distances(
-            self.near + other.near,
-            self.far + other.far,
-            self.slack + other.slack,
-            self.excess + other.excess,
-        )
+        return Distances(*map(torch.add, self, other))
 
     def at(self, q1: Tensor, q2: Tensor) -> Distances:
         """Return the same distances with slack = (√q₁ − √q₂)²."""
@@ -146,7 +139,8 @@ def unequal_roots(q1: Tensor, q2: Tensor, excess: Tensor) -> Tensor:
 
 def safe_root(x: Tensor) -> Tensor:
     """Return √x, and zero with a zero derivative for x ≤ 0."""
-    return torch.where(x > 0, torch.where(x > 0, x, 1.0).sqrt(), 0.0)
+    positive = torch.where(x > 0, x, 1.0)
+    return torch.where(x > 0, positive.sqrt(), 0.0)
 
 
 @dataclass(frozen=True)
@@ -178,9 +172,11 @@ class Covariance:
     @classmethod
     def alone(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Covariance:
         """Return K of each input with itself: the mean over channels of x[p] x[q]."""
-        portions = split_portions(x, pairs.count * x.shape[1])
-        products = [pairs.spread(part) * pairs.at_second(part) for part in portions]
-        return cls(torch.cat([product.mean(1) for product in products]), None, pairs)
+        means = []
+        for part in split_portions(x, pairs.count * x.shape[1]):
+            products = pairs.spread(part) * pairs.at_second(part)
+            means.append(products.mean(1))
+        return cls(torch.cat(means), None, pairs)
 
     @classmethod
     def between(
@@ -190,12 +186,12 @@ class Covariance:
         *pixel].
         """
         if pairs.pixels:
-            nngp = x1.new_zeros(())
+            total = x1.new_zeros(())
             for one, two in zip(x1.unbind(1), x2.unbind(1), strict=True):
-                nngp = nngp + pairs.spread(one)[:, None] * pairs.at_second(two)[None]
-            nngp = nngp / x1.shape[1]
+                total = total + pairs.spread(one)[:, None] * pairs.at_second(two)[None]
         else:
-            nngp = x1 @ x2.t() / x1.shape[1]
+            total = x1 @ x2.t()
+        nngp = total / x1.shape[1]
         return cls(nngp, torch.zeros_like(nngp), pairs, left, right, same)
 
     @classmethod
@@ -216,6 +212,7 @@ class Covariance:
         difference = x1 - x2
         total = x1 + x2
         excess = (difference * total).mean(1, keepdim=True)
+
         # near and far are E (su ∓ v/s)² with s² = √q₂/√q₁, and su ∓ v/s = s(u ∓ v) ± (s − 1/s)v
         nonzero = (q1 > 0) & (q2 > 0)
         root1 = torch.where(nonzero, q1, 1.0).sqrt()
@@ -226,7 +223,8 @@ class Covariance:
         near = (s * difference + shift).square()
         far = (s * total - shift).square()
         slack = unequal_roots(q1, q2, excess)
-        return start.with_distances(Distances(mean(near), mean(far), mean(slack), mean(excess)))
+        distances = Distances(near, far, slack, excess)
+        return start.with_distances(distances.map(mean))
 
     @property
     def distances(self) -> Distances | None:
@@ -238,14 +236,18 @@ class Covariance:
         return self.carried[1]
 
     def with_distances(self, distances: Distances | None) -> Covariance:
-        return replace(self, carried=None if distances is None else (self.nngp, distances))
+        if distances is None:
+            return replace(self, carried=None)
+        return replace(self, carried=(self.nngp, distances))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Covariance:
         """Apply a linear function to K, Θ and the distances."""
-        ntk = None if self.ntk is None else function(self.ntk)
-        mapped = replace(self, nngp=function(self.nngp), ntk=ntk)
-        distances = self.distances
-        return mapped.with_distances(None if distances is None else distances.map(function))
+        mapped = replace(self, nngp=function(self.nngp), carried=None)
+        if self.ntk is not None:
+            mapped = replace(mapped, ntk=function(self.ntk))
+        if self.distances is not None:
+            mapped = mapped.with_distances(self.distances.map(function))
+        return mapped
 
     def meet(self) -> tuple[Covariance, PairEnd, PairEnd]:
         """Return this covariance with one more nonlinear layer counted, and the variances at both
@@ -272,8 +274,9 @@ class Covariance:
         """Replace the values of pairs of a pixel with itself, between two equal sides."""
         if self.in_pairs:
             return self.pairs.with_diagonal(values[:, 0], alone)[:, None]
-        diagonal = self.pairs.with_diagonal(values.diagonal(dim1=0, dim2=1).movedim(-1, 0), alone)
-        return values.diagonal_scatter(diagonal.movedim(0, -1), dim1=0, dim2=1)
+        of_same = values.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+        of_same = self.pairs.with_diagonal(of_same, alone)
+        return values.diagonal_scatter(of_same.movedim(0, -1), dim1=0, dim2=1)
 
     def coarse(self, coarse: Sequence[Coarse]) -> Covariance:
         """Average over fine pixels, for K and Θ: K′[p′, q′] = mean K[p, q] over p in p′ and q in
@@ -304,11 +307,12 @@ class Covariance:
         pairs = self.pairs.common(last.pairs)
         one = self.map(lambda v: self.pairs.restrict(v, pairs))
         two = last.map(lambda v: last.pairs.restrict(v, pairs))
-        ntk = None if one.ntk is None or two.ntk is None else one.ntk + two.ntk
-        total = replace(last, nngp=one.nngp + two.nngp, ntk=ntk, pairs=pairs)
-        if one.distances is None or two.distances is None:
-            return total.with_distances(None)
-        return total.with_distances(one.distances.plus(two.distances))
+        total = replace(last, nngp=one.nngp + two.nngp, ntk=None, pairs=pairs, carried=None)
+        if one.ntk is not None and two.ntk is not None:
+            total = replace(total, ntk=one.ntk + two.ntk)
+        if one.distances is not None and two.distances is not None:
+            total = total.with_distances(one.distances.plus(two.distances))
+        return total
 
 
 def split_portions(
@@ -319,4 +323,5 @@ def split_portions(
     >>> [len(portion) for portion in split_portions(torch.zeros(5, 3), 2**16)]
     [2, 2, 1]
     """
-    return torch.split(x, max(1, PORTION // max(1, each)))
+    examples = PORTION // max(1, each)
+    return torch.split(x, max(1, examples))

@@ -46,21 +46,24 @@ class Pairs:
 
     @property
     def count(self) -> int:
-        return prod(n * len(offsets) for n, offsets in zip(self.pixels, self.offsets, strict=True))
+        return prod(self.pixels) * prod(map(len, self.offsets))
 
     def union(self, other: Pairs) -> Pairs:
         """Unite the offsets of each axis."""
         both = zip(self.offsets, other.offsets, strict=True)
-        return Pairs(self.pixels, tuple(tuple(sorted({*one, *two})) for one, two in both))
+        offsets = tuple(tuple(sorted({*one, *two})) for one, two in both)
+        return Pairs(self.pixels, offsets)
 
     def common(self, other: Pairs) -> Pairs:
         both = zip(self.offsets, other.offsets, strict=True)
-        return Pairs(self.pixels, tuple(tuple(sorted({*one} & {*two})) for one, two in both))
+        offsets = tuple(tuple(sorted({*one} & {*two})) for one, two in both)
+        return Pairs(self.pixels, offsets)
 
     def second(self, axis: int) -> Int[Tensor, "offset pixel"]:
         """Return the second pixel's position along an axis."""
         n = self.pixels[axis]
-        return (torch.tensor(self.offsets[axis], dtype=torch.long)[:, None] + torch.arange(n)) % n
+        offsets = torch.tensor(self.offsets[axis], dtype=torch.long)
+        return (offsets[:, None] + torch.arange(n)) % n
 
     def at_second(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
         """Look up values [*example, *pixel] at the second pixel of each pair."""
@@ -69,7 +72,7 @@ class Pairs:
             dim = first + 2 * axis
             index = self.second(axis).to(values.device)
             picked = values.index_select(dim, index.flatten())
-            values = picked.view(*values.shape[:dim], *index.shape, *values.shape[dim + 1 :])
+            values = torch.unflatten(picked, dim, index.shape)
         return values
 
     def diagonal(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
@@ -85,11 +88,12 @@ class Pairs:
             return diagonal
         if all(offsets == (0,) for offsets in self.offsets):
             return diagonal.reshape(values.shape)
-        equal = torch.ones((), dtype=torch.bool, device=values.device)
+        is_equal = torch.ones((), dtype=torch.bool, device=values.device)
         for axis, offsets in enumerate(self.offsets):
-            zero = torch.tensor(offsets, device=values.device) == 0
-            equal = equal & zero.view(-1, *(1,) * (2 * (len(self.pixels) - axis) - 1))
-        return torch.where(equal, self.spread(diagonal), values)
+            is_zero = torch.tensor(offsets, device=values.device) == 0
+            later_axes = 2 * (len(self.pixels) - axis) - 1
+            is_equal = is_equal & is_zero.view(-1, *(1,) * later_axes)
+        return torch.where(is_equal, self.spread(diagonal), values)
 
     def spread(self, diagonal: Tensor) -> Tensor:
         """Look up values [*example, *pixel] at the first pixel of each pair, broadcastable over
@@ -110,8 +114,9 @@ class Pairs:
             first = torch.arange(n)[:, None]
             second = torch.arange(n)
             index_on_axis = (second - first) % n * n + first  # [p, q]
-            axes = [(n if k == axis else 1) for k in range(len(self.pixels))]
-            index = index * n**2 + index_on_axis.reshape(*axes, *axes)
+            shape = [1] * len(self.pixels)
+            shape[axis] = n
+            index = index * n**2 + index_on_axis.reshape(*shape, *shape)
         return index.reshape(count, count)
 
     def as_matrix(self, values: Tensor) -> Float[Tensor, "*example first second"]:
@@ -127,15 +132,19 @@ class Pairs:
         """Invert `as_matrix`."""
         order = self.places().flatten().argsort().to(matrix.device)
         stored = matrix.flatten(-2)[..., order]
-        return stored.view(*stored.shape[:-1], *(size for n in self.pixels for size in (n, n)))
+        shape = list(stored.shape[:-1])
+        for n in self.pixels:
+            shape += [n, n]
+        return stored.view(shape)
 
     def restrict(self, values: Tensor, wanted: Pairs) -> Tensor:
         """Select the values of a subset of the pairs."""
         first = values.dim() - 2 * len(self.pixels)
-        for axis, (stored, offsets) in enumerate(zip(self.offsets, wanted.offsets, strict=True)):
-            if stored != offsets:
-                index = torch.tensor([stored.index(o) for o in offsets], device=values.device)
-                values = values.index_select(first + 2 * axis, index)
+        for axis, stored in enumerate(self.offsets):
+            if stored != wanted.offsets[axis]:
+                index = [stored.index(offset) for offset in wanted.offsets[axis]]
+                places = torch.tensor(index, device=values.device)
+                values = values.index_select(first + 2 * axis, places)
         return values
 
 
@@ -157,7 +166,8 @@ def window_mean(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: 
     windows = tuple(windows)
     first = values.dim() - 2 * len(windows)
     for axis, window in enumerate(windows):
-        values = window_sum(values, pairs, axis, first + 2 * axis, window // 2, circular)
+        dim = first + 2 * axis
+        values = window_sum(values, pairs, axis, dim, window // 2, circular)
     return values / prod(windows)
 
 
@@ -170,7 +180,7 @@ def window_sum(
         shifts = [shift for shift in range(-reach, reach + 1) if shift]
         return sum((values.roll(-shift, dim + 1) for shift in shifts), start=values)
     total = values.clone()
-    second = None if pairs.offsets[axis] == (0,) else pairs.second(axis).to(values.device)
+    second = pairs.second(axis).to(values.device)
     reach = min(reach, n - 1)
     for shift in range(-reach, reach + 1):
         if not shift:
@@ -179,13 +189,14 @@ def window_sum(
         length = n - abs(shift)
         target = total.narrow(dim + 1, start, length)
         shifted = values.narrow(dim + 1, max(0, shift), length)
-        if second is None:  # equal pixels leave the image together
+        if pairs.offsets[axis] == (0,):  # equal pixels leave the image together
             target += shifted
-        else:
-            shifted_second = second[:, start : start + length] + shift
-            inside = ((shifted_second >= 0) & (shifted_second < n)).to(values.dtype)
-            trailing = (1,) * (values.dim() - dim - 2)
-            target.addcmul_(shifted, inside.view(*inside.shape, *trailing))
+            continue
+        shifted_second = second.narrow(1, start, length) + shift
+        is_inside = (shifted_second >= 0) & (shifted_second < n)
+        inside = is_inside.to(values.dtype)
+        later_axes = values.dim() - dim - 2
+        target.addcmul_(shifted, inside.view(*inside.shape, *(1,) * later_axes))
     return total
 
 
@@ -283,7 +294,10 @@ class Coarse(AbstractPixelMap):
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
         if self.trivial(pixels):
             return tuple(offsets)
-        return tuple(sorted(set().union(*(self.fine(shift, pixels) for shift in offsets))))
+        needed: set[int] = set()
+        for shift in offsets:
+            needed |= self.fine(shift, pixels)
+        return tuple(sorted(needed))
 
 
 @dataclass(frozen=True)
@@ -330,10 +344,11 @@ class Taps(AbstractPixelMap):
         count = (pixels - 1) * stride + dilation * (window - 1) + 1 - 2 * padding + output_padding
         rows: list[tuple[int, ...]] = []
         for p in range(count):
-            row = []
+            row = [-1] * window
             for k in range(window):
                 pixel, remainder = divmod(p + padding - k * dilation, stride)
-                row.append(pixel if remainder == 0 and 0 <= pixel < pixels else -1)
+                if remainder == 0 and 0 <= pixel < pixels:
+                    row[k] = pixel
             rows.append(tuple(row))
         return cls(tuple(rows))
 
@@ -354,7 +369,10 @@ class Taps(AbstractPixelMap):
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
         # Always include offset 0: pixels that share no weight would otherwise leave no offset at
         # all.
-        return tuple(sorted({0}.union(*(self.fine(shift, pixels) for shift in offsets))))
+        needed = {0}
+        for shift in offsets:
+            needed |= self.fine(shift, pixels)
+        return tuple(sorted(needed))
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
         """Return the storage indices of the pairs, [new pixel, weight]; the index after the last is
@@ -365,7 +383,10 @@ class Taps(AbstractPixelMap):
         outside = n * len(index)
         rows: list[list[int]] = []
         for row in self.matched(shift):
-            places = [index[(q - p) % n] * n + p if p >= 0 and q >= 0 else outside for p, q in row]
+            places = [outside] * len(row)
+            for k, (p, q) in enumerate(row):
+                if p >= 0 and q >= 0:
+                    places[k] = index[(q - p) % n] * n + p
             rows.append(places)
         return torch.tensor(rows)
 
@@ -405,14 +426,16 @@ def stacked_tables(one: Coarse | Taps, pairs: Pairs, axis: int, after: Pairs) ->
 def pairs_before(coarse: Sequence[AbstractPixelMap], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
     """Return the pairs that a map needs to compute the wanted pairs."""
     axes = zip(coarse, wanted.offsets, pixels, strict=True)
-    return Pairs(tuple(pixels), tuple(one.needed(offsets, n) for one, offsets, n in axes))
+    offsets = tuple(one.needed(wanted_offsets, n) for one, wanted_offsets, n in axes)
+    return Pairs(tuple(pixels), offsets)
 
 
 def pairs_after(coarse: Sequence[AbstractPixelMap], pairs: Pairs) -> Pairs:
     """Return the pairs that a map can compute from these pairs."""
     axes = zip(coarse, pairs.offsets, pairs.pixels, strict=True)
     offsets = tuple(one.reached(before, n) for one, before, n in axes)
-    return Pairs(tuple(len(one.members) for one in coarse), offsets)
+    pixels = tuple(len(one.members) for one in coarse)
+    return Pairs(pixels, offsets)
 
 
 def keeps_pixels(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
@@ -436,7 +459,7 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         columns = tables.flatten(0, 1).t()  # [averaged pair, coarse offset and pixel]
         if len(columns) > columns.shape[1]:  # a few means over many pairs
             picked = flat.index_select(dim, columns.t().flatten())
-            mean = picked.view(*lead, columns.shape[1], len(columns), *rest).mean(dim + 1)
+            mean = torch.unflatten(picked, dim, (-1, len(columns))).mean(dim + 1)
         else:
             mean = flat.index_select(dim, columns[0])
             for column in columns[1:]:

@@ -10,11 +10,12 @@ import signal
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
 from typing import ClassVar, Literal, TypeAlias
@@ -87,6 +88,9 @@ class AbstractJob(ABC):
     loads: ClassVar[tuple[str, ...]] = ()
     """Modules that the job imports late. A fork server imports them once for all workers."""
 
+    advice: ClassVar[str] = ""
+    """Where to look after an unexpected error."""
+
     @abstractmethod
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         """Do the work in this process with `threads` threads, and report progress to `tell`."""
@@ -98,9 +102,21 @@ class Task:
 
     name: str
     job: AbstractJob
-    home: str  # the working folder of the command, where paths start
     logs: str  # the folder for files of the engine
+    home: str = field(default_factory=os.getcwd)  # the command's working folder, where paths start
     threads: int = 1
+
+
+class AbstractWorkers(ABC):
+    """The open workers of an engine."""
+
+    @abstractmethod
+    def submit(self, task: Task) -> Future[Ended]:
+        """Let a worker carry out a task. If its process dies, the task ends as killed."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Ask running jobs to save their state, and wait for their ends."""
 
 
 class AbstractEngine(ABC):
@@ -109,18 +125,12 @@ class AbstractEngine(ABC):
     near: ClassVar[bool] = False
     """True if the workers are on this machine."""
 
-    @property
-    @abstractmethod
-    def workers(self) -> int:
-        """The number of jobs that run at once."""
+    workers: int
+    """The number of jobs that run at once."""
 
     @abstractmethod
-    def executor(self, tell: Tell) -> Executor:
-        """Open an executor for `submit(work, task)` that reports progress to `tell`, if it can.
-
-        If a process dies, the future of its task raises. `shutdown` asks running jobs to save their
-        state, and waits for their ends.
-        """
+    def open(self, tell: Tell) -> AbstractWorkers:
+        """Open the workers, which report progress to `tell`, if they can."""
 
     def limit_threads(self) -> None:  # noqa: B027  remote workers leave this process its threads
         """Limit the threads of this process before torch is imported, so that jobs have the
@@ -134,10 +144,6 @@ class AbstractEngine(ABC):
 # --- Running jobs, for sweeps, kernels and claims.
 
 
-class Lost(RuntimeError):
-    """The process of a task died; the message gives the cause."""
-
-
 def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
     """Run tasks on an engine, and yield their events. The next task is requested when a worker is
     free.
@@ -146,22 +152,21 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
     it, asks jobs to save their state and to end within seconds.
     """
     events: SimpleQueue[Event] = SimpleQueue()
-    executor = engine.executor(events.put)
+    workers = engine.open(events.put)
     running = 0
     try:
         while True:
             while running < engine.workers and (task := next(tasks, None)) is not None:
                 yield Began(task.name)
                 running += 1
-                future: Future[Ended] = executor.submit(work, task)
-                future.add_done_callback(partial(report_end, events, task.name))
+                workers.submit(task).add_done_callback(partial(report_end, events, task.name))
             if not running:
                 return
             event = events.get()
             running -= isinstance(event, Ended)
             yield event
     finally:
-        executor.shutdown(cancel_futures=True)
+        workers.shutdown()
 
 
 def report_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> None:
@@ -172,9 +177,24 @@ def report_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> 
         events.put(future.result())
     else:
         reason = f"the cluster lost it: {type(error).__name__}: {first_line(error)}"
-        if isinstance(error, Lost):
-            reason = str(error)
         events.put(Ended(name, "killed", reason))
+
+
+class Unfinished(RuntimeError):
+    """Workers left a job incomplete; the message is one line, with advice."""
+
+
+def reason_of_loss(event: Event, place: Path) -> str:
+    """Return why a worker of the result at `place` was lost, or nothing.
+
+    Raise if its job failed, because the other jobs of this result would fail too.
+    """
+    match event:
+        case Ended(how="failed" | "broken"):
+            raise Unfinished(f"{place}: {event.reason}")
+        case Ended(how="killed" | "stopped"):
+            return event.reason or "it was told to stop"
+    return ""
 
 
 # --- Settings of Python processes that engines start.
@@ -233,7 +253,7 @@ def choose(spelling: str, workers: int | None) -> AbstractEngine:
     """Open an engine. Its module is imported now, because some engines need an optional dependency.
 
     >>> choose("local", 2)
-    Local(count=2)
+    Local(workers=2)
     """
     kind, _, where = spelling.partition(":")
     if kind not in HOMES:
@@ -271,7 +291,7 @@ def work(task: Task, tell: Tell = ignore) -> Ended:
             how = task.job.carry_out(task.name, task.threads, hear)
             reason = ""
         except (Exception, KeyboardInterrupt) as error:
-            how, reason = ending_of(error)
+            how, reason = ending_of(error, task.job.advice)
     texts += [warning_in_words(w.message, w.category, w.filename, w.lineno) for w in caught]
     return Ended(task.name, how, reason, tuple(texts))
 
@@ -285,7 +305,7 @@ def warning_in_words(message: Warning | str, category: type[Warning], file: str,
     return f"{file}, line {line}: {category.__name__}: {' '.join(str(message).split())}"
 
 
-def work_interruptibly(act: Callable[[], Ended], name: str) -> Ended:
+def work_interruptibly(task: Task, tell: Tell = ignore) -> Ended:
     """Carry out a task with SIGINT unblocked, in a process that started with SIGINT blocked.
 
     An earlier interrupt ends the task, too. A second one is ignored.
@@ -293,10 +313,10 @@ def work_interruptibly(act: Callable[[], Ended], name: str) -> Ended:
     signal.signal(signal.SIGINT, interrupt_once)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        ended = act()
+        ended = work(task, tell)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     except KeyboardInterrupt:
-        return Ended(name, "stopped")
+        return Ended(task.name, "stopped")
     return ended
 
 
@@ -305,9 +325,9 @@ def interrupt_once(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def ending_of(error: BaseException) -> tuple[Ending, str]:
-    """Return the ending of a task for an exception, and its reason, with notes if the exception is
-    unexpected.
+def ending_of(error: BaseException, advice: str = "") -> tuple[Ending, str]:
+    """Return the ending of a task for an exception, and its reason, with notes and advice if the
+    exception is unexpected.
 
     >>> ending_of(KeyError("weights"))
     ('failed', "KeyError: 'weights'")
@@ -323,7 +343,8 @@ def ending_of(error: BaseException) -> tuple[Ending, str]:
             return "broken", fault_in_words(error)
         case _:
             reason = f"{type(error).__name__}: {first_line(error)}"
-            return "failed", "; ".join([reason, *getattr(error, "__notes__", ())])
+            parts = [reason, *getattr(error, "__notes__", ()), advice]
+            return "failed", "; ".join(filter(None, parts))
 
 
 # --- Faults of the machine and missing permissions, in words. The same command continues after a
@@ -369,10 +390,6 @@ MESSAGES = {
     "out of memory": "the device has no memory left; lower memory_gb, model.width or data.train",
 }
 """Advice by a part of the message of an exception."""
-
-
-class Unfinished(RuntimeError):
-    """Workers left a job incomplete; the message is one line, with advice."""
 
 
 def fault_in_words(error: OSError) -> str:

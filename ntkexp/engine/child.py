@@ -16,7 +16,7 @@ import sys
 import threading
 from dataclasses import asdict, replace
 
-from ntkexp.engine.base import Task, work, work_interruptibly
+from ntkexp.engine.base import Task, work_interruptibly
 
 
 def to_line(pickled: bytes, threads: int) -> str:
@@ -39,7 +39,7 @@ def main() -> None:
     threads, digits = sys.stdin.readline().split()
     task: Task = pickle.loads(bytes.fromhex(digits))
     threading.Thread(target=die_with_stdin, daemon=True).start()
-    ended = work_interruptibly(lambda: work(replace(task, threads=int(threads))), task.name)
+    ended = work_interruptibly(replace(task, threads=int(threads)))
     sys.stdout.write(json.dumps(asdict(ended)) + "\n")
 
 

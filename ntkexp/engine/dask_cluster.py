@@ -16,8 +16,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from ntkexp.engine.base import (
     SAFE_PATH,
     SAVE_SECONDS,
     AbstractEngine,
+    AbstractWorkers,
     Ended,
     Task,
     Tell,
@@ -55,17 +55,13 @@ class Dask(AbstractEngine):
     """A cluster that runs at most one job per thread."""
 
     client: Any  # distributed.Client, which has no types
-    count: int
+    workers: int
 
-    @property
-    def workers(self) -> int:
-        return self.count
-
-    def executor(self, tell: Tell) -> DaskExecutor:
-        return DaskExecutor(self.client)
+    def open(self, tell: Tell) -> DaskWorkers:
+        return DaskWorkers(self.client)
 
 
-class DaskExecutor(Executor):
+class DaskWorkers(AbstractWorkers):
     """Dask's executor, with a process for every task."""
 
     def __init__(self, client: Any) -> None:
@@ -74,9 +70,7 @@ class DaskExecutor(Executor):
         self.token = uuid4().hex  # of the processes of this command
         self.futures: set[Future[Ended]] = set()
 
-    def submit(  # type: ignore[override]  # tasks alone
-        self, fn: Callable[..., Any], /, task: Task
-    ) -> Future[Any]:
+    def submit(self, task: Task) -> Future[Ended]:
         key = f"{task.name}-{uuid4().hex[:8]}"  # a second attempt is another task
         future: Future[Ended] = self.inner.submit(
             carry_out, task.name, pickle.dumps(task), self.token, key=key
@@ -85,7 +79,7 @@ class DaskExecutor(Executor):
         future.add_done_callback(self.futures.discard)
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    def shutdown(self) -> None:
         unfinished = bool(self.futures)
         self.inner.shutdown(wait=False)  # cancels tasks that have not begun
         if unfinished:

@@ -11,22 +11,20 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from ntkexp.engine.base import (
     SAVE_SECONDS,
     AbstractEngine,
+    AbstractWorkers,
     Ended,
     Event,
-    Lost,
     Task,
     Tell,
     WrongEngine,
@@ -48,19 +46,15 @@ def cores() -> int:
 
 @dataclass(frozen=True)
 class Local(AbstractEngine):
-    """This machine, with `count` jobs at once that share the cores."""
+    """This machine, with jobs that share the cores."""
 
     near = True
-    count: int
-
-    @property
-    def workers(self) -> int:
-        return self.count
+    workers: int
 
     @property
     def threads(self) -> int:
         """The number of threads of each worker."""
-        return max(1, cores() // self.count)
+        return max(1, cores() // self.workers)
 
     def limit_threads(self) -> None:
         threads = str(self.threads)
@@ -70,11 +64,11 @@ class Local(AbstractEngine):
             "OMP_WAIT_POLICY": "PASSIVE",
         }
 
-    def executor(self, tell: Tell) -> LocalExecutor:
-        return LocalExecutor(self.count, self.threads, tell)
+    def open(self, tell: Tell) -> LocalWorkers:
+        return LocalWorkers(self.workers, self.threads, tell)
 
 
-class LocalExecutor(Executor):
+class LocalWorkers(AbstractWorkers):
     """A process for every task, and a thread here that receives its events."""
 
     def __init__(self, count: int, threads: int, tell: Tell) -> None:
@@ -82,30 +76,26 @@ class LocalExecutor(Executor):
         self.tell = tell
         self.listeners = ThreadPoolExecutor(count)
         self.running: set[BaseProcess] = set()
-        self.futures: list[Future[Any]] = []
+        self.futures: list[Future[Ended]] = []
         # multiprocessing inspects all processes when it starts one
         self.lock = threading.Lock()
 
-    def submit(  # type: ignore[override]  # tasks alone
-        self, fn: Callable[..., Any], /, task: Task
-    ) -> Future[Any]:
+    def submit(self, task: Task) -> Future[Ended]:
         start_server(type(task.job).__module__, *task.job.loads)
         ours, theirs = FORKS.Pipe(duplex=False)
-        arguments = (fn, replace(task, threads=self.threads), theirs)
+        arguments = (replace(task, threads=self.threads), theirs)
         process = FORKS.Process(target=serve, args=arguments, daemon=True)
         with blocked(signal.SIGINT):  # every started process needs its listener
             with self.lock:
                 process.start()
                 self.running.add(process)
             theirs.close()
-            future = self.listeners.submit(self.hear, process, ours)
+            future = self.listeners.submit(self.hear, task.name, process, ours)
             self.futures = [*(other for other in self.futures if not other.done()), future]
         return future
 
-    def hear(self, process: BaseProcess, line: Connection) -> Ended:
-        """Pass on the events of a process, and return its end. Raise if the process dies without
-        one.
-        """
+    def hear(self, name: str, process: BaseProcess, line: Connection) -> Ended:
+        """Pass on the events of a process, and return its end."""
         event: Event | None = None
         with line, suppress(EOFError, OSError):
             while not isinstance(event := line.recv(), Ended):
@@ -118,15 +108,17 @@ class LocalExecutor(Executor):
             process.close()
         if isinstance(event, Ended):
             return event
+        reason = f"its process ended with status {code}"
         if code == -signal.SIGKILL:
-            raise Lost(
+            reason = (
                 "its process was killed (for its memory, perhaps: lower memory_gb or the number "
                 "of workers)"
             )
-        status = f"signal {-code}" if code < 0 else f"status {code}"
-        raise Lost(f"its process ended with {status}")
+        elif code < 0:
+            reason = f"its process ended with signal {-code}"
+        return Ended(name, "killed", reason)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    def shutdown(self) -> None:
         try:
             for _ in range(round(SAVE_SECONDS / REPEAT_SECONDS)):
                 self.send_all(signal.SIGINT)  # a process ignores further ones
@@ -163,11 +155,11 @@ def start_server(*modules: str) -> None:
             forkserver.ensure_running()
 
 
-def serve(fn: Callable[[Task, Tell], Ended], task: Task, line: Connection) -> None:
+def serve(task: Task, line: Connection) -> None:
     """Carry out a task in a new process."""
     os.setsid()
     threading.Thread(target=die_with_parent, daemon=True).start()
-    line.send(work_interruptibly(lambda: fn(task, line.send), task.name))
+    line.send(work_interruptibly(task, line.send))
 
 
 def die_with_parent() -> None:

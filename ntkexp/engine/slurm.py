@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil
@@ -26,8 +26,8 @@ from submitit.helpers import DelayedSubmission
 from ntkexp.engine.base import (
     SAFE_PATH,
     AbstractEngine,
+    AbstractWorkers,
     Ended,
-    Lost,
     Task,
     Tell,
     WrongEngine,
@@ -62,18 +62,14 @@ DEFAULT_RESOURCES = {
 
 @dataclass(frozen=True)
 class Slurm(AbstractEngine):
-    """A Slurm cluster, with at most `count` jobs in its queue."""
+    """A Slurm cluster, with at most `workers` jobs in its queue."""
 
     cluster: str
     parameters: dict[str, Any]
-    count: int
+    workers: int
 
-    @property
-    def workers(self) -> int:
-        return self.count
-
-    def executor(self, tell: Tell) -> SlurmExecutor:
-        return SlurmExecutor(self.cluster, self.parameters)
+    def open(self, tell: Tell) -> SlurmWorkers:
+        return SlurmWorkers(self.cluster, self.parameters)
 
     def refuse_longer(self, seconds: float) -> None:
         minutes = self.parameters["timeout_min"]
@@ -84,22 +80,20 @@ class Slurm(AbstractEngine):
             )
 
 
-class SlurmExecutor(Executor):
+class SlurmWorkers(AbstractWorkers):
     """Submitit's executor, with a thread that polls its jobs for their ends."""
 
     def __init__(self, cluster: str, parameters: dict[str, Any]) -> None:
         self.cluster = cluster
         self.parameters = parameters
-        self.jobs: dict[Future[Any], Any] = {}
+        self.jobs: dict[Future[Ended], tuple[Task, Any]] = {}
         self.over = threading.Event()
         self.watcher = threading.Thread(target=self.watch, daemon=True)
 
-    def submit(  # type: ignore[override]  # tasks alone
-        self, fn: Callable[..., Any], /, task: Task
-    ) -> Future[Any]:
-        future: Future[Any] = Future()
+    def submit(self, task: Task) -> Future[Ended]:
+        future: Future[Ended] = Future()
         future.set_running_or_notify_cancel()
-        self.jobs[future] = self.submitted(task)
+        self.jobs[future] = (task, self.submitted(task))
         if not self.watcher.is_alive():
             self.watcher.start()
         return future
@@ -122,31 +116,37 @@ class SlurmExecutor(Executor):
         ended.
         """
         while self.jobs or not self.over.is_set():
-            for future, job in list(self.jobs.items()):
+            for future, (task, job) in list(self.jobs.items()):
                 try:
                     if not job.done():
                         continue
                     del self.jobs[future]
-                    if (error := job.exception()) is None:
-                        future.set_result(job.result())
-                        continue
-                    reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-                    future.set_exception(
-                        Lost(f"job {job.job_id} ended with {reason}; see {job.paths.stderr}")
-                    )
+                    future.set_result(end_of(task, job))
                 except Exception as error:  # from the commands of the queue
                     self.jobs.pop(future, None)
                     future.set_exception(error)
             if self.over.wait(QUEUE_POLL_SECONDS):
                 time.sleep(QUEUE_POLL_SECONDS / 10)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        for job in list(self.jobs.values()):
+    def shutdown(self) -> None:
+        for _, job in list(self.jobs.values()):
             with suppress(Exception):  # the job has ended already
                 job.cancel(check=False)
         self.over.set()
         if self.watcher.is_alive():
             self.watcher.join(CANCEL_SECONDS)
+
+
+def end_of(task: Task, job: Any) -> Ended:
+    """Return the end of a task whose job has ended."""
+    error = job.exception()
+    if error is None:
+        ended: Ended = job.result()
+        return ended
+    reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return Ended(
+        task.name, "killed", f"job {job.job_id} ended with {reason}; see {job.paths.stderr}"
+    )
 
 
 class Job:

@@ -25,10 +25,11 @@ from ntkexp.foreign_loop.model_function import QUERIES_TO_CHECK, CalledModule, l
 from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.kernel import NoRule, Reader
+from ntkexp.kernel.read.checks import Unfaithful
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part
 from ntkexp.mistake import Mistake, checked_count, checked_number, first_line, in_short
-from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing
+from ntkexp.model.functional import BATCH_AXIS, Output, batch_axis_missing
 from ntkexp.path.components import By
 from ntkexp.shapes import Inputs
 
@@ -234,7 +235,7 @@ MAX_MEMORY_GB = 1e9
 class FollowOptions:
     """The options of `follow`, which documents them."""
 
-    output: str | int | None = None
+    output: Output = None
     measure: Measure | None = None
     ids: Ids = None
     loss: ExampleLoss | None = None
@@ -304,7 +305,7 @@ def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
         raise Mistake("an optimizer is in the list twice; give each once")
 
 
-def checked_queries(queries: Inputs, module: nn.Module, output: str | int | None) -> Inputs:
+def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Inputs:
     """Copy the queries, and check that the module in evaluation mode accepts the first one.
 
     >>> checked_queries(torch.ones(0, 3), nn.Linear(3, 1), None)
@@ -380,6 +381,8 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
     tape = reader.record(weights, part(queries, slice(QUERIES_TO_CHECK)))
     try:
         reader.checks.faithful_owners(tape)
+    except Unfaithful:
+        return  # a secant explains the values, and training uses the gradients
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error
 

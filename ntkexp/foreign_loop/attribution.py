@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ntkexp.foreign_loop.batch_gradients import TermGradients
@@ -29,12 +29,20 @@ from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs
 from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.kernel import Jacobian, Reader, Tape
+from ntkexp.kernel import Jacobian, NoRule, Reader, Tape
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
+from ntkexp.kernel.record.tape import part
 from ntkexp.mistake import Mistake
 from ntkexp.path.backward_sum import BackwardStep, BackwardSum, StepTerms
+from ntkexp.records.contributions import JUMPED, SURROGATE
 from ntkexp.shapes import Inputs, Weights
+from ntkexp.text import counted
+
+SURROGATE_GRADIENTS = (
+    "training used gradients that are not the derivatives of the model's values (detach, a "
+    "straight-through estimator or an autograd.Function)"
+)
 
 
 @dataclass
@@ -53,6 +61,7 @@ class LoopBackward:
     sum: BackwardSum = field(default_factory=BackwardSum)
     multiplied: Factors = field(default_factory=Factors)
     divided: set[str] = field(default_factory=set)  # parameters that a step so far divides
+    jumping: dict[int, str] = field(default_factory=dict)  # the reason for a jump, by step
 
     def over(
         self, steps: AbstractSteps, explained: Callable[[Sequence[ModelCall]], object]
@@ -86,7 +95,7 @@ class LoopBackward:
 
         # J̄, the secant Jacobian of the queries along the step
         ends = self.query_ends(step, end, steps)
-        secant = self.reader.along(ends.before, ends.after, as_copies=True)
+        secant, jumped = self.secants(step, ends)
 
         # U ← S ⊙ J̄ + β U,  V = α U + N ⊙ J̄,  and the inner products ⟨V, c Jᵢᵀℓ′ᵢ⟩, −⟨V, λθ⟩, −⟨V, e⟩
         right = StepRows(step, calls, self.calls.buffer_bytes)
@@ -110,6 +119,10 @@ class LoopBackward:
         # proof (c): J̄Δθ = Δf
         change = ends.after.outputs - ends.before.outputs
         unclosed = result.change - change
+
+        # a query whose discrete choices changed jumps by what its secant leaves
+        jumps = torch.where(jumped[:, None], -unclosed, 0.0)
+        unclosed = unclosed + jumps
         proofs = StepProofs(
             gradient_factor=min((factors[name] for name in step.with_grad), default=0.0),
             gradient_error=gradient_error,
@@ -125,6 +138,7 @@ class LoopBackward:
             terms.decay,
             terms.rounding,
             statistics,
+            jumps,
             terms.coupling,
         )
         self.added.closing.add_step(secant, step.start, unclosed, masses)
@@ -133,9 +147,60 @@ class LoopBackward:
         # the sums by example and by step
         rows = self.rows_of(step, terms.contributions)
         place = self.steps.index(step.index)
-        self.added.add(place, rows, terms, statistics, proofs, by_component)
+        self.added.add(place, rows, terms, statistics, jumps, proofs, by_component)
         self.add_positions(step, calls, rows, right.position_kernel(result.terms))
         self.later = ends.before
+
+    def secants(
+        self, step: FollowedStep, ends: QueryEnds
+    ) -> tuple[Jacobian, Bool[Tensor, " query"]]:
+        """Return J̄ of the queries along a step, and the queries whose discrete choices changed.
+
+        No difference rule leads through such a choice, as of the largest number, an order or an
+        expert. Its query has J at the beginning of the step instead.
+        """
+        jumped = torch.zeros(
+            len(ends.before.outputs), dtype=torch.bool, device=ends.before.outputs.device
+        )
+        try:
+            return self.reader.along(ends.before, ends.after, as_copies=True), jumped
+        except NoRule as reason:
+            self.jumping.setdefault(step.index, str(reason))
+
+        # a measure of all queries together cannot be read query by query
+        if self.reader.whole:
+            return self.reader.tangent(ends.before), ~jumped
+
+        jacobians = list[Jacobian]()
+        for query in range(len(jumped)):
+            before, after = (self.record_query(tape, query) for tape in (ends.before, ends.after))
+            try:
+                jacobians.append(self.reader.along(before, after))
+            except NoRule as reason:
+                self.jumping.setdefault(step.index, str(reason))
+                jumped[query] = True
+                jacobians.append(self.reader.tangent(before))
+        return stacked(jacobians, step.start), jumped
+
+    def record_query(self, tape: Tape, query: int) -> Tape:
+        """Record one of the queries of a tape, at the same weights."""
+        weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
+        return self.reader.record(weights, part(self.queries, slice(query, query + 1)))
+
+    @property
+    def caveats(self) -> dict[str, str]:
+        """Sentences on discrete choices that changed, and on gradients that are not derivatives."""
+        caveats: dict[str, str] = {}
+        if self.jumping:
+            first = min(self.jumping)
+            caveats[JUMPED] = (
+                f"discrete choices at the queries changed in {counted(len(self.jumping), 'step')}, "
+                f"and `jumps` is their effect; first in step {first}: {self.jumping[first]}"
+            )
+        readers = (self.reader, *self.calls.readers.values())
+        if any(reader.is_unfaithful for reader in readers):
+            caveats[SURROGATE] = SURROGATE_GRADIENTS
+        return caveats
 
     def call_gradients(
         self, step: FollowedStep, begun: Sequence[Weights]
@@ -433,8 +498,8 @@ def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
         return []
     first, *others = wholes
     blocks = []
-    for name, part in first.items():
-        row = sum((whole[name] for whole in others), part)
+    for name, gradient in first.items():
+        row = sum((whole[name] for whole in others), gradient)
         blocks.append(Rows(row.reshape(1, 1, -1), name))
     return [[Jacobian(tuple(blocks), 1, 1)]]
 
@@ -460,3 +525,11 @@ def relative_size(part: Weights, whole: Weights) -> float:
         for gradients in (part, whole)
     )
     return (squares / squares_of_whole) ** 0.5 if squares else 0.0
+
+
+def stacked(jacobians: Sequence[Jacobian], weights: Weights) -> Jacobian:
+    """Return the Jacobian of some queries, each given alone, with rows of all weights."""
+    starts = [start for start, one in enumerate(jacobians) for _ in one.blocks]
+    blocks = [block for one in jacobians for block in one.blocks]
+    joined = Jacobian(tuple(blocks), len(jacobians), jacobians[0].outputs, tuple(starts))
+    return joined.as_rows({name: weights[name].numel() for name in joined.extents})

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_map
 from ntkexp.foreign_loop.clipping import StepFacts
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import Output
 from ntkexp.shapes import Inputs, Weights
 
 # --- States of torch's random number generators. A state determines all numbers that are drawn
@@ -271,6 +273,41 @@ class Circumstances:
         )
 
 
+# --- A call that returns several tensors.
+#
+# A hook on a tensor receives its total gradient. If the model computes one output from another, as
+# a decoder's image from its latent code, the total gradient of the code contains that of the image,
+# which would count twice. So the loop receives aliases of the outputs. The gradient of an alias is
+# the direct one:
+#
+#     ∂L/∂θ = Σ_outputs Jᵀ ∂L/∂(alias)
+#
+# A loss that the model computes itself from an output reaches no alias of that output. Then the
+# total gradient of the followed output counts, as for a model with one output.
+
+
+@dataclass
+class SeveralOutputs:
+    """The outputs of a call, and the gradients that reached their aliases."""
+
+    followed: str  # the name of the followed output, if it is one of these
+    shapes: dict[str, tuple[int, ...]]
+    signatures: dict[str, Float[Tensor, "example row"]]
+    gradients: dict[str, Float[Tensor, "example number"]] = field(default_factory=dict)
+    has_inner_loss: bool = False  # a gradient reached a tensor without a row for each example
+
+    def add_gradient(self, name: str, gradient: Tensor) -> None:
+        """Add the gradient of an alias in one backward pass."""
+        rows = gradient_rows(gradient)
+        self.gradients[name] = self.gradients.get(name, 0) + rows
+
+
+def gradient_rows(gradient: Tensor) -> Float[Tensor, "example number"]:
+    """Copy a gradient, with one row for each example."""
+    rows = gradient.detach().clone()
+    return rows[:, None] if rows.dim() == 1 else rows.flatten(1)
+
+
 # --- The call.
 
 
@@ -283,12 +320,14 @@ class ModelCall:
     given_names: tuple[str, ...] | None = None  # of the examples; else their digests
     how: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
+    joined: dict[str, tuple[int, ...]] = field(default_factory=dict)  # outputs of f, if several
     backward: int = -1  # the id of the latest backward pass that reached the outputs
     signed: Float[Tensor, "example row"] | None = None  # the signature of the outputs
-    shape: tuple[int, ...] = ()  # of the outputs
+    shape: tuple[int, ...] = ()  # of the followed output
     statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the call
     sums_of_loss: tuple[Tensor, Tensor] | None = None  # Σℓ and Σm, for a log
-    other_outputs: list[str] = field(default_factory=list)  # with gradients in the first step
+    other_outputs: list[str] = field(default_factory=list)  # without rows, with gradients
+    several: SeveralOutputs | None = None  # while the loop runs
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -298,9 +337,40 @@ class ModelCall:
     def add_gradient(self, gradient: Tensor, backward: int) -> None:
         """Add the gradient of one backward pass."""
         self.backward = backward
-        rows = gradient.detach().clone()
-        rows = rows[:, None] if rows.dim() == 1 else rows.flatten(1)
+        rows = gradient_rows(gradient)
         self.gradient = rows if self.gradient is None else self.gradient + rows
+
+    def drop_gradient(self) -> None:
+        """Drop the gradients of all backward passes so far."""
+        self.gradient = None
+        if self.several is not None:
+            self.several.gradients = {}
+
+    @property
+    def has_gradient(self) -> bool:
+        """True if a backward pass reached the outputs."""
+        return self.gradient is not None or bool(self.several and self.several.gradients)
+
+    def output(self, followed: Output) -> Output:
+        """Return the outputs that the gradient belongs to: the followed one, or several."""
+        return tuple(self.joined) or followed
+
+    def consumed(self) -> ModelCall:
+        """Return the call as a step consumed it: with the gradient of one output, or of several
+        joined outputs."""
+        call = copy(self)
+        call.several = None
+        several = self.several
+        if several is None or several.has_inner_loss:
+            return call
+        if list(several.gradients) == [several.followed]:
+            call.gradient = several.gradients[several.followed]
+            return call
+        names = [name for name in several.shapes if name in several.gradients]
+        call.joined = {name: several.shapes[name] for name in names}
+        call.gradient = torch.cat([several.gradients[name] for name in names], 1)
+        call.signed = torch.cat([several.signatures[name] for name in names], 1)
+        return call
 
 
 def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:

@@ -60,7 +60,7 @@ class StepFacts:
 
     rows: int  # examples
     drew: bool  # whether a call drew random numbers
-    other_outputs: tuple[str, ...] = ()  # outputs of the model that are not followed
+    other_outputs: tuple[str, ...] = ()  # outputs without a row for each example
 
 
 def factors_between(
@@ -103,9 +103,8 @@ def factors_between(
     if facts.other_outputs:
         others = " or ".join(facts.other_outputs)
         reason = (
-            f"does the loss use the output {others} of the model as well, or alone? One is "
-            "followed: name "
-            "it, output=…, or let the model return all that the loss uses as one tensor (torch.cat)"
+            f"does the loss use {others}, which has no row for each example? Let the model return the "
+            "tensors that the loss is computed from"
         )
     raise Mistake(
         f"step {step}: the gradient that was consumed is not that of the {facts.rows} examples "

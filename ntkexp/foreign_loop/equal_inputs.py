@@ -119,7 +119,7 @@ def classes_of(call: ModelCall) -> list[int]:
     >>> classes_of(ModelCall(0, torch.ones(2, 1), gradient=gradient, shape=(2, 3)))
     [1, -1]
     """
-    if call.gradient is None or len(call.shape) != 2:
+    if call.gradient is None or call.joined or len(call.shape) != 2:
         return [-1] * len(call.names)
     gradient = call.gradient
     sums_to_zero = gradient.sum(1).abs() <= ROUNDED_SHARE * gradient.abs().amax(1)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from ntkexp.foreign_loop.batch_gradients import (
     CoupledOutputs,
@@ -23,6 +24,7 @@ from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.positions import PositionGradients, Positions
 from ntkexp.foreign_loop.signatures import Replayed
 from ntkexp.kernel import Jacobian, ProgramCache, Reader, Tape
+from ntkexp.model.functional import Output
 from ntkexp.shapes import Function, Weights
 
 
@@ -36,7 +38,7 @@ class CallReaders:
     batch_norm: BatchNormMode = "exact"
     buffer_bytes: float = 1e9  # for gradients of examples
     positions: Positions | None = None  # to read gradients of positions too
-    readers: dict[LayerModes, Reader] = field(default_factory=dict)
+    readers: dict[tuple[LayerModes, Output], Reader] = field(default_factory=dict)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
         """Return Jᵀℓ′ of every example of a call at these weights, and the replayed outputs."""
@@ -49,7 +51,7 @@ class CallReaders:
         reader, tape = self.recorded(call, function, weights | statistics)
         output_gradient = call.gradient.to(tape.outputs.dtype)
         jacobian = reader.weighted(tape, output_gradient, as_copies=True)
-        replayed = Replayed(function, weights, call.inputs, tape.outputs)
+        replayed = replayed_call(call, function, weights, tape.outputs)
         by_position = None
         if self.positions is not None:
             by_position = PositionGradients(
@@ -61,10 +63,10 @@ class CallReaders:
         self, call: ModelCall, function: Function, weights: Weights
     ) -> tuple[Reader, Tape]:
         """Record a call whose examples are independent, with the reader of its modes."""
-        modes = call.how.modes
-        if modes not in self.readers:
-            self.readers[modes] = Reader(function, self.trained, programs=ProgramCache())
-        reader = replace(self.readers[modes], function=function, known=bool(call.how.states))
+        key = reader_key(call)
+        if key not in self.readers:
+            self.readers[key] = Reader(function, self.trained, programs=ProgramCache())
+        reader = replace(self.readers[key], function=function, known=bool(call.how.states))
         return reader, reader.record(weights, call.inputs)
 
     def pulled_through_batch(
@@ -82,7 +84,7 @@ class CallReaders:
 
         # at constant statistics, where the reader also checks that nothing else couples examples
         features: Sequence[Jacobian] = ()
-        if not is_exact or call.how.modes not in self.readers:
+        if not is_exact or reader_key(call) not in self.readers:
             constants = constants_of(function, weights, call.inputs)
             reader, tape = self.recorded(call, at_constants(function), weights | constants)
             features = [reader.weighted(tape, call.gradient.to(tape.outputs.dtype), as_copies=True)]
@@ -92,8 +94,21 @@ class CallReaders:
             features = TermGradients(coupled, output_gradient, self.buffer_bytes)
         outputs = coupled.outputs.detach()
         rows = outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
-        replayed = Replayed(function, weights, call.inputs, rows)
+        replayed = replayed_call(call, function, weights, rows)
         return CallGradients(features, replayed, whole)
+
+
+def reader_key(call: ModelCall) -> tuple[LayerModes, Output]:
+    """Return what the recorded operations of a call depend on."""
+    return call.how.modes, tuple(call.joined)
+
+
+def replayed_call(
+    call: ModelCall, function: Function, weights: Weights, outputs: Tensor
+) -> Replayed:
+    """Return the replayed outputs of a call."""
+    joined = tuple(call.joined.values())
+    return Replayed(function, weights, call.inputs, outputs, joined=joined)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
 import torch
 from torch import Tensor
@@ -33,8 +34,8 @@ class FirstStepProof:
     queries: Inputs
 
     def prove(self, step: FollowedStep, others: Collection[str] = ()) -> None:
-        """Compare the consumed gradient with the calls' gradient. `others` are other outputs that
-        received gradients."""
+        """Compare the consumed gradient with the calls' gradient. `others` are outputs
+        without a row for each example that received gradients."""
         if not step.calls and any(bool(step.gradient[name].any()) for name in step.with_grad):
             refuse_uncalled(step, others)
         for call in step.calls:
@@ -62,8 +63,7 @@ class FirstStepProof:
         weights = {name: weight.detach() for name, weight in self.called.module.named_parameters()}
         with torch.no_grad(), left_alone(self.called.module):
             outputs = columns(self.called.outputs, weights, part(self.queries, slice(1))).shape[1]
-        assert call.gradient is not None
-        loop_outputs = call.gradient.shape[1]
+        loop_outputs = prod(call.shape[1:])
         if outputs != loop_outputs:
             raise Mistake(
                 f"queries=: they have {counted_axes(ours)}, which the model answers with {outputs} "
@@ -76,8 +76,9 @@ def refuse_uncalled(step: FollowedStep, others: Collection[str]) -> None:
     """Raise for a step whose gradient came from no recorded call."""
     if others:
         raise Mistake(
-            f"step {step.index}: no gradient came back to the output that is followed, but to "
-            f"{' and '.join(sorted(others))}; name the one that the loss uses, output=…"
+            f"step {step.index}: no gradient came back to an output with a row for each example, but "
+            f"to {' and '.join(sorted(others))}; let the model return the tensors that the loss is "
+            "computed from"
         )
     submodule = common_submodule(step.with_grad)
     perhaps = f", perhaps its part '{submodule}'" if submodule else ""

@@ -69,7 +69,7 @@ def follow(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     queries: Inputs | DataLoader[Any],
-    output: str | int | None = None,
+    output: str | int | Sequence[str | int] | None = None,
     measure: Measure | None = None,
     ids: Ids = None,
     loss: ExampleLoss | None = None,
@@ -89,7 +89,8 @@ def follow(
         queries: inputs at which the model is explained, or a DataLoader that gives them in batches.
             The model is evaluated there when following begins and ends, in evaluation mode, without
             casts.
-        output: the name or place of the tensor to follow, if the model returns several.
+        output: the name or place of the tensor to explain, or a list of them, if the model
+            returns several. The loss may use any of them.
         measure: a function (outputs, call) of a call of the queries, whose numbers are explained
             instead of the outputs, such as a loss, a log-probability or a margin: one number for
             each query, several, or a dict of them by name. A call has `args`, `kwargs` and `ids`.
@@ -136,7 +137,7 @@ def follow(
     """
     # refuse arguments that cannot work
     options = FollowOptions(
-        output=output,
+        output=tuple(output) if isinstance(output, list) else output,  # type: ignore[arg-type]
         measure=measure,
         ids=ids,
         loss=loss,
@@ -165,8 +166,8 @@ def follow(
     with memory_kept(module.parameters()):
         loop = FollowedLoop(model, inner, module, optimizers, known, moved)
         inputs, sizes = gathered_queries(queries)
-        inputs = checked_queries(inputs, module, output)
-        called = CalledModule(module, output)
+        inputs = checked_queries(inputs, module, options.output)
+        called = CalledModule(module, options.output)
         if measure is not None:
             measured = measured_queries(measure, inputs, sizes, ids, called)
             called = replace(called, measured=measured)

@@ -43,6 +43,7 @@ from ntkexp.foreign_loop.user_loss import (
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
+from ntkexp.text import several
 
 # --- Adam's memory after every step of a loop, computed forwards: m, v, and the largest v with
 # AMSGrad.
@@ -381,6 +382,12 @@ class FollowedTraining(AbstractTrajectory):
                 f"step {step.index}: it was taken {how}, whose rounding has no derivative; follow "
                 "the loop "
                 "without, or leave effects out"
+            )
+        if call.joined:
+            raise Mistake(
+                f"step {step.index}: its loss uses the outputs {several(list(call.joined))} together, and "
+                "effects need a loss of one output; ask only for contributions, or let the model "
+                "return one tensor (torch.cat)"
             )
         losses = CallLoss(self.loss, self.called.at(call), call, step.index)
         share = losses.share(step.start, self.weighing)

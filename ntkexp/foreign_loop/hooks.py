@@ -23,8 +23,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
-from ntkexp.model.functional import parts_of
-
 FOLLOWING: WeakSet[FollowHook] = WeakSet()
 """The hooks of this process."""
 
@@ -125,18 +123,3 @@ def listen(output: Tensor, listener: Listener, *, past_casts: bool) -> None:
 
     assert node is not None
     node.register_prehook(at_node)
-
-
-def listen_to_others(answer: object, output: Tensor, names: list[str]) -> None:
-    """Append the names of other outputs of the model that receive a gradient. An error names
-    them."""
-
-    def note(name: str, gradient: Tensor | None) -> None:
-        if gradient is not None and name not in names and bool(gradient.any()):
-            names.append(name)
-
-    for name, other in parts_of(answer).items():
-        if not isinstance(other, Tensor) or other is output or not other.requires_grad:
-            continue
-        if other.dim() and len(other) == len(output):
-            listen(other, partial(note, repr(name)), past_casts=False)

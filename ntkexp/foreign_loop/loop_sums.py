@@ -22,7 +22,7 @@ from ntkexp.kernel.features.gram import PIECE_BYTES, PIECE_ELEMENTS
 from ntkexp.mistake import Mistake
 from ntkexp.path.components import Components
 from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero
-from ntkexp.records.contributions import BY_POSITION, POSITION
+from ntkexp.records.contributions import BY_POSITION, JUMPS, POSITION
 from ntkexp.text import counted
 
 LOG = logging.getLogger("ntkexp.follow")
@@ -92,7 +92,7 @@ class TermTotals:
         place: int,
         rows: Int[Tensor, " row"],
         terms: LoopTerms,
-        statistics: Float[Tensor, "query out"] | None = None,
+        of_no_example: Float[Tensor, "query out"] | None = None,
     ) -> None:
         """Add the step at a place among the steps; `rows` are the places of the examples of its
         rows."""
@@ -102,8 +102,8 @@ class TermTotals:
         self.rounding += terms.rounding
         self.coupling += terms.coupling
         change = contributions.sum(2) + terms.decay + terms.rounding
-        if statistics is not None:
-            change = change + statistics
+        if of_no_example is not None:
+            change = change + of_no_example
         self.by_step[:, :, place] = change + terms.coupling
 
     def arrays_by_component(self) -> NamedArrays:
@@ -128,6 +128,7 @@ class LoopSums:
 
     totals: TermTotals
     statistics: Float[Tensor, "query out"]  # of running statistics that calls moved
+    jumps: Float[Tensor, "query out"]  # of discrete choices that changed
     carried: Float[Tensor, "query out"]  # of momentum from before these steps
     other_steps: Float[Tensor, "query out"]  # of steps that were not followed
     proofs: Float[Tensor, "proof step"]
@@ -142,6 +143,7 @@ class LoopSums:
         rows: Int[Tensor, " row"],
         terms: LoopTerms,
         statistics: Float[Tensor, "query out"],
+        jumps: Float[Tensor, "query out"],
         proofs: StepProofs,
         by_component: Sequence[LoopTerms] = (),
     ) -> None:
@@ -149,8 +151,9 @@ class LoopSums:
         rows."""
         if self.halves is not None:
             self.halves.add_rows(place, rows, terms.contributions)
-        self.totals.add(place, rows, terms, statistics)
+        self.totals.add(place, rows, terms, statistics + jumps)
         self.statistics += statistics
+        self.jumps += jumps
         self.proofs[:, place] = torch.tensor(proofs, dtype=torch.float64)
         if self.by_component is not None:
             for component, share in enumerate(by_component):
@@ -161,7 +164,7 @@ class LoopSums:
         """The sum of all parts, which is the change of the outputs by steps."""
         totals = self.totals
         by_these = totals.contributions.sum(2) + totals.decay + totals.rounding
-        by_these = by_these + self.statistics + totals.coupling
+        by_these = by_these + self.statistics + self.jumps + totals.coupling
         return by_these + self.carried + self.other_steps
 
     def arrays(
@@ -177,6 +180,8 @@ class LoopSums:
         }
         if batch_norm is not None:
             arrays["statistics"] = (outputs, self.statistics)
+        if bool(self.jumps.any()):
+            arrays[JUMPS] = (outputs, self.jumps)
         if batch_norm == "constant":
             arrays["coupling"] = (outputs, totals.coupling)
         for name, values in zip((*PROOFS, CASTS), self.proofs, strict=True):
@@ -279,6 +284,7 @@ def sums_at_zero(
     return LoopSums(
         totals=totals,
         statistics=zero.clone(),
+        jumps=zero.clone(),
         carried=zero.clone(),
         other_steps=zero.clone(),
         proofs=torch.zeros(len(StepProofs._fields), steps, dtype=torch.float64),

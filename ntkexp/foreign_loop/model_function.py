@@ -41,7 +41,7 @@ from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.independence import refuse_dependence
 from ntkexp.kernel.record.tape import examples, map_tensors, part
 from ntkexp.kernel.record.taping import record
-from ntkexp.model.functional import arguments, choose_output, copied, function_of
+from ntkexp.model.functional import Output, arguments, choose_output, copied, function_of
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
@@ -56,7 +56,7 @@ class CalledModule:
     """A copy of the followed module in evaluation mode, and the functions of its weights."""
 
     module: nn.Module
-    output: str | int | None
+    output: Output
     casts: Autocast | None = None  # of the loop
     same_kernels: bool = False  # as far as is known, replays use the kernels of the loop
     twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(default_factory=dict)
@@ -73,24 +73,27 @@ class CalledModule:
     @cached_property
     def outputs(self) -> Function:
         """The module in evaluation mode."""
-        return self.without_casts(EVALUATION, self.casts is not None, any_mode=False)
+        cast = self.casts is not None
+        return self.without_casts(EVALUATION, self.output, cast=cast, any_mode=False)
 
     def asked(self, function: Function) -> Function:
         """Compose the measure with a function, unless the outputs are explained."""
         return function if self.measured is None else self.measured.of(function)
 
-    def without_casts(self, modes: LayerModes, cast: bool, *, any_mode: bool = True) -> Function:
+    def without_casts(
+        self, modes: LayerModes, output: Output, *, cast: bool, any_mode: bool = True
+    ) -> Function:
         """Return the module in these modes, in the precision of its weights. `cast` calls were
         under autocast."""
         if self.short is None:
-            function = function_of(self.twin(modes), self.output, any_mode=any_mode)
+            function = function_of(self.twin(modes), output, any_mode=any_mode)
             return without_casts(function) if cast else function
 
         def in_long_numbers(weights: Weights, inputs: Inputs) -> Tensor:
             kinds = (weight.dtype for weight in weights.values() if not is_short(weight))
             kind = next(kinds, torch.float32)
             twin = self.twin(modes, kind)
-            function = without_casts(function_of(twin, self.output, any_mode=any_mode))
+            function = without_casts(function_of(twin, output, any_mode=any_mode))
             weights = {name: lengthened(weight, kind) for name, weight in weights.items()}
             return function(weights, map_tensors(lambda tensor: lengthened(tensor, kind), inputs))
 
@@ -99,7 +102,8 @@ class CalledModule:
     def at(self, call: ModelCall) -> Function:
         """Return the module as a call had it, with the running statistics from before the call."""
         before: Weights = {} if call.statistics is None else call.statistics[0]
-        function = self.without_casts(call.how.modes, call.how.autocast is not None)
+        output = call.output(self.output)
+        function = self.without_casts(call.how.modes, output, cast=call.how.autocast is not None)
 
         def called(weights: Weights, inputs: Inputs) -> Tensor:
             statistics = {
@@ -238,7 +242,7 @@ class CalledModule:
                 running = beginning_with(twin, call.statistics, call.at, self.cast_eps_of(call.how))
                 circumstances.enter_context(running)
                 with call.how.again():
-                    output = choose_output(twin(*args, **kwargs), self.output)
+                    output = choose_output(twin(*args, **kwargs), call.output(self.output))
                 if on_outputs is not None:
                     on_outputs(output.detach())
                 outputs.append(output)
@@ -359,7 +363,7 @@ def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[lis
 
 def evaluate_at_queries(
     model: nn.Module,
-    output: str | int | None,
+    output: Output,
     queries: Inputs,
     measured: MeasuredQueries | None = None,
 ) -> Tensor | None:

@@ -27,7 +27,7 @@ from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.kernel import Jacobian
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.mistake import Mistake
-from ntkexp.text import counted
+from ntkexp.text import counted, several
 
 if TYPE_CHECKING:
     from ntkexp.kernel.read.reader import Reader
@@ -97,6 +97,11 @@ be [example, position, class] or [example, class, position]
         raise Mistake(
             f"step {call.at}: positions=True: BatchNorm in training mode couples the texts of a "
             "batch, and positions are not told apart there; leave positions=True out"
+        )
+    if call.joined:
+        raise Mistake(
+            f"step {call.at}: positions=True: the loss uses the outputs {several(list(call.joined))} "
+            "together, which have no common axis of positions; leave positions=True out"
         )
     if not call.shape:
         raise Mistake(

@@ -32,6 +32,8 @@ from ntkexp.records.contributions import (
     COMPONENT,
     COUPLING,
     DECAY_BY_COMPONENT,
+    JUMPED,
+    JUMPS,
     MEASURE,
     OUTSIDE,
     ROUNDING,
@@ -50,6 +52,7 @@ from ntkexp.records.folder import (
     BEGUN,
     CONFIG,
     PROVENANCE,
+    RESULTS,
     RunFolder,
     command,
     package_version,
@@ -66,15 +69,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 CONTRIBUTIONS = "contributions.zarr"
-WRITTEN = (
-    CONFIG,
-    "data.npz",
-    "metrics.csv",
-    "results.csv",
-    "predictions.zarr",
-    KERNELS,
-    CONTRIBUTIONS,
-)
 PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")
 CASTS = "casts_error"  # rounding of the gradient under autocast
 
@@ -102,7 +96,7 @@ def write_run(
         # progress, pictures, and the seal
         files = TraceFolder(folder)
         identity = identity_of(files)
-        folder.begin(WRITTEN, identity)
+        folder.begin(RESULTS, identity)
         folder.write_sealed(PROVENANCE, provenance(folder))
         steps = attribution.sizes["step"]
         outcome = outcome_sentence(attribution, files)
@@ -110,7 +104,7 @@ def write_run(
         pictures = folder.write_pictures(draw_run(path))
         checked = [] if check is None else [STORE]
         folder.finish(
-            [*WRITTEN, *checked, *pictures],
+            [*RESULTS, *checked, *pictures],
             PROVENANCE,
             identity=identity,
             outcome=outcome,
@@ -224,6 +218,7 @@ def write_parts(folder: RunFolder, attribution: xr.Dataset) -> None:
         decay=decay if decay.any() else None,
         outside=optional(OUTSIDE),
         statistics=optional(STATISTICS),
+        jumps=optional(JUMPS),
         coupling=optional(COUPLING),
         rounding=attribution[ROUNDING].to_numpy() if rounds else None,
         by_step=ByStep(attribution["by_step"].to_numpy(), steps),
@@ -264,7 +259,11 @@ def identity_of(files: TraceFolder) -> str:
 
 def no_examples_sentence(attribution: xr.Dataset) -> str:
     """Return the sentence on changes that no example made."""
-    sentences = (batch_norm_sentence(attribution), outside_sentence(attribution))
+    sentences = (
+        batch_norm_sentence(attribution),
+        str(attribution.attrs.get(JUMPED, "")),
+        outside_sentence(attribution),
+    )
     return "; ".join(filter(None, sentences))
 
 
@@ -275,6 +274,7 @@ def outcome_sentence(attribution: xr.Dataset, files: TraceFolder) -> str:
         casts_sentence(attribution),
         rounding_sentence(attribution),
         batch_norm_sentence(attribution),
+        str(attribution.attrs.get(JUMPED, "")),
         outside_sentence(attribution),
         equal_inputs_sentence(attribution),
     ]

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from math import inf, isfinite
+from math import inf, isfinite, prod
 
 import torch
 from jaxtyping import Float
@@ -94,6 +94,7 @@ class Replayed:
     inputs: Inputs
     outputs: Float[Tensor, "example ..."]
     cast_eps: float = 0.0  # eps of the shorter dtype under casts
+    joined: Sequence[tuple[int, ...]] = ()  # shapes of the outputs, if several are joined
 
     def other(self, signed: Float[Tensor, "example row"]) -> float:
         """Return the relative distance from outputs with another signature, or 0 if rounding
@@ -103,9 +104,8 @@ class Replayed:
         the change that noise in weights and inputs makes.
         """
         norms = [self.outputs.norm()]
-        shapes_fit = self.outputs.numel() % max(1, signed.numel()) == 0
-        if shapes_fit and len(self.outputs) == len(signed):
-            ours = signature(self.outputs.reshape(*signed.shape, -1))
+        ours = self.signature_like(signed)
+        if ours is not None:
             norms.append((ours - signed.to(ours)).norm())
         size, *gaps = read_numbers(norms)
         gap = gaps[0] if gaps and isfinite(gaps[0]) else inf
@@ -115,6 +115,23 @@ class Replayed:
         if gap <= tolerance * size or gap <= self.noise(eps):
             return 0.0
         return gap / size if size else gap
+
+    def signature_like(
+        self, signed: Float[Tensor, "example row"]
+    ) -> Float[Tensor, "example row"] | None:
+        """Return the signature of the outputs, or None if they cannot have one of this shape."""
+        if len(self.outputs) != len(signed):
+            return None
+        if self.joined:
+            widths = [prod(shape[1:]) for shape in self.joined]
+            outputs = torch.split(self.outputs, widths, 1)
+            parts = [
+                signature(f.view(shape)) for f, shape in zip(outputs, self.joined, strict=True)
+            ]
+            return torch.cat(parts, 1)
+        if self.outputs.numel() % max(1, signed.numel()):
+            return None
+        return signature(self.outputs.reshape(*signed.shape, -1))
 
     def noise(self, eps: float) -> float:
         """Return the distance that relative noise may move the outputs, or 0 if the function is

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
 from ntkexp.foreign_loop.arguments import MAX_MEMORY_GB, NEVER_CALLED
-from ntkexp.foreign_loop.attribution import LoopBackward
+from ntkexp.foreign_loop.attribution import SURROGATE_GRADIENTS, LoopBackward
 from ntkexp.foreign_loop.batch_norm import (
     BatchNormMode,
     batch_norm_sentence,
@@ -56,10 +56,11 @@ from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.kernel import ProgramCache, Reader, Tape, columns, plain_kernels
 from ntkexp.kernel.record.tape import examples, map_tensors
 from ntkexp.mistake import Mistake, checked_number, in_short
+from ntkexp.model.functional import Output
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, Components, components_of
 from ntkexp.progress import AbstractProgress, Silent
-from ntkexp.records.contributions import MEASURE, OUTSIDE, LeaveOut
+from ntkexp.records.contributions import MEASURE, OUTSIDE, SURROGATE, LeaveOut
 from ntkexp.records.folder import CONFIG, RunFolder
 from ntkexp.report.progress import Announced, in_place, quiet_log
 from ntkexp.shapes import Function, Inputs, Weights
@@ -79,7 +80,7 @@ class Trace:
 
     steps: AbstractSteps
     module: nn.Module
-    output: str | int | None
+    output: Output
     queries: Inputs
     loss: ExampleLoss | None = None
     folder: RunFolder | None = None
@@ -274,6 +275,11 @@ class Trace:
         check: LeaveOut | None = None
         with memory_kept(self.module.parameters()), quiet_log(quiet):
             attribution = self.contributions(gallery, progress, positions=positions)
+            if effects and SURROGATE in attribution.attrs:
+                raise Mistake(
+                    f"effects: {SURROGATE_GRADIENTS}, and effects need these derivatives; ask only "
+                    "for contributions"
+                )
             if effects:
                 known = loop_effects(self, effects, mean, self.memory_gb, again, progress)
                 check = known.check
@@ -311,6 +317,7 @@ class Trace:
             frozenset(steps.end),
             programs=ProgramCache(),
             whole=self.measured is not None,
+            of_values=True,
         )
         last = reader.record(end, self.queries)
         coords: dict[str, Any] = {"example": list(self.examples)}
@@ -355,7 +362,8 @@ class Trace:
         sums = back.added
         closing = sums.closing.check(sums.totals.contributions, sums.total, start, last.outputs)
         closing.refuse()
-        progress.say(f"ntkexp: {closing.sentence}")
+        for sentence in (closing.sentence, *back.caveats.values()):
+            progress.say(f"ntkexp: {sentence}")
 
         # facts and coordinates
         facts: dict[str, str | float] = {**closing.facts, **gallery.repeated.facts}
@@ -369,6 +377,7 @@ class Trace:
             facts[OUTSIDE] = ", ".join(steps.outside.names)
         if self.measured is not None:
             facts[MEASURE] = self.measured.name
+        facts |= back.caveats
         return Attribution(
             {name: (axes, value.cpu().numpy()) for name, (axes, value) in arrays.items()},
             coords=coords,

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Real
@@ -48,13 +47,14 @@ from ntkexp.foreign_loop.call import (
     Circumstances,
     LayerModes,
     ModelCall,
+    SeveralOutputs,
     call_inputs,
     forbidden_kernels,
     generator_states,
 )
 from ntkexp.foreign_loop.example_names import Ids, names_of
 from ntkexp.foreign_loop.first_step import FirstStepProof
-from ntkexp.foreign_loop.hooks import FollowHook, listen, listen_to_others
+from ntkexp.foreign_loop.hooks import FollowHook, listen
 from ntkexp.foreign_loop.outside import (
     FrozenTensors,
     LatestWeights,
@@ -78,7 +78,7 @@ from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import choose_output
+from ntkexp.model.functional import Output, choose_output, named_outputs, with_outputs
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Inputs, Weights
 
@@ -111,7 +111,7 @@ class Watch:
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
     known: Sequence[KnownOptimizer]  # the rules of the optimizers
-    output: str | int | None
+    output: Output
     ids: Ids
     store: AbstractStore
     frozen: FrozenTensors
@@ -265,17 +265,19 @@ class Watch:
 
     def on_call(
         self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object
-    ) -> None:
-        """Record a call that may be differentiated."""
+    ) -> object:
+        """Record a call that may be differentiated. If the model returns several tensors, the loop
+        receives aliases of them."""
         contains_calls = self.under_way.pop() < self.count  # as a library's call around others
         if not self.store.takes_next:
-            return
+            return None
         statistics = self.statistics.end_call()
         if contains_calls or not torch.is_grad_enabled():
-            return
+            return None
         output = choose_output(answer, self.output)
-        if not output.requires_grad or not output.numel():  # no examples
-            return
+        tensors = differentiable_outputs(answer, output)
+        if not tensors or not output.numel():  # no examples
+            return None
         self.refuse_other_weights(moves_statistics=statistics is not None)
         inputs = self.copied_inputs(output, args, kwargs)
 
@@ -291,12 +293,40 @@ class Watch:
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         if self.log is not None:
             call.sums_of_loss = self.log.sums_of_loss(output, call)
-        past_casts = call.how.autocast is not None
-        listen(output, partial(self.on_gradient, call, counts), past_casts=past_casts)
-        if self.first is not None:
-            listen_to_others(answer, output, call.other_outputs)
+        if output.requires_grad:
+            past_casts = call.how.autocast is not None
+            listen(output, partial(self.on_gradient, call, counts), past_casts=past_casts)
         self.calls.append(call)
         self.count += 1
+        if len(tensors) == 1 and output.requires_grad:
+            return None
+        return self.listen_to_several(call, counts, answer, tensors)
+
+    def listen_to_several(
+        self, call: ModelCall, counts: Tensor | None, answer: object, tensors: Mapping[str, Tensor]
+    ) -> object:
+        """Listen to all outputs of a call. If a loss may use several of them, return the answer
+        with aliases of these."""
+        rows = examples(call.inputs)
+        with_rows = {
+            name: tensor for name, tensor in tensors.items() if tensor.dim() and len(tensor) == rows
+        }
+        for name in tensors.keys() - with_rows.keys():
+            listen(tensors[name], partial(self.on_inner_loss, call, name), past_casts=False)
+        output = choose_output(answer, self.output)
+        followed = next((name for name, tensor in with_rows.items() if tensor is output), "")
+        if list(with_rows) == [followed]:
+            return None
+
+        call.several = SeveralOutputs(
+            followed=followed,
+            shapes={name: tuple(tensor.shape) for name, tensor in with_rows.items()},
+            signatures={name: signature(tensor) for name, tensor in with_rows.items()},
+        )
+        aliases = {name: tensor.view_as(tensor) for name, tensor in with_rows.items()}
+        for name, alias in aliases.items():
+            listen(alias, partial(self.on_direct_gradient, call, counts, name), past_casts=False)
+        return with_outputs(answer, aliases)
 
     def refuse_other_weights(self, *, moves_statistics: bool) -> None:
         """Raise if the call is not at the weights of the present step, or has no row for each
@@ -341,20 +371,53 @@ class Watch:
     def on_gradient(
         self, call: ModelCall, counts: Tensor | None, gradient: Tensor | None
     ) -> Tensor | None:
-        """Record ∂L/∂f of a call. In a loop that runs again, multiply it by the weights of the
-        examples."""
+        """Record the total ∂L/∂f of a call. In a loop that runs again, multiply it by the weights
+        of the examples."""
         if gradient is None:  # of one part of a split tensor, if a loss uses the other parts alone
             return None
+        backward = self.begin_backward(call)
+        weighed = None
+        if call.several is None or call.several.has_inner_loss:
+            weighed = self.weighed(call, counts, gradient)
+        call.add_gradient(gradient if weighed is None else weighed, backward)
+        return weighed
+
+    def on_direct_gradient(
+        self, call: ModelCall, counts: Tensor | None, name: str, gradient: Tensor | None
+    ) -> Tensor | None:
+        """Record the gradient of one of several outputs, as `on_gradient` does of one."""
+        if gradient is None or call.several is None:
+            return None
+        call.backward = self.begin_backward(call)
+        weighed = None
+        if not call.several.has_inner_loss:
+            weighed = self.weighed(call, counts, gradient)
+        call.several.add_gradient(name, gradient if weighed is None else weighed)
+        return weighed
+
+    def on_inner_loss(self, call: ModelCall, name: str, gradient: Tensor | None) -> None:
+        """Note that a gradient reached a tensor without a row for each example, such as a loss that
+        the model computes."""
+        if gradient is None or not bool(gradient.any()):
+            return
+        if call.several is not None:
+            call.several.has_inner_loss = True
+        if repr(name) not in call.other_outputs:
+            call.other_outputs.append(repr(name))
+
+    def begin_backward(self, call: ModelCall) -> int:
+        """Return the id of the backward pass, after dropping gradients that the loop has zeroed."""
         backward = torch._C._current_graph_task_id()
         if all(weight.grad is None or not weight.grad.any() for _, weight in self.parameters):
             self.drop_zeroed(call, backward)
+        return backward
+
+    def weighed(self, call: ModelCall, counts: Tensor | None, gradient: Tensor) -> Tensor | None:
+        """Return the gradient times the weights of the examples, in a loop that runs again."""
         if self.weighing is None:
-            call.add_gradient(gradient, backward)
             return None
         factors = self.weighing.factors(call.names, counts).to(gradient)
-        weighed = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
-        call.add_gradient(weighed, backward)
-        return weighed
+        return gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
 
     def drop_zeroed(self, latest: ModelCall, backward: int) -> None:
         """Drop gradients that the loop has thrown away (`zero_grad`), because all `grad` tensors
@@ -369,11 +432,9 @@ class Watch:
                 and self.weighing.silences(call.names)
             )
             if call.backward != backward and not has_no_weight:
-                call.gradient = None
+                call.drop_gradient()
         self.calls = [
-            call
-            for call in self.calls
-            if call.gradient is not None or call.backward < 0 or call is latest
+            call for call in self.calls if call.has_gradient or call.backward < 0 or call is latest
         ]
 
     def drop_replaced(self, moved: Iterable[Tensor]) -> None:
@@ -388,7 +449,7 @@ class Watch:
         if any(grad.requires_grad or id(grad) in consumed for grad in now):
             return  # with create_graph=True, sums are new tensors
         for call in self.consumed_calls:
-            call.gradient = None
+            call.drop_gradient()
         dropped = {id(call) for call in self.consumed_calls}
         self.calls = [call for call in self.calls if id(call) not in dropped]
 
@@ -454,13 +515,13 @@ class Watch:
         # the calls whose gradients went into g
         if len(self.optimizers) == 1:
             self.drop_replaced(moved.values())
-        self.consumed_calls = [call for call in self.calls if call.gradient is not None]
+        self.consumed_calls = [call for call in self.calls if call.has_gradient]
         self.consumed_tensors = [
             ref(weight.grad) for weight in moved.values() if weight.grad is not None
         ]
         followed = replace(
             step,
-            calls=tuple(copy(call) for call in self.consumed_calls),
+            calls=tuple(call.consumed() for call in self.consumed_calls),
             statistics=self.statistics.end_step(),
         )
 
@@ -566,6 +627,13 @@ class Watch:
             contiguous = torch.empty_like(weight, memory_format=torch.contiguous_format)
             self.scratch[key] = contiguous.flatten().detach()
         return self.scratch[key][: weight.numel()].view(weight.shape)
+
+
+def differentiable_outputs(answer: object, followed: Tensor) -> dict[str, Tensor]:
+    """Return the tensors of an answer that a loss may use, by name."""
+    if isinstance(answer, Tensor):
+        return {"": followed} if followed.requires_grad else {}
+    return {name: tensor for name, tensor in named_outputs(answer).items() if tensor.requires_grad}
 
 
 def has_moved(state: Mapping[str, Any]) -> bool:

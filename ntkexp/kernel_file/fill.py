@@ -26,12 +26,12 @@ from ntkexp.config.build import admit, build
 from ntkexp.engine.base import (
     AbstractEngine,
     AbstractJob,
-    Ended,
     Ending,
     Stepped,
     Task,
     Tell,
     Unfinished,
+    reason_of_loss,
     run_jobs,
 )
 from ntkexp.kernel_file.kernel import AbstractKernel, Blocks, splits_of
@@ -44,7 +44,6 @@ from ntkexp.records.kernel_file import (
     Layout,
     Tiling,
     create,
-    lock_of_marks,
     open_matrix,
     refuse_foreign_files,
     side_for,
@@ -76,12 +75,12 @@ def fill(
     progress = progress or Silent()
     with claim(path):
         matrix = open_or_begin(path, kernel, force)
-        done = matrix.done
         left = matrix.missing()
-        damaged = sum(bool(done[tile]) for tile in left)
+        damaged = len(left) - len(matrix.unmarked(left))
         if damaged:
             progress.warn(f"{path} is damaged: {damaged} of its tiles are computed again")
-        matrix.unmark(left)
+        for tile in left:
+            matrix.mark(*tile).unlink(missing_ok=True)
         if not left:
             progress.found(path)
             return matrix
@@ -132,8 +131,6 @@ def claim(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # a forgotten worker holds the lock
-            release(acquire(lock_of_marks(path)), lock_of_marks(path))
         release(descriptor, lock)
 
 
@@ -290,6 +287,8 @@ class TileJob(AbstractJob):
     the worker.
     """
 
+    advice = "computed by a single worker on this machine, it says where"
+
     file: str
     fields: dict[str, Any]
     """The fields of the experiment."""
@@ -302,25 +301,21 @@ class TileJob(AbstractJob):
     tiles: tuple[Tile, ...] = ()
 
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
-        try:
-            if not Path(self.file).exists():
-                raise Mistake(
-                    f"a worker does not see {self.file}; choose a place on a file system that all "
-                    "machines share"
-                )
-            matrix = open_matrix(Path(self.file))
-            kernel = self.kernel(threads)
-            if matrix.facts["identity"] != kernel.identity:
-                raise Mistake(
-                    f"{self.file} is of something else there: that worker has other data or "
-                    "another version"
-                )
-            left = matrix.unmarked(self.tiles)
-            for count in fill_tiles(kernel, matrix, left):
-                tell(Stepped(name, count, len(left)))
-        except Exception as error:
-            error.add_note("computed by a single worker on this machine, it says where")
-            raise
+        if not Path(self.file).exists():
+            raise Mistake(
+                f"a worker does not see {self.file}; choose a place on a file system that all "
+                "machines share"
+            )
+        matrix = open_matrix(Path(self.file))
+        kernel = self.kernel(threads)
+        if matrix.facts["identity"] != kernel.identity:
+            raise Mistake(
+                f"{self.file} is of something else there: that worker has other data or "
+                "another version"
+            )
+        left = matrix.unmarked(self.tiles)
+        for count in fill_tiles(kernel, matrix, left):
+            tell(Stepped(name, count, len(left)))
         return "done" if left else "found"
 
     def kernel(self, threads: int) -> AbstractKernel:
@@ -346,22 +341,16 @@ def fill_by_jobs(
     left = list(tiles)
     while left:
         lost = ""
-        home = str(Path.cwd())
         logs = str(matrix.path.parent)
         tasks = (
-            Task(f"tiles-{identity}-{number}", replace(job, tiles=tuple(part)), home, logs)
+            Task(f"tiles-{identity}-{number}", replace(job, tiles=tuple(part)), logs)
             for number, part in enumerate(split_tiles(left, seconds, engine.workers))
         )
         with closing(run_jobs(engine, tasks)) as events:
             for event in events:
-                match event:
-                    case Ended(how="failed" | "broken"):  # other workers would fail too
-                        raise Unfinished(f"{matrix.path}: {event.reason}")
-                    case Ended(how="killed" | "stopped"):
-                        lost = event.reason or "it was told to stop"
-                        progress.warn(
-                            f"{matrix.path.name}: a worker is lost: {lost}; others continue"
-                        )
+                if reason := reason_of_loss(event, matrix.path):
+                    lost = reason
+                    progress.warn(f"{matrix.path.name}: a worker is lost: {lost}; others continue")
                 yield len(tiles) - len(matrix.unmarked(tiles))
         before = len(left)
         left = unmarked_tiles(matrix, left, 0.0 if lost else MAX_FILE_DELAY_SECONDS)

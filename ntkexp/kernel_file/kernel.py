@@ -342,5 +342,5 @@ class EmpiricalKernel(AbstractKernel):
             precision = f", within {hypot(*bars) / hypot(*norms):.1%} of its norm"
         return (
             f"the kernel is a sketch (kernel.sketch={self.experiment.kernel.sketch}){precision}: "
-            "it is good for drift, spectra and alignment, not for single entries"
+            "it is good for kernel change, spectra and alignment, not for single entries"
         )

@@ -32,6 +32,7 @@ from ntkexp.covariance.pairs import (
 )
 from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, detached_number
 from ntkexp.mistake import Mistake
+from ntkexp.shapes import Shape
 
 # --- Modules: weights, and factors that multiply the inputs or the result
 
@@ -171,7 +172,7 @@ class AbstractAffine(AbstractLayer):
     frozen: bool = False
 
     @abstractmethod
-    def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def weight_shape(self, shape: Shape) -> Shape:
         """Return [features, …]; all axes after the first are the inputs of a unit."""
 
     @abstractmethod
@@ -188,11 +189,11 @@ class AbstractAffine(AbstractLayer):
         """Return the pixel pairs of m(values), given the pairs of values."""
         return pairs
 
-    def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
+    def samples(self, shape: Shape) -> list[Coarse]:
         """Return the pixels with an output along each axis."""
         return []
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         self.shape(shape)
         weight_shape = self.weight_shape(shape)
         inputs = prod(weight_shape[1:])
@@ -202,12 +203,17 @@ class AbstractAffine(AbstractLayer):
         bias = None
         if b_std > 0:
             bias = torch.randn(self.features, generator=generator, dtype=torch.float64)
+        gain = W_std / sqrt(inputs)
+        shift = b_std
         if self.param == "standard":
-            scaled_bias = None if bias is None else bias * b_std
-            module = self.assembled(weight * (W_std / sqrt(inputs)), scaled_bias, 1.0, 1.0)
-        else:
-            gain = W_std / (inputs if self.param == "mean_field" else sqrt(inputs))
-            module = self.assembled(weight, bias, gain, b_std)
+            weight *= gain
+            if bias is not None:
+                bias *= shift
+            gain = 1.0
+            shift = 1.0
+        elif self.param == "mean_field":
+            gain = W_std / inputs
+        module = self.assembled(weight, bias, gain, shift)
         return module.requires_grad_(not self.frozen)
 
     def carry(self, signal: Signal) -> Signal:
@@ -218,28 +224,30 @@ class AbstractAffine(AbstractLayer):
             )
         return signal.after_weights()
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
+
+        def weighed_mean(values: Tensor) -> Tensor:
+            return self.W_std**2 * self.mix(values, covariance.pairs)
+
         # K′ = W_std² m(K) + b_std²
         mixed = self.mix(covariance.nngp, covariance.pairs)
         nngp = self.W_std**2 * mixed + self.b_std**2
+
         # Θ′ = W_std² m(Θ) + source
         ntk = covariance.ntk
         if ntk is not None:
-            source = self.source(nngp, mixed, shape)
-            ntk = self.W_std**2 * self.mix(ntk, covariance.pairs) + source
+            ntk = weighed_mean(ntk) + self.source(nngp, mixed, shape)
         pairs = self.mixed_pairs(covariance.pairs)
         after = replace(covariance, nngp=nngp, ntk=ntk, pairs=pairs)
+
         # In E (u − v)² the bias cancels; in E (u + v)² it counts twice.
-        distances = covariance.distances
-        if distances is not None:
-            distances = distances.map(
-                lambda values: self.W_std**2 * self.mix(values, covariance.pairs)
-            )
-            distances = replace(distances, far=distances.far + 4 * self.b_std**2)
+        if covariance.distances is not None:
+            distances = covariance.distances.map(weighed_mean)
+            distances = distances._replace(far=distances.far + 4 * self.b_std**2)
             after = after.with_distances(distances)
         return after.coarse(self.samples(shape))
 
-    def source(self, nngp: Tensor, mixed: Tensor, shape: tuple[int, ...]) -> Tensor | float:
+    def source(self, nngp: Tensor, mixed: Tensor, shape: Shape) -> Tensor | float:
         """Return the contribution of this layer's weights to Θ′, given K′ and m(K)."""
         if self.frozen:
             return 0.0
@@ -248,15 +256,16 @@ class AbstractAffine(AbstractLayer):
         inputs = shape[0] * prod(self.weight_shape(shape)[2:])
         return inputs * mixed + float(self.b_std > 0)
 
-    def weighed(
-        self, shape: tuple[int, ...], register: int, windows: tuple[int, int, int]
-    ) -> Operation:
+    def weighed(self, shape: Shape, register: int, windows: tuple[int, int, int]) -> Operation:
         """Return the operation on tiles; its window sums replace means, so s = W_std²/|window|."""
         scale = detached_number(self.W_std) ** 2 / prod(windows)
         shift = detached_number(self.b_std) ** 2
-        learned = (0.0, 0.0)
-        if not self.frozen:
-            learned = (scale, shift) if self.param == "ntk" else (float(shape[0]), float(shift > 0))
+        if self.frozen:
+            learned = (0.0, 0.0)
+        elif self.param == "ntk":
+            learned = (scale, shift)
+        else:
+            learned = (float(shape[0]), float(shift > 0))
         deep, down, across = (window // 2 for window in windows)
         return weigh(register, scale, shift, learned, (deep, down, across))
 
@@ -268,7 +277,7 @@ class Dense(AbstractAffine):
     (3,)
     """
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         if len(shape) != 1:
             raise Mistake(
                 f"Dense takes vectors, and was given examples of shape {list(shape)}; "
@@ -276,7 +285,7 @@ class Dense(AbstractAffine):
             )
         return (self.features,)
 
-    def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def weight_shape(self, shape: Shape) -> Shape:
         return (self.features, *shape)
 
     def assembled(
@@ -284,7 +293,7 @@ class Dense(AbstractAffine):
     ) -> nn.Module:
         return Affine(weight, bias, gain, shift)
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         return Operation(CLEAR, register), self.weighed(shape, register, (1, 1, 1))
 
 
@@ -303,7 +312,7 @@ class Conv(AbstractAffine):
     circular: bool = False
     valid: bool = False
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         if len(shape) - 1 not in CONVOLUTIONS:
             raise Mistake(
                 "Conv takes [channels, *pixels] with 1 to 3 axes of pixels, and was given "
@@ -322,7 +331,7 @@ class Conv(AbstractAffine):
             )
         return (self.features, *(len(one.members) for one in self.samples(shape)))
 
-    def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def windows(self, shape: Shape) -> tuple[int, ...]:
         window = (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
         if len(window) != len(shape) - 1 or any(w % 2 == 0 for w in window):
             raise Mistake(
@@ -330,21 +339,20 @@ class Conv(AbstractAffine):
             )
         return window
 
-    def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def weight_shape(self, shape: Shape) -> Shape:
         return (self.features, shape[0], *self.windows(shape))
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
         return window_mean(values, pairs, self.windows((1, *pairs.pixels)), self.circular)
 
-    def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
-        windows = self.windows(shape)
-        margins = [w // 2 if self.valid else 0 for w in windows]
-        return [
-            Coarse.every(n, self.stride, margin)
-            for n, margin in zip(shape[1:], margins, strict=True)
-        ]
+    def samples(self, shape: Shape) -> list[Coarse]:
+        samples = []
+        for n, window in zip(shape[1:], self.windows(shape), strict=True):
+            margin = window // 2 if self.valid else 0
+            samples.append(Coarse.every(n, self.stride, margin))
+        return samples
 
-    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
         return pairs_before(self.samples(shape), wanted, shape[1:])
 
     def assembled(
@@ -353,13 +361,13 @@ class Conv(AbstractAffine):
         shift = 1.0 if bias is None else shift
         return Convolution(weight, bias, gain, shift, self.stride, self.circular, self.valid)
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         deep, down, across = (1, 1, *self.windows(shape))[-3:]
         outside = Operation(WRAP if self.circular else CLEAR, register)
-        operations = outside, self.weighed(shape, register, (deep, down, across))
+        weighed = self.weighed(shape, register, (deep, down, across))
         if self.stride == 1 and not self.valid:
-            return operations
-        return (*operations, coarsen(register, self.samples(shape)))
+            return outside, weighed
+        return outside, weighed, coarsen(register, self.samples(shape))
 
 
 class AbstractTapped(AbstractAffine):
@@ -409,7 +417,7 @@ class AbstractTapped(AbstractAffine):
             taps.append(self.taps_of(n, **options_of_axis))
         return taps
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         name = type(self).__name__
         if len(shape) - 1 not in CONVOLUTIONS:
             raise Mistake(
@@ -426,7 +434,7 @@ class AbstractTapped(AbstractAffine):
             )
         return (self.features, *(len(one.members) for one in taps))
 
-    def weight_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def weight_shape(self, shape: Shape) -> Shape:
         return (self.features, shape[0], *self.options(len(shape) - 1)["window"])
 
     def assembled(
@@ -444,10 +452,10 @@ class AbstractTapped(AbstractAffine):
     def mixed_pairs(self, pairs: Pairs) -> Pairs:
         return pairs_after(self.taps(pairs.pixels), pairs)
 
-    def samples(self, shape: tuple[int, ...]) -> list[Coarse]:
+    def samples(self, shape: Shape) -> list[Coarse]:
         return [Coarse.every(len(one.members), 1) for one in self.taps(shape[1:])]
 
-    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
         return pairs_before(self.taps(shape[1:]), wanted, shape[1:])
 
 
@@ -480,7 +488,7 @@ class ConvTranspose(AbstractTapped):
 
     functions: ClassVar[Mapping[int, Callable[..., Tensor]]] = TRANSPOSED
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         output_shape = super().shape(shape)
         options = self.options(len(shape) - 1)
         extra = options["output_padding"]

@@ -15,6 +15,7 @@ from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, detached_number
 from ntkexp.mistake import Mistake
+from ntkexp.shapes import Shape
 
 
 class SelfAttention(AbstractLayer):
@@ -56,7 +57,7 @@ class SelfAttention(AbstractLayer):
     linear_scaling: bool = True
     frozen: bool = False
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         if len(shape) == 1:
             raise Mistake(
                 f"SelfAttention takes [channels, *pixels], and was given {list(shape)}; "
@@ -64,7 +65,7 @@ class SelfAttention(AbstractLayer):
             )
         return (self.features, *shape[1:])
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         self.shape(shape)
         head_width = -(-self.features // self.heads)  # d, rounded up
 
@@ -75,11 +76,14 @@ class SelfAttention(AbstractLayer):
         query = normal(*head_shape)
         value = normal(*head_shape)
         out = normal(self.heads * head_width, self.features)
-        key = None if self.linear_scaling else normal(*head_shape)
+        key = None
+        if not self.linear_scaling:
+            key = normal(*head_shape)
         b_std = detached_number(self.b_std)
-        weights = AttentionWeights(
-            query, key, value, out, normal(self.features) if b_std > 0 else None
-        )
+        bias = None
+        if b_std > 0:
+            bias = normal(self.features)
+        weights = AttentionWeights(query, key, value, out, bias)
         scales = (detached_number(self.QK_std), detached_number(self.OV_std), b_std)
         module = Attention(weights, scales, self.attention == "softmax")
         return module.requires_grad_(not self.frozen)
@@ -92,16 +96,18 @@ class SelfAttention(AbstractLayer):
             )
         return signal.after_weights()
 
-    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
         return Pairs.all(shape[1:])
 
-    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs:
+    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs:
         return Pairs.all(shape[1:])
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         pairs = covariance.pairs
         K = pairs.as_matrix(covariance.nngp)
-        Theta = None if covariance.ntk is None else pairs.as_matrix(covariance.ntk)
+        Theta: Tensor | None = None
+        if covariance.ntk is not None:
+            Theta = pairs.as_matrix(covariance.ntk)
         b2 = self.b_std**2
         if self.linear_scaling:
             covariance, left, right = self.weights(covariance, K)
@@ -111,30 +117,36 @@ class SelfAttention(AbstractLayer):
                 return self.OV_std**2 * (left @ values @ right.transpose(-1, -2))
 
             nngp = attended(K)
-            ntk = None if Theta is None else attended(Theta)
+            if Theta is not None:
+                Theta = attended(Theta)
             source = 2 * nngp  # from W and V; the term from Q vanishes as d grows
         else:
             s2 = (self.QK_std * self.OV_std) ** 2
             norm = (K * K).sum((-2, -1), keepdim=True)
             nngp = s2 * norm * K
-            ntk = None
             if Theta is not None:
-                ntk = s2 * (2 * (K * Theta).sum((-2, -1), keepdim=True) * K + norm * Theta)
+                inner = (K * Theta).sum((-2, -1), keepdim=True)
+                Theta = s2 * (2 * inner * K + norm * Theta)
             source = 4 * nngp  # from W, V, Q and K
-        if ntk is not None and not self.frozen:
-            ntk = ntk + source + b2
-        stored_ntk = None if ntk is None else pairs.from_matrix(ntk)
-        return replace(covariance, nngp=pairs.from_matrix(nngp + b2), ntk=stored_ntk)
+        after = replace(covariance, nngp=pairs.from_matrix(nngp + b2))
+        if Theta is None:
+            return after
+        if not self.frozen:
+            Theta = Theta + source + b2
+        return replace(after, ntk=pairs.from_matrix(Theta))
 
     def weights(self, covariance: Covariance, K: Tensor) -> tuple[Covariance, Tensor, Tensor]:
         """Return A of both sides. If K is each example's with itself, collect A like a variance."""
         if covariance.ntk is None:
             A = self.QK_std * K
-            A = A.softmax(-1) if self.attention == "softmax" else A
-            return replace(covariance, left=(*covariance.left, A)), A, A
-        left = covariance.left[covariance.met][:, None]
-        right = covariance.right[covariance.met][None]
-        return replace(covariance, met=covariance.met + 1), left, right
+            if self.attention == "softmax":
+                A = A.softmax(-1)
+            collected = replace(covariance, left=(*covariance.left, A))
+            return collected, A, A
+        met = covariance.met
+        left = covariance.left[met][:, None]
+        right = covariance.right[met][None]
+        return replace(covariance, met=met + 1), left, right
 
 
 @dataclass(frozen=True)
@@ -171,12 +183,22 @@ class Attention(nn.Module):
         rows = x.flatten(2).transpose(1, 2).unsqueeze(1)  # [example, 1, pixel, channel]
         queries = rows @ self.query  # [example, head, pixel, width]
         values = rows @ self.value
-        keys = queries if self.key is None else rows @ self.key
-        power = 1 if self.key is None else 0.5
-        G = queries @ keys.transpose(2, 3) * (QK_std / (channels * width**power))
-        heads = (G.softmax(3) if self.softmax else G) @ values
+        if self.key is None:
+            keys = queries
+            divisor = channels * width
+        else:
+            keys = rows @ self.key
+            divisor = channels * width**0.5
+
+        # A = ζ(G), and the heads Σ_r A[p, r] V x[r]
+        A = queries @ keys.transpose(2, 3) * (QK_std / divisor)
+        if self.softmax:
+            A = A.softmax(3)
+        heads = A @ values
         joined = heads.transpose(1, 2).flatten(2)  # [example, pixel, head · width]
-        outputs = joined @ self.out * (OV_std / (self.out.shape[0] * channels) ** 0.5)
+
+        scale = OV_std / (self.out.shape[0] * channels) ** 0.5
+        outputs = joined @ self.out * scale
         if self.bias is not None:
             outputs = outputs + b_std * self.bias
         image: Tensor = outputs.transpose(1, 2).reshape(len(x), -1, *x.shape[2:])

@@ -26,6 +26,7 @@ from ntkexp.component import Component
 from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.pairs import ADD, COPY, NoFusedForm, Operation, Operations, Pairs, weigh
 from ntkexp.mistake import Mistake, in_short, nearest
+from ntkexp.shapes import Shape
 
 MAX_LAYER_SCALE = 1e150
 """The square of a larger scale would overflow."""
@@ -70,7 +71,9 @@ def single_number(value: Tensor | float) -> Tensor | float:
 
 def detached_number(value: Tensor | float) -> float:
     """Return the number without its autograd graph."""
-    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+    if isinstance(value, Tensor):
+        value = value.detach()
+    return float(value)
 
 
 def scale(zero: bool) -> AfterValidator:
@@ -106,32 +109,32 @@ class AbstractLayer(Component):
     """The layer averages over the pixel pairs that it needs, and returns vectors."""
 
     @abstractmethod
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         """Return the shape of an example after this layer."""
 
     @abstractmethod
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         """Return a module for examples of this shape, with weights from the generator."""
 
     def carry(self, signal: Signal) -> Signal:
         """Return the properties of the signal after this layer. Raise if the layer has no limit."""
         raise Mistake(f"{type(self).__name__} has no known limit of infinite width")
 
-    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
         """Return the pixel pairs before this layer that the wanted pairs after it depend on."""
         return wanted
 
-    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
+    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs | None:
         """Return the same for pairs of an example with itself; None unless a layer needs
         variances.
         """
         return None if wanted is None else self.need(wanted, shape)
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         """Apply this layer to covariances and tangent kernels."""
         raise NotImplementedError(type(self).__name__)  # `carry` has raised before
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         """Return `push` as operations on tiles, for the fused engine.
 
         Registers from `free` on may be overwritten. The numbers of operations with `ends` and of
@@ -148,7 +151,7 @@ FORMULA = frozenset({"need", "push", "mix", "between", "dual", "alone"})
 """The methods that define a layer's formula; a fused form must match them."""
 
 
-def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+def shapes(layers: Layers, shape: Shape) -> list[Shape]:
     """Return the shapes before each layer and after the last.
 
     >>> from ntkexp.layer.linear import Flatten
@@ -161,7 +164,7 @@ def shapes(layers: Layers, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return chain
 
 
-def build(layers: Layers, shape: tuple[int, ...], generator: torch.Generator) -> nn.Sequential:
+def build(layers: Layers, shape: Shape, generator: torch.Generator) -> nn.Sequential:
     """Return the layers as a module for examples of this shape."""
     pairs = zip(layers, shapes(layers, shape), strict=False)
     return nn.Sequential(*(layer.build(before, generator) for layer, before in pairs))
@@ -174,28 +177,28 @@ def carry(layers: Layers, signal: Signal) -> Signal:
     return signal
 
 
-def need(layers: Layers, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+def need(layers: Layers, wanted: Pairs, shape: Shape) -> Pairs:
     """Return the pixel pairs before all layers that the wanted pairs depend on."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need(wanted, before)
     return wanted
 
 
-def need_own(layers: Layers, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
+def need_own(layers: Layers, wanted: Pairs | None, shape: Shape) -> Pairs | None:
     """Return the same for pairs of an example with itself."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need_own(wanted, before)
     return wanted
 
 
-def push(layers: Layers, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+def push(layers: Layers, covariance: Covariance, shape: Shape) -> Covariance:
     """Apply all layers to K and Θ."""
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         covariance = layer.push(covariance, before)
     return covariance
 
 
-def fused(layers: Layers, shape: tuple[int, ...], register: int, free: int) -> Operations:
+def fused(layers: Layers, shape: Shape, register: int, free: int) -> Operations:
     """Return the operations of all layers. Raise if a layer's fused form is missing or changes
     pixels.
     """
@@ -212,7 +215,7 @@ def fused(layers: Layers, shape: tuple[int, ...], register: int, free: int) -> O
                 pixels = tuple(len(one.members) for one in coarse)
         if layer.shape(before)[1:] != pixels:
             raise NoFusedForm(type(layer).__name__)
-        operations = (*operations, *of_layer)
+        operations += of_layer
     return operations
 
 
@@ -246,7 +249,7 @@ class Residual(AbstractLayer):
     branch: tuple[AbstractLayer, ...]
     shortcut: tuple[AbstractLayer, ...] = ()
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         branch = shapes(self.branch, shape)[-1]
         shortcut = shapes(self.shortcut, shape)[-1]
         if branch != shortcut:
@@ -255,7 +258,7 @@ class Residual(AbstractLayer):
             )
         return branch
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         self.shape(shape)  # raises if the branches disagree
         return Sum(build(self.branch, shape, generator), build(self.shortcut, shape, generator))
 
@@ -275,24 +278,34 @@ class Residual(AbstractLayer):
             uneven=any(end.uneven for end in ends),
         )
 
-    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
         return need(self.branch, wanted, shape).union(need(self.shortcut, wanted, shape))
 
-    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-        branch = need_own(self.branch, wanted, shape)
-        shortcut = need_own(self.shortcut, wanted, shape)
-        return branch.union(shortcut) if branch and shortcut else branch or shortcut
+    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs | None:
+        return own_of_branches((self.branch, self.shortcut), wanted, shape)
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         branch = push(self.branch, covariance, shape)
-        return branch.plus(push(self.shortcut, covariance.following(branch), shape))
+        shortcut = push(self.shortcut, covariance.following(branch), shape)
+        return branch.plus(shortcut)
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         branch = fused(self.branch, shape, register, free + 1)
         shortcut = fused(self.shortcut, shape, free, max(free + 1, registers(branch)))
         copy = Operation(COPY, register, free)
         add = Operation(ADD, register, free)
         return copy, *branch, *shortcut, add
+
+
+def own_of_branches(
+    branches: tuple[Layers, ...], wanted: Pairs | None, shape: Shape
+) -> Pairs | None:
+    """Return the pairs of an example with itself that some branch needs, or None."""
+    by_branch = [need_own(layers, wanted, shape) for layers in branches]
+    needed = [pairs for pairs in by_branch if pairs is not None]
+    if not needed:
+        return None
+    return reduce(Pairs.union, needed)
 
 
 class Sum(nn.Module):
@@ -328,23 +341,23 @@ class Concatenation(AbstractLayer):
 
     branches: Annotated[tuple[tuple[AbstractLayer, ...], ...], Field(min_length=2)]
 
-    def ends(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    def ends(self, shape: Shape) -> list[Shape]:
         ends = [shapes(layers, shape)[-1] for layers in self.branches]
         if len({end[1:] for end in ends}) > 1:
             shown = ", ".join(str([*end]) for end in ends)
             raise Mistake(f"the branches of a concatenation differ in pixels: {shown}")
         return ends
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         ends = self.ends(shape)
         return (sum(end[0] for end in ends), *ends[0][1:])
 
-    def shares(self, shape: tuple[int, ...]) -> tuple[float, ...]:
+    def shares(self, shape: Shape) -> tuple[float, ...]:
         """Return p, each branch's share of the channels."""
         channels = [end[0] for end in self.ends(shape)]
         return tuple(one / sum(channels) for one in channels)
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         self.shape(shape)
         return SideBySide(build(layers, shape, generator) for layers in self.branches)
 
@@ -357,25 +370,25 @@ class Concatenation(AbstractLayer):
             )
         return Signal(fresh=all(end.fresh for end in ends), wide=True, uneven=True)
 
-    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
         return reduce(Pairs.union, (need(layers, wanted, shape) for layers in self.branches))
 
-    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
-        by_branch = [need_own(layers, wanted, shape) for layers in self.branches]
-        needed = [pairs for pairs in by_branch if pairs]
-        return reduce(Pairs.union, needed) if needed else None
+    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs | None:
+        return own_of_branches(self.branches, wanted, shape)
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-        total: Covariance | None = None
-        for layers, share in zip(self.branches, self.shares(shape), strict=True):
-            start = covariance if total is None else covariance.following(total)
-            branch = push(layers, start, shape)
-            branch = branch.map(lambda values, share=share: share * values)  # type: ignore[misc]
-            total = branch if total is None else total.plus(branch)
-        assert total is not None  # there are at least two branches
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
+
+        def weighed(covariance: Covariance, layers: Layers, share: float) -> Covariance:
+            return push(layers, covariance, shape).map(lambda values: share * values)
+
+        first, *shares = self.shares(shape)
+        total = weighed(covariance, self.branches[0], first)
+        for layers, share in zip(self.branches[1:], shares, strict=True):
+            branch = weighed(covariance.following(total), layers, share)
+            total = total.plus(branch)
         return total
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         # Copy the input into one register for each branch, weigh each by p, and add.
         others = range(free, free + len(self.branches) - 1)
         free += len(others)
@@ -384,8 +397,10 @@ class Concatenation(AbstractLayer):
         for layers, branch_register, share in branches:
             branch = fused(layers, shape, branch_register, free)
             free = max(free, registers(branch))
-            operations = (*operations, *branch, weigh(branch_register, share))
-        return (*operations, *(Operation(ADD, register, other) for other in others))
+            operations += (*branch, weigh(branch_register, share))
+        for other in others:
+            operations += (Operation(ADD, register, other),)
+        return operations
 
 
 class SideBySide(nn.ModuleList):

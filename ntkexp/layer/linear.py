@@ -25,6 +25,7 @@ from ntkexp.covariance.pairs import (
 )
 from ntkexp.layer.base import AbstractLayer, name_validator
 from ntkexp.mistake import Mistake
+from ntkexp.shapes import Shape
 
 # --- Flattening, and the mean over an image
 
@@ -41,19 +42,19 @@ class Flatten(AbstractLayer):
 
     averages = True
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         return (prod(shape),)
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         return nn.Flatten()
 
     def carry(self, signal: Signal) -> Signal:
         return replace(signal, gaussian=False)
 
-    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
         return Pairs.equal(shape[1:])
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         return covariance.coarse([Coarse.one(n, equal=True) for n in shape[1:]]).without_pixels()
 
 
@@ -66,23 +67,23 @@ class GlobalAvgPool(AbstractLayer):
 
     averages = True
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         if len(shape) == 1:
             raise Mistake(
                 f"GlobalAvgPool takes [channels, *pixels], and was given {list(shape)}; leave it out"
             )
         return shape[:1]
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         return MeanOverPixels()
 
     def carry(self, signal: Signal) -> Signal:
         return signal
 
-    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
         return Pairs.all(shape[1:])
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         return covariance.coarse([Coarse.one(n, equal=False) for n in shape[1:]]).without_pixels()
 
 
@@ -112,10 +113,10 @@ class Dropout(AbstractLayer):
 
     rate: float = Field(0.5, ge=0, lt=1)
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         return shape
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         return nn.Dropout(self.rate)
 
     def carry(self, signal: Signal) -> Signal:
@@ -127,21 +128,19 @@ class Dropout(AbstractLayer):
             )
         return replace(signal, gaussian=False)
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         pairs = covariance.pairs
         keep = 1 - self.rate
         if any(0 not in offsets for offsets in pairs.offsets):
             return covariance  # no pair of equal pixels
-        if covariance.ntk is None:
-            return covariance.map(
-                lambda values: pairs.with_diagonal(values, pairs.diagonal(values) / keep)
-            )
-        if not covariance.same:  # variances grow, which changes the distances
-            return covariance.with_distances(None)
+        if covariance.ntk is not None and not covariance.same:
+            return covariance.with_distances(None)  # variances grow, which changes the distances
 
         def divide_diagonal(values: Tensor) -> Tensor:
-            diagonal = pairs.diagonal(values.diagonal(dim1=0, dim2=1).movedim(-1, 0))
-            return covariance.where_same(values, diagonal / keep)
+            if covariance.ntk is None:
+                return pairs.with_diagonal(values, pairs.diagonal(values) / keep)
+            of_same = values.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+            return covariance.where_same(values, pairs.diagonal(of_same) / keep)
 
         return covariance.map(divide_diagonal)
 
@@ -157,10 +156,12 @@ class AbstractPool(AbstractLayer):
     """Torch's pooling modules in one, two and three dimensions."""
     window: Depth | tuple[Depth, ...] = 2
 
-    def windows(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.window,) * (len(shape) - 1) if isinstance(self.window, int) else self.window
+    def windows(self, shape: Shape) -> tuple[int, ...]:
+        if isinstance(self.window, int):
+            return (self.window,) * (len(shape) - 1)
+        return self.window
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         windows = self.windows(shape)
         if len(shape) == 1:
             raise Mistake(
@@ -179,7 +180,7 @@ class AbstractPool(AbstractLayer):
             )
         return (shape[0], *pixels)
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         dimensions = len(self.shape(shape)) - 1
         return self.modules[dimensions - 1](self.windows(shape))
 
@@ -198,17 +199,17 @@ class AvgPool(AbstractPool):
     def carry(self, signal: Signal) -> Signal:
         return signal
 
-    def coarse(self, shape: tuple[int, ...]) -> list[Coarse]:
+    def coarse(self, shape: Shape) -> list[Coarse]:
         sizes = zip(shape[1:], self.windows(shape), strict=True)
         return [Coarse.windows(n, window) for n, window in sizes]
 
-    def need(self, wanted: Pairs, shape: tuple[int, ...]) -> Pairs:
+    def need(self, wanted: Pairs, shape: Shape) -> Pairs:
         return pairs_before(self.coarse(shape), wanted, shape[1:])
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         return covariance.coarse(self.coarse(shape))
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         return (coarsen(register, self.coarse(shape)),)
 
 
@@ -246,7 +247,7 @@ BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.Ba
 class AbstractNorm(AbstractLayer):
     """A normalisation, which keeps the shape of an example."""
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         return shape
 
 
@@ -261,7 +262,7 @@ class LayerNorm(AbstractNorm):
     eps: float = Field(1e-12, gt=0)
     affine: bool = False
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         return ChannelNorm(shape[0], self.eps, self.affine)
 
     def carry(self, signal: Signal) -> Signal:
@@ -273,10 +274,10 @@ class LayerNorm(AbstractNorm):
             )
         return signal
 
-    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs:
+    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs:
         return wanted or Pairs.equal(shape[1:])
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         met, left, right = covariance.meet()
         # 1/√(q + ε) at both ends
         first = left.lay_out((left.variance + self.eps).rsqrt())
@@ -287,6 +288,8 @@ class LayerNorm(AbstractNorm):
         after = met.map(lambda values: values * factor)
         if covariance.distances is None:
             return after
+
+        # The distances of the ends, each divided by √(q + ε)
         q1 = left.lay_out(left.variance)
         q2 = right.lay_out(right.variance)
         before = covariance.distances.at(q1, q2)
@@ -296,7 +299,7 @@ class LayerNorm(AbstractNorm):
         far = before.far * factor
         return after.with_distances(Distances(near, far, slack, excess))
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         return (Operation(NORM, register, ends=lambda q: ((q + self.eps).rsqrt(),)),)
 
 
@@ -318,9 +321,12 @@ class GroupNorm(AbstractNorm):
     groups: Count = 8
     eps: float = Field(1e-5, gt=0)
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
-        groups = next(g for g in range(min(self.groups, shape[0]), 0, -1) if shape[0] % g == 0)
-        return nn.GroupNorm(groups, shape[0], self.eps, dtype=torch.float64)
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
+        channels = shape[0]
+        groups = min(self.groups, channels)
+        while channels % groups:
+            groups -= 1
+        return nn.GroupNorm(groups, channels, self.eps, dtype=torch.float64)
 
 
 class BatchNorm(AbstractNorm):
@@ -328,7 +334,7 @@ class BatchNorm(AbstractNorm):
 
     eps: float = Field(1e-5, gt=0)
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         return BATCH_NORMS[len(shape)](shape[0], self.eps, dtype=torch.float64).eval()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from math import cos, factorial, pi
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -31,6 +32,10 @@ from ntkexp.covariance.pairs import (
     root_and_inverse,
 )
 from ntkexp.layer.base import AbstractLayer, says_itself
+from ntkexp.shapes import Shape
+
+Values: TypeAlias = Float[Tensor, "..."]
+"""Elements of a signal, in any shape."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,7 @@ class PairMoments:
     distances: Distances
 
 
-@dataclass(frozen=True)
-class NearKernels:
+class NearKernels(NamedTuple):
     """κ, κ̇ and the distances after a layer, or None if the layer cannot compute its distances."""
 
     value: Tensor
@@ -63,7 +67,7 @@ class AbstractPointwise(AbstractLayer):
     """
 
     @abstractmethod
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         """Return σ(z)."""
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +80,9 @@ class AbstractPointwise(AbstractLayer):
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
         """Return κ and κ̇ for the variances at both ends of each pair."""
-        return self.dual(first.lay_out(first.variance), c, second.lay_out(second.variance))
+        q1 = first.lay_out(first.variance)
+        q2 = second.lay_out(second.variance)
+        return self.dual(q1, c, q2)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
         """Return κ and κ̇ from distances, without cancellation for nearly equal or opposite
@@ -95,10 +101,10 @@ class AbstractPointwise(AbstractLayer):
         signal.refuse_unmixed(type(self).__name__)
         return Signal(wide=signal.wide)
 
-    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
+    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs | None:
         return wanted or Pairs.equal(shape[1:])
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         met, first, second = covariance.meet()
         pairs = covariance.pairs
         nngp = covariance.nngp
@@ -106,28 +112,30 @@ class AbstractPointwise(AbstractLayer):
             # Each example with itself: K′[p, q] = κ; equal pixels use `alone`.
             if pairs != Pairs.equal(pairs.pixels):
                 nngp, _ = self.between(first, nngp, second)
-            return replace(met, nngp=pairs.with_diagonal(nngp, self.alone(first.variance)[0]))
+            variance, _ = self.alone(first.variance)
+            return replace(met, nngp=pairs.with_diagonal(nngp, variance))
+
+        # κ and κ̇ between two sides
         distances: Distances | None = None
         if covariance.distances is not None and self.resolves:
             zero = torch.zeros_like(nngp)
             q1 = first.lay_out(first.variance) + zero
             q2 = second.lay_out(second.variance) + zero
-            near = self.resolved(PairMoments(q1, nngp, q2, covariance.distances.at(q1, q2)))
-            nngp = near.value
-            slope = near.slope
-            distances = near.distances
+            moments = PairMoments(q1, nngp, q2, covariance.distances.at(q1, q2))
+            nngp, slope, distances = self.resolved(moments)
         else:
             nngp, slope = self.between(first, nngp, second)
         if covariance.same:
             value_alone, slope_alone = self.alone(first.variance)
             nngp = covariance.where_same(nngp, value_alone)
             slope = covariance.where_same(slope, slope_alone)
-        return replace(met, nngp=nngp, ntk=covariance.ntk * slope).with_distances(distances)
+        after = replace(met, nngp=nngp, ntk=covariance.ntk * slope)
+        return after.with_distances(distances)
 
-    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def shape(self, shape: Shape) -> Shape:
         return shape
 
-    def build(self, shape: tuple[int, ...], generator: torch.Generator) -> nn.Module:
+    def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
         return Pointwise(self)
 
 
@@ -138,14 +146,14 @@ class Pointwise(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def forward(self, z: Values) -> Values:
         return self.layer.apply(z)
 
 
 class Linear(AbstractPointwise):
     """σ(z) = z."""
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         return z
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,13 +162,13 @@ class Linear(AbstractPointwise):
     def carry(self, signal: Signal) -> Signal:
         return signal
 
-    def need_own(self, wanted: Pairs | None, shape: tuple[int, ...]) -> Pairs | None:
+    def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs | None:
         return wanted
 
-    def push(self, covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
+    def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         return covariance
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         return ()
 
 
@@ -190,9 +198,10 @@ class AbstractBent(AbstractPointwise):
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         k, h = self.constants
-        nonzero = (q1 > 0) & (q2 > 0)
         # √q₁√q₂, because q₁q₂ may overflow
-        root = torch.where(q1 > 0, q1, 1.0).sqrt() * torch.where(q2 > 0, q2, 1.0).sqrt()
+        root1 = torch.where(q1 > 0, q1, 1.0).sqrt()
+        root2 = torch.where(q2 > 0, q2, 1.0).sqrt()
+        root = root1 * root2
         rho = c / root
         # Treat |ρ| = 1 up to rounding as 1: the arc cosine would turn 1e-16 into 1e-8.
         equal = rho.abs() >= 1 - ROUNDING * torch.finfo(rho.dtype).eps
@@ -202,7 +211,8 @@ class AbstractBent(AbstractPointwise):
         angle = torch.where(equal, straight, inner.acos())
         sine = torch.where(equal, 0.0, ((1 - inner) * (1 + inner)).sqrt())
         slope = h - k * angle
-        return torch.where(nonzero, root, 0.0) * (k * sine + slope * rho), slope
+        nonzero_root = torch.where((q1 > 0) & (q2 > 0), root, 0.0)
+        return nonzero_root * (k * sine + slope * rho), slope
 
     def resolved(self, moments: PairMoments) -> NearKernels:
         """Return κ, κ̇ and the distances from half angles.
@@ -215,26 +225,28 @@ class AbstractBent(AbstractPointwise):
         """
         a, b = self.slopes
         k, h = self.constants
-        distances = moments.distances
+        near, far, slack, excess = moments.distances
         c = moments.c
         R = safe_root(moments.q1) * safe_root(moments.q2)
-        acute = distances.near <= distances.far
-        shorter = torch.where(acute, distances.near, distances.far)
-        sine = safe_root(shorter / torch.where(R > 0, 4 * R, 1.0)).clamp_max(0.5**0.5)
+
+        # ϑ or ϑ′, from its half
+        acute = near <= far
+        squared_sine = torch.where(acute, near, far) / torch.where(R > 0, 4 * R, 1.0)
+        sine = safe_root(squared_sine).clamp_max(0.5**0.5)
         angle = torch.where(R > 0, 2 * sine.asin(), pi / 2)  # a right angle if u or v is zero
         G = k * R * sine_gap(angle)
+
         slope = torch.where(acute, h - k * angle, a * b + k * angle)
         value = torch.where(acute, h * c, a * b * c) + G
-        near = torch.where(acute, h * distances.near, h * distances.far - (a + b) ** 2 * c) - 2 * G
-        far = h * distances.far + 2 * G - torch.where(acute, 0.0, (a - b) ** 2 * c)
-        after = Distances(near, far, h * distances.slack, h * distances.excess)
-        return NearKernels(value, slope, after)
+        near = torch.where(acute, h * near, h * far - (a + b) ** 2 * c) - 2 * G
+        far = h * far + 2 * G - torch.where(acute, 0.0, (a - b) ** 2 * c)
+        return NearKernels(value, slope, Distances(near, far, h * slack, h * excess))
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
         _, h = self.constants
         return h * q, torch.full_like(q, h)
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         return (Operation(BEND, register, constants=self.constants, ends=root_and_inverse),)
 
 
@@ -260,7 +272,7 @@ class ReLU(AbstractBent):
     def slopes(self) -> tuple[float, float]:
         return 0.0, 1.0
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         return torch.relu(z)
 
 
@@ -273,7 +285,7 @@ class LeakyReLU(AbstractBent):
     def slopes(self) -> tuple[float, float]:
         return self.slope, 1.0
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         return torch.nn.functional.leaky_relu(z, self.slope)
 
 
@@ -284,7 +296,7 @@ class Abs(AbstractBent):
     def slopes(self) -> tuple[float, float]:
         return -1.0, 1.0
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         return torch.abs(z)
 
 
@@ -313,7 +325,7 @@ class Erf(AbstractEntire):
     D = √((1 + 2q₁)(1 + 2q₂) − 4c²),    κ = (2/π) atan2(2c, D),    κ̇ = (4/π)/D    (Williams 1997)
     """
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         return torch.erf(z)
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
@@ -364,7 +376,7 @@ class Erf(AbstractEntire):
         after = Distances(near, far, slack, excess)
         return NearKernels(2 / pi * torch.atan2(2 * moments.c, D), 4 / pi / D, after)
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         def ends(q: Tensor) -> tuple[Tensor]:
             return ((1 + 2 * require_resolved("Erf", q)).rsqrt(),)
 
@@ -378,7 +390,7 @@ class GELU(AbstractEntire):
     κ = (c² + q₁q₂D²)/(2πPD) + cφ,    κ̇ = c/(2πD) · (1/D² + (1 − q₁q₂)/P + 1) + φ
     """
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         return torch.nn.functional.gelu(z)
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
@@ -389,8 +401,11 @@ class GELU(AbstractEntire):
 
     def resolved(self, moments: PairMoments) -> NearKernels:
         """Return κ and κ̇ with D² = 1 + q₁ + q₂ + near · far/4."""
-        D2 = 1 + moments.q1 + moments.q2 + moments.distances.near * moments.distances.far / 4
-        return NearKernels(*self.by_parts(moments.q1, moments.c, moments.q2, D2), None)
+        q1 = moments.q1
+        q2 = moments.q2
+        D2 = 1 + q1 + q2 + moments.distances.near * moments.distances.far / 4
+        value, slope = self.by_parts(q1, moments.c, q2, D2)
+        return NearKernels(value, slope, None)
 
     @staticmethod
     def by_parts(q1: Tensor, c: Tensor, q2: Tensor, D2: Tensor) -> tuple[Tensor, Tensor]:
@@ -399,9 +414,10 @@ class GELU(AbstractEntire):
         P = (1 + q1) * (1 + q2)
         phi = torch.atan2(D, -c) / (2 * pi)
         value = (c * c + q1 * q2 * D2) / (2 * pi * P * D) + c * phi
-        return value, c / (2 * pi * D) * (1 / D2 + (2 + q1 + q2) / P) + phi
+        slope = c / (2 * pi * D) * (1 / D2 + (2 + q1 + q2) / P) + phi
+        return value, slope
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         def ends(q: Tensor) -> tuple[Tensor, Tensor]:
             return (1 + require_resolved("GELU", q)).rsqrt(), q
 
@@ -434,7 +450,9 @@ class AbstractWave(AbstractEntire):
         mean = (q1 + q2) / 2
         minus = torch.exp(b * b * (c - mean))  # e₋
         plus = torch.exp(-b * b * (c + mean)) * self.phase  # e₊
-        return a * a / 2 * (minus - plus), a * a * b * b / 2 * (minus + plus)
+        value = a * a / 2 * (minus - plus)
+        slope = a * a * b * b / 2 * (minus + plus)
+        return value, slope
 
     def resolved(self, moments: PairMoments) -> NearKernels:
         """Return κ and κ̇ with e₋ = exp(−b² E(u − v)²/2) and e₊ = exp(−b² E(u + v)²/2) cos 2c₀."""
@@ -446,7 +464,7 @@ class AbstractWave(AbstractEntire):
         slope = a * a * b2 / 2 * (minus + plus)
         return NearKernels(value, slope, None)
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         name = type(self).__name__
         b2 = self.b**2
 
@@ -464,7 +482,7 @@ class Sin(AbstractWave):
     def phase(self) -> float:
         return cos(2 * self.c)
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         return self.a * torch.sin(self.b * z + self.c)
 
 
@@ -475,5 +493,5 @@ class Cos(AbstractWave):
     def phase(self) -> float:
         return -cos(2 * self.c)
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         return self.a * torch.cos(self.b * z + self.c)

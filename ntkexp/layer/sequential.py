@@ -25,6 +25,7 @@ from ntkexp.layer.pointwise import GELU, LeakyReLU, ReLU
 from ntkexp.layer.smooth import Generic, SiLU, Tanh
 from ntkexp.layer.spec import layer_mistake
 from ntkexp.mistake import Mistake
+from ntkexp.shapes import Shape
 
 ADVICE = "; write the layers as a list, or choose method='monte_carlo'"
 
@@ -62,7 +63,7 @@ class Scales:
 
 
 def read_sequential(
-    module: nn.Sequential, shape: tuple[int, ...], scales: Scales | None = None
+    module: nn.Sequential, shape: Shape, scales: Scales | None = None
 ) -> tuple[AbstractLayer, ...]:
     """Return the layers of a module for examples of this shape. Raise if a module has no known
     limit.
@@ -118,7 +119,7 @@ def leaves(module: nn.Sequential, place: str) -> Iterator[tuple[str, nn.Module]]
 Reader = Callable[[Any, tuple[int, ...], Scales], list[AbstractLayer]]
 
 
-def read_linear(module: nn.Linear, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
+def read_linear(module: nn.Linear, shape: Shape, scales: Scales) -> list[AbstractLayer]:
     if shape != (module.in_features,):
         raise Mistake(
             f"it takes vectors of {module.in_features}, and is given examples of shape "
@@ -127,7 +128,7 @@ def read_linear(module: nn.Linear, shape: tuple[int, ...], scales: Scales) -> li
     return [Dense(features=module.out_features, **scales.of(module, module.in_features))]
 
 
-def refuse_other_images(module: Any, shape: tuple[int, ...]) -> None:
+def refuse_other_images(module: Any, shape: Shape) -> None:
     axes = len(module.kernel_size)
     if len(shape) != axes + 1 or shape[0] != module.in_channels:
         raise Mistake(
@@ -137,7 +138,7 @@ def refuse_other_images(module: Any, shape: tuple[int, ...]) -> None:
 
 
 def read_convolution(
-    module: nn.Conv1d | nn.Conv2d | nn.Conv3d, shape: tuple[int, ...], scales: Scales
+    module: nn.Conv1d | nn.Conv2d | nn.Conv3d, shape: Shape, scales: Scales
 ) -> list[AbstractLayer]:
     """Read a convolution: as the faster `Conv` if it allows the options, else as `PaddedConv`.
 
@@ -198,7 +199,7 @@ def padding_of(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...]:
 
 def read_transposed(
     module: nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d,
-    shape: tuple[int, ...],
+    shape: Shape,
     scales: Scales,
 ) -> list[AbstractLayer]:
     """Read a transposed convolution. torch scales its weights by the number of outputs, not of
@@ -222,7 +223,7 @@ def read_transposed(
     ]
 
 
-def read_pool(module: Any, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
+def read_pool(module: Any, shape: Shape, scales: Scales) -> list[AbstractLayer]:
     """Read average pooling over windows without overlap."""
     axes = len(shape) - 1
 
@@ -239,7 +240,7 @@ def read_pool(module: Any, shape: tuple[int, ...], scales: Scales) -> list[Abstr
     return [AvgPool(window=window)]
 
 
-def read_global_pool(module: Any, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
+def read_global_pool(module: Any, shape: Shape, scales: Scales) -> list[AbstractLayer]:
     """Read pooling over the whole image, which leaves an image of one pixel."""
     sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
     if set(sizes) != {1}:
@@ -247,7 +248,7 @@ def read_global_pool(module: Any, shape: tuple[int, ...], scales: Scales) -> lis
     return [AvgPool(window=shape[1:])]
 
 
-def read_flatten(module: nn.Flatten, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
+def read_flatten(module: nn.Flatten, shape: Shape, scales: Scales) -> list[AbstractLayer]:
     if module.start_dim != 1 or module.end_dim not in {-1, len(shape)}:
         raise Mistake(
             f"Flatten({module.start_dim}, {module.end_dim}) is not supported, only that of all axes "
@@ -256,9 +257,7 @@ def read_flatten(module: nn.Flatten, shape: tuple[int, ...], scales: Scales) -> 
     return [Flatten()] if len(shape) > 1 else []
 
 
-def read_layer_norm(
-    module: nn.LayerNorm, shape: tuple[int, ...], scales: Scales
-) -> list[AbstractLayer]:
+def read_layer_norm(module: nn.LayerNorm, shape: Shape, scales: Scales) -> list[AbstractLayer]:
     if module.elementwise_affine or shape != tuple(module.normalized_shape) or len(shape) > 1:
         raise Mistake(
             "LayerNorm has a known limit of infinite width on vectors, without a gain that is "
@@ -267,7 +266,7 @@ def read_layer_norm(
     return [LayerNorm(eps=module.eps)]
 
 
-def read_gelu(module: nn.GELU, shape: tuple[int, ...], scales: Scales) -> list[AbstractLayer]:
+def read_gelu(module: nn.GELU, shape: Shape, scales: Scales) -> list[AbstractLayer]:
     if module.approximate != "none":
         raise Mistake(
             f"GELU(approximate={module.approximate!r}) is not supported; give approximate='none'"
@@ -275,9 +274,7 @@ def read_gelu(module: nn.GELU, shape: tuple[int, ...], scales: Scales) -> list[A
     return [GELU()]
 
 
-def read_softplus(
-    module: nn.Softplus, shape: tuple[int, ...], scales: Scales
-) -> list[AbstractLayer]:
+def read_softplus(module: nn.Softplus, shape: Shape, scales: Scales) -> list[AbstractLayer]:
     if module.beta != 1:
         raise Mistake(f"Softplus(beta={module.beta}) is not supported; give beta=1")
     return [Generic(fn="softplus")]

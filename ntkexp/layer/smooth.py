@@ -30,8 +30,9 @@ from torch import Tensor
 from ntkexp.component import CountOrNone
 from ntkexp.covariance.covariance import PairEnd
 from ntkexp.covariance.pairs import SERIES, Operation, Operations, root_and_inverse
-from ntkexp.layer.pointwise import AbstractPointwise
+from ntkexp.layer.pointwise import AbstractPointwise, Values
 from ntkexp.mistake import Mistake, nearest
+from ntkexp.shapes import Shape
 
 Function = Callable[[Float[Tensor, " node"]], Float[Tensor, "term node"]]
 CHEBYSHEV_NODES = (48, 96)
@@ -55,26 +56,32 @@ def interpolated(function: Function, q: Float[Tensor, "*q"]) -> Float[Tensor, "t
     low = float(q.min().sqrt())
     high = float(q.max().sqrt())
     checked = x[torch.linspace(0, len(x) - 1, CHECKED_VARIANCES).long()]
-    for count in CHEBYSHEV_NODES if high > low else ():
-        if 2 * count > len(x):
+    evaluate = function
+    for count in CHEBYSHEV_NODES:
+        if not high > low or 2 * count > len(x):  # a variance may be NaN
             break
+
         # The coefficients, from the function at the Chebyshev nodes.
         degrees = torch.arange(count, dtype=torch.float64)[:, None]
         angles = (torch.arange(count, dtype=torch.float64) + 0.5) * (pi / count)
-        values = function(((low + high) / 2 + (high - low) / 2 * angles.cos()).square())
+        roots = (low + high) / 2 + (high - low) / 2 * angles.cos()
+        values = function(roots.square())
         sums = values @ (degrees * angles).cos().t() * (2 / count)
         sums[:, 0] /= 2
 
         def chebyshev_sum(q: Tensor, degrees: Tensor = degrees, sums: Tensor = sums) -> Tensor:
-            angle = ((2 * q.sqrt() - (low + high)) / (high - low)).clamp(-1, 1).acos()
+            cosine = (2 * q.sqrt() - (low + high)) / (high - low)
+            angle = cosine.clamp(-1, 1).acos()
             return sums @ (degrees * angle).cos()
 
         tolerance = CHEBYSHEV_TOLERANCE * float(values.abs().max())
         if float(sums[:, -4:].abs().max()) > tolerance:
             continue
-        if float((chebyshev_sum(checked) - function(checked)).abs().max()) <= 2 * tolerance:
-            return chebyshev_sum(x).view(-1, *q.shape).to(q.dtype)
-    return function(x).view(-1, *q.shape).to(q.dtype)
+        error = (chebyshev_sum(checked) - function(checked)).abs().max()
+        if float(error) <= 2 * tolerance:
+            evaluate = chebyshev_sum
+            break
+    return evaluate(x).view(-1, *q.shape).to(q.dtype)
 
 
 ORDERS = (32, 64, 128, 256, 512, 1024, 2048)
@@ -105,61 +112,73 @@ class AbstractSmooth(AbstractPointwise):
         """
         q = torch.tensor([variance], dtype=torch.float64)
         for order in ORDERS:
-            missing = [0.0]
-            for coefficients, square in zip(
-                self.coefficients(q, order), self.alone(q), strict=True
-            ):
+            missing = 0.0
+            functions = zip(self.coefficients(q, order), self.alone(q), strict=True)
+            for coefficients, square in functions:
                 if float(square) > 0:
-                    missing.append(float(1 - coefficients.square().sum() / square))
-            if max(missing) <= NEGLIGIBLE_SHARE:
+                    share = 1 - coefficients.square().sum() / square
+                    missing = max(missing, float(share))
+            if missing <= NEGLIGIBLE_SHARE:
                 return order
-        if max(missing) > MAX_MISSING_SHARE:
+        if missing > MAX_MISSING_SHARE:
             raise Mistake(
                 f"{type(self).__name__}: at variance {variance:.3g} it is too steep for Mehler's "
-                f"series, of which {order} terms miss {max(missing):.1g}; lower W_std, or choose Erf"
+                f"series, of which {order} terms miss {missing:.1g}; lower W_std, or choose Erf"
             )
         return order
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
-        variances = [end.variance for end in (first, second) if end.variance.numel()]
-        order = self.order(max([float(q.detach().max()) for q in variances], default=0))
-        root = (first.lay_out(first.variance) * second.lay_out(second.variance)).sqrt()
+        q1 = first.variance
+        q2 = second.variance
+        largest = [float(q.detach().max()) for q in (q1, q2) if q.numel()]
+        order = self.order(max(largest, default=0))
+        root = (first.lay_out(q1) * second.lay_out(q2)).sqrt()
         rho = c / torch.where(root > 0, root, 1.0)
-        # Σ_k a_k b_k ρᵏ by Horner's scheme, for σ and for σ′
-        first_coefficients = self.coefficients(first.variance, order)
-        second_coefficients = self.coefficients(second.variance, order)
-        sums = []
-        for a, b in zip(first_coefficients, second_coefficients, strict=True):
+
+        def series(a: Tensor, b: Tensor) -> Tensor:
+            # Σ_k a_k b_k ρᵏ by Horner's scheme
             total = torch.zeros_like(rho)
-            for a_k, b_k in zip(reversed(a.unbind()), reversed(b.unbind()), strict=True):
-                total = total * rho + first.lay_out(a_k) * second.lay_out(b_k)
-            sums.append(total)
-        return sums[0], sums[1]
+            for k in reversed(range(len(a))):
+                total = total * rho + first.lay_out(a[k]) * second.lay_out(b[k])
+            return total
+
+        value1, slope1 = self.coefficients(q1, order)
+        value2, slope2 = self.coefficients(q2, order)
+        return series(value1, value2), series(slope1, slope2)
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        return self.between(
-            PairEnd(q1, lambda values: values), c, PairEnd(q2, lambda values: values)
-        )
+
+        def unchanged(values: Tensor) -> Tensor:
+            return values
+
+        return self.between(PairEnd(q1, unchanged), c, PairEnd(q2, unchanged))
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        portions = torch.split(q.flatten().double(), VARIANCES_AT_ONCE)
-        parts = [self.expectations(part, lambda f: f.square().sum(1)) for part in portions]
-        value = torch.cat([part[0] for part in parts]).view(q.shape).to(q.dtype)
-        slope = torch.cat([part[1] for part in parts]).view(q.shape).to(q.dtype)
-        return value, slope
+        value, slope = self.in_portions(q, lambda f: f.square().sum(1))
+        return value.view(q.shape), slope.view(q.shape)
 
     def coefficients(self, q: Tensor, order: int) -> tuple[Tensor, Tensor]:
         """Return a_k(q) of σ and of σ′, [term, *q]."""
         basis = hermite(order).to(q.device)
-        portions = torch.split(q.flatten().double(), VARIANCES_AT_ONCE)
-        parts = [self.expectations(part, lambda f: f @ basis.t()) for part in portions]
-        value = torch.cat([part[0] for part in parts]).t().view(-1, *q.shape).to(q.dtype)
-        slope = torch.cat([part[1] for part in parts]).t().view(-1, *q.shape).to(q.dtype)
-        return value, slope
+        value, slope = self.in_portions(q, lambda f: f @ basis.t())
+        return value.t().view(-1, *q.shape), slope.t().view(-1, *q.shape)
 
-    def fused(self, shape: tuple[int, ...], register: int, free: int) -> Operations:
+    def in_portions(
+        self, q: Tensor, of: Callable[[Tensor], Tensor]
+    ) -> tuple[Float[Tensor, "row ..."], Float[Tensor, "row ..."]]:
+        """Return `expectations` of all variances, some at a time."""
+        values = []
+        slopes = []
+        for portion in torch.split(q.flatten().double(), VARIANCES_AT_ONCE):
+            value, slope = self.expectations(portion, of)
+            values.append(value)
+            slopes.append(slope)
+        return torch.cat(values).to(q.dtype), torch.cat(slopes).to(q.dtype)
+
+    def fused(self, shape: Shape, register: int, free: int) -> Operations:
         first, step = self.correlation_powers
-        return (Operation(SERIES, register, constants=(float(first), float(step)), ends=self.ends),)
+        constants = (float(first), float(step))
+        return (Operation(SERIES, register, constants=constants, ends=self.ends),)
 
     @property
     def correlation_powers(self) -> tuple[int, int]:
@@ -169,10 +188,12 @@ class AbstractSmooth(AbstractPointwise):
         values = self.apply(nodes())
         tolerance = 4 * torch.finfo(values.dtype).eps * values.abs().max()
         mirrored = values.flip(0)
-        if bool((values + mirrored).abs().max() <= tolerance):
-            return 0, 2  # σ is odd
-        if bool((values - mirrored).abs().max() <= tolerance):
-            return 1, 2  # σ is even
+        is_odd = (values + mirrored).abs().max() <= tolerance
+        if is_odd:
+            return 0, 2
+        is_even = (values - mirrored).abs().max() <= tolerance
+        if is_even:
+            return 1, 2
         return 0, 1
 
     def ends(self, q: Tensor) -> tuple[Tensor, ...]:
@@ -182,24 +203,27 @@ class AbstractSmooth(AbstractPointwise):
         """
         first, step = self.correlation_powers
         count = self.count(float(q.max()), q.dtype)
-        order = next((order for order in ORDERS if order >= count), count)
+        enough = [order for order in ORDERS if order >= count]
+        order = min(enough, default=count)
 
         def fused_coefficients(q: Tensor) -> Tensor:
             value, slope = self.coefficients(q, order)
             return torch.cat([value[:1], slope[first:count:step]])
 
+        _, inverse_root = root_and_inverse(q)
         terms = interpolated(fused_coefficients, q).unbind()
         missing = (1 - len(terms)) % TOGETHER
-        return root_and_inverse(q)[1], *terms, *(torch.zeros_like(q),) * missing
+        return inverse_root, *terms, *(torch.zeros_like(q),) * missing
 
     def count(self, variance: float, dtype: torch.dtype) -> int:
         """Return the number of terms of κ̇ that matter in this precision, for variances up to this
         one.
         """
         q = torch.tensor([variance], dtype=torch.float64)
-        squared = self.coefficients(q, self.order(variance))[1].flatten().square()
-        rest = squared.flip(0).cumsum(0).flip(0)  # Σ_{j ≥ k} b_j²
-        return max(2, int((rest > FUSED_MISSING_SHARE[dtype] * rest[0]).sum()))
+        _, slope = self.coefficients(q, self.order(variance))
+        rest = slope.flatten().square().flip(0).cumsum(0).flip(0)  # Σ_{j ≥ k} b_j²
+        matters = rest > FUSED_MISSING_SHARE[dtype] * rest[0]
+        return max(2, int(matters.sum()))
 
     def expectations(
         self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]
@@ -212,25 +236,28 @@ class AbstractSmooth(AbstractPointwise):
         differentiable = q.requires_grad and torch.is_grad_enabled()
         with torch.enable_grad():
             u = q.sqrt()[:, None] * z
-            u = u if differentiable else u.detach().requires_grad_()
+            if not differentiable:
+                u = u.detach().requires_grad_()
             value = self.apply(u)
             (slope,) = torch.autograd.grad(value.sum(), u, create_graph=differentiable)
-        return of((value if differentiable else value.detach()) * root), of(slope * root)
+        if not differentiable:
+            value = value.detach()
+        return of(value * root), of(slope * root)
 
 
 @cache
 def nodes() -> Float[Tensor, " node"]:
     """Return the quadrature points of expectations."""
-    return torch.linspace(
-        -QUADRATURE_REACH, QUADRATURE_REACH, QUADRATURE_NODES + 1, dtype=torch.float64
-    )
+    count = QUADRATURE_NODES + 1
+    return torch.linspace(-QUADRATURE_REACH, QUADRATURE_REACH, count, dtype=torch.float64)
 
 
 @cache
 def densities() -> Float[Tensor, " node"]:
     """Return the normal density at the quadrature points, times their distance."""
     z = nodes()
-    return torch.exp(-z * z / 2) * (2 * QUADRATURE_REACH / QUADRATURE_NODES / sqrt(2 * pi))
+    distance = 2 * QUADRATURE_REACH / QUADRATURE_NODES
+    return torch.exp(-z * z / 2) * (distance / sqrt(2 * pi))
 
 
 @cache
@@ -239,21 +266,22 @@ def hermite(order: int) -> Float[Tensor, "term node"]:
     z = nodes()
     rows = [densities().sqrt(), z * densities().sqrt()]
     for k in range(1, order):
-        rows.append((z * rows[k] - sqrt(k) * rows[k - 1]) / sqrt(k + 1))
+        following = z * rows[k] - sqrt(k) * rows[k - 1]
+        rows.append(following / sqrt(k + 1))
     return torch.stack(rows[: order + 1])
 
 
 class Tanh(AbstractSmooth):
     """σ(z) = tanh z."""
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         return torch.tanh(z)
 
 
 class SiLU(AbstractSmooth):
     """σ(z) = z / (1 + exp(−z))."""
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         return torch.nn.functional.silu(z)
 
 
@@ -276,7 +304,7 @@ class Polynomial(AbstractSmooth):
     def order(self, variance: float) -> int:
         return len(self.powers) - 1
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         total = torch.full_like(z, self.powers[-1])
         for power in reversed(self.powers[:-1]):
             total = total * z + power
@@ -291,7 +319,7 @@ class Hermite(AbstractSmooth):
     def order(self, variance: float) -> int:
         return self.degree
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         previous = torch.zeros_like(z)
         value = torch.ones_like(z)
         for k in range(self.degree):
@@ -343,5 +371,5 @@ class Generic(AbstractSmooth):
     fn: Annotated[str, AfterValidator(smooth_function_name)]
     deg: CountOrNone = 0
 
-    def apply(self, z: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    def apply(self, z: Values) -> Values:
         return FUNCTIONS[self.fn](z)

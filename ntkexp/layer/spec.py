@@ -60,12 +60,13 @@ def subclasses(kind: type[AbstractLayer]) -> Iterator[type[AbstractLayer]]:
 
 def activations() -> dict[str, AbstractPointwise]:
     """Return the pointwise layers without required fields, by their option names."""
-    layers: list[AbstractPointwise] = []
+    layers: dict[str, AbstractPointwise] = {}
     for kind in layer_classes().values():
         has_required_field = any(field.is_required() for field in kind.model_fields.values())
         if issubclass(kind, AbstractPointwise) and not has_required_field:
-            layers.append(kind())
-    return {layer.option: layer for layer in sorted(layers, key=lambda layer: layer.option)}
+            layer = kind()
+            layers[layer.option] = layer
+    return dict(sorted(layers.items()))
 
 
 def activation(name: object) -> object:
@@ -169,20 +170,17 @@ def at_width(layers: Layers, width: int) -> Layers:
 
 
 def scale_features(layer: AbstractLayer, factor: float) -> AbstractLayer:
-    if isinstance(layer, AbstractAffine):
-        return layer.model_copy(update={"features": max(1, round(layer.features * factor))})
+    scaled: dict[str, object] = {}
+    if isinstance(layer, AbstractAffine | SelfAttention):
+        scaled["features"] = max(1, round(layer.features * factor))
     if isinstance(layer, SelfAttention):  # both the number and the width of heads grow
-        heads = max(1, round(layer.heads * sqrt(factor)))
-        features = max(1, round(layer.features * factor))
-        return layer.model_copy(update={"features": features, "heads": heads})
+        scaled["heads"] = max(1, round(layer.heads * sqrt(factor)))
     if isinstance(layer, Residual):
-        branch = scale_all(layer.branch, factor)
-        shortcut = scale_all(layer.shortcut, factor)
-        return layer.model_copy(update={"branch": branch, "shortcut": shortcut})
+        scaled["branch"] = scale_all(layer.branch, factor)
+        scaled["shortcut"] = scale_all(layer.shortcut, factor)
     if isinstance(layer, Concatenation):
-        branches = tuple(scale_all(branch, factor) for branch in layer.branches)
-        return layer.model_copy(update={"branches": branches})
-    return layer
+        scaled["branches"] = tuple(scale_all(branch, factor) for branch in layer.branches)
+    return layer.model_copy(update=scaled)
 
 
 def scale_all(layers: Layers, factor: float) -> Layers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations_with_replacement, product
 from math import isqrt
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -44,10 +45,10 @@ def fused_obstacle(net: Network, x: Tensor) -> str | None:
     """
     if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
         return f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
-    scales = [scale for layer in every_layer(net.layers) for _, scale in layer]
-    if x.requires_grad or any(
-        isinstance(scale, Tensor) and scale.requires_grad for scale in scales
-    ):
+    tensors = [x]
+    for layer in every_layer(net.layers):
+        tensors += [scale for _, scale in layer if isinstance(scale, Tensor)]
+    if any(tensor.requires_grad for tensor in tensors):
         return "it has no derivatives"
     return None
 
@@ -128,12 +129,12 @@ def block_slices(
     # Large enough that the work per example is small compared with the work per pair, and small
     # enough that a kill loses little.
     size = side or min(MAX_BLOCK_SIDE, max(MIN_BLOCK_SIDE, isqrt(MAX_BLOCK_WORK // net.work)))
-    return [
-        BlockSlices(row, column, columns is None and row == column)
-        for row in cuts(rows, size)
-        for column in cuts(rows if columns is None else columns, size)
-        if columns is not None or column.start >= row.start
-    ]
+    if columns is not None:
+        pairs = product(cuts(rows, size), cuts(columns, size))
+        return [BlockSlices(row, column, same=False) for row, column in pairs]
+    slices = list(cuts(rows, size))
+    pairs_above = combinations_with_replacement(slices, 2)
+    return [BlockSlices(row, column, same=row == column) for row, column in pairs_above]
 
 
 def compute(
@@ -150,8 +151,12 @@ def compute(
     `memory_gb`.
     """
     left = net.side(x1[place.rows])
-    right = left if place.same else net.side((x1 if x2 is None else x2)[place.columns])
-    run = engine_of(engine, net, left.x, len(left.x) * len(right.x), memory_gb, threads)
+    right = left
+    if not place.same:
+        others = x1 if x2 is None else x2
+        right = net.side(others[place.columns])
+    pairs = len(left.x) * len(right.x)
+    run = engine_of(engine, net, left.x, pairs, memory_gb, threads)
     try:
         kernels = with_near_pairs(net, left, right, place.same, run(left, right, place.same))
     except Unresolved:
@@ -172,7 +177,8 @@ def blocks(
     side: int | None = None,
 ) -> Iterator[KernelBlock]:
     """Compute all blocks of both kernels, one at a time."""
-    for place in block_slices(net, len(x1), None if x2 is None else len(x2), side):
+    columns = None if x2 is None else len(x2)
+    for place in block_slices(net, len(x1), columns, side):
         yield compute(net, place, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)
 
 
@@ -215,17 +221,20 @@ def infinite_kernel(
     if threads is not None and not is_thread_count:
         raise Mistake(f"threads={in_short(threads)}: it takes a whole number > 0")
     net = network(parse_layers(spec), tuple(x1.shape[1:]))
-    shape = (len(x1), len(x1 if x2 is None else x2))
+    others = x1 if x2 is None else x2
+    shape = (len(x1), len(others))
     # A block of vectors needs hardly any memory in addition to its result.
     side = max(shape) if len(net.shape) == 1 else None
     nngp = x1.new_empty(shape)
     ntk = x1.new_empty(shape)
-    for block in blocks(
-        net, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads, side=side
-    ):
+    computed = blocks(net, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads, side=side)
+    for block in computed:
         if block.nngp.shape == shape:
             return InfiniteKernels(block.nngp, block.ntk)
-        for part in (block, block.mirrored) if x2 is None else (block,):
+        parts = [block]
+        if x2 is None:
+            parts.append(block.mirrored)
+        for part in parts:
             nngp[part.place.rows, part.place.columns] = part.nngp
             ntk[part.place.rows, part.place.columns] = part.ntk
     return InfiniteKernels(nngp, ntk)

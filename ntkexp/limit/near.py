@@ -15,14 +15,14 @@ from math import sqrt
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.covariance.covariance import PORTION
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.layer.spec import every_layer
-from ntkexp.limit.network import Kernels, Network, Side, cuts, finite, kernels_of_pairs
+from ntkexp.limit.network import Kernels, Network, Side, finite, kernels_of_pairs
 from ntkexp.stream import stream
 
 MAX_NEAR_REST = {torch.float64: 1e-6, torch.float32: 1e-5}
@@ -57,10 +57,14 @@ def with_near_pairs(
     if rest is None or not resolves(network):
         return kernels
     block = BlockSides(network, left, right, same)
+    x1 = left.x.detach().flatten(1)
+    x2 = right.x.detach().flatten(1)
     has_changed = False
-    for places in near_pairs(left.x.detach().flatten(1), right.x.detach().flatten(1), same, rest):
+    for places in near_pairs(x1, x2, same, rest):
         has_changed |= block.fill(kernels, places)
-    return finite(kernels) if has_changed else kernels
+    if not has_changed:
+        return kernels
+    return finite(kernels)
 
 
 def all_from_distances(network: Network, left: Side, right: Side, same: bool) -> Kernels:
@@ -70,7 +74,8 @@ def all_from_distances(network: Network, left: Side, right: Side, same: bool) ->
     kernels = left.x.new_zeros(rows, columns), left.x.new_zeros(rows, columns)
     block = BlockSides(network, left, right, same)
     for row in range(rows):
-        others = torch.arange(row + 1 if same else 0, columns, device=left.x.device)
+        first = row + 1 if same else 0
+        others = torch.arange(first, columns, device=left.x.device)
         block.fill(kernels, (torch.full_like(others, row), others))
     if same:
         diagonal = torch.arange(rows, device=left.x.device)
@@ -124,24 +129,22 @@ def near_pairs(
     # ‖u − v‖ = √(2 (1 − ρ)) for unit vectors; their projections differ by about as much.
     radius = SEARCH_DEVIATIONS * sqrt(2 * rest)
     for sign in (1.0, -1.0):
-        for candidates in within(keys1[0], sign * keys2[0], radius):
-            places = candidates
+        for rows, columns in within(keys1[0], sign * keys2[0], radius):
+            places = torch.stack([rows, columns])
             if same:
-                places = select(places, places[0] < places[1])
+                places = places[:, rows < columns]
+
+            # Candidates, by the other projections
             for key1, key2 in zip(keys1[1:], keys2[1:], strict=True):
                 gap = (key1[places[0]] - sign * key2[places[1]]).abs()
-                places = select(places, gap <= radius)
-            for part in cuts(len(places[0]), max(1, PORTION // x1.shape[1])):
-                rows = places[0][part]
-                columns = places[1][part]
-                difference = x1[rows] / norms1[rows] - sign * x2[columns] / norms2[columns]
-                yield select((rows, columns), difference.square().sum(1) <= 2 * rest)
+                places = places[:, gap <= radius]
 
-
-def select(
-    places: Places, mask: Bool[Tensor, " pair"]
-) -> tuple[Int[Tensor, " some"], Int[Tensor, " some"]]:
-    return places[0][mask], places[1][mask]
+            # Near pairs, by their distances
+            for part in torch.split(places, max(1, PORTION // x1.shape[1]), 1):
+                one = x1[part[0]] / norms1[part[0]]
+                other = x2[part[1]] / norms2[part[1]]
+                is_near = (one - sign * other).square().sum(1) <= 2 * rest
+                yield part[0, is_near], part[1, is_near]
 
 
 def projected(
@@ -177,8 +180,7 @@ def within(
     for keys_of_group in torch.split(torch.arange(len(keys), device=keys.device), sizes):
         group_counts = counts[keys_of_group]
         rows = torch.repeat_interleave(keys_of_group, group_counts)
-        matches_before = torch.repeat_interleave(
-            group_counts.cumsum(0) - group_counts, group_counts
-        )
+        before = group_counts.cumsum(0) - group_counts
+        matches_before = torch.repeat_interleave(before, group_counts)
         match = torch.arange(len(rows), device=keys.device) - matches_before
         yield rows, order[first[rows] + match]

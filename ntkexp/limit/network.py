@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import isqrt, prod
 
 import torch
@@ -19,6 +20,7 @@ from ntkexp.layer import base
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.layer.linear import Flatten
 from ntkexp.mistake import Mistake
+from ntkexp.shapes import Shape
 
 CHUNK_NUMBERS = 2**20
 """Numbers in a tensor, few enough that successive operations find them in the cache."""
@@ -26,7 +28,7 @@ Kernels = tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]
 """NNGP and tangent kernel."""
 
 
-def network(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Network:
+def network(layers: tuple[AbstractLayer, ...], shape: Shape) -> Network:
     """Return the network for examples of this shape.
 
     Raise if the layers do not fit the shape, have no infinite-width limit, or end in images.
@@ -44,8 +46,10 @@ def network(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> Networ
             "least"
         )
     if isinstance(layers[0], Flatten):  # the inputs are vectors
-        size = prod(shape)
-        return network((*layers[1:],), (size,)) if len(layers) > 1 else Network((), (size,))
+        vector_shape = (prod(shape),)
+        if len(layers) == 1:
+            return Network((), vector_shape)
+        return network(layers[1:], vector_shape)
     output_shape = base.shapes(layers, shape)[-1]
     if len(output_shape) > 1:
         raise Mistake(
@@ -61,7 +65,7 @@ class Network:
     """Layers, and the shape of an example."""
 
     layers: tuple[AbstractLayer, ...]
-    shape: tuple[int, ...]
+    shape: Shape
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -81,11 +85,10 @@ class Network:
     def side(self, x: Float[Tensor, "example *shape"]) -> Side:
         """Compute the variances of examples, once for all pairs that contain them."""
         x = x.reshape(-1, *self.shape)
-        parts = torch.split(x, max(1, CHUNK_NUMBERS // self.own.count))
-        by_part = [
-            base.push(self.layers, Covariance.alone(part, self.own), self.shape).left
-            for part in parts
-        ]
+        by_part = []
+        for part in torch.split(x, max(1, CHUNK_NUMBERS // self.own.count)):
+            start = Covariance.alone(part, self.own)
+            by_part.append(base.push(self.layers, start, self.shape).left)
         variances = [torch.cat(of_layer) for of_layer in zip(*by_part, strict=True)]
         return Side(x, tuple(variances))
 
@@ -130,22 +133,25 @@ def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: fl
     """Compute both kernels of a block."""
     rows, columns = chunk(network, left, right, memory_gb)
     shape = (len(left.x), len(right.x))
+    if same:
+        columns = rows
+    pairs = network.pairs
     block = left.x.new_empty(shape), left.x.new_empty(shape)
-    for row in cuts(shape[0], rows):
-        for column in cuts(shape[1], rows if same else columns):
-            if same and column.start < row.start:
+    for row, column in product(cuts(shape[0], rows), cuts(shape[1], columns)):
+        if same and column.start < row.start:
+            continue
+        one = left.part(row)
+        two = right.part(column)
+        itself = same and row == column
+        start = Covariance.between(one.x, two.x, pairs, one.variances, two.variances, itself)
+        chunks = kernels_of(base.push(network.layers, start, network.shape))
+        for kernel, values in zip(block, chunks, strict=True):
+            if itself:
+                kernel[row, column] = symmetric(values)
                 continue
-            one = left.part(row)
-            two = right.part(column)
-            itself = same and row == column
-            start = Covariance.between(
-                one.x, two.x, network.pairs, one.variances, two.variances, itself
-            )
-            chunks = kernels_of(base.push(network.layers, start, network.shape))
-            for kernel, values in zip(block, chunks, strict=True):
-                kernel[row, column] = symmetric(values) if itself else values
-                if same and not itself:
-                    kernel[column, row] = values.t()
+            kernel[row, column] = values
+            if same:
+                kernel[column, row] = values.t()
     return finite(block)
 
 
@@ -156,17 +162,18 @@ def kernels_of_pairs(
 
     No digits cancel, even if the examples are nearly equal or opposite.
     """
-    size = max(1, CHUNK_NUMBERS // max(network.pairs.count, left.x[0].numel()))
-    nngp: list[Tensor] = []
-    ntk: list[Tensor] = []
+    pairs = network.pairs
+    size = CHUNK_NUMBERS // max(pairs.count, left.x[0].numel())
+    nngp_parts: list[Tensor] = []
+    ntk_parts: list[Tensor] = []
     for part in cuts(len(left.x), size):
         one = left.part(part)
         two = right.part(part)
-        start = Covariance.of_pairs(one.x, two.x, network.pairs, one.variances, two.variances, same)
-        kernels = kernels_of(base.push(network.layers, start, network.shape))
-        nngp.append(kernels[0][:, 0])
-        ntk.append(kernels[1][:, 0])
-    return torch.cat(nngp), torch.cat(ntk)
+        start = Covariance.of_pairs(one.x, two.x, pairs, one.variances, two.variances, same)
+        nngp, ntk = kernels_of(base.push(network.layers, start, network.shape))
+        nngp_parts.append(nngp[:, 0])
+        ntk_parts.append(ntk[:, 0])
+    return torch.cat(nngp_parts), torch.cat(ntk_parts)
 
 
 def kernels_of(covariance: Covariance) -> Kernels:
@@ -200,7 +207,8 @@ def cuts(count: int, size: int) -> Iterator[slice]:
     >>> list(cuts(5, 3))
     [slice(0, 3, None), slice(3, 5, None)]
     """
-    return (slice(start, min(start + size, count)) for start in range(0, count, max(1, size)))
+    for start in range(0, count, max(1, size)):
+        yield slice(start, min(start + size, count))
 
 
 def symmetric(values: Tensor) -> Tensor:

@@ -8,15 +8,16 @@ batch, and switch off checkpoints of activations, which recompute with wrong wei
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -68,7 +69,7 @@ def load_tensors(path: Path, device: str = "cpu", *, mmap: bool = False) -> dict
 
 def function_of(
     module: nn.Module,
-    output: str | int | None = None,
+    output: Output = None,
     *,
     any_mode: bool = False,
 ) -> Function:
@@ -76,8 +77,8 @@ def function_of(
 
     The function takes a tuple of inputs by position and a mapping by name. Weights and buffers that
     a caller leaves out are those of the module. Buffers are passed as copies, so a call does not
-    change the module. `output` picks one of several outputs. Layers that are random or couple the
-    examples of a batch are refused unless `any_mode`.
+    change the module. `output` picks one of several outputs, or joins some of them. Layers that are
+    random or couple the examples of a batch are refused unless `any_mode`.
     """
     if not any_mode:
         refuse_training_modes(module)
@@ -221,24 +222,37 @@ def hooked(module: nn.Module) -> Iterator[str]:
             yield name
 
 
-# --- One of several outputs.
+# --- Modules that return several tensors.
 
 
-def choose_output(answer: object, output: str | int | None) -> Tensor:
+Output: TypeAlias = str | int | tuple[str | int, ...] | None
+"""The name or place of an output, several of them, or None if the module returns one tensor. A dot
+leads into a nested output: `"heads.0"`."""
+
+
+def choose_output(answer: object, output: Output) -> Tensor:
     """Return the answer of a module, or the tensor in a mapping, dataclass or tuple that `output`
-    names.
+    names. Several tensors are joined.
 
     >>> choose_output({"logits": torch.ones(2), "loss": None}, "logits")
     tensor([1., 1.])
+    >>> choose_output((torch.zeros(2, 1), {"value": torch.ones(2)}), (0, "1.value")).tolist()
+    [[0.0, 1.0], [0.0, 1.0]]
     """
     if output is None and isinstance(answer, Tensor):
         return answer
+    if output == ():
+        raise Mistake("output=[] names no output; give the name or the place of a tensor")
+    if isinstance(output, tuple):
+        return join_outputs([choose_output(answer, name) for name in output])
     if not (output is None or isinstance(output, str | int)):
         raise Mistake(
             f"output={in_short(output)} is a {type(output).__name__}; give the name or the place "
-            "of one tensor, or let the model return several as one (torch.cat)"
+            "of a tensor, or a list of these"
         )
     parts = parts_of(answer)
+    if isinstance(output, str) and output not in parts:
+        parts = {**parts, **named_outputs(answer)}
     kind = type(answer).__name__
     tensors = [name for name, value in parts.items() if isinstance(value, Tensor)]
     listed = "it holds no tensor"
@@ -259,6 +273,61 @@ def choose_output(answer: object, output: str | int | None) -> Tensor:
     raise Mistake(
         f"output={output!r} is not a tensor of the {kind} that the module gives{hint}; {listed}"
     )
+
+
+def join_outputs(outputs: Sequence[Tensor]) -> Float[Tensor, "example number"]:
+    """Return outputs side by side, each flattened to one row for each example."""
+    rows = [output.flatten(1) if output.dim() > 1 else output[:, None] for output in outputs]
+    return torch.cat(rows, 1)
+
+
+def named_outputs(answer: object) -> dict[str, Tensor]:
+    """Return all tensors of an answer, by name.
+
+    >>> list(named_outputs({"logits": torch.ones(2), "heads": (torch.ones(2), None)}))
+    ['logits', 'heads.0']
+    """
+    found: dict[str, Tensor] = {}
+    for name, value in members_of(answer).items():
+        if isinstance(value, Tensor):
+            found[str(name)] = value
+        for inner, tensor in named_outputs(value).items():
+            found[f"{name}.{inner}"] = tensor
+    return found
+
+
+def with_outputs(answer: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return a copy of an answer that holds other tensors under some names.
+
+    >>> with_outputs((1, {"value": torch.ones(1)}), {"1.value": torch.zeros(1)})
+    (1, {'value': tensor([0.])})
+    """
+    members: dict[str | int, Any] = {}
+    for name, value in members_of(answer).items():
+        inner = {
+            path.partition(".")[2]: tensor
+            for path, tensor in tensors.items()
+            if path.partition(".")[0] == str(name) and "." in path
+        }
+        members[name] = tensors.get(str(name), with_outputs(value, inner) if inner else value)
+    if isinstance(answer, tuple):
+        values = members.values()
+        return type(answer)(*values) if hasattr(answer, "_fields") else type(answer)(values)
+    changed = copy(answer)
+    for name, value in members.items():
+        if isinstance(answer, Mapping | list):
+            changed[name] = value
+        else:
+            object.__setattr__(changed, str(name), value)  # a dataclass may be frozen
+    return changed
+
+
+def members_of(answer: object) -> dict[str | int, object]:
+    """Return the parts of an answer, each under one name."""
+    names = getattr(answer, "_fields", None)  # of a named tuple
+    if isinstance(answer, tuple) and names is not None:
+        return dict(zip(names, answer, strict=True))
+    return parts_of(answer)
 
 
 def parts_of(answer: object) -> dict[str | int, object]:

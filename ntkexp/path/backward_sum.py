@@ -135,14 +135,13 @@ class BackwardSum:
         jacobian = secant.with_rows(self.mixed, step.start)
         blocks: list[Block] = []
         for block in jacobian.blocks:
-            mixing = coefficients.mixing.get(block.name) if isinstance(block, Rows) else None
-            if not isinstance(block, Rows) or mixing is None:
+            if isinstance(block, Rows) and block.name in coefficients.mixing:
+                shape = step.start[block.name].shape
+                matrices = block.rows.view(*block.rows.shape[:2], *shape)
+                rows = coefficients.mixing[block.name].adjoint(matrices).flatten(2)
+                blocks.append(Rows(rows, block.name))
+            else:
                 blocks.append(block)
-                continue
-            shape = step.start[block.name].shape
-            matrices = block.rows.view(*block.rows.shape[:2], *shape)
-            rows = mixing.adjoint(matrices).flatten(2)
-            blocks.append(Rows(rows, block.name))
         return replace(jacobian, blocks=tuple(blocks))
 
     def first_adjoint(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
@@ -156,10 +155,12 @@ class BackwardSum:
     def result(self, sums: Sequence[TermSums], change: Tensor) -> StepResult:
         """Add up the terms of the components."""
         by_component = [terms.result(change) for terms in sums]
-        whole = StepTerms(
-            *(sum(parts[1:], start=parts[0]) for parts in zip(*by_component, strict=True))
-        )
-        return StepResult(whole, change, by_component if self.components else ())
+        whole = by_component[0]
+        if not self.components:
+            return StepResult(whole, change)
+        for terms in by_component[1:]:
+            whole = StepTerms(*map(torch.add, whole, terms))
+        return StepResult(whole, change, by_component)
 
     @property
     def state(self) -> list[Tensor]:
@@ -238,9 +239,11 @@ class ScaledAdjoint(NamedTuple):
 
     def applied(self, vector: Weights) -> Float[Tensor, "query out"]:
         """Return the inner product with a vector."""
-        if (scale := common(self.scale)) is not None:
+        scale = common(self.scale)
+        if scale is not None:
             return scale * self.adjoint.applied(vector)
-        return self.adjoint.applied({name: self.scale[name] * v for name, v in vector.items()})
+        scaled = {name: self.scale[name] * part for name, part in vector.items()}
+        return self.adjoint.applied(scaled)
 
 
 @dataclass
@@ -279,7 +282,8 @@ class TermSums:
         with_gradient_scale: bool,
     ) -> None:
         """Add the terms of J̄ and, unless V is formed, the terms of N ⊙ J̄."""
-        jacobian, coefficients = secant.of(self.names), self.coefficients
+        jacobian = secant.of(self.names)
+        coefficients = self.coefficients
 
         # −J̄·dθ and −J̄·r
         if coefficients.decoupled_decay:
@@ -291,7 +295,9 @@ class TermSums:
         if not with_gradient_scale or not any(coefficients.gradient_scale.values()):
             return
         part = jacobian.scaled(in_numbers(coefficients.gradient_scale))
-        left = part if self.step.factor is None else part.scaled(self.step.factor)
+        left = part
+        if self.step.factor is not None:
+            left = part.scaled(self.step.factor)
         self.kernel = self.kernel + weight * kernel_between(left, self.examples, like)
         if coefficients.l2:
             self.decay = self.decay - weight * part.applied(coefficients.l2)
@@ -301,11 +307,13 @@ class TermSums:
     def add_adjoint(self, v: ScaledAdjoint, like: Float[Tensor, "query out"]) -> None:
         """Add ⟨V, c Jᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩."""
         # V of gradients that are not rounding
-        credited = v.adjoint.scaled(self.step.credit) if self.step.credit else v.adjoint
+        credited = v.adjoint
+        if self.step.credit:
+            credited = credited.scaled(self.step.credit)
 
         # the scale of V times c, taken out of the product if all parameters share it
         factor = self.step.factor or {}
-        scales = {name: each * factor.get(name, 1.0) for name, each in v.scale.items()}
+        scales = {name: number * factor.get(name, 1.0) for name, number in v.scale.items()}
         scale = common(scales)
         right = self.examples
         if scale is None:
@@ -354,4 +362,6 @@ def common(numbers: Mapping[str, float]) -> float | None:
     (0.9, None, 1.0)
     """
     first = next(iter(numbers.values()), 1.0)
-    return first if all(number == first for number in numbers.values()) else None
+    if any(number != first for number in numbers.values()):
+        return None
+    return first

@@ -199,7 +199,7 @@ def core_seconds(budget: Budget, steps: int, passes: int) -> float:
 
 def refuse_endless(seconds: float, steps: int, device: str) -> None:
     """Raise if a run would take years."""
-    remedy = "steps, model.width, data.train or path.pieces, or end at a loss with stop_at_loss"
+    remedy = "steps, model.width, data.train or path.substeps, or end at a loss with stop_at_loss"
     refuse_years(seconds, f"steps={steps}", device, remedy)
 
 

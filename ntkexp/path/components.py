@@ -68,15 +68,17 @@ def matched(
     by: Mapping[str, Sequence[str]], parameters: Sequence[str], key: str
 ) -> dict[str, frozenset[str]]:
     """Return the components of patterns, or raise unless each parameter is in exactly one."""
-    patterns = {str(name): patterns_of(each) for name, each in by.items()}
-    for name, each in patterns.items():
-        if not each or not all(isinstance(pattern, str) for pattern in each):
+    patterns = {str(name): patterns_of(value) for name, value in by.items()}
+    for name, own in patterns.items():
+        if not own or not all(isinstance(pattern, str) for pattern in own):
             raise Mistake(
                 f"{key}: '{name}' has no list of patterns; give one, such as ['layers.0.*']"
             )
-    rest = [name for name, each in patterns.items() if each == ["*"]]
+    rest = [name for name, own in patterns.items() if own == ["*"]]
     if not patterns or len(rest) > 1:
-        what = f"the rest, '*', is both '{rest[0]}' and '{rest[1]}'" if rest else "no component"
+        what = "no component"
+        if rest:
+            what = f"the rest, '*', is both '{rest[0]}' and '{rest[1]}'"
         raise Mistake(
             f"{key}={dict(by)}: {what}; name components, of which one at most takes what is left "
             "by '*'"
@@ -85,32 +87,32 @@ def matched(
     # the parameters of each component; a pattern that matches nothing is a slip of the pen
     components: dict[str, frozenset[str]] = {}
     owners: dict[str, str] = {}
-    for name, each in patterns.items():
+    for name, own in patterns.items():
         if name in rest:
             continue
-        for pattern in each:
-            if not any(fnmatchcase(parameter, pattern) for parameter in parameters):
+        matches: set[str] = set()
+        for pattern in own:
+            of_pattern = [other for other in parameters if fnmatchcase(other, pattern)]
+            if not of_pattern:
                 raise Mistake(
                     f"{key}: '{pattern}' of '{name}' matches no trained parameter"
                     f"{nearest(pattern, parameters)}"
                 )
-        components[name] = frozenset(
-            parameter
-            for parameter in parameters
-            if any(fnmatchcase(parameter, pattern) for pattern in each)
-        )
-        if both := sorted(components[name] & owners.keys()):
+            matches.update(of_pattern)
+        components[name] = frozenset(matches)
+        both = sorted(matches & owners.keys())
+        if both:
             raise Mistake(
                 f"{key}: '{both[0]}' is in both '{owners[both[0]]}' and '{name}', and would be "
                 "counted "
                 "twice; each parameter is in one component"
             )
-        owners |= dict.fromkeys(components[name], name)
+        owners |= dict.fromkeys(matches, name)
 
     # the rest comes last; without one, every parameter must have been matched
     left = [parameter for parameter in parameters if parameter not in owners]
     if left and not rest:
-        known = [pattern for each in patterns.values() for pattern in each]
+        known = [pattern for own in patterns.values() for pattern in own]
         close = nearest(left[0], known).removeprefix("; did you mean ").removesuffix("?")
         hint = f" (nearest: {close})" if close else ""
         raise Mistake(
@@ -125,4 +127,6 @@ def patterns_of(value: object) -> list[str]:
     """Return one pattern or several as a list; nothing for any other value."""
     if isinstance(value, str):
         return [value]
-    return list(value) if isinstance(value, list | tuple) else []
+    if isinstance(value, list | tuple):
+        return list(value)
+    return []

@@ -49,7 +49,9 @@ class Domain:
 
     @property
     def first(self) -> int:
-        return 0 if self.reads_train else self.points.train
+        if self.reads_train:
+            return 0
+        return self.points.train
 
     @property
     def rows(self) -> Int[Tensor, " attributed"]:
@@ -59,7 +61,9 @@ class Domain:
     @property
     def places(self) -> list[slice]:
         """The points with integrals, cut into blocks."""
-        return (self.points.train_blocks if self.reads_train else []) + self.points.other_blocks
+        if self.reads_train:
+            return self.points.train_blocks + self.points.other_blocks
+        return self.points.other_blocks
 
     def blocks(self, segment: Segment) -> Iterator[StepBlock]:
         """Yield the blocks of points during a step."""
@@ -85,7 +89,8 @@ class Domain:
 
         All sums but path kernels are float64.
         """
-        sums = self.zeros(axes, torch.float64 if axes < PATH_KERNEL_AXES else None)
+        dtype = torch.float64 if axes < PATH_KERNEL_AXES else None
+        sums = self.zeros(axes, dtype)
         if len(self.rows) < len(sums):
             sums.fill_(torch.nan)[self.rows] = 0.0
         return sums

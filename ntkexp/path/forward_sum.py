@@ -25,7 +25,7 @@ from ntkexp.path.integrals import (
     states,
 )
 from ntkexp.path.recording import Recording
-from ntkexp.path.rule.base import Piece
+from ntkexp.path.rule.base import Substep
 from ntkexp.path.step import Step
 from ntkexp.shapes import Weights
 
@@ -110,8 +110,8 @@ class ErrorBar(Resumable):
     """The error of the parts on a sample of steps. `gain` is the factor of the difference, 4/3."""
 
     rule: str  # whose error is measured
-    coarse: tuple[Piece, ...]
-    fine: tuple[Piece, ...]
+    coarse: tuple[Substep, ...]
+    fine: tuple[Substep, ...]
     gain: float
     every: int
     total: Float[Tensor, "query out train"]
@@ -138,7 +138,8 @@ class ErrorBar(Resumable):
         alone = steps / m * self.squares
         if m == 1:
             return sqrt(steps * alone)
-        crossed = steps * (steps - 1) / (m * (m - 1)) * (together - self.squares)
+        pairs = steps * (steps - 1) / (m * (m - 1))
+        crossed = pairs * (together - self.squares)
         return sqrt(max(alone + crossed, alone / steps))
 
 
@@ -171,10 +172,8 @@ class StepSum(AbstractAccumulator):
                 self.totals[name].add(step.index, block.rows, change)
             if bar is not None and bar.measures(step.index):
                 # e = (S_2n − S_n) · gain
-                (fine, _), (coarse, _) = (
-                    block.kernel(bar.fine, step.side),
-                    block.kernel(bar.coarse, step.side),
-                )
+                fine, _ = block.kernel(bar.fine, step.side)
+                coarse, _ = block.kernel(bar.coarse, step.side)
                 error = self.rules[bar.rule].weighted(step, fine - coarse)
                 bar.add(block.rows, error.mul_(step.step_size * bar.gain))
         return tallies
@@ -188,12 +187,12 @@ class StepSum(AbstractAccumulator):
         return self.totals[rule]
 
 
-# --- The integrals over time along a flow, by Gauss nodes on every arc, with tangents on both
+# --- The integrals over time along a flow, by Gauss quadrature on every arc, with tangents on both
 # sides:
 #
 #     𝒦 = ∫ K_t dt ≈ Σ_arcs h Σ_j w_j K(θ(t_j)),        𝒮 = −∫ K_t ℓ′(t) dt
 #
-# On a sample of steps one more node measures the error.
+# On a sample of steps one more point measures the error.
 
 
 RULE = "gauss"
@@ -201,10 +200,10 @@ RULE = "gauss"
 
 @dataclass(frozen=True, kw_only=True)
 class FlowIntegral(AbstractAccumulator):
-    """𝒦 and 𝒮 by `nodes` Gauss nodes on each arc."""
+    """𝒦 and 𝒮 by Gauss quadrature with `points` points on each arc."""
 
     domain: Domain
-    nodes: int
+    points: int
     rule: Integrals
     totals: StepTotals
     error_bar: ErrorBar | None = None
@@ -216,26 +215,29 @@ class FlowIntegral(AbstractAccumulator):
         return {RULE: self.rule}
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        before, together = self.rule.contributions.clone(), self.rule.together()
-        self.integrate(self.rule, step, self.nodes)
+        before = self.rule.contributions.clone()
+        together = self.rule.together()
+        self.integrate(self.rule, step, self.points)
         self.totals.add(step.index, slice(None), self.rule.together() - together)
-        if (bar := self.error_bar) is not None and bar.measures(step.index):
-            finer = Integrals(
-                self.rule.pieces, *(torch.zeros_like(part) for part in self.rule.parts)
-            )
-            self.integrate(finer, step, self.nodes + 1)
+        bar = self.error_bar
+        if bar is not None and bar.measures(step.index):
+            zeros = map(torch.zeros_like, self.rule.parts)
+            finer = Integrals(self.rule.substeps, *zeros)
+            self.integrate(finer, step, self.points + 1)
             error = finer.contributions - (self.rule.contributions - before)
             bar.add(slice(None), error.nan_to_num())  # NaN where the path is not read
         return {}
 
-    def integrate(self, integrals: Integrals, step: Step, nodes: int) -> None:
-        """Integrate over the arcs of a step, by `nodes` nodes on each arc."""
-        for node in step.nodes(nodes):
-            for block in self.domain.blocks(node.segment):
-                integrals.add(node, block)
+    def integrate(self, integrals: Integrals, step: Step, points: int) -> None:
+        """Integrate over the arcs of a step, with `points` quadrature points on each arc."""
+        for point in step.quadrature_points(points):
+            for block in self.domain.blocks(point.segment):
+                integrals.add(point, block)
 
     def error(self, rule: str, steps: int) -> Error | None:
-        return None if self.error_bar is None else Error(self.error_bar.estimate(steps))
+        if self.error_bar is None:
+            return None
+        return Error(self.error_bar.estimate(steps))
 
     def by_step(self, rule: str) -> StepTotals:
         return self.totals

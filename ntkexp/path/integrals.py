@@ -19,7 +19,7 @@ from ntkexp.on_disk import RowsInFile, RowsOfArray, copied_like, release_pages
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.components import Components
 from ntkexp.path.domain import Domain
-from ntkexp.path.rule.base import Piece
+from ntkexp.path.rule.base import Substep
 from ntkexp.path.step import Step
 from ntkexp.path.step_kernel import StepBlock
 
@@ -82,17 +82,23 @@ class Tally:
         reported as a diverged run, not here."""
         size = rounding.terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
         closure = Closure(sqrt(self.missed), bound(size, rounding.eps))
-        return None if closure.holds or not isfinite(self.outputs + self.changed) else closure
+        if closure.holds or not isfinite(self.outputs + self.changed):
+            return None
+        return closure
 
     @property
     def closure(self) -> float:
         """‖Σᵢ Δ𝒮ᵢ − Δf‖/‖Δf‖."""
-        return sqrt(self.missed / self.changed) if self.changed else 0.0
+        if not self.changed:
+            return 0.0
+        return sqrt(self.missed / self.changed)
 
     @property
     def kernel_mass(self) -> float | None:
         """η‖K_s‖, if kernels were made."""
-        return sqrt(self.kernel_squares) if self.kernels else None
+        if not self.kernels:
+            return None
+        return sqrt(self.kernel_squares)
 
 
 def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
@@ -117,7 +123,7 @@ def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
 class Integrals(Resumable):
     """𝒦, 𝒮 and 𝒟 by one rule. NaN at points where the path is not integrated."""
 
-    pieces: tuple[Piece, ...]  # substeps
+    substeps: tuple[Substep, ...]
     kernel: Float[Tensor, "query out kept out_"]
     contributions: Float[Tensor, "query out train"]
     decay: Float[Tensor, "query out"]
@@ -136,7 +142,7 @@ class Integrals(Resumable):
         """Add one step at one block of points. Return ηK_s, −ηK_s ℓ′ and the decay λη J̄·θ."""
         # K_s = ⟨J̄(x), J(xᵢ)⟩ and J̄·(λη ⊙ θ)
         if self.by_component is None:
-            products, decay = block.kernel(self.pieces, step.side, step.decay)
+            products, decay = block.kernel(self.substeps, step.side, step.decay)
         else:
             products, decay = self.add_components(self.by_component, step, block)
 
@@ -162,19 +168,26 @@ class Integrals(Resumable):
     ) -> tuple[Tensor, Tensor]:
         """Add the shares of the components. Return the products and the decay of all parameters."""
         components = sums.components.values()
-        terms = block.kernels(self.pieces, step.side, step.decay, components)
-        shares = [
-            (self.weighted(step, products).mul(-step.step_size), -decay)
-            for products, decay in terms
-        ]
+        terms = block.kernels(self.substeps, step.side, step.decay, components)
+        shares = []
+        for products, decay in terms:
+            parts = self.weighted(step, products).mul(-step.step_size)
+            shares.append((parts, -decay))
         sums.add(step.index, block.rows, shares)
-        products, decay = (sum(each[1:], start=each[0]) for each in zip(*terms, strict=True))
+
+        # all components together
+        products, decay = terms[0]
+        for more_products, more_decay in terms[1:]:
+            products = products + more_products
+            decay = decay + more_decay
         return products, decay
 
     @property
     def without_examples(self) -> Float[Tensor, "query out"]:
         """𝒟(x), and the change by gradients that are rounding."""
-        return self.decay.clone() if self.rounding is None else self.decay + self.rounding
+        if self.rounding is None:
+            return self.decay.clone()
+        return self.decay + self.rounding
 
     def together(self) -> Float[Tensor, "query out"]:
         """Return Σᵢ 𝒮(x, xᵢ) + 𝒟(x), and the change by gradients that are rounding."""
@@ -199,14 +212,18 @@ class ContributionIntegrals(Integrals):
         return products.squeeze(3)
 
 
-def integrals_at_zero(pieces: tuple[Piece, ...], domain: Domain, rules: int = 1) -> Integrals:
+def integrals_at_zero(substeps: tuple[Substep, ...], domain: Domain, rules: int = 1) -> Integrals:
     """Begin the integrals by the rule with these substeps."""
-    by_component = components_at_zero(domain, rules) if domain.components else None
-    sums = domain.sums(3), domain.sums(2)
+    by_component = None
+    if domain.components:
+        by_component = components_at_zero(domain, rules)
+    kind = Integrals
     if domain.points.makes_kernels:
-        return Integrals(pieces, domain.sums(4), *sums, by_component=by_component)
-    nothing = domain.like.new_zeros(*domain.shape[:2], 0, domain.outputs)
-    return ContributionIntegrals(pieces, nothing, *sums, by_component=by_component)
+        kernel = domain.sums(4)
+    else:
+        kind = ContributionIntegrals
+        kernel = domain.like.new_zeros(*domain.shape[:2], 0, domain.outputs)
+    return kind(substeps, kernel, domain.sums(3), domain.sums(2), by_component=by_component)
 
 
 def contract(
@@ -271,13 +288,13 @@ class StepTotals(Resumable):
         """Append one stretch, up to step `end`, or as long as the others. Join pairs if there are
         too many."""
         if len(self.sums) == self.most:
-            self.sums = [
-                first + second
-                for first, second in zip(self.sums[::2], self.sums[1::2], strict=True)
-            ]
+            pairs = zip(self.sums[::2], self.sums[1::2], strict=True)
+            self.sums = [first + second for first, second in pairs]
             self.edges = self.edges[::2]
             self.every *= 2
-        self.edges.append(self.edges[-1] + self.every if end is None else end)
+        if end is None:
+            end = self.edges[-1] + self.every
+        self.edges.append(end)
         self.sums.append(self.zero.clone())
 
     def until(self, steps: int) -> tuple[int, ...]:
@@ -286,7 +303,9 @@ class StepTotals(Resumable):
 
     def stacked(self) -> Float[Tensor, "stretch query out *component"]:
         """Return the sums as one tensor."""
-        return torch.stack(self.sums) if self.sums else self.zero.new_zeros(0, *self.zero.shape)
+        if not self.sums:
+            return self.zero.new_zeros(0, *self.zero.shape)
+        return torch.stack(self.sums)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -295,7 +314,8 @@ class StepTotals(Resumable):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.every, self.edges = state["every"], list(state["edges"])
+        self.every = state["every"]
+        self.edges = list(state["edges"])
         self.sums = list(state["sums"].to(self.zero.device).unbind())
 
 
@@ -333,7 +353,8 @@ class ComponentSums(Resumable):
         rounding: Sequence[Float[Tensor, "chosen out"]] = (),
     ) -> None:
         """Add the shares of a step in 𝒮 and 𝒟 at some of the points, and of rounding."""
-        parts, decay = (torch.stack(each, -1) for each in zip(*shares, strict=True))
+        parts = torch.stack([parts for parts, _ in shares], -1)
+        decay = torch.stack([decay for _, decay in shares], -1)
         self.parts[rows] += parts
         self.decay[rows] += decay
         added = parts.sum(2) + decay
@@ -348,9 +369,8 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
     parts = domain.sums(3)[..., None].repeat(1, 1, 1, count)
     zero = domain.sums(2)[..., None].repeat(1, 1, count)
     totals = StepTotals(zero=zero, most=most_stretches(domain, rules))
-    return ComponentSums(
-        components=domain.components, parts=parts, decay=zero.clone(), totals=totals
-    )
+    decay = zero.clone()
+    return ComponentSums(components=domain.components, parts=parts, decay=decay, totals=totals)
 
 
 # --- The sums at the end of each phase. The share of a phase is a difference:
@@ -375,10 +395,11 @@ Mark: TypeAlias = Mapping[str, Sums]
 
 def mark_of(integrals: Mapping[str, Integrals]) -> Mark:
     """Copy the current sums."""
-    return {
-        name: Sums(copied_like(sums.contributions, like=sums.contributions), sums.without_examples)
-        for name, sums in integrals.items()
-    }
+    mark = {}
+    for name, sums in integrals.items():
+        contributions = copied_like(sums.contributions, like=sums.contributions)
+        mark[name] = Sums(contributions, sums.without_examples)
+    return mark
 
 
 def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
@@ -392,13 +413,13 @@ def marks_from(
     state: Sequence[Mapping[str, tuple[Tensor | RowsInFile, Tensor]]], like: Tensor
 ) -> list[Mark]:
     """Restore marks of a checkpoint, in memory or on disk like the sums of the run."""
-    return [
-        {
-            name: Sums(copied_like(parts, like), decay.to(like.device))
-            for name, (parts, decay) in mark.items()
-        }
-        for mark in state
-    ]
+    marks: list[Mark] = []
+    for saved in state:
+        mark = {}
+        for name, (parts, decay) in saved.items():
+            mark[name] = Sums(copied_like(parts, like), decay.to(like.device))
+        marks.append(mark)
+    return marks
 
 
 class Share(NamedTuple):
@@ -410,13 +431,16 @@ class Share(NamedTuple):
     @property
     def contributions(self) -> RowsOfArray:
         """The contributions of the phase."""
-        begin = None if self.begin is None else self.begin.contributions
-        return RowsOfArray(self.end.contributions, begin)
+        if self.begin is None:
+            return RowsOfArray(self.end.contributions, None)
+        return RowsOfArray(self.end.contributions, self.begin.contributions)
 
     @property
     def decay(self) -> Float[Tensor, "point out"]:
         """The decay of the phase."""
-        return self.end.decay if self.begin is None else self.end.decay - self.begin.decay
+        if self.begin is None:
+            return self.end.decay
+        return self.end.decay - self.begin.decay
 
 
 def by_phase(marks: Sequence[Mark], end: Mark, rule: str, phases: int) -> list[Share]:

@@ -73,7 +73,8 @@ class EveryStep(AbstractIntegration):
         )
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> StepSum:
-        path, error_bar = self.path, None
+        path = self.path
+        error_bar = None
         if path.closing is not None and path.finer:
             error_bar = ErrorBar(
                 rule=path.closing.option,
@@ -83,10 +84,10 @@ class EveryStep(AbstractIntegration):
                 every=path.sampled_every(domain.steps),
                 total=domain.zeros(3),
             )
-        rules = {
-            rule.option: integrals_at_zero(path.quadrature(rule), domain, len(path.rule))
-            for rule in path.rule
-        }
+        count = len(path.rule)
+        rules = {}
+        for rule in path.rule:
+            rules[rule.option] = integrals_at_zero(path.quadrature(rule), domain, count)
         totals = {name: totals_at_zero(domain, len(rules)) for name in rules}
         return StepSum(domain=domain, rules=rules, totals=totals, error_bar=error_bar)
 
@@ -146,7 +147,7 @@ class Snapshots(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class AlongFlow(AbstractIntegration):
-    """The integral over time, for a flow: `path.nodes` quadrature points on every arc."""
+    """The integral over time, for a flow: `path.quadrature_points` points on every arc."""
 
     path: Path
 
@@ -155,7 +156,7 @@ class AlongFlow(AbstractIntegration):
             raise Mistake(
                 "path.every=snapshots: a flow is integrated over time on each of its arcs, not "
                 "step by step; use "
-                "path.every=1 (path.nodes and path.queries limit its cost), or optimizer=gd"
+                "path.every=1 (path.quadrature_points and path.queries limit its cost), or optimizer=gd"
             )
 
     @property
@@ -166,7 +167,7 @@ class AlongFlow(AbstractIntegration):
 
     @property
     def details(self) -> Mapping[str, str]:
-        return {RULE: f"nodes={self.path.nodes} in time"}
+        return {RULE: f"points={self.path.quadrature_points} in time"}
 
     def facts(self, memory: Memory) -> dict[str, float]:
         if not memory:
@@ -184,7 +185,11 @@ class AlongFlow(AbstractIntegration):
         tangent = integrals_at_zero(Left().quadrature(1, 1, 0), domain)
         totals = totals_at_zero(domain, 1)
         return FlowIntegral(
-            domain=domain, nodes=self.path.nodes, rule=tangent, totals=totals, error_bar=error_bar
+            domain=domain,
+            points=self.path.quadrature_points,
+            rule=tangent,
+            totals=totals,
+            error_bar=error_bar,
         )
 
 
@@ -211,12 +216,14 @@ class Backward(AbstractIntegration):
 
     @property
     def costs(self) -> Costs:
-        rules, tapes = len(self.path.rule), len(self.path.positions(self.path.finer))
+        rules = len(self.path.rule)
+        tapes = len(self.path.positions(self.path.finer))
         return Costs(rules, rules, errors=0, tapes=tapes, doubled=bool(self.path.finer))
 
     def begin(self, domain: Domain, weights: Weights, room: Room) -> TwoPasses:
-        differentiated = self.optimizer.differentiated if self.path.effects else ()
-        records = (*self.optimizer.records, *differentiated)
+        records = self.optimizer.records
+        if self.path.effects:
+            records = (*records, *self.optimizer.differentiated)
         recording = new_recording(domain.steps, weights, records, domain.no_pull(), room)
         return TwoPasses(
             path=self.path, optimizer=self.optimizer, domain=domain, recording=recording
@@ -262,4 +269,6 @@ def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractInte
         return AlongFlow(path=path)
     if optimizer.remembers:
         return Backward(path=path, optimizer=optimizer)
-    return Snapshots(path=path) if path.every == "snapshots" else EveryStep(path=path)
+    if path.every == "snapshots":
+        return Snapshots(path=path)
+    return EveryStep(path=path)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
+from itertools import chain
 
 import torch
 from jaxtyping import Float, Int
@@ -33,9 +34,7 @@ class Points:
 
     reader: Reader
     inputs: Float[Tensor, "point *shape"]
-    targets: Float[Tensor, "point out"] | None = (
-        None  # given if a measure of the outputs needs them
-    )
+    targets: Float[Tensor, "point out"] | None = None  # if a measure of the outputs needs them
     train: int
     block: int
     keep: bool  # whether tapes are cached for the latest two sets of weights, the ends of a step
@@ -88,14 +87,20 @@ class Points:
 
     def tape(self, weights: Weights, block: slice) -> Tape:
         """Return the tape of a block at these weights, from the cache if it is there."""
-        tapes = next((tapes for cached, tapes in self.cache if cached is weights), None)
-        if tapes is None:
-            tapes = {}
-            if self.keep:
-                self.cache = [*self.cache[-1:], (weights, tapes)]
+        tapes = self.tapes_at(weights)
         if block.start not in tapes:
             tapes[block.start] = self.reader.record(weights, self.arguments(block))
         return tapes[block.start]
+
+    def tapes_at(self, weights: Weights) -> dict[int, Tape]:
+        """Return the tapes at these weights so far, by the start of their block."""
+        for cached, tapes in self.cache:
+            if cached is weights:
+                return tapes
+        new: dict[int, Tape] = {}
+        if self.keep:
+            self.cache = [*self.cache[-1:], (weights, new)]
+        return new
 
 
 def cut(start: int, stop: int, size: int) -> list[slice]:
@@ -129,9 +134,8 @@ class NetworkView:
     points: Points
     weights: Weights
 
-    latest: list[tuple[Tensor, list[Jacobian]]] = field(
-        default_factory=list, repr=False
-    )  # ℓ′, and Jᵀℓ′ from it
+    # ℓ′, and Jᵀℓ′ from it
+    latest: list[tuple[Tensor, list[Jacobian]]] = field(default_factory=list, repr=False)
 
     def tapes(self, blocks: Sequence[slice]) -> Iterator[Tape]:
         return (self.points.tape(self.weights, block) for block in blocks)
@@ -173,12 +177,14 @@ class NetworkView:
         parts = torch.split(output_gradient, self.points.block)
         if self.points.makes_kernels:
             return (block.weighted(part) for block, part in zip(self.right, parts, strict=True))
-        if not self.latest or self.latest[0][0] is not output_gradient:
-            tapes = self.tapes(self.points.train_blocks)
-            weighted = self.points.reader.weighted
-            gradients = [weighted(tape, part) for tape, part in zip(tapes, parts, strict=True)]
-            self.latest[:] = [(output_gradient, gradients)]
-        return self.latest[0][1]
+        for known, gradients in self.latest:
+            if known is output_gradient:
+                return gradients
+        tapes = self.tapes(self.points.train_blocks)
+        weighted = self.points.reader.weighted
+        gradients = [weighted(tape, part) for tape, part in zip(tapes, parts, strict=True)]
+        self.latest[:] = [(output_gradient, gradients)]
+        return gradients
 
     def kept_kernel(self) -> Float[Tensor, "point kept train kept_"]:
         """Return the tangent kernel between all points and the training examples in the form that
@@ -192,7 +198,7 @@ class NetworkView:
         if self.points.kernels == "trace":
             return self.kernel_trace()
         others = map(self.points.reader.tangent, self.tapes(self.points.other_blocks))
-        return torch.cat([self.with_train(block) for block in (*self.right, *others)])
+        return torch.cat([self.with_train(left) for left in chain(self.right, others)])
 
     def with_train(self, left: Jacobian) -> Float[Tensor, "some out train out_"]:
         """Return the kernel between some points and the training examples."""
@@ -202,23 +208,21 @@ class NetworkView:
         """Return Σ_c K[x, c, x′, c], summed over a few outputs at a time."""
         points = self.points
         tape = points.tape(self.weights, points.train_blocks[0])
-        groups_of_outputs = chunks(
-            tape,
-            points.train + points.block,
-            tape.outputs.shape[1],
-            lambda chosen: points.reader.tangent(tape, chosen),
-        )
+        tangent = partial(points.reader.tangent, tape)
+        examples = points.train + points.block
+        groups_of_outputs = chunks(tape, examples, tape.outputs.shape[1], tangent)
         return reduce(torch.add, map(self.trace_over, groups_of_outputs))
 
     def trace_over(self, outputs: Sequence[int]) -> Float[Tensor, "point 1 train 1"]:
         """Return the sum of K[x, c, x′, c] over the given outputs c."""
         tangent = self.points.reader.tangent
         train = [tangent(tape, outputs) for tape in self.tapes(self.points.train_blocks)]
-        rows = [torch.cat([trace(left, right) for right in train], dim=2) for left in train]
-        for tape in self.tapes(self.points.other_blocks):
-            left = tangent(tape, outputs)
-            rows.append(torch.cat([trace(left, right) for right in train], dim=2))
-        return torch.cat(rows)
+        others = (tangent(tape, outputs) for tape in self.tapes(self.points.other_blocks))
+
+        def with_train(left: Jacobian) -> Tensor:
+            return torch.cat([trace(left, right) for right in train], dim=2)
+
+        return torch.cat([with_train(left) for left in chain(train, others)])
 
     def largest_eigenvalue(self, examples: slice) -> float:
         """Return λ_max of the kernel JJᵀ among some training examples, from products with J and Jᵀ
@@ -235,5 +239,5 @@ class NetworkView:
             rows = [self.points.reader.applied(tape, gradient) for tape in tapes]  # → JJᵀv
             return torch.cat(rows) * inside
 
-        start = random_vectors(self.train_outputs.shape, 0, self.train_outputs)[0] * inside
-        return largest_eigenvalue(times_kernel, start)
+        vectors = random_vectors(self.train_outputs.shape, 0, self.train_outputs)
+        return largest_eigenvalue(times_kernel, vectors[0] * inside)

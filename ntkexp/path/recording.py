@@ -65,7 +65,8 @@ class Recording:
 
     def write(self, step: Step) -> None:
         """Write a step."""
-        groups = [step.view.weights, *(step.memory[part] for part in self.records)]
+        groups = [step.view.weights]
+        groups += [step.memory[part] for part in self.records]
         tensors = [group[name] for group in groups for name in self.like]
         self.write_row(step.index, [*tensors, step.output_gradient])
 
@@ -77,7 +78,8 @@ class Recording:
         """Write tensors one after another, followed by zeros."""
         numbers = [tensor.detach().cpu().reshape(-1).numpy() for tensor in tensors]
         missing = self.rows.size - sum(map(len, numbers))
-        self.rows.write(row, np.concatenate([*numbers, np.zeros(missing, self.rows.kind)]))
+        padding = np.zeros(missing, self.rows.kind)
+        self.rows.write(row, np.concatenate([*numbers, padding]))
 
     def read(self, step: int) -> Recorded:
         """Read a step."""
@@ -197,7 +199,9 @@ class AbstractRecordedTraining(AbstractTrajectory):
 
     def step(self, index: int) -> TrainedStep:
         frame = self.frame(index)
-        memory_before = self.frame(index - 1).memory if index else {}
+        memory_before: Memory = {}
+        if index > 0:
+            memory_before = self.frame(index - 1).memory
         optimizer = self.recipe.optimizer
         sizes = sizes_of(self.like, self.recipe.factors, self.step_size(index))
         update = update_of(optimizer, self.like, index, sizes, frame.memory, memory_before)
@@ -240,11 +244,14 @@ class RecordedTraining(AbstractRecordedTraining):
     def batch(self, index: int) -> TakenBatch:
         """Return the batch with a row for every draw: an example that was drawn twice has two."""
         descent = self.descent
-        drawn = descent.optimizer.batch_indices(index, self.examples, descent.seed)
-        rows = (torch.arange(self.examples) if drawn is None else drawn).to(descent.targets.device)
+        rows = descent.optimizer.batch_indices(index, self.examples, descent.seed)
+        if rows is None:
+            rows = torch.arange(self.examples)
+        rows = rows.to(descent.targets.device)
+        count = len(rows)
         return TakenBatch(
             examples=rows,
-            shares=descent.targets.new_full((len(rows),), descent.loss.weight(len(rows))),
+            shares=descent.targets.new_full((count,), descent.loss.weight(count)),
             losses=partial(self.losses, rows),
             is_mean=descent.loss.reduction == "mean",
         )
@@ -276,17 +283,19 @@ def update_of(
     flat = flat_like(like)
     linear = optimizer.linear_steps(index, sizes, memory)
 
-    def vector(numbers: Mapping[str, Coefficient]) -> Coefficient:
+    def vector(field: str) -> Coefficient:
+        numbers: dict[str, Coefficient] = {}
+        for name, step in linear.items():
+            numbers[name] = getattr(step, field)
         if all(isinstance(number, float) and not number for number in numbers.values()):
             return 0.0
         return flat.vector({name: spread(numbers[name], weight) for name, weight in like.items()})
 
-    first = next(iter(linear.values()))
     combined = replace(
-        first,
-        momentum_scale=vector({name: step.momentum_scale for name, step in linear.items()}),
-        gradient_scale=vector({name: step.gradient_scale for name, step in linear.items()}),
-        decoupled_decay=vector({name: step.decoupled_decay for name, step in linear.items()}),
+        next(iter(linear.values())),
+        momentum_scale=vector("momentum_scale"),
+        gradient_scale=vector("gradient_scale"),
+        decoupled_decay=vector("decoupled_decay"),
     )
     denominator = denominator_of(optimizer, flat, index, memory, before)
     return Update(place=slice(None), linear=combined, denominator=denominator)
@@ -305,16 +314,18 @@ def denominator_of(
     then = {part: flat.vector(weights) for part, weights in before.items()}
     latest = "latest" if divisor.largest else "square"
     zeros = torch.zeros_like(now["mean"])
-    return Denominator(
+    denominator = Denominator(
         second=divisor.second,
         root=divisor.root,
         eps=divisor.eps,
         mean=now["mean"],
         latest=now[latest],
         latest_before=then.get(latest, zeros),
-        largest=now["square"] if divisor.largest else None,
-        largest_before=then.get("square", zeros) if divisor.largest else None,
     )
+    if not divisor.largest:
+        return denominator
+    largest_before = then.get("square", zeros)
+    return replace(denominator, largest=now["square"], largest_before=largest_before)
 
 
 # --- The time h by which each example has made half its contribution to each point:
@@ -367,7 +378,8 @@ class Halves(Resumable):
         """
         if not step_sizes:
             return torch.full_like(self.mass[0], torch.nan)
-        elapsed = torch.tensor([0.0, *step_sizes]).to(self.mass).cumsum(0)[list(self.edges)]
+        times = torch.tensor([0.0, *step_sizes]).to(self.mass).cumsum(0)
+        elapsed = times[list(self.edges)]
         before = torch.cat([torch.zeros_like(self.mass[:1]), self.mass.cumsum(0)])
         half = before[-1:] / 2
 
@@ -377,12 +389,15 @@ class Halves(Resumable):
         start = before.gather(0, stretch)
         mass = self.mass.gather(0, stretch)
         begun = elapsed[stretch]
-        time = begun + (half - start) / mass * (elapsed[stretch + 1] - begun)
+        share = (half - start) / mass
+        time = begun + share * (elapsed[stretch + 1] - begun)
         return (time / elapsed[-1])[0]
 
 
 def halves_at_zero(steps: int, like: Float[Tensor, "query out train"]) -> Halves:
     """Return the masses before the first of `steps` steps."""
     count = min(steps, STRETCHES)
-    edges = tuple(round(k * steps / count) for k in range(count + 1)) if count else (0,)
+    edges: tuple[int, ...] = (0,)
+    if count:
+        edges = tuple(round(k * steps / count) for k in range(count + 1))
     return Halves(edges, torch.zeros_like(like).expand(max(count, 1), *like.shape).clone())

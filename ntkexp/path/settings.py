@@ -19,7 +19,7 @@ from ntkexp.kernel import Casts
 from ntkexp.measure import AbstractMeasure, Output
 from ntkexp.mistake import Mistake
 from ntkexp.path.checkpoint import Resumable
-from ntkexp.path.rule.base import AbstractRule, Piece
+from ntkexp.path.rule.base import AbstractRule, Substep
 
 # --- Kernels to make. `all`: blocks [out, out_] for every pair of points. `trace`: Σ_c K[x, c, x′,
 # c], and only when a kernel is kept. `none`: no kernels. Contributions do not depend on this
@@ -118,9 +118,10 @@ class Adaptive(AbstractTimetable):
         if self.latest is not None:
             changed = float((kernel - self.latest).norm() / self.latest.norm())  # δ
             growth = 1 / MAX_WAIT_GROWTH
-            if isfinite(changed):
-                growth = self.change / changed if changed else MAX_WAIT_GROWTH
-                growth = min(max(growth, 1 / MAX_WAIT_GROWTH), MAX_WAIT_GROWTH)
+            if changed == 0:
+                growth = MAX_WAIT_GROWTH
+            elif isfinite(changed):
+                growth = min(max(self.change / changed, growth), MAX_WAIT_GROWTH)
             wanted = step + round(self.wait * growth)
         self.next = max(step + 1, wanted, self.soonest(step))
         self.wait = self.next - step
@@ -135,7 +136,10 @@ class Adaptive(AbstractTimetable):
         left = self.count - self.taken
         if left <= 1:
             return self.steps
-        return ceil(step * (self.steps / step) ** (1 / left) - 1e-9) if step else 1
+        if step == 0:
+            return 1
+        growth: float = (self.steps / step) ** (1 / left)
+        return ceil(step * growth - 1e-9)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
@@ -146,8 +150,8 @@ class Path(Component):
     """The rules that read each step, where they are read, and the schedule of kernel snapshots."""
 
     rule: tuple[AbstractRule, ...]
-    nodes: int = Field(2, ge=1, le=100)
-    pieces: int = Field(1, ge=1, le=10**4)
+    quadrature_points: int = Field(2, ge=1, le=100)
+    substeps: int = Field(1, ge=1, le=10**4)
     romberg: int = Field(0, ge=0, le=16)
     casts: Casts = "keep"
     queries: tuple[Literal["train", "query", "test"], ...] = ("train", "query", "test")
@@ -204,9 +208,9 @@ class Path(Component):
             self.quadrature(rule)
         return self
 
-    def quadrature(self, rule: AbstractRule) -> tuple[Piece, ...]:
+    def quadrature(self, rule: AbstractRule) -> tuple[Substep, ...]:
         """Return the substeps of this rule under these settings."""
-        return rule.quadrature(self.nodes, self.pieces, self.romberg)
+        return rule.quadrature(self.quadrature_points, self.substeps, self.romberg)
 
     @property
     def explains_outputs(self) -> bool:
@@ -237,11 +241,11 @@ class Path(Component):
         return next((rule for rule in self.rule if rule.closes), None)
 
     @property
-    def finer(self) -> tuple[Piece, ...]:
+    def finer(self) -> tuple[Substep, ...]:
         """The closing rule with twice the substeps, which measures the error of its parts."""
         if self.closing is None or not self.error_samples:
             return ()
-        return self.closing.quadrature(self.nodes, 2 * self.pieces, self.romberg)
+        return self.closing.quadrature(self.quadrature_points, 2 * self.substeps, self.romberg)
 
     @property
     def gain(self) -> float:
@@ -249,7 +253,7 @@ class Path(Component):
         substeps."""
         return 1 + 1 / (4.0 ** (self.romberg + 1) - 1)
 
-    def positions(self, finer: tuple[Piece, ...]) -> frozenset[float]:
+    def positions(self, finer: tuple[Substep, ...]) -> frozenset[float]:
         """Return the positions in a step that all rules and finer substeps read, with both ends.
 
         >>> from ntkexp.path.rule.base import Secant
@@ -257,8 +261,8 @@ class Path(Component):
         >>> sorted(path.positions(())), sorted(path.positions(path.finer))
         ([0.0, 1.0], [0.0, 0.5, 1.0])
         """
-        pieces = (*finer, *(piece for rule in self.rule for piece in self.quadrature(rule)))
-        return frozenset({0.0, 1.0}.union(*((piece.start, piece.end) for piece in pieces)))
+        substeps = (*finer, *(substep for rule in self.rule for substep in self.quadrature(rule)))
+        return frozenset({0.0, 1.0}.union(*((substep.start, substep.end) for substep in substeps)))
 
     def chosen_outputs(self, count: int) -> tuple[int, ...]:
         """Return the outputs of the path integrals, in order.
@@ -284,7 +288,8 @@ class Path(Component):
     def details(self) -> dict[str, str]:
         """The settings of each rule, in words."""
         return {
-            rule.option: rule.detail(self.nodes, self.pieces, self.romberg) for rule in self.rule
+            rule.option: rule.detail(self.quadrature_points, self.substeps, self.romberg)
+            for rule in self.rule
         }
 
     def sampled_every(self, steps: int) -> int:
@@ -310,9 +315,9 @@ class Path(Component):
         (0, 40, 80, 100)
         """
         if schedule == "log":
-            positions = (
-                [k / (self.count - 2) for k in range(self.count - 1)] if self.count > 2 else [1.0]
-            )
+            positions = [1.0]
+            if self.count > 2:
+                positions = [k / (self.count - 2) for k in range(self.count - 1)]
             chosen = {round(steps**position) for position in positions}
         elif isinstance(schedule, int):
             if steps // schedule >= MAX_KERNELS:

@@ -201,7 +201,7 @@ class SnapshotSum(AbstractAccumulator):
         for block in self.domain.blocks(step.segment):
             for name, track in self.tracks.items():
                 # K_{k+1} and λJ·θ
-                kernel, pulled = block.kernel(track.integrals.pieces, step.side, shrinking)
+                kernel, pulled = block.kernel(track.integrals.substeps, step.side, shrinking)
                 add_step(tallies[name], block, step, kernel, pulled)
                 track.add(block.rows, kernel, pulled, interval)
         self.arriving.copy_(interval.second.pull)

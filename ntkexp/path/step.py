@@ -35,7 +35,7 @@ from ntkexp.shapes import Weights
 # factor.
 
 
-IMPULSE_NODES = 3  # of order 6, higher than the arcs
+IMPULSE_POINTS = 3  # of order 6, higher than the arcs
 
 
 class Curve(NamedTuple):
@@ -71,11 +71,14 @@ class Step:
 
         If contributions alone are summed, Σ_c ℓ′_c J_c replaces it, as the Jacobian of one output
         for each example."""
-        view, points = self.view, self.view.points
-        blocks = view.right if points.makes_kernels else view.pulled(self.output_gradient)
+        view = self.view
+        if view.points.makes_kernels:
+            blocks = view.right
+        else:
+            blocks = list(view.pulled(self.output_gradient))
         if any(factor != 1 for factor in self.factors.values()):
-            blocks = [block.scaled(self.factors) for block in blocks]
-        return list(blocks)
+            return [block.scaled(self.factors) for block in blocks]
+        return blocks
 
     @property
     def sizes(self) -> Sizes:
@@ -92,27 +95,27 @@ class Step:
         """ηℓ′, or ∫ℓ′dt along a curve."""
         if self.curve is None:
             return self.step_size * self.output_gradient
-        return torch.stack(
-            [node.step_size * node.output_gradient for node in self.nodes(IMPULSE_NODES)]
-        ).sum(0)
+        points = self.quadrature_points(IMPULSE_POINTS)
+        terms = [point.step_size * point.output_gradient for point in points]
+        return torch.stack(terms).sum(0)
 
-    def nodes(self, count: int) -> Iterator[Step]:
-        """Yield `count` Gauss nodes on every arc, in order of time, as steps that do not move.
+    def quadrature_points(self, count: int) -> Iterator[Step]:
+        """Yield `count` Gauss points on every arc, in order of time, as steps that do not move.
 
-        The step size of a node is its weight in the quadrature.
+        The step size of a point is its weight in the quadrature.
         """
         if self.curve is None:
             return
         quadrature = Gauss().quadrature(count, 1, 0)
         for arc in self.curve.arcs:
-            for piece in quadrature:
-                view = NetworkView(self.view.points, arc.at(piece.start))
+            for substep in quadrature:
+                view = NetworkView(self.view.points, arc.at(substep.start))
                 yield replace(
                     self,
                     view=view,
                     end=view.weights,
                     output_gradient=self.curve.output_gradient(view.train_outputs),
-                    step_size=self.step_size * arc.length * piece.weight,
+                    step_size=self.step_size * arc.length * substep.weight,
                     curve=None,
                 )
 
@@ -219,9 +222,11 @@ class Descent(TrainingRecipe):
         # move the weights; a flow evaluates ∇L on its way
         size = self.size(index)
         sizes = sizes_of(weights, self.factors, size)
-        move = self.optimizer.move(
-            index, weights, gradient, partial(self.gradient, index), sizes, memory
-        )
+        vector_field = partial(self.gradient, index)
+        move = self.optimizer.move(index, weights, gradient, vector_field, sizes, memory)
+        curve = None
+        if move.arcs:
+            curve = Curve(move.arcs, partial(self.output_gradient, index))
         return Step(
             index=index,
             view=view,
@@ -232,13 +237,14 @@ class Descent(TrainingRecipe):
             weight_decay=self.optimizer.weight_decay,
             memory=move.memory,
             clipping=clipping,
-            curve=Curve(move.arcs, partial(self.output_gradient, index)) if move.arcs else None,
+            curve=curve,
         )
 
     def gradient(self, index: int, weights: Weights) -> Weights:
         """Return ∇L of a step at other weights than its start."""
         view = NetworkView(self.points, weights)
-        return summed(view.pulled(self.output_gradient(index, view.train_outputs)), weights)
+        output_gradient = self.output_gradient(index, view.train_outputs)
+        return summed(view.pulled(output_gradient), weights)
 
     def weight(self, examples: int) -> float:
         """Return the weight wᵢ of each example in a step on n examples."""
@@ -246,21 +252,22 @@ class Descent(TrainingRecipe):
 
     def phase(self, index: int) -> Phase:
         """Return the phase of a step; without phases, one of all examples."""
-        return phase_at(self.phases or (Phase(0, self.steps, slice(0, self.points.train)),), index)
+        whole = Phase(0, self.steps, slice(0, self.points.train))
+        return phase_at(self.phases or (whole,), index)
 
     def output_gradient(
         self, index: int, outputs: Float[Tensor, "train out"]
     ) -> Float[Tensor, "train out"]:
         """Return ℓ′ᵢ with its weight. An example drawn twice counts twice, one of another phase is
         0."""
-        derivative, phase = self.loss.output_gradient(outputs, self.targets), self.phase(index)
+        derivative = self.loss.output_gradient(outputs, self.targets)
+        phase = self.phase(index)
         batch = self.optimizer.batch_indices(index - phase.start, phase.count, self.seed)
         if batch is None and phase.count == self.points.train:
             return derivative * self.weight(phase.count)
         times = derivative.new_zeros(self.points.train)
-        times[phase.examples] = (
-            1.0 if batch is None else torch.bincount(batch, minlength=phase.count).to(derivative)
-        )
-        return (
-            derivative * times[:, None] * self.weight(phase.count if batch is None else len(batch))
-        )
+        if batch is None:
+            times[phase.examples] = 1.0
+            return derivative * times[:, None] * self.weight(phase.count)
+        times[phase.examples] = torch.bincount(batch, minlength=phase.count).to(derivative)
+        return derivative * times[:, None] * self.weight(len(batch))

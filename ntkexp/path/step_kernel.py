@@ -1,11 +1,11 @@
 """The kernel of one training step, K(x, xᵢ) = ⟨J̄(x), J(xᵢ)⟩.
 
 J̄(x), on the left, is the mean Jacobian at a point x along the step from θ₀ to θ₁ = θ₀ + Δθ. A rule
-(`path/rule`) reads it as a weighted sum over pieces of the step:
+(`path/rule`) reads it as a weighted sum over substeps of the step:
 
-    J̄(x) = Σ_pieces weight · J(piece; x)
+    J̄(x) = Σ_pieces weight · J(substep; x)
 
-The Jacobian of a piece [u₀, u₁] is the secant Jacobian from θ₀ + u₀Δθ to θ₀ + u₁Δθ, or the tangent
+The Jacobian of a substep [u₀, u₁] is the secant Jacobian from θ₀ + u₀Δθ to θ₀ + u₁Δθ, or the tangent
 Jacobian if u₀ = u₁.
 
 J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀ (`Step.side`). If kernels
@@ -25,7 +25,7 @@ from torch import Tensor
 from ntkexp.kernel import Adjoint, Jacobian, NoRule, Segment, Tape, gram
 from ntkexp.mistake import Mistake
 from ntkexp.path.points import WITHOUT_RULES, Points
-from ntkexp.path.rule.base import Piece
+from ntkexp.path.rule.base import Substep
 from ntkexp.shapes import Weights
 
 KernelAndProduct: TypeAlias = tuple[
@@ -52,15 +52,15 @@ class StepBlock:
         return slice(self.place.start - self.first, self.place.stop - self.first)
 
     def kernel(
-        self, pieces: Sequence[Piece], right: Sequence[Jacobian], vector: Weights | None = None
+        self, substeps: Sequence[Substep], right: Sequence[Jacobian], vector: Weights | None = None
     ) -> KernelAndProduct:
         """Return K(x, xᵢ) and J̄(x)·vector, which is zero if there is no vector."""
-        (both,) = self.kernels(pieces, right, vector, (None,))
+        (both,) = self.kernels(substeps, right, vector, (None,))
         return both
 
     def kernels(
         self,
-        pieces: Sequence[Piece],
+        substeps: Sequence[Substep],
         right: Sequence[Jacobian],
         vector: Weights | None,
         components: Collection[Collection[str] | None],
@@ -70,31 +70,33 @@ class StepBlock:
         """
         right_sides = [[block.of(names) for block in right] for names in components]
         sums: list[KernelAndProduct] = []
-        for number, piece in enumerate(pieces):
-            jacobian = self.jacobian(piece)
-            like = self.outputs(piece.start)
+        for number, substep in enumerate(substeps):
+            jacobian = self.jacobian(substep)
+            like = self.outputs(substep.start)
             for k, names in enumerate(components):
                 left = jacobian.of(names)
                 kernel = kernel_between(left, right_sides[k], like)
-                product = left.applied(vector) if vector else kernel.new_zeros(like.shape)
+                product = kernel.new_zeros(like.shape)
+                if vector:
+                    product = left.applied(vector)
                 if number == 0:
-                    sums.append((kernel.mul_(piece.weight), product * piece.weight))
+                    sums.append((kernel.mul_(substep.weight), product * substep.weight))
                     continue
-                # K += weight · ⟨J(piece; x), J(xᵢ)⟩,   J̄·v += weight · J(piece; x)·v
-                sums[k][0].add_(kernel, alpha=piece.weight)
-                sums[k][1].add_(product, alpha=piece.weight)
+                # K += weight · ⟨J(substep; x), J(xᵢ)⟩,   J̄·v += weight · J(substep; x)·v
+                sums[k][0].add_(kernel, alpha=substep.weight)
+                sums[k][1].add_(product, alpha=substep.weight)
         return sums
 
-    def jacobian(self, piece: Piece) -> Jacobian:
-        """Return the secant Jacobian of a piece of the step, or the tangent one if the piece has no
+    def jacobian(self, substep: Substep) -> Jacobian:
+        """Return the secant Jacobian of a substep of the step, or the tangent one if the substep has no
         length.
         """
         reader = self.points.reader
         chosen = self.points.chosen
-        if piece.start == piece.end:
-            return reader.tangent(self.tape(piece.start), chosen)
+        if substep.start == substep.end:
+            return reader.tangent(self.tape(substep.start), chosen)
         try:
-            return reader.along(self.tape(piece.start), self.tape(piece.end), chosen)
+            return reader.along(self.tape(substep.start), self.tape(substep.end), chosen)
         except NoRule as error:
             raise Mistake(f"{error}; {WITHOUT_RULES}") from error
 
@@ -112,7 +114,9 @@ class StepBlock:
     def outputs(self, position: float) -> Float[Tensor, "point out"]:
         """Return the outputs with integrals at θ₀ + uΔθ."""
         outputs = self.tape(position).outputs
-        return outputs if self.points.chosen is None else outputs[:, self.points.chosen]
+        if self.points.chosen is None:
+            return outputs
+        return outputs[:, self.points.chosen]
 
 
 def kernel_between(
@@ -124,9 +128,11 @@ def kernel_between(
     in the form of the outputs `like`.
     """
     kernels = [kernel_with_block(left, block, like) for block in right]
+    if not kernels:
+        return like.new_zeros(*like.shape, 0, 1)
     if len(kernels) == 1:
         return kernels[0]
-    return torch.cat(kernels, dim=2) if kernels else like.new_zeros(*like.shape, 0, 1)
+    return torch.cat(kernels, dim=2)
 
 
 def kernel_with_block(
@@ -136,4 +142,6 @@ def kernel_with_block(
     left_parts = left.parts if isinstance(left, Adjoint) else left.blocks
     if not left_parts or not right.blocks:
         return like.new_zeros(*like.shape, right.examples, right.outputs)
-    return left.kernel(right) if isinstance(left, Adjoint) else gram(left, right)
+    if isinstance(left, Adjoint):
+        return left.kernel(right)
+    return gram(left, right)

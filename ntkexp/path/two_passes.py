@@ -148,7 +148,7 @@ def add_step(
     rows: Int[Tensor, " chosen"],
 ) -> tuple[StepResult, Float[Tensor, "chosen out train"]]:
     """Add one step to `rows` of the integrals. Return its result, and the contributions −K_s ℓ′."""
-    substeps = ((piece.weight, block.jacobian(piece)) for piece in integrals.pieces)
+    substeps = ((substep.weight, block.jacobian(substep)) for substep in integrals.substeps)
     result = backward_sum.take(back, substeps)
     parts = contract(result.terms.kernel, step.output_gradient).neg_()
 
@@ -158,10 +158,10 @@ def add_step(
     if integrals.rounding is not None:
         integrals.rounding[rows] += result.terms.rounding
     if integrals.by_component is not None:
-        shares = [
-            (contract(terms.kernel, step.output_gradient).neg_(), terms.decay)
-            for terms in result.by_component
-        ]
+        shares = []
+        for terms in result.by_component:
+            contributions = contract(terms.kernel, step.output_gradient).neg_()
+            shares.append((contributions, terms.decay))
         rounding = [terms.rounding for terms in result.by_component]
         integrals.by_component.add(step.index, rows, shares, rounding)
     return result, parts
@@ -176,10 +176,11 @@ def rounding_of(step: Step) -> tuple[Weights, Weights]:
     credited = credit(gradient, term_sizes(pulled, weights))
     if not credited:
         return {}, {}
-    rounding = {
-        name: part * (1 - credited[name]) if name in credited else torch.zeros_like(part)
-        for name, part in gradient.items()
-    }
+    rounding = {}
+    for name, part in gradient.items():
+        rounding[name] = torch.zeros_like(part)
+        if name in credited:
+            rounding[name] = part * (1 - credited[name])
     return credited, rounding
 
 
@@ -213,8 +214,10 @@ class SecondPass:
     def steps_back(self) -> Iterator[tuple[int, int]]:
         """Add the remaining steps. After each, yield the numbers of steps done and in
         all."""
-        chunks, end = self.chunks, None
-        while self.done < len(chunks) * self.length:
+        chunks = self.chunks
+        total = len(chunks) * self.length
+        end = None
+        while self.done < total:
             number, turn = divmod(self.done, self.length)
             index = self.length - 1 - turn
             if turn == 0 or self.points is None:
@@ -224,7 +227,7 @@ class SecondPass:
             self.take(step, self.points, chunks[number])
             end = step.view.weights  # the step before this one ends here
             self.done += 1
-            yield self.done, len(chunks) * self.length
+            yield self.done, total
 
     def begin_chunk(self, chunk: slice, index: int) -> Points:
         """Return the points of a chunk, before the pass adds step `index`.
@@ -242,19 +245,23 @@ class SecondPass:
             momentum_decay = {name: one.momentum_decay for name, one in linear.items()}
 
         components = tuple(self.domain.components.values())
+
+        def begun(before: BackwardSum, components: tuple[frozenset[str], ...] = ()) -> BackwardSum:
+            saved = before.saved if resumed else ()
+            return BackwardSum(momentum_decay=momentum_decay, saved=saved, components=components)
+
         for rule in self.rules.values():
-            saved = rule.sum.saved if resumed else ()
-            rule.sum = BackwardSum(
-                momentum_decay=momentum_decay, saved=saved, components=components
-            )
+            rule.sum = begun(rule.sum, components)
         if self.finer is not None:
-            saved = self.finer.sum.saved if resumed else ()
-            self.finer.sum = BackwardSum(momentum_decay=momentum_decay, saved=saved)
+            self.finer.sum = begun(self.finer.sum)
         return points
 
     def take(self, step: Step, points: Points, chunk: slice) -> None:
         """Add one step at the points of a chunk, by every rule."""
-        credited, rounding = rounding_of(step) if self.optimizer.divides else ({}, {})
+        credited: Weights = {}
+        rounding: Weights = {}
+        if self.optimizer.divides:
+            credited, rounding = rounding_of(step)
         back = BackwardStep(
             start=step.view.weights,
             difference=step.segment.difference,
@@ -312,16 +319,19 @@ class TwoPasses(AbstractAccumulator):
 
     @property
     def integrals(self) -> Mapping[str, Integrals]:
-        return {} if self.second is None else self.second.integrals
+        if self.second is None:
+            return {}
+        return self.second.integrals
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
         self.recording.write(step)
         return {}
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
-        self.recording.close(len(step_sizes), end)
         length = len(step_sizes)
-        ends = [*(switch for switch in self.domain.switches if switch < length), length]
+        self.recording.close(length, end)
+        ends = [switch for switch in self.domain.switches if switch < length]
+        ends.append(length)
         for number in range(len(self.noted), len(ends)):
             is_last = number + 1 == len(ends)
             second = self.begin_pass(step_sizes[: ends[number]], measures_error=is_last)
@@ -344,17 +354,19 @@ class TwoPasses(AbstractAccumulator):
             factors=self.optimizer.factors(self.recording.like),
             weight_decay=self.optimizer.weight_decay,
         )
+        passes = {rule.option: self.rule_pass(rule, len(step_sizes)) for rule in self.path.rule}
         return SecondPass(
             steps=steps,
             optimizer=self.optimizer,
             domain=self.domain,
-            rules={rule.option: self.rule_pass(rule, len(step_sizes)) for rule in self.path.rule},
+            rules=passes,
             finer=self.finer_pass() if measures_error else None,
         )
 
     def rule_pass(self, rule: AbstractRule, steps: int) -> RulePass:
         """Sums of zero by one rule."""
-        domain, rules = self.domain, len(self.path.rule)
+        domain = self.domain
+        rules = len(self.path.rule)
         totals = totals_at_zero(domain, rules)
         totals.reach(steps)
         integrals = integrals_at_zero(self.path.quadrature(rule), domain, rules)
@@ -370,7 +382,8 @@ class TwoPasses(AbstractAccumulator):
 
     def finer_pass(self) -> FinerPass | None:
         """Sums of zero with twice the substeps, if a rule closes and its error is asked for."""
-        path, domain = self.path, self.domain
+        path = self.path
+        domain = self.domain
         if path.closing is None or not path.finer:
             return None
         sample = sample_points(len(domain.attributed), path.error_samples)
@@ -390,20 +403,23 @@ class TwoPasses(AbstractAccumulator):
     def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
         if self.second is None:
             return None
-        rules = self.second.rules.items()
-        return [
-            {name: rule.tallies[step] for name, rule in rules} for step in range(self.second.length)
-        ]
+        rules = self.second.rules
+        by_step = zip(*(rule.tallies for rule in rules.values()), strict=True)
+        return [dict(zip(rules, tallies, strict=True)) for tallies in by_step]
 
     def recorded(self) -> Recording:
         return self.recording
 
     def error(self, rule: str, steps: int) -> Error | None:
-        finer = None if self.second is None else self.second.finer
-        if self.second is None or finer is None or finer.rule != rule:
+        if self.second is None:
+            return None
+        finer = self.second.finer
+        if finer is None or finer.rule != rule:
             return None
         integrals = self.second.rules[rule].integrals
         contributions = integrals.contributions[self.domain.rows]
+
+        # ‖𝒮_2n − 𝒮_n‖ · 4/3 · √(Q/m)
         difference = finer.integrals.contributions - contributions[finer.sample]
         points = len(contributions) / len(finer.sample)
         return Error(finer.gain * float(difference.norm()) * sqrt(points))
@@ -411,8 +427,9 @@ class TwoPasses(AbstractAccumulator):
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
         if self.second is None:
             return None
+        halves = self.second.rules[rule].halves
         times = self.domain.like.new_full(self.domain.shape[:3], torch.nan)
-        times[self.domain.rows] = self.second.rules[rule].halves.by(self.second.steps.step_sizes)
+        times[self.domain.rows] = halves.by(self.second.steps.step_sizes)
         return times
 
     def by_step(self, rule: str) -> StepTotals:

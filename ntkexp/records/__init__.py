@@ -2,7 +2,7 @@
 
 Each line imports only from the lines above it:
 
-atomic, own_files                    files that survive a kill, seals, logs; removal of a package's own files
+atomic, sealed_log, own_files        files that survive a kill, seals; logs; removal of a package's own files
 schema                               the schema of every file
 folder, array_schema, results        the state of a run folder; the schema of arrays; the CSV files of a run
 data, kernels                        the examples; tangent kernels, path kernels and predictions

@@ -6,8 +6,8 @@ r"""Files that survive a kill at any moment, by a signal or by a power cut.
             lock is left over, and no process can take a lock from its holder.
     seal    A digest is stored with the sealed bytes, or in a file that is written later. Bytes that were cut off,
             changed or copied from another file do not match, and are rejected before they are parsed.
-    log     It only grows, by sealed entries. A kill leaves at most an unfinished last entry, which is cut off when the
-            log continues.
+    log     It only grows, by sealed entries (`records.sealed_log`). A kill leaves at most an unfinished last entry,
+            which is cut off when the log continues.
 
 So a run is resumed without repair: it checks which files are complete, and writes the others again. The folder of a run
 is complete when the file that seals all others exists, which is written last (`records.folder`).
@@ -23,19 +23,17 @@ from __future__ import annotations
 import errno
 import json
 import math
-import mmap
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
-from ntkexp.mistake import Mistake, NoPlace, refuse_special
+from ntkexp.mistake import Mistake, refuse_special
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -396,143 +394,6 @@ def read_sealed(path: Path, of: str) -> dict[str, Any]:
     if not content.endswith(line) or seal(content.removesuffix(line) + b"\n}\n", of).hex() != mark:
         raise Damaged(f"{path} is damaged: it is not as it was written for this place; {AGAIN}")
     return value
-
-
-# --- Logs: files that only grow, by entries of
-#
-#     length (8 bytes)   mark (8 bytes)   content   seal (32 bytes)
-#
-#     mark = digest of the log's name, the entry's number, and the length
-#     seal = digest of the log's name, the entry's number, the seal of the entry before it, and the content
-#
-# An entry is complete before the next one begins. So a killed process leaves at most an unfinished last entry, which
-# does not count and is cut off when the log continues. Any other change is damage. Without the mark, a damaged length
-# that is too large would make all later entries look like one unfinished entry.
-
-
-LENGTH = 8  # bytes
-HEAD = 2 * LENGTH  # bytes of a length and its mark
-MAX_JOINED_BYTES = 1 << 16  # smaller entries are written faster as one piece
-
-
-@dataclass
-class SealedLog:
-    """A log named `of` in a file, with the end positions and the seals of its entries."""
-
-    path: Path
-    of: str
-    ends: list[int] = field(default_factory=list)
-    seals: list[bytes] = field(default_factory=list)
-
-    @classmethod
-    def opened(cls, path: Path, of: str) -> SealedLog:
-        """Read and check all complete entries. A missing file is an empty log."""
-        log = cls(path, of)
-        content = log.content()
-        while True:
-            end = log.next_end(content)
-            if end is None:
-                return log
-            log.ends.append(end)
-            log.seals.append(bytes(content[end - WIDTH : end]))
-
-    def content(self) -> memoryview:
-        """Return the bytes of the file as a private memory map. Writing to it does not change the file."""
-        if not self.path.is_file() or not self.path.stat().st_size:
-            return memoryview(b"")
-        with self.path.open("rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-
-    def next_end(self, content: memoryview) -> int | None:
-        """Return the end of the next entry, or None if it is unfinished. Raise if it is damaged."""
-        begin = self.end + HEAD
-        head = bytes(content[self.end : begin])
-        if len(head) < HEAD:
-            return None
-        if head != self.head(int.from_bytes(head[:LENGTH], "little")):
-            # a power cut may leave zeros that were never overwritten
-            if len(bytes(content[self.end :]).rstrip(b"\0")) < HEAD:
-                return None
-            raise Damaged(self.damaged)
-        end = begin + int.from_bytes(head[:LENGTH], "little") + WIDTH
-        if end > len(content):
-            return None
-        if self.seal(content[begin : end - WIDTH]) == content[end - WIDTH : end]:
-            return end
-        if end == len(content):
-            return None
-        raise Damaged(self.damaged)
-
-    @property
-    def damaged(self) -> str:
-        """The error message for a damaged entry."""
-        return f"{self.path} is damaged at entry {len(self)}: it is not as it was written; follow the loop again"
-
-    @property
-    def end(self) -> int:
-        """The end of the last complete entry."""
-        return self.ends[-1] if self.ends else 0
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    def entries(self) -> list[memoryview]:
-        """Return the content of every entry."""
-        content = self.content()
-        begins = [0, *self.ends]
-        return [
-            content[begin + HEAD : end - WIDTH]
-            for begin, end in zip(begins, self.ends, strict=False)
-        ]
-
-    def append(self, *content: bytes | memoryview) -> int:
-        """Write the parts of one entry. Return its number. A full disk leaves the log unchanged."""
-        size = sum(map(len, content))
-        seal = self.seal(*content)
-        try:
-            with self.path.open("ab", buffering=0) as file:
-                if file.tell() < self.end:
-                    raise Damaged(
-                        f"{self.path} was cut while it was being written; follow the loop again"
-                    )
-                file.truncate(self.end)  # removes an unfinished entry
-                parts = [self.head(size), *content, seal]
-                if size <= MAX_JOINED_BYTES:
-                    parts = [b"".join(parts)]
-                for part in parts:
-                    if file.write(part) != len(part):
-                        raise OSError(None, "no room")
-        except OSError as error:
-            self.cut(len(self))
-            raise NoPlace(
-                f"{self.path} cannot grow ({error.strerror}); choose another place"
-            ) from error
-        self.ends.append(self.end + HEAD + size + WIDTH)
-        self.seals.append(seal)
-        return len(self) - 1
-
-    def secure(self) -> None:
-        """Force all entries to the disk, so that they survive a power cut."""
-        if self.path.is_file():
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
-
-    def cut(self, length: int) -> None:
-        """Remove all entries but the first `length`."""
-        del self.ends[length:], self.seals[length:]
-        if self.path.is_file():
-            os.truncate(self.path, self.end)
-
-    def head(self, size: int) -> bytes:
-        """Return the length and mark of the next entry."""
-        length = size.to_bytes(LENGTH, "little")
-        return length + seal(length, f"length {len(self)} of {self.of}")[: HEAD - LENGTH]
-
-    def seal(self, *content: memoryview | bytes) -> bytes:
-        sealing = Sealing(f"{self.of} {len(self)}")
-        for part in (*self.seals[-1:], *content):
-            sealing.take(part)
-        return sealing.digest
 
 
 # --- Sizes of files and folders.

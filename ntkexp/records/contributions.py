@@ -65,7 +65,11 @@ CONTRIBUTION = "contribution"
 HALF_BY = "half_by"
 DECAY = "decay"
 OUTSIDE = "outside"
+SURROGATE = "surrogate_gradients"
 STATISTICS = "statistics"
+JUMPS = "jumps"
+JUMPED = "jumped"
+"""The attribute that names the first jump."""
 COUPLING = "coupling"
 ROUNDING = "rounding"
 BY_STEP = "by_step"
@@ -113,6 +117,7 @@ class ContributionsByRule:
     decay: NDArray[np.float64] | None = None
     outside: NDArray[np.float64] | None = None
     statistics: NDArray[np.float64] | None = None
+    jumps: NDArray[np.float64] | None = None
     coupling: NDArray[np.float64] | None = None
     rounding: NDArray[np.float64] | None = None
     half_by: NDArray[np.float64] | None = None
@@ -132,6 +137,7 @@ class ContributionsByRule:
             DECAY: self.decay,
             OUTSIDE: self.outside,
             STATISTICS: self.statistics,
+            JUMPS: self.jumps,
             COUPLING: self.coupling,
             ROUNDING: self.rounding,
             BY_STEP: self.by_step and self.by_step.sums,
@@ -146,7 +152,7 @@ CONTRIBUTION_KINDS: Mapping[str, Dims] = {
     CONTRIBUTION: DIMS,
     HALF_BY: DIMS,
     EFFECT: DIMS,
-    **dict.fromkeys((DECAY, OUTSIDE, STATISTICS, COUPLING, ROUNDING), QUERY_OUT),
+    **dict.fromkeys((DECAY, OUTSIDE, STATISTICS, JUMPS, COUPLING, ROUNDING), QUERY_OUT),
     BY_STEP: (*QUERY_OUT, STEP),
     BY_COMPONENT: (*DIMS, COMPONENT),
     DECAY_BY_COMPONENT: (*QUERY_OUT, COMPONENT),

@@ -24,7 +24,6 @@ from ntkexp.records.atomic import (
     PARTIAL,
     Damaged,
     Json,
-    Sealing,
     Seals,
     acquire,
     broken,
@@ -32,6 +31,7 @@ from ntkexp.records.atomic import (
     make_folder,
     read_object,
     read_sealed,
+    seal,
     sealed,
     sealed_text,
     size_of,
@@ -54,7 +54,7 @@ from ntkexp.text import several
 # of an earlier program never counts as a run of this one.
 
 
-results_version = 13
+results_version = 14
 
 
 def package_version() -> str:
@@ -168,6 +168,17 @@ LOCK, CONFIG, OVERRIDES, BEGUN, DONE = (
     "BEGUN.json",
     "DONE.json",
 )
+
+RESULTS = (
+    CONFIG,
+    "data.npz",
+    "metrics.csv",
+    "results.csv",
+    "predictions.zarr",
+    "kernels.zarr",
+    "contributions.zarr",
+)
+"""The files of every finished folder, with the same bytes each time at the same number of threads."""
 
 CHECKPOINT, TRACE = "checkpoint.pt", "trace"
 """The files that allow to resume a run and a followed loop."""
@@ -296,12 +307,14 @@ class RunFolder:
 
     @property
     def sealed_facts(self) -> dict[str, Any]:
-        """The content of the seal file. It is sealed for its name only, because it contains the identity."""
-        from ntkexp.records.schema import Begun, Done, checked  # noqa: PLC0415  pydantic is slow to import
+        """The content of the seal file."""
+        return self.checked_facts(self.seal_file or BEGUN)
 
-        seal_file = self.seal_file or BEGUN
-        path = self.path / seal_file
-        return checked(read_sealed(path, seal_file), Done if seal_file == DONE else Begun, path)
+    def checked_facts(self, name: str) -> dict[str, Any]:
+        """Return the content of a sealed JSON file. Raise if no run writes such content."""
+        from ntkexp.records.schema import SEALED_RECORDS, checked  # noqa: PLC0415  pydantic is slow to import
+
+        return checked(self.read_sealed(name), SEALED_RECORDS[name], self.path / name)
 
     @property
     def steps_taken(self) -> tuple[float, int]:
@@ -316,16 +329,12 @@ class RunFolder:
     @property
     def provenance(self) -> dict[str, Any]:
         """The content of provenance.json."""
-        from ntkexp.records.schema import Provenance, checked  # noqa: PLC0415  pydantic is slow to import
-
-        return checked(self.read_sealed(PROVENANCE), Provenance, self.path / PROVENANCE)
+        return self.checked_facts(PROVENANCE)
 
     @property
     def progress(self) -> dict[str, Any]:
         """The content of progress.json."""
-        from ntkexp.records.schema import Progress, checked  # noqa: PLC0415  pydantic is slow to import
-
-        return checked(self.read_sealed(PROGRESS), Progress, self.path / PROGRESS)
+        return self.checked_facts(PROGRESS)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -399,8 +408,11 @@ class RunFolder:
         self.write(name, to_text(value))
 
     def sealed_for(self, name: str) -> str:
-        """Return the place text of the seal of a file that BEGUN.json and DONE.json do not seal."""
-        return f"{name} of {self.identity}"
+        """Return the place text of the seal of a file that BEGUN.json and DONE.json do not seal.
+
+        These two are sealed for their names only, because they contain the identity.
+        """
+        return name if name in (BEGUN, DONE) else f"{name} of {self.identity}"
 
     def write_sealed(self, name: str, value: Mapping[str, Json]) -> None:
         """Write a JSON file with its seal atomically."""
@@ -416,7 +428,7 @@ class RunFolder:
     def begin(self, names: Iterable[str], identity: str = "") -> None:
         """Write BEGUN.json, which seals the files that are written before the first step."""
         record: dict[str, Json] = {"identity": identity, "seals": sealed(self.path, names)}
-        self.write(BEGUN, sealed_text(record, BEGUN))
+        self.write_sealed(BEGUN, record)
 
     def finish(self, names: Iterable[str], *others: str, identity: str = "", **facts: Json) -> None:
         """Write DONE.json: the sizes of the reproducible files `names`, the seals of these and `others`, and facts."""
@@ -431,7 +443,7 @@ class RunFolder:
             "sizes": sizes,
             "seals": sealed(self.path, [*names, *others]),
         }
-        self.write(DONE, sealed_text(record, DONE))
+        self.write_sealed(DONE, record)
 
     def write_pictures(self, pictures: Mapping[str, str]) -> list[str]:
         """Write pictures into `plots`, and return their paths in the folder.
@@ -439,13 +451,8 @@ class RunFolder:
         BEGUN.json lists them first, so that the pictures of a killed process are recognised as ours.
         """
         contents = {f"plots/{name}": content.encode() for name, content in pictures.items()}
-        marks = dict[str, Json]()
-        for place, content in contents.items():
-            sealing = Sealing()
-            sealing.take(content)
-            marks[place] = sealing.mark
-        begun = read_sealed(self.path / BEGUN, BEGUN)
-        self.write(BEGUN, sealed_text({**begun, "pictures": marks}, BEGUN))
+        marks = {place: (len(content), seal(content).hex()) for place, content in contents.items()}
+        self.write_sealed(BEGUN, {**self.read_sealed(BEGUN), "pictures": marks})
         for place, content in contents.items():
             self.write(place, content)
         return sorted(contents)
@@ -458,7 +465,7 @@ class RunFolder:
         listed = dict[str, tuple[int, str]]()
         for name in (BEGUN, DONE):
             with suppress(Mistake):
-                record = read_sealed(self.path / name, name)
+                record = self.read_sealed(name)
                 listed |= record.get("pictures", {})
                 seals = record["seals"].items()
                 listed |= {place: mark for place, mark in seals if PICTURE.fullmatch(place)}

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,16 +26,12 @@ from numpy.typing import NDArray
 from ntkexp.mistake import Mistake, Useless
 from ntkexp.records.atomic import (
     PARTIAL,
-    SEAL,
     Damaged,
     Sealing,
-    Seals,
     broken,
-    read_object,
-    seal,
+    read_sealed,
     sealed,
-    to_text,
-    waited_for,
+    sealed_text,
     write_atomically,
 )
 from ntkexp.records.kernels import (
@@ -132,16 +127,15 @@ def side_for(train: int, seconds: float) -> int:
 
 
 # --- The preallocated arrays of a kernel file. Chunks are written atomically.
-#
-# The attributes seal all files that are written at the beginning, and the attributes are sealed themselves.
 
 
 SELF = "_self"
 DONE = "done"
 GROUP = "zarr.json"
-SEALS = "seals"
-MARK = "<u8"
-"""The dtype of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
+SEALS = f"{DONE}/seals.json"
+"""The seals of all files that are written at the beginning. zarr warns of a strange file next to the arrays."""
+MARK = np.dtype("<u8")
+"""The type of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
 
 
 class DamagedKernel(Damaged, Useless):
@@ -202,19 +196,13 @@ def create(
         store,
         DONE,
         tiling.shape,
-        chunks=(1, tiling.shape[1]),
+        chunks=(1, 1),  # a file for each tile, so that several processes can mark tiles
         dims=("row", "column"),
-        fill=np.dtype(MARK).type(0),
+        fill=MARK.type(0),
     )
     for name, array in arrays.items():
         write_array(store, name, array, ("query", "out")[: array.ndim], {})
-    # the attributes seal the files of the store, and themselves
-    group = read_object(partial / GROUP)
-    group["attributes"][SEALS] = sealed(
-        partial, [entry.name for entry in partial.iterdir() if entry.name != GROUP]
-    )
-    group["attributes"][SEAL] = seal(to_text(group).encode()).hex()
-    write_atomically(partial / GROUP, to_text(group))
+    write_atomically(partial / SEALS, sealed_text({"seals": sealed(partial, ["."])}, SEALS))
     if path.is_dir():
         refuse_foreign_files(path)
         remove_files(path, files_in(path))
@@ -240,23 +228,20 @@ def refuse_foreign_files(path: Path) -> None:
         raise Mistake(
             f"{path} is not a kernel file: it lacks arrays that every one has; choose another place"
         )
-    stored = rf"{GROUP}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
+    stored = rf"{GROUP}|{re.escape(SEALS)}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
     refuse_strangers(path, re.compile(stored).fullmatch)
 
 
-def check_attributes(path: Path) -> None:
-    """Raise if a store is no kernel file, or its attributes or common arrays are damaged."""
+def refuse_damaged(path: Path) -> None:
+    """Raise if a store is no kernel file, or a file is damaged that was written at the beginning."""
     if not ((path / DONE / GROUP).is_file() or any(path.glob(f"*{SELF}/{GROUP}"))):
         raise Mistake(
             f"{path} is not a kernel file: it is not a store of arrays with marks of what is done"
         )
-    seals: Seals | None = None
-    with suppress(ValueError, TypeError, KeyError, AttributeError):
-        store = read_object(path / GROUP)
-        mark = store["attributes"].pop(SEAL)
-        if mark == seal(to_text(store).encode()).hex():
-            seals = store["attributes"][SEALS]
-    wrong = [GROUP] if seals is None else broken(path, seals)
+    try:
+        wrong = broken(path, read_sealed(path / SEALS, SEALS)["seals"])
+    except Mistake:
+        wrong = [SEALS]
     if wrong:
         raise DamagedKernel(
             f"{path} is damaged, or of an earlier version: {several(wrong)}; compute it again"
@@ -273,14 +258,9 @@ def check_attributes(path: Path) -> None:
 #     index           [query]                     the number of the example in the source
 #
 # Attributes: `identity`, a digest of the kernel's description; `description` as JSON; `kernels`, their names; `splits`,
-# the number of points in each; `classes`, their names; `seals` of all files but tiles; the `seal` of the attributes.
+# the number of points in each; `classes`, their names. done/seals.json seals all files but tiles and marks.
 # Kernels of infinite width are equal for all outputs and have one `out`. If targets have more outputs than the kernel,
 # it applies to each of them.
-
-
-def lock_of_marks(path: Path) -> Path:
-    """Return the lock file next to a kernel file. The process that holds it may mark tiles."""
-    return path.with_name(f".{path.name}.marks.lock")
 
 
 @dataclass(frozen=True)
@@ -328,50 +308,24 @@ class KernelMatrix:
         ends = np.cumsum([0, *(count for _, count in sizes)]).tolist()
         return {name: slice(*ends[k : k + 2]) for k, (name, count) in enumerate(sizes) if count}
 
-    @property
-    def done(self) -> NDArray[np.uint64]:
-        """The marks of the tiles. A row of marks that is cut off marks no tile."""
-        rows, columns = self.layout.tiling.shape
-        marks = np.zeros((rows, columns), MARK)
-        mirrored = np.triu(np.ones((rows, columns), bool), 1)
-        for row in range(rows):
-            content = self.marks(row).read_bytes() if self.marks(row).is_file() else b""
-            if len(content) == marks[row].nbytes:
-                marks[row] = np.frombuffer(content, MARK)
-        return np.where(mirrored, 0, marks)
-
-    def marks(self, row: int) -> Path:
-        return self.path / DONE / "c" / str(row) / "0"
+    def mark(self, row: int, column: int) -> Path:
+        """Return the file with the mark of a tile. It exists if the tile was finished."""
+        return self.path / DONE / "c" / str(row) / str(column)
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the tiles without a mark."""
-        done = self.done
-        return [tile for tile in tiles if not done[tile]]
-
-    def unmark(self, tiles: Sequence[tuple[int, int]]) -> None:
-        """Remove the marks of some tiles."""
-        with self.marking():
-            done = self.done
-            for tile in tiles:
-                done[tile] = 0
-            for row, content in enumerate(map(bytes, done)):
-                if self.marks(row).is_file() and self.marks(row).read_bytes() != content:
-                    write_atomically(self.marks(row), content)
-
-    def marking(self) -> AbstractContextManager[None]:
-        """Hold the lock for marking, because another process may mark tiles of the same row."""
-        return waited_for(lock_of_marks(self.path))
+        return [tile for tile in tiles if not self.mark(*tile).is_file()]
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the tiles that are unwritten or damaged."""
-        done = self.done
-        return [
-            tile
-            for tile in self.layout.tiling.todo
-            if not done[tile] or done[tile] != self.seal(*tile)
-        ]
+        return [tile for tile in self.layout.tiling.todo if not self.is_whole(*tile)]
 
-    def seal(self, row: int, column: int) -> int:
+    def is_whole(self, row: int, column: int) -> bool:
+        """Return whether a tile is finished and undamaged."""
+        mark = self.mark(row, column)
+        return mark.is_file() and mark.read_bytes() == self.seal(row, column)
+
+    def seal(self, row: int, column: int) -> bytes:
         """Return the mark of a tile by its files. It covers the kernel's identity and the tile's place."""
         sealing = Sealing(f"{self.facts['identity']} {row} {column}")
         tiling = self.layout.tiling
@@ -384,7 +338,7 @@ class KernelMatrix:
             for chunk in chunks:
                 file = self.path / chunk
                 sealing.take(file.read_bytes() if file.is_file() else b"")
-        return int(np.frombuffer(sealing.digest, MARK)[0])
+        return sealing.digest[: MARK.itemsize]
 
     def write(
         self,
@@ -404,11 +358,7 @@ class KernelMatrix:
                 array[tiling.rows(column), :, train, :] = mirrored
         for name, block in own.items():
             get_array(self.store, name + SELF)[tiling.rows(row)] = block
-        mark = self.seal(row, column)
-        with self.marking():
-            done = self.done[row]
-            done[column] = mark
-            write_atomically(self.marks(row), done.tobytes())
+        write_atomically(self.mark(row, column), self.seal(row, column))
 
     def array(self, name: str, rows: slice = slice(None)) -> NDArray[Any]:
         try:
@@ -424,7 +374,7 @@ def open_matrix(path: Path) -> KernelMatrix:
         raise Mistake(
             f"{path} is not a kernel file: it {'is a file' if path.exists() else 'does not exist'}"
         )
-    check_attributes(path)
+    refuse_damaged(path)
     matrix = KernelMatrix(path)
     _ = matrix.layout
     return matrix

@@ -123,11 +123,11 @@ class Register:
 
     def read(self) -> None:
         """Read all lines again. Raise if the chain is broken."""
-        content = read_bytes(self.path).decode(errors="replace") if self.path.is_file() else ""
+        content = read_bytes(self.path) if self.path.is_file() else b""
+        self.size = content.rfind(b"\n") + 1
         self.lines = []
-        complete, newline, _ = content.rpartition("\n")
         hashes = [""]
-        for number, text in enumerate(complete.split("\n") if complete else [], start=1):
+        for number, text in enumerate(content[: self.size].split(b"\n")[:-1], start=1):
             try:
                 line = json.loads(text)
                 chained = line["previous"] == hashes[-1]
@@ -139,9 +139,8 @@ class Register:
                     "itself; restore the file as it was committed"
                 )
             self.lines.append(line)
-            hashes.append(sha256(text.encode()).hexdigest())
+            hashes.append(sha256(text).hexdigest())
         self.last = hashes[-1]
-        self.size = len(f"{complete}{newline}".encode())
 
         # the sealed lines must exist, and a killed process may have left one more
         seal = self.path.with_name(SEAL)
@@ -156,19 +155,16 @@ class Register:
 
     def append(self, line: Mapping[str, Json]) -> None:
         """Append a line to the chain. The caller holds the lock and has read the log."""
-        text = json.dumps(
-            finite_json({**line, "previous": self.last}), ensure_ascii=False, allow_nan=False
-        )
-        written = f"{text}\n".encode()
-        with self.path.open("r+b") as file:
+        fields = finite_json({**line, "previous": self.last})
+        text = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
+        with self.path.open("ab") as file:
             file.truncate(self.size)  # removes an unfinished line
-            file.seek(self.size)
-            file.write(written)
+            file.write(text + b"\n")
             file.flush()
             os.fsync(file.fileno())
+            self.size = file.tell()
         self.lines.append(json.loads(text))
-        self.last = sha256(text.encode()).hexdigest()
-        self.size += len(written)
+        self.last = sha256(text).hexdigest()
         seal = to_text({"lines": len(self.lines), "last": self.last})
         write_atomically(self.path.with_name(SEAL), seal)
 

@@ -17,7 +17,7 @@ results.csv compares kernel machines with the trained network, with a row for ea
     note            why a machine does not apply
     control         whether the machine is independent of the network
 
->>> row = Result("query", "secant", "pieces=1", 4e-15, 1e-13, 1e-14, 1.0, 1.0)
+>>> row = Result("query", "secant", "substeps=1", 4e-15, 1e-13, 1e-14, 1.0, 1.0)
 >>> row.exact
 True
 """

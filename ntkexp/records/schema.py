@@ -101,6 +101,14 @@ class Provenance(Record):
     threads: Annotated[int, Field(strict=True, ge=1, le=1024)] | None = None
 
 
+SEALED_RECORDS: Mapping[str, type[Record]] = {
+    "BEGUN.json": Begun,
+    "DONE.json": Done,
+    "progress.json": Progress,
+    "provenance.json": Provenance,
+}
+
+
 class PathSettings(Record):
     queries: Annotated[list[Split], Field(min_length=1, max_length=3)] = ["train", "query", "test"]
 

@@ -49,9 +49,9 @@ class Expected:
 
 
 class Fit(Component):
-    """A fit of a number of each run (`drift`, `left.test`, …) as a power of an axis, with the predicted exponent.
+    """A number of each run (`kernel_change`, `left.test`, …), fitted as a power of an axis.
 
-    >>> Fit(quantity="drift", axis="model.width", exponent=-0.5).expected
+    >>> Fit(quantity="kernel_change", axis="model.width", exponent=-0.5).expected
     Expected(value=-0.5, margin=0.1, bound=None)
     """
 

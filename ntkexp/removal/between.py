@@ -96,7 +96,9 @@ def secant(
     >>> secant(tensor([[1.0, 0.0]]), tensor([3.0]), tensor([1.0, 1.0]))
     tensor([[2., 1.]])
     """
-    return slopes + along(value - slopes @ change, change) if change.any() else slopes
+    if not change.any():
+        return slopes
+    return slopes + along(value - slopes @ change, change)
 
 
 def along(
@@ -136,9 +138,9 @@ class Clipped:
         summed = norm.first + norm.second
         inverse = torch.where(summed > 0, 2 / torch.where(summed > 0, summed, 1.0), 0.0)
         norm_gradient = inverse * mean
-        return (
-            self.factor.mean * pulled + self.rate(norm) * (pulled @ mean)[:, None] * norm_gradient
-        )
+        # c̄ Δg + ḡ Δc
+        by_factor = self.rate(norm) * (pulled @ mean)[:, None] * norm_gradient
+        return self.factor.mean * pulled + by_factor
 
     def rate(self, norm: Pair) -> Tensor:
         """Return c[N, N′]. If one norm is clipped alone, c has a kink between them, so only the
@@ -184,12 +186,11 @@ class StepPair:
     @cached_property
     def clipped(self) -> Clipped:
         """The gradients of both trainings, before and after clipping."""
-        ends = [
-            Clipping(self.used_gradient(step), step.clip_norm) for step in (self.first, self.second)
-        ]
-        factors = [end.gradient.new_tensor(end.factor) for end in ends]
-        bound = self.first.clip_norm or self.second.clip_norm
-        return Clipped(Pair(ends[0].gradient, ends[1].gradient), Pair(*factors), bound)
+        first = Clipping(self.used_gradient(self.first), self.first.clip_norm)
+        second = Clipping(self.used_gradient(self.second), self.second.clip_norm)
+        gradients = Pair(first.gradient, second.gradient)
+        factors = Pair(*(end.gradient.new_tensor(end.factor) for end in (first, second)))
+        return Clipped(gradients, factors, first.norm or second.norm)
 
     def used_gradient(self, step: TrainedStep) -> Float[Tensor, " weight"]:
         """Return the gradient of a step before clipping, or zeros if no rule needs it.
@@ -201,7 +202,9 @@ class StepPair:
         if not step.batches or not (clips or divides):
             return torch.zeros_like(step.weights)
         raw = gradient(step.batches, step.weights)
-        return raw if step.with_grad is None else raw * step.with_grad
+        if step.with_grad is None:
+            return raw
+        return raw * step.with_grad
 
     @cached_property
     def mean(self) -> TrainedStep:
@@ -213,8 +216,9 @@ class StepPair:
 
     def refuse_other(self) -> None:
         """Raise if the trainings moved different parameters or made different calls."""
-        places = [[update.place for update in step.updates] for step in (self.first, self.second)]
-        if places[0] != places[1] or len(self.first.batches) != len(self.second.batches):
+        places = [update.place for update in self.first.updates]
+        other_places = [update.place for update in self.second.updates]
+        if places != other_places or len(self.first.batches) != len(self.second.batches):
             raise Mistake(
                 f"step {self.first.index}: without the examples, the step has other parameters or "
                 "calls; nothing in the loop should depend on what it has learned but its weights"
@@ -245,9 +249,9 @@ def mean_denominator(first: Denominator, second: Denominator, mean: Tensor) -> D
     """Return the mean of two denominators, with the given m."""
     now = roots(first.latest, second.latest)
     before = roots(first.latest_before, second.latest_before)
-    denominator = replace(
-        first, mean=mean, latest=now.mean.square(), latest_before=before.mean.square()
-    )
+    latest = now.mean.square()
+    latest_before = before.mean.square()
+    denominator = replace(first, mean=mean, latest=latest, latest_before=latest_before)
     if first.largest is None or second.largest is None:
         return denominator
     assert first.largest_before is not None
@@ -268,7 +272,10 @@ def mean_denominator(first: Denominator, second: Denominator, mean: Tensor) -> D
 
 def divided(by: Denominator) -> Tensor:
     """Return n = t/ρ + ε."""
-    return (by.latest if by.largest is None else by.largest).sqrt() / by.root + by.eps
+    squared = by.latest
+    if by.largest is not None:
+        squared = by.largest
+    return squared.sqrt() / by.root + by.eps
 
 
 def roots(first: Tensor, second: Tensor) -> Pair:
@@ -329,7 +336,9 @@ class Breakdown:
     @property
     def closure(self) -> float:
         """`missed`, relative to the actual change."""
-        return self.missed / float(self.actual.norm()) if self.actual.any() else self.missed
+        if not self.actual.any():
+            return self.missed
+        return self.missed / float(self.actual.norm())
 
     @property
     def rounding(self) -> float:
@@ -402,10 +411,11 @@ class TrainingPair:
         adjoint = StateAdjoint(weights=secant(mean_slopes, after - before, ends.change))
         shares = mean_slopes.new_zeros(len(mean_slopes), self.first.examples)
         by_step = mean_slopes.new_zeros(len(mean_slopes), self.first.length)
-        magnitude = before.abs() + after.abs() + adjoint.weights.norm(dim=1) * ends.mean.norm()
+        sizes = adjoint.weights.norm(dim=1)
+        magnitude = before.abs() + after.abs() + sizes * ends.mean.norm()
 
         self.emptied = 0
-        last_size = float(adjoint.weights.norm(dim=1).mean())
+        last_size = float(sizes.mean())
         largest = last_size
         for index in reversed(range(self.begun, self.first.length)):
             by_step[:, index] = self.step_back(index, adjoint, shares, magnitude)
@@ -449,13 +459,15 @@ class TrainingPair:
         Return |γ|·|g| + Σᵢ κᵢ|γ·∇ℓᵢ|.
         """
         batches = tuple(self.averaged(pair, k) for k in range(len(pair.first.batches)))
-        curved, rows = recorded_gradient(batches, pair.weights.mean).curvature(
-            pulled, self.together
-        )
-        ends = Pair(*(gradient(batches, end) for end in pair.weights))
-        adjoint.weights += secant(curved, pulled @ ends.change, pair.weights.change)
+        midpoint = recorded_gradient(batches, pair.weights.mean)
+        curved, rows = midpoint.curvature(pulled, self.together)
+        gradients = Pair(*(gradient(batches, end) for end in pair.weights))
+
+        # a += γᵀH̄, with γᵀH̄ Δθ = γ·Δg
+        adjoint.weights += secant(curved, pulled @ gradients.change, pair.weights.change)
+
         shares = torch.cat([batch.shares for batch in batches]).abs()
-        return pulled.abs() @ ends.mean.abs() + rows.abs() @ shares
+        return pulled.abs() @ gradients.mean.abs() + rows.abs() @ shares
 
     def averaged(self, pair: StepPair, place: int) -> TakenBatch:
         """Return a batch with the mean of the shares in both trainings."""
@@ -474,12 +486,14 @@ class TrainingPair:
         mean.
         """
         unweighted = replace(one, shares=one.by_weight)
-        ours, theirs = (
-            self.mean.shares(unweighted, weights[one.examples][None])[0] for weights in self.weights
-        )
-        if not ours.any():
+
+        def shares(weights: Tensor) -> Tensor:
+            return self.mean.shares(unweighted, weights[one.examples][None])[0]
+
+        first = shares(self.weights.first)
+        if not first.any():
             return False
-        expected = theirs * (one.shares.sum() / ours.sum())
+        expected = shares(self.weights.second) * (one.shares.sum() / first.sum())
         difference = float((expected - other.shares).abs().max())
         return difference > SAME_SHARES * float(expected.abs().max())
 
@@ -498,14 +512,15 @@ class TrainingPair:
 
         # γ·∇ℓ̄ᵢ of every row
         ends = (scores(pair.first.batches, end, pulled, self.together) for end in pair.weights)
-        rows = torch.split(Pair(*ends).mean, [len(one.examples) for one, _ in batches], dim=1)
+        lengths = [len(one.examples) for one, _ in batches]
+        scores_by_batch = torch.split(Pair(*ends).mean, lengths, dim=1)
 
-        split = []
-        for (one, other), weight, scores_of_batch in zip(batches, weights, rows, strict=True):
-            part = row_shares(one, other, weight, scores_of_batch)
+        parts = []
+        for (one, other), weight, rows in zip(batches, weights, scores_by_batch, strict=True):
+            part = row_shares(one, other, weight, rows)
             shares.index_add_(1, one.examples, part)
-            split.append(part)
-        return torch.cat(split, dim=1).sum(1)
+            parts.append(part)
+        return torch.cat(parts, dim=1).sum(1)
 
 
 def row_shares(
@@ -516,13 +531,15 @@ def row_shares(
     """
     per_weight = Pair(one.by_weight, other.by_weight)
     # an empty batch has no mean of its own: use the factor of the other training
-    if not weight.first.any() or not weight.second.any():
-        only = other.by_weight if weight.second.any() else one.by_weight
-        per_weight = Pair(only, only)
+    if not weight.second.any():
+        per_weight = Pair(one.by_weight, one.by_weight)
+    elif not weight.first.any():
+        per_weight = Pair(other.by_weight, other.by_weight)
     changed = per_weight.mean * weight.change
     counted = changed * one.counts
     others = rows @ (weight.mean * per_weight.change)
     # if W stays the same, so does c
     if counted.sum().abs() <= CLOSE * counted.abs().sum():
         return rows * changed
-    return (rows + others[:, None] / counted.sum() * one.counts) * changed
+    by_mean = others[:, None] / counted.sum() * one.counts
+    return (rows + by_mean) * changed

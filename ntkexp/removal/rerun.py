@@ -81,9 +81,7 @@ class Rerun(TrainingRecipe):
     inputs: Float[Tensor, "train *shape"]
     length: int
     memory_gb: float = 4.0
-    renormalises: bool = (
-        True  # the mean is over the remaining examples, not over the original batch
-    )
+    renormalises: bool = True  # the mean is over the remaining examples, not the original batch
 
     def __post_init__(self) -> None:
         if self.optimizer.flows:
@@ -244,12 +242,8 @@ def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]
         weighted = drawn.weighted(weight)
         share = weighted * rerun.mean_factor(drawn, weighted)[:, None]
         with torch.no_grad(), plain_kernels():
-            gradients = at_once(
-                partial(gradient, rerun, rows=drawn.rows),
-                weights,
-                share,
-                together=TRAININGS_AT_ONCE,
-            )
+            of_batch = partial(gradient, rerun, rows=drawn.rows)
+            gradients = at_once(of_batch, weights, share, together=TRAININGS_AT_ONCE)
         before = weights
         weights, memory = moved(rerun, step, weights, gradients, memory)
         parts = {name: flat.vector(dict(part)) for name, part in memory.items()}
@@ -265,10 +259,8 @@ def moved(
 ) -> tuple[Float[Tensor, "run weight"], Memory]:
     """Return the weights and the optimizer's memory after a step of all trainings."""
     flat = rerun.flat
-    clippings = gradient.new_tensor(
-        [rerun.optimizer.clipping(flat.weights(row)) for row in gradient]
-    )
-    clipped = gradient * clippings[:, None]
+    factors = [rerun.optimizer.clipping(flat.weights(row)) for row in gradient]
+    clipped = gradient * gradient.new_tensor(factors)[:, None]
     sizes = sizes_of(rerun.start, rerun.factors, rerun.size(step))
     after, new_memory = rerun.optimizer.update(
         step, flat.weights(weights), flat.weights(clipped), sizes, memory
@@ -358,7 +350,9 @@ class RerunAt(AbstractRetraining):
     def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
         with torch.no_grad(), plain_kernels():
             outputs = self.rerun.outputs(end, self.inputs)
-        return outputs if self.outs is None else outputs[:, list(self.outs)]
+        if self.outs is None:
+            return outputs
+        return outputs[:, list(self.outs)]
 
     def ends(
         self, weights: Float[Tensor, "training example"]
@@ -371,7 +365,9 @@ class RerunAt(AbstractRetraining):
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
         """Doubt the changes if training amplifies rounding to a similar size."""
-        return [] if self.end is None else drifted(repeated - self.whole, changes)
+        if self.end is None:
+            return []
+        return drifted(repeated - self.whole, changes)
 
 
 def drifted(
@@ -427,12 +423,12 @@ class FilmedTraining(AbstractRecordedTraining):
         drawn = self.rerun.batch(index)
         weighted = drawn.weighted(self.weight)
         factor = self.rerun.mean_factor(drawn, weighted)
+        inputs = self.rerun.inputs[drawn.rows]
+        targets = self.rerun.targets[drawn.rows]
         return TakenBatch(
             examples=drawn.rows,
             shares=weighted * factor,
-            losses=partial(
-                losses, self.rerun, self.rerun.inputs[drawn.rows], self.rerun.targets[drawn.rows]
-            ),
+            losses=partial(losses, self.rerun, inputs, targets),
             is_mean=self.rerun.loss.reduction == "mean",
             per_weight=drawn.times * factor,
         )
@@ -521,10 +517,8 @@ def breakdown_between(
 
     try:
         pair = pair_of(rerun, filmed(rerun, weight, folder, progress), weight)
-        parts = [
-            OutputsAt([partial(outputs, some)], GRADIENTS_AT_ONCE)
-            for some in torch.split(chosen, rerun.directions)
-        ]
+        groups = torch.split(chosen, rerun.directions)
+        parts = [OutputsAt([partial(outputs, group)], GRADIENTS_AT_ONCE) for group in groups]
         return split_change(pair, parts, progress)
     finally:
         progress.stop()

@@ -236,10 +236,12 @@ def effects_swept(
     """Return effects from reverse passes, with a check by retraining, or with the remark
     `unchecked`.
     """
-    agrees = None if training is None else agreement(training)
+    agrees = None
     check = None
-    if training is not None and sizes(values.shape[2]):
-        check = leave_out(training, values, query, everyone=everyone)
+    if training is not None:
+        agrees = agreement(training)
+        if sizes(values.shape[2]):
+            check = leave_out(training, values, query, everyone=everyone)
     sentences = replace(caveats, agreement=agrees).sentences
     if check is not None:
         sentence = agreement_of(check, caveats.growth).sentence
@@ -275,7 +277,9 @@ def effects_retrained(
     alone, doubts = changes(training, [(k,) for k in range(count)])
     values = alone.permute(1, 2, 0).to(dtype or alone.dtype)
     removals = [removal for removal in groups_for(values, training) if len(removal.examples) > 1]
-    check = compare_removals(training, values, removals, query) if removals else None
+    check = None
+    if removals:
+        check = compare_removals(training, values, removals, query)
     return EffectsFound(
         values=values,
         facts={"kind": RETRAINED, "mean": mean},

@@ -26,6 +26,7 @@ from ntkexp.records.atomic import Json
 from ntkexp.records.contributions import (
     COUPLING,
     DECAY,
+    JUMPS,
     OUTSIDE,
     ROUNDING,
     STATISTICS,
@@ -64,7 +65,7 @@ from ntkexp.text import MISSING, percent, short
 
 Split: TypeAlias = Literal["train", "query", "test"]
 
-PARTS_OF_NO_EXAMPLE = (DECAY, OUTSIDE, STATISTICS, COUPLING, ROUNDING)
+PARTS_OF_NO_EXAMPLE = (DECAY, OUTSIDE, STATISTICS, JUMPS, COUPLING, ROUNDING)
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Explanation:
     parts: tuple[Part, ...]  # the strongest first
     outside: float = 0.0
     statistics: float = 0.0
+    jumps: float = 0.0
     coupling: float = 0.0
     rounding: float = 0.0
     left_out_is_actual: bool = False  # whether trainings measured `left_out`
@@ -110,6 +112,7 @@ class Explanation:
         optional = {
             "outside of all steps": self.outside,
             "running statistics": self.statistics,
+            "jumps of discrete choices": self.jumps,
             "examples through batch statistics": self.coupling,
             "rounding": self.rounding,
         }
@@ -141,6 +144,7 @@ class Explanation:
             "decay": self.decay,
             "outside": self.outside,
             "statistics": self.statistics,
+            "jumps": self.jumps,
             "coupling": self.coupling,
             "rounding": self.rounding,
             "rest": self.rest,

@@ -22,7 +22,7 @@ from ntkexp.report.run import Run, load_runs, unreadable
 from ntkexp.report.sentence import SPOKEN, clause, ladder_sentence, standing
 from ntkexp.text import MISSING, listed, printable, short
 
-SHOWN_MEASURES = ("drift", "weights_moved", "loss")
+SHOWN_MEASURES = ("kernel_change", "weights_moved", "loss")
 LAW_COLUMNS = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "curved")
 
 

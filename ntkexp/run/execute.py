@@ -31,6 +31,7 @@ from ntkexp.records.folder import (
     DONE,
     OVERRIDES,
     PROVENANCE,
+    RESULTS,
     RunFolder,
     command,
     own_command,
@@ -56,19 +57,8 @@ from ntkexp.text import several, short
 # picture.
 
 
-SAME_BYTES = (
-    "config.json",
-    "data.npz",
-    "metrics.csv",
-    "results.csv",
-    "predictions.zarr",
-    "kernels.zarr",
-    "contributions.zarr",
-)
-"""Files that have the same bytes each time, at the same number of threads."""
-
 OPTIONAL = (RETRACED, LEFT_OUT)
-"""Files of this kind that some runs have."""
+"""Further files with the same bytes each time, which some runs have."""
 
 OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
@@ -108,7 +98,7 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     write_timings(folder.path / "timings.csv", clock.parts | machines)
     optional = [name for name in OPTIONAL if (folder.path / name).exists()]
     folder.finish(
-        [*SAME_BYTES, *optional, *pictures],
+        [*RESULTS, *optional, *pictures],
         *OTHERS,
         identity=folder.identity,
         outcome=outcome.sentence,

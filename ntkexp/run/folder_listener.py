@@ -278,7 +278,7 @@ class FolderListener(AbstractListener):
     snapshots: int = 0
     rows: Trajectory | None = None
     way: Way | None = None  # the reverse pass at work
-    drift: float | None = None
+    kernel_change: float | None = None
     saved_at: float = field(default_factory=time.monotonic)
     save_seconds: float = 0.0  # of the last checkpoint
     shown_at: float = 0.0
@@ -287,7 +287,7 @@ class FolderListener(AbstractListener):
         self.metrics.write(row)
         if self.log is not None:
             self.log.write_row(row)
-        self.drift = row.get("drift") or self.drift
+        self.kernel_change = row.get("kernel_change") or self.kernel_change
 
     def on_snapshot(
         self,
@@ -302,8 +302,10 @@ class FolderListener(AbstractListener):
         self.snapshots += 1
 
     def on_step(self, state: RunState, loss: float) -> None:
-        drift = "" if self.drift is None else f"  drift {self.drift:.3g}"
-        self.progress.step(state.step, f"loss {loss:.3g}{drift}")
+        kernel_change = (
+            "" if self.kernel_change is None else f"  kernel change {self.kernel_change:.3g}"
+        )
+        self.progress.step(state.step, f"loss {loss:.3g}{kernel_change}")
         self.show({"step": state.step, "steps": self.setting.experiment.steps, "loss": loss})
         self.checkpoint(state)
 

@@ -18,7 +18,7 @@ from ntkexp.diagnostics import (
     TOP,
     activity,
     alignment,
-    drift,
+    kernel_change,
     label_alignment,
     largest_kernel_eigenvalue,
     pattern,
@@ -44,7 +44,7 @@ Row: TypeAlias = dict[str, float | int | None]
 
 RESIDUAL_TOPS = (1, 5, 10)
 KERNEL_COLUMNS = (
-    *("drift", "alignment", "limit_distance", "limit_alignment", "label_alignment"),
+    *("kernel_change", "alignment", "limit_distance", "limit_alignment", "label_alignment"),
     *("trace", "lambda_max", "condition", "effective_rank"),
     *(f"eigenvalue_{k + 1}" for k in range(TOP)),
     *(f"residual_top_{k}" for k in RESIDUAL_TOPS),
@@ -102,7 +102,7 @@ class KernelObserver:
         # the change of K_s since K_0, and its distance from K_∞
         changed = activation_pattern(points, view.weights) != self.pattern
         row: Row = {
-            "drift": drift(here, start),
+            "kernel_change": kernel_change(here, start),
             "alignment": alignment(here, start),
             "label_alignment": label_alignment(here, targets),
             "trace": float(here.flatten(2).flatten(0, 1).trace()),
@@ -110,7 +110,7 @@ class KernelObserver:
         }
         limit = self.train_limit
         if limit is not None:
-            row["limit_distance"] = drift(here, limit)
+            row["limit_distance"] = kernel_change(here, limit)
             row["limit_alignment"] = alignment(here, limit)
 
         # eigenvalues, and the share of the residual along the first eigenvectors

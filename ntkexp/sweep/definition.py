@@ -190,8 +190,8 @@ def space(key: str, start: float, stop: float, count: int, scale: str) -> tuple[
 #     seeds: 5               of each point: a count, or a list
 #     base: [steps=300]      overrides of all runs
 #     fits:                  power laws, with the exponent of theory or null
-#       - {quantity: drift, axis: model.width, exponent: -1.0, margin: 0.1}      equal to ± 0.1
-#       - {quantity: drift, axis: model.width, exponent: -0.5, bound: upper}     at most this
+#       - {quantity: kernel_change, axis: model.width, exponent: -1.0, margin: 0.1}      equal to ± 0.1
+#       - {quantity: kernel_change, axis: model.width, exponent: -0.5, bound: upper}     at most this
 
 
 @dataclass(frozen=True)

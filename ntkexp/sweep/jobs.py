@@ -151,6 +151,7 @@ class RunJob(AbstractJob):
     """Pictures, and the modules that torch imports for a first derivative: half the time of a small
     run.
     """
+    advice = "error.txt in its folder says where"
 
     fields: dict[str, Any]
     overrides: tuple[str, ...]
@@ -162,21 +163,17 @@ class RunJob(AbstractJob):
 
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         relay = Relay(name, tell)
-        try:
-            execute(
-                self.experiment(name),
-                self.overrides,
-                Path(self.out),
-                force=False,
-                progress=relay,
-                options=self.options,
-                pictures=self.pictures,
-                most_threads=threads,
-                log=self.log,
-            )
-        except Exception as error:
-            error.add_note("error.txt in its folder says where")
-            raise
+        execute(
+            self.experiment(name),
+            self.overrides,
+            Path(self.out),
+            force=False,
+            progress=relay,
+            options=self.options,
+            pictures=self.pictures,
+            most_threads=threads,
+            log=self.log,
+        )
         return "done" if relay.begun else "found"
 
     def experiment(self, name: str) -> Experiment:
@@ -295,7 +292,7 @@ class Conductor:
                     pictures=self.pictures,
                     log=self.log,
                 )
-                yield Task(run.name, job, str(Path.cwd()), str(self.plan.record.parent))
+                yield Task(run.name, job, str(self.plan.record.parent))
 
     def hear(self, event: Event, jobs: JobProgress) -> None:
         """Write an event into the journal, and display it."""

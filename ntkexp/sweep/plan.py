@@ -50,13 +50,11 @@ class EventLog:
         fields = {"at": at, "sweep": self.sweep, "run": run, "event": event, "reason": reason}
         line = json.dumps(fields | {SEAL: seal_of(fields)})
         make_folder(self.path.parent)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        descriptor = os.open(self.path, flags, 0o644)
         try:
-            # a full disk or a kill may have cut off the last line
-            size = os.fstat(descriptor).st_size
-            cut_off = size and os.pread(descriptor, 1, size - 1) != b"\n"
-            start = "\n" if cut_off else ""
-            os.write(descriptor, f"{start}{line}\n".encode())
+            # the first newline ends a line that a full disk or a kill has cut off
+            os.write(descriptor, f"\n{line}".encode())
         finally:
             os.close(descriptor)
 

@@ -1,4 +1,4 @@
-"""Networks of five kinds, small enough that a step of training takes milliseconds."""
+"""Small networks of five kinds, and the number of operations that their kernels and training steps need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ntkexp.kernel.record.taping import plain_kernels
 
 
 class LastState(nn.Module):
-    """An LSTM, read at its last step."""
+    """An LSTM with a readout of the last state."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class LastState(nn.Module):
 
 
 class Encoder(nn.Module):
-    """One block of a transformer, read at the mean of its positions."""
+    """A transformer block with a readout of the mean over positions."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Encoder(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions with group norms beside a shortcut."""
+    """Two convolutions with group norms and a skip connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ INPUTS, HIDDEN = 64, 3
 
 
 def mlp_of(width: int, outputs: int) -> nn.Module:
-    """With PyTorch's own initialisation, from a fixed seed."""
+    """Return a network with PyTorch's initialization and a fixed seed."""
     torch.manual_seed(0)
     sizes = [INPUTS, *[width] * HIDDEN, outputs]
     layers: list[nn.Module] = []
@@ -92,27 +92,24 @@ def mlp_of(width: int, outputs: int) -> nn.Module:
 
 
 def points(count: int, seed: int) -> Tensor:
-    """Gaussian inputs."""
+    """Draw Gaussian inputs."""
     return torch.randn(count, INPUTS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# How many operations are needed at least, of N inputs with C outputs, counted from a module's layers.
+# The least number of operations, for N inputs and C outputs, counted from the layers of a module. A tangent kernel
+# needs
 #
-# A tangent kernel takes
+# forward     the forward pass of the module
+# backward    C backward passes, without the gradients of the inputs
+# Gram        for a layer with i inputs, o outputs and u uses per example, and half of all pairs: u² (i + C² o) by
+#             factors, or C² i o after C u i o per example for multiplied gradients
 #
-# forward     what the module's own forward takes
-# backward    C times that, but for the first layer, whose inputs need no gradients
-# Gram        per layer with i inputs, o outputs and u uses an example, by factors or multiplied out, for half of all
-#             pairs since the kernel is symmetric: u² (i + C² o), or C² i o after C u i o per example
-#
-# and the features of a step a forward, and two ways back for each output: at a point and along the segment. The
-# readout's
-# way back is its weights.
+# The features of a step need a forward pass and two backward passes per output.
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer with weights: its uses per example, and per group inputs and outputs."""
+    """A layer with weights: its uses per example, its groups, and the inputs and outputs per group."""
 
     uses: int
     inputs: int
@@ -120,11 +117,11 @@ class Layer:
     groups: int
 
     def forward(self, examples: int) -> float:
-        """Operations of all its products."""
+        """Return the operations of its products."""
         return 2.0 * examples * self.uses * self.inputs * self.outputs * self.groups
 
     def gram(self, examples: int, outputs: int, pairs: float) -> float:
-        """Operations of its part of the kernel of so many pairs of examples."""
+        """Return the operations of its part of the kernel, for some pairs of examples."""
         both = float(outputs) ** 2
         factored = 2 * pairs * self.uses**2 * (self.inputs + both * self.outputs)
         rows = 2 * examples * outputs * self.uses * self.inputs * self.outputs
@@ -132,7 +129,7 @@ class Layer:
 
 
 def operations(module: nn.Module, inputs: Tensor) -> tuple[float, float]:
-    """Operations of the tangent kernel, and numbers that it has to write."""
+    """Return the operations of the tangent kernel, and the count of numbers that it writes."""
     layers, examples = layers_of(module, inputs), len(inputs)
     with plain_kernels(), FlopCounterMode(display=False) as counter:
         outputs = module(inputs)[0].numel()
@@ -142,7 +139,7 @@ def operations(module: nn.Module, inputs: Tensor) -> tuple[float, float]:
 
 
 def forward_and_back(module: nn.Module, inputs: Tensor) -> tuple[float, float]:
-    """Operations forward, and back to all activations for one output; gradients of weights take as many as forward."""
+    """Return the operations forward, and backward to all activations for one output."""
     with plain_kernels():
         with FlopCounterMode(display=False) as forward:
             outputs = module(inputs)
@@ -153,13 +150,13 @@ def forward_and_back(module: nn.Module, inputs: Tensor) -> tuple[float, float]:
 
 
 def of_features(module: nn.Module, inputs: Tensor, outputs: int) -> float:
-    """Operations of the features of a step."""
+    """Return the operations of the features of a step."""
     forward, backward = forward_and_back(module, inputs)
     return forward + 2 * outputs * backward
 
 
 def of_training(module: nn.Module, train: Tensor, others: int) -> float:
-    """Operations of a step of training with the path kernel of one output, at the training examples or elsewhere."""
+    """Return the operations of a training step with the path kernel of one output."""
     (forward, backward), layers = forward_and_back(module, train), layers_of(module, train)
     gradient, read = forward, others or len(train)
     grams = sum(layer.gram(len(train) + others, 1, read * len(train)) for layer in layers)
@@ -167,7 +164,7 @@ def of_training(module: nn.Module, train: Tensor, others: int) -> float:
 
 
 def layers_of(module: nn.Module, inputs: Tensor) -> list[Layer]:
-    """The layers in the order in which they are called."""
+    """Return the layers in call order."""
     found: list[Layer] = []
 
     def note(layer: nn.Module, _: object, result: Tensor) -> None:

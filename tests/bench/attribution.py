@@ -1,6 +1,15 @@
-"""Fills the cells of the attribution bench, seed by seed; says how far it is, and about how long the rest takes.
+"""Scores of training examples, compared with the results of training without them by rank correlations.
 
-Its order lets every row have one seed before any has two. A cell that is kept is not measured again.
+    one run       the same training without one example, without 5 %, and without half of them
+    fresh seeds   trainings on random halves, each with its own start and order; the protocol of dattri
+    TSLOO         one pass over images of 28 × 28 pixels, without one image; the loss of a test image; the protocol of
+                  arXiv:2605.18814
+
+A score predicts a change as the sum over the removed examples. The tables show Spearman's correlations over removals,
+averaged over points, with the 95 % interval of their mean over seeds, and the CPU seconds of a score with its
+trainings. With `--peers` dattri and traker score the same weights, and docs/attribution.md is written again. Every
+result is kept in a cell, so an interrupted measurement continues. All trainings get their first seed before any gets a
+second one.
 """
 
 from __future__ import annotations
@@ -9,11 +18,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import isnan
 from pathlib import Path
-from statistics import mean
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -45,28 +53,23 @@ from tests.bench.peers import ROOT, Peer
 
 OWN = ("effect", "one step", "contrib.", "TracIn", "last", "infl.", "5 effects")
 READS = {"TRAK": MODELS}
-"""How many trainings a score of theirs reads, if not one."""
+"""The number of trainings that a score of another program reads, if not one."""
 
 RETRAINED, FRESH = "retrained", "fresh"
 Found: TypeAlias = Tensor | dict[str, Tensor]
 
 
 class Work(NamedTuple):
-    """A cell that is to be filled."""
+    """A missing cell."""
 
     training: Training
     case: Case
     name: str
 
-    @property
-    def kind(self) -> tuple[str, str]:
-        """Cells of one kind take about as long: the same network, the same score."""
-        return self.training.name.partition(", ")[0], self.name
-
 
 def scores(training: Training, peers: Path | None) -> tuple[str, ...]:
-    """The scores of a training. What is asked about one run alone has no mean over several, and no contributions:
-    those of ten outputs under AdamW are summed up as kernels between all of them, 20 GB for 1,600 images.
+    """Return the names of the scores of a training. TSLOO has no mean of effects, and no contributions: the kernels of
+    ten outputs under AdamW would need 20 GB for 1,600 images.
     """
     own = OWN if training.size.fresh else tuple(name for name in OWN if name not in ("5 effects", "contrib."))
     theirs = (f"{program[0]}.{name}" for program, names in PEERS.items() for name in names)
@@ -74,52 +77,48 @@ def scores(training: Training, peers: Path | None) -> tuple[str, ...]:
 
 
 def names(training: Training, peers: Path | None) -> tuple[str, ...]:
-    """All cells of a training: the truths that all scores share, and the scores."""
+    """Return the names of all cells of a training: the true changes, and the scores."""
     return (RETRAINED, *((FRESH,) if training.size.fresh else ()), *scores(training, peers))
 
 
 @dataclass
 class Measurement:
-    """The cells of these trainings; with a limit no cell is begun later than so many seconds from now."""
+    """The cells of some trainings. No cell starts later than `limit` seconds after the start."""
 
     cells: Cells
     trainings: Sequence[Training]
     peers: Path | None
     seeds: int = SEEDS
     limit: float = float("inf")
-    took: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Fill what is missing."""
+        """Compute the missing cells."""
         start, todo = time.perf_counter(), self.missing()
-        whole = len(todo)
         if todo and self.limit > 0:
             warm_up()
         with ExitStack() as stack:
             programs = self.programs(stack)
-            while todo and time.perf_counter() - start < self.limit:
-                work = todo.pop(0)
-                told = self.told(work, programs)
-                self.cells.keep(work.case, work.name, told)
-                self.took.setdefault(work.kind, []).append(told.took)
-                say(f"cell {whole - len(todo)} of {whole}: {title(work)}, {told.took:.1f} s; {self.left(todo)}")
+            for number, work in enumerate(todo, start=1):
+                if time.perf_counter() - start >= self.limit:
+                    break
+                self.cells.keep(work.case, work.name, self.computed(work, programs))
+                sys.stderr.write(
+                    f"cell {number} of {len(todo)}: {work.training.name}, seed {work.case.seed}, {work.name}, "
+                    f"{time.perf_counter() - start:.0f} s\n"
+                )
 
     def missing(self) -> list[Work]:
-        """What is not kept; of what is, how long it took. The cells of a training have one case in common."""
+        """Return the cells that are not kept, seed by seed. The cells of a training share one case."""
         found = []
         for seed in range(self.seeds):
             for training in self.trainings:
                 case = training.case(seed)
-                for name in names(training, self.peers):
-                    work, kept = Work(training, case, name), self.cells.read(case, name)
-                    if kept is None:
-                        found.append(work)
-                    else:
-                        self.took.setdefault(work.kind, []).append(kept.took)
+                absent = [name for name in names(training, self.peers) if self.cells.read(case, name) is None]
+                found += [Work(training, case, name) for name in absent]
         return found
 
     def programs(self, stack: ExitStack) -> Callable[[str], Peer]:
-        """The program of that name, which is started when it is first asked."""
+        """Return a function that returns a program by its name, and starts it at the first call."""
         running: dict[str, Peer] = {}
 
         def program(name: str) -> Peer:
@@ -128,15 +127,15 @@ class Measurement:
             if name not in running:
                 running[name] = stack.enter_context(Peer(self.peers, name))
                 small = two_digits(quick=True)[0].case(0).handed
-                for score in PEERS[name]:  # so that what it imports late is there
+                for score in PEERS[name]:  # loads its modules
                     running[name].ask({**small, "score": score})
             return running[name]
 
         return program
 
-    def told(self, work: Work, programs: Callable[[str], Peer]) -> Told:
-        """What a cell is to hold. What several cells need is made first, and counts for none."""
-        start, case = time.perf_counter(), work.case
+    def computed(self, work: Work, programs: Callable[[str], Peer]) -> Told:
+        """Compute a cell. Preparations that several cells share are made first, and do not count."""
+        case = work.case
         _ = case.rerun
         ways: Mapping[str, Callable[[], Found]] = {
             RETRAINED: partial(changes, case),
@@ -144,112 +143,49 @@ class Measurement:
             **case.scores,
         }
         if work.name in ways:
-            found, seconds = timed(ways[work.name])
-        else:
-            letter, _, score = work.name.partition(".")
-            (program,) = (each for each in PEERS if each[0] == letter)
-            found, seconds = programs(program).ask({**case.handed, "score": score})
-            seconds += READS.get(score, 1) * case.handed["seconds"]
-        return Told(found, seconds, time.perf_counter() - start)
-
-    def left(self, todo: Sequence[Work]) -> str:
-        """About how long the rest takes, by the cells that are like each, or else have the same name, or by all."""
-        minutes = sum(self.expected(work) for work in todo) / 60
-        return f"about {minutes:.0f} min left" if minutes >= 1 else "less than a minute left"
-
-    def expected(self, work: Work) -> float:
-        """The seconds of a clock that a cell will take."""
-        same = [took for (_, name), times in self.took.items() if name == work.name for took in times]
-        return mean(self.took.get(work.kind) or same or [took for times in self.took.values() for took in times])
+            start = time.process_time()
+            found = ways[work.name]()
+            return Told(found, time.process_time() - start)
+        letter, _, score = work.name.partition(".")
+        (program,) = (each for each in PEERS if each[0] == letter)
+        found, seconds = programs(program).ask({**case.handed, "score": score})
+        return Told(found, seconds + READS.get(score, 1) * case.handed["seconds"])
 
 
 def warm_up() -> None:
-    """What torch loads late is there afterwards, and counts for no score."""
+    """Load the modules that torch loads late, so that no score is charged for them."""
     case = two_digits(quick=True)[0].case(0)
     changes(case)
     for tell in case.scores.values():
         tell()
 
 
-def timed(tell: Callable[[], Found]) -> tuple[Found, float]:
-    """What it tells, and the seconds of a processor until then."""
-    start = time.process_time()
-    found = tell()
-    return found, time.process_time() - start
-
-
-def title(work: Work) -> str:
-    """A cell in words."""
-    return f"{work.training.name}, seed {work.case.seed}, {work.name}"
-
-
-def say(text: str) -> None:
-    """Progress is no result, and goes where errors go: in a terminal a line in place of the last."""
-    sys.stderr.write(f"\r\x1b[K{text}" if sys.stderr.isatty() else f"{text}\n")
-    sys.stderr.flush()
-
-
-# Which score of training examples predicts what training without them does: rank correlations with such trainings.
-#
-#     one run       the same training without one example, without 5 %, and without half of them
-#     fresh seeds   trainings on random halves, each from a start and in an order of its own; protocol of dattri
-#     TSLOO         one pass over images of 28 × 28 pixels, without one; the loss of a test image; protocol of
-# 2605.18814
-#
-# A score predicts the change of what is asked as the sum over who left. Shown are Spearman's correlations over who
-# left,
-# averaged over points, with the 95 % interval of their mean over seeds, and the seconds of a processor for a score
-# with
-# the trainings that it reads. With `--peers` dattri and traker tell their scores as well, of the same weights, and
-# docs/attribution.md is written anew. What is measured is kept, so whoever is stopped goes on.
-
-
 CELLS = ROOT / "outputs" / "attribution"
 Judged: TypeAlias = Mapping[str, Mapping[str, float]]
-"""By who left, the correlation of every score; by `s`, its seconds."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the command line asks for."""
-
-    quick: bool = False
-    peers: Path | None = None
-    cells: Path = CELLS
-    minutes: float | None = None
-    images: Path | None = None  # MNIST, for the sizes of the paper
-
-    @property
-    def seeds(self) -> int:
-        """How many every training gets."""
-        return 1 if self.quick else SEEDS
-
-    @property
-    def once(self) -> list[Training]:
-        """The trainings of TSLOO."""
-        if self.quick:
-            return tsloo(self.enlarged, QUICK_ONCE, (1e-3,))
-        return tsloo(self.enlarged, ONCE) if self.images is None else tsloo(self.images.resolve(), PAPER)
-
-    @property
-    def enlarged(self) -> Path:
-        """The digits, as large as the images of the paper."""
-        return enlarged_digits(self.cells.resolve() / "digits28")
+"""For each kind of removal, the correlation of every score; for `s`, its seconds."""
 
 
 def report(
-    quick: bool = False,
+    *,
+    quick: bool,
     peers: Path | None = None,
     cells: Path | None = None,
     minutes: float | None = None,
     full: Path | None = None,
 ) -> list[Table]:
-    """The tables, of all trainings of which everything is known."""
-    wanted = Wanted(quick, peers, cells or CELLS, minutes, full)
-    digits, once, kept = two_digits(quick=quick), wanted.once, Cells(wanted.cells)
+    """Return the tables of all trainings whose cells are complete. `full` is the folder of MNIST, for the paper's
+    sizes.
+    """
+    folder = cells or CELLS
+    enlarged = enlarged_digits(folder.resolve() / "digits28")
+    digits, seeds, kept = two_digits(quick=quick), 1 if quick else SEEDS, Cells(folder)
+    if quick:
+        once = tsloo(enlarged, QUICK_ONCE, (1e-3,))
+    else:
+        once = tsloo(enlarged, ONCE) if full is None else tsloo(full.resolve(), PAPER)
     limit = float("inf") if minutes is None else 60 * minutes
-    Measurement(kept, [*once, *digits], peers, wanted.seeds, limit).run()
-    found = {each.name: judged(kept, each, wanted) for each in (*digits, *once)}
+    Measurement(kept, [*once, *digits], peers, seeds, limit).run()
+    found = {each.name: judged(kept, each, peers, seeds) for each in (*digits, *once)}
     tables = (one_run(digits, found), fresh_seeds(digits, found), seen_once(once, found))
     if peers is not None and not quick:
         LINES.write_text(write(tables), "utf-8")
@@ -258,19 +194,19 @@ def report(
     return [measured.table for measured in tables]
 
 
-def judged(kept: Cells, training: Training, wanted: Wanted) -> list[Judged]:
-    """Every seed of which all cells are kept."""
+def judged(kept: Cells, training: Training, peers: Path | None, seeds: int) -> list[Judged]:
+    """Return the correlations of every seed whose cells are complete."""
     found = []
-    for seed in range(wanted.seeds):
+    for seed in range(seeds):
         case = training.case(seed)
-        whole = kept.whole(case, names(training, wanted.peers))
+        whole = kept.whole(case, names(training, peers))
         if whole is not None:
-            found.append(held(case, whole, scores(training, wanted.peers)))
+            found.append(held(case, whole, scores(training, peers)))
     return found
 
 
 def held(case: Case, told: Mapping[str, Told], of: Sequence[str]) -> Judged:
-    """Compare scores with the trainings of this project."""
+    """Return the correlations of scores with the true changes."""
     truth, says = told[RETRAINED].found, {name: told[name].found for name in of}
     found = {who: correlations(says, left, truth[who]) for who, left in leavers(case).items()}
     found["s"] = {name: told[name].seconds for name in (*of, RETRAINED)}
@@ -283,12 +219,12 @@ def held(case: Case, told: Mapping[str, Told], of: Sequence[str]) -> Judged:
 
 
 def correlations(says: Mapping[str, Tensor], left: Tensor, actual: Tensor) -> Mapping[str, float]:
-    """Of every score, summed over who left."""
+    """Return the correlation of each score, summed over the removed examples."""
     return {name: score(left @ tau.t(), actual) for name, tau in says.items()}
 
 
 def one_run(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Scores:
-    """The same run without an example."""
+    """Return the table of the same run without examples."""
     size = trainings[0].size
     title = (
         f"Attribution, one run: {size.train} digits of two classes, {size.steps} steps of {size.batch}, outputs at "
@@ -298,7 +234,7 @@ def one_run(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]
 
 
 def fresh_seeds(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Scores:
-    """Halves, each from a start of its own."""
+    """Return the table of trainings on halves."""
     size = trainings[0].size
     title = (
         f"Attribution, fresh seeds: the same trainings on {size.fresh} random halves, each from its own start and in "
@@ -308,7 +244,7 @@ def fresh_seeds(trainings: Sequence[Training], found: Mapping[str, Sequence[Judg
 
 
 def seen_once(trainings: Sequence[Training], found: Mapping[str, Sequence[Judged]]) -> Scores:
-    """One pass over images."""
+    """Return the table of one pass over images."""
     size = trainings[0].size
     title = (
         f"Attribution, TSLOO: MLP 784-16-16-10, {size.train} images, {size.steps} steps of {size.batch} by AdamW, "
@@ -325,7 +261,7 @@ def table(
     found: Mapping[str, Sequence[Judged]],
     without: Sequence[str] = (),
 ) -> Scores:
-    """These rows of every training of which a seed is known, without these scores."""
+    """Return the rows of every training with a complete seed, without some scores."""
     lines, header = [], tuple[str, ...]()
     for training in trainings:
         seeds = found[training.name]
@@ -340,7 +276,7 @@ def table(
 
 
 def seconds(values: Sequence[float]) -> str:
-    """Their mean.
+    """Spell the mean.
 
     >>> seconds([1.0, 2.0])
     '1.50'
@@ -349,7 +285,7 @@ def seconds(values: Sequence[float]) -> str:
 
 
 def cell(values: Sequence[float]) -> str:
-    """The mean and how far its interval reaches; a dash for what is not compared with itself.
+    """Spell the mean and the half-width of its interval, or a dash if there are no values.
 
     >>> cell([0.5, 0.6, 0.7]), cell([-1.0]), cell([])
     ('.60±.25', '-1.00', '–')
@@ -362,5 +298,5 @@ def cell(values: Sequence[float]) -> str:
 
 
 def short(value: float) -> str:
-    """Two digits, without a zero in front."""
+    """Spell two decimals, without the leading zero."""
     return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:.2f}"

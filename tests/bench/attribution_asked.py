@@ -1,10 +1,10 @@
-"""What is asked of a network at points that are read, and the margin by which TRAK goes, of a loss ℓ:
+"""The quantity F at the read points, and the margin of TRAK for a loss ℓ:
 
     asked         F           margin m                     −∂ℓ/∂m
     OneOutput     f           yf, of ½(f − y)² with y²=1   1 − yf
     OwnLoss       ℓ(f, y)     log p/(1 − p) of class y     1 − p
 
-Other programs read this file in environments of their own, so it needs nothing but torch.
+Other programs import this file in their environments, so it imports only torch.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AbstractAsked(ABC):
-    """Numbers of points, made of the outputs there."""
+    """A number F for each point, computed from the outputs there."""
 
-    margin_raises: ClassVar[float]  # 1, if F grows with the margin of its point; −1, if it falls
+    margin_raises: ClassVar[float]  # 1 if F increases with the margin, −1 if it decreases
 
     @abstractmethod
     def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """F of every point."""
+        """Return F of every point."""
 
     @abstractmethod
     def targets(self, targets: Tensor) -> Tensor:
-        """The targets by which margins of points that are read are formed."""
+        """Return the targets of the margins of read points."""
 
     @abstractmethod
     def margin(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The margin of every example."""
+        """Return the margin of every example."""
 
     @abstractmethod
     def pull(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The −∂ℓ/∂m of every example."""
+        """Return −∂ℓ/∂m of every example."""
 
 
 @dataclass(frozen=True)
 class OneOutput(AbstractAsked):
-    """The one output, trained by a squared loss on targets of ±1."""
+    """A single output, trained by a squared loss on targets ±1."""
 
     margin_raises: ClassVar[float] = 1.0
 

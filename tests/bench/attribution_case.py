@@ -1,4 +1,4 @@
-"""One training of the attribution bench: what is asked of it, what scores say, and what is handed to other programs."""
+"""One training of the attribution bench: its scores, its true changes, and the inputs of other programs."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ from tests.bench.attribution_asked import AbstractAsked, OneOutput, OwnLoss
 from tests.bench.attribution_scores import damping_of, effects, end_of, influence, last_product, tracin
 from tests.bench.peers import PACKAGES
 
-DAMPING = 0.1  # of influence functions, in mean eigenvalues; .01 did worse
-MODELS = 5  # that TRAK, and `5 effects`, average over
-DIMENSION = 32  # that TRAK projects to; 8 and 16 do a little better, 64 does worse
-BETWEEN = 1000  # from the seed of a training to that of the next one on the same data
+DAMPING = 0.1  # of influence functions, relative to the mean eigenvalue; 0.01 was worse
+MODELS = 5  # trainings that TRAK and `5 effects` average over
+DIMENSION = 32  # of TRAK's projection; 8 and 16 are slightly better, 64 is worse
+BETWEEN = 1000  # distance of the seeds of trainings on the same data
 
 
 class Size(NamedTuple):
-    """How much is trained and read, how many leave, and how many trainings start afresh."""
+    """The sizes of a training, its removals, and the number of fresh trainings."""
 
     train: int
     read: int
     steps: int
     batch: int
     groups: int  # of every larger removal
-    alone: int  # examples that are left out one by one
+    alone: int  # examples, each left out alone
     fresh: int
 
 
 @dataclass(frozen=True)
 class Case:
-    """A training, and what is asked at points that are read. Other trainings on its data have numbers from 1 on."""
+    """A training, and the quantity F at the read points. Other trainings on the same data are numbered from 1."""
 
     words: tuple[str, ...]
     size: Size
@@ -64,7 +64,7 @@ class Case:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The training in the words of `ntkexp train`."""
+        """The training, composed as by `ntkexp train`."""
         size = self.size
         sizes = (f"data.train={size.train}", f"data.query={size.read}", "data.test=0", f"optimizer.batch={size.batch}")
         path = (f"path.attributed={size.read}", "path.queries=[query]", "path.rule=[secant]", "path.error_samples=0")
@@ -73,18 +73,18 @@ class Case:
 
     @cached_property
     def problem(self) -> Problem:
-        """Its data, and its network at the start."""
+        """The data, and the initial network."""
         return draw_problem(self.experiment)
 
     @cached_property
     def rerun(self) -> Rerun:
-        """What trains again."""
+        """The training, which can be repeated."""
         experiment = self.experiment
-        step_size = experiment.optimizer.chosen_step(nan)  # which is given in its words
+        step_size = experiment.optimizer.chosen_step(nan)  # its words give the step size
         return again(experiment, self.problem, step_size, experiment.steps)
 
     def rerun_from(self, other: int) -> Rerun:
-        """The same data, from another start and in another order."""
+        """Return a training on the same data, with another start and order."""
         seed = self.seed + BETWEEN * other
         experiment = self.experiment.model_copy(update={"seed": seed})
         module = draw_network(experiment, self.problem.data, self.problem.outputs)
@@ -92,20 +92,20 @@ class Case:
 
     @property
     def read(self) -> Float[Tensor, "point *shape"]:
-        """The points that are asked about."""
+        """The points where F is read."""
         return self.problem.inputs[self.size.train :]
 
     @property
     def targets(self) -> Float[Tensor, "point out"]:
-        """What outputs there should be."""
+        """The targets of the read points."""
         return self.problem.targets[self.size.train :]
 
     def of(self, vector: Float[Tensor, " weight"]) -> Float[Tensor, " point"]:
-        """What is asked, at these weights."""
+        """Return F at these weights."""
         return self.asked.of(self.rerun.outputs(vector, self.read), self.targets)
 
     def contributions(self) -> Float[Tensor, "point train"]:
-        """What examples added to outputs by exact secants, taken off, times the slope of what is asked at the end."""
+        """Return minus the exact contributions to outputs, times ∂F/∂f at the end."""
         with tempfile.TemporaryDirectory() as folder:
             listener = SilentListener(Path(folder))
             state = begin(prepare(self.experiment), listener.trajectory)
@@ -118,13 +118,13 @@ class Case:
         return -torch.einsum("qci,qc->qi", added, slope)
 
     def mean_effects(self) -> Float[Tensor, "point train"]:
-        """The mean of effects in several trainings on the same data."""
+        """Return the mean effects of several trainings on the same data."""
         reruns = [self.rerun, *(self.rerun_from(other) for other in range(1, MODELS))]
         return torch.stack([effects(rerun, self.of, one_step=False) for rerun in reruns]).mean(0)
 
     @property
     def scores(self) -> dict[str, Callable[[], Float[Tensor, "point train"]]]:
-        """Every score of this project's, by its name."""
+        """The scores of ntkexp, by name."""
         return {
             "effect": lambda: effects(self.rerun, self.of, one_step=False),
             "one step": lambda: effects(self.rerun, self.of, one_step=True),
@@ -137,7 +137,9 @@ class Case:
 
     @cached_property
     def handed(self) -> dict[str, Any]:
-        """What other programs need: network, weights along the way and at the end, and data; with seconds for that."""
+        """The inputs of other programs: network, checkpoints, final weights and data, and the CPU seconds of the
+        training.
+        """
         rerun, start = self.rerun, process_time()
         steps = [taken.recorded["weights"][0] for taken in retrain(rerun, rerun.everyone[None])]
         seconds = process_time() - start
@@ -160,50 +162,49 @@ class Case:
         }
 
 
-# What the attribution bench keeps: a cell is what a score says of a training, or a truth, as soon as it is known.
-#
-# Its file is named by all that it depends on, as far as that can be told: words, sizes, seed, versions of other
-# programs.
-# Whoever changes what a score or a truth computes raises `VERSION`, or begins another folder.
+# Kept results. The name of a file is a digest of words, sizes, seed and the versions of other programs. Raise `VERSION`
+# if a score or a true change is computed in another way.
 
 
 VERSION = 1
 PEERS = {"dattri": ("TracIn", "infl.", "TRAK"), "traker": ("TRAK",)}
-"""Other programs, and the scores that they are asked for."""
+"""Other programs, and their scores."""
 
 
 class Told(NamedTuple):
-    """What is kept, the seconds of a processor that it took, and those of a clock."""
+    """A result, and its CPU seconds."""
 
     found: Any
     seconds: float
-    took: float
 
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells in a folder."""
+    """The kept results in a folder."""
 
     folder: Path
 
     def path(self, case: Case, name: str) -> Path:
-        """The file of a cell."""
+        """Return the file of a cell."""
         made_by = (VERSION, torch.__version__, {program: PACKAGES[program][-1] for program in PEERS})
         digest = sha256(repr((made_by, case, name)).encode()).hexdigest()[:16]
         return self.folder / f"{name.replace(' ', '_')}-{digest}.pt"
 
     def read(self, case: Case, name: str) -> Told | None:
-        """A cell, if it is there."""
+        """Return a cell, or None if it is missing."""
         path = self.path(case, name)
-        return Told(**torch.load(path)) if path.exists() else None
+        if not path.exists():
+            return None
+        kept = torch.load(path)
+        return Told(kept["found"], kept["seconds"])
 
     def whole(self, case: Case, names: tuple[str, ...]) -> Mapping[str, Told] | None:
-        """All of these cells of a training, if all are there."""
+        """Return the cells of a training, or None if one is missing."""
         found = {name: told for name in names if (told := self.read(case, name)) is not None}
         return found if len(found) == len(names) else None
 
     def keep(self, case: Case, name: str, told: Told) -> None:
-        """Write a cell; whoever is killed meanwhile leaves none."""
+        """Write a cell atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(case, name)
         part = path.with_suffix(".part")
@@ -211,19 +212,17 @@ class Cells:
         os.replace(part, path)
 
 
-# The truth that scores are compared with: trainings without some examples, which all scores of a case share.
+# The true changes: trainings without some examples.
 #
-#     one run     the same start, order and step sizes; batches are means of whoever is left in them
-#     fresh       half of the examples, drawn anew for every training, each from a start and in an order of its own
-#
-# Of the first is kept what changes, of the second what comes out: the outputs, and −ℓ, which is what dattri measures.
+#     one run     the same start, order and step sizes; the mean of a batch is over the remaining examples
+#     fresh       random halves of the examples, each with its own start and order
 
 
-FIRST = 100 * MODELS  # of the fresh trainings, whose seeds no score has seen
+FIRST = 100 * MODELS  # number of the first fresh training; no score uses its seed
 
 
 def leavers(case: Case) -> dict[str, Float[Tensor, "group train"]]:
-    """Who leaves the run: 1 for those, 0 for the others."""
+    """Return the removed groups: 1 for removed examples, 0 for others."""
     size, generator = case.size, stream("left out", case.seed)
     order = torch.randperm(size.train, generator=generator)[: size.alone]
     alone = torch.eye(size.train, dtype=torch.float64)[order.sort().values]
@@ -232,18 +231,18 @@ def leavers(case: Case) -> dict[str, Float[Tensor, "group train"]]:
 
 
 def halves(case: Case) -> Float[Tensor, "training train"]:
-    """Who is left out of each fresh training."""
+    """Return the examples that each fresh training leaves out."""
     size = case.size
     return drawn(size.fresh, size.train // 2, size.train, stream("left out", case.seed, 1))
 
 
 def drawn(groups: int, many: int, train: int, generator: torch.Generator) -> Float[Tensor, "group train"]:
-    """So many groups of one size."""
+    """Draw random groups of one size."""
     return (torch.rand(groups, train, generator=generator, dtype=torch.float64).argsort(1).argsort(1) < many).double()
 
 
 def changes(case: Case) -> dict[str, Tensor]:
-    """What is asked changes by so much when groups are left out of the run; and its outputs as they were, as `end`."""
+    """Return the change of F caused by each removal, and the original outputs as `end`."""
     rerun, found = case.rerun, dict[str, Tensor]()
     for who, left in leavers(case).items():
         ends = trained(rerun, torch.cat([rerun.everyone[None], rerun.everyone - left]))
@@ -255,7 +254,7 @@ def changes(case: Case) -> dict[str, Tensor]:
 
 
 def fresh(case: Case) -> dict[str, Tensor]:
-    """The outputs, and −ℓ, of trainings on halves, [training, point]."""
+    """Return the outputs and −ℓ of trainings on halves, [training, point]."""
     ends = fresh_ends(case, 1 - halves(case))
     with torch.no_grad():
         outputs = [case.rerun.outputs(end, case.read) for end in ends]
@@ -264,14 +263,14 @@ def fresh(case: Case) -> dict[str, Tensor]:
 
 
 def fresh_ends(case: Case, weight: Float[Tensor, "training train"]) -> Float[Tensor, "training weight"]:
-    """Train from as many starts, each in an order of its own, with these weights of the examples."""
+    """Train several times, each with its own start, order and example weights. Return the final weights."""
     rerun, others = case.rerun, [case.rerun_from(FIRST + k) for k in range(len(weight))]
     weights = torch.stack([rerun.flat.vector(other.start) for other in others])
     memory: Memory = {}
     for step in range(rerun.length):
         rows = torch.stack([other.batch(step).rows for other in others])
         left = weight.gather(1, rows)
-        share = left * (rerun.scale / left.sum(1, keepdim=True).clamp(min=1.0))  # of nobody left there is no gradient
+        share = left * (rerun.scale / left.sum(1, keepdim=True).clamp(min=1.0))  # an empty batch has gradient 0
         with torch.no_grad(), plain_kernels():
             found = at_once(
                 lambda one, of, these: gradient(rerun, one, of, these), weights, share, rows, together=TRAININGS_AT_ONCE
@@ -280,10 +279,10 @@ def fresh_ends(case: Case, weight: Float[Tensor, "training train"]) -> Float[Ten
     return weights
 
 
-# What is trained in the attribution bench: by name, the words of each training, its sizes, and what is asked of it.
+# The trainings of the attribution bench.
 #
-# TWO_DIGITS    networks that tell two digits apart; for `one run` and `fresh seeds`
-# TSLOO         protocol of arXiv:2605.18814: an MLP 784-16-16-10 that sees images of 28 × 28 pixels once
+# two_digits    networks that distinguish two digits; for `one run` and `fresh seeds`
+# tsloo         the protocol of arXiv:2605.18814: an MLP 784-16-16-10 that sees images of 28 × 28 pixels once
 
 
 SEEDS = 3
@@ -292,7 +291,7 @@ Words: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Training:
-    """One row of the tables, from any seed."""
+    """A row of the tables."""
 
     name: str
     words: Words
@@ -300,22 +299,22 @@ class Training:
     asked: AbstractAsked
 
     def case(self, seed: int) -> Case:
-        """From this seed."""
+        """Return the training with this seed."""
         return Case(self.words, self.size, self.asked, seed)
 
 
 class Network(NamedTuple):
-    """What learns, and by which step sizes, which leave a loss near 0.12 after 40 of them."""
+    """A network, and step sizes that lead to a loss near 0.12 after 40 steps."""
 
     words: Words
     sgd: float
     momentum: float
     adam: float
-    far: float | None = None  # by Adam for twice as many steps; so large that effects fail, which was tried out
+    far: float | None = None  # of Adam, with twice as many steps; so large that effects fail
 
     @property
     def optimizers(self) -> dict[str, tuple[Words, int]]:
-        """Every optimizer in words, and how many times as many steps it takes."""
+        """The words of each optimizer, and the factor of its number of steps."""
         found: dict[str, tuple[Words, int]] = {
             "SGD": (("optimizer=sgd", f"optimizer.step_size={self.sgd}"), 1),
             "momentum": (("optimizer=momentum", f"optimizer.step_size={self.momentum}"), 1),
@@ -341,7 +340,7 @@ QUICK = Size(train=12, read=3, steps=3, batch=16, groups=4, alone=12, fresh=4)
 
 
 def two_digits(*, quick: bool) -> list[Training]:
-    """Every network by every optimizer, or by few."""
+    """Return the trainings of all networks and optimizers, or a few of them."""
     size, found = QUICK if quick else FEW, list[Training]()
     for network, kind in NETWORKS.items():
         for optimizer, (words, longer) in kind.optimizers.items():
@@ -353,7 +352,7 @@ def two_digits(*, quick: bool) -> list[Training]:
     return found
 
 
-STANDARD = ("init=standard", "init.W_std=0.57735")  # the variance of PyTorch's own start
+STANDARD = ("init=standard", "init.W_std=0.57735")  # the variance of PyTorch's initialization
 ADAMW = ("optimizer=adamw", "optimizer.betas=[0.9,0.95]", "optimizer.weight_decay=0")
 IMAGES = ("data=mnist", "data.classes=all", "data.standardise=none")  # between 0 and 1
 ONCE = Size(train=960, read=30, steps=15, batch=64, groups=0, alone=200, fresh=0)
@@ -362,7 +361,7 @@ QUICK_ONCE = Size(train=64, read=3, steps=2, batch=32, groups=0, alone=8, fresh=
 
 
 def tsloo(images: Path, size: Size, step_sizes: Sequence[float] = (1e-3, 1e-4, 1e-5)) -> list[Training]:
-    """Both activations with every step size, on images in this folder."""
+    """Return the trainings with both activations and every step size, on the images of a folder."""
     found = []
     for step in step_sizes:
         for activation in ("tanh", "relu"):
@@ -373,7 +372,7 @@ def tsloo(images: Path, size: Size, step_sizes: Sequence[float] = (1e-3, 1e-4, 1
 
 
 def enlarged_digits(folder: Path) -> Path:
-    """This folder, with the digits of 8 × 8 pixels made 28 × 28 smoothly, in MNIST's format."""
+    """Write the digits, enlarged from 8 × 8 to 28 × 28 pixels, in the format of MNIST. Return the folder."""
     images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
     if not (images.exists() and labels.exists()):
         pictures, classes = Digits(classes="all").pictures()
@@ -385,7 +384,7 @@ def enlarged_digits(folder: Path) -> Path:
 
 
 def idx(numbers: Tensor) -> bytes:
-    """An array of bytes in MNIST's format.
+    """Return an array of bytes in the format of MNIST.
 
     >>> import torch
     >>> idx(torch.tensor([7, 9])).hex(" ")

@@ -1,7 +1,4 @@
-"""docs/attribution.md and docs/attribution-trainings.csv: what was measured of every training, and its summary.
-
-The page is made of the file alone, so a test makes it again.
-"""
+"""docs/attribution-trainings.csv, with the results of every training, and docs/attribution.md, its summary."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ PAGE, LINES = ROOT / "docs" / "attribution.md", ROOT / "docs" / "attribution-tra
 COLUMNS = ("protocol", "training", "asked", "seeds", "score", "value", "reach")
 SECTION = re.compile(r"<!-- measured: (?P<name>[^>]*) -->\n.*?<!-- end -->", re.DOTALL)
 LITTLE = 0.5
-"""Below this no score is called good: a threshold that was chosen after looking."""
+"""A score with a smaller correlation counts as a failure. The threshold was chosen after looking."""
 TRAINED, SECONDS = "retrained", "s"
 WORDS = {
     "contrib.": "contribution",
@@ -33,12 +30,12 @@ WORDS = {
     "t.TRAK": "TRAK (traker)",
     TRAINED: "retrained, one by one",
 }
-"""What the page calls scores whose names are short in a terminal."""
+"""The names of scores on the page. Terminals show short ones."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Correlations of a training by score, or its seconds."""
+    """The correlations of a training by score, or its seconds."""
 
     training: str
     row: str
@@ -46,14 +43,14 @@ class Line:
 
     @property
     def best(self) -> str:
-        """The score of the largest correlation as it is printed, the first of several."""
+        """The score with the largest printed correlation, the first of equals."""
         scores = {name: value for name, value in self.values.items() if name != TRAINED}
         return max(scores, key=lambda each: scores[each])
 
 
 @dataclass(frozen=True)
 class Scores:
-    """A table as it is printed: training, row, seeds, and a column for every score."""
+    """A printed table: training, row, seeds, and a column for each score."""
 
     title: str
     header: tuple[str, ...]
@@ -61,12 +58,12 @@ class Scores:
 
     @property
     def table(self) -> Table:
-        """Its cells alone."""
+        """The table without the protocol."""
         return Table(self.title, self.header, self.rows)
 
     @property
     def name(self) -> str:
-        """Which of the tables it is.
+        """The name of the protocol.
 
         >>> Scores("Attribution, one run: 60 digits", (), ()).name
         'one run'
@@ -75,7 +72,7 @@ class Scores:
 
     @property
     def cells(self) -> Iterator[tuple[str, ...]]:
-        """A row of the file for each score of each training: its mean over seeds, and the reach of its interval.
+        """The rows of the file: for each training and score its mean over seeds, and the half-width of its interval.
 
         >>> header, row = ("training", "asked", "seeds", "last"), ("MLP", "5 %", "3", ".1±.2")
         >>> list(Scores("Attribution, one run: x", header, (row,)).cells)
@@ -89,14 +86,14 @@ class Scores:
 
 
 def write(tables: Sequence[Scores]) -> str:
-    """The file of these tables."""
+    """Return the content of the file."""
     found = StringIO()
     csv.writer(found, lineterminator="\n").writerows([COLUMNS, *(row for table in tables for row in table.cells)])
     return found.getvalue()
 
 
 def read(text: str) -> dict[str, list[Line]]:
-    """The lines of each protocol, from the file."""
+    """Read the lines of each protocol from the file."""
     found = dict[str, dict[tuple[str, str], Line]]()
     for row in csv.DictReader(StringIO(text)):
         lines = found.setdefault(row["protocol"], {})
@@ -106,12 +103,12 @@ def read(text: str) -> dict[str, list[Line]]:
 
 
 def page(measured: Mapping[str, Sequence[Line]], before: str) -> str:
-    """The page, with what was measured in place of what was."""
+    """Return the page with new results."""
     return SECTION.sub(lambda found: section(found["name"], measured[found["name"]]), before)
 
 
 def section(name: str, lines: Sequence[Line]) -> str:
-    """A protocol: means of every score, and what all lines say together."""
+    """Return the section of a protocol: the means of each score, and a summary of all lines."""
     asked = [line for line in lines if line.row != SECONDS]
     said = [f"- {failures(asked)}"]
     if not any(TRAINED in line.values for line in asked):
@@ -120,8 +117,8 @@ def section(name: str, lines: Sequence[Line]) -> str:
 
 
 def means(lines: Sequence[Line]) -> list[str]:
-    """A row for each score: its mean over trainings, by what is asked, with the number in which it is the best (the
-    first of equals), and its seconds.
+    """Return a row for each score: its mean over trainings, the number of trainings in which it is the best, and its
+    seconds.
 
     >>> a, b = Line("a", "one", {"effect": 0.9, "last": 0.5}), Line("b", "one", {"effect": 0.8, "last": 0.9})
     >>> print(*means([a, b, Line("a", "s", {"effect": 2.0, "last": 1.0})]), sep="\\n")
@@ -150,7 +147,7 @@ def means(lines: Sequence[Line]) -> list[str]:
 
 
 def price(lines: Sequence[Line]) -> str:
-    """How much longer the truth takes than effects.
+    """Compare the time of the true changes with the time of effects.
 
     >>> price([Line("a", "s", {"effect": 2.0, "retrained": 3.0}), Line("b", "s", {"effect": 1.0, "retrained": 4.0})])
     'All trainings without an example together take 1.5 to 4.0 times as long as `effect`, its training included.'
@@ -161,7 +158,7 @@ def price(lines: Sequence[Line]) -> str:
 
 
 def failures(lines: Sequence[Line]) -> str:
-    """Where even the best score says little."""
+    """List the lines in which even the best score fails."""
     best = [line.values[line.best] for line in lines]
     bad = [f"{line.training}, {line.row} ({most:.2f})" for line, most in zip(lines, best, strict=True) if most < LITTLE]
     if not bad:

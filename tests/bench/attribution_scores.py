@@ -1,14 +1,14 @@
-"""Scores of training examples that read single weights of a training, each as the change of F when one is left out.
+"""Scores of training examples from the weights of a training. Each score predicts the change of F without an example.
 
-With the batch B_s of step s, its step size η_s, how often it drew an example t_is, and F asked of the network (an
-output at a point, or its loss there):
+B_s is the batch of step s, η_s its step size, t_is the number of times that it contains example i. F is an output or
+the loss at a point:
 
     TracIn at every step     Σ_s η_s t_is/|B_s| ∇F(θ_s)·∇ℓᵢ(θ_s)
     last gradient product    ∇F(θ_T)·∇ℓᵢ(θ_T)
     influence function       ∇F(θ_T)·(G + λ)⁻¹ ∇ℓᵢ(θ_T)/N,    G = Σᵢ Jᵢᵀ ℓ″ᵢ Jᵢ/N
 
-TracIn is of G. Pruthi et al. (2020), arXiv:2002.08484, influence functions are of P. W. Koh and P. Liang (2017),
-arXiv:1703.04730, and G is the Gauss–Newton matrix, whose inverse is applied by conjugate gradients.
+TracIn: G. Pruthi et al. (2020), arXiv:2002.08484. Influence functions: P. W. Koh and P. Liang (2017), arXiv:1703.04730.
+G is the Gauss–Newton matrix; conjugate gradients apply its inverse.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from ntkexp.run.loop import SilentListener
 Asked: TypeAlias = Callable[[Float[Tensor, " weight"]], Float[Tensor, " point"]]
 """F of every point, as a function of weights."""
 
-ITERATIONS, RESIDUAL = 30, 1e-3  # of conjugate gradients: at most so many, until so small a share is left
-PROBES = 32  # random vectors by which a trace is estimated
+ITERATIONS, RESIDUAL = 30, 1e-3  # of conjugate gradients: the maximum, and the relative residual at which they stop
+PROBES = 32  # random vectors of the trace estimate
 
 
 def tracin(rerun: Rerun, asked: Asked) -> Float[Tensor, "point train"]:
-    """Sum the products of gradients over the steps that each example took part in."""
+    """Return the sum of gradient products over all steps with the example."""
     score = None
     for taken in retrain(rerun, rerun.everyone[None]):
         drawn = rerun.batch(taken.step)
@@ -60,13 +60,13 @@ def tracin(rerun: Rerun, asked: Asked) -> Float[Tensor, "point train"]:
 
 
 def last_product(rerun: Rerun, asked: Asked) -> Float[Tensor, "point train"]:
-    """The products of gradients at the end."""
+    """Return the gradient products at the end."""
     end = end_of(rerun)
     return scores(rerun, end, torch.arange(rerun.examples), slopes(asked, end))
 
 
 def influence(rerun: Rerun, asked: Asked, share: float) -> Float[Tensor, "point train"]:
-    """What an optimum would change by, if the loss were a parabola and this its lowest point."""
+    """Return the change of the optimum, for a quadratic loss with its minimum here."""
     end = end_of(rerun)
     damping = damping_of(rerun, end, share)
 
@@ -78,7 +78,7 @@ def influence(rerun: Rerun, asked: Asked, share: float) -> Float[Tensor, "point 
 
 
 def damping_of(rerun: Rerun, weights: Float[Tensor, " weight"], share: float) -> float:
-    """The λ that is a share of tr G/(N C), estimated by random signs z: of zᵀGz the mean is tr G."""
+    """Return λ, a share of tr G/(N C). The trace is the mean of zᵀGz over random signs z."""
     generator = torch.Generator().manual_seed(0)
     signs = 2.0 * torch.randint(2, (PROBES, len(weights)), generator=generator).to(weights) - 1
     trace = float((signs * gauss_newton(rerun, weights, signs)).sum()) / PROBES
@@ -88,7 +88,7 @@ def damping_of(rerun: Rerun, weights: Float[Tensor, " weight"], share: float) ->
 def gauss_newton(
     rerun: Rerun, weights: Float[Tensor, " weight"], vectors: Float[Tensor, "vector weight"]
 ) -> Float[Tensor, "vector weight"]:
-    """G times each vector."""
+    """Return G times each vector."""
 
     def outputs(vector: Tensor) -> Tensor:
         return rerun.outputs(vector, rerun.inputs)
@@ -109,7 +109,7 @@ def gauss_newton(
 def conjugate_gradients(
     matrix: Callable[[Tensor], Tensor], right: Float[Tensor, "vector weight"]
 ) -> Float[Tensor, "vector weight"]:
-    """Solve for every row by itself, all at once."""
+    """Solve for each row, in one batch."""
     solved, left = torch.zeros_like(right), right.clone()
     ahead, size = left.clone(), left.square().sum(1, keepdim=True)
     enough = RESIDUAL**2 * size
@@ -125,13 +125,13 @@ def conjugate_gradients(
 
 
 def slopes(asked: Asked, weights: Float[Tensor, " weight"]) -> Float[Tensor, "point weight"]:
-    """∇F of every point."""
+    """Return ∇F of every point."""
     found: Tensor = jacrev(asked)(weights)
     return found.detach()
 
 
 def end_of(rerun: Rerun) -> Float[Tensor, " weight"]:
-    """The weights at the end of the training as it was."""
+    """Return the final weights of the original training."""
     return trained(rerun, rerun.everyone[None])[0]
 
 
@@ -141,19 +141,18 @@ def scores(
     rows: Int[Tensor, " row"],
     directions: Float[Tensor, "direction weight"],
 ) -> Float[Tensor, "direction row"]:
-    """γ·∇ℓᵢ for several directions γ and every example in these rows."""
+    """Return γ·∇ℓᵢ for several directions γ and the examples in these rows."""
     of = partial(losses, rerun, rerun.inputs[rows], rerun.targets[rows])
     batch = TakenBatch(examples=rows, shares=rerun.everyone[rows], losses=of)
     return taken_back([batch], weights, directions, TRAININGS_AT_ONCE)
 
 
-# What effects of this project say of a training: it is recorded as it goes, and swept back for what is asked.
-#
-# `ntkexp train path.effects=true` does the same, for outputs alone, and with kernels on the way.
+# Effects: the training is recorded, and the sweep back computes the effects on F. `ntkexp train path.effects=true` does
+# the same for outputs.
 
 
 def effects(rerun: Rerun, asked: Asked, *, one_step: bool) -> Float[Tensor, "point train"]:
-    """What the sweep back says."""
+    """Return the effects on F."""
     with tempfile.TemporaryDirectory() as folder:
         training = recorded(rerun, folder)
         vectors, together = slopes(asked, training.end), max(1, CACHED_NUMBERS // rerun.flat.size)
@@ -164,7 +163,7 @@ def effects(rerun: Rerun, asked: Asked, *, one_step: bool) -> Float[Tensor, "poi
 
 
 def recorded(rerun: Rerun, folder: str) -> RecordedTraining:
-    """Train, and keep every step in this folder."""
+    """Train, and record every step in a folder."""
     optimizer, start, pull = rerun.optimizer, rerun.start, torch.zeros_like(rerun.targets)
     records = tuple(dict.fromkeys((*optimizer.records, *optimizer.differentiated)))
     rows = SilentListener(Path(folder)).trajectory(rerun.length + 1, row_length(start, records, pull))
@@ -179,7 +178,7 @@ def recorded(rerun: Rerun, folder: str) -> RecordedTraining:
 
 
 def descent_of(rerun: Rerun) -> Descent:
-    """The training as it was, step by step."""
+    """Return the original training, step by step."""
     reader = Reader(rerun.function, frozenset(rerun.start), programs=ProgramCache())
     count = rerun.examples
     return Descent(

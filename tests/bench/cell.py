@@ -1,13 +1,11 @@
-"""Medians of alternating measurements, the tables and cells that they make, and figures that were kept under a name."""
+"""Medians of alternating measurements, and the tables and cells of the bench."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -17,8 +15,8 @@ Act: TypeAlias = Callable[[], object]
 
 
 def medians(acts: Mapping[str, Act], times: int, within: float = inf) -> dict[str, float]:
-    """The median seconds of each act; they take turns, after one round that does not count. No round begins after that
-    many seconds, but for the first.
+    """Return the median seconds of each act. The acts take turns, after one warm-up round. No round except the first
+    begins later than `within` seconds.
     """
     for act in acts.values():
         act()
@@ -29,14 +27,14 @@ def medians(acts: Mapping[str, Act], times: int, within: float = inf) -> dict[st
 
 
 def seconds(act: Act) -> float:
-    """How long it takes once."""
+    """Return the seconds of one call."""
     start = time.perf_counter()
     act()
     return time.perf_counter() - start
 
 
 def milliseconds(value: float) -> str:
-    """As many digits as mean something.
+    """Spell seconds as milliseconds, with three digits.
 
     >>> milliseconds(0.00123456), milliseconds(12.3456)
     ('1.23', '12346')
@@ -44,12 +42,12 @@ def milliseconds(value: float) -> str:
     return f"{1000 * value:.3g}" if value < 1 else f"{1000 * value:.0f}"
 
 
-# A table: as text for people, and as data for programs.
+# Tables, as text and as data.
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells as they are printed, under a title."""
+    """Printed cells under a title."""
 
     title: str
     header: Sequence[str]
@@ -57,7 +55,7 @@ class Table:
 
     @property
     def text(self) -> str:
-        """Aligned to the right.
+        """The table, aligned to the right.
 
         >>> print(Table("Speeds", ["w", "ms"], [["8", "0.25"]]).text, end="")
         Speeds
@@ -73,7 +71,7 @@ class Table:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Cells that are numbers are numbers.
+        """The table as JSON, with numbers as numbers.
 
         >>> Table("Speeds", ["of", "ms"], [["MLP", "0.25"]]).data
         {'title': 'Speeds', 'header': ['of', 'ms'], 'rows': [['MLP', 0.25]]}
@@ -82,7 +80,7 @@ class Table:
 
 
 def value(cell: str) -> float | str | None:
-    """A number where the cell is one, nothing where it is empty.
+    """Return the number in a cell, its text, or None if it is empty.
 
     >>> [value(cell) for cell in ("8", "1e-3", "", "nan", ".98±.01")]
     [8.0, 0.001, None, None, '.98±.01']
@@ -95,12 +93,12 @@ def value(cell: str) -> float | str | None:
         return cell
 
 
-# What this machine does at its best, measured in the run in which it is compared with: products and copies.
+# The best rates of this machine, for products and copies, measured in the same run.
 
 
-SIZE = 1024  # of the matrices that are multiplied
-COPIED = 4_000_000  # numbers that are copied: more than caches hold
-QUICK = 64  # the size of both, where it is only asked whether all runs
+SIZE = 1024  # of the multiplied matrices
+COPIED = 4_000_000  # numbers, more than the caches hold
+QUICK = 64  # for both, with --quick
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class Machine:
     bytes: float
 
     def floor(self, operations: float, numbers: float) -> float:
-        """Seconds that nothing can beat that multiplies so often, and reads or writes so many numbers.
+        """Return the least seconds for these operations and for reading or writing these numbers.
 
         >>> Machine(product=1.0, operations=100.0, bytes=80.0).floor(operations=200.0, numbers=30.0)
         3.0
@@ -121,7 +119,7 @@ class Machine:
 
 
 def measure(*, quick: bool) -> Machine:
-    """The machine with the threads that torch has now."""
+    """Measure the machine with the current number of torch threads."""
     size, copied, times = (QUICK, QUICK, 1) if quick else (SIZE, COPIED, 9)
     square, long = (torch.randn(size, size, dtype=torch.float64), torch.randn(copied, dtype=torch.float64))
     into = torch.empty_like(long)
@@ -129,23 +127,23 @@ def measure(*, quick: bool) -> Machine:
     return Machine(found["product"], 2 * size**3 / found["product"], 2 * 8 * copied / found["copy"])
 
 
-# A cell of the tables: what ours took, what each peer took in the same run, and what nothing could take less than.
+# A cell: our time, the time of each other program in the same run, and the lower bound.
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Median seconds; `floor` is missing where nobody counted operations."""
+    """Median seconds. `floor` is None if operations were not counted."""
 
     name: str
     seconds: float
     peers: Mapping[str, float] = field(default_factory=dict)
     floor: float | None = None
     failed: Mapping[str, str] = field(default_factory=dict)  # peers without a figure, and why
-    others: Mapping[str, float] = field(default_factory=dict)  # ways of ours that are slower
+    others: Mapping[str, float] = field(default_factory=dict)  # slower ways of ntkexp
 
     @property
     def gain(self) -> float | None:
-        """How much longer the fastest peer takes.
+        """The time of the fastest peer, relative to ours.
 
         >>> Cell("a kernel", 2.0, {"one": 5.0, "other": 3.0}).gain
         1.5
@@ -154,12 +152,12 @@ class Cell:
 
     @property
     def share(self) -> float | None:
-        """How near the floor is: 1 would be on it."""
+        """The floor, relative to our time."""
         return None if self.floor is None else self.floor / self.seconds
 
 
 def shown(title: str, cells: Sequence[Cell], machine: Machine) -> Table:
-    """A table, a row for each cell; `products` are how many plain products of matrices a cell takes as long as."""
+    """Return a table with a row for each cell. `products` is its time relative to one product of matrices."""
     others = list(dict.fromkeys(name for cell in cells for name in cell.others))
     peers = list(dict.fromkeys(name for cell in cells for name in (*cell.peers, *cell.failed)))
     header = (
@@ -178,7 +176,7 @@ def shown(title: str, cells: Sequence[Cell], machine: Machine) -> Table:
 
 
 def row(cell: Cell, others: Sequence[str], peers: Sequence[str], machine: Machine) -> list[str]:
-    """One cell."""
+    """Return the row of a cell."""
     more = [milliseconds(cell.others[name]) if name in cell.others else "" for name in others]
     theirs = [milliseconds(cell.peers[name]) if name in cell.peers else cell.failed.get(name, "") for name in peers]
     gain = ("", "") if cell.gain is None else (f"{cell.gain:.3g}", f"{1 / cell.gain:.3g}")
@@ -195,96 +193,6 @@ def row(cell: Cell, others: Sequence[str], peers: Sequence[str], machine: Machin
 
 
 def as_json(cells: Sequence[Cell], machine: Machine) -> list[dict[str, Any]]:
-    """The same as data."""
+    """Return the cells as data."""
     more = ({"gain": cell.gain, "share": cell.share, "products": cell.seconds / machine.product} for cell in cells)
     return [asdict(cell) | rest for cell, rest in zip(cells, more, strict=True)]
-
-
-# Figures that were kept under a name, as times of a plain product of matrices in the run that measured them.
-
-
-FILE = Path(__file__).with_name("figures.json")
-HEADER = ("cell", "tag", "tagged", "now", "ratio")
-NOTABLE = 1.1  # a ratio that is more than the noise of an idle machine
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A cell beside its tagged figure, both in products of matrices."""
-
-    name: str
-    tag: str
-    tagged: float
-    now: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times as long it takes now."""
-        return self.now / self.tagged
-
-    @property
-    def cells(self) -> list[str]:
-        """A row of the table."""
-        return [self.name, self.tag, f"{self.tagged:.3g}", f"{self.now:.3g}", f"{self.ratio:.2f}"]
-
-
-def kept(file: Path = FILE) -> dict[str, dict[str, dict[str, Any]]]:
-    """By number of threads and cell: the tag, and the figure."""
-    found: dict[str, dict[str, dict[str, Any]]] = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    return found
-
-
-def keep(cells: Sequence[Mapping[str, Any]], threads: int, tag: str, file: Path = FILE) -> None:
-    """Keep the figures of these cells; those of others stay, under the tags that they have."""
-    known = kept(file)
-    now = {cell["name"]: {"tag": tag, "products": float(f"{cell['products']:.4g}")} for cell in cells}
-    known[str(threads)] = known.get(str(threads), {}) | now
-    file.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
-
-
-def beside(cells: Sequence[Mapping[str, Any]], threads: int, file: Path = FILE) -> list[Compared]:
-    """The cells of which there is a figure with as many threads."""
-    tagged = kept(file).get(str(threads), {})
-    return [
-        Compared(cell["name"], before["tag"], before["products"], cell["products"])
-        for cell in cells
-        if (before := tagged.get(cell["name"]))
-    ]
-
-
-def compared(found: Sequence[Compared], cells: int, threads: int) -> str:
-    """What is slower than it was, what is faster, and of what nothing is known; below a row for each cell.
-
-    >>> print(compared([Compared("a", "May", 1.0, 1.5), Compared("b", "May", 2.0, 1.0)], cells=3, threads=1), end="")
-    In products of matrices, beside tagged figures
-      cell  tag  tagged  now  ratio
-         a  May       1  1.5   1.50
-         b  May       2    1   0.50
-    1 of 2 takes more than 1.1 times as long: a 1.50; 1 less than 1/1.1: b 0.50. No figure of 1 thread is tagged for 1.
-    """
-    if not found:
-        return (
-            f"Of none of {cells} cells a figure of {counted(threads)} is tagged: --tag=NAME keeps those of this run\n"
-        )
-    slower = sorted((each for each in found if each.ratio > NOTABLE), key=lambda each: -each.ratio)
-    faster = sorted((each for each in found if each.ratio < 1 / NOTABLE), key=lambda each: each.ratio)
-    said = f"{len(slower)} of {len(found)} {'takes' if len(slower) == 1 else 'take'} more than {NOTABLE} times as long"
-    said += f"{named(slower)}; {len(faster)} less than 1/{NOTABLE}{named(faster)}."
-    if left := cells - len(found):
-        said += f" No figure of {counted(threads)} is tagged for {left}."
-    table = Table("In products of matrices, beside tagged figures", HEADER, [each.cells for each in found])
-    return f"{table.text}{said}\n"
-
-
-def named(found: Sequence[Compared]) -> str:
-    """The cells and their ratios."""
-    return ": " + "; ".join(f"{each.name} {each.ratio:.2f}" for each in found) if found else ""
-
-
-def counted(threads: int) -> str:
-    """How many threads.
-
-    >>> counted(1), counted(2)
-    ('1 thread', '2 threads')
-    """
-    return f"{threads} thread{'' if threads == 1 else 's'}"

@@ -1,7 +1,6 @@
-"""What following costs: a step of somebody's loop beside the same step followed, in memory and on disk, in float32.
+"""The cost of following: a bare training step, compared with followed steps in memory and on disk, in float32.
 
-The three take turns of as many steps as lie between weights that are kept on disk; told are medians over turns, of the
-time that all threads of the process computed, so that other programs matter less, and the bytes that a step keeps.
+The three loops take turns of `STEPS_PER_CHECKPOINT` steps. The table shows medians of CPU time, and the stored bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Optimizer: TypeAlias = Callable[..., torch.optim.Optimizer]
 
 
 class Words(nn.Module):
-    """GPT-2 of two layers, with a readout of its own."""
+    """GPT-2 of two layers with an untied readout."""
 
     def __init__(self, words: int = 1000, longest: int = 64, width: int = 128) -> None:
         super().__init__()
@@ -50,7 +49,7 @@ class Words(nn.Module):
 
 @dataclass
 class Case:
-    """A network, a batch of inputs, and what its outputs are to be."""
+    """A network, a batch of inputs, and its targets."""
 
     make: Callable[[], nn.Module]
     x: Tensor
@@ -58,7 +57,7 @@ class Case:
 
 
 def cases(quick: bool) -> dict[str, Case]:
-    """The three that are promised, one of them with batches of several sizes."""
+    """Return an MLP with several batch sizes, a CNN and a GPT-2."""
     width, batch = (16, 8) if quick else (512, 128)
     sizes = (batch,) if quick else (batch // 4, batch, 4 * batch)
 
@@ -75,7 +74,7 @@ def cases(quick: bool) -> dict[str, Case]:
 
 @dataclass
 class Loop:
-    """Training as people write it."""
+    """A plain training loop."""
 
     case: Case
     model: nn.Module
@@ -83,12 +82,12 @@ class Loop:
 
     @classmethod
     def of(cls, case: Case, optimizer: Optimizer) -> Loop:
-        """A new one."""
+        """Return a new loop."""
         model = case.make()
         return cls(case, model, optimizer(model.parameters()))
 
     def turn(self) -> float:
-        """Take some steps; the seconds of one."""
+        """Take some steps. Return the CPU seconds of one."""
         start = time.process_time()
         for _ in range(STEPS_PER_CHECKPOINT):
             self.optimizer.zero_grad()
@@ -100,7 +99,7 @@ class Loop:
 
 @dataclass
 class Cost:
-    """Seconds of a step, bare and followed, and the bytes that are kept of one in memory, for each weight."""
+    """CPU seconds of a bare and of followed steps, and the bytes stored per step and weight."""
 
     bare: float
     held: float
@@ -109,13 +108,13 @@ class Cost:
 
     @property
     def row(self) -> list[str]:
-        """The cells of a table."""
+        """The cells of the table."""
         times = [milliseconds(each) for each in (self.bare, self.held, self.on_disk)]
         return [*times, *(f"{each / self.bare:.2f}" for each in (self.held, self.on_disk)), f"{self.kept:.1f}"]
 
 
-def report(quick: bool = False) -> list[Table]:
-    """A row for every network and optimizer."""
+def report(*, quick: bool) -> list[Table]:
+    """Return a row for each network and optimizer, and the table of attribution."""
     torch.manual_seed(0)
     rows = []
     optimizers: dict[str, Optimizer] = {
@@ -131,16 +130,16 @@ def report(quick: bool = False) -> list[Table]:
 
 
 def losses(outputs: Tensor, texts: Tensor) -> Tensor:
-    """The mean loss of the next word of each text."""
+    """Return the mean loss of each text."""
     each = functional.cross_entropy(outputs.flatten(0, 1), texts[:, 1:].flatten(), reduction="none")
     return each.view(len(texts), -1).mean(1)
 
 
 def measures(quick: bool) -> Table:
-    """A loss of each of 8 queries of a language model: its loop, recorded and attributed, in seconds of processors.
+    """Return the CPU seconds of a language model's loop, recorded and attributed to the losses of 8 queries.
 
-    Each loop has a process of its own, as a user's has: memory that one leaves to the C library makes the next one
-    faster. Three lengths show what is found out once and what every step takes.
+    Each loop runs in a new process, because memory that a loop returns to the C library makes the next loop faster. The
+    three lengths separate the cost of the start from the cost per step.
     """
     words, batch, rows = 50 if quick else 50257, 2 if quick else 16, []
     for steps in (1, 2) if quick else (8, 24, 60):
@@ -156,7 +155,7 @@ def measures(quick: bool) -> Table:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, texts: Tensor) -> None:
-    """A step for each batch of texts."""
+    """Take a step for each batch of texts."""
     for some in texts:
         optimizer.zero_grad()
         torch.autograd.backward(losses(model(some[:, :-1]), some).mean())
@@ -164,16 +163,16 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, texts: Tensor) -> 
 
 
 def bare_loop(words: int, batch: int, steps: int) -> list[float]:
-    """The seconds of processors that training takes."""
+    """Return the CPU seconds of a bare loop."""
     texts, model = torch.randint(words, (steps, batch, 33)), Words(words)
-    optimizer = torch.optim.AdamW(model.parameters())  # the first of a process loads much, which is no step's time
+    optimizer = torch.optim.AdamW(model.parameters())  # the first optimizer of a process loads modules
     begun = time.process_time()
     train(model, optimizer, texts)
     return [time.process_time() - begun]
 
 
 def followed_loop(words: int, batch: int, steps: int) -> list[float]:
-    """Those of a training that is followed, those of its attribution, and the closure."""
+    """Return the CPU seconds of a followed loop, the CPU seconds of its attribution, and the closure."""
     texts, model, queries = torch.randint(words, (steps, batch, 33)), Words(words), torch.randint(words, (8, 33))
     optimizer, times = torch.optim.AdamW(model.parameters()), [time.process_time()]
     with follow(
@@ -187,7 +186,7 @@ def followed_loop(words: int, batch: int, steps: int) -> list[float]:
 
 
 def measured(case: Case, optimizer: Optimizer, turns: int) -> Cost:
-    """What following costs this loop, from its second turn on."""
+    """Return the cost of following a loop, without the first turn."""
     bare, held, on_disk = loops = [Loop.of(case, optimizer) for _ in range(3)]
     seconds: list[list[float]] = [[], [], []]
     with ExitStack() as stack:

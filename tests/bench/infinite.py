@@ -1,8 +1,7 @@
-"""Networks whose kernels of infinite width are measured, and of how many examples."""
+"""Kernels of infinite width: CPU time per pair of examples, for a table of networks, in both precisions."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import TypeAlias
 
 import torch
 
@@ -24,7 +22,7 @@ from ntkexp.layer.pointwise import GELU, Abs, Erf, ReLU, Sin
 from ntkexp.layer.smooth import Tanh
 from ntkexp.limit.infinite_kernel import Engine
 from tests.bench.cell import Cell, Machine
-from tests.bench.peers import Race, Waiting
+from tests.bench.peers import Answer, Peers, Racer
 
 KINDS: dict[str, tuple[AbstractLayer, ...]] = {
     "relu": (ReLU(),),
@@ -39,16 +37,14 @@ KINDS: dict[str, tuple[AbstractLayer, ...]] = {
     "sin": (Sin(),),
     "tanh": (Tanh(),),
 }
-"""What follows the layers with weights, which are circular, beside others, or in the middle strided or pooled, if they
-say so.
-"""
+"""The layers after each layer with weights. Some kinds also change the padding, the stride or the branches."""
 OF_IMAGES = tuple(kind for kind in KINDS if kind != "relu")
 OF_VECTORS = ("norm", "concat", "erf", "gelu", "sin", "tanh")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network of so many layers with weights; the fused engine gets many examples on each side, others few."""
+    """A network with `depth` layers of weights, `many` examples for the fused engine and `few` for slower programs."""
 
     head: str
     depth: int
@@ -59,13 +55,13 @@ class Case:
 
     @property
     def layers(self) -> tuple[AbstractLayer, ...]:
-        """Convolutions with windows of 3 or dense layers, each with what its kind says, and the readout."""
+        """The convolutions with windows of 3, or the dense layers, and the readout."""
         ends: dict[str, tuple[AbstractLayer, ...]] = {"gap": (GlobalAvgPool(),), "flatten": (Flatten(),), "dense": ()}
         body = tuple(layer for k in range(self.depth - 1) for layer in self.block(k))
         return (*body, *ends[self.head], Dense(features=1))
 
     def block(self, k: int) -> tuple[AbstractLayer, ...]:
-        """One layer with weights, and what belongs to it."""
+        """Return a layer with weights, and the layers that belong to it."""
         if self.head == "dense":
             body = (Dense(features=8, W_std=1.4, b_std=0.1), *KINDS[self.kind])
             return beside(body, Dense(features=4)) if self.kind == "concat" else body
@@ -80,7 +76,7 @@ class Case:
 
     @property
     def pixel_pairs(self) -> int:
-        """Of one pair of examples, in all layers with weights but the last."""
+        """The number of pairs of pixels for a pair of examples, in all layers with weights except the last."""
         shapes, end = base.shapes(self.layers, self.shape), Pairs((), ())
         hidden = [
             k
@@ -91,13 +87,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For the table."""
+        """The name in the table."""
         shape = "×".join(map(str, self.shape))
         return f"{self.kind}, {self.head}, depth {self.depth}, {shape}, n={self.many} ({self.few})"
 
 
 def beside(body: tuple[AbstractLayer, ...], thin: AbstractLayer) -> tuple[AbstractLayer, ...]:
-    """Layers, and half as many channels of others."""
+    """Concatenate layers with half as many channels of others."""
     return (Concatenation(branches=(body, (thin, Abs()))),)
 
 
@@ -124,38 +120,32 @@ QUICK = (
 )
 
 
-# Kernels of infinite width: milliseconds of CPU per pair of examples, by the fused engine, in both precisions.
-#
-# The floor is that of a fused loop in float32, 1.14 ns of CPU per pair of pixels and layer: what its additions,
-# multiplications and one square root take when nothing waits for memory. The engine of torch and neural_tangents take
-# turns with it. They get fewer examples, in brackets, where theirs take seconds: what a pair takes is extrapolated.
+# The floor is a fused loop in float32: its additions, multiplications and square root take 1.14 ns of CPU per pair of
+# pixels and layer, without waiting for memory. The torch engine and neural_tangents compute fewer examples, shown in
+# brackets, and their time per pair is extrapolated.
 
 
 TITLE = "Kernels of infinite width, CPU time per pair of n examples; of the torch engine and others, of n in brackets"
 FLOOR = 1.14e-9
 TYPES = {64: torch.float64, 32: torch.float32}
-COMPILING = 50.0  # seconds, more than `--seconds`, that another program has if a network is new to it
-ROUNDS, ENOUGH = 3, 5.0  # at most so many count, and none begins after so many seconds, but for the first
-
-Told: TypeAlias = float | str
-"""Seconds, or why there are none."""
+ROUNDS, ENOUGH = 3, 5.0  # the number of rounds, and the seconds after which no further round starts
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Somebody's turn: with numbers of so many bits, for the kernel of so many pairs."""
+    """A call of one program: its precision in bits, and the number of pairs."""
 
     who: str
     bits: int
     pairs: int
-    act: Callable[[], Told]
+    act: Callable[[], Answer]
 
 
-def cells(_: Machine, *, quick: bool, peers: Race | None, only: str = "") -> list[Cell]:
-    """Two for every network whose name has these words, one in each precision."""
+def cells(_: Machine, *, quick: bool, peers: Peers | None, only: str = "") -> list[Cell]:
+    """Return two cells for each network whose name contains some words, one for each precision."""
     threads = torch.get_num_threads()
     cases = [case for case in (QUICK if quick else CASES) if only in case.name]
-    theirs = Waiting(peers, "neural_tangents", "infinite", COMPILING + peers.seconds, threads) if peers else None
+    theirs = peers.racer("neural_tangents", "infinite", threads) if peers else None
     found = []
     with theirs or nullcontext():
         for place, case in enumerate(cases):
@@ -167,8 +157,8 @@ def cells(_: Machine, *, quick: bool, peers: Race | None, only: str = "") -> lis
     return found
 
 
-def cell(case: Case, bits: int, taken: Mapping[tuple[str, int], Told]) -> Cell:
-    """One precision; a symmetric kernel counts all its pairs."""
+def cell(case: Case, bits: int, taken: Mapping[tuple[str, int], Answer]) -> Cell:
+    """Return the cell of one precision. A symmetric kernel counts all pairs."""
     seconds = {who: found for (who, size), found in taken.items() if size == bits and isinstance(found, float)}
     failed = {who: found for (who, size), found in taken.items() if size == bits and isinstance(found, str)}
     ours, torchs = seconds.pop("fused"), seconds.pop("torch")
@@ -176,8 +166,8 @@ def cell(case: Case, bits: int, taken: Mapping[tuple[str, int], Told]) -> Cell:
     return Cell(f"{case.name}, float{bits}", ours, seconds, floor, failed, {"torch engine": torchs})
 
 
-def turns_of(case: Case, threads: int, theirs: Waiting | None) -> list[Turn]:
-    """What takes turns, neural_tangents among them where it is asked for."""
+def turns_of(case: Case, threads: int, theirs: Racer | None) -> list[Turn]:
+    """Return the programs that take turns."""
     counts: dict[Engine, int] = {"fused": case.many, "torch": case.few}
     turns = [
         Turn(engine, bits, count**2, partial(seconds, kernel(case, engine, count, bits, threads)))
@@ -186,13 +176,12 @@ def turns_of(case: Case, threads: int, theirs: Waiting | None) -> list[Turn]:
     ]
     words = (case.head, case.depth, case.shape, case.few, case.kind)
     if theirs:
-        asked = {bits: partial(theirs.ask, json.dumps((*words, bits))) for bits in TYPES}
-        turns += [Turn("neural_tangents", bits, case.few**2, asked[bits]) for bits in TYPES]
+        turns += [Turn("neural_tangents", b, case.few**2, partial(theirs.ask, (*words, b))) for b in TYPES]
     return turns
 
 
-def medians(turns: Sequence[Turn], rounds: int) -> dict[tuple[str, int], Told]:
-    """Of everybody the median for a pair, after a round that does not count; who fails once has no other turn."""
+def medians(turns: Sequence[Turn], rounds: int) -> dict[tuple[str, int], Answer]:
+    """Return the median seconds per pair, without the first round. A program that fails once is not called again."""
     told: dict[tuple[str, int], list[float]] = {(turn.who, turn.bits): [] for turn in turns}
     failed: dict[tuple[str, int], str] = {}
     end = time.perf_counter() + ENOUGH
@@ -210,14 +199,14 @@ def medians(turns: Sequence[Turn], rounds: int) -> dict[tuple[str, int], Told]:
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """The CPU's seconds, once: other programs may be at work."""
+    """Return the CPU seconds of one call."""
     start = time.process_time()
     act()
     return time.process_time() - start
 
 
 def kernel(case: Case, engine: Engine, count: int, bits: int, threads: int) -> Callable[[], object]:
-    """That of so many examples, or with as many others."""
+    """Return the computation of a kernel of `count` examples."""
     x1, x2 = (
         torch.randn(count, *case.shape, generator=torch.Generator().manual_seed(k), dtype=TYPES[bits]) for k in (0, 1)
     )

@@ -1,13 +1,13 @@
 """Scores of bergson for the training of `tests.bench.language_validation`, compared with the same retrainings.
 
-    MAGIC    its trainer takes the same steps, and is differentiated by the weight of each text
-    EKFAC    of the linear layers at the end, damped by a tenth of the mean eigenvalue, as it is by default
+    MAGIC    the derivative of its trainer by the weight of each text, with the same steps
+    EKFAC    of the linear layers at the end, with its default damping of a tenth of the mean eigenvalue
     SOURCE   from six checkpoints in three segments, with AdamW's second moments
 
-bergson 2.5.1 and torchopt 0.7.3 with what they import (ml_dtypes, natsort, optree, petname, simple-parsing and others;
-not torchaudio and bitsandbytes) lie in a folder of their own:
+Install bergson 2.5.1, torchopt 0.7.3 and their imports (ml_dtypes, natsort, optree, petname, simple-parsing and others;
+not torchaudio and bitsandbytes) in a separate folder:
 
-PYTHONPATH=THERE python -m tests.bench.language_bergson FOLDER TEXT [TEXT …]     beside a finished validation
+PYTHONPATH=THERE python -m tests.bench.language_bergson FOLDER TEXT [TEXT …]     FOLDER has a finished validation
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from tests.bench.language_validation import (
     texts,
 )
 
-CHECKPOINTS = (13, 26, 40, 53, 66, 80)  # of which two are a segment
+CHECKPOINTS = (13, 26, 40, 53, 66, 80)  # two for each segment
 
 
 # --- MAGIC
 
 
 class Weighted(nn.Module):
-    """The mean loss of texts by their weights; the readout is the table of words, which their trainer would untie."""
+    """The weighted mean loss of texts. The readout is the word embedding, which their trainer would untie."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -54,11 +54,11 @@ class Weighted(nn.Module):
 
     def each(self, tokens: Tensor) -> Tensor:
         hidden = self.transformer(input_ids=tokens, use_cache=False).last_hidden_state
-        table: Any = self.transformer.wte  # whose weight is no Parameter while it is differentiated
+        table: Any = self.transformer.wte  # its weight is not a Parameter during differentiation
         return losses(nn.functional.linear(hidden, table.weight), tokens)
 
     def forward(self, input_ids: Tensor, example_weight: Tensor, **_: Tensor) -> Tensor:
-        if not len(example_weight):  # asked, not trained
+        if not len(example_weight):  # a query
             return self.each(input_ids)
         return (self.each(input_ids) * example_weight).sum() / example_weight.sum()
 
@@ -68,8 +68,7 @@ def rate(step: Tensor) -> Tensor:
 
 
 def magic(batches: list[Tensor], seen: Tensor, asked: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """∂ℓ(q)/∂w of every query and text, [query, text], and the weights at the end."""
-    # both lie in another environment, as does all of bergson below, and mypy may not see them
+    """Return ∂ℓ(q)/∂w for queries q and texts, [query, text], and the final weights."""
     import torchopt  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
     from bergson.magic.trainer import Trainer  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
@@ -89,7 +88,7 @@ def magic(batches: list[Tensor], seen: Tensor, asked: Tensor) -> tuple[Tensor, d
 
 
 def save_texts(tokens: Tensor, folder: Path) -> Path:
-    """As a dataset that has been tokenized."""
+    """Save texts as a tokenized dataset."""
     from datasets import Dataset  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: PLC0415
 
     columns = {"input_ids": tokens.tolist(), "labels": tokens.tolist(), "length": [tokens.shape[1]] * len(tokens)}
@@ -98,7 +97,7 @@ def save_texts(tokens: Tensor, folder: Path) -> Path:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """One that is looked for and not used: the texts are bytes."""
+    """Save an unused tokenizer. bergson needs one, and the texts are bytes."""
     from tokenizers import Tokenizer, models  # noqa: PLC0415  an extra
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
@@ -107,7 +106,7 @@ def save_tokenizer(folder: Path) -> None:
 
 
 def save_checkpoints(seen: Tensor, folder: Path) -> list[Path]:
-    """The training once more, as Trainer would have left it: weights, the state of AdamW, rates."""
+    """Train again, and save weights, optimizer states and learning rates as Trainer does."""
     model, rates, kept = language_model(), list[dict[str, float]](), list[Path]()
     optimizer = optimizer_of(model)
     for count, taken in enumerate(steps(optimizer, model, seen), start=1):
@@ -122,7 +121,7 @@ def save_checkpoints(seen: Tensor, folder: Path) -> list[Path]:
 
 
 def by_factors(seen: Tensor, asked: Tensor) -> dict[str, Tensor]:
-    """What a text adds to the loss of a query, [query, text], by EKFAC and by SOURCE."""
+    """Return the scores of EKFAC and SOURCE, [query, text]."""
     from bergson import config  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
     from bergson.approx_unrolling.pipeline import (  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
         approx_unrolling_pipeline,

@@ -1,15 +1,15 @@
 """Scores of other methods for the training of `tests.bench.language_validation`, compared with the same retrainings.
 
     gradients, products   ∇ℓ(q)·∇ℓ(i) at the end of training
-    gradients, cosine     the same, of gradients of length one
+    gradients, cosine     products of normalized gradients
     BM25                  Okapi's, k₁ = 1.5 and b = 0.75, of sequences of three bytes
-    EKFAC, kronfluence    influence functions by its Fisher factors of linear layers, damped by a tenth of the mean
-                          eigenvalue, as it is by default
+    EKFAC, kronfluence    influence functions by its Fisher factors of linear layers, with its default damping of a
+                          tenth of the mean eigenvalue
     TRAK, dattri, traker  of this one training, projected to 128 numbers
 
-A score is what an example adds to the loss of a query, so that those that help are negative.
+A score is the increase of a query's loss, so helpful examples have negative scores.
 
-PYTHONPATH=.venv/others python -m tests.bench.language_scores FOLDER TEXT [TEXT …]     beside a finished validation
+PYTHONPATH=.venv/others python -m tests.bench.language_scores FOLDER TEXT [TEXT …]     FOLDER has a finished validation
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tests.bench.language_validation import compare, language_model, losses, rec
 
 DIMENSION, GRAM, SATURATES, BY_LENGTH = 128, 3, 1.5, 0.75
 Score: TypeAlias = Callable[[nn.Module, Tensor, Tensor], Tensor]
-"""Of a trained model, the texts that it learned and the queries: [query, text]."""
+"""A function of a trained model, its texts and the queries. It returns scores [query, text]."""
 
 
 class Logits(nn.Module):
-    """The model as a function of tokens, with plain linear layers, which are what other libraries look for."""
+    """The model as a function of tokens, with plain linear layers, which other libraries need."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def loss_of_one(model: nn.Module) -> Callable[[Weights, Tensor], Tensor]:
 
 
 def gradients(model: nn.Module, tokens: Tensor) -> Tensor:
-    """∇ℓ of each text, [text, weight]."""
+    """Return ∇ℓ of each text, [text, weight]."""
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     found = vmap(grad(loss_of_one(model)), (None, 0), chunk_size=25)(weights, tokens)
     return torch.cat([part.flatten(1) for part in found.values()], 1)
@@ -80,7 +80,7 @@ def cosine(model: nn.Module, seen: Tensor, asked: Tensor) -> Tensor:
 
 
 def bm25(_: nn.Module, seen: Tensor, asked: Tensor) -> Tensor:
-    """No model is asked."""
+    """Return minus Okapi's BM25, which needs no model."""
     known, wanted = ([grams(row) for row in each.tolist()] for each in (seen, asked))
     held = Counter(gram for row in known for gram in row)
     rare = {gram: math.log(1 + (len(known) - count + 0.5) / (count + 0.5)) for gram, count in held.items()}
@@ -98,8 +98,7 @@ def grams(row: list[int]) -> Counter[tuple[int, ...]]:
 
 
 def ekfac(model: nn.Module, seen: Tensor, asked: Tensor) -> Tensor:
-    """Of linear layers, the readout among them."""
-    # kronfluence lies in another environment, and mypy may not see it; what it has no types for is Any
+    """Return the scores of kronfluence, for the linear layers and the readout."""
     from kronfluence.analyzer import Analyzer, prepare_model  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
     from kronfluence.task import Task  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
@@ -125,7 +124,7 @@ def ekfac(model: nn.Module, seen: Tensor, asked: Tensor) -> Tensor:
 
 
 class OfText(AbstractAsked):
-    """The loss ℓ of a text; its margin is log p/(1 − p) of the probability p = exp(−ℓ) that it stands for."""
+    """The loss ℓ of a text. Its margin is log p/(1 − p), with p = exp(−ℓ)."""
 
     margin_raises: ClassVar[float] = -1.0
 
@@ -144,7 +143,7 @@ class OfText(AbstractAsked):
 
 
 def asked_of_trak(model: nn.Module, seen: Tensor, asked: Tensor) -> dict[str, Any]:
-    """What other programs are asked: a text is its own target."""
+    """Return the question for TRAK. A text is its own target."""
     texts = {"inputs": seen, "targets": seen, "read": asked, "read_targets": asked}
     return {"network": model, "ends": [model.state_dict()], "asked": OfText(), "dimension": DIMENSION, **texts}
 

@@ -25,7 +25,7 @@ RATE, WARM, STEPS, EPS = 2e-3, 10, EPOCHS * TEXTS // BATCH, 1e-2  # of AdamW; th
 
 
 def texts(files: list[str]) -> tuple[Tensor, Tensor]:
-    """Training texts and queries, drawn from the bytes of files."""
+    """Draw training texts and queries from the bytes of files."""
     content = b"".join(Path(file).read_bytes() for file in files)
     order = torch.randperm(len(content) // LENGTH, generator=torch.Generator().manual_seed(0))[: TEXTS + QUERIES]
     pieces = [bytearray(content[start * LENGTH : (start + 1) * LENGTH]) for start in order.tolist()]
@@ -34,19 +34,19 @@ def texts(files: list[str]) -> tuple[Tensor, Tensor]:
 
 
 def losses(logits: Tensor, tokens: Tensor) -> Tensor:
-    """The loss of each text, a mean over its tokens."""
+    """Return the mean loss of each text."""
     predicted = logits[:, :-1].transpose(1, 2)
     return torch.nn.functional.cross_entropy(predicted, tokens[:, 1:], reduction="none").mean(1)
 
 
 def of_call(outputs: Tensor, call: Any) -> Tensor:
-    """The same of a call, as measure and as loss."""
+    """Return the losses of a call. It is both measure and loss."""
     return losses(outputs, call.kwargs["input_ids"])
 
 
 def language_model() -> nn.Module:
-    """The model before it is trained."""
-    load_torchvision()  # of which transformers finds only what was imported
+    """Return the untrained model."""
+    load_torchvision()  # transformers needs it imported first
     from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415  an extra
 
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def language_model() -> nn.Module:
 
 
 def steps(optimizer: torch.optim.Optimizer, model: nn.Module, seen: Tensor) -> Iterator[float]:
-    """The loop; after each step, the rate that it took."""
+    """Train, and yield the learning rate of each step."""
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / WARM) * (1 - step / STEPS))
     for _ in range(EPOCHS):
         for batch in torch.split(torch.randperm(TEXTS), BATCH):
@@ -69,7 +69,7 @@ def steps(optimizer: torch.optim.Optimizer, model: nn.Module, seen: Tensor) -> I
 
 
 def train(folder: Path, files: list[str]) -> Trace:
-    """The same from its seeds on, followed."""
+    """Train from the seeds, and follow the loop."""
     model = language_model()
     seen, asked = texts(files)
     optimizer = optimizer_of(model)
@@ -87,21 +87,21 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def places(names: Iterable[str], seen: Tensor) -> Tensor:
-    """Where the texts of these names are among all."""
+    """Return the indices of texts with these names."""
     known = digests({"input_ids": seen})
     return torch.tensor([known.index(name) for name in names])
 
 
 def compare(folder: Path, files: list[str], scores: Mapping[str, Tensor]) -> None:
-    """Compare scores of other methods, [query, text], with the retrainings; a positive one raises the loss."""
-    order = places(recorded(folder).examples, texts(files)[0])  # as the loop first used them
+    """Compare scores [query, text] with retrainings. Positive scores raise the loss."""
+    order = places(recorded(folder).examples, texts(files)[0])  # in the order of their first use
     given = {name: found.detach()[:, None, order].numpy() for name, found in scores.items()}
     again = partial(train, folder, files)
     sys.stdout.write(f"{ntkexp.validate(folder, scores=given, again=again, lower_is_better=True)}\n")
 
 
 def recorded(folder: Path) -> Trace:
-    """The loop that is in a folder; its module is at the weights before it."""
+    """Load the loop in a folder, with the module at its initial weights."""
     return load_trace(find_trace(folder), language_model(), of_call)
 
 

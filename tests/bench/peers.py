@@ -1,4 +1,4 @@
-"""Other programs, each in an environment of its own, which is made when it runs for and kept for the next time."""
+"""Other programs. Each is installed in its own environment when it is first needed, and kept there."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from subprocess import PIPE
-from typing import IO, Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 
 ROOT = Path(__file__).parents[2]
 KNOWS_US = os.environ | {"PYTHONPATH": str(ROOT)}
 OURS = ("-c", str(ROOT / "constraints.txt"), "torch", "numpy")
-NETWORKS = (*OURS, "jaxtyping", "pydantic")  # what networks of ours are unpickled with
+NETWORKS = (*OURS, "jaxtyping", "pydantic")  # needed to unpickle networks of ntkexp
 PACKAGES = {
     "neural_tangents": ("jax==0.4.23", "jaxlib==0.4.23", "neural_tangents==0.6.5", "numpy<2", "scipy<1.13"),
     "nngeometry": (*OURS, "nngeometry==0.4"),
@@ -31,9 +31,9 @@ PACKAGES = {
 
 
 def environment(folder: Path, program: str) -> Path:
-    """The interpreter of an environment with this program."""
+    """Return the interpreter of the environment of a program. Install the program if it is missing."""
     python, whole = (folder / program / name for name in ("bin/python", "whole"))
-    if not whole.exists():  # whoever was stopped on the way left a part of it
+    if not whole.exists():  # not installed, or interrupted before
         try:
             subprocess.run([sys.executable, "-m", "venv", folder / program], check=True)
             subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES[program]], check=True)
@@ -44,7 +44,7 @@ def environment(folder: Path, program: str) -> Path:
 
 
 class Peer:
-    """`python -m tests.bench.scorers PROGRAM`, which goes on and answers as often as it is asked, through files."""
+    """A running `python -m tests.bench.scorers PROGRAM`. Questions and answers are files."""
 
     def __init__(self, folder: Path, program: str) -> None:
         self.program = program
@@ -62,7 +62,7 @@ class Peer:
         self.errors.close()
 
     def ask(self, given: object) -> Any:
-        """What it makes of tensors and networks."""
+        """Return the answer of the program to tensors and networks."""
         with tempfile.TemporaryDirectory() as place:
             asked, answer = Path(place, "asked.pt"), Path(place, "answer.pt")
             torch.save(given, asked)
@@ -74,102 +74,60 @@ class Peer:
         raise RuntimeError(f"{self.program}: {self.errors.read()[-2000:]}")
 
 
-# Another program races: it is started once, tells each of its calls as it ends, and is stopped where one does not.
-#
-#     ready                     it has been imported
-#     [kernel, seconds]         a call of this kernel took so long; the first, which compiles, does not count
-#     [kernel, "a reason"]      this kernel failed
-#
-# One that had to be stopped is started again for the kernels that are left.
+# Races: a program receives one JSON line for each call, and answers with the seconds of the call or with the reason why
+# it failed. A program that does not answer in time is stopped, and started again for the next question.
 
 
-SECONDS = 10.0
-STARTING = 60.0  # seconds, until a program is imported
+SECONDS = 10.0  # default limit of a call
+FIRST = 60.0  # seconds added for the first call of a kernel: the program is imported, and the kernel compiled
 DIED = "it died"
 
-Kernel: TypeAlias = tuple[str, int, int, int, str]
-"""Kind of network, width, outputs, examples, and the method by which."""
+Answer: TypeAlias = float | str
+"""Seconds, or the reason why there are none."""
 
 
 @dataclass(frozen=True)
-class Race:
-    """Where environments of other programs are, and the seconds that a call of theirs may take."""
+class Peers:
+    """The folder of the environments of other programs, and the limit of a call in seconds."""
 
     folder: Path
     seconds: float = SECONDS
 
-    def best(self, program: str, kernels: Sequence[Kernel], times: int, threads: int) -> Mapping[Kernel, float | str]:
-        """Median seconds of each kernel by a program, or why there are none."""
-        found: dict[Kernel, float | str] = {}
-        while left := [kernel for kernel in kernels if kernel not in found]:
-            found |= dict(self.heat(program, left, times, threads))
+    def racer(self, program: str, race: str, threads: int) -> Racer:
+        """A program that can be asked for the seconds of calls."""
+        python = environment(self.folder, program)
+        return Racer((str(python), "-m", "tests.bench.racers", race, str(threads)), self.seconds)
+
+    def medians(self, program: str, kernels: Sequence[Any], times: int, threads: int) -> list[Answer]:
+        """Return the median seconds of each kernel, without its first call."""
+        with self.racer(program, program, threads) as racer:
+            found = [median_of(racer, kernel, times) for kernel in kernels]
+        for kernel, answer in zip(kernels, found, strict=True):
+            sys.stderr.write(f"  {program}, {' '.join(map(str, kernel))}: {answer}\n")
         return found
 
-    def heat(
-        self, program: str, kernels: Sequence[Kernel], times: int, threads: int
-    ) -> Iterator[tuple[Kernel, float | str]]:
-        """The kernels that come to an end, one after another, until the program has to be stopped."""
-        with subprocess.Popen(
-            [environment(self.folder, program), "-m", "tests.bench.racers", program],
-            env=KNOWS_US,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        ) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            given = {"kernels": kernels, "times": times, "threads": threads, "seconds": self.seconds}
-            process.stdin.write(json.dumps(given).encode() + b"\n")
-            try:
-                if line(process.stdout, STARTING) != "ready":
-                    raise RuntimeError(f"{program} cannot be started in {self.folder}")
-                yield from self.laps(program, process.stdout, kernels)
-            finally:
-                process.kill()
 
-    def laps(self, program: str, stream: IO[bytes], kernels: Sequence[Kernel]) -> Iterator[tuple[Kernel, float | str]]:
-        """The same, from what the program tells."""
-        for place, kernel in enumerate(kernels):
-            calls: list[float] = []
-            while isinstance(told := line(stream, self.seconds), float):
-                calls.append(told)
-            stopped = told is None
-            found = median(calls[1:]) if len(calls) > 1 else f"> {self.seconds:g} s" if stopped else str(told)
-            said = found if isinstance(found, str) else f"{found:.3g} s"
-            sys.stderr.write(f"  {program}, {place + 1} of {len(kernels)}: {' '.join(map(str, kernel))}: {said}\n")
-            yield kernel, found
-            if stopped:
-                return
-
-
-def line(stream: IO[bytes], seconds: float) -> float | str | None:
-    """What is told next: seconds of a call, or a word; None if nothing is in time."""
-    if not select.select([stream], [], [], seconds)[0]:
-        return None
-    told = stream.readline()
-    answer: float | str = json.loads(told) if told else DIED
-    return answer
-
-
-# Another program waits beside us: each line that it is told makes it do its act once, and answer by a line of JSON.
-#
-#     a number      the seconds that it took
-#     "a reason"    why there are none
-#
-# One that does not answer in time is stopped, and is started again when it runs for something else.
+def median_of(racer: Racer, kernel: Any, times: int) -> Answer:
+    """Return the median seconds of some calls of a kernel, or the reason why one failed."""
+    calls: list[float] = []
+    for _ in range(1 + times):
+        answer = racer.ask(kernel)
+        if isinstance(answer, str):
+            return median(calls[1:]) if len(calls) > 1 else answer
+        calls.append(answer)
+        if sum(calls[1:]) > racer.seconds:
+            break
+    return median(calls[1:])
 
 
 @dataclass
-class Waiting:
-    """`python -m tests.bench.racers QUESTION`; it has so many seconds for an answer."""
+class Racer:
+    """A program that answers questions on a pipe, and the limit of an answer in seconds."""
 
-    race: Race
-    program: str
-    question: str
+    command: tuple[str, ...]
     seconds: float
-    threads: int
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    known: set[str] = field(default_factory=set, init=False)
 
     def __enter__(self) -> Self:
         return self
@@ -177,31 +135,31 @@ class Waiting:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def ask(self, word: str) -> float | str:
-        """The seconds that its act takes, or why there are none."""
-        process = self.process = self.process or self.started()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(word.encode() + b"\n")
-        told = line(process.stdout, self.seconds)
-        if told in (None, DIED):
+    def ask(self, kernel: Any) -> Answer:
+        """Return the seconds of one call of a kernel."""
+        question = json.dumps(kernel)
+        if self.process is None:
+            self.process = subprocess.Popen(
+                self.command, env=KNOWS_US, stdin=PIPE, stdout=PIPE, stderr=subprocess.DEVNULL, bufsize=0
+            )
+            self.known.clear()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(question.encode() + b"\n")
+        limit = self.seconds + (0.0 if question in self.known else FIRST)
+        self.known.add(question)
+        if not select.select([self.process.stdout], [], [], limit)[0]:
             self.stop()
-        return f"> {self.seconds:g} s" if told is None else told
-
-    def started(self) -> subprocess.Popen[bytes]:
-        """The program, as it begins to wait."""
-        python = environment(self.race.folder, self.program)
-        return subprocess.Popen(
-            [python, "-m", "tests.bench.racers", self.question, str(self.threads)],
-            env=KNOWS_US,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
+            return f"> {self.seconds:g} s"
+        line = self.process.stdout.readline()
+        if not line:
+            self.stop()
+            return DIED
+        answer: Answer = json.loads(line)
+        return answer
 
     def stop(self) -> None:
-        """Stop it, if it was started."""
+        """Stop the program if it runs."""
         if self.process is not None:
             self.process.kill()
             self.process.communicate()

@@ -1,6 +1,7 @@
-"""Kernels of networks by other programs, which race with ours: `tests.bench.peers` starts this, and reads what it says.
+"""Kernels by other programs, which `tests.bench.peers` compares with ours.
 
-`python -m tests.bench.racers RACE [THREADS]` is run by an interpreter that has the program, and nothing of ours:
+`python -m tests.bench.racers RACE THREADS` runs in the environment of the other program, which has no ntkexp. It reads
+the arguments of a kernel as a line of JSON, and answers with the seconds of one call:
 
     nngeometry         Gram matrices of networks
     neural_tangents    tangent kernels of networks, each by one of its algorithms
@@ -19,55 +20,39 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-MEMORY = 8_000_000_000  # bytes: Jacobians of ten outputs would take 40 GB, and a machine that swaps measures nothing
+MEMORY = 8_000_000_000  # bytes: the Jacobians of ten outputs take 40 GB, and swapping would distort every time
 
 
-def tell(word: float | str) -> None:
-    """A line of JSON, at once."""
-    sys.stdout.write(json.dumps(word) + "\n")
-    sys.stdout.flush()
-
-
-def race(asked: dict[str, Any], act_of: Callable[..., Callable[[], object]]) -> None:
-    """Call each kernel once and then so many times, or until its time is over; tell each call, and the end."""
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    tell("ready")
-    for kernel in asked["kernels"]:
+def answer(act_of: Callable[..., Callable[[], object]], clock: Callable[[], float]) -> None:
+    """Answer each line with the seconds of one call, or with the name of the error. Keep the last compiled kernels."""
+    compiled = lru_cache(2)(lambda line: act_of(*json.loads(line)))
+    for line in sys.stdin:
         try:
-            act, spent = act_of(*kernel), 0.0
-            tell(seconds(act))
-            for _ in range(asked["times"]):
-                tell(took := seconds(act))
-                spent += took
-                if spent > asked["seconds"]:
-                    break
-            tell("ended")
-        except Exception as error:  # whatever it is, the others continue
-            tell("too large" if "memory" in str(error) else type(error).__name__)
-
-
-def seconds(act: Callable[[], object]) -> float:
-    """How long it takes once."""
-    start = time.perf_counter()
-    act()
-    return time.perf_counter() - start
+            act = compiled(line)
+            start = clock()
+            act()
+            told: float | str = clock() - start
+        except Exception as error:  # a missing layer or memory; other kernels may work
+            told = "too large" if "memory" in str(error) else type(error).__name__
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
 
 
 # nngeometry.
 
 
-def of_nngeometry() -> None:
-    """Race."""
-    import torch  # noqa: PLC0415  the other program's environment has none
+def of_nngeometry(threads: int) -> None:
+    """Answer with times of Gram matrices."""
+    import torch  # noqa: PLC0415  other environments have no torch
 
-    asked = json.loads(sys.stdin.readline())
-    torch.set_num_threads(asked["threads"])
-    race(asked, nngeometry_act)
+    torch.set_num_threads(threads)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    answer(nngeometry_act, time.perf_counter)
 
 
 def nngeometry_act(kind: str, width: int, outputs: int, examples: int, _: str) -> Callable[[], object]:
-    """A Gram matrix, of all examples in one batch, its best setting."""
-    import torch  # noqa: PLC0415  the environment of the other program has none
+    """Return the computation of a Gram matrix, with all examples in one batch, the fastest setting."""
+    import torch  # noqa: PLC0415
     from nngeometry.gram import GramMatrix  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
     from torch import nn  # noqa: PLC0415
 
@@ -93,18 +78,21 @@ def nngeometry_act(kind: str, width: int, outputs: int, examples: int, _: str) -
 ALGORITHMS = {"jacobian contraction": 1, "vector products": 2, "structured derivatives": 3}
 
 
-def of_neural_tangents() -> None:
-    """Race. XLA takes as many threads as there are cores, so it gets that many."""
-    asked = json.loads(sys.stdin.readline())
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked["threads"]])
-    import neural_tangents  # type: ignore[import-not-found, unused-ignore]  # noqa: F401, PLC0415  before it says that it is ready
+def of_neural_tangents(threads: int) -> None:
+    """Answer with times of tangent kernels."""
+    limit_threads(threads)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    answer(neural_tangents_act, time.perf_counter)
 
-    race(asked, neural_tangents_act)
+
+def limit_threads(threads: int) -> None:
+    """Restrict this process to some cores. XLA takes one thread for each core."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
 
 
 def neural_tangents_act(kind: str, width: int, outputs: int, examples: int, method: str) -> Callable[[], object]:
-    """A kernel, jitted."""
-    import jax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  another environment has it
+    """Return the jitted computation of a tangent kernel."""
+    import jax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
     import neural_tangents  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
     from neural_tangents import stax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
@@ -120,37 +108,22 @@ def neural_tangents_act(kind: str, width: int, outputs: int, examples: int, meth
     return lambda: jax.block_until_ready(kernel(inputs, None, weights))
 
 
-# neural_tangents, kernels of infinite width, jitted, one for every line that it reads.
-#
-# A line says which network, for how many examples, and how many bits a number has; the answer is the seconds of CPU as
-# JSON, or why there are none. A network is compiled, and called once, before it is measured, and stays so until there
-# are others.
+# neural_tangents, kernels of infinite width, in seconds of CPU.
 
 
-def of_infinite_width() -> None:
-    """Answer until there are no more lines; XLA has as many threads as processors that it may use."""
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[2])])
-    import jax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  another environment has it
+def of_infinite_width(threads: int) -> None:
+    """Answer with times of kernels of infinite width."""
+    limit_threads(threads)
+    import jax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     jax.config.update("jax_enable_x64", True)
-    compiled = lru_cache(2)(infinite_act)  # one for each precision
-    for line in sys.stdin:
-        try:
-            act = compiled(line)
-            start = time.process_time()
-            act()
-            told: float | str = time.process_time() - start
-        except Exception as error:  # it has no such layer, or no memory: others may
-            told = type(error).__name__
-        sys.stdout.write(json.dumps(told) + "\n")
-        sys.stdout.flush()
+    answer(infinite_act, time.process_time)
 
 
-def infinite_act(line: str) -> Callable[[], object]:
-    """The kernel of a line, compiled."""
-    import jax  # noqa: PLC0415  of another environment
+def infinite_act(head: str, depth: int, shape: list[int], count: int, kind: str, bits: int) -> Callable[[], object]:
+    """Return the jitted computation of a kernel of infinite width, called once."""
+    import jax  # noqa: PLC0415
 
-    head, depth, shape, count, kind, bits = json.loads(line)
     kernel, size = jax.jit(network(head, depth, len(shape) - 1, kind)), (count, *shape[1:], shape[0])  # channels last
     x1, x2 = (jax.random.normal(key, size, f"float{bits}") for key in jax.random.split(jax.random.PRNGKey(0)))
     jax.block_until_ready(kernel(x1, None if head == "dense" else x2))
@@ -158,9 +131,9 @@ def infinite_act(line: str) -> Callable[[], object]:
 
 
 def network(head: str, depth: int, axes: int, kind: str) -> Callable[[Any, Any], Any]:
-    """The kernels of the network that goes by these words in `tests.bench.infinite`."""
-    import jax  # noqa: PLC0415  of another environment
-    from neural_tangents import stax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  as well
+    """Return the kernel function of a network of `tests.bench.infinite`."""
+    import jax  # noqa: PLC0415
+    from neural_tangents import stax  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     padding, middle = "CIRCULAR" if kind == "circular" else "SAME", depth // 2
     kinds: dict[str, Callable[[], tuple[Any, ...]]] = {
@@ -201,4 +174,4 @@ def network(head: str, depth: int, axes: int, kind: str) -> Callable[[Any, Any],
 RACES = {"nngeometry": of_nngeometry, "neural_tangents": of_neural_tangents, "infinite": of_infinite_width}
 
 if __name__ == "__main__":
-    RACES[sys.argv[1]]()
+    RACES[sys.argv[1]](int(sys.argv[2]))

@@ -1,8 +1,6 @@
-"""Training by secants where everything is large: processor seconds of a step, how they grow, and the largest memory.
+"""Training by secants with large sizes: processor seconds of a step, their growth, and the largest memory.
 
-Each size runs in a process of its own, within the `memory_gb` of a default run. Exponents are fitted to all sizes
-together, the large one among them. With `--large` it is a grid of as many points as examples, whose contributions lie
-on disk in the end: some 20 minutes, and 17 GB of disk.
+Each size runs in its own process, with the default `memory_gb`. Exponents are fitted to all sizes together.
 """
 
 from __future__ import annotations
@@ -36,15 +34,14 @@ SIZES = {
     "all": ({"N": 500, "Q": 500, "w": 512, "C": 1, "T": 3}, {"N": 2000, "Q": 2000, "w": 1024, "C": 1, "T": 3}),
     "none": ({"N": 2000, "Q": 250, "w": 512, "C": 5, "T": 3}, {"N": 10_000, "Q": 500, "w": 1024, "C": 10, "T": 3}),
 }
-"""By what is made of kernels: a base, and a run where everything is large."""
+"""For each value of `path.kernels`: the base size, and a size where everything is large."""
 TIMES = {"N": (0.5, 2), "Q": (0.5, 2), "w": (0.5, 2), "C": (2, 4), "T": (2,)}
-GRID = tuple({"N": n, "Q": n, "w": 1024, "C": c, "T": 1} for n in (2000, 5000, 10_000) for c in (1, 10))
 HEADER = ("N", "Q", "w", "C", "T", "kernels", "seconds a step", "by the clock", "closure", "growth", "GB", "on disk")
 
 
 class Cost(NamedTuple):
-    """What a run took: processor seconds and seconds of its quickest step, its largest memory, its sums on disk, and by
-    how much the sums of a step missed its change at most."""
+    """The cost of a run: processor and wall seconds of its quickest step, gigabytes of memory and of sums on disk, and
+    the largest closure of a step."""
 
     processor: float
     clock: float
@@ -53,40 +50,27 @@ class Cost(NamedTuple):
     closure: float
 
 
-def report(quick: bool = False, large: bool = False) -> list[Table]:
-    """Each number by itself around a base, and all large, with the exponents that fit; with kernels and without."""
+def report(*, quick: bool) -> list[Table]:
+    """Return rows that vary one size at a time, and all together, with fitted exponents."""
     if quick:
-        return [Table(TITLE, HEADER, quick_rows())]
-    return [Table(TITLE, HEADER, grid() if large else [row for kept in SIZES for row in lines(kept)])]
+        size = {"N": 8, "Q": 8, "w": 8, "C": 1, "T": 1}
+        return [Table(TITLE, HEADER, [cells(size, "none", row(size, "none"), "")])]
+    return [Table(TITLE, HEADER, [row for kernels in SIZES for row in lines(kernels)])]
 
 
-def quick_rows() -> list[list[str]]:
-    """A size that takes no time."""
-    size = {"N": 8, "Q": 8, "w": 8, "C": 1, "T": 1}
-    return [cells(size, "none", row(size, "none"), "")]
-
-
-def grid() -> list[list[str]]:
-    """As many points as examples, and up to ten outputs; the last line says how the time of a step grows."""
-    found = [row(size, "none") for size in GRID]
-    grown = growth([{"N = Q": size["N"], "C": size["C"]} for size in GRID], [cost.processor for cost in found])
-    said = [*[""] * (len(GRID) - 1), in_words(grown)]
-    return [cells(size, "none", one, words) for size, one, words in zip(GRID, found, said, strict=True)]
-
-
-def lines(kept: str) -> list[list[str]]:
-    """The lines of one way to make kernels; the last says how the time of a run grows, in all lines together."""
-    base, large = SIZES[kept]
+def lines(kernels: str) -> list[list[str]]:
+    """Return the rows of one value of `path.kernels`. The last row has the fit of all rows."""
+    base, large = SIZES[kernels]
     varied = [base | {name: round(base[name] * by)} for name, times in TIMES.items() for by in times]
     sizes = [base, *varied, large]
-    found = [row(size, kept) for size in sizes]
+    found = [row(size, kernels) for size in sizes]
     grown = growth(sizes, [cost.processor * size["T"] for size, cost in zip(sizes, found, strict=True)])
     said = [*("" for _ in varied), "", in_words(grown)]
-    return [cells(size, kept, one, words) for size, one, words in zip(sizes, found, said, strict=True)]
+    return [cells(size, kernels, one, words) for size, one, words in zip(sizes, found, said, strict=True)]
 
 
 class Growth(NamedTuple):
-    """How seconds grow, c · Π size^power, and how far they are from that: log(seconds), the root of its mean square."""
+    """A fit seconds = c · Π size^power, with the root mean square residual of log(seconds)."""
 
     factor: float
     powers: dict[str, float]
@@ -110,13 +94,13 @@ def growth(sizes: Sequence[Mapping[str, int]], seconds: Sequence[float]) -> Grow
 
 
 def in_words(grown: Growth) -> str:
-    """The fit as a formula, with the factor by which it is off."""
+    """Spell the fit as a formula, with its typical relative error."""
     powers = " ".join(f"{name}^{power:.2f}" for name, power in grown.powers.items())
     return f"{grown.factor:.3g} · {powers}, off by {expm1(grown.residual):.0%}".replace("%", " %")
 
 
 def row(sizes: Mapping[str, int], kernels: str) -> Cost:
-    """Measure one size; it is said at once, since a table takes long."""
+    """Measure one size, and print its row at once on stderr."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.apply(measured, (dict(sizes), kernels))
     sys.stderr.write("  ".join(cells(sizes, kernels, found, "")) + "\n")
@@ -124,13 +108,13 @@ def row(sizes: Mapping[str, int], kernels: str) -> Cost:
 
 
 def cells(sizes: Mapping[str, int], kernels: str, found: Cost, growth: str) -> list[str]:
-    """A line of the table."""
+    """Return a row of the table."""
     times = f"{found.processor:.3g}", f"{found.clock:.3g}", f"{found.closure:.0e}"
     return [*map(str, sizes.values()), kernels, *times, growth, f"{found.memory:.2f}", f"{found.disk:.1f}"]
 
 
 def measured(sizes: Mapping[str, int], kernels: str) -> Cost:
-    """A run whose first step makes the programs of the others."""
+    """Measure a run. Its first step compiles the programs of the others."""
     torch.set_num_threads(1)
     made = (f"model.width={sizes['w']}", f"data.train={sizes['N']}", f"data.query={sizes['Q']}", "data.test=0")
     read = ("path.rule=[secant]", "path.error_samples=0", f"path.kernels={kernels}", "path.queries=[query]")
@@ -148,7 +132,7 @@ def measured(sizes: Mapping[str, int], kernels: str) -> Cost:
 
 
 def classified(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """So many classes of random points."""
+    """Write a table of random points with classes, and return the words that read it."""
     draw, count = np.random.default_rng(0), sizes["N"] + sizes["Q"]
     points = pd.DataFrame(draw.standard_normal((count, 64)).round(4), columns=[f"x{k}" for k in range(64)])
     points["label"] = [f"class {k % sizes['C']}" for k in range(count)]
@@ -158,7 +142,7 @@ def classified(folder: Path, sizes: Mapping[str, int]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Timed(SilentListener):
-    """Takes the time after every step, and notes whether it closes."""
+    """A listener that records the time and the closure after each step."""
 
     ends: list[tuple[float, float]] = field(default_factory=list)
     closures: list[float] = field(default_factory=list)

@@ -1,14 +1,13 @@
-"""Scores of training examples by other programs, each as what leaving one out changes: `tests.bench.peers` asks them.
+"""Scores of training examples by other programs, as the change caused by leaving an example out.
 
-`python -m tests.bench.scorers PROGRAM` is run by an interpreter that has the program:
+`python -m tests.bench.scorers PROGRAM` runs in the environment of the program. `tests.bench.peers` starts it:
 
     dattri    TracIn, every step      TracInAttributor, a checkpoint before every step, weighted by its step size
               influence function      IFAttributorCG on the Hessian of the mean loss, with the damping that is given
               TRAK                    TRAKAttributor of the margin m
     traker    TRAK                    TRAKer of the margin m; it keeps its numbers in float32
 
-Their 1 − p is how the loss falls with the margin, −∂ℓ/∂m, whatever the loss is; tests/bench/attribution_asked.py has
-both.
+Their 1 − p is −∂ℓ/∂m for any loss ℓ; tests/bench/attribution_asked.py defines both.
 """
 
 from __future__ import annotations
@@ -26,15 +25,12 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 Loaders: TypeAlias = tuple[DataLoader[Any], DataLoader[Any]]
-ITERATIONS = (
-    30  # of conjugate gradients; after 10, and after 100 of a Hessian that has negative curvature, it did worse
-)
-
-AT_ONCE = 4  # points of an influence function: all 12 of a CNN take 2.6 GB, and say the same
+ITERATIONS = 30  # of conjugate gradients; 10 and 100 were worse
+AT_ONCE = 4  # points of an influence function; the 12 points of a CNN would need 2.6 GB
 
 
 def answer(score: Callable[[Mapping[str, Any]], Tensor]) -> None:
-    """Answer as long as somebody asks: a line names the file of the question, and that of the answer."""
+    """Answer every line of stdin. A line names the file of the question and the file of the answer."""
     for line in sys.stdin:
         asked, place = line.rstrip("\n").split("\t")
         case = torch.load(asked, weights_only=False)
@@ -46,21 +42,21 @@ def answer(score: Callable[[Mapping[str, Any]], Tensor]) -> None:
 
 
 def dattri(case: Mapping[str, Any]) -> Tensor:
-    """The score that is asked for, [point, train]."""
-    torch.set_default_dtype(torch.float64)  # of what it makes itself
+    """Return a score of dattri, [point, train]."""
+    torch.set_default_dtype(torch.float64)
     ways = {"TracIn": tracin, "infl.": influence, "TRAK": trak}
     return ways[case["score"]](case, loaders_of(case)).T.detach().clone()
 
 
 def loaders_of(case: Mapping[str, Any]) -> Loaders:
-    """Training examples, and the points that are read, each all at once."""
+    """Return loaders of the training examples and of the read points, each with one batch."""
     train = TensorDataset(case["inputs"], case["targets"])
     read = TensorDataset(case["read"], case["read_targets"])
     return DataLoader(train, batch_size=len(train)), DataLoader(read, batch_size=len(read))
 
 
 def tracin(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
-    from dattri.algorithm.tracin import TracInAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
+    from dattri.algorithm.tracin import TracInAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     asked = task(case, case["checkpoints"], loss, asked_of)
     attributor = TracInAttributor(
@@ -71,7 +67,7 @@ def tracin(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
 
 
 def influence(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
-    from dattri.algorithm.influence_function import IFAttributorCG  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
+    from dattri.algorithm.influence_function import IFAttributorCG  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     asked = task(case, case["ends"][:1], loss, asked_of)
     attributor = IFAttributorCG(asked, max_iter=ITERATIONS, regularization=case["damping"])
@@ -82,7 +78,7 @@ def influence(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
 
 
 def trak(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
-    from dattri.algorithm.trak import TRAKAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
+    from dattri.algorithm.trak import TRAKAttributor  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     def probability(weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
         found: Tensor = 1 - case["asked"].pull(*outputs(case, weights, batch))
@@ -94,7 +90,7 @@ def trak(case: Mapping[str, Any], loaders: Loaders) -> Tensor:
     inputs, targets = next(iter(loaders[1]))
     read = TensorDataset(inputs, case["asked"].targets(targets))
     told: Tensor = attributor.attribute(DataLoader(read, batch_size=len(read)))
-    changed: Tensor = -case["asked"].margin_raises * told  # what it does, so leaving it out does the opposite
+    changed: Tensor = -case["asked"].margin_raises * told  # without the example
     return changed
 
 
@@ -102,8 +98,8 @@ Of: TypeAlias = Callable[[Mapping[str, Any], dict[str, Tensor], tuple[Tensor, Te
 
 
 def task(case: Mapping[str, Any], checkpoints: list[dict[str, Tensor]], trained: Of, asked: Of) -> Any:
-    """What was trained, and what is asked about."""
-    from dattri.task import AttributionTask  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
+    """Return a task of dattri."""
+    from dattri.task import AttributionTask  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     return AttributionTask(
         loss_func=lambda weights, batch: trained(case, weights, batch),
@@ -114,7 +110,7 @@ def task(case: Mapping[str, Any], checkpoints: list[dict[str, Tensor]], trained:
 
 
 def outputs(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """f and y of several examples, or of one."""
+    """Return f and y of one or several examples."""
     inputs, targets = batch
     one = inputs.dim() < case["inputs"].dim()
     several, wanted = (inputs[None], targets[None]) if one else (inputs, targets)
@@ -123,26 +119,26 @@ def outputs(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Te
 
 
 def loss(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The mean of what was trained."""
+    """Return the mean loss."""
     found: Tensor = case["loss"].value(*outputs(case, weights, batch)).mean()
     return found
 
 
 def asked_of(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
-    """What is asked of one example."""
+    """Return F of one example."""
     found: Tensor = case["asked"].of(*outputs(case, weights, batch)).sum()
     return found
 
 
 def margin(case: Mapping[str, Any], weights: dict[str, Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The margin of one example."""
+    """Return the margin of one example."""
     found: Tensor = case["asked"].margin(*outputs(case, weights, batch)).sum()
     return found
 
 
 def traker(case: Mapping[str, Any]) -> Tensor:
-    """Scores that average over several trainings; the library keeps its numbers in float32."""
-    from trak import TRAKer  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  of another environment
+    """Return a score of traker, averaged over several trainings. The library uses float32."""
+    from trak import TRAKer  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
 
     network, ends, train = case["network"], case["ends"], (case["inputs"], case["targets"])
     read = (case["read"], case["asked"].targets(case["read_targets"]))
@@ -165,12 +161,12 @@ def traker(case: Mapping[str, Any]) -> Tensor:
             scorer.start_scoring_checkpoint("read", end, model_id=number, num_targets=len(read[0]))
             scorer.score(batch=read, num_samples=len(read[0]))
         told: Tensor = torch.as_tensor(scorer.finalize_scores("read")).double()
-        changed: Tensor = -case["asked"].margin_raises * told.T.clone()  # what it does, so leaving it out the opposite
+        changed: Tensor = -case["asked"].margin_raises * told.T.clone()  # without the example
         return changed
 
 
 def margin_task(asked: Any) -> Any:
-    """The margin, and what the loss pulls on it."""
+    """Return the margin and −∂ℓ/∂m as traker expects them."""
     from trak.modelout_functions import (  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
         AbstractModelOutput,
     )

@@ -1,19 +1,19 @@
-"""Steps of training: with features, with the path kernel, in single precision, and operation by operation."""
+"""Steps of training, with features and with the path kernel, and whole commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
-from statistics import median
-from typing import TypeAlias
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 from ntkexp.kernel.read.program_cache import ProgramCache
 from ntkexp.kernel.read.reader import Reader
-from ntkexp.library import reader_of, tangent_kernel
+from ntkexp.library import reader_of
 from ntkexp.loss import Squared
 from ntkexp.model.functional import function_of, weights_of
 from ntkexp.optimizer.descent import GD
@@ -23,40 +23,37 @@ from ntkexp.path.rule.base import Secant
 from ntkexp.path.step import Descent
 from ntkexp.path.step_kernel import StepBlock
 from ntkexp.schedule import Constant
-from tests.bench.architectures import INPUTS, NETWORKS, Encoder, cnn, of_features, of_training, points
+from tests.bench.architectures import NETWORKS, of_features, of_training, points
 from tests.bench.architectures import mlp_of as mlp
-from tests.bench.cell import Act, Cell, Machine, Table, medians, milliseconds, seconds
-from tests.bench.peers import Race
+from tests.bench.cell import Act, Cell, Machine, medians
 
-# A training step with secant features beside the plain step that it replaces, N = 64.
-#
-# With features means: the step is recorded at its end, and read at a point and along its segment, by a plan that is
-# kept.
+# A training step with secant features, compared with a plain step. The features are read at the end of the step and
+# along its segment, by compiled programs.
 
 
 STEPS = "A training step with secant features, N = 64"
 EXAMPLES = 64
 
 
-def steps(machine: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
-    """A cell for every network and number of outputs."""
+def steps(machine: Machine, *, quick: bool) -> list[Cell]:
+    """Return a cell for each network and number of outputs."""
     outputs, times = ((1,), 2) if quick else ((1, 10), 15)
     return [step_cell(name, count, times, machine) for name in NETWORKS for count in outputs]
 
 
 def step_cell(name: str, outputs: int, times: int, machine: Machine) -> Cell:
-    """One network."""
-    found = medians(acts(name, outputs, torch.float64), times)
+    """Return the cell of a network."""
+    found = medians(acts(name, outputs), times)
     make, shape = NETWORKS[name]
     needed = of_features(make(outputs).double().eval(), torch.randn(EXAMPLES, *shape, dtype=torch.float64), outputs)
     return Cell(f"{name}, C={outputs}", found["features"], {"plain step": found["plain"]}, machine.floor(needed, 0))
 
 
-def acts(name: str, outputs: int, kind: torch.dtype) -> dict[str, Act]:
-    """A plain step of one network in such numbers, and its features."""
+def acts(name: str, outputs: int) -> dict[str, Act]:
+    """Return the computations of a plain step of a network, and of a step with features."""
     make, shape = NETWORKS[name]
     torch.manual_seed(0)
-    module, inputs = make(outputs).to(kind).eval(), torch.randn(EXAMPLES, *shape, dtype=kind)
+    module, inputs = make(outputs).double().eval(), torch.randn(EXAMPLES, *shape, dtype=torch.float64)
     bare, start = reader_of(module)
     reader = replace(bare, programs=ProgramCache())
     end = {key: weight + 0.01 * torch.randn_like(weight) for key, weight in start.items()}
@@ -73,35 +70,28 @@ def acts(name: str, outputs: int, kind: torch.dtype) -> dict[str, Act]:
         reader.along(before, after)
         reader.tangent(after)
 
-    for _ in range(3):  # the second round of a program is still compared with the usual way
+    for _ in range(3):  # the second run of a program is still checked against plain autograd
         features()
     return {"plain": plain, "features": features}
 
 
-# Training with the secant path kernel at every step, against the same steps in plain PyTorch.
-#
-# The network is 64-w-w-w-1, the loss squared; a plain step is a forward pass, a backward pass and the update. Queries
-# are the training examples themselves, or as many other points. There are as many steps as a run has if nothing is
-# said, for programs are made in the first ones.
+# Training of a network 64-w-w-w-1 by a squared loss, with the secant path kernel at every step, compared with the same
+# steps in plain PyTorch. The number of steps is the default of a run, because the first steps compile programs.
 
 
 STEP_SIZE = 0.05
 TRAINING = "A step of training with the secant path kernel, MLP 64-w-w-w-1, w = 512, N = Q = 256"
 
 
-def training(machine: Machine, *, quick: bool, peers: Race | None) -> list[Cell]:
-    """A cell for each choice of queries."""
+def training(machine: Machine, *, quick: bool) -> list[Cell]:
+    """Return a cell for each choice of queries."""
     examples, width, length, times = (32, 32, 2, 2) if quick else (256, 512, 300, 3)
-    return [training_cell(name, width, examples, others, length, times, machine) for name, others in choices(examples)]
-
-
-def choices(examples: int) -> tuple[tuple[str, int], ...]:
-    """Where the path is read, and how many points there are beside the training examples."""
-    return (("training examples", 0), ("other points", examples))
+    choices = (("training examples", 0), ("other points", examples))
+    return [training_cell(name, width, examples, others, length, times, machine) for name, others in choices]
 
 
 def training_cell(name: str, width: int, examples: int, others: int, length: int, times: int, machine: Machine) -> Cell:
-    """One choice."""
+    """Return the cell of one choice."""
     module, inputs = mlp(width, 1), points(examples + others, 1)
     targets = points(examples, 2)[:, :1]
     acts = {
@@ -114,7 +104,7 @@ def training_cell(name: str, width: int, examples: int, others: int, length: int
 
 
 def plainly(module: nn.Module, inputs: Tensor, targets: Tensor, length: int) -> None:
-    """The loop that everyone writes, from the module's weights, which it leaves as they are."""
+    """Train in plain PyTorch, and restore the weights."""
     start = {name: weight.detach().clone() for name, weight in module.named_parameters()}
     optimizer = torch.optim.SGD(module.parameters(), lr=STEP_SIZE)
     for _ in range(length):
@@ -126,7 +116,7 @@ def plainly(module: nn.Module, inputs: Tensor, targets: Tensor, length: int) -> 
 
 
 def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, length: int) -> None:
-    """The same steps, with 𝒦 and 𝒮 accumulated."""
+    """Take the same steps, and accumulate 𝒦 and 𝒮."""
     train = len(targets)
     weights = weights_of(module)
     reader = Reader(function_of(module), frozenset(weights), programs=ProgramCache())
@@ -153,117 +143,29 @@ def with_path_kernel(module: nn.Module, inputs: Tensor, targets: Tensor, length:
             integrals.add(step, StepBlock(read, step.segment, place))
 
 
-# Single precision beside double: the same kernels, steps and training, how long they take in each.
+# Whole commands, as a user waits for them: a small run, a finished sweep, reports of many runs.
 
 
-PRECISIONS = ("what", "float64, ms", "float32, ms", "ratio")
-TRAINED = 20  # programs are made in the first
-KINDS = {"float64": torch.float64, "float32": torch.float32}
+COMMANDS = "Whole commands, with the start of Python and the import of torch"
+TINY = ("model.width=8", "data.train=16", "data.query=4", "data.test=4", "steps=2", "data.seed=0", "--quiet")
 
 
-def precision(quick: bool = False) -> list[Table]:
-    """A line for every kernel, step and training."""
-    names, examples, width, times = (("mlp",), 8, 8, 1) if quick else (tuple(NETWORKS), 256, 512, 5)
-    rows = [line(f"kernel, {name}", {kind: kernel(name, examples, kind) for kind in KINDS}, times) for name in names]
-    for outputs in (1, 10):
-        title = f"step with features, {{}}, C={outputs}"
-        rows += [line(title.format(name), {kind: step(name, outputs, kind) for kind in KINDS}, times) for name in names]
-    both = {kind: trained(width, examples, kind) for kind in KINDS}
-    rows.append(line(f"{TRAINED} steps of training, mlp, w={width}", both, times))
-    return [Table(f"Precision: N = {examples}, of steps 64", PRECISIONS, rows)]
+def commands(_: Machine, *, quick: bool) -> list[Cell]:
+    """Return a cell for each command. The reported runs are as small as possible."""
+    few, many, times = (1, 2, 1) if quick else (30, 200, 5)
+    train = TINY if quick else ("steps=20", "model.width=32", "--quiet")
+    with tempfile.TemporaryDirectory() as folder:
+        words = {
+            "train steps=20 model.width=32": ["train", *train, "--force"],
+            f"sweep of {few} finished runs": ["sweep", f"seed=0..{few - 1}", *TINY, f"--out={folder}/few"],
+            f"report of {few} runs": ["report", f"{folder}/few/runs", f"--out={folder}/few-report"],
+            f"report of {many} runs": ["report", f"{folder}/many/runs", f"--out={folder}/many-report"],
+        }
+        call(["sweep", f"seed=0..{many - 1}", *TINY, f"--out={folder}/many"], folder)
+        found = medians({name: partial(call, given, folder) for name, given in words.items()}, times)
+    return [Cell(name, found[name]) for name in words]
 
 
-def line(name: str, both: dict[str, Act], times: int) -> list[str]:
-    """Medians in turns."""
-    found = medians(both, times)
-    ratio = found["float64"] / found["float32"]
-    return [name, *(milliseconds(found[kind]) for kind in KINDS), f"{ratio:.2f}"]
-
-
-def kernel(name: str, examples: int, kind: str) -> Act:
-    """The tangent kernel of one network."""
-    make, shape = NETWORKS[name]
-    torch.manual_seed(0)
-    module, inputs = make(1).to(KINDS[kind]).eval(), torch.randn(examples, *shape, dtype=KINDS[kind])
-    return lambda: tangent_kernel(module, inputs)
-
-
-def step(name: str, outputs: int, kind: str) -> Act:
-    """The features of a step, by programs."""
-    return acts(name, outputs, KINDS[kind])["features"]
-
-
-def trained(width: int, examples: int, kind: str) -> Act:
-    """Training with the path kernel at every step, the making of programs included."""
-    module, inputs = mlp(width, 1).to(KINDS[kind]), points(examples, 1).to(KINDS[kind])
-    targets = points(examples, 2)[:, :1].to(KINDS[kind])
-    return lambda: with_path_kernel(module, inputs, targets, TRAINED)
-
-
-# Where the time of a cell goes, operation by operation: the medians of several profiles, and of these the shares.
-
-
-SHARES = "Shares of operations: the six that take longest, and what is left"
-SHOWN = 6
-ENOUGH, MOST = 2.0, 25  # seconds of a cell, and rounds
-
-Shares: TypeAlias = Mapping[str, float]
-
-
-def profile_of_cells(*, quick: bool) -> list[Table]:
-    """A row for every cell."""
-    some, few, times, enough = (8, 4, 1, 0.0) if quick else (256, 48, 3, ENOUGH)
-    channels, side = (4, 6) if quick else (64, 14)
-    widths = (16,) if quick else (128, 512, 1024)
-    found: dict[str, Act] = {
-        f"MLP w={width}, C={outputs}, N={some}": kernel_in_double(mlp(width, outputs), (INPUTS,), some)
-        for outputs in (1, 10)
-        for width in widths
-    }
-    found |= {
-        f"CNN, C=1, N={some}": kernel_in_double(cnn(1, channels, side, 3), (1, side, side), some),
-        f"CNN, C=10, N={few}": kernel_in_double(cnn(10, channels, side, 3), (1, side, side), few),
-        f"transformer, C=1, N={some}": kernel_in_double(Encoder(1), (8, 8), some),
-    }
-    found |= {
-        f"step of {name}, C={outputs}, N=64": acts(name, outputs, torch.float64)["features"]
-        for name in NETWORKS
-        for outputs in ((1,) if quick else (1, 10))
-    }
-    rows = [[name, in_words(shares(act, times, enough))] for name, act in found.items()]
-    return [Table(SHARES, ["cell", "operations"], rows)]
-
-
-def kernel_in_double(module: nn.Module, shape: tuple[int, ...], examples: int) -> Callable[[], object]:
-    """The tangent kernel of a module at random inputs."""
-    made, inputs = module.double().eval(), torch.randn(examples, *shape, dtype=torch.float64)
-    return lambda: tangent_kernel(made, inputs)
-
-
-def shares(act: Act, times: int, enough: float) -> Shares:
-    """What part of the time each operation takes by itself; a median forgets the times at which others ran.
-
-    What is short takes more rounds, for at most `enough` seconds, for a turn of others makes more of it.
-    """
-    act()
-    rounds = [once(act) for _ in range(max(times, min(MOST, int(enough / seconds(act)))))]
-    middle = {name: median(each.get(name, 0.0) for each in rounds) for name in rounds[0]}
-    return {name: value / sum(middle.values()) for name, value in middle.items()}
-
-
-def once(act: Act) -> dict[str, float]:
-    """Seconds of each operation, by its name."""
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        act()
-    return {each.key.removeprefix("aten::"): each.self_cpu_time_total / 1e6 for each in found.key_averages()}
-
-
-def in_words(found: Shares) -> str:
-    """The largest shares.
-
-    >>> in_words({"mm": 0.25, "bmm": 0.75})
-    'bmm 75 %, mm 25 %, others 0 %'
-    """
-    first = sorted(found.items(), key=lambda item: -item[1])[:SHOWN]
-    said = [f"{name} {share:.0%}" for name, share in [*first, ("others", 1 - sum(share for _, share in first))]]
-    return ", ".join(said).replace("%", " %")
+def call(words: list[str], folder: str) -> None:
+    """Run a command."""
+    subprocess.run([sys.executable, "-m", "ntkexp", *words], cwd=folder, check=True, capture_output=True)

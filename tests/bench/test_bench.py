@@ -1,9 +1,10 @@
-"""The benchmark runs, and prints its tables."""
+"""The bench prints its tables, and its scores agree with their formulas."""
 
 from __future__ import annotations
 
 import json
-import os
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,98 +24,76 @@ from tests.bench.attribution_asked import AbstractAsked, OneOutput, OwnLoss
 from tests.bench.attribution_case import FIRST, QUICK, Case, Cells, Size, Training, changes, fresh_ends
 from tests.bench.attribution_page import LINES, PAGE, page, read
 from tests.bench.attribution_scores import damping_of, end_of, gauss_newton, influence, last_product, slopes, tracin
-from tests.bench.cell import beside, compared, keep, kept
-from tests.bench.peers import Kernel, Race
+from tests.bench.peers import Answer, Racer, median_of
+
+TITLES = (
+    *("torch", "Tangent", "A", "A", "Kernels", "Whole", "Language:", "Scale:", "Following:", "Measure:"),
+    *("Attribution,", "Attribution,", "Attribution,"),
+)
+
+
+@pytest.fixture
+def _threads() -> Iterator[None]:
+    """Restore the number of threads."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
-def test_the_quick_benchmark_prints_its_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    main(["--quick", "--threads=1", f"--plot={tmp_path / 'cost.svg'}", f"--cells={tmp_path / 'cells'}"])
-    torch.set_num_threads(threads)
-    titles = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
-    assert [title.split()[0] for title in titles] == [
-        "torch",
-        "Tangent",
-        "A",
-        "A",
-        "Kernels",
-        "Whole",
-        "A",
-        "Adam,",
-        "Engine:",
-        "Reading",
-        "Sketches",
-        "Language:",
-        "Precision:",
-        "Scale:",
-        "Following:",
-        "Measure:",
-        *["Attribution,"] * 3,
-        "Shares",
-    ]
-    assert (tmp_path / "cost.svg").read_text("utf-8").count("snapshots") >= 3
+@pytest.mark.usefixtures("_threads")
+def test_the_quick_bench_prints_every_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    main(["--quick", "--threads=1", "--json", f"--cells={tmp_path / 'cells'}"])
+    printed = capsys.readouterr()
+    titles = [line for line in printed.err.splitlines() if line and not line.startswith((" ", "cell "))]
+    assert tuple(title.split()[0] for title in titles) == TITLES
+    tables = json.loads(printed.out)["tables"]
+    assert tuple(table["title"].split()[0] for table in tables) == TITLES[6:]
+    assert all(len(row) == len(table["header"]) for table in tables for row in table["rows"])
 
 
-def test_a_table_without_cells_is_data_too(capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
-    main(["sketch", "--quick", "--threads=1", "--json"])
-    torch.set_num_threads(threads)
-    told = json.loads(capsys.readouterr().out)
-    (table,) = told["tables"]
-    assert [len(row) for row in table["rows"]] == [len(table["header"])]
-    assert table["rows"][0][:3] == ["mlp", 1, 64]
-    assert told["cells"] == told["compared"] == []
-
-
-def test_figures_are_held_against_the_last_of_as_many_threads(tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
-    first = [{"name": "a", "products": 1.0}, {"name": "b", "products": 1.0}]
-    assert "--tag" in compared(beside(first, 1, file), 2, 1)
-    keep(first, 1, "May", file)
-    keep([{"name": "b", "products": 4.0}], 1, "June", file)
-    assert {name: each["tag"] for name, each in kept(file)["1"].items()} == {"a": "May", "b": "June"}
-    now = [{"name": "a", "products": 2.0}, {"name": "b", "products": 2.0}, {"name": "c", "products": 2.0}]
-    assert [(each.tag, each.ratio) for each in beside(now, 1, file)] == [("May", 2.0), ("June", 0.5)]
-    assert beside(now, 2, file) == []
+@pytest.mark.usefixtures("_threads")
+def test_json_has_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["training", "--quick", "--threads=1", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [cell["name"] for cell in found["cells"]] == ["queries: training examples", "queries: other points"]
+    assert all(cell["gain"] == cell["peers"]["plain step"] / cell["seconds"] for cell in found["cells"])
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("nosuch", "choose from"),
         ("steps --threads=0", "--threads"),
         ("kernels --seconds=-1", "--seconds"),
-        ("steps --quick --tag=now", "leave out --quick"),
-        ("sketch --tag=now", "--tag is for kernels"),
         ("kernels --only=stride", "--only is for infinite"),
         ("infinite --only=nosuch", "no row"),
-        ("reading --plot=/no/such/folder/cost.svg", "is no folder"),
         ("steps --peers=/tmp", "--peers is for"),
+        ("attribution --minutes=-1", "--minutes are 0 or more"),
     ],
 )
-def test_what_would_be_measured_in_vain_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_without_effect_are_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(words.split(), (*CELLS, *REPORTS), tuple(CELLS))
-    assert said in capsys.readouterr().err.splitlines()[-1]
+        parse(words.split(), (*CELLS, *REPORTS))
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-# The scores of the bench are what their formulas say, what was measured is kept, and the page says what it holds.
+# Scores agree with their formulas, results are kept, and the page agrees with its file.
 
 
 SGD = ("data=digits", "optimizer=sgd", "optimizer.step_size=0.1", "model.activation=tanh", "model.width=4")
 CLASSES = (*SGD, "data.classes=all", "loss=cross_entropy")
-SMALL = 1e-12  # a step size that leaves the weights where they were
+SMALL = 1e-12  # a step size that does not change the weights
 ROUNDING = 1e-9  # of numbers near 1, after a solve whose condition is at most 1/damping times the examples
 
 
 def case_of(*words: str, size: Size = QUICK, asked: AbstractAsked | None = None, seed: int = 0) -> Case:
-    """A training of three steps."""
+    """Return a training of three steps."""
     return Case(words, size, asked or OneOutput(), seed)
 
 
 def matrix(case: Case, curved: Tensor) -> Tensor:
-    """Σᵢ Jᵢᵀ ℓ″ᵢ Jᵢ/N at the end, from ℓ″ of every example."""
+    """Return Σᵢ Jᵢᵀ ℓ″ᵢ Jᵢ/N at the end, with ℓ″ of each example."""
     rerun, end = case.rerun, end_of(case.rerun)
     jacobian = jacrev(lambda vector: rerun.outputs(vector, rerun.inputs))(end)
     return torch.einsum("icp,icd,idq->pq", jacobian, curved, jacobian).detach() / rerun.examples
@@ -123,7 +102,7 @@ def matrix(case: Case, curved: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_tracin_is_the_first_order_of_contributions() -> None:
     case = case_of(*SGD, "path.rule=[left]")
-    listener = SilentListener(Path())  # SGD has no second pass, so nothing is written
+    listener = SilentListener(Path())  # SGD has no second pass
     state = begin(prepare(case.experiment), listener.trajectory)
     train_steps(state, listener)
     expected = -state.accumulator.integrals["left"].parts[1][-case.size.read :, 0]
@@ -154,7 +133,7 @@ def test_the_gauss_newton_matrix_has_the_curvature_of_the_loss() -> None:
 
 @pytest.mark.slow
 def test_tracin_of_a_single_small_step_is_the_last_product() -> None:
-    case = case_of(*SGD, f"optimizer.step_size={SMALL}", size=QUICK._replace(steps=1))  # whose batch is everyone
+    case = case_of(*SGD, f"optimizer.step_size={SMALL}", size=QUICK._replace(steps=1))  # its batch has all examples
     expected = SMALL / case.size.train * last_product(case.rerun, case.of)
     torch.testing.assert_close(tracin(case.rerun, case.of), expected, rtol=ROUNDING, atol=0.0)
 
@@ -177,7 +156,7 @@ def test_fresh_trainings_are_those_of_their_seeds_one_by_one() -> None:
     torch.testing.assert_close(fresh_ends(case, weight), torch.stack(expected), rtol=ROUNDING, atol=ROUNDING)
 
 
-def test_margins_are_what_losses_fall_with() -> None:
+def test_minus_the_derivative_by_the_margin_is_the_pull() -> None:
     outputs = torch.tensor([[0.5, -1.0, 2.0], [3.0, 0.0, 1.0]], dtype=torch.float64)
     targets = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     asked = OwnLoss()
@@ -189,10 +168,10 @@ def test_margins_are_what_losses_fall_with() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_kept_is_not_measured_again(tmp_path: Path) -> None:
+def test_kept_cells_are_not_computed_again(tmp_path: Path) -> None:
     training, cells = Training("MLP, SGD", SGD, QUICK, OneOutput()), Cells(tmp_path)
     measurement = Measurement(cells, [training], None, seeds=1)
-    replace(measurement, limit=0.0, took={}).run()
+    replace(measurement, limit=0.0).run()
     names = [work.name for work in measurement.missing()]
     assert len(names) > 2  # nothing was begun
     measurement.run()
@@ -206,19 +185,33 @@ def test_what_is_kept_is_not_measured_again(tmp_path: Path) -> None:
     assert changed == {cells.path(case, "last")}
 
 
-def test_the_page_says_what_was_measured() -> None:
+def test_the_page_agrees_with_its_file() -> None:
     measured, text = read(LINES.read_text("utf-8")), PAGE.read_text("utf-8")
     assert list(measured) == ["one run", "fresh seeds", "TSLOO"]
     assert page(measured, text) == text
 
 
-# What other programs tell is read as it comes, and who is late or fails is said to be so.
+# A program answers with seconds or a reason. One that is late or dies is stopped, and started again for the next
+# kernel.
 
 
-def test_each_kernel_has_a_median_or_a_reason() -> None:
-    kernels: list[Kernel] = [("mlp", width, 1, 8, "a method") for width in (1, 2, 3, 4)]
-    reading, writing = os.pipe()
-    with open(reading, "rb", buffering=0) as stream, open(writing, "wb", buffering=0) as told:
-        told.write(b'9.0\n2.0\n4.0\n"ended"\n"too large"\n5.0\n')  # and then nothing, for a call too long
-        found = dict(Race(Path(), seconds=0.01).laps("a program", stream, kernels))
-    assert found == {kernels[0]: 3.0, kernels[1]: "too large", kernels[2]: "> 0.01 s"}  # the last waits for a new start
+PROGRAM = """
+import json, sys, time
+for line in sys.stdin:
+    kind, seconds = json.loads(line)
+    if kind == "dies":
+        break
+    time.sleep(100 if kind == "late" else 0)
+    print(json.dumps("too large" if kind == "large" else seconds), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "answer"),
+    [(("fast", 3.0), 3.0), (("large", 1.0), "too large"), (("dies", 1.0), "it died"), (("late", 1.0), "> 0.01 s")],
+)
+def test_each_kernel_has_a_median_or_a_reason(kernel: tuple[str, float], answer: Answer) -> None:
+    with Racer((sys.executable, "-c", PROGRAM), seconds=0.01) as racer:
+        racer.known.add(json.dumps(kernel) if kernel[0] == "late" else "")
+        assert median_of(racer, kernel, times=3) == answer
+        assert median_of(racer, ("fast", 2.0), times=1) == 2.0

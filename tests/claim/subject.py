@@ -1,4 +1,4 @@
-"""A small claim: networks so tiny that a run takes a moment, and a trial that takes none."""
+"""A small claim with tiny networks, and a claim of a trial that computes at once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Line(AbstractTrial):
 
 
 def changed_claim(**changes: Any) -> dict[str, Any]:
-    """The claim with other fields; None takes one away."""
+    """Return the claim with changed fields. None removes a field."""
     found = deepcopy(CLAIM) | changes
     return {key: value for key, value in found.items() if value is not None}
 
@@ -65,11 +65,11 @@ OF_LINES = changed_claim(
 
 
 def planned(tree: dict[str, Any], out: Any, size: Any = "default", made: Composer | None = None) -> PlannedClaim:
-    """A claim whose runs are known."""
+    """Plan a claim."""
     made = made or composer(None, ["tests"])
     return plan_claim(claim_of("tiny", tree, made.builder, size), made, out, ("tests",))
 
 
 def judged(found: PlannedClaim) -> ClaimRecord:
-    """The claim, carried out in this process and judged."""
+    """Carry a claim out in this process, and judge it."""
     return conclude(found, carry_out(found, Workshop(Here(1), Quiet(), ("tests",))), "default")

@@ -1,4 +1,4 @@
-"""Falsified publications: none is certified, whether its digests are those of the files or not."""
+"""No falsified publication is certified, even if its digests match its files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def write_rows(rows: object, folder: Path) -> None:
 
 
 def set_field(folder: Path, *path: str, to: Any = None) -> None:
-    """Change a field of the last verdict; a function is called with what stands there."""
+    """Change a field of the last verdict, to a value or by a function."""
     rows = rows_of(folder)
     place = rows[-1]
     for key in path[:-1]:
@@ -75,13 +75,13 @@ def set_field(folder: Path, *path: str, to: Any = None) -> None:
 
 
 def set_both(folder: Path, key: str, to: Callable[[Any], Any]) -> None:
-    """Change a field of the headline and of the claim's own look alike."""
+    """Change a field of the headline and of the main look."""
     set_field(folder, key, to=to)
     set_field(folder, "main", key, to=to)
 
 
 def write_page(folder: Path) -> None:
-    """The page of the verdicts as they are now."""
+    """Write the page of the changed verdicts."""
     shown = [published_record(folder, row) for row in rows_of(folder)]
     (folder / PAGE).write_text(page(shown, 2))
 
@@ -114,7 +114,7 @@ def cell_times(factor: float) -> Callable[[str], str]:
 
 
 def remove_claim(folder: Path) -> None:
-    """Leave out a claim with everything that speaks of it."""
+    """Remove a claim, its folder and its line on the page."""
     write_rows(rows_of(folder)[1:], folder)
     shutil.rmtree(folder / "other")
     write_page(folder)
@@ -138,7 +138,7 @@ def other_words(words: str) -> str:
 
 
 def other_value(key: str) -> Any:
-    """A value of the schema, other than what stands there."""
+    """Return another valid value."""
     changes = {
         **dict.fromkeys(("figure", "interval", "p"), times(1.1)),
         "verdict": other_words,
@@ -170,7 +170,7 @@ def fields() -> Iterator[Any]:
 
 
 def cells() -> Iterator[Any]:
-    """Rows hold the widths 1, 2 and 4 of each seed; the slope of a line depends on the first and the last alone."""
+    """Each seed has rows for the widths 1, 2 and 4. The slope depends on the first and the last."""
     for look in LOOKS:
         for row in (1, 3, 4, 6, 7, 9, 10, 12):
             yield case(f"cell-{look}-{row}", set_cell, look, row, -1, cell_times(1.1), reason="and its table says")
@@ -278,17 +278,17 @@ def pictures_and_page() -> Iterator[Any]:
 
 
 FORGED = [*fields(), *cells(), *malformed_verdicts(), *malformed_tables(), *pictures_and_page()]
-"""Falsifications whose author made the digests anew."""
+"""Falsifications with new digests."""
 
 
 def few(cases: list[Any], every: int) -> list[Any]:
-    """Mark all cases slow but every so manieth."""
+    """Mark all cases except every n-th as slow."""
     slow = pytest.mark.slow
     return [one if k % every == 0 else pytest.param(*one.values, id=one.id, marks=slow) for k, one in enumerate(cases)]
 
 
 def refused(published: Published, tmp_path: Path, falsify: Falsify, *, forge: bool) -> str:
-    """Falsify a copy, and read the one line that refuses it."""
+    """Falsify a copy. Return the line that refuses it."""
     folder = shutil.copytree(published.folder, tmp_path / "docs")
     falsify(folder)
     if forge:
@@ -305,7 +305,7 @@ def test_there_are_enough_falsifications() -> None:
     assert len(FORGED) >= 100
 
 
-def test_what_was_published_is_certified(published: Published) -> None:
+def test_a_publication_is_certified(published: Published) -> None:
     assert published.check(published.folder) == ["other", "tiny"]
     assert sorted(files_of(["other", "tiny"])) == sorted(
         str(path.relative_to(published.folder)) for path in published.folder.rglob("*.*")

@@ -1,4 +1,4 @@
-"""What is published of claims, and what is kept of what was published before."""
+"""Judged claims are published, and earlier publications are kept."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ TREE = OF_LINES | {"null": 0, "control": {"trial": {"slope": 0.0}}}
 
 
 def looked_at(folder: Path, tree: dict[str, Any] = TREE) -> tuple[Composer, list[ClaimRecord], Entries]:
-    """Register and judge a claim of a user's own: what builds it, its record, and its entries in the register."""
+    """Register and judge a claim of a user. Return its composer, its record and its entries in the register."""
     made, out = written(folder, tree), folder / "out" / "claims"
     register = register_claim("tiny", made.builder, out)
     register.record(judged(planned(tree, out, made=made)), circumstances())
     return made, claim_records(out), {"tiny": registered(made.builder.choices, out)["tiny"]}
 
 
-def test_what_is_published_is_what_was_judged(tmp_path: Path) -> None:
+def test_a_publication_has_the_verdicts_and_tables(tmp_path: Path) -> None:
     (made, records, entries), folder = looked_at(tmp_path), tmp_path / "docs"
     assert publish(folder, made, records, entries) == ["tiny"]
     (row,) = json.loads((folder / VERDICTS).read_text())
@@ -48,8 +48,8 @@ def test_what_is_published_is_what_was_judged(tmp_path: Path) -> None:
     assert check(folder, made, entries) == ["tiny"]
 
 
-def test_what_was_changed_since_is_not_published_again(tmp_path: Path) -> None:
-    """The digests of another publication would certify it."""
+def test_changed_files_are_not_published_again(tmp_path: Path) -> None:
+    """New digests would certify them."""
     (made, records, entries), folder = looked_at(tmp_path), tmp_path / "docs"
     publish(folder, made, records, entries)
     assert publish(folder, made, [], entries) == ["tiny"]
@@ -61,13 +61,13 @@ def test_what_was_changed_since_is_not_published_again(tmp_path: Path) -> None:
     assert check(folder, made, entries) == ["tiny"]
 
 
-def test_what_was_published_before_stays_as_long_as_it_stands(tmp_path: Path) -> None:
-    """Its runs may be gone: its verdict, its tables and its line on the page are kept; of what was changed, they go."""
+def test_earlier_publications_stay_while_their_claims_are_unchanged(tmp_path: Path) -> None:
+    """Verdict, tables and page stay without the runs. Those of changed claims are removed."""
     (made, records, mine), folder = looked_at(tmp_path), tmp_path / "docs"
     publish(folder, made, records, mine)
     (row,) = json.loads((folder / VERDICTS).read_text())
     others = [row | {"name": name, "entry": entry} for name, entry in (("kept", row["entry"]), ("changed", "0" * 8))]
-    elsewhere = [row | {"name": "../mine"}, row | {"name": ""}]  # names of no claim, by which nothing is removed
+    elsewhere = [row | {"name": "../mine"}, row | {"name": ""}]  # no claims: their folders stay
     (folder / VERDICTS).write_text(json.dumps([row, *others, *elsewhere]))
     for name in ("kept", "changed", "../mine"):
         (folder / name).mkdir()
@@ -81,8 +81,7 @@ def test_what_was_published_before_stays_as_long_as_it_stands(tmp_path: Path) ->
     assert (tmp_path / "mine").is_dir()
 
 
-def test_what_seeds_draw_is_said_in_the_words_of_today(tmp_path: Path) -> None:
-    """However it was said when the claim was judged."""
+def test_the_note_on_seeds_is_written_again(tmp_path: Path) -> None:
     (made, (record,), mine), folder = looked_at(tmp_path), tmp_path / "docs"
     older = replace(record, looks={**record.looks, "main": replace(record.main, draws="as it was said then")})
     publish(folder, made, [older], mine)
@@ -92,15 +91,13 @@ def test_what_seeds_draw_is_said_in_the_words_of_today(tmp_path: Path) -> None:
 
 @dataclass
 class LineThroughPhotographs(Line):
-    """A line that names its data."""
+    """A line with data."""
 
     data: AbstractSource = field(default_factory=lambda: CIFAR10(train=2, query=2, test=0))
 
 
-def test_without_the_data_it_is_said_as_it_was_when_the_claim_was_judged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And what is wrong with data that are there is told."""
+def test_without_the_data_the_note_on_seeds_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damaged data are refused."""
     photographs = tmp_path / "data_batch_1.bin"
     photographs.write_bytes(b"".join(bytes([label, *range(192)] + [label] * 2880) for label in (3, 5) * 4))
     monkeypatch.setenv("CIFAR10", str(tmp_path))
@@ -120,7 +117,7 @@ def test_without_the_data_it_is_said_as_it_was_when_the_claim_was_judged(
 
 
 @pytest.mark.parametrize("draws", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_verdicts_of_the_project_are_those_of_their_tables(draws: bool) -> None:
+def test_published_verdicts_agree_with_their_tables(draws: bool) -> None:
     made = composer(None, [])
     folder = Path(__file__).parents[2] / "docs" / "claims"
     assert check(folder, made, registered(made.builder.choices, folder), draws=draws)

@@ -1,4 +1,4 @@
-"""A claim is registered before it is looked at, and the claims of this project stand in their register as they are."""
+"""A claim is registered before its first look, and the register has the claims of this project."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ TINY = OF_LINES | {"quick": {"seeds": 2}}
 
 
 def written(folder: Path, tree: dict[Any, Any]) -> Any:
-    """The claim in a folder of a user's own, and what builds it."""
+    """Write a claim into a folder of a user. Return its composer."""
     (folder / "claim").mkdir(exist_ok=True)
     (folder / "claim" / "tiny.yaml").write_text(yaml.safe_dump(tree))
     return composer(folder, ["tests"])
 
 
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
-def test_claims_of_the_project_stand_in_its_register(every: int) -> None:
+def test_the_register_has_the_claims_of_the_project(every: int) -> None:
     builder = composer(None, []).builder
     attempts = Register.opened(shipped() / "claim" / REGISTER).attempts()
-    digests = {attempt.name: attempt.digest for attempt in attempts}  # of the last entry of each name
+    digests = {attempt.name: attempt.digest for attempt in attempts}  # the last entry of each name
     names = claim_names(builder.choices)
     assert [*names] == sorted(digests)
     assert {name: read_claim(name, builder).digest for name in names[::every]} == {
@@ -48,7 +48,7 @@ def test_lines_of_the_register_name_the_commit() -> None:
     assert len(str(circumstances()["commit"]).removesuffix("+")) == 40
 
 
-def test_a_margin_is_changed_with_a_reason_alone_and_what_the_first_one_found_is_shown(tmp_path: Path) -> None:
+def test_a_changed_claim_needs_a_reason_and_its_first_outcome_stays_visible(tmp_path: Path) -> None:
     made, out = written(tmp_path, TINY | {"second": {"trial": {"slope": -2.0}}}), tmp_path / "out" / "claims"
     register_claim("tiny", made.builder, out)
     record = judged(planned(TINY | {"second": {"trial": {"slope": -2.0}}}, out, made=made))
@@ -70,8 +70,8 @@ def test_a_margin_is_changed_with_a_reason_alone_and_what_the_first_one_found_is
     assert "The second slope was that of another claim." in page
 
 
-def test_a_claim_is_judged_as_often_as_it_planned(tmp_path: Path) -> None:
-    """A margin as narrow as the noise is left open by four seeds, and decided by forty."""
+def test_a_claim_takes_its_planned_looks(tmp_path: Path) -> None:
+    """Four seeds do not decide a margin as narrow as the noise, and forty seeds do."""
     tree = TINY | {"seeds": 40, "looks": [4, 40], "second": {}, "quick": None}
     tree["expectation"] = tree["expectation"] | {"margin": 0.006}
     made = written(tmp_path, tree)
@@ -81,9 +81,9 @@ def test_a_claim_is_judged_as_often_as_it_planned(tmp_path: Path) -> None:
     records = list(look_as_planned(claim, made, tmp_path / "out", workshop, "default"))
     assert [record.main.verdict for record in records] == ["undecided", "supported"]
     assert [len(record.main.seeds) for record in records] == [4, 40]
-    assert [len(record.looks["control"].seeds) for record in records] == [4, 4]  # which four seeds refute
+    assert [len(record.looks["control"].seeds) for record in records] == [4, 4]  # four seeds refute it
     assert {record.digest for record in records} == {claim.digest}
-    assert outlook(records[0]) == ""  # no other seeds are called for
+    assert outlook(records[0]) == ""  # no other seeds are needed
 
 
 @pytest.mark.parametrize("looks", [[24], [4, 5], [5, 4, 6], [1, 6], "4, 6"])
@@ -113,7 +113,9 @@ IDENTITY = {"_target_": f"{RULES}Identity", "tolerance": 0.1}
     ],
 )
 def test_a_claim_that_holds_at_its_null_is_refused(tmp_path: Path, expectation: Any, null: Any, reason: str) -> None:
-    made = written(tmp_path, TINY | {"expectation": expectation, None: null, "control": {}})  # YAML reads null: so
+    made = written(
+        tmp_path, TINY | {"expectation": expectation, None: null, "control": {}}
+    )  # YAML reads the key null as None
     with pytest.raises(Mistake, match=reason):
         read_claim("tiny", made.builder)
 
@@ -126,12 +128,11 @@ def test_a_claim_that_excludes_its_null_is_read(tmp_path: Path, expectation: Any
     assert claim.fields["looks"]["main"]["null"] == [null]
 
 
-def test_a_key_that_is_misspelled_is_named_rather_than_the_one_that_is_missing(tmp_path: Path) -> None:
-    tree = TINY | {"expectation": {key: value for key, value in SLOPE.items() if key != "margin"} | {"margni": 0.1}}
-    made = written(tmp_path, tree)
-    with pytest.raises(
-        Mistake, match=r"expectation\.margni: Slope has no such key.*did you mean 'expectation\.margin'"
-    ):
+def test_a_misspelled_key_is_named_before_a_missing_one(tmp_path: Path) -> None:
+    slope = {key: value for key, value in SLOPE.items() if key != "margin"} | {"margni": 0.1}
+    made = written(tmp_path, TINY | {"expectation": slope})
+    message = r"expectation\.margni: Slope has no such key.*did you mean 'expectation\.margin'"
+    with pytest.raises(Mistake, match=message):
         read_claim("tiny", made.builder)
 
 
@@ -145,9 +146,7 @@ def test_other_seeds_are_judged_once(tmp_path: Path) -> None:
     assert read_claim("tiny", made.builder, "quick").looks["main"].sizes == (2,)
 
 
-def test_claims_that_cannot_be_written_beside_have_their_register_in_the_outputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_folder_has_its_register_in_the_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = written(tmp_path, TINY)
     beside = register_claim("tiny", made.builder, tmp_path / "out")
     monkeypatch.setattr("os.access", lambda *_: False)

@@ -1,4 +1,4 @@
-"""What is asked of tasks that are learned in turn, against what is known of them."""
+"""Trials on tasks in sequence, late generalization and leaving out, compared with known results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FACTS = ("closure", "forgetting", "top_share", "switch", "shuffled", "selectivit
 
 
 def cued(**fields: float) -> str:
-    """Both tasks of a seed in turn."""
+    """Return the words of two tasks in sequence."""
     told = "".join(f",{name}:{value}" for name, value in fields.items())
     tasks = ",".join(f"{{_target_:ntkexp.data.Cued,task:{task}{told}}}" for task in (1, 2))
     return f"data.phases=[{tasks}]"
@@ -69,18 +69,18 @@ def facts(run: Run, *names: str) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def linear(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A linear model, whose kernel stays."""
+    """A linear model, with a constant kernel."""
     return finished(tmp_path_factory.mktemp("linear"), "model=linear", "init.alpha=3", "init.centred=true")
 
 
-def test_the_kernel_of_a_linear_model_predicts_all_of_it(linear: Run) -> None:
+def test_the_kernel_of_a_linear_model_predicts_its_change(linear: Run) -> None:
     found = facts(linear, *FACTS[:-1])
     assert 0 < found["closure"] < ROUNDING
     assert found["shuffled"] < found["switch"] == 1.0
     told, change = predicted_change(linear, 2), linear.contributions["change"].sel(phase=2).to_numpy()
     assert told is not None
     assert np.abs(told - change).max() < ROUNDING < 1e-3 * np.abs(change).max()
-    assert np.isnan(found["selectivity"])  # there are no units between inputs and readout
+    assert np.isnan(found["selectivity"])  # it has no hidden units
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_the_kernel_of_a_linear_model_predicts_all_of_it(linear: Run) -> None:
         ("loss", {"_target_": "ntkexp.loss.Logistic"}),
     ],
 )
-def test_what_no_kernel_predicts_is_refused(part: str, told: dict[str, object], linear: Run) -> None:
+def test_training_that_no_kernel_predicts_is_refused(part: str, told: dict[str, object], linear: Run) -> None:
     other = replace(linear, config=linear.config | {part: linear.config[part] | told})
     with pytest.raises(Mistake, match="keeps no kernel from which a change could be predicted; use optimizer=gd"):
         facts(other, "switch")
 
 
-def test_what_was_lost_is_what_the_log_says(tmp_path: Path) -> None:
-    """Targets are −1 and 1, so that the mean ½‖y‖² is ½."""
+def test_forgetting_is_the_rise_of_the_loss(tmp_path: Path) -> None:
+    """Targets are −1 and 1, so the mean ½‖y‖² is ½."""
     run = finished(tmp_path)
     loss = run.metrics["loss_query_1"]
     rise = loss.iloc[-1] - loss[run.metrics["phase"] == 2].iloc[0]
@@ -110,7 +110,7 @@ def test_what_was_lost_is_what_the_log_says(tmp_path: Path) -> None:
 
 
 def test_the_worst_tenth_of_the_later_examples() -> None:
-    """Of three, the one worst: a half of ⅞."""
+    """The worst of three examples has a half of ⅞."""
     assert share_of_tenth(HAND) == 0.5 / 0.875
 
 
@@ -124,12 +124,12 @@ def test_a_run_without_the_tasks_is_refused(linear: Run) -> None:
         LaterTask().measure(whole)
 
 
-def test_units_that_hear_no_cue_are_tuned_to_no_task() -> None:
+def test_units_without_a_cue_are_tuned_to_no_task() -> None:
     rows = ran(*TASKS, cued(cue=0), "data.standardise=none", "model.depth=1").memory.rows
     assert {row["selectivity"] for row in rows if "selectivity" in row} == {0.0}
 
 
-def test_at_large_scale_units_stay_as_they_were() -> None:
+def test_units_keep_their_tuning_at_large_scale() -> None:
     def moved(alpha: float) -> float:
         words = ("data.standardise=none", "model.depth=1", "init.centred=true", f"init.alpha={alpha}")
         first, *_, last = (
@@ -142,7 +142,7 @@ def test_at_large_scale_units_stay_as_they_were() -> None:
     assert moved(1000.0) < 1e-4 < moved(0.1)
 
 
-def test_selectivity_is_that_of_the_units_before_the_readout() -> None:
+def test_selectivity_is_of_the_units_before_the_readout() -> None:
     found = ran(*TASKS, "model.depth=2", "init.antisymmetric=true")
     problem, weights = found.setting.problem, dict(found.outcome.weights)
     network = problem.module.network
@@ -155,7 +155,7 @@ def test_selectivity_is_that_of_the_units_before_the_readout() -> None:
     assert found.memory.rows[-1]["selectivity"] == pytest.approx(expected, rel=ROUNDING)
 
 
-# Classifiers that fit before they generalise, against what is known of them.
+# Classifiers that fit before they generalize.
 
 
 INIT = NTK(W_std=1, b_std=0)
@@ -164,7 +164,7 @@ SUMS = ModularAddition(modulus=5, train=16, query=0, encoding="one_hot")
 
 
 def learning(model: MLP, alpha: float) -> ScaledDescent:
-    """A network that is to learn sums."""
+    """Return the descent of a network that learns sums."""
     data = SUMS.split(0)
     module = model.module(INIT, (2, 5), 5, stream("weights", 0)).eval()
     targets = torch.nn.functional.one_hot(data.train.target, 5).double()
@@ -182,12 +182,12 @@ def test_powers_find_the_largest_eigenvalue_of_the_kernel() -> None:
     begun = torch.randn(16, 5, generator=stream("examples", 0), dtype=torch.float64)
     found = top_mode(function_of(module), weights_of(module), data.train.inputs, begun, powers=100)[1]
     kernel = tangent_kernel(module, data.train.inputs).flatten(2).flatten(0, 1)
-    # What is left of other modes counts by the square, (λ₂/λ₁)²⁰⁰.
+    # other modes decay as (λ₂/λ₁)²⁰⁰
     assert found == pytest.approx(float(torch.linalg.eigvalsh(kernel)[-1]), rel=1e-4)
 
 
 def test_many_outputs_and_one_descend_alike() -> None:
-    """One output, and the same over √2 twice, have the same loss, the same kernel and so the same path."""
+    """One output, and two copies divided by √2, have the same loss and kernel, so the same path."""
     module = MLP(width=6, depth=1).module(INIT, (3,), 1, stream("weights", 0)).eval()
     x = torch.randn(4, 3, generator=stream("examples", 0), dtype=torch.float64)
     y, one = x[:, :1], ScaledFunction(function_of(module), weights_of(module), 0.5)
@@ -203,8 +203,8 @@ def test_many_outputs_and_one_descend_alike() -> None:
         torch.testing.assert_close(weight, second.after[name], rtol=1e-12, atol=1e-13)
 
 
-def test_outputs_of_what_is_linear_move_alike_at_every_scale() -> None:
-    """Its kernel does not move, and the scale cancels in every step; no stride shortens any."""
+def test_outputs_of_a_linear_model_do_not_depend_on_the_scale() -> None:
+    """Its kernel is constant, and the scale cancels in every step."""
     rich, lazy = (path(learning(MLP(depth=0), alpha), 20) for alpha in (0.01, 100.0))
     assert [step.size for step in rich] == pytest.approx([step.size for step in lazy], rel=1e-12)
     torch.testing.assert_close(rich[-1].outputs, lazy[-1].outputs, rtol=1e-10, atol=1e-10)  # differences of large ones
@@ -215,26 +215,28 @@ def test_a_step_follows_the_kernel_where_training_is_lazy() -> None:
     before, after = path(lazy, 2)
     kernel = tangent_kernel(SQUARES.module(INIT, (2, 5), 5, stream("weights", 0)).eval(), lazy.inputs)
     moved = torch.einsum("xcyd,yd->xc", kernel, lazy.targets) * before.size / len(lazy.targets)
-    # Weights move by a millionth, the kernel with them; outputs are differences of a million times larger ones.
+    # weights and kernel move by a millionth; outputs are differences of numbers a million times larger
     torch.testing.assert_close(after.outputs, moved, rtol=1e-4, atol=1e-6)
 
 
 def test_the_lazier_the_less_the_kernel_has_moved_when_examples_are_fitted() -> None:
     trial = LateGeneralising(model=SQUARES, init=INIT, data=SUMS, alphas=(0.05, 1.0, 1e4), steps=100, points=8)
-    drifts = [number(row, "drift") for row in trial.rows(0) if row["station"] == "fitted"]
+    drifts = [number(row, "kernel_change") for row in trial.rows(0) if row["station"] == "fitted"]
     assert drifts[0] > drifts[1] > drifts[2] > 0
-    assert drifts[2] < 1e-3  # 1/α, times what the examples ask for
+    assert drifts[2] < 1e-3  # proportional to 1/α
 
 
-def test_what_is_not_reached_has_no_time() -> None:
+def test_a_station_that_is_not_reached_has_no_time() -> None:
     trial = LateGeneralising(model=SQUARES, init=INIT, data=SUMS, alphas=(1.0, 2.0), steps=1, points=4)
     fitted, generalised, end = trial.rows(0)[:3]
-    assert all(math.isnan(number(row, name)) for row in (fitted, generalised) for name in ("time", "wait", "drift"))
-    assert end["time"] == end["drift"] == 0
+    assert all(
+        math.isnan(number(row, name)) for row in (fitted, generalised) for name in ("time", "wait", "kernel_change")
+    )
+    assert end["time"] == end["kernel_change"] == 0
     assert math.isnan(number(end, "accuracy"))
 
 
-# Trials on leaving examples out, against what is known of them.
+# Trials on leaving examples out.
 
 
 SMALL = ("data=moons", "data.train=16", "data.query=4", "data.test=0", "path.count=2", "model.width=8")
@@ -243,7 +245,7 @@ WORDS = (*SMALL, "path.rule=[left]", "path.error_samples=0", "ladder.machine=[]"
 
 @pytest.fixture(scope="module")
 def linear_step() -> Retraining:
-    """One step of a linear model on everybody: its output is linear in what the step takes in."""
+    """One step of a linear model on all examples. Its output is linear in the step."""
     return retraining([*WORDS, "model=linear", "steps=1"], seed=0)
 
 
@@ -259,14 +261,14 @@ def test_an_effect_is_exact_where_the_optimizer_is_linear_too(linear_step: Retra
     torch.testing.assert_close(would_change(linear_step), actual, rtol=1e-11, atol=1e-14)
 
 
-def test_what_is_recorded_ends_where_training_did(tmp_path: Path) -> None:
+def test_the_recording_ends_with_the_training(tmp_path: Path) -> None:
     found = retraining([*WORDS, "model=linear", "steps=20", "stop_at_loss=0.3"], seed=0)
     training = recorded(found, tmp_path)
     assert 0 < training.length == found.outcome.steps < 20
     assert torch.equal(training.end, found.rerun.flat.vector(found.outcome.weights))
 
 
-def test_nobody_left_out_changes_nothing(linear_step: Retraining) -> None:
+def test_an_empty_removal_changes_nothing(linear_step: Retraining) -> None:
     left = torch.zeros(2, 16, dtype=torch.float64)
     left[1, 3] = 1.0
     changes = linear_step.changes_without(left)
@@ -276,7 +278,7 @@ def test_nobody_left_out_changes_nothing(linear_step: Retraining) -> None:
 
 
 def test_scores_of_the_end_are_those_of_the_weights(linear_step: Retraining) -> None:
-    """A model of three weights, of which a projection to four dimensions loses nothing."""
+    """The model has three weights, so a projection to four dimensions is exact."""
     end = linear_step.rerun.flat.vector(linear_step.outcome.weights)
     problem = linear_step.setting.problem
     outputs = linear_step.rerun.outputs(end, problem.inputs)[:, 0]
@@ -287,9 +289,7 @@ def test_scores_of_the_end_are_those_of_the_weights(linear_step: Retraining) -> 
     through = torch.linalg.solve(damped, known.t()) / 16
     torch.testing.assert_close(influence(linear_step), read @ through * pull, rtol=1e-10, atol=1e-12)
     fitted = torch.linalg.lstsq(known, torch.eye(16, dtype=torch.float64)).solution
-    torch.testing.assert_close(
-        trak(linear_step), read @ fitted * pull, rtol=1e-9, atol=1e-11
-    )  # of a random 3 × 4 matrix
+    torch.testing.assert_close(trak(linear_step), read @ fitted * pull, rtol=1e-9, atol=1e-11)  # a 3 × 4 projection
 
 
 @pytest.mark.slow
@@ -307,8 +307,8 @@ def test_contributions_add_up_and_effects_rank_removals() -> None:
 
 
 @pytest.mark.slow
-def test_removals_of_one_step_miss_what_the_smaller_mean_says() -> None:
-    """Without k of N examples a mean has N/(N − k) times what its sum lacks, and single examples are told N/(N − 1)."""
+def test_sums_of_effects_miss_the_factor_of_the_mean() -> None:
+    """A mean over N − k examples has the factor N/(N − k), and effects of single examples have N/(N − 1)."""
     base = (*SMALL, "model.depth=0", "steps=1")
     rows = pd.DataFrame(AddedRemovals(base=base, activations=("tanh",), sizes=(1, 4, 8), groups=4).rows(0))
     sums = rows.set_index(["single", "size"])["miss"]
@@ -332,8 +332,8 @@ def test_other_runs_are_those_of_their_seed_on_the_same_data() -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_depend_on_its_start_is_the_same_in_other_runs() -> None:
-    """The difference of two copies starts at zero, and what is linear knows its start by its output alone."""
+def test_effects_without_dependence_on_the_start_are_the_same_in_other_runs() -> None:
+    """An antisymmetric linear model starts at zero, and depends on its start only by its output."""
     linear = ("model.depth=0", "init.antisymmetric=true", "optimizer=gd", "optimizer.step_size=0.1", "steps=3")
     rows = pd.DataFrame(OtherRuns(base=(*SMALL, *linear), groups=4).rows(0))
     found = rows.pivot_table(index=["left_out", "score"], columns="repeated", values="correlation")

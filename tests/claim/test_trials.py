@@ -1,4 +1,4 @@
-"""Trials of claims, against what is known of them."""
+"""Trials of claims, compared with known results."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ OPTIMIZERS = {"gd": (), "adam": ("optimizer=adam", "optimizer.step_size=0.01")}
 
 
 def test_rows_of_a_trial_are_those_of_its_data_and_seed(tmp_path: Path) -> None:
-    """Another table has another name, and rows that were written under another name are not read."""
+    """Another table changes the name, and rows with another name are not read."""
     (tmp_path / "t.csv").write_text("a,b,y\n1,2,3\n4,5,6\n", encoding="utf-8")
     words = ("data=table", f"data.path={tmp_path / 't.csv'}", "data.target=y")
     fields = {"_target_": "ntkexp.claim.papers.OtherRuns", "base": words, "groups": 4}
@@ -82,7 +82,7 @@ def test_products_of_layers() -> None:
 
 
 def test_regression_returns_the_labels_without_a_ridge() -> None:
-    """With the ridge r the residual is r (Θ + r)⁻¹ Y, which is not small."""
+    """With a ridge r the residual is r (Θ + r)⁻¹ Y, which is large."""
     trial = LimitRegression(names=("dense",), models=(MLP(depth=1),), init=INIT, data=IMAGES, ridges=(0.0, 0.1))
     rows = pd.DataFrame(trial.rows(0))
     assert rows["residual"][0] <= rows["bound"][0] < 1e-10
@@ -102,8 +102,8 @@ def test_convolutions_classify_as_their_kernels_do_elsewhere() -> None:
     assert {row["regressor"] for row in rows} == {"process", "kernel", "network"}
 
 
-def test_a_curve_counts_what_regression_on_parts_classifies() -> None:
-    """Of a linear network, by the least-squares line of least norm; one with itself gains nothing."""
+def test_a_learning_curve_is_that_of_least_squares() -> None:
+    """A linear network is the least-squares solution of least norm."""
     data = Digits(train=30, query=0, test=0, classes=(0, 1, 2))
     trial = LearningCurve(
         model=Linear(), beside=Linear(), init=FLAT, data=data, sizes=(8, 16), splits=3, at=(500,), known=(0.7,)
@@ -153,8 +153,8 @@ def test_several_outputs_are_no_score() -> None:
         retraining([*WORDS, "loss=cross_entropy"], seed=0)
 
 
-def test_it_is_known_from_which_examples_the_seeds_of_a_trial_draw() -> None:
-    """Those of its data, of its words, or of the trials side by side; data with a seed are drawn by none."""
+def test_a_trial_names_the_pool_of_its_seeds() -> None:
+    """The data, the words or the trials side by side define the pool. Data with a seed are not drawn."""
     by_data = LayerProducts(model=MLP(width=4), init=INIT, data=Digits(train=4, query=0, test=0))
     by_words = LeftOutKernel(base=("data=wine",))
     both = SideBySide(names=("a", "b"), trials=(by_data, by_words))
@@ -165,7 +165,7 @@ def test_it_is_known_from_which_examples_the_seeds_of_a_trial_draw() -> None:
     assert drawn((), LeftOutKernel(base=("data=circle",))) == "each drawing data"
 
 
-def test_what_a_student_learned_on_noise_is_the_sum_of_the_parts() -> None:
+def test_a_student_learns_the_sum_of_the_parts() -> None:
     trial = SubliminalLearning(
         data=Digits(classes="all", train=64, query=20, test=0), width=8, extra=4, noise=16, taught=4, steps=4, queries=6
     )
@@ -175,8 +175,8 @@ def test_what_a_student_learned_on_noise_is_the_sum_of_the_parts() -> None:
     assert (rows["miss"] < 1e-12).all()
 
 
-def test_what_came_through_each_layer_is_told_by_phases() -> None:
-    """Learned by heart within few steps; a network of no use is never right, and has no phases."""
+def test_components_have_their_parts_by_phases() -> None:
+    """A network that memorizes has phases, and one that learns nothing has none."""
     rows = pd.DataFrame([*GrokkingByComponent(modulus=5, width=32, steps=40, queries=2, decay=0.0).rows(0)])
     assert [*rows["component"]] == ["table", "hidden", "readout"] * 2
     assert (rows["miss"] < 1e-12).all()
@@ -189,7 +189,7 @@ FLAT = NTK(W_std=1.0, b_std=0.0)
 
 
 def test_descent_of_a_linear_network_ends_where_it_is_known_to() -> None:
-    """Its weights are the sum over examples, of the least norm that leads to its outputs; its loss has no saddle."""
+    """Its weights have the least norm with these outputs, and its loss has no saddle."""
     data = Digits(train=6, query=0, test=0)
     trial = EndOfTraining(model=Linear(), init=FLAT, data=data, widths=(1,), until=1e-2, curvature=True)
     row = pd.DataFrame([*trial.rows(0)]).loc[0]
@@ -202,7 +202,7 @@ def test_descent_of_a_linear_network_ends_where_it_is_known_to() -> None:
 
 
 def test_modes_follow_their_closed_form_from_a_small_start() -> None:
-    """The nearer, the smaller the steps."""
+    """The gap decreases with the step size."""
     data = Digits(train=30, query=0, test=0, classes=(0, 1, 2))
     coarse, fine = (
         pd.DataFrame([*LinearModes(data=data, width=16, small=1e-3, step_size=size).rows(0)]).set_index("start")["miss"]
@@ -212,7 +212,7 @@ def test_modes_follow_their_closed_form_from_a_small_start() -> None:
 
 
 @pytest.mark.slow
-def test_outputs_before_training_have_the_kurtosis_that_is_known_of_one_layer() -> None:
+def test_initial_outputs_of_one_layer_have_the_known_kurtosis() -> None:
     """3 Var(v)/(E v)²/width with v the mean of φ² over hidden units, of ReLU 15/width."""
     data = Sphere(train=4, query=0, test=4)
     trial = OutputsInTraining(
@@ -226,7 +226,7 @@ def test_outputs_before_training_have_the_kurtosis_that_is_known_of_one_layer() 
 
 
 @pytest.mark.slow
-def test_outputs_of_linear_networks_stay_gaussian_and_shrink_as_they_are_known_to() -> None:
+def test_outputs_of_linear_networks_stay_gaussian_and_shrink() -> None:
     """f_t(x) = w·x − Θ(x, X) A w·X + …, where A = Σ η (1 − ηΘ)^s over the steps s < t."""
     data, steps, networks = Sphere(train=4, query=0, test=4), 20, 2000
     trial = OutputsInTraining(
@@ -258,9 +258,11 @@ def test_operations_of_a_linear_network_are_counted() -> None:
     assert never["reached"] < 0
 
 
-def test_only_some_spellings_of_the_weights_are_seen_by_the_kernel() -> None:
-    """Of W = g v/‖v‖ with g = ‖v‖, the gradients in g and v are those in W, split into two directions at right angles;
-    a normalised unit has two weights more, whose kernel is added."""
+def test_some_parametrizations_keep_the_kernel() -> None:
+    """For W = g v/‖v‖ with g = ‖v‖, the gradients by g and v are two orthogonal parts of the gradient by W.
+
+    A normalized unit has two more weights, which add their kernel.
+    """
     trial = Reparametrised(data=Digits(train=6, query=0, test=0), width=5)
     rows = pd.DataFrame([*trial.rows(0)]).set_index("spelling")
     assert (rows["outputs"] < 1e-13).all()
@@ -268,7 +270,7 @@ def test_only_some_spellings_of_the_weights_are_seen_by_the_kernel() -> None:
     assert rows["change"]["batch_norm"] > 1e-3
 
 
-# Trials about wide networks measure what is known of them.
+# Wide networks.
 
 
 WIDE_INIT = NTK(W_std=2**0.5, b_std=0.1)
@@ -276,7 +278,7 @@ DATA = Sphere(train=4, query=0, test=4)
 
 
 def number(row: Mapping[str, Level], name: str) -> float:
-    """What a row says under a name."""
+    """Return a number of a row."""
     found = row[name]
     assert isinstance(found, float)
     return found
@@ -286,7 +288,7 @@ def test_first_outputs_have_the_covariance_of_the_limit_at_any_width() -> None:
     trial = FirstOutputs(model=MLP(width=4, depth=1), init=WIDE_INIT, data=DATA, widths=(2, 16), networks=500, points=4)
     narrow, wide = trial.rows(0)
     for row in (narrow, wide):
-        # Four standard errors of a variance: √((2 + excess)/500), of which the narrow network's excess is 7.5.
+        # four standard errors of a variance, √((2 + excess)/500); the excess of the narrow network is 7.5
         assert row["variance_ratio"] == pytest.approx(1, abs=4 * ((2 + 7.5) / 500) ** 0.5)
         assert row["covariance_ratio"] == pytest.approx(1, abs=4 * ((2 + 7.5) / 500) ** 0.5)  # a mean over pairs
     assert number(narrow, "excess_kurtosis") > 2 * number(wide, "excess_kurtosis")
@@ -298,7 +300,7 @@ def test_one_output_is_its_own_sum() -> None:
 
 
 def test_the_wider_the_less_first_steps_from_zero_differ() -> None:
-    """Antisymmetric networks start at zero, and one step moves each by its own kernel."""
+    """Antisymmetric networks start at zero, so one step shows their kernel."""
     init = WIDE_INIT.model_copy(update={"antisymmetric": True})
     trial = Fluctuations(model=MLP(width=4, depth=1), init=init, data=DATA, widths=(4, 64), networks=4, steps=1)
     narrow, wide = trial.rows(0)
@@ -312,12 +314,12 @@ def test_first_kernels_of_linear_units_vary_as_they_should() -> None:
     trial = FirstKernels(model=model, init=plain, data=DATA, widths=(16, 64), networks=80, points=1)
     for row in trial.rows(0):
         width = int(str(row["width"]))
-        # Four standard errors of a sample variance: √((2 + excess)/80), the excess of a sum of h squares being 12/h.
+        # four standard errors of a sample variance, √((2 + excess)/80); the excess of a sum of h squares is 12/h
         assert number(row, "variance") * width == pytest.approx(1, abs=4 * ((2 + 12 / width) / 80) ** 0.5)
         assert number(row, "distance") ** 2 >= number(row, "variance") * (1 - 1 / 80) * (1 - 1e-12)
 
 
-def test_what_is_linear_in_its_weights_trains_as_its_kernels_say_and_moves_none() -> None:
+def test_a_linear_model_follows_its_constant_kernel() -> None:
     flat = MLP(width=1, depth=0)
     beside = TrainingBesideKernels(model=flat, init=WIDE_INIT, data=DATA, widths=(1, 2), networks=2, steps=7)
     assert {row["kernel"] for row in beside.rows(0)} == {"start", "limit"}
@@ -334,13 +336,13 @@ def test_smooth_kernels_of_scaled_outputs_move_as_one_over_the_scale() -> None:
     assert near / far == pytest.approx(2, rel=0.05)  # up to terms of the order 1/α, with their factors
 
 
-# Networks that are trained to the end, width by width, against least squares.
+# Networks of several widths, trained to the end, compared with least squares.
 
 
 SWEEP_INIT = NTK(W_std=1.5, b_std=0.1)
 
 
-def test_what_is_linear_ends_in_least_squares() -> None:
+def test_a_linear_model_ends_in_least_squares() -> None:
     source = Teacher(train=12, query=0, test=6, dimension=3)
     row = WidthSweep(model=MLP(width=1, depth=0), init=SWEEP_INIT, data=source, widths=(1, 2, 3)).rows(0)[0]
     data = source.split(0)
@@ -348,11 +350,11 @@ def test_what_is_linear_ends_in_least_squares() -> None:
     missed = x @ torch.linalg.lstsq(x, data.train.target).solution - data.train.target
     expected = missed.square().mean() / data.test.target.var(correction=0)
     assert row["parameters"] == 4
-    # The last damping is 1e-12 of a problem whose eigenvalues are about one.
+    # the last damping is 1e-12, and the eigenvalues are about one
     assert number(row, "train_error") == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_more_parameters_than_targets_leave_nothing() -> None:
+def test_more_parameters_than_targets_fit_exactly() -> None:
     source = Teacher(train=6, query=0, test=4, dimension=2)
     rows = WidthSweep(
         model=MLP(width=1, depth=1, activation="tanh"), init=SWEEP_INIT, data=source, widths=(1, 4, 8)
@@ -361,17 +363,17 @@ def test_more_parameters_than_targets_leave_nothing() -> None:
     assert number(rows[0], "condition") == 1e12 > number(rows[2], "condition")
 
 
-# Trials of what happens to a kernel while a network learns, against what is known of it.
+# Kernels during training.
 
 
 DIGITS = Digits(train=6, query=0, test=20)
 
 
-def test_what_is_linear_has_one_kernel_and_follows_it() -> None:
+def test_a_linear_model_has_one_kernel_and_follows_it() -> None:
     trial = AfterKernel(model=MLP(width=8, depth=0), init=WIDE_INIT, data=DIGITS, widths=(8,), trains=(6,), until=1e-6)
     network, before, after = trial.rows(0)
     assert after["loss"] == before["loss"]
-    # What is missed, √(2·10⁻⁶), is magnified by modes that are learned last.
+    # slow modes magnify the remaining loss, √(2·10⁻⁶)
     assert number(network, "loss") == pytest.approx(number(after, "loss"), rel=0.1)
     assert [row["beyond"] for row in (network, before, after)] == [0.0, 0.0, 0.0]
 
@@ -394,7 +396,7 @@ def test_a_network_that_has_not_learned_has_no_kernel_after_training() -> None:
 
 
 def silent(**changes: float) -> list[Mapping[str, Level]]:
-    """The rows of a network without activations, at sizes that take a moment."""
+    """Return the rows of a small deep linear network."""
     trial = SilentAlignment(
         names=("linear",),
         models=(DeepLinear(width=32, depth=1),),
@@ -405,20 +407,20 @@ def silent(**changes: float) -> list[Mapping[str, Level]]:
 
 
 @pytest.mark.slow
-def test_from_almost_nothing_the_kernel_of_a_linear_network_ends_as_one_direction_beside_white() -> None:
-    """Of W and a that grow from zero as aβᵀ, K = ‖β‖ (X Xᵀ + X β̂ β̂ᵀXᵀ), whose alignment is 2/√(M − 1 + 4)."""
+def test_the_kernel_of_a_linear_network_from_a_small_start_gains_one_direction() -> None:
+    """If W and a grow from zero as aβᵀ, K = ‖β‖ (X Xᵀ + X β̂ β̂ᵀXᵀ), with the alignment 2/√(M − 1 + 4)."""
     found = silent(small=1e-5)[2]
     assert (found["inputs"], found["start"]) == ("whitened", "small")
-    # Weights grow three hundredfold, so that the start is a share of 10⁻⁵ of the kernel; 1 % of the loss is left.
+    # weights grow 300-fold, so the start is 10⁻⁵ of the kernel; the loss ends at 1 %
     assert number(found, "alignment_end") == pytest.approx(2 / math.sqrt(6 - 1 + 4), abs=1e-3)
     assert number(found, "turned") == pytest.approx(1, abs=0.02)
 
 
-def test_whatever_is_linear_is_regression_with_its_last_kernel_in_the_span_of_the_examples() -> None:
+def test_a_linear_network_is_regression_with_its_last_kernel() -> None:
     assert all(number(row, "gap") < 1e-9 for row in silent())  # 1e-12 of ridge, times the condition number
 
 
-def test_what_has_not_come_to_its_end_has_no_turn() -> None:
+def test_an_unfinished_training_has_no_turn() -> None:
     assert all(math.isnan(number(row, "turned")) for row in silent(steps=2))
 
 
@@ -433,8 +435,8 @@ def test_a_step_is_no_longer_than_its_stride() -> None:
     assert max(moved) == pytest.approx(0.02, rel=1e-9)  # a quotient of rounded sums
 
 
-def test_a_linear_model_learns_alike_at_every_scale() -> None:
-    """Its kernel does not move, and the scale cancels in every step."""
+def test_a_linear_model_does_not_depend_on_the_scale() -> None:
+    """Its kernel is constant, and the scale cancels in every step."""
     x = torch.randn(5, 3, generator=stream("examples", 0), dtype=torch.float64)
     module = MLP(width=4, depth=0).module(WIDE_INIT, (3,), 1, stream("weights", 0)).eval()
 
@@ -446,7 +448,7 @@ def test_a_linear_model_learns_alike_at_every_scale() -> None:
     torch.testing.assert_close(outputs(0.01), outputs(100.0), rtol=1e-10, atol=1e-10)  # differences of large outputs
 
 
-# Data and fields that do not fit a trial.
+# Data and fields that do not suit a trial.
 
 
 NETWORK = MLP(width=4, depth=1)
@@ -468,7 +470,9 @@ REFUSALS: list[tuple[type[AbstractTrial], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("trial", "fields", "message"), REFUSALS, ids=[message for *_, message in REFUSALS])
-def test_what_does_not_fit_a_trial_is_refused(trial: type[AbstractTrial], fields: dict[str, Any], message: str) -> None:
+def test_unsuitable_data_and_fields_are_refused(
+    trial: type[AbstractTrial], fields: dict[str, Any], message: str
+) -> None:
     with_network = {} if "models" in fields or "model" in fields else {"model": NETWORK}
     with pytest.raises((Mistake, ValueError), match=message):
         trial(**{"init": WIDE_INIT, **with_network, **fields}).rows(0)

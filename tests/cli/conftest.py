@@ -1,19 +1,21 @@
-"""A command run in this process, as the entry point runs it."""
+"""Commands that run in this process, as the entry point runs them, and a finished run."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import pytest
 
 from ntkexp.cli.main import run
+from tests.report.synthetic import digits, write_run
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it printed."""
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -26,13 +28,26 @@ Command: TypeAlias = Callable[..., Ended]
 @pytest.fixture
 def command(capfd: pytest.CaptureFixture[str]) -> Command:
     def call(*arguments: str) -> Ended:
-        around = dict(os.environ)
-        heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        environment = dict(os.environ)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         status = run(arguments)
         os.environ.clear()
-        os.environ.update(around)
-        for number, handler in heard.items():
+        os.environ.update(environment)
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         return Ended(status, *capfd.readouterr())
 
     return call
+
+
+def check(ended: tuple[int, str, str], *advice: str, status: int = 2) -> None:
+    """Assert that a command printed one line of advice on stderr, and nothing else."""
+    assert (ended[0], ended[1], ended[2].count("\n")) == (status, "", 1), ended
+    assert ended[2].startswith("ntkexp: ")
+    for words in advice:
+        assert words in ended[2], ended[2]
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("outputs") / "runs" / "mlp-w512-s0-000000000000", digits())

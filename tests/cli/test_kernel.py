@@ -1,4 +1,4 @@
-"""The commands of `ntkexp kernel`, as a user gives them."""
+"""The commands of `ntkexp kernel`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from ntkexp.cli.main import run
 from ntkexp.config.choices import Choices, config_folders
 from ntkexp.config.compose import compose, composer
 from ntkexp.engine import base
+from ntkexp.engine.base import choose
 from ntkexp.experiment.identity import canonical, identity
 from ntkexp.experiment.problem import draw_network
-from ntkexp.kernel_file import fill
+from ntkexp.kernel_file.fill import time_pair
+from ntkexp.kernel_file.kernel import EmpiricalKernel
 from ntkexp.kernel_file.predict import Entries, read_study
 from ntkexp.library import tangent_kernel
+from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractLayered
 from ntkexp.model.functional import weights_of
 from ntkexp.records.atomic import to_text
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernel_file import open_matrix
-from tests.cli.conftest import Command
-from tests.cli.test_mistakes import check
+from tests.cli.conftest import Command, check
 from tests.kernel_file.subjects import Here
 
 SMALL = ("model.width=8", "data.train=40", "data.query=10", "data.test=10")
@@ -102,7 +104,7 @@ def test_the_kernel_of_a_run(command: Command, tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_the_file_is_refused_for_other_data(file: Path, command: Command) -> None:
+def test_a_file_of_other_data_is_refused(file: Path, command: Command) -> None:
     check(command("kernel", "predict", str(file), "data=wine"), "is of other data than data=wine")
     assert command("kernel", "predict", str(file), *SMALL, "--ridge=1", "--quiet").status == 0
     check(
@@ -130,30 +132,8 @@ def test_the_file_is_refused_for_other_data(file: Path, command: Command) -> Non
     ],
     ids=" ".join,
 )
-def test_mistakes_in_predicting(given: list[str], advice: str, file: Path, command: Command) -> None:
+def test_a_wrong_option_of_predict_is_one_line(given: list[str], advice: str, file: Path, command: Command) -> None:
     check(command("kernel", "predict", str(file), *given), advice)
-
-
-@pytest.mark.parametrize(
-    ("given", "advice"),
-    [
-        (["predict", "nowhere.zarr"], "nowhere.zarr is not a kernel file: it does not exist"),
-        (["predict", "pyproject.toml"], "pyproject.toml is not a kernel file: it is a file"),
-        (["predict", "ntkexp"], "it is not a store of arrays"),
-        (["tangent", "model.widht=3"], "did you mean 'model.width'?"),
-        (["tangent", "--seeds=-1"], "it takes whole numbers ≥ 0"),
-        (["tangent", "--outputs=most"], "it takes all, trace, or numbers"),
-        (["tangent", "--outputs=7"], "numbered from 0 to 0"),
-        (["tangent", "--run=ntkexp"], "it has no config.json"),
-        (["tangent", "--run=ntkexp", "seed=3"], "leave out seed=3"),
-        (["tangent", "--out=pyproject.toml/k.zarr"], "cannot be written"),
-        (["tangents"], "'tangent'"),
-    ],
-    ids=" ".join,
-)
-def test_mistakes(given: list[str], advice: str, command: Command, request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue("monkeypatch").chdir(request.config.rootpath)
-    check(command("kernel", *given), advice)
 
 
 def test_an_ensemble_is_drawn_and_compared(command: Command, tmp_path: Path) -> None:
@@ -169,14 +149,17 @@ def test_an_ensemble_of_what_has_no_limit_is_refused(command: Command, tmp_path:
     check(command("kernel", "ensemble", "model=rbf_network", "--quiet", f"--out={tmp_path}"), "no known limit")
 
 
+STUDY = "base: [data=wine, data.train=40, data.query=0]\nkernels: {A: [model=mlp], B: [model=uci_ntk]}\n"
+
+
+def write_study(folder: Path, text: str) -> None:
+    (folder / "study").mkdir(exist_ok=True)
+    (folder / "study" / "small.yaml").write_text(text, encoding="utf-8")
+
+
 @pytest.mark.slow
 def test_a_study_is_one_table(command: Command, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    folder.mkdir()
-    base, kernels = "base: [data=wine, data.train=40, data.query=0]", "kernels: {A: [model=mlp], B: [model=uci_ntk]}"
-    (folder / "small.yaml").write_text(
-        f"{base}\n{kernels}\npublished: {{B: 99}}\npublished_with: moons\n", encoding="utf-8"
-    )
+    write_study(tmp_path, f"{STUDY}published: {{B: 99}}\npublished_with: moons\n")
     given = ("kernel", "study", "small", f"--config-dir={tmp_path}", f"--out={tmp_path / 'out'}", "--ridge=0.1")
     rows = json.loads(command(*given, "--quiet", "--json").out)["study"]
     found = [(row["name"], row["kernel"], row["published"]) for row in rows]
@@ -185,7 +168,7 @@ def test_a_study_is_one_table(command: Command, tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines[1:5]] == ["A", "A", "B", "B"]
     assert lines[0].endswith("published, moons")
     assert lines[3].endswith("99.0 %")
-    (folder / "small.yaml").write_text("kernels: {}", encoding="utf-8")
+    write_study(tmp_path, "kernels: {}")
     check(command(*given), "kernels")
 
 
@@ -199,31 +182,11 @@ def test_every_study_is_made_of_experiments() -> None:
             assert isinstance(composing.resolve(overrides).experiment().model, AbstractLayered)
 
 
-def test_a_study_that_there_is_not(command: Command) -> None:
-    check(command("kernel", "study", "image"), "did you mean 'images'?")
-
-
-# Kernels by engines, as a user asks for them: what is refused, and what a dry run says.
-
-
-@pytest.mark.parametrize("words", [("limit",), ("tangent",), ("study", "images")])
-@pytest.mark.parametrize(
-    ("engine", "advice"),
-    [
-        ("dusk", "did you mean 'dask'"),
-        ("local:3", "write --engine=local"),
-        ("dask:nowhere.json", "there is no such file"),
-        ("slurm:partitoin=x", "did you mean 'partition'"),
-    ],
-)
-def test_an_engine_that_cannot_be_had_is_one_line(
-    command: Command, words: tuple[str, ...], engine: str, advice: str
-) -> None:
-    check(command("kernel", *words, f"--engine={engine}"), advice)
+# Kernels by engines.
 
 
 @pytest.mark.parametrize("kind", ["limit", "tangent"])
-def test_a_dry_run_says_what_it_takes_and_begins_nothing(command: Command, tmp_path: Path, kind: str) -> None:
+def test_a_dry_run_estimates_the_time_and_starts_nothing(command: Command, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "k.zarr"
     asked = ("kernel", kind, *SMALL, f"--out={path}", "--workers=3", "--dry-run")
     ended = command(*asked)
@@ -235,57 +198,37 @@ def test_a_dry_run_says_what_it_takes_and_begins_nothing(command: Command, tmp_p
     assert not path.exists()
 
 
-def test_a_job_that_has_no_time_for_a_tile_is_refused(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "k.zarr"
-    monkeypatch.setattr(fill, "time_pair", lambda kernel: 10.0)
-    monkeypatch.setattr(fill, "LITTLE_WORK_SECONDS", 0.0)
-    ended = command("kernel", "limit", *SMALL, f"--out={path}", "--engine=slurm:cluster=local", "--quiet")
-    check(ended, "a job ends after time=60 minutes, and nothing is kept before")  # 32 · 32 pairs are 2.8 h
-    assert open_matrix(path).done.sum() == 0
-
-
-def test_a_dry_run_counts_every_pair_once(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fill, "time_pair", lambda kernel: 1.0)
-    monkeypatch.setattr(fill, "LITTLE_WORK_SECONDS", 0.0)
-    asked = ("kernel", "limit", *SMALL, f"--out={tmp_path / 'k.zarr'}", "--workers=2", "--dry-run")
-    pairs = 32 * 33 // 2 + 28 * 32 + 28 * 29 // 2  # those on the diagonal once
-    assert json.loads(command(*asked, "--json").out)["seconds"] == pairs
-    estimate = f"3 tiles, about {pairs / 60:.1f} min of one core: {pairs / 120:.1f} min with 2 workers of a core each;"
-    assert estimate in command(*asked).out
+def test_a_job_without_time_for_a_tile_is_refused() -> None:
+    engine = choose("slurm:cluster=local", None)
+    engine.refuse_longer(3600.0)
+    with pytest.raises(
+        Mistake, match=r"a job ends after time=60 minutes, and nothing is kept before .*; write such as time="
+    ):
+        engine.refuse_longer(3601.0)
 
 
 @pytest.mark.slow
-def test_what_is_timed_is_not_remarked_on(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = ("kernel", "tangent", *SMALL, "kernel.sketch=500", "--workers=1")
-    (remark,) = command(*asked, f"--out={tmp_path / 'k.zarr'}").err.splitlines()[-1:]
-    monkeypatch.setattr(fill, "LITTLE_WORK_SECONDS", 0.0)
-    ended = command(*asked, f"--out={tmp_path / 'timed.zarr'}")
-    assert ended.err.splitlines()[-1] == remark
-    assert ended.err.count(remark) == 1
-    assert ", within " in remark
+def test_a_timed_part_leaves_no_error_bars() -> None:
+    experiment = compose([*SMALL, "kernel.sketch=500"])
+    kernel = EmpiricalKernel(experiment, experiment.draw(), 1, seeds=(0,))
+    assert time_pair(kernel) > 0
+    assert kernel.errors == []
 
 
-def test_what_a_worker_cannot_do_is_one_line(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_worker_is_one_line(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "choose", lambda given, workers: Here(2, threads=1000))
     asked = ("kernel", "limit", *SMALL, "model=cnn", f"--out={tmp_path / 'k.zarr'}", "--engine=dask:here")
-    ended = command(*asked, "memory_gb=1e-3", "--quiet")  # which a thousand share
-    assert (ended.status, ended.out, ended.err.count("\n")) == (1, "", 1)
-    assert "one pair of these examples needs" in ended.err
+    ended = command(*asked, "memory_gb=1e-3", "--quiet")  # shared by 1000 threads
+    check(ended, "one pair of these examples needs", status=1)
     assert command(*asked, "--quiet") == (0, "", "")
 
 
 @pytest.mark.slow
-def test_a_study_is_the_same_by_workers(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "study").mkdir()
-    text = "base: [data=wine, data.train=40, data.query=0]\nkernels: {A: [model=mlp], B: [model=uci_ntk]}\n"
-    (tmp_path / "study" / "small.yaml").write_text(text, encoding="utf-8")
+def test_a_study_is_the_same_with_workers(command: Command, tmp_path: Path) -> None:
+    write_study(tmp_path, STUDY)
     asked = ("kernel", "study", "small", f"--config-dir={tmp_path}", "--quiet")
-    assert command(*asked, f"--out={tmp_path / 'here'}").status == 0
-    engine = Here(2)
-    monkeypatch.setattr(base, "choose", lambda given, workers: engine)
-    assert command(*asked, f"--out={tmp_path / 'there'}", "--engine=dask:here") == (0, "", "")
-    assert engine.tasks == 4
-    here, there = ((tmp_path / where / "small.study.csv").read_text("utf-8") for where in ("here", "there"))
-    assert here == there
+    tables = []
+    for workers in ("1", "2"):
+        assert command(*asked, f"--out={tmp_path / workers}", f"--workers={workers}") == (0, "", "")
+        tables.append((tmp_path / workers / "small.study.csv").read_text("utf-8"))
+    assert tables[0] == tables[1]

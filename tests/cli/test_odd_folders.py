@@ -1,5 +1,4 @@
-"""A run folder may come from anywhere: one that is sealed as it should be, but holds what no run writes, is refused in
-one line, whoever reads it, and takes no list down."""
+"""A sealed run folder with contents that no run writes is refused in one line by every reader, and breaks no list."""
 
 from __future__ import annotations
 
@@ -28,16 +27,16 @@ from tests.cli.conftest import Command, Ended
 from tests.report.synthetic import digits, write_run, write_sweep
 
 Change: TypeAlias = Callable[[Path], None]
-"""Puts something odd into a run folder, which is sealed anew afterwards."""
+"""Changes a run folder, which is then sealed again."""
 
 TRAIN, POINTS = 8, 19
 FILES = ["config.json", "data.npz", "metrics.csv", "results.csv"]
 STORES = ["kernels.zarr", "contributions.zarr", "predictions.zarr", STORE]
-HALF = "\ud800"  # half a character, which JSON can spell and no terminal can show
+HALF = "\ud800"  # half a character: JSON can spell it, terminals cannot
 
 
 def seal(folder: Path, **facts: Any) -> None:
-    """Seal the folder as it is, with these facts in place of the usual ones; one that is `...` is left out."""
+    """Seal the folder, with these facts. A fact `...` is removed."""
     names = [name for name in [*FILES, *STORES] if (folder / name).exists()]
     RunFolder(folder).finish(names, identity="0" * 64, outcome="trained for 10 steps", diverged=False)
     done = json.loads((folder / DONE).read_text())
@@ -50,7 +49,7 @@ def seal(folder: Path, **facts: Any) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with all that one can hold, which every reader reads."""
+    """A run with every optional file, which every reader accepts."""
     folder = write_run(tmp_path_factory.mktemp("base") / "whole", digits(counts=(TRAIN, 5, 6), steps=10))
     (folder / DONE).unlink()
     rng = np.random.default_rng(0)
@@ -67,7 +66,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# --- What is odd: of DONE.json, by its facts.
+# --- Facts of DONE.json.
 
 
 FACTS: dict[str, dict[str, Any]] = {
@@ -94,7 +93,7 @@ FACTS: dict[str, dict[str, Any]] = {
 }
 
 
-# --- Of config.json.
+# --- Fields of config.json.
 
 
 def deep(levels: int) -> Any:
@@ -127,7 +126,7 @@ CONFIGS: dict[str, Change] = {
 }
 
 
-# --- Of the tables.
+# --- Tables.
 
 
 def text(name: str, content: str) -> Change:
@@ -138,7 +137,7 @@ def text(name: str, content: str) -> Change:
 
 
 def rows(name: str, *edits: tuple[str, str]) -> Change:
-    """A table in which some text stands in place of other."""
+    """Replace texts in a table."""
 
     def change(folder: Path) -> None:
         content = (folder / name).read_text()
@@ -171,11 +170,11 @@ TABLES: dict[str, Change] = {
 }
 
 
-# --- Of the arrays.
+# --- Arrays.
 
 
 def data(**changes: Any) -> Change:
-    """Other arrays in data.npz; one that is None is left out."""
+    """Replace arrays in data.npz. An array None is removed."""
 
     def change(folder: Path) -> None:
         with np.load(folder / "data.npz") as arrays:
@@ -194,11 +193,11 @@ def objects(folder: Path) -> None:
 
 
 def claimed_shape(folder: Path) -> None:
-    """An array of data.npz that says of itself that it has 10¹² rows."""
+    """Write an array with a header that claims 10¹² rows."""
     with zipfile.ZipFile(folder / "data.npz") as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     head = members["train_index.npy"]
-    # the header is filled up with blanks, so that the longer number fits
+    # the header is padded with blanks, so the longer number fits
     members["train_index.npy"] = head.replace(b"(8,), }            ", b"(999999999999,), } ", 1)
     assert members["train_index.npy"] != head
     with zipfile.ZipFile(folder / "data.npz", "w") as archive:
@@ -237,7 +236,7 @@ def attributes(store: str, name: str = ".", **changes: Any) -> Change:
 
 
 def metadata(store: str, name: str, edit: Callable[[dict[str, Any]], object]) -> Change:
-    """A description of a store or an array that is edited as JSON."""
+    """Edit the JSON of a store or an array."""
 
     def change(folder: Path) -> None:
         path = folder / store / name / "zarr.json"
@@ -250,7 +249,7 @@ def metadata(store: str, name: str, edit: Callable[[dict[str, Any]], object]) ->
 
 
 def shaped(store: str, name: str, shape: list[int], chunks: list[int] | None = None) -> Change:
-    """An array that claims a shape, of which nothing need be there."""
+    """Let an array claim a shape, without data."""
 
     def edit(record: dict[str, Any]) -> None:
         record["shape"] = shape
@@ -260,7 +259,7 @@ def shaped(store: str, name: str, shape: list[int], chunks: list[int] | None = N
 
 
 def replaced(path: Path, make: Callable[[Path], object]) -> None:
-    """Put something else in place of a file or a store."""
+    """Replace a file or a store."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -280,7 +279,7 @@ def empty(store: str) -> Change:
 
 
 def vast(folder: Path) -> None:
-    """Contributions that all claim the same huge axes, of which nothing is there."""
+    """Let all contributions claim the same huge axes, without data."""
     metadata(PARTS, ".", lambda record: record["attributes"].update(example=list(range(TRAIN))))(folder)
     for name in ("contribution", "contribution_left", "effect"):
         shaped(PARTS, name, [HUGE, 1, HUGE])(folder)
@@ -332,7 +331,7 @@ ARRAYS: dict[str, Change] = {
 }
 
 
-# --- And of what no file seals.
+# --- Files without a seal.
 
 
 def provenance(**facts: Json) -> Change:
@@ -357,14 +356,14 @@ BESIDE: dict[str, Change] = {
 }
 
 BEFORE: dict[str, Change] = CONFIGS | TABLES | DATA | ARRAYS
-"""These are sealed."""
+"""Changes of sealed files."""
 
 HARMLESS = frozenset({
     *("results of a machine with codes", "a model that is a list of numbers", "results at very many points"),
     *("metrics without time", "results of a header", "results below zero", "metrics of a header"),
     *("timings without columns", "timings of words", "kernel a list", "sketch a text", *BESIDE),
 })  # fmt: skip
-"""These have what their readers need: they are read, or refused."""
+"""Changes that some readers accept."""
 
 
 def odd(whole: Path, folder: Path, name: str) -> Path:
@@ -394,7 +393,7 @@ SLOW = [pytest.param(name, marks=() if name in SOME else pytest.mark.slow) for n
 
 @pytest.mark.parametrize("name", SLOW)
 def test_an_odd_folder_is_refused_in_one_line(whole: Path, command: Command, tmp_path: Path, name: str) -> None:
-    """Or read, where it only lacks what is not asked for; never does it end in a traceback."""
+    """Or it is read, if the command does not need the changed part. No command ends in a traceback."""
     folder = odd(whole, tmp_path / "odd", name)
     ended = command("explain", str(folder), "--json", "--query=1")
     assert ended.status == 0 if name in HARMLESS else (ended.status, ended.out) == (2, "")
@@ -409,7 +408,7 @@ def test_an_odd_folder_is_refused_in_one_line(whole: Path, command: Command, tmp
 
 
 def assert_plain(ended: Ended, folder: Path) -> None:
-    """What was printed is text, and an error is one line that names the folder."""
+    """Assert that the output is text, and an error is one line that names the folder."""
     assert ended.status in (0, 2)
     assert (ended.out + ended.err).replace("\n", "").isprintable()
     if ended.status:
@@ -419,7 +418,7 @@ def assert_plain(ended: Ended, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def outputs(whole: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A run among odd folders of these names."""
+    """A run in a folder with odd ones."""
     runs = tmp_path_factory.mktemp("outputs") / "runs"
     shutil.copytree(whole, runs / "whole")
     for name in request.param:
@@ -429,9 +428,7 @@ def outputs(whole: Path, tmp_path_factory: pytest.TempPathFactory, request: pyte
 
 @pytest.mark.parametrize("words", [["runs"], ["runs", "--json"], *(["report", f"--format={form}"] for form in FORMATS)])
 @pytest.mark.parametrize(
-    "outputs",
-    [pytest.param(SOME, id="some"), pytest.param(ALL, id="all", marks=pytest.mark.slow)],
-    indirect=True,
+    "outputs", [pytest.param(SOME, id="some"), pytest.param(ALL, id="all", marks=pytest.mark.slow)], indirect=True
 )
 def test_no_odd_folder_takes_a_list_down(outputs: Path, command: Command, words: list[str]) -> None:
     shown = command(*words, *([f"--out={outputs}"] if words[0] == "runs" else [str(outputs)]))
@@ -439,7 +436,7 @@ def test_no_odd_folder_takes_a_list_down(outputs: Path, command: Command, words:
     assert (shown.out + shown.err).replace("\n", "").isprintable()
     everything = shown.out.replace("\\", "") + shown.err
     assert all(path.name in everything for path in (outputs / "runs").iterdir())
-    assert shown.err.count("\n") == (words[0] == "report")  # those that are left out
+    assert shown.err.count("\n") == (words[0] == "report")  # names the omitted folders
 
 
 @pytest.mark.slow
@@ -450,7 +447,7 @@ def test_no_odd_folder_takes_the_page_down(outputs: Path, command: Command) -> N
     assert "whole" in (outputs / "report" / "index.html").read_text()
 
 
-# --- The record of a sweep, which a report starts from.
+# --- Records of sweeps.
 
 
 AT_32 = {"axes": {"model.width": 32}, "seed": 0, "state": "done"}
@@ -464,7 +461,7 @@ SWEEPS: dict[str, dict[str, Any]] = {
     "half a character in its name": {"name": HALF},
     "a name that leads elsewhere": {"name": "../../elsewhere"},
     "axes in a list": {"axes": [1]},
-    "a law along no axis": {"fits": [{"quantity": "drift", "axis": "nowhere"}]},
+    "a law along no axis": {"fits": [{"quantity": "kernel_change", "axis": "nowhere"}]},
     "a law of nothing": {"fits": [{"quantity": "nothing", "axis": "model.width"}]},
 }
 QUICK = ("a command of strangers",)

@@ -1,12 +1,13 @@
-"""Starting up: light, plain, and the same by every way in.
+"""Commands start quickly, complete in shells, and end with one line in every environment.
 
-One process answers a list of command lines, each by a fork of itself.
+One process forks itself for each command line.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pwd
 import resource
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import pytest
 from ntkexp.__main__ import main as way_in
 from ntkexp.cli import main
 from ntkexp.cli.main import settle
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, check
 from tests.run.commands import FORKS, TINY, only_run
 
 HEAVY = ("torch", "hydra", "pandas", "numpy", "matplotlib", "sklearn", "xarray", "rich.progress")
@@ -46,7 +47,7 @@ for line in sys.stdin:
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it printed; at last, on stderr, what it imported of what is heavy."""
+    """The exit status and output of a command. stderr ends with the heavy modules that it imported."""
 
     status: int
     out: str
@@ -58,7 +59,7 @@ Start = Callable[..., Ended]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[subprocess.Popen[str]]:
-    """The process, which has imported what every command line needs."""
+    """The process, with the modules that every command imports."""
     with subprocess.Popen(
         [sys.executable, "-c", ANSWERING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as running:
@@ -67,7 +68,7 @@ def server() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def start(server: subprocess.Popen[str], tmp_path: Path) -> Start:
-    """A command line, answered."""
+    """A function that runs a command line."""
 
     def call(*arguments: str, **environment: str) -> Ended:
         said = [tmp_path / "out", tmp_path / "err"]
@@ -119,7 +120,7 @@ def test_and_told_once_more(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_loads_no_compiler() -> None:
-    """What torch would load by itself to shield a dispatch mode, and to be deterministic."""
+    """torch would load it for a dispatch mode, and for deterministic algorithms."""
     program = (
         "import sys, torch, ntkexp\n"
         "from ntkexp.run.environment import fix_circumstances\n"
@@ -183,7 +184,7 @@ def test_bash_completes_what_it_splits_at_equals_signs(words: list[str], offered
 
 
 def into(stream: IO[str] | int, *arguments: str) -> tuple[int, str]:
-    """The exit status and the complaints of a command whose output goes there."""
+    """Return the exit status and stderr of a command whose stdout is this stream."""
     ended = subprocess.run(
         [sys.executable, "-m", "ntkexp", *arguments], stdout=stream, stderr=subprocess.PIPE, text=True, check=False
     )
@@ -206,11 +207,11 @@ def test_a_full_disk_is_one_line() -> None:
     assert complaint.startswith("ntkexp: the output cannot be written to stdout (No space left on device); ")
 
 
-# Whatever a process finds around itself, it ends with what was asked for or with one line of its own.
+# In every environment a command succeeds or ends with one line.
 
 
 def shell(line: str, **environment: str | None) -> tuple[int, str, str]:
-    """A command line of sh, in which `ntkexp` is the command."""
+    """Run a line of sh that calls `ntkexp`."""
     kept = {name: value for name, value in (os.environ | environment).items() if value is not None}
     script = f'ntkexp() {{ "{sys.executable}" -m ntkexp "$@"; }}; {line}'
     ended = subprocess.run(["sh", "-c", script], env=kept, capture_output=True, text=True, check=False)
@@ -220,20 +221,7 @@ def shell(line: str, **environment: str | None) -> tuple[int, str, str]:
 @pytest.mark.parametrize("given", ["abc", "0", "-3", "99999999999999999999", "", "2,zwei"])
 def test_a_number_of_threads_that_is_none(given: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", given)
-    status, out, err = command("config")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"ntkexp: OMP_NUM_THREADS={given}: it takes")
-
-
-def test_no_more_threads(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setenv("OMP_NUM_THREADS", "4,1")
-    monkeypatch.setattr(threading.Thread, "start", start)
-    status, out, err = command("--version")
-    assert (status, out, err.count("\n")) == (1, "", 1)
-    assert err.startswith("ntkexp: no more threads can be started; ")
+    check(command("config"), f"ntkexp: OMP_NUM_THREADS={given}: it takes")
 
 
 @pytest.mark.parametrize("words", [("train",), ("sweep", "width"), ("config",), ("report",)])
@@ -242,35 +230,40 @@ def test_too_few_files_may_be_open(words: tuple[str, ...], command: Command, mon
     assert command(*words) == (1, "", "ntkexp: too many files are open; raise the limit (ulimit -n)\n")
 
 
-def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
-    (tmp_path / "gone").mkdir()
-    ended = shell(f"cd {tmp_path}/gone; rmdir ../gone; ntkexp config", PYTHONPATH=str(Path(main.__file__).parents[2]))
-    assert ended == (2, "", "ntkexp: the working folder is gone; go to one that exists\n")
+def test_no_more_threads(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4,1")
+    monkeypatch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+    check(command("--version"), "ntkexp: no more threads can be started; ", status=1)
 
 
-def test_a_working_folder_that_is_not_utf8(tmp_path: Path) -> None:
-    folder = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
-    os.mkdir(folder)
-    status, out, err = shell(
-        'cd "$FOLDER"; ntkexp config', PYTHONPATH=str(Path(main.__file__).parents[2]), FOLDER=folder
-    )
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert r"/caf\udce9: this name is not UTF-8" in err
+LITTLE_MEMORY = ("raise the limit (ulimit -v)\n", "no memory is left")
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "messages"),
+    [
+        (
+            "mkdir gone; cd gone; rmdir ../gone; ntkexp config",
+            2,
+            ("the working folder is gone; go to one that exists\n",),
+        ),
+        ('mkdir "$ODD"; cd "$ODD"; ntkexp config', 2, (r"/caf\udce9: this name is not UTF-8",)),
+        *(
+            (f"ulimit -v {kilobytes}; ntkexp config", 1, LITTLE_MEMORY)
+            for kilobytes in (25_000, 30_000, 70_000, 300_000)
+        ),
+    ],
+)
+def test_an_unfit_process_is_one_line(line: str, status: int, messages: tuple[str, ...], tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    ended = shell(f"cd {tmp_path}; {line}", PYTHONPATH=str(Path(main.__file__).parents[2]), ODD=odd)
+    check(ended, status=status)
+    assert any(message in ended[2] for message in messages), ended
 
 
 @pytest.mark.parametrize("words", [("train", "--out=caf\udce9"), ("runs", "--out=caf\udce9"), ("explain", "caf\udce9")])
 def test_a_word_that_is_not_utf8(words: tuple[str, ...], command: Command) -> None:
-    status, out, err = command(*words)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert r"caf\udce9: this name is not UTF-8" in err
-
-
-@pytest.mark.parametrize("kilobytes", [25_000, 30_000, 70_000, 300_000])
-def test_too_little_memory_to_load_libraries(kilobytes: int) -> None:
-    status, out, err = shell(f"ulimit -v {kilobytes}; ntkexp config")
-    assert (status, out, err.count("\n")) == (1, "", 1), err
-    assert err.startswith("ntkexp: ")
-    assert err.endswith("raise the limit (ulimit -v)\n") or "no memory is left" in err
+    check(command(*words), r"caf\udce9: this name is not UTF-8")
 
 
 @pytest.mark.slow
@@ -300,19 +293,13 @@ def test_letters_that_a_terminal_lacks() -> None:
 
 
 def test_no_home(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless(path: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "expanduser", homeless)
-    assert command("runs", "--out=~nobody/x") == (
-        2,
-        "",
-        "ntkexp: ~ stands for no folder here; write the whole path, or set HOME\n",
-    )
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", mock.Mock(side_effect=KeyError))
+    check(command("runs", "--out=~/x"), "~ stands for no folder here; write the whole path, or set HOME")
 
 
 def interrupted_throughout(said: Path) -> None:
-    """A command to which SIGTERM comes as it works, as it says so, and as it leaves."""
+    """Send SIGTERM to a command while it works, while it prints its error, and while it ends."""
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     settle()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -351,7 +338,7 @@ def test_a_home_that_cannot_be_written() -> None:
 
 
 class Slow(ModuleType):
-    """A module in whose import Ctrl-C comes."""
+    """A module whose import is interrupted by Ctrl-C."""
 
     def __getattr__(self, name: str) -> object:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""No command runs a Python file of the working folder that was not trusted, whatever the name of the file."""
+"""No command runs a Python file of the working folder unless it is trusted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = (
     *("struct", "queue", "selectors", "socket", "pickle", "signal", "threading", "json", "typing", "tempfile"),
     *("torch", "numpy", "zarr", "pandas", "matplotlib", "hydra", "ntkexp", "sitecustomize", "bottleneck", "tqdm"),
 )
-"""Modules of Python, of other packages and of this one; some that libraries look for, and that may be missing."""
+"""Modules of Python and of packages, and optional modules that libraries try to import."""
 
 POISON = "import os\nopen(os.environ['POISONED'], 'a').write(__name__ + chr(10))\n"
 
@@ -50,7 +50,7 @@ COMMANDS = {
     "predict": ("kernel", "predict", "theta.zarr"),
     "ensemble": ("kernel", "ensemble", "--networks=2"),
 }
-REFUSED = {  # at these sizes nothing can be published or checked
+REFUSED = {  # these runs are too small
     "publish": ("claims", "publish", "published"),
     "check": ("claims", "check", "published"),
     "attribute": ("attribute", "run"),
@@ -59,14 +59,14 @@ SWEEP = ("sweep", "seed=0..1", *TINY)
 
 
 class Place(NamedTuple):
-    """A working folder with such files, and the list of those that ran."""
+    """A working folder with such files, and the file that lists the executed ones."""
 
     folder: Path
     ran: Path
     start: tuple[str, ...]
 
     def call(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """`ntkexp …`, given in that folder."""
+        """Run `ntkexp …` in the folder."""
         around = os.environ | {"POISONED": str(self.ran), "OMP_NUM_THREADS": "1"} | environment
         return subprocess.run(
             [*self.start, *words],
@@ -75,7 +75,7 @@ class Place(NamedTuple):
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,  # a job that cannot start leaves its command waiting
+            timeout=300,  # if a job cannot start, its command waits
         )
 
     @property
@@ -84,7 +84,7 @@ class Place(NamedTuple):
 
 
 def poisoned(folder: Path) -> Path:
-    """Write a file for each of the names, and a plugin for Hydra."""
+    """Write a file for each name, and a plugin for Hydra."""
     folder.mkdir()
     for name in NAMES:
         (folder / f"{name}.py").write_text(POISON)
@@ -94,7 +94,7 @@ def poisoned(folder: Path) -> Path:
 
 
 def prepared(at: Path) -> Place:
-    """A poisoned folder; the command is started as an installed script is, whose own folder leads `sys.path`."""
+    """Return a poisoned folder, and a script like the installed one, whose folder comes first in `sys.path`."""
     script = at / "bin" / "ntkexp"
     script.parent.mkdir()
     script.write_text("from ntkexp.__main__ import main\n\nif __name__ == '__main__':\n    main()\n")
@@ -114,7 +114,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory) -> Place:
     assert made.returncode == 0, made
     (run,) = (place.folder / "outputs" / "runs").iterdir()
     (place.folder / "run").symlink_to(run)
-    claim = place.folder / "mine" / "claim"  # beside which its register goes
+    claim = place.folder / "mine" / "claim"  # with a register
     claim.mkdir(parents=True)
     shutil.copy(ROOT / "configs" / "claim" / "linear.yaml", claim)
     made = place.call("kernel", "limit", *KERNEL, "--workers=1", "--out=theta.zarr")
@@ -127,7 +127,7 @@ from job import Nothing
 from ntkexp.engine.base import Ended, Task, choose, run_jobs
 
 if __name__ == "__main__":
-    ends = list(run_jobs(choose("local", 1), iter([Task("one", Nothing(), ".", ".")])))
+    ends = list(run_jobs(choose("local", 1), iter([Task("one", Nothing(), ".")])))
     assert ends[-1] == Ended("one", "done"), ends
 """
 JOB = """
@@ -142,7 +142,7 @@ class Nothing(AbstractJob):
 
 
 def test_workers_of_a_program_run_nothing_of_the_working_folder(place: Place) -> None:
-    """A program of the user's that calls an engine, in place of the command."""
+    """A program of the user calls an engine."""
     script = Path(place.start[-1])
     script.write_text(PROGRAM)
     (script.parent / "job.py").write_text(JOB)
@@ -152,14 +152,14 @@ def test_workers_of_a_program_run_nothing_of_the_working_folder(place: Place) ->
 
 @pytest.mark.slow
 def test_nor_does_the_package_by_its_name(place: Place) -> None:
-    (place.folder / "ntkexp.py").unlink()  # Python itself is asked for that name
+    (place.folder / "ntkexp.py").unlink()  # `-m ntkexp` would find it
     place = place._replace(start=(sys.executable, "-m", "ntkexp"))
     ended = place.call("config", PYTHONPATH=str(ROOT))
     assert (ended.returncode, place.names) == (0, []), ended
 
 
 OPTIONAL = ("cupy", "lz4", "snappy", "gmpy2", "zstandard", "backports", "isal", "pcodec", "flint", "opt_einsum")
-"""Modules that libraries look for, and that are mostly missing."""
+"""Optional modules that libraries try to import."""
 
 NET = """
 import helper
@@ -172,7 +172,7 @@ def build(outputs):
 
 
 def trusting(place: Place) -> tuple[str, ...]:
-    """Write a file to be trusted, and others that nobody trusts; return words that train with it."""
+    """Write a trusted file and other ones. Return words that train with the trusted file."""
     for name in OPTIONAL:
         (place.folder / f"{name}.py").write_text(f"{POISON}raise ImportError\n")
     (place.folder / "net.py").write_text(NET)
@@ -221,7 +221,7 @@ def test_nor_do_jobs_of_a_queue(cluster: str, place: Place) -> None:
 
 @pytest.mark.slow
 def test_nor_does_a_cluster_of_dask(place: Place) -> None:
-    """Its processes are those that the user started, with paths of their own; the ones that we start are ours."""
+    """The user starts its scheduler and worker. Jobs run in processes of ntkexp."""
     address = place.folder.parent / "scheduler.json"
     started = [
         subprocess.Popen(

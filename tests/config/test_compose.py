@@ -272,10 +272,57 @@ def test_hydra_imports_nothing_that_a_file_names(
     assert not (place / "mark").exists()
 
 
-def test_a_list_of_defaults_is_a_list(written: Path) -> None:
-    (written / "config.yaml").write_text("defaults: 3\n")
-    with refused(r"'defaults' takes a list"):
+@pytest.mark.parametrize("defaults", ["3", "[base]", "[{model: [mlp, cnn]}]", "[{model: null}]", "[[mlp]]"])
+def test_a_list_of_defaults_is_a_list_of_options(defaults: str, written: Path) -> None:
+    (written / "config.yaml").write_text(f"defaults: {defaults}\n")
+    with refused(r"config\.yaml: 'defaults' takes a list"):
         compose([], written)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "sizes"),
+    [
+        ("[]", (3, 2)),
+        ("[wide]", (3, 5)),
+        ("[wide, _self_]", (3, 5)),
+        ("[_self_, wide]", (9, 5)),
+        ("[wide, deep]", (3, 7)),
+    ],
+)
+def test_an_option_is_merged_with_its_defaults_in_their_order(
+    defaults: str, sizes: tuple[int, int], written: Path
+) -> None:
+    (written / "model" / "wide.yaml").write_text("width: 9\ndepth: 5\n")
+    (written / "model" / "deep.yaml").write_text("depth: 7\n")
+    (written / "model" / "mine.yaml").write_text(f"defaults: {defaults}\n_target_: ntkexp.model.MLP\nwidth: 3\n")
+    model = compose(["model=mine"], written).fields()["model"]
+    assert (model["width"], model["depth"]) == sizes
+
+
+@pytest.mark.parametrize(
+    ("defaults", "width"), [("{model: mlp}", 9), ("{model: mlp}, _self_", 9), ("_self_, {model: mlp}", 512)]
+)
+def test_keys_of_the_root_are_where_self_is(defaults: str, width: int, written: Path) -> None:
+    shipped = (Path(__file__).parents[2] / "configs" / "config.yaml").read_text()
+    _, rest = shipped.split("  - _self_\n")
+    others = "{data: digits}, {init: ntk}, {loss: squared}, {optimizer: gd}, {schedule: constant}"
+    (written / "config.yaml").write_text(f"defaults: [{others}, {defaults}]\n{rest}\nmodel: {{width: 9}}\n")
+    assert compose([], written).fields()["model"]["width"] == width
+
+
+def test_an_option_of_a_group_without_default_is_merged_last(written: Path) -> None:
+    shipped = (Path(__file__).parents[2] / "configs" / "config.yaml").read_text()
+    inline = "model: {_target_: ntkexp.model.MLP, width: 9}\n"
+    (written / "config.yaml").write_text(shipped.replace("  - model: mlp\n", "") + inline)
+    assert compose([], written).fields()["model"]["width"] == 9
+    assert compose(["model=mlp"], written).fields()["model"]["width"] == 512
+
+
+def test_options_whose_defaults_lead_back_are_one_line(written: Path) -> None:
+    for one, other in (("a", "b"), ("b", "a")):
+        (written / "model" / f"{one}.yaml").write_text(f"defaults: [{other}]\n")
+    with refused(r"a\.yaml: its 'defaults' lead back to it"):
+        compose(["model=a"], written)
 
 
 PIECES = [*"[]{},'\"|#?%@1-.~=a\t\0é\u2028\n", "b:", ": ", "- ", "  ", "&x ", "*x", "!!int ", "!!", "!x ", "<<: "]

@@ -99,8 +99,8 @@ def test_every_whole_number_has_two_ends() -> None:
         ("data=sphere data.train=100000", "kernels of 100012 points"),
         ("data=sphere data.dimension=10000000 data.query=100000", "the data takes an array of [100018, 10000000]"),
         ("data=text data.path=x data.context=100000000000000000000", "data.context=1"),
-        ("path.pieces=1000000000", "path.pieces=1000000000: it takes"),
-        ("path.nodes=5000", "path.nodes=5000: it takes"),
+        ("path.substeps=1000000000", "path.substeps=1000000000: it takes"),
+        ("path.quadrature_points=5000", "path.quadrature_points=5000: it takes"),
         ("path.romberg=200", "path.romberg=200: it takes"),
         ("steps=1000000000000000000000000 path.schedule=5", "steps=1000000000000000000000000: it takes"),
         (

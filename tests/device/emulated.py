@@ -118,7 +118,7 @@ class EmulatedModule:
 
 
 def index_of(device: torch.device | int | str) -> int:
-    """Return the index of a device, which is that of the current one if none is named."""
+    """Return the index of a device; without a name, the current index."""
     if isinstance(device, int):
         return device
     index = torch.device(device).index
@@ -126,7 +126,7 @@ def index_of(device: torch.device | int | str) -> int:
 
 
 def load(library: Path) -> None:
-    """Register the device in this process, in which no gradient has been computed yet."""
+    """Register the device in this process, before the first gradient is computed."""
     torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]  # torch's own, as the last line
     rename_privateuse1_backend(NAME)
     generate_methods_for_privateuse1_backend()
@@ -148,7 +148,7 @@ def load_when_torch_is_imported() -> None:
 
 
 def autoloading(folder: Path) -> dict[str, str]:
-    """Return the environment of a process in which torch loads the device by itself, as it does a maker's extension."""
+    """Return the environment of a process in which torch loads the device as it loads the extension of a maker."""
     if not IS_EMULATED:
         return {}
     about = folder / "emulated-1.0.dist-info"

@@ -8,33 +8,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.loop_breakdown import loop_without
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.progress import Silent
 from tests.device.emulated import DEVICE
 from tests.foreign_loop import loops
-from tests.foreign_loop.loops import Loop, Maker, Optimizers, followed, loop
-from tests.foreign_loop.test_rules import OPTIMIZERS
+from tests.foreign_loop.loops import OPTIMIZERS, Loop, Maker, apart, fitted, followed, loop, same_parts
 
-EPS = torch.finfo(torch.float64).eps
-CLOSE = 1e5 * EPS  # of all parts: eps for each of some hundred sums in another order, over 8 steps that build on them
+CLOSE = 1e5 * torch.finfo(torch.float64).eps  # of all parts: some hundred sums in another order, in each of 8 steps
 
 LOOPS = {
     **{f"{maker.__name__} {body.__name__}": (maker, body) for maker, body in loops.LOOPS},
     **{maker.__name__: (maker, loops.plain) for maker in OPTIMIZERS},
 }
-FAST = ("adamw scheduled_and_clipped",)
-
-
+FAST = "adamw scheduled_and_clipped"
 SHORT = {"Muon": torch.bfloat16, "ASGD": torch.float32}
-"""The numbers that some optimizers compute in, or hold their step size in: another order may round to the next one."""
+"""The precision in which some optimizers compute, or hold their rate. Sums in another order round differently."""
 
 
 def close_to(optimizers: Maker) -> float:
@@ -43,29 +36,15 @@ def close_to(optimizers: Maker) -> float:
     return CLOSE if kind is None else torch.finfo(kind).eps
 
 
-def some_fast(fast: tuple[str, ...]) -> list[object]:
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in LOOPS]
-
-
 def on(device: str, optimizers: Maker, dtype: torch.dtype = torch.float64) -> Loop:
     """Return the loop with its network, data and queries on a device."""
 
-    def made(model: nn.Sequential) -> Optimizers:
+    def made(model: nn.Sequential) -> loops.Optimizers:
         return optimizers(model.to(device))
 
     given = loop(made, dtype)
     given.x, given.y, given.queries = (each.to(device) for each in (given.x, given.y, given.queries))
     return given
-
-
-def same_parts(ours: Trace, theirs: Trace, close: float = CLOSE) -> None:
-    """Check that the same examples contributed the same."""
-    there, expected = ours.attribute(), theirs.attribute()
-    size = float(abs(expected["contribution"]).max())
-    for name in {"contribution", "decay", "change"} & set(expected):
-        missed = float(abs(there[name] - expected[name]).max())
-        assert missed <= close * size, (name, missed / size)
-    assert list(there["example"].values) == list(expected["example"].values)
 
 
 @pytest.mark.slow
@@ -75,8 +54,8 @@ def test_parts_are_those_of_the_processor(name: str) -> None:
     same_parts(followed(on(DEVICE, maker), body), followed(on("cpu", maker), body), close_to(maker))
 
 
-@pytest.mark.parametrize("name", some_fast(FAST))
-def test_so_are_those_of_a_loop_that_is_stored(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != FAST)) for name in LOOPS])
+def test_stored_parts_are_those_of_the_processor(name: str, tmp_path: Path) -> None:
     maker, body = LOOPS[name]
     trace = followed(on(DEVICE, maker), body, to=tmp_path / "run", every=3)
     same_parts(trace, followed(on("cpu", maker), body), close_to(maker))
@@ -84,9 +63,9 @@ def test_so_are_those_of_a_loop_that_is_stored(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("to_disk", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_masks_of_dropout_are_drawn_again(to_disk: bool, tmp_path: Path) -> None:
-    """They come from the generator of the device, whose state is recorded with the call."""
+    """The generator of the device draws them; its state is recorded with the call."""
 
-    def with_dropout(model: nn.Sequential) -> Optimizers:
+    def with_dropout(model: nn.Sequential) -> loops.Optimizers:
         model[3] = nn.Dropout(0.3)
         return loops.adamw(model.to(DEVICE))
 
@@ -111,89 +90,64 @@ def test_a_loop_under_autocast_is_explained() -> None:
 
 
 @pytest.mark.slow
-def test_a_loop_that_is_resumed_goes_on_there(tmp_path: Path) -> None:
-    maker, batch_of = loops.adamw, [batch for _, batch in zip(range(loops.STEPS), loops.batches())]  # noqa: B905
-    first = on(DEVICE, maker)
-    with follow(first.model, first.optimizers, queries=first.queries, to=tmp_path / "run", every=2):
-        for step in range(4):
-            loops.plain(first, batch_of[step])
-        kept = deepcopy((first.model.state_dict(), first.optimizers[0].state_dict()))
-        loops.plain(first, batch_of[4])
-    resumed = on(DEVICE, maker)
-    resumed.model.load_state_dict(kept[0])
-    resumed.optimizers[0].load_state_dict(kept[1])
-    with follow(resumed.model, resumed.optimizers, queries=resumed.queries, to=tmp_path / "run", every=2) as trace:
-        for step in range(4, loops.STEPS):
-            loops.plain(resumed, batch_of[step])
-    same_parts(trace, followed(on("cpu", maker), loops.plain))
-    elsewhere = load_trace(find_trace(tmp_path / "run"), on("cpu", maker).model)
-    same_parts(elsewhere, trace)  # a trace is attributed on the processor, wherever the loop ran
+def test_a_resumed_loop_is_that_of_the_processor(tmp_path: Path) -> None:
+    """A trace is attributed on the processor too."""
+    trace = loops.resumed(lambda: on(DEVICE, loops.adamw), loops.plain, 4, to=tmp_path / "run", every=2)
+    elsewhere = load_trace(find_trace(tmp_path / "run"), on("cpu", loops.adamw).model)
+    for each in (trace, elsewhere):
+        same_parts(each, followed(on("cpu", loops.adamw), loops.plain), CLOSE)
 
 
 def trained(device: str, optimizer: str, folder: Path | None = None) -> Trace:
-    """Follow a regression, of which the loss is known, with clipping."""
+    """Follow a regression with a known loss and clipping."""
     torch.manual_seed(0)
-    x, y, queries, targets = (torch.randn(count, size).double().to(device) for count, size in
-                              ((12, 2), (12, 1), (3, 2), (3, 1)))  # fmt: skip
+    sizes = ((12, 2), (12, 1), (3, 2), (3, 1))
+    x, y, queries, targets = (torch.randn(count, size).double().to(device) for count, size in sizes)
     model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)).double().to(device)
-    made: dict[str, torch.optim.Optimizer] = {
-        "sgd": torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-        "adamw": torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-2),
+    made: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if optimizer == "adamw":
+        made = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-2)
+    made.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 0.5) and None)
+    asked: dict[str, Any] = {
+        "queries": queries,
+        "loss": lambda outputs, call: (outputs - y).square().mean(1),
+        "measure": lambda outputs, call: (outputs - targets).square().mean(1),
     }
-
-    def losses(outputs: Tensor, call: object) -> Tensor:
-        return (outputs - y).square().mean(1)
-
-    def measure(outputs: Tensor, call: object) -> Tensor:
-        return (outputs - targets).square().mean(1)
-
-    with follow(model, made[optimizer], queries=queries, loss=losses, measure=measure, to=folder) as trace:
-        for _ in range(4):
-            made[optimizer].zero_grad()
-            (model(x) - y).square().mean().backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            made[optimizer].step()
-    return trace
+    return fitted(model, made, lambda _: (model(x) - y).square().mean(), 4, to=folder, **asked)
 
 
-Way: TypeAlias = Callable[[str, str, Path], NDArray[Any]]
+Way: TypeAlias = Callable[[str, str, Path], Any]
 
 
-def effects(device: str, optimizer: str, folder: Path) -> NDArray[Any]:
-    return trained(device, optimizer).attribute(effects=True)["effect"].to_numpy()
+def loaded(device: str, optimizer: str, folder: Path) -> Any:
+    trace = trained(device, optimizer, folder)
+    again = load_trace(find_trace(folder), deepcopy(trained(device, optimizer).module), trace.measure)
+    return again.attribute()["contribution"]
 
 
-def effects_from_disk(device: str, optimizer: str, folder: Path) -> NDArray[Any]:
-    return trained(device, optimizer, folder).attribute(effects=True)["effect"].to_numpy()
-
-
-def effects_checked(device: str, optimizer: str, folder: Path) -> NDArray[Any]:
-    again = partial(trained, device, optimizer)
-    return again().attribute(effects=True, again=again)["effect"].to_numpy()
-
-
-def by_module(device: str, optimizer: str, folder: Path) -> NDArray[Any]:
-    return trained(device, optimizer, folder).attribute(by="module")["by_component"].to_numpy()
-
-
-def removal(device: str, optimizer: str, folder: Path) -> NDArray[Any]:
+def removal(device: str, optimizer: str, folder: Path) -> Any:
     trained(device, optimizer, folder)
     again = partial(trained, device, optimizer)
     return loop_without(find_trace(folder), again, "renormalised", [0, 3], [0, 1], Silent()).shares
 
 
-def loaded(device: str, optimizer: str, folder: Path) -> NDArray[Any]:
-    measure = trained(device, optimizer, folder).measure
-    module = deepcopy(trained(device, optimizer).module)
-    return load_trace(find_trace(folder), module, measure).attribute()["contribution"].to_numpy()
+def checked(device: str, optimizer: str, folder: Path) -> Any:
+    again = partial(trained, device, optimizer)
+    return again().attribute(effects=True, again=again)["effect"]
 
 
-FAST_WAYS: tuple[Way, ...] = (effects,)
-SLOW_WAYS: tuple[Way, ...] = (effects_from_disk, effects_checked, by_module, removal, loaded)
+WAYS: dict[str, Way] = {
+    "effects": lambda device, name, _: trained(device, name).attribute(effects=True)["effect"],
+    "effects from disk": lambda device, name, to: trained(device, name, to).attribute(effects=True)["effect"],
+    "effects checked": checked,
+    "by module": lambda device, name, to: trained(device, name, to).attribute(by="module")["by_component"],
+    "a removal": removal,
+    "loaded": loaded,
+}
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("way", [*FAST_WAYS, *(pytest.param(way, marks=pytest.mark.slow) for way in SLOW_WAYS)])
-def test_what_else_is_found_is_that_of_the_processor(way: Way, optimizer: str, tmp_path: Path) -> None:
-    expected, found = (way(device, optimizer, tmp_path / device.replace(":", "-")) for device in ("cpu", DEVICE))
-    assert np.abs(found - expected).max() <= CLOSE * np.abs(expected).max()
+@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.slow] * (way != "effects")) for way in WAYS])
+def test_other_results_are_those_of_the_processor(way: str, optimizer: str, tmp_path: Path) -> None:
+    expected, found = (WAYS[way](each, optimizer, tmp_path / each.replace(":", "-")) for each in ("cpu", DEVICE))
+    assert apart(found, expected) <= CLOSE

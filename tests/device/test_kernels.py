@@ -1,4 +1,4 @@
-"""On the device kernels are those of the processor, secants close, and infinite widths agree."""
+"""Kernels on the device equal those on the processor, secants close, and infinite widths agree."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_kernel_of_infinite_width_is_that_of_the_processor() -> None:
 
 
 def predictions(device: str) -> dict[str, Tensor]:
-    """Return what the library's other functions make of a network on a device."""
+    """Return results of the library's other functions for a network on a device."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)).double().to(device)
     x, y, new = (torch.randn(count, *size).double().to(device) for count, size in ((12, (2,)), (12, (1,)), (3, (2,))))

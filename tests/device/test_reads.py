@@ -17,14 +17,14 @@ pytestmark = [
 ]
 
 IN_THE_LOOP = 3
-"""Whether anything moved the weights since the last step; signatures of gradients and weights; those of memories."""
-TO_DISK = 3  # more: digests of the examples, and what is written of the step
-ATTRIBUTED = 16  # the proofs (a), of outputs and (c) of a step, and what is shown of its examples
-AT_ONCE = 1  # more, at some steps alone: where weights are kept, and what is asked when a program is made
+"""A check for moved weights, signatures of gradients and weights, and signatures of optimizer states."""
+TO_DISK = 3  # more: digests of the examples, and the log entry of the step
+ATTRIBUTED = 16  # the proofs (a), of outputs and (c) of a step, and its examples for display
+AT_ONCE = 1  # more, at single steps: checkpoints, and checks of new programs
 
 
 def reads_of(steps: int, layers: int, optimizer: type[torch.optim.Optimizer], folder: Path | None) -> tuple[int, int]:
-    """Return the reads in a loop of so many steps, and in its attribution."""
+    """Return the numbers of reads in a loop and in its attribution."""
     torch.manual_seed(0)
     hidden = [part for _ in range(layers) for part in (nn.Linear(8, 8), nn.Tanh())]
     model = nn.Sequential(*hidden, nn.Linear(8, 1)).double().to(DEVICE)

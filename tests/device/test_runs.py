@@ -1,4 +1,4 @@
-"""A run on the device is that of the processor, repeats its bits, and goes on where it was left."""
+"""A run on the device equals the run on the processor, repeats its bits, and continues after a stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The parts of the package as the import contracts in pyproject.toml and the parts' own docstrings have them."""
+"""The layers of the package, from the import contracts in pyproject.toml and the docstrings of the parts.
+
+`python -m tests.docs.architecture` writes docs/architecture.md and docs/parts.svg, and a test compares them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Part:
 
     @property
     def file(self) -> Path:
-        """Where its docstring stands."""
+        """The file with its docstring."""
         return self.path / "__init__.py" if self.path.is_dir() else self.path
 
     @property
@@ -31,7 +34,7 @@ class Part:
 
 
 def layers_of(contract: str) -> list[list[Part]]:
-    """The parts that a contract names, layer by layer, the lowest first."""
+    """Return the layers of a contract, the lowest first."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (found,) = [each for each in settings["tool"]["importlinter"]["contracts"] if each["name"] == contract]
     (container,) = found["containers"]
@@ -41,15 +44,15 @@ def layers_of(contract: str) -> list[list[Part]]:
 
 
 def part(module: Path) -> Part:
-    """The part that a module's path leads to."""
+    """Return the part of a module."""
     return Part(module if module.is_dir() else module.with_suffix(".py"))
 
 
-# The picture of the package, docs/parts.svg: a box for each part, the highest layer on top; files are dashed.
+# docs/parts.svg: a box for each part, with the highest layer on top. Files have dashed borders.
 
 
 WIDTH, HEIGHT, GAP, MARGIN = 680, 26, 8, 12
-LETTER = 7.4  # the width of a letter, with some room
+LETTER = 7.4  # width of a letter
 STYLE = """\
 text { font: 12px ui-monospace, Menlo, Consolas, monospace; text-anchor: middle; fill: #222 }
 .folder { fill: #e8f1f8; stroke: #0072b2 }
@@ -59,7 +62,7 @@ path { stroke: #ccc }
 
 
 def picture(layers: list[list[Part]]) -> str:
-    """The whole picture, from layers of which the lowest is the first."""
+    """Draw the layers, the lowest first."""
     rows = [(number, row) for number, layer in enumerate(reversed(layers)) for row in broken(layer)]
     height = 2 * MARGIN + len(rows) * (HEIGHT + GAP) - GAP
     return (
@@ -70,7 +73,7 @@ def picture(layers: list[list[Part]]) -> str:
 
 
 def broken(layer: list[Part]) -> list[list[Part]]:
-    """The parts of a layer in rows that are no wider than the picture."""
+    """Break a layer into rows that fit into the picture."""
     rows: list[list[Part]] = [[]]
     for part in layer:
         if sum(map(room, [*rows[-1], part])) > WIDTH - 2 * MARGIN:
@@ -80,12 +83,12 @@ def broken(layer: list[Part]) -> list[list[Part]]:
 
 
 def room(part: Part) -> float:
-    """The width of a box and of the gap beside it."""
+    """Return the width of a box and its gap."""
     return LETTER * len(part.path.name) + 2 * GAP + GAP
 
 
 def drawn(rows: list[tuple[int, list[Part]]]) -> Iterator[str]:
-    """The rows, each with the number of its layer, with a line where a layer ends."""
+    """Draw rows, with a line between layers. Each row has the number of its layer."""
     above = 0
     for place, (layer, parts) in enumerate(rows):
         top = MARGIN + place * (HEIGHT + GAP)
@@ -96,7 +99,7 @@ def drawn(rows: list[tuple[int, list[Part]]]) -> Iterator[str]:
 
 
 def boxes(parts: list[Part], top: float) -> Iterator[str]:
-    """Boxes side by side, in the middle of the picture."""
+    """Draw the centred boxes of a row."""
     left = (WIDTH - sum(map(room, parts)) + GAP) / 2
     for part in parts:
         width = room(part) - GAP
@@ -106,9 +109,7 @@ def boxes(parts: list[Part], top: float) -> Iterator[str]:
         left += width + GAP
 
 
-# docs/architecture.md and its picture, as far as they say what the import contracts and the docstrings say.
-#
-# python -m tests.docs.architecture     writes both; a test asserts that they are as they would be written
+# docs/architecture.md.
 
 
 PAGE = ROOT / "docs" / "architecture.md"
@@ -118,13 +119,13 @@ SECTION = re.compile(r"(?<=<!-- contract: )(.*?)( -->\n\n).*?(?=\n<!-- end -->)"
 
 
 def page() -> str:
-    """The page, with its generated tables."""
+    """Return the page with new tables."""
     text = PAGE.read_text(encoding="utf-8")
     return SECTION.sub(lambda found: f"{found[1]}{found[2]}{table(layers_of(found[1]))}", text)
 
 
 def table(layers: list[list[Part]]) -> str:
-    """The parts of the package, the lowest layer first."""
+    """Return the table of the parts, the lowest layer first."""
     rows = ["| layer | part | |", "|--:|---|---|"]
     for number, layer in enumerate(layers, start=1):
         rows += [f"| {number} | {link(part)} | {part.sentence} |" for part in layer]
@@ -132,7 +133,7 @@ def table(layers: list[list[Part]]) -> str:
 
 
 def link(part: Part) -> str:
-    """A part's name, which leads to the file that has its docstring."""
+    """Return the name of a part, linked to its file."""
     return f"[`{part.path.name}`](../{part.file.relative_to(ROOT)})"
 
 

@@ -1,7 +1,4 @@
-"""docs/follow.md, as far as it says what becomes of the bugs that the tests plant in loops.
-
-python -m tests.docs.follow     writes its table; a test asserts that it is as it would be written
-"""
+"""The table of planted bugs in docs/follow.md. `python -m tests.docs.follow` writes it, and a test compares it."""
 
 from __future__ import annotations
 
@@ -17,12 +14,12 @@ SECTION = re.compile(r"(?<=<!-- bugs -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
 
 
 def page() -> str:
-    """The page, with the table written anew."""
+    """Return the page with a new table."""
     return SECTION.sub(lambda _: table(), PAGE.read_text(encoding="utf-8"))
 
 
 def table() -> str:
-    """How many bugs are recorded, and what is said of each of the others."""
+    """Return the number of recorded bugs, and the messages for the others."""
     rows = [(sentence(body), refusal(step, name, said)) for body, step, name, said in REFUSED]
     rows += [(sentence(loss_of_a_stale_graph), "PyTorch itself refuses it; the steps before are recorded")]
     text = (
@@ -34,7 +31,7 @@ def table() -> str:
 
 
 def sentence(body: Body) -> str:
-    """What is wrong in a loop."""
+    """Return the description of a bug."""
     return (body.__doc__ or "").strip()
 
 

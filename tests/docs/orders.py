@@ -15,25 +15,25 @@ TIME = 6.0
 STEP_SIZES = (0.4, 0.2, 0.1, 0.05)  # the largest is just below the largest stable one of the ReLU network, 0.42
 NETS = ("tanh", "relu")
 SHARED = ("model.width=64", "path.queries=[query]", "path.schedule=1000", "ladder.machine=[]")
-INTEGRAL = 64  # pieces that stand for infinitely many
+INTEGRAL = 64  # pieces that approximate the integral
 
 
 @cache
 def trained(activation: str, size: float, *words: str) -> Ran:
-    """The same network along the same path time, in steps of a size."""
+    """Train a network for the same path time, with this step size."""
     steps = f"steps={round(TIME / size)}"
     return ran(*SHARED, f"model.activation={activation}", f"optimizer.step_size={size}", steps, *words)
 
 
 def sums(activation: str, size: float) -> tuple[float, ...]:
-    """How far the sums by four rules are from what training did."""
-    one = trained(activation, size, "path.rule=[left,gauss,secant]", "path.nodes=1")
-    two = trained(activation, size, "path.rule=[gauss]", "path.nodes=2")
+    """Return the errors of the sums by four rules."""
+    one = trained(activation, size, "path.rule=[left,gauss,secant]", "path.quadrature_points=1")
+    two = trained(activation, size, "path.rule=[gauss]", "path.quadrature_points=2")
     return one.error("left"), one.error("gauss"), two.error("gauss"), one.error("secant")
 
 
 def parts(activation: str, size: float) -> tuple[float, ...]:
-    """How far the parts by secants of 1, 2 and 4 pieces are from those of the integral, and what the run says of it."""
+    """Return the errors of contributions by 1, 2 and 4 pieces, and the error bar of the run."""
     integral = secants(activation, size, INTEGRAL)
     misses = [float((secants(activation, size, n) - integral).norm() / integral.norm()) for n in (1, 2, 4)]
     run = trained(activation, size, "path.rule=[secant]", "path.error_samples=1000")
@@ -41,19 +41,19 @@ def parts(activation: str, size: float) -> tuple[float, ...]:
 
 
 def secants(activation: str, size: float, pieces: int) -> Float[Tensor, "point out train"]:
-    """𝒮 by so many secants a step."""
-    return trained(activation, size, "path.rule=[secant]", f"path.pieces={pieces}").contributions("secant")
+    """Return 𝒮 by this number of pieces per step."""
+    return trained(activation, size, "path.rule=[secant]", f"path.substeps={pieces}").contributions("secant")
 
 
 def table(header: tuple[str, ...], measured: dict[tuple[str, float], tuple[float, ...]]) -> str:
-    """Rows in Markdown."""
+    """Return a table in Markdown."""
     lines = [("network", "η", *header), ("---", "--:", *["--:"] * len(header))]
     lines += [(net, str(size), *(f"{error:.0e}" for error in row)) for (net, size), row in measured.items()]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("e-0", "e-")
 
 
 def tables(sizes: Sequence[float] = STEP_SIZES) -> tuple[str, str]:
-    """Of the sums, and of the parts."""
+    """Return the table of sums and the table of contributions."""
     places = [(net, size) for net in NETS for size in sizes]
     return (
         table(("left", "gauss 1", "gauss 2", "secant"), {place: sums(*place) for place in places}),

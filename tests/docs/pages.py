@@ -1,4 +1,4 @@
-"""Commands that documents show, run as processes: each succeeds, warns of nothing, and keeps to its memory."""
+"""The commands and programs of the documents. They run as processes, without warnings and with limited memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.docs.readme import ROOT
 from tests.run.commands import FORKS, Given, call_within, command, program
 
 PROGRAM = 1.0
-"""Gigabytes beyond `memory_gb`: Python with torch takes 0.3 before it does anything, and work is cut by estimates."""
+"""Gigabytes beyond `memory_gb`. Python with torch takes 0.3, and the limits of work are estimates."""
 
 
 def printed(command: list[str], folder: Path) -> str:
-    """What a command prints on stdout, in a folder with `ntkexp` in `.venv/bin`, where the README puts it."""
+    """Return the stdout of a command, in a folder with `.venv/bin/ntkexp`, as in the README."""
     install(folder / ".venv" / "bin" / "ntkexp")
     paths = {"PATH": f"{folder}/.venv/bin{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, cwd=folder, env=os.environ | paths, capture_output=True, text=True, check=False)
@@ -37,23 +37,23 @@ def printed(command: list[str], folder: Path) -> str:
 
 
 def install(program: Path) -> None:
-    """Put the program there, each of whose processes dies where it takes more memory than it should, workers too."""
+    """Install the program, with a limit of memory for each of its processes."""
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(f'#!/bin/sh\nulimit -d {most_bytes() // 1024}\nexec "{sys.executable}" -m ntkexp "$@"\n')
     program.chmod(0o755)
 
 
 def most_bytes() -> int:
-    """The memory that a command may take."""
+    """Return the limit of memory."""
     return int((compose([]).room_gb + PROGRAM) * 1e9)
 
 
 WITH_WORKERS = re.compile(r"ntkexp (sweep|claims)(?! list)(?!.* --dry-run)")
-"""Commands whose workers are to keep to their memory too, so that a shell starts them."""
+"""Commands with workers. A shell starts them, so that the workers have the limit too."""
 
 
 def carried_out(line: str, folder: Path) -> str:
-    """What a line for the shell prints on stdout, in a folder."""
+    """Return the stdout of a line of a shell."""
     line = shortened(line)
     if not line.startswith("ntkexp ") or WITH_WORKERS.match(line):
         return printed(["bash", "-c", line], folder)
@@ -61,15 +61,12 @@ def carried_out(line: str, folder: Path) -> str:
 
 
 def expanded(line: str, folder: Path) -> list[str]:
-    """The words of a line, with the files that patterns stand for, as a shell has them."""
+    """Return the words of a line, with expanded patterns of files."""
     return [each for word in shlex.split(line) for each in sorted(glob(word, root_dir=folder)) or [word]]
 
 
 def forked(act: Callable[[Given], None], given: Given, folder: Path) -> str:
-    """What a function prints on stdout, in a folder and a process.
-
-    It is forked from one in which the package is loaded, as to load it takes longer than most of what is documented.
-    """
+    """Return the stdout of a function, in a process that is forked from one with the loaded package."""
     out, err = folder / ".out.txt", folder / ".err.txt"
     process = FORKS.Process(target=call_within, args=(act, given, folder, (out, err), most_bytes()))
     process.start()
@@ -80,14 +77,14 @@ def forked(act: Callable[[Given], None], given: Given, folder: Path) -> str:
     return out.read_text("utf-8")
 
 
-# The commands as the app itself has them, each with its arguments, its options and what help says of them.
+# The commands of the app, with their arguments, options and help.
 
 
 HEADER = ("option", "default", "meaning")
 
 
 def walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """A command, or the commands of a group and of the groups in it, by the words that call them."""
+    """Yield the commands of a group, with their words."""
     inside = getattr(command, "commands", {})
     if not inside:
         yield path, command
@@ -99,13 +96,13 @@ ALL = dict(walk(typer.main.get_command(app), "ntkexp"))
 
 
 def options() -> set[str]:
-    """Every option of every command, and of the program itself."""
+    """Return every option of the program and its commands."""
     common = {"--help", "--version", "--install-completion", "--show-completion"}
     return common | {word for command in ALL.values() for each in command.params for word in each.opts}
 
 
 def called(path: str) -> str:
-    """A command with its arguments.
+    """Return a command with its arguments.
 
     >>> called("ntkexp resume")
     'ntkexp resume RUN'
@@ -114,7 +111,7 @@ def called(path: str) -> str:
 
 
 def rows(path: str) -> Iterator[tuple[str, str, str]]:
-    """The options of a command that its help lists."""
+    """Yield the options of a command, with default and help."""
     for each in filter(is_option, ALL[path].params):
         if each.hidden:
             continue
@@ -123,27 +120,25 @@ def rows(path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def is_option(parameter: Any) -> bool:
-    """Whether a parameter is an option, which begins with dashes, and no argument."""
+    """Return true for an option, and false for an argument."""
     return bool(parameter.opts[0].startswith("--"))
 
 
 def default(value: object) -> str:
-    """What an option is if it is not given; nothing where it is then left out."""
+    """Return the default of an option, or an empty text."""
     said = value.value if isinstance(value, Enum) else value
     return "" if said is None or said is False else f"`{said}`"
 
 
-# The pages in docs/, taken apart block by block, and carried out in order in a folder.
+# The pages in docs/. Their blocks run in order, in one folder:
 #
-#     python, yaml with a name in its first line    is written to a file of this name
-#     python                                        runs; where a text follows, it is what was printed
-#     sh                                            each line runs in a shell
-#     text, py                                      is shown only
-#
-# What would take long is given `SHORTER` as well.
+#     python, yaml with a name in its first line    is written to this file
+#     python                                        runs, and prints the following block `text`
+#     sh                                            each line runs in a shell, with smaller sizes from `SHORTER`
+#     text, py                                      does not run
 
 
-PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "reference.md")  # which has its own test
+PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name != "reference.md")  # it has its own test
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# ([\w/]+\.(?:py|yaml))\n")
 FEW = "data.train=12 data.query=6 data.test=6"
@@ -168,7 +163,7 @@ SHORTER = {
     "ntkexp train model=module": "steps=5",
     "ntkexp train path.every=snapshots": FEW,
     "ntkexp train path.kernels": f"{FEW} steps=2",
-    "ntkexp train path.pieces": "steps=5",
+    "ntkexp train path.substeps": "steps=5",
     "ntkexp train path.rule": FEW,
     "ntkexp kernel ensemble": "--networks=2",
     "ntkexp kernel limit": FEW,
@@ -177,7 +172,7 @@ SHORTER = {
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of code, and what is shown below it."""
+    """A block of code, and the text below it."""
 
     language: str
     text: str
@@ -185,7 +180,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name in its first line."""
+        """The file name in its first line."""
         named = FILE.match(self.text)
         return named[1] if named and self.language in {"python", "yaml"} else None
 
@@ -195,9 +190,9 @@ class Block:
         return self.text.splitlines() if self.language == "sh" else []
 
     def run(self, folder: Path) -> None:
-        """A program prints what is shown below it."""
+        """Run a program. Its output must agree with the text below it."""
         if self.language == "python" and not self.file:
-            if "multiprocessing" in self.text:  # processes that it spawns import it again
+            if "multiprocessing" in self.text:  # its processes import it again
                 output = printed([sys.executable, "-c", self.text], folder)
             else:
                 output = forked(program, self.text, folder)
@@ -214,30 +209,30 @@ class Page:
 
     @property
     def prose(self) -> str:
-        """All but the code."""
+        """The page without code."""
         return BLOCK.sub("", self.text)
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """The code, in order."""
+        """The blocks of code, in order."""
         found = [Block(*pair) for pair in BLOCK.findall(self.text)]
         below = [block.text if block.language == "text" else "" for block in [*found[1:], Block("", "")]]
         return [Block(block.language, block.text, text) for block, text in zip(found, below, strict=False)]
 
     @property
     def commands(self) -> list[str]:
-        """Every line for the shell."""
+        """Every line of a shell."""
         return [line for block in self.blocks for line in block.commands]
 
     def files(self, folder: Path) -> None:
-        """Write what the page says should be in files."""
+        """Write the files of the page."""
         for block in self.blocks:
             if block.file:
                 (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / block.file).write_text(block.text, encoding="utf-8")
 
     def carry_out(self, folder: Path) -> None:
-        """Do all that the page does."""
+        """Run all commands and programs of the page."""
         self.files(folder)
         for block in self.blocks:
             for line in block.commands:
@@ -246,5 +241,5 @@ class Page:
 
 
 def shortened(line: str) -> str:
-    """The same command in less time."""
+    """Return a command with smaller sizes."""
     return " ".join([line, *(words for start, words in SHORTER.items() if line.startswith(start))])

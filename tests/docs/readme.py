@@ -1,4 +1,4 @@
-"""The README and the guide that goes on where it ends, taken apart."""
+"""The blocks, commands and prose of the README and the guide."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-"""What the README has no room for."""
+"""The continuation of the README."""
 PEERS = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
-"""The same computations in other libraries, whose code is marked `py`, and here, in blocks marked `python`."""
+"""Computations in other libraries, in blocks `py`, and in ntkexp, in blocks `python`."""
 
 
 def blocks(language: str, text: str = TEXT) -> list[str]:

@@ -1,6 +1,6 @@
-"""docs/reference.md, from the components, the comments in their YAML files, and the help of the commands.
+"""docs/reference.md, from the components, their YAML files and the help of the commands.
 
-python -m tests.docs.reference     writes it; a test asserts that it is as it would be written
+`python -m tests.docs.reference` writes it, and a test compares it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ instead.
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the page."""
     sections = [section(group) for group in CHOICES.groups()]
     return "\n".join([INTRODUCTION, always(), *sections, sweeps(), calls()])
 
 
 def always() -> str:
-    """The keys that belong to no group."""
+    """Return the section of keys without a group."""
     file = CHOICES.root()
     fields = {
         key: field
@@ -58,7 +58,7 @@ def always() -> str:
 
 
 def of_class(kind: type[Component], tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Dotted keys with their fields, those of components that are written out inside included."""
+    """Yield dotted keys with their fields, also of nested components."""
     for name, field in kind.model_fields.items():
         child = tree.get(name)
         if isinstance(child, Mapping) and "_target_" in child:
@@ -75,7 +75,7 @@ def section(group: str) -> str:
 
 
 def base(group: str) -> type[Component]:
-    """What the options of a group have in common."""
+    """Return the base class of a group."""
     kind = component(read_yaml(CHOICES.file(group, CHOICES.options(group)[0])))
     return next(
         parent for parent in reversed(kind.__mro__) if issubclass(parent, Component) and parent is not Component
@@ -91,14 +91,14 @@ def option(group: str, name: str) -> str:
 
 
 def component(tree: Mapping[str, Any]) -> type[Component]:
-    """The class of a YAML file."""
+    """Return the class of a YAML file."""
     module, _, name = tree["_target_"].rpartition(".")
     found: type[Component] = getattr(import_module(module), name)
     return found
 
 
 def described(kind: type[Component]) -> str:
-    """What the file says first of its only component, and else what the class says first."""
+    """Return the first sentence of the class, or of the module if it has one component."""
     module = inspect.getmodule(kind)
     own = [other for other in vars(module).values() if inspect.isclass(other) and other.__module__ == kind.__module__]
     concrete = [other for other in own if issubclass(other, Component) and can_be_built(other)]
@@ -106,13 +106,13 @@ def described(kind: type[Component]) -> str:
 
 
 def sentence(documented: ModuleType | type | None) -> str:
-    """The first paragraph of a text."""
+    """Return the first paragraph of a docstring."""
     text = (inspect.getdoc(documented) or "").partition("\n\n")[0].rstrip(":,;")
     return " ".join(text.split()).removesuffix(".") + "."
 
 
 def rows(file: Path, prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[tuple[str, str, str, str]]:
-    """Key, what it takes, default and meaning."""
+    """Yield the key, its type, its default and its meaning."""
     defaults = dict(dotted(read_yaml(file), ""))
     for name, meaning in comments(file).items():
         if field := fields.get(f"{prefix}{name}"):
@@ -121,7 +121,7 @@ def rows(file: Path, prefix: str, fields: Mapping[str, FieldInfo]) -> Iterator[t
 
 
 def taken(name: str, field: FieldInfo) -> str:
-    """The type in words; a component is given by its name."""
+    """Return the type in words. Components are names."""
     group = name.rpartition(".")[2]
     known = f"an option of [{group}](#{group})" if group in CHOICES.groups() else "a name"
     words = re.sub(r"a component of kind \w+", known, accepted_values(field))
@@ -129,7 +129,7 @@ def taken(name: str, field: FieldInfo) -> str:
 
 
 def comments(file: Path) -> dict[str, str]:
-    """The comment beside each dotted key."""
+    """Return the comment of each dotted key."""
     found: dict[str, str] = {}
     parents: list[tuple[int, str]] = []
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -141,7 +141,7 @@ def comments(file: Path) -> dict[str, str]:
 
 
 def sweeps() -> str:
-    """The sweeps that come with the package."""
+    """Return the section of shipped sweeps."""
     found = []
     for name in CHOICES.options("sweep"):
         file = CHOICES.file("sweep", name)
@@ -156,18 +156,18 @@ def sweeps() -> str:
 
 
 def calls() -> str:
-    """The commands, each with its options."""
+    """Return the section of commands."""
     return "\n".join(["## Commands\n", *map(call, commands.ALL)])
 
 
 def call(path: str) -> str:
-    """A command with its options."""
+    """Return a command with its options."""
     told = " ".join(inspect.cleandoc(commands.ALL[path].help).split())
     return f"### {path}\n\n`{commands.called(path)}`\n\n{told}\n\n{table(commands.rows(path), commands.HEADER)}"
 
 
 def table(found: Iterable[tuple[str, ...]], header: tuple[str, ...] = HEADER) -> str:
-    """Rows in Markdown."""
+    """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *found]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 

@@ -1,28 +1,36 @@
-"""The page on the architecture cannot lie: its picture and tables are those of the import contracts."""
+"""Generated pages and pictures are up to date, and every part, key and option is described."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from ntkexp.config.plain_yaml import read_yaml
+from tests.docs import follow
 from tests.docs import pages as commands
 from tests.docs.architecture import ORDER, PAGE, PICTURE, Part, layers_of, page, picture
 from tests.docs.readme import ROOT
 from tests.docs.reference import CHOICES, FILE, comments, component, reference
 
-WRITE = "run `python -m tests.docs.architecture`"
 PARTS = [part for layer in layers_of(ORDER) for part in layer]
 
 
-def test_the_tables_are_as_they_would_be_written() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), WRITE
-
-
-def test_the_picture_is_as_it_would_be_drawn() -> None:
-    assert PICTURE.read_text(encoding="utf-8") == picture(layers_of(ORDER)), WRITE
+@pytest.mark.parametrize(
+    ("file", "written", "module"),
+    [
+        (PAGE, page, "architecture"),
+        (PICTURE, lambda: picture(layers_of(ORDER)), "architecture"),
+        (FILE, reference, "reference"),
+        (follow.PAGE, follow.page, "follow"),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_generated_files_are_up_to_date(file: Path, written: Callable[[], str], module: str) -> None:
+    assert file.read_text(encoding="utf-8") == written(), f"run `python -m tests.docs.{module}`"
 
 
 def test_the_picture_shows_every_part_once_and_in_its_frame() -> None:
@@ -37,21 +45,17 @@ def test_the_picture_shows_every_part_once_and_in_its_frame() -> None:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.path.name)
-def test_every_part_says_in_a_sentence_what_it_is(part: Part) -> None:
+def test_every_part_is_described_in_a_sentence(part: Part) -> None:
     assert len(part.sentence.split()) > 4, part.file
 
 
-def test_every_file_that_is_named_is_there() -> None:
+def test_every_named_file_exists() -> None:
     named = re.findall(r"(?<!\[)`([\w/]+\.py|(?:\w+/)+)`", PAGE.read_text(encoding="utf-8"))
     assert named
     assert [name for name in named if not any((folder / name).exists() for folder in (ROOT, ROOT / "ntkexp"))] == []
 
 
-# The reference is what the components say, and says something about every key.
-
-
-def test_it_is_as_it_would_be_written() -> None:
-    assert FILE.read_text(encoding="utf-8") == reference(), "run `python -m tests.docs.reference`"
+# Every key and option has a meaning.
 
 
 @pytest.mark.parametrize("group", CHOICES.groups())
@@ -68,6 +72,6 @@ def test_every_key_that_belongs_to_no_group_has_a_meaning() -> None:
 
 
 @pytest.mark.parametrize("path", commands.ALL)
-def test_every_option_that_takes_a_value_says_which(path: str) -> None:
+def test_every_option_with_a_value_names_it(path: str) -> None:
     options = filter(commands.is_option, commands.ALL[path].params)
     assert [each.opts[0] for each in options if not each.is_flag and not each.metavar] == []

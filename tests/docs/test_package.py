@@ -1,4 +1,4 @@
-"""ntkexp imports what it asks for; all of that is pinned, to a version that it asks for and that is installed here."""
+"""Imports are required packages, requirements are pinned and installed, and the wheel is complete."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.report.stand_ins import STAND_INS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-STOOD_IN = {"wandb", "mlflow"}  # extras that tests have stand-ins for, and that need not be installed here
+STOOD_IN = {"wandb", "mlflow"}  # extras with stand-ins, which need not be installed
 ASKED = [*PROJECT["dependencies"], *(line for extra in EXTRAS.values() for line in extra)]
 REQUIREMENTS = [wanted for line in ASKED if (wanted := Requirement(line)).name != PROJECT["name"]]
 
 
 def versions(text: str) -> dict[str, str]:
-    """The version of each package in lines of constraints.txt, of those that this Python needs."""
+    """Return the pinned versions of constraints.txt for this Python."""
     pins = [Requirement(line) for line in text.splitlines() if line and not line.startswith("#")]
     needed = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
     return {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in needed}
@@ -45,11 +45,11 @@ OF_DEV = versions(CONSTRAINTS.partition("# The extras that dev leaves out")[0])
 
 
 @pytest.mark.parametrize("wanted", REQUIREMENTS, ids=lambda wanted: str(wanted.name))
-def test_what_is_asked_for_is_pinned(wanted: Requirement) -> None:
+def test_requirements_are_pinned(wanted: Requirement) -> None:
     assert wanted.specifier.contains(PINNED[canonicalize_name(wanted.name)])
 
 
-def test_the_recipe_for_conda_asks_for_the_same() -> None:
+def test_the_recipe_for_conda_has_the_same_requirements() -> None:
     recipe = (ROOT / "docs" / "conda" / "meta.yaml").read_text(encoding="utf-8")
     asked = re.findall(r"^    - (.+)$", recipe.partition("  run:\n")[2].partition("\ntest:")[0], re.MULTILINE)
     renamed = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
@@ -61,7 +61,7 @@ def test_the_recipe_for_conda_asks_for_the_same() -> None:
     assert f'version = "{PROJECT["version"]}"' in recipe
 
 
-def test_extras_that_dev_leaves_out_have_stand_ins() -> None:
+def test_extras_outside_dev_have_stand_ins() -> None:
     (everything,) = (wanted for line in EXTRAS["dev"] if (wanted := Requirement(line)).name == PROJECT["name"])
     assert EXTRAS.keys() - {"dev", "docs"} - everything.extras == STOOD_IN == set(STAND_INS)
 
@@ -71,18 +71,18 @@ def test_the_guide_has_every_extra() -> None:
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(EXTRAS)
 
 
-def test_what_is_pinned_is_tested() -> None:
+def test_the_pinned_versions_are_installed() -> None:
     installed = {name: version(name).partition("+")[0] for name in OF_DEV}
     assert installed == OF_DEV
 
 
 def modules_shown() -> list[str]:
-    """What the README and the guide run by `python -m`, for those who only use the program."""
+    """Return the modules that users run by `python -m`, from the README and the guide."""
     return re.findall(r"python -m (tests[\w.]*)", TEXT.partition("## Contributing")[0] + GUIDE)
 
 
 def wanted_by(path: Path) -> set[str]:
-    """The names of everything that a file imports, whenever it does."""
+    """Return the names of all imports of a file."""
     nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     origins = [(str(node.module), node.names) for node in nodes if isinstance(node, ast.ImportFrom)]
@@ -91,7 +91,7 @@ def wanted_by(path: Path) -> set[str]:
 
 
 def reached(module: str) -> set[str]:
-    """The names of everything that running a module of the tests imports, through others of them."""
+    """Return the names of all imports of a module of the tests, also through other modules of the tests."""
     found, left = set[str](), [module]
     while left:
         file = ROOT / Path(*left.pop().split("."))
@@ -102,13 +102,13 @@ def reached(module: str) -> set[str]:
     return found
 
 
-def test_modules_that_the_readme_shows_are_there() -> None:
+def test_shown_modules_exist() -> None:
     assert modules_shown()
     assert all(Path(ROOT, *name.split(".")).with_suffix(".py").is_file() for name in modules_shown())
 
 
 @pytest.mark.parametrize("module", modules_shown())
-def test_what_the_readme_shows_needs_no_more_than_its_first_command_installs(module: str) -> None:
+def test_shown_modules_need_only_the_first_installation(module: str) -> None:
     owners, always = packages_distributions(), named(PROJECT["dependencies"])
     roots = {name.partition(".")[0] for name in reached(module)} - sys.stdlib_module_names - {"ntkexp", "tests"}
     assert roots
@@ -116,12 +116,12 @@ def test_what_the_readme_shows_needs_no_more_than_its_first_command_installs(mod
 
 
 def named(lines: Iterable[str]) -> set[str]:
-    """The packages that requirements name."""
+    """Return the names of required packages."""
     return {canonicalize_name(Requirement(line).name) for line in lines}
 
 
 def imported() -> set[str]:
-    """The first word of everything that some file of the package imports, now or later; type checkers know one more."""
+    """Return the top-level packages that ntkexp imports."""
     nodes = [node for path in (ROOT / "ntkexp").rglob("*.py") for node in ast.walk(ast.parse(path.read_text("utf-8")))]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -129,8 +129,8 @@ def imported() -> set[str]:
 
 
 @pytest.mark.slow
-def test_what_is_imported_is_asked_for() -> None:
-    """By users: what only the tests need is not there."""
+def test_imports_are_required() -> None:
+    """Requirements of the tests alone do not count."""
     extras = [lines for name, lines in EXTRAS.items() if name != "dev"]
     always, sometimes = named(PROJECT["dependencies"]), named(chain.from_iterable(extras))
     owners = packages_distributions()
@@ -140,12 +140,12 @@ def test_what_is_imported_is_asked_for() -> None:
     assert always.issuperset(LIBRARIES)
 
 
-# The wheel is the product: installed away from the checkout it has its configs, its types and its command.
+# The wheel, installed in another folder, has its configs, its types and its command.
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the wheel was installed, without what it depends on."""
+    """A folder with the installed wheel, without its requirements."""
     place = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(place), str(ROOT)], check=True)
@@ -155,34 +155,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The YAML files under a folder."""
+    """Return the YAML files of a folder."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.yaml")}
 
 
 @pytest.mark.slow
-def test_the_configs_are_in_it(installed: Path) -> None:
+def test_the_wheel_has_the_tracked_files_and_finds_its_configs(installed: Path, tmp_path: Path) -> None:
     assert files(installed / "ntkexp" / "configs") == files(ROOT / "configs")
-
-
-@pytest.mark.slow
-def test_nothing_else_is_in_it(installed: Path) -> None:
-    """Of what lies in the checkout, the package and its configs, without what git ignores there."""
+    assert (installed / "ntkexp" / "py.typed").is_file()
     found = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
     others = {name for name in found if "__pycache__" in name or name.startswith(("bin/", "ntkexp-"))}
     tracked = subprocess.run(
         ["git", "ls-files", "ntkexp", "configs"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    names = {re.sub("^configs/", "ntkexp/configs/", name) for name in tracked.stdout.splitlines()}
-    assert found - others == names
-
-
-@pytest.mark.slow
-def test_it_says_that_it_is_typed(installed: Path) -> None:
-    assert (installed / "ntkexp" / "py.typed").is_file()
-
-
-@pytest.mark.slow
-def test_it_finds_its_configs_by_itself(installed: Path, tmp_path: Path) -> None:
+    assert found - others == {re.sub("^configs/", "ntkexp/configs/", name) for name in tracked.stdout.splitlines()}
     shown = subprocess.run(
         [sys.executable, "-m", "ntkexp", "config", "--tree"],
         cwd=tmp_path,
@@ -194,7 +180,7 @@ def test_it_finds_its_configs_by_itself(installed: Path, tmp_path: Path) -> None
     assert "model=mlp (default)" in shown.stdout
 
 
-# The contracts between the chapters hold: import order is story order.
+# The import contracts hold.
 
 
 def test_the_contracts_hold() -> None:
@@ -203,14 +189,12 @@ def test_the_contracts_hold() -> None:
     assert ended.returncode == 0, ended.stdout
 
 
-# One word, one meaning: a class of one package is called like none of another.
-#
-# Components are spared: they are named by their package, in configurations as in `ntkexp.loss.Squared`. So are
-# callbacks, which go by the library that they are for, as in `ntkexp.lightning.Follow`.
+# Classes of different packages have different names, except components, such as `ntkexp.loss.Squared`, and callbacks,
+# such as `ntkexp.lightning.Follow`, which are used with the name of their package.
 
 
 def modules_by_class() -> dict[str, list[str]]:
-    """The modules in which a class of this name is written."""
+    """Return the modules of each class name."""
     found = defaultdict(list)
     files = sorted((ROOT / "ntkexp").rglob("*.py"))
     for file in (each for each in files if each.stem not in ntkexp.CALLBACKS or each.parent.name != "ntkexp"):
@@ -221,11 +205,11 @@ def modules_by_class() -> dict[str, list[str]]:
 
 
 def is_component(module: str, name: str) -> bool:
-    """Whether the class is a component."""
+    """Return true for a component."""
     return issubclass(getattr(import_module(module), name), Component)
 
 
-def test_a_class_has_its_name_for_itself() -> None:
+def test_class_names_are_unique() -> None:
     shared = {name: found for name, found in modules_by_class().items() if len({m.split(".")[1] for m in found}) > 1}
     others = {name: [m for m in found if not is_component(m, name)] for name, found in shared.items()}
     assert {name: found for name, found in others.items() if len(found) > 1} == {}

@@ -1,4 +1,4 @@
-"""What the README says is so: its commands parse, its keys and options exist, its example prints what it says."""
+"""The README is right: its commands parse, its keys and options exist, and its examples print the shown text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CI = ROOT / ".ci" / "run"
 
 
 @pytest.mark.parametrize("command", ALL)
-def test_every_command_is_there_and_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_is_shown_and_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{command} " in " ".join([*COMMANDS, *QUOTED, ""]), "the README shows no such command"
     assert run([*command.split()[1:], "--help"]) == 0
     shown = capsys.readouterr()
@@ -28,7 +28,7 @@ def test_every_command_is_there_and_explains_itself(command: str, capsys: pytest
     assert command in shown.out
 
 
-def test_every_command_that_is_shown_is_one() -> None:
+def test_every_shown_command_exists() -> None:
     said = [*COMMANDS, *(words for words in QUOTED if words.startswith("ntkexp "))]
     called = [line for line in said if not line.startswith("ntkexp --")]
     assert [line for line in called if not any(f"{line} ".startswith(f"{command} ") for command in ALL)] == []
@@ -50,7 +50,7 @@ def test_every_key_exists() -> None:
     assert keys <= known
 
 
-def test_machines_are_named_as_they_are() -> None:
+def test_kernel_machines_have_their_names() -> None:
     machines = set(Choices(config_folders(None)).options("machine"))
     for text, section in ((GUIDE, "## The ladder"), (TEXT, "## For theory")):
         ladder = text.partition(section)[2].partition("## ")[0]
@@ -71,42 +71,33 @@ def test_it_counts_the_published_verdicts() -> None:
     assert judged in " ".join(TEXT.split())
 
 
-def test_the_first_lines_that_are_shown_are_among_all() -> None:
+def test_the_shown_lines_of_the_table_are_those_of_the_guide() -> None:
     few, all_of_them = blocks("text")[0], blocks("text", GUIDE)[0]
     assert {*few.splitlines()} <= {*all_of_them.splitlines()}
 
 
-def test_links_lead_to_files() -> None:
+def test_links_lead_to_files_and_pictures_are_small() -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", TEXT):
         assert (ROOT / target).is_file(), target
-
-
-def test_pictures_are_small() -> None:
     assert all(file.stat().st_size < 100_000 for file in (ROOT / "docs").iterdir())
 
 
 @pytest.mark.parametrize("text", [TEXT, GUIDE, PEERS], ids=["README", "guide", "coming from"])
-def test_the_examples_print_what_they_say(text: str) -> None:
+def test_the_examples_print_the_shown_text(text: str) -> None:
     example, printed = "\n".join(blocks("python", text)), StringIO()
     with redirect_stdout(printed):
-        exec(compile(example, "README.md", "exec"), {})  # the README's own code, each block after the one before
+        exec(compile(example, "README.md", "exec"), {})  # the code of the README
     assert printed.getvalue().splitlines() == re.findall(r"^print\(.*\)  # (.*)$", example, flags=re.MULTILINE)
 
 
-def test_setting_up_is_one_line_each_with_the_pinned_versions() -> None:
+def test_setting_up_is_one_line_with_pinned_versions_which_ci_runs() -> None:
     assert len(SETUPS) == 2
     for line in SETUPS:
         assert line.startswith("python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e ")
-
-
-def test_continuous_integration_runs_the_test_command_of_the_readme() -> None:
     script = CI.read_text(encoding="utf-8")
     (pattern,) = re.findall(r"grep -E '([^']+)' README\.md", script)
     found = [line for line in TEXT.splitlines() if re.search(pattern, line)]
     assert found == [line for line in LINES if line.endswith("pytest")]
     assert len(found) == 1
     assert 'step "$test_command"' in script
-
-
-def test_continuous_integration_can_be_run() -> None:
     assert CI.stat().st_mode & stat.S_IXUSR

@@ -67,7 +67,7 @@ class Weighted(Descent):
 
 @dataclass(frozen=True)
 class Trained:
-    """A training, with what it was made of."""
+    """A training with its setting."""
 
     setting: Setting
     trajectory: AbstractTrajectory
@@ -116,7 +116,7 @@ def derivative(found: Trained, mean: MeanName) -> Float[Tensor, "vector example"
 
 
 def end(found: Trained, mean: MeanName, example_weights: Float[Tensor, " example"]) -> Float[Tensor, " weight"]:
-    """θ after a training in which examples have these weights."""
+    """θ after a training with these weights of the examples."""
     descent, flat, like = found.setting.descent, found.trajectory.flat, found.setting.problem.weights
     optimizer, memory = descent.optimizer, Memory()
     theta = flat.vector(like).requires_grad_()
@@ -192,7 +192,7 @@ MOVES: dict[type[AbstractOptimizer], Callable[[Any, int, Tensor, Memory], Tensor
 """θ ← θ − η times this."""
 
 
-# Steps without an example: exact where there is one step, and the derivative where next to nothing is left out.
+# Steps without an example: exact for one step, and the derivative for a very small omission.
 
 
 QUICK_STEPS, SLOW = ("adam",), pytest.mark.slow
@@ -204,7 +204,7 @@ LITTLE = 1e-7  # of an example
 
 @dataclass(frozen=True)
 class ALittle(AbstractMean):
-    """A convention in which only a little of what is left out is left out."""
+    """A convention that leaves out only a little of each example."""
 
     mean: AbstractMean
 
@@ -240,7 +240,7 @@ def test_leaving_out_a_little_is_the_derivative(optimizer: str, tmp_path: Path) 
     [pytest.param(o, m, marks=() if (o, m) == ("adam", "fixed") else SLOW) for o in OPTIMIZERS for m in MEANS],
 )
 def test_of_one_step_it_is_the_truth(optimizer: str, mean: MeanName, tmp_path: Path) -> None:
-    """Outputs that are linear in the weights feel what the step does, and no more."""
+    """Outputs that are linear in the weights change by the step alone."""
     found = trained(tmp_path, *OPTIMIZERS[optimizer], "steps=1")
     flat, descent = found.trajectory.flat, found.setting.descent
     chosen = torch.eye(flat.size, dtype=torch.float64)
@@ -254,10 +254,10 @@ def test_of_one_step_it_is_the_truth(optimizer: str, mean: MeanName, tmp_path: P
         assert (predicted[:, example] - actual).abs().max() < 1e-12 * (actual.abs().max() + 1e-3)
 
 
-# The derivative is compared with that of the whole training written out.
+# The derivative, compared with the derivative of the whole training written out.
 
 
-TOLERANCE = 1e-11  # rounding, times what 7 steps and Adam's division by small numbers make of it
+TOLERANCE = 1e-11  # rounding, amplified by 7 steps and Adam's division by small numbers
 
 
 def outputs(found: Trained, weights: dict[str, Tensor]) -> Tensor:

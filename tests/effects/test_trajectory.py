@@ -23,7 +23,7 @@ SUM = 64  # numbers in the longest sum of a gradient, that over pixels: each may
 
 
 def rounding(step: TrainedStep) -> Tensor:
-    """How far rounding may take g + λθ, as it is summed elsewhere: by ε of the largest gradients that make it up."""
+    """Return a bound on the rounding of g + λθ, which is summed elsewhere: ε times its largest gradients."""
     weights = step.weights.clone()
     each = [batch.shares[:, None] * jacrev(batch.losses)(weights) for batch in step.batches]
     return SUM * EPS * (torch.cat(each).abs().sum(0).max() + (step.updates[0].linear.l2 * weights).abs())
@@ -51,7 +51,7 @@ def taken(step: TrainedStep, memory: Tensor) -> tuple[Tensor, Tensor]:
     "optimizer", [pytest.param(o, marks=() if o in ("nesterov", "amsgrad") else pytest.mark.slow) for o in OPTIMIZERS]
 )
 def test_a_recorded_step_leads_where_it_led(optimizer: str, tmp_path: Path) -> None:
-    """To the rounding of its gradients, which the step amplifies: Adam divides that of a weight by its past ones."""
+    """To the rounding of its gradients, which the step amplifies: Adam divides a gradient by past gradients."""
     found = trained(tmp_path, *OPTIMIZERS[optimizer]).trajectory
     memory = known = torch.zeros_like(found.end)
     for index in range(found.length):
@@ -107,7 +107,7 @@ def effects(found: Trained, mean: AbstractMean, vectors: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("mean", [pytest.param("fixed", marks=pytest.mark.slow), "renormalised"])
 def test_trainings_in_batches_of_four_change_by_the_effect(mean: MeanName, tmp_path: Path) -> None:
-    """Where steps are so small that what follows is linear, and only the mean is not."""
+    """For steps so small that later steps are linear, and only the mean is not."""
     found = trained(tmp_path, "optimizer=sgd", "optimizer.batch=4", f"optimizer.step_size={SMALL}")
     told = effects(found, MEANS[mean], end_gradient(found))
     actual = torch.stack([outputs(found, walk(found, mean, k)[-1].end) for k in range(told.shape[1])], dim=1)
@@ -125,7 +125,7 @@ def walk(found: Trained, mean: MeanName, left_out: int) -> list[Step]:
 
 @pytest.mark.parametrize("mean", MEANS)
 def test_in_batches_of_four_the_derivative_is_a_quarter_too_small(mean: MeanName, tmp_path: Path) -> None:
-    """Of one step without clipping, outputs that are linear in the weights feel what a mean without an example does."""
+    """After one step without clipping, linear outputs change by the mean without the example."""
     found = trained(tmp_path, "optimizer=momentum", "optimizer.batch=4", "optimizer.step_size=0.2", "steps=1")
     flat = found.trajectory.flat
     every = torch.eye(flat.size, dtype=torch.float64)
@@ -134,12 +134,12 @@ def test_in_batches_of_four_the_derivative_is_a_quarter_too_small(mean: MeanName
     for example in range(found.trajectory.examples):
         (step,) = walk(found, mean, example)
         actual[:, example] = flat.vector(step.end) - flat.vector(found.end)
-    assert distance(told, actual) < 1e-12  # a step of rounding 1e-16, beside changes of a thousandth
+    assert distance(told, actual) < 1e-12  # a step rounds by 1e-16, and changes are a thousandth
     factor = 4 / 3 if mean == "renormalised" else 1.0
     assert distance(factor * derivative, told) < ROUNDING
 
 
-# Weights by name are views of one vector; what comes back to them is put together once, however many they are.
+# Weights by name are views of one vector; their gradient is assembled once, for any number of names.
 
 
 class Counting(DispatchMode):
@@ -169,4 +169,4 @@ def made_on_the_way_back(names: int) -> float:
 
 
 def test_many_names_cost_no_more_on_the_way_back_than_few() -> None:
-    assert made_on_the_way_back(40) < 1.1 * made_on_the_way_back(4)  # and not as many vectors as there are names
+    assert made_on_the_way_back(40) < 1.1 * made_on_the_way_back(4)  # and not one vector for each name

@@ -8,5 +8,5 @@ from pathlib import Path
 
 if "LOADING" in os.environ:
     Path(os.environ["LOADING"]).write_text(str(os.getpid()))
-    while True:  # a signal ends one of these
+    while True:  # a signal ends the sleep
         time.sleep(1)

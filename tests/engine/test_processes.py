@@ -17,23 +17,23 @@ from tests.docs.readme import ROOT
 from tests.engine.jobs import Waiting
 
 INTERRUPTED = """
-from ntkexp.engine.base import Task, choose, ignore, work
+from ntkexp.engine.base import Task, choose, ignore
 from tests.engine.jobs import Waiting
 
 if __name__ == "__main__":
     for _ in range(4):
-        executor = choose("local", 1).executor(ignore)
-        future = executor.submit(work, Task("one", Waiting(), ".", "."))
-        executor.shutdown()  # it interrupts the worker, which is starting
+        workers = choose("local", 1).open(ignore)
+        future = workers.submit(Task("one", Waiting(), "."))
+        workers.shutdown()  # it interrupts the worker, which is starting
         assert future.result().how == "stopped", future.result()
 """
 
 KILLED = """
-from ntkexp.engine.base import Task, choose, ignore, work
+from ntkexp.engine.base import Task, choose, ignore
 from tests.engine.jobs import Loading
 
 if __name__ == "__main__":
-    choose("local", 1).executor(ignore).submit(work, Task("one", Loading(), ".", ".")).result()
+    choose("local", 1).open(ignore).submit(Task("one", Loading(), ".")).result()
 """
 
 
@@ -77,7 +77,7 @@ def test_an_interrupt_before_a_child_of_dask_has_its_task_stops_the_task() -> No
 
 
 def test_a_server_that_loads_modules_ends_with_its_command(tmp_path: Path) -> None:
-    """Killed with SIGKILL, the command can tell nobody."""
+    """A command that is killed with SIGKILL sends no message."""
     loading = tmp_path / "loading"
     process = program(KILLED, LOADING=str(loading))
     while not (loading.is_file() and loading.read_text()):
@@ -95,7 +95,7 @@ def test_a_server_that_loads_modules_ends_with_its_command(tmp_path: Path) -> No
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there, and is not a mere entry that nobody has waited for."""
+    """Return whether a process runs, and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

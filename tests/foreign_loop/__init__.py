@@ -1,1 +1,1 @@
-"""Loops that somebody else wrote."""
+"""Loops that users wrote."""

@@ -1,7 +1,7 @@
-"""Loops with a bug planted in each, said by its docstring, and what following makes of it.
+"""Loops with a planted bug, which the docstring names, and the result of following them.
 
-What is recorded is what happened: the parts add up to what training did, bug and all. What is not what it seems is
-refused, by what its message says.
+If the steps are valid, they are recorded: the parts add up to the change of training with the bug. Otherwise the loop
+is refused with a message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def clipped_in_part(given: Loop, batch: Tensor) -> None:
 
 
 def normalised(given: Loop, batch: Tensor) -> None:
-    """Gradients are made longer too, all to one length, where clipping makes them shorter."""
+    """Gradients are scaled to one length, up or down, where clipping only shortens them."""
     given.zero()
     given.back(batch)
     gradients = [weight.grad for weight in given.model.parameters() if weight.grad is not None]
@@ -176,7 +176,7 @@ def ascended(given: Loop, batch: Tensor) -> None:
 
 
 def zeroed_before_the_step(given: Loop, batch: Tensor) -> None:
-    """Gradients are set to zero before the step, which goes on by momentum and decay."""
+    """Gradients are set to zero before the step, which continues by momentum and decay."""
     given.zero()
     given.back(batch)
     if given.done > 4:
@@ -185,7 +185,7 @@ def zeroed_before_the_step(given: Loop, batch: Tensor) -> None:
 
 
 def half_a_batch_lost(given: Loop, batch: Tensor) -> None:
-    """The gradient of the first half is thrown away between the two."""
+    """The gradient of the first half is thrown away."""
     for half in torch.split(batch, 3):
         given.zero()
         given.back(half)
@@ -215,7 +215,7 @@ def randomly_masked(given: Loop, batch: Tensor) -> None:
 
 
 def given_back_late(given: Loop, batch: Tensor) -> None:
-    """A parameter is taken from the optimizer, and given back half-way."""
+    """A parameter is removed from the optimizer, and added again half-way."""
     if given.done == 0:
         given.optimizers[0].param_groups[0]["params"].pop()
     if given.done == 4:
@@ -232,7 +232,7 @@ def loss_of_a_stale_graph(given: Loop, batch: Tensor) -> None:
 
 
 def hooks_that_multiply(given: Loop, batch: Tensor) -> None:
-    """Gradients of two parameters become a third, and twice, what they are, on their way and when they are added up."""
+    """Hooks divide one gradient by three, and double another one."""
     if not given.done:
         one, other = (given.model.get_parameter(name) for name in ("2.weight", "4.weight"))
         one.register_hook(lambda gradient: gradient / 3)  # type: ignore[no-untyped-call]
@@ -289,4 +289,4 @@ REFUSED: tuple[tuple[Body, int, str, str], ...] = (
     (hook_that_bends, 0, "", GRADIENT),
     (warmer, 7, "", OUTPUTS),
 )
-"""The step and the tensor or layer that are named, any where it is left open, and what is said of it."""
+"""The step, tensor and reason in the message; any tensor if the name is empty."""

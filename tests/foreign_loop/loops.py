@@ -1,28 +1,38 @@
-"""Loops of training as people write them; none knows that it is followed."""
+"""Loops of training as people write them, which do not know that they are followed, and the laws of their traces."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
+from torch.nn import functional
+from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
+from torch.utils.checkpoint import checkpoint as recomputed
 
+from ntkexp.foreign_loop.example_names import SeenCall, digests
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.trace import Trace
 
 EXAMPLES, BATCH, STEPS = 18, 6, 8
-Optimizers: TypeAlias = list[torch.optim.Optimizer]
+BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
+"""How far the sum of parts may be from the change, relative to it: the bounds of the project for secants."""
+CLOSE = 1e-12  # for parts that are summed from replayed weights, relative to all parts
+
+Optimizers: TypeAlias = list[optim.Optimizer]
 Maker: TypeAlias = Callable[[nn.Sequential], Optimizers]
 Body: TypeAlias = Callable[["Loop", Tensor], None]
 
 
 @dataclass
 class Loop:
-    """A network, its optimizers and its data."""
+    """A network, its optimizers and its data; the means of its losses are by `weights` of examples, if there are."""
 
     model: nn.Sequential
     optimizers: Optimizers
@@ -32,13 +42,19 @@ class Loop:
     done: int = 0
     scaler: torch.amp.GradScaler | None = None
     stale: Tensor | None = None  # a loss
+    weights: Tensor | None = None
 
     def zero(self, *, set_to_none: bool = True) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=set_to_none)
 
     def back(self, batch: Tensor, divisor: float = 1.0) -> None:
-        loss = nn.functional.cross_entropy(self.model(self.x[batch]), self.y[batch])
+        outputs, y = self.model(self.x[batch]), self.y[batch]
+        if self.weights is None:
+            loss = cross_entropy(outputs, y)
+        else:
+            weights = self.weights[batch]
+            loss = cross_entropy(outputs, y, reduction="none") @ weights / weights.sum().clamp(min=1e-9)
         (loss / divisor).backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> None:
@@ -63,46 +79,283 @@ def batches() -> Iterator[Tensor]:
         yield torch.randperm(EXAMPLES, generator=generator)[:BATCH]
 
 
-def followed(given: Loop, body: Body, kept: list[Trace] | None = None, **more: Any) -> Trace:
-    """The loop, followed; the trace is also put where it is kept, whatever the loop raises."""
+def train(given: Loop, body: Body, begin: int = 0, end: int = STEPS, *, evaluates: bool = True) -> None:
+    """Take some steps, and evaluate the model after each."""
+    for given.done, batch in zip(range(end), batches()):  # noqa: B905  there is no last batch
+        if given.done >= begin:
+            body(given, batch)
+            if evaluates:
+                with torch.no_grad():
+                    given.model(given.queries)
+
+
+def followed(
+    given: Loop,
+    body: Body,
+    kept: list[Trace] | None = None,
+    begin: int = 0,
+    end: int = STEPS,
+    *,
+    evaluates: bool = True,
+    **more: Any,
+) -> Trace:
+    """Follow some steps of a loop. The trace is also appended to `kept`, even if the loop raises."""
     with follow(given.model, given.optimizers, queries=given.queries, **more) as trace:
         if kept is not None:
             kept.append(trace)
-        for given.done, batch in zip(range(STEPS), batches()):  # noqa: B905  there is no last batch
-            body(given, batch)
-            with torch.no_grad():
-                given.model(given.queries)
+        train(given, body, begin, end, evaluates=evaluates)
     return trace
 
 
+def fitted(model: nn.Module, optimizers: Any, loss: Callable[[int], Tensor], steps: int = 2, **more: Any) -> Trace:
+    """Follow a loop that descends on loss(step)."""
+    with follow(model, optimizers, **more) as trace:
+        for step in range(steps):
+            model.zero_grad()
+            loss(step).backward()  # type: ignore[no-untyped-call]
+            for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
+                optimizer.step()
+    return trace
+
+
+Checkpoint: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]], Tensor]
+
+
+def checkpoint(given: Loop) -> Checkpoint:
+    """A checkpoint as people save it: weights, states of the optimizers, and the generator."""
+    states = [each.state_dict() for each in given.optimizers]
+    return deepcopy((given.model.state_dict(), states, torch.get_rng_state()))
+
+
+def restore(given: Loop, kept: Checkpoint) -> Loop:
+    weights, states, generator = kept
+    given.model.load_state_dict(weights)
+    for each, state in zip(given.optimizers, states, strict=True):
+        each.load_state_dict(state)
+    torch.set_rng_state(generator)
+    return given
+
+
+def resumed(make: Callable[[], Loop], body: Body, back: int, **more: Any) -> Trace:
+    """Follow a loop to step 5, and again from its checkpoint before step `back`."""
+    given, kept = make(), dict[int, Checkpoint]()
+
+    def checked(given: Loop, batch: Tensor) -> None:
+        kept[given.done] = checkpoint(given)
+        body(given, batch)
+
+    followed(given, checked, end=5, **more)
+    kept[5] = checkpoint(given)
+    configuration = (more["to"] / "config.json").read_bytes()
+    trace = followed(restore(make(), kept[back]), body, begin=back, **more)
+    assert (more["to"] / "config.json").read_bytes() == configuration  # it is the same training
+    return trace
+
+
+# --- Optimizers.
+
+
 def sgd(model: nn.Sequential) -> Optimizers:
-    return [torch.optim.SGD(model.parameters(), lr=0.3)]
+    return [optim.SGD(model.parameters(), lr=0.3)]
 
 
 def momentum(model: nn.Sequential) -> Optimizers:
-    return [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01)]
+    return [optim.SGD(model.parameters(), lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01)]
 
 
 def nesterov(model: nn.Sequential) -> Optimizers:
-    return [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)]
+    return [optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)]
 
 
 def adam(model: nn.Sequential) -> Optimizers:
-    return [torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1, amsgrad=True)]
+    return [optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1, amsgrad=True)]
+
+
+def by_axes(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Matrices, and biases."""
+    parameters = list(model.parameters())
+    return [each for each in parameters if each.dim() == 2], [each for each in parameters if each.dim() == 1]
 
 
 def adamw(model: nn.Sequential) -> Optimizers:
-    matrices, biases = ([weight for weight in model.parameters() if weight.dim() == axes] for axes in (2, 1))
+    matrices, biases = by_axes(model)
     groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": 0.1}, {"params": biases, "betas": (0.8, 0.99)}]
-    return [torch.optim.AdamW(groups)]
+    return [optim.AdamW(groups)]
 
 
 def several(model: nn.Sequential) -> Optimizers:
     return [
-        torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.5),
-        torch.optim.AdamW(model[2].parameters(), lr=0.01),
-        torch.optim.SGD(model[4].parameters(), lr=0.2),
+        optim.SGD(model[0].parameters(), lr=0.1, momentum=0.5),
+        optim.AdamW(model[2].parameters(), lr=0.01),
+        optim.SGD(model[4].parameters(), lr=0.2),
     ]
+
+
+def of(kind: Callable[..., optim.Optimizer], **settings: Any) -> Maker:
+    """All parameters by one optimizer; biases are a group that learns more slowly."""
+
+    def optimizers(model: nn.Sequential) -> Optimizers:
+        weights, biases = by_axes(model)
+        return [kind([{"params": weights}, {"params": biases, "lr": settings["lr"] / 2}], **settings)]
+
+    optimizers.__name__ = " ".join([kind.__name__, *(f"{key}={value}" for key, value in settings.items())])
+    return optimizers
+
+
+def with_adamw(**settings: Any) -> Maker:
+    """Muon for matrices, AdamW for the rest, as people use it."""
+
+    def optimizers(model: nn.Sequential) -> Optimizers:
+        weights, biases = by_axes(model)
+        return [optim.Muon(weights, **settings), optim.AdamW(biases, lr=0.01)]
+
+    optimizers.__name__ = " ".join(["Muon", *(f"{key}={value}" for key, value in settings.items())])
+    return optimizers
+
+
+OPTIMIZERS = (
+    of(optim.RMSprop, lr=0.01, weight_decay=0.1),
+    of(optim.RMSprop, lr=0.01, momentum=0.9, centered=True, foreach=True),
+    of(optim.RMSprop, lr=0.01, momentum=0.5, weight_decay=0.1, maximize=True),
+    of(optim.Adagrad, lr=0.1, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.1),
+    of(optim.Adagrad, lr=0.1, maximize=True, fused=True),
+    of(optim.Adadelta, lr=1.0, weight_decay=0.1),
+    of(optim.Adadelta, lr=1.0, maximize=True, foreach=True),
+    of(optim.Adamax, lr=0.01, weight_decay=0.1),
+    of(optim.NAdam, lr=0.01, weight_decay=0.1, momentum_decay=0.1),
+    of(optim.NAdam, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True, foreach=True),
+    of(optim.RAdam, lr=0.01, betas=(0.8, 0.9), weight_decay=0.1, decoupled_weight_decay=True),
+    of(optim.RAdam, lr=0.01, weight_decay=0.1, maximize=True, foreach=True),
+    of(optim.ASGD, lr=0.1, lambd=0.01, alpha=0.5, t0=3, weight_decay=0.1),
+    of(optim.Adafactor, lr=0.01, weight_decay=0.1),
+    of(optim.Adafactor, lr=0.1, d=1.5, maximize=True, foreach=True),
+    of(optim.Rprop, lr=0.01, maximize=True),
+    with_adamw(lr=0.02),
+    with_adamw(lr=0.02, nesterov=False, weight_decay=0.0, adjust_lr_fn="match_rms_adamw", ns_steps=3),
+    of(optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, maximize=True),
+    of(optim.Adam, lr=0.01, weight_decay=0.1, maximize=True, foreach=False),
+    of(optim.Adam, lr=0.05, betas=(0.5, 0.5), amsgrad=True),
+)
+"""PyTorch's other optimizers: each option at least once, in some way of computing."""
+
+
+# --- Networks that draw random numbers in training.
+
+
+class RandomNet(nn.Sequential):
+    """Three layers, called in some way that is random in training."""
+
+    def __init__(self, way: Callable[[RandomNet, Tensor], Tensor]) -> None:
+        super().__init__(nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3))
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self, x)
+
+    def read(self, hidden: Tensor) -> Tensor:
+        outputs: Tensor = self[2](hidden)
+        return outputs
+
+    def noise(self, *shape: int) -> Tensor:
+        """Numbers in [0, 1), and ones in evaluation."""
+        return torch.rand(shape, dtype=torch.float64) if self.training else torch.ones(shape, dtype=torch.float64)
+
+
+Way: TypeAlias = Callable[[RandomNet, Tensor], Tensor]
+
+
+def dropping(net: RandomNet, x: Tensor) -> Tensor:
+    hidden = functional.dropout(net[0](x).relu(), 0.3, net.training)
+    return net.read(functional.dropout(functional.gelu(net[1](hidden)), 0.5, net.training))
+
+
+def attending(net: RandomNet, x: Tensor) -> Tensor:
+    heads = torch.outer(torch.arange(1.0, 5, dtype=x.dtype), x.new_ones(1)) * net[0](x)[:, None, None]
+    mixed = functional.scaled_dot_product_attention(heads, heads.tanh(), heads, dropout_p=0.4 * net.training)
+    return net.read(net[1](mixed.mean((1, 2))).tanh())
+
+
+def forgetting(net: RandomNet, x: Tensor, *, reentrant: bool = True) -> Tensor:
+    """Activations are computed twice, with the same masks."""
+
+    def part(hidden: Tensor) -> Tensor:
+        return functional.dropout(net[1](hidden.tanh()), 0.4, net.training)
+
+    hidden = net[0](x)
+    is_kept = not torch.is_grad_enabled()
+    return net.read(part(hidden) if is_kept else recomputed(part, hidden, use_reentrant=reentrant))
+
+
+def forgetting_the_other_way(net: RandomNet, x: Tensor) -> Tensor:
+    return forgetting(net, x, reentrant=False)
+
+
+def passing_over(net: RandomNet, x: Tensor) -> Tensor:
+    """Half of the calls leave a layer out."""
+    hidden = net[0](x).tanh()
+    return net.read(net[1](hidden).tanh() if float(net.noise(1)) > 0.5 else hidden)
+
+
+def noise_added(net: RandomNet, x: Tensor) -> Tensor:
+    hidden: Tensor = net[0](x)
+    return net.read((hidden + torch.randn_like(hidden) if net.training else hidden).tanh())
+
+
+def masked(net: RandomNet, x: Tensor) -> Tensor:
+    """Features are dropped together in all examples."""
+    return net.read(net[0](x).tanh().masked_fill(net.noise(8) < 0.3, 0.0))
+
+
+def selfish(net: RandomNet, x: Tensor) -> Tensor:
+    return net.read(functional.alpha_dropout(functional.selu(net[0](x)), 0.3, net.training))
+
+
+def turned(net: RandomNet, x: Tensor) -> Tensor:
+    """Features come before examples in memory, as the words of a transformer's texts do."""
+    hidden: Tensor = net[0](x).t()
+    return net.read(functional.dropout(hidden, 0.3, net.training).t().tanh())
+
+
+WAYS: tuple[Way, ...] = (
+    dropping,
+    attending,
+    turned,
+    passing_over,
+    noise_added,
+    masked,
+    selfish,
+    forgetting,
+    forgetting_the_other_way,
+)
+
+
+def random_loop(optimizers: Maker, way: Way = dropping) -> Loop:
+    torch.manual_seed(0)
+    model = RandomNet(way).double()
+    x, queries, y = torch.randn(EXAMPLES, 4).double(), torch.randn(3, 4).double(), torch.randint(3, (EXAMPLES,))
+    return Loop(model, optimizers(model), x, y, queries)
+
+
+WORDS = 7  # of the language
+
+
+class Language(nn.Module):
+    """A causal layer of attention over tokens, with a row of outputs for each token."""
+
+    def __init__(self, outputs: int = WORDS, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.words, self.read, self.norm = nn.Embedding(WORDS, 6), nn.Linear(6, 18), nn.LayerNorm(6)
+        self.dropout, self.out = nn.Dropout(dropout), nn.Linear(6, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.words(x)
+        query, key, value = self.read(self.norm(hidden)).chunk(3, 2)
+        hidden = hidden + functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        outputs: Tensor = self.out(self.dropout(hidden))
+        return outputs
+
+
+# --- Steps.
 
 
 def plain(given: Loop, batch: Tensor) -> None:
@@ -143,7 +396,7 @@ def pairs(given: Loop, batch: Tensor) -> None:
 
 
 def with_a_scaler(given: Loop, batch: Tensor) -> None:
-    """What a scaler of gradients does: it takes its scale back, and skips a step."""
+    """A scaler of gradients, which divides by its scale and skips a step."""
     given.zero()
     given.back(batch, 1 / 1024)
     for weight in given.model.parameters():
@@ -157,7 +410,7 @@ def with_the_scaler_of_pytorch(given: Loop, batch: Tensor) -> None:
     """Its losses overflow once, so that it skips that step."""
     given.scaler = given.scaler or torch.amp.GradScaler("cpu", init_scale=1024.0)
     given.zero()
-    loss = nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
+    loss = cross_entropy(given.model(given.x[batch]), given.y[batch])
     given.scaler.scale(loss * (torch.inf if given.done == 3 else 1.0)).backward()  # type: ignore[no-untyped-call]
     given.scaler.step(given.optimizers[0])
     given.scaler.update()
@@ -166,7 +419,7 @@ def with_the_scaler_of_pytorch(given: Loop, batch: Tensor) -> None:
 def zeroed_late(given: Loop, batch: Tensor) -> None:
     outputs = given.model(given.x[batch])
     given.zero()
-    nn.functional.cross_entropy(outputs, given.y[batch]).backward()  # type: ignore[no-untyped-call]
+    cross_entropy(outputs, given.y[batch]).backward()  # type: ignore[no-untyped-call]
     given.step()
 
 
@@ -193,8 +446,36 @@ LOOPS: tuple[tuple[Maker, Body], ...] = (
 )
 
 
-BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
-"""How far the sum of parts may be from the change, relative to it: the bounds of the project for secants."""
+# --- Laws.
+
+
+def apart(found: Any, expected: Any) -> float:
+    """The largest difference, relative to the largest expected number."""
+    ours, theirs = (
+        torch.as_tensor(each if isinstance(each, Tensor) else np.asarray(each)) for each in (found, expected)
+    )
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def outputs_of(model: nn.Module, queries: Tensor) -> Tensor:
+    """The outputs at the queries in evaluation."""
+    was_training = model.training
+    with torch.no_grad():
+        outputs: Tensor = model.eval()(queries)
+    model.train(was_training)
+    return outputs
+
+
+def parts_of(trace: Trace, **more: Any) -> xr.Dataset:
+    """The attribution, without the page in its folder, whose pictures take long."""
+    return replace(trace, folder=None).attribute(quiet=True, **more)
+
+
+def missed(found: xr.Dataset, change: Any = None, *parts: str) -> float:
+    """How far contributions, decay and the named parts are from the change, relative to it."""
+    whole = found["contribution"].sum("example") + sum(found[name] for name in ("decay", *parts))
+    return apart(whole, found["change"] if change is None else change)
 
 
 def outputs_add_up(found: xr.Dataset, change: Tensor, bound: float, *, cancels: bool) -> None:
@@ -202,21 +483,59 @@ def outputs_add_up(found: xr.Dataset, change: Tensor, bound: float, *, cancels: 
 
     Unless parts cancel, the movement by rounding is as small as the rounding of the sum.
     """
-    parts, steps, beside = (torch.from_numpy(found[name].values) for name in ("contribution", "by_step", "decay"))
-    beside = beside + torch.from_numpy(found["rounding"].values)
+    parts, steps, decay, rounding = (
+        torch.from_numpy(found[name].values) for name in ("contribution", "by_step", "decay", "rounding")
+    )
     size = change.norm()
     if cancels:
         size = parts.abs().sum(2).max().clamp(min=size)
     else:
-        assert abs(found["rounding"].values).max() <= bound * size
-    assert (parts.sum(2) + beside - change).abs().max() <= bound * size
+        assert rounding.abs().max() <= bound * size
+    assert (parts.sum(2) + decay + rounding - change).abs().max() <= bound * size
     assert (steps.sum(2) - change).abs().max() <= bound * size
-    assert float(found["closure"].max()) <= 1e3 * bound  # relative to steps, of which the last are small
+    assert float(found["closure"].max()) <= 1e3 * bound  # relative to steps, and the last steps are small
 
 
-def closes(given: Loop, before: nn.Module, found: xr.Dataset, *, cancels: bool = False) -> None:
-    """Parts add up to what training did to a model."""
-    with torch.no_grad():
-        change = given.model(given.queries) - before(given.queries)
+def closes(given: Loop, start: Tensor, found: xr.Dataset, *, cancels: bool = False) -> None:
+    """Parts add up to the change of the outputs at the queries."""
+    change = outputs_of(given.model, given.queries) - start
     assert change.norm() > 0
     outputs_add_up(found, change, BOUNDS[change.dtype], cancels=cancels)
+
+
+def same_parts(ours: Trace, theirs: Trace, close: float = CLOSE) -> None:
+    """All examples have the same contributions in both traces, and every step closes."""
+    here, there = parts_of(ours), parts_of(theirs)
+    size = float(abs(there["contribution"]).max())
+    for name in {"contribution", "decay", "rounding", "change"} & set(there):
+        assert float(abs(here[name] - there[name]).max()) <= close * size, name
+    assert sorted(here["example"].values) == sorted(there["example"].values)
+    assert float(here["closure"].max()) < 1e3 * close  # relative to steps, and the last steps are small
+
+
+# --- Other weights of examples.
+
+
+def loss_of(given: Loop) -> Any:
+    """The loss of each example, with a label found from the digest of its input."""
+    labels = dict(zip(digests(given.x), given.y.tolist(), strict=True))
+
+    def loss(outputs: Tensor, call: SeenCall) -> Tensor:
+        return 7 * cross_entropy(outputs, torch.tensor([labels[name] for name in call.ids]), reduction="none")
+
+    return loss
+
+
+def trained_with(given: Loop, body: Body, weights: Tensor) -> Tensor:
+    """The outputs at the queries after a loop that weighs its means itself."""
+    given.weights = weights
+    train(given, body)
+    return outputs_of(given.model, given.queries)
+
+
+def weighing(changed: dict[int, float]) -> Tensor:
+    """Weights of all examples: 1, except for some."""
+    weights = torch.ones(EXAMPLES, dtype=torch.float64)
+    for example, weight in changed.items():
+        weights[example] = weight
+    return weights

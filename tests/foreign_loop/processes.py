@@ -1,4 +1,4 @@
-"""Loops of processes that train together, each as people write it; what they leave is looked at by tests."""
+"""Loops of processes that train together, as people write them. Tests read the traces and messages that they leave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Scene: TypeAlias = Callable[[int, Path], object]
 
 
 def network() -> nn.Sequential:
-    """One with statistics that are not taken from the batch, and buffers, which processes send to each other."""
+    """A network with frozen statistics, and with buffers that processes send to each other."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)).double()
     net[1].eval()
@@ -38,14 +38,14 @@ def data() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def batches(rank: int) -> Iterator[Tensor]:
-    """The examples of a rank in two epochs, of which the last batches are smaller, and not of one size."""
+    """The examples of a rank in two epochs. The last batches are smaller, and differ in size."""
     for epoch in range(2):
         order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(epoch))
         yield from (each.tensor_split(WORLD)[rank] for each in torch.split(order, BATCH))
 
 
 def accumulated(rank: int, folder: Path) -> None:
-    """Clipped, with a schedule; the module inside is handed over."""
+    """Clipped, with a schedule; the wrapped module is followed."""
     x, y, queries = data()
     model = DistributedDataParallel(network(), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
@@ -65,13 +65,13 @@ def accumulated(rank: int, folder: Path) -> None:
 
 
 def keep_change(rank: int, folder: Path, change: Tensor) -> None:
-    """Keep what training did, for the tests."""
+    """Save the change by training, for the tests."""
     if not rank:
         torch.save(change.detach(), folder.with_suffix(".pt"))
 
 
 def plain(rank: int, folder: Path, steps: int = 6, leave: Callable[[int], object] = lambda _: None) -> None:
-    """What is wrapped is handed over."""
+    """The wrapper is followed."""
     x, y, queries = data()
     model = DistributedDataParallel(network(), find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -98,7 +98,7 @@ def joined(rank: int, folder: Path) -> None:
 
 
 def compressed(rank: int, folder: Path) -> None:
-    """Gradients are sent in half as many digits."""
+    """Gradients are sent in float16."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook  # noqa: PLC0415  it warns
 
     x, y, queries = data()
@@ -131,7 +131,7 @@ def cut_apart(_: int, folder: Path) -> None:
 
 
 def cut_memory(_: int, folder: Path) -> None:
-    """The optimizer's memory is cut apart over the processes."""
+    """The state of the optimizer is cut apart over the processes."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415  it warns
 
     net = network()
@@ -150,7 +150,7 @@ def meet(rank: int, folder: Path) -> None:
 
 
 def play(rank: int, folder: Path) -> None:
-    """Carry out all of them, one after another; what was refused is written down."""
+    """Play all scenes, and write refusals into files."""
     meet(rank, folder)
     for scene in SCENES:
         try:
@@ -163,7 +163,7 @@ def play(rank: int, folder: Path) -> None:
 
 
 def die(rank: int, folder: Path) -> None:
-    """The second is killed in the midst of its fifth step."""
+    """The second process is killed in its fifth step."""
 
     def leave(step: int) -> None:
         if step == 4 and rank == 1:

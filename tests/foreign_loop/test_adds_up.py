@@ -1,8 +1,8 @@
-"""The law of attribution: parts add up to what training did, in all, by step and by component.
+"""The law of attribution: parts add up to the change by training, in all, by step and by component.
 
     f_T − f_0 = Σ contributions + decay + rounding,    each sum = Σ over components
 
-One table of loops: optimizers × the ways to use them × precisions × layers.
+One table of loops: optimizers × steps × precisions × layers × random numbers × bugs.
 """
 
 from __future__ import annotations
@@ -18,25 +18,11 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
+from ntkexp.foreign_loop.trace import Trace
 from ntkexp.path.components import By
-from tests.foreign_loop.loops import (
-    BOUNDS,
-    LOOPS,
-    Body,
-    Loop,
-    Maker,
-    accumulated,
-    adamw,
-    followed,
-    loop,
-    momentum,
-    nesterov,
-    outputs_add_up,
-    plain,
-    scheduled_and_clipped,
-    sgd,
-)
-from tests.foreign_loop.test_rules import OPTIMIZERS
+from tests.foreign_loop import loops
+from tests.foreign_loop.bugs import RECORDED, loss_of_a_stale_graph
+from tests.foreign_loop.loops import LOOPS, OPTIMIZERS, WAYS, Body, Loop, Maker, Way, followed, plain
 
 SUMMED = 100  # eps: 8 steps, each a sum of some tens of terms, in two orders
 BY_COMPONENT = {
@@ -70,23 +56,50 @@ def pruned(layer: nn.Module) -> nn.Module:
     return layer
 
 
+def by_hand(given: Loop, batch: Tensor) -> None:
+    """Gradients are assigned, which adds nothing to those before."""
+    loss = nn.functional.cross_entropy(given.model(given.x[batch]), given.y[batch])
+    weights = list(given.model.parameters())
+    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+        weight.grad = gradient
+    given.step()
+
+
+def sometimes_empty(given: Loop, batch: Tensor) -> None:
+    plain(given, batch[:0] if given.done == 3 else batch)
+
+
+def with_other_draws(given: Loop, batch: Tensor) -> None:
+    """Random numbers are drawn between the calls, one more at each step."""
+    torch.rand(given.done)
+    plain(given, batch)
+
+
+def adam_with_a_tensor(model: nn.Sequential) -> loops.Optimizers:
+    """Its rate is in float32, and so are the numbers that torch computes from it."""
+    return [torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), foreach=False)]
+
+
 @dataclass(frozen=True)
 class Case:
-    """One loop: its optimizers, the body of a step, and what replaces its middle layer."""
+    """One loop: its optimizers, the body of a step, and the layer or network that replaces the usual one."""
 
     optimizers: Maker
     body: Body = plain
     dtype: torch.dtype = torch.float64
     layer: Callable[[nn.Module], nn.Module] | None = None
+    way: Way | None = None
     by: tuple[By | None, ...] = ALL
     cancels: bool = False  # parts may be larger than their sum, so that the bound is relative to them
 
     def __str__(self) -> str:
-        layer = "" if self.layer is None else f"-{self.layer.__name__}"
-        return f"{self.optimizers.__name__}-{self.body.__name__}-{str(self.dtype)[6:]}{layer}"
+        names = [each.__name__ for each in (self.optimizers, self.body, self.layer, self.way) if each is not None]
+        return "-".join([*names, str(self.dtype)[6:]])
 
     def loop(self) -> Loop:
-        given = loop(self.optimizers, self.dtype)
+        if self.way is not None:
+            return loops.random_loop(self.optimizers, self.way)
+        given = loops.loop(self.optimizers, self.dtype)
         if self.layer is not None:
             given.model[2] = self.layer(given.model[2])
             given.model(given.x)
@@ -96,17 +109,21 @@ class Case:
 
 OFTEN = (
     *(Case(optimizers, body) for optimizers, body in LOOPS),
-    *(Case(optimizers, scheduled_and_clipped, torch.float32) for optimizers in (momentum, adamw)),
-    *(Case(sgd, layer=layer) for layer in (old_weight_norm, pruned, Keeping)),
-    Case(nesterov, layer=weight_norm),
+    *(Case(optimizers, loops.scheduled_and_clipped, torch.float32) for optimizers in (loops.momentum, loops.adamw)),
+    *(Case(loops.sgd, layer=layer) for layer in (old_weight_norm, pruned, Keeping)),
+    Case(loops.nesterov, layer=weight_norm),
 )
-RULES = (
-    *(Case(each, scheduled_and_clipped, by=(None,), cancels=True) for each in OPTIMIZERS),
-    *(
-        pytest.param(Case(each, accumulated, by=(None, "parameter"), cancels=True), marks=pytest.mark.slow)
-        for each in OPTIMIZERS
-    ),
+ODD = (
+    *(Case(loops.momentum, body, by=(None,)) for body in (*RECORDED, by_hand, sometimes_empty)),
+    Case(loops.adamw, by_hand, by=(None,)),
+    Case(adam_with_a_tensor, by=(None,)),
 )
+RANDOM = (
+    *(Case(loops.momentum, loops.accumulated, way=way, by=(None,)) for way in WAYS),
+    *(Case(each, with_other_draws, way=loops.dropping, by=(None,)) for each in (loops.sgd, loops.adam, loops.adamw)),
+)
+RULES = tuple(Case(each, loops.scheduled_and_clipped, by=(None,), cancels=True) for each in OPTIMIZERS)
+ACCUMULATED = tuple(Case(each, loops.accumulated, by=(None, "parameter"), cancels=True) for each in OPTIMIZERS)
 
 
 @pytest.mark.sample(8)
@@ -115,24 +132,42 @@ def test_parts_add_up_to_what_training_did(case: Case) -> None:
     adds_up(case)
 
 
+@pytest.mark.sample(7)
+@pytest.mark.parametrize("case", ODD, ids=str)
+def test_parts_add_up_whatever_the_loop_does_to_gradients(case: Case) -> None:
+    adds_up(case)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("case", RANDOM, ids=str)
+def test_parts_add_up_with_the_random_numbers_that_were_drawn(case: Case) -> None:
+    adds_up(case)
+
+
 @pytest.mark.parametrize("case", RULES, ids=str)
 def test_parts_add_up_by_every_rule(case: Case) -> None:
     adds_up(case)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ACCUMULATED, ids=str)
+def test_parts_add_up_by_every_rule_over_several_calls(case: Case) -> None:
+    adds_up(case)
+
+
 def adds_up(case: Case) -> None:
     given = case.loop()
-    with torch.no_grad():
-        start = given.model(given.queries)
+    start = loops.outputs_of(given.model, given.queries)
     trace = followed(given, case.body)
-    with torch.no_grad():
-        change = given.model(given.queries) - start
-    assert change.norm() > 0
+    state = torch.get_rng_state()
     for by in case.by:
         found = trace.attribute(by=by, quiet=True)
-        outputs_add_up(found, change, BOUNDS[case.dtype], cancels=case.cancels)
+        loops.closes(given, start, found, cancels=case.cancels)
+        if case.way is not None:
+            assert found["gradient_error"].max() < 1e-13  # with the same masks the same kernels give the same
         if by is not None:
             components_add_up(found, torch.finfo(case.dtype).eps)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def components_add_up(found: xr.Dataset, eps: float) -> None:
@@ -147,3 +182,18 @@ def components_add_up(found: xr.Dataset, eps: float) -> None:
         missed = abs(found[parts].sum(dim="component") - found[whole])
         assert float((missed - SUMMED * eps * size).max()) <= 0, whole
     assert float(abs(found["by_component"]).sum()) > 0
+
+
+def raising(given: Loop, batch: Tensor) -> None:
+    if given.done == 5:
+        raise KeyError("a loop's own")
+    plain(given, batch)
+
+
+@pytest.mark.parametrize(("body", "error"), [(raising, KeyError), (loss_of_a_stale_graph, RuntimeError)])
+def test_a_loop_that_raises_leaves_a_trace_that_adds_up(body: Body, error: type[Exception]) -> None:
+    given, traces = loops.loop(loops.momentum), list[Trace]()
+    start = loops.outputs_of(given.model, given.queries)
+    with pytest.raises(error, match=r"own|modified by an inplace operation"):
+        followed(given, body, kept=traces)
+    loops.closes(given, start, traces[0].attribute())

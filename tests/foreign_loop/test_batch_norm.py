@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -14,28 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ntkexp.foreign_loop import trace as trace_module
+from ntkexp.foreign_loop.batch_gradients import CoupledOutputs, TermGradients
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, batch_norm_sentence
-from ntkexp.foreign_loop.example_gradients import CallReaders
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.report.explain import explain
 from ntkexp.report.loaded_run import load_run
+from tests.foreign_loop.loops import apart, outputs_of
 
 ROUNDING = 1e-12  # of sums over a few hundred parts, relative to the change
 EXAMPLES, BATCH = 24, 8
 
 Body = Callable[[nn.Module, torch.optim.Optimizer, Tensor, Tensor, int], None]
-
-
-@pytest.fixture(autouse=True)
-def generator() -> Iterator[None]:
-    """What a test seeds ends with it."""
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
-        yield
 
 
 def of_rows(**options: Any) -> nn.Sequential:
@@ -48,53 +40,56 @@ def of_images(**options: Any) -> nn.Sequential:
 
 
 def data(net: nn.Module, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    shape = (2, 5, 5) if any(isinstance(each, nn.Conv2d) for each in net.modules()) else (5,)
+    channels = [each.in_channels for each in net.modules() if isinstance(each, nn.Conv2d)]
+    shape = (channels[0], *[32 if channels[0] == 3 else 5] * 2) if channels else (5,)
     x = torch.randn(EXAMPLES, *shape, dtype=dtype)
     return x, torch.randint(2, (EXAMPLES,)), torch.randn(3, *shape, dtype=dtype)
 
 
-def plain(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, step: int) -> None:
-    net.train()
-    optimizer.zero_grad()
-    functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
-    optimizer.step()
+def step_of(
+    *, parts: int = 1, trains: Callable[[int], bool] = lambda _: True, casts: bool = False, tamper: Any = None
+) -> Body:
+    """A step of some calls, each with another batch. `tamper` changes the module in step 2, around the calls."""
+
+    def body(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, step: int) -> None:
+        net.train(trains(step))
+        optimizer.zero_grad()
+        if tamper is not None and step == 2:
+            tamper(net, False)
+        for some in torch.arange(len(x)).chunk(parts):
+            with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+                loss = functional.cross_entropy(net(x[some]), y[some]) / parts
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        if parts > 1:  # statistics also move in a call without gradients
+            with torch.no_grad():
+                net(x)
+        if tamper is not None and step == 2:
+            tamper(net, True)
+        optimizer.step()
+
+    return body
 
 
-def in_parts(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, step: int) -> None:
-    """Two calls a step, each with a batch of its own; and one in training mode without gradients."""
-    net.train()
-    optimizer.zero_grad()
-    for some in torch.split(torch.arange(len(x)), len(x) // 2):
-        (functional.cross_entropy(net(x[some]), y[some]) / 2).backward()  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        net(x)
-    optimizer.step()
+plain, in_parts = step_of(), step_of(parts=2)
+half_frozen = step_of(trains=lambda step: step % 2 == 1)  # with the present statistics at every second step
 
 
-def half_frozen(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, step: int) -> None:
-    """In evaluation at every second step, with the statistics of then."""
-    net.train(step % 2 == 1)
-    optimizer.zero_grad()
-    functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
-    optimizer.step()
-
-
-def followed(net: nn.Module, optimizer: torch.optim.Optimizer, body: Body = plain, **more: Any) -> tuple[Trace, Tensor]:
-    """The trace of a loop, and by how much it moved the outputs at the queries, in evaluation."""
+def followed(
+    net: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer], body: Body = plain, **more: Any
+) -> tuple[Trace, Tensor]:
+    """The trace of a loop, and the change of the outputs at the queries, in evaluation."""
     x, y, queries = data(net, next(net.parameters()).dtype)
-    before = deepcopy(net).eval()
+    start, optimizer = outputs_of(net, queries), make(net)
     with follow(net, optimizer, queries=queries, **more) as trace:
         for step in range(6):
-            batch = torch.randperm(EXAMPLES)[:BATCH]
+            batch = torch.randperm(len(x))[:BATCH]
             body(net, optimizer, x[batch], y[batch], step)
-            with torch.no_grad():
-                net.eval()(queries)
-    with torch.no_grad():
-        return trace, deepcopy(net).eval()(queries) - before(queries)
+            outputs_of(net, queries)
+    return trace, outputs_of(net, queries) - start
 
 
 def explained(found: Any) -> Any:
-    """All that adds up to the change."""
+    """The sum of all parts."""
     names = [name for name in ("decay", "rounding", "statistics", "coupling", "outside") if name in found]
     return found["contribution"].sum("example").to_numpy() + sum(found[name].to_numpy() for name in names)
 
@@ -126,11 +121,10 @@ def adamw(net: nn.Module) -> torch.optim.Optimizer:
 def test_parts_and_statistics_add_up(
     mode: BatchNormMode, make: Callable[[], nn.Module], body: Body, optimizer: Callable[[nn.Module], Any]
 ) -> None:
-    net = make()
-    trace, change = followed(net, optimizer(net), body)
+    trace, change = followed(make(), optimizer, body)
     found = trace.attribute(batch_norm=mode, quiet=True)
     moved = float(change.norm())
-    # what examples do to one another is orders larger than the change where Adam divides a gradient that cancels
+    # under Adam, which divides a gradient that cancels, the coupling is orders larger than the change
     largest = max(moved, *(float(np.abs(found[name]).max()) for name in ("statistics", "rounding")))
     largest = max(largest, float(np.abs(found["coupling"]).max())) if mode == "constant" else largest
     assert moved > 0.1
@@ -144,8 +138,7 @@ def test_parts_and_statistics_add_up(
 
 @pytest.mark.parametrize("mode", ["exact", "constant"])
 def test_components_add_up_through_a_batch(mode: BatchNormMode) -> None:
-    net = of_rows()
-    found = followed(net, nesterov(net), in_parts)[0].attribute(by="module", batch_norm=mode, quiet=True)
+    found = followed(of_rows(), nesterov, in_parts)[0].attribute(by="module", batch_norm=mode, quiet=True)
     names = {"by_component": "contribution", "decay_by_component": "decay"}
     names |= {"coupling_by_component": "coupling"} if mode == "constant" else {}
     for name, whole in names.items():
@@ -163,7 +156,7 @@ def first_numbers(call: SeenCall) -> list[float]:
 
 @pytest.mark.parametrize("mode", ["exact", "constant"])
 def test_parts_are_those_of_each_loss(mode: BatchNormMode) -> None:
-    """Against autograd of one example's loss after another; the outputs at the queries are linear in what moves."""
+    """Against autograd of one loss after another. The outputs at the queries are linear in the moving weights."""
 
     def network() -> nn.Sequential:
         net = nn.Sequential(nn.Linear(5, 10), nn.BatchNorm1d(10, affine=False), nn.Linear(10, 2)).double()
@@ -179,7 +172,7 @@ def test_parts_are_those_of_each_loss(mode: BatchNormMode) -> None:
             alone.load_state_dict(net.state_dict())
             frozen.load_state_dict(net.state_dict())
 
-            # ∂ℓᵢ/∂θ through the whole batch, or of an example by itself at the batch's mean and variance
+            # ∂ℓᵢ/∂θ through the whole batch, or at the constant mean and variance of the batch
             if mode == "constant":
                 hidden = alone[0](x[batch]).detach()
                 alone[1].running_mean, alone[1].running_var = hidden.mean(0), hidden.var(0, correction=0)
@@ -198,39 +191,36 @@ def test_parts_are_those_of_each_loss(mode: BatchNormMode) -> None:
     assert np.abs(found.to_numpy() - expected[:, :, places].numpy()).max() < ROUNDING * float(expected.norm())
 
 
-def test_parts_do_not_depend_on_the_memory_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cotangent at a time, made anew whenever it is asked for, or all at once."""
-    net = of_images()
-    trace, _ = followed(net, nesterov(net), in_parts)
-    whole = trace.attribute(quiet=True)["contribution"].to_numpy()
-
-    def cramped(*given: Any) -> CallReaders:
-        return replace(CallReaders(*given), buffer_bytes=1e4)
-
-    monkeypatch.setattr(trace_module, "CallReaders", cramped)
-    few = trace.attribute(quiet=True)["contribution"].to_numpy()
-    assert np.abs(whole - few).max() < ROUNDING * np.abs(whole).max()
+def test_gradients_of_terms_do_not_depend_on_the_memory_for_them() -> None:
+    """They are computed one by one, and again for each reading, or all at once."""
+    trace, _ = followed(of_images(), nesterov)
+    step, _ = next(trace.steps.forwards())
+    (call,) = step.calls
+    assert call.gradient is not None
+    coupled = CoupledOutputs.of(trace.called.at(call), step.start, call.inputs, frozenset(step.start))
+    gradient = call.gradient.reshape(coupled.outputs.shape)
+    total = dict(zip(coupled.leaves, coupled.gradients(gradient, keep=True), strict=True))
+    at_once, one_by_one = (TermGradients(coupled, gradient, buffer_bytes) for buffer_bytes in (1e9, 1e3))
+    assert (len(at_once), len(one_by_one)) == (1, BATCH)
+    direction = {name: torch.randn_like(weight) for name, weight in step.start.items()}
+    for _ in range(2):
+        whole, single = (torch.cat([each.applied(direction) for each in terms]) for terms in (at_once, one_by_one))
+        assert apart(single, whole) < ROUNDING
+    for name, part in total.items():
+        for terms in (at_once, one_by_one):
+            assert (terms.total[name] - part).abs().max() < ROUNDING
 
 
 def test_under_autocast_parts_casts_and_statistics_add_up(tmp_path: Path) -> None:
     """In float32, from a folder, into another module."""
-
-    def body(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, step: int) -> None:
-        net.train()
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = functional.cross_entropy(net(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
-        optimizer.step()
-
     net = of_images().float()
     other = deepcopy(net)
-    _, change = followed(net, nesterov(net), body, to=tmp_path / "run")
+    _, change = followed(net, nesterov, step_of(casts=True), to=tmp_path / "run")
     found = load_trace(find_trace(tmp_path / "run"), other).attribute(quiet=True)
     assert np.abs(explained(found) - change.numpy()).max() < 1e-5 * float(change.norm())
     assert found["casts_error"].max() > 1e-4
 
-    # a reader of the run is told that part of the change is no example's
+    # the page of the run shows the part by statistics
     (explanation, *_) = explain(load_run(tmp_path / "run"), "query", [0])
     assert explanation.statistics == pytest.approx(float(found["statistics"][0, explanation.out]), rel=1e-6)
     assert abs(explanation.rest) < 1e-5 * abs(explanation.statistics) + float(np.abs(found["rounding"]).max())
@@ -239,39 +229,25 @@ def test_under_autocast_parts_casts_and_statistics_add_up(tmp_path: Path) -> Non
 # --- Refused.
 
 
-def by_hand(net: nn.Module) -> None:
-    net[1].running_mean.data.add_(0.1)  # type: ignore[index]
+@pytest.mark.parametrize(
+    "move",
+    [lambda net: net[1].running_mean.data.add_(0.1), lambda net: net[1].reset_running_stats()],
+    ids=["by hand", "reset"],
+)
+@pytest.mark.parametrize("when", [False, True], ids=["before a call", "before a step"])
+def test_statistics_that_something_else_moves_are_refused(move: Callable[[nn.Module], object], when: bool) -> None:
+    def tamper(net: nn.Module, called: bool) -> None:
+        if called == when:
+            move(net)
 
-
-def reset(net: nn.Module) -> None:
-    net[1].reset_running_stats()  # type: ignore[index]
-
-
-@pytest.mark.parametrize("tamper", [by_hand, reset])
-@pytest.mark.parametrize("before_step", [False, True], ids=["before a call", "before a step"])
-def test_statistics_that_something_else_moves_are_refused(
-    tamper: Callable[[nn.Module], None], before_step: bool
-) -> None:
-    def body(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, step: int) -> None:
-        net.train()
-        if step == 2 and not before_step:
-            tamper(net)
-        optimizer.zero_grad()
-        functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]  # torch's own
-        if step == 2 and before_step:
-            tamper(net)
-        optimizer.step()
-
-    net = of_rows()
     with pytest.raises(Mistake, match=r"step 2: the running statistics '1\.\w+' were changed by something else than a"):
-        followed(net, sgd(net), body)
+        followed(of_rows(), sgd, step_of(tamper=tamper))
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["before", "after"])
 @pytest.mark.parametrize("name", ["1.running_mean", "1.running_var", "1.num_batches_tracked"])
 def test_recorded_statistics_that_no_replay_gives_are_refused(name: str, which: int) -> None:
-    net = of_rows()
-    trace, _ = followed(net, sgd(net))
+    trace, _ = followed(of_rows(), sgd)
     events: Any = trace.steps.loop.events  # type: ignore[attr-defined]  # in memory
     (call,) = events[3]["calls"]
     both = [dict(each) for each in call.statistics]
@@ -282,70 +258,71 @@ def test_recorded_statistics_that_no_replay_gives_are_refused(name: str, which: 
 
 
 class Centred(nn.Module):
-    """Couples the examples of a batch by itself, and not as a norm does."""
+    """Couples the examples of a batch, and not as a norm does."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x - 0.5 * x.mean(0, keepdim=True) if self.training else x
-
-
-@pytest.mark.parametrize("mode", ["exact", "constant"])
-def test_other_couplings_are_refused(mode: BatchNormMode) -> None:
-    net = layers(nn.BatchNorm1d(10), nn.Tanh(), Centred())
-    trace, _ = followed(net, sgd(net))
-    with pytest.raises(Mistake, match="step 5: the module couples the examples of a batch"):
-        trace.attribute(batch_norm=mode, quiet=True)
 
 
 def layers(*inner: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(5, 10), *inner, nn.Tanh(), nn.Linear(10, 2)).double()
 
 
+SYNC, INSTANCE = nn.SyncBatchNorm(10), nn.InstanceNorm1d(2, track_running_stats=True)
+REFUSED: dict[str, tuple[Sequence[nn.Module], dict[str, Any], str]] = {
+    "another coupling": (
+        [nn.BatchNorm1d(10), nn.Tanh(), Centred()],
+        {"batch_norm": "exact"},
+        "step 5: the module couples the examples of a batch",
+    ),
+    "another coupling, constant": (
+        [nn.BatchNorm1d(10), nn.Tanh(), Centred()],
+        {"batch_norm": "constant"},
+        "step 5: the module couples the examples of a batch",
+    ),
+    "sync": ([SYNC], {}, r"step 0: layer '1' \(SyncBatchNorm\) takes its statistics from the batches of all"),
+    "instance": (
+        [nn.Unflatten(1, (2, 5)), INSTANCE, nn.Flatten()],
+        {},
+        r"step 0: layer '2' \(InstanceNorm1d\) moves running statistics; let it track none",
+    ),
+    "untracked": (
+        [nn.BatchNorm1d(10, track_running_stats=False)],
+        {},
+        r"layer '1' \(BatchNorm1d, track_running_stats=False\) takes its statistics from the batch; let it track",
+    ),
+    "effects": (
+        [nn.BatchNorm1d(10)],
+        {"effects": True},
+        "without an example the statistics of its batches are others too",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_couplings_are_refused(case: str) -> None:
+    inner, options, said = REFUSED[case]
+    with pytest.raises(Mistake, match=said):
+        followed(layers(*deepcopy(inner)), sgd, loss=lambda f, call: f.sum(1))[0].attribute(quiet=True, **options)
+
+
+evaluating = step_of(trains=lambda _: False)
+EXAMPLE_NORMS = (nn.Unflatten(1, (2, 5)), nn.InstanceNorm1d(2), nn.GroupNorm(2, 2), nn.Flatten())
+
+
 @pytest.mark.parametrize(
-    ("inner", "reason"),
-    [
-        ([nn.SyncBatchNorm(10)], r"step 0: layer '1' \(SyncBatchNorm\) takes its statistics from the batches of all"),
-        (
-            [nn.Unflatten(1, (2, 5)), nn.InstanceNorm1d(2, track_running_stats=True), nn.Flatten()],
-            r"step 0: layer '2' \(InstanceNorm1d\) moves running statistics; let it track none",
-        ),
-        (
-            [nn.BatchNorm1d(10, track_running_stats=False)],
-            r"layer '1' \(BatchNorm1d, track_running_stats=False\) takes its statistics from the batch; let it track",
-        ),
-    ],
-    ids=["sync", "instance", "untracked"],
+    ("inner", "body"),
+    [([nn.BatchNorm1d(10), *EXAMPLE_NORMS], plain), *(([each], evaluating) for each in (nn.BatchNorm1d(10), SYNC))],
+    ids=["norms of an example", "evaluation", "sync in evaluation"],
 )
-def test_kinds_that_are_not_followed_are_named(inner: Sequence[nn.Module], reason: str) -> None:
-    net = layers(*inner)
-    with pytest.raises(Mistake, match=reason):
-        followed(net, sgd(net))
-
-
-def test_norms_of_an_example_are_followed_beside() -> None:
-    net = layers(nn.BatchNorm1d(10), nn.Unflatten(1, (2, 5)), nn.InstanceNorm1d(2), nn.GroupNorm(2, 2), nn.Flatten())
-    trace, change = followed(net, sgd(net))
-    assert np.abs(explained(trace.attribute(quiet=True)) - change.numpy()).max() < ROUNDING * float(change.norm())
-
-
-def test_norms_in_evaluation_are_no_statistics() -> None:
-    def body(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, step: int) -> None:
-        half_frozen(net, optimizer, x, y, 0)
-
-    net = of_rows()
-    trace, change = followed(net, sgd(net), body)
+def test_norms_without_a_batch_have_no_statistics(inner: Sequence[nn.Module], body: Body) -> None:
+    trace, change = followed(layers(*deepcopy(inner)), sgd, body)
     found = trace.attribute(quiet=True)
-    assert "statistics" not in found
+    assert ("statistics" in found) == (body is plain)
     assert np.abs(explained(found) - change.numpy()).max() < ROUNDING * float(change.norm())
 
 
-def test_effects_of_coupled_examples_are_refused() -> None:
-    net = of_rows()
-    trace, _ = followed(net, sgd(net), loss=lambda outputs, call: outputs.sum(1))
-    with pytest.raises(Mistake, match="without an example the statistics of its batches are others too"):
-        trace.attribute(effects=True, quiet=True)
-
-
-# --- The benchmark net of the field: ResNet-9, on random images of CIFAR's shape.
+# --- ResNet-9, the benchmark network of the field, on random images of CIFAR's shape.
 
 
 class Residual(nn.Module):
@@ -372,14 +349,8 @@ def test_a_resnet_9_is_followed(mode: BatchNormMode) -> None:
         *(block(2 * w, 4 * w), nn.MaxPool2d(2), Residual(block(4 * w, 4 * w), block(4 * w, 4 * w))),
         *(block(4 * w, 2 * w, padding=0), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(2 * w, 10, bias=False)),
     ).double()
-    x, y, queries = torch.randn(32, 3, 32, 32).double(), torch.randint(10, (32,)), torch.randn(2, 3, 32, 32).double()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    before = deepcopy(net).eval()
-    with follow(net, optimizer, queries=queries) as trace:
-        for step in range(4):
-            batch = torch.randperm(32)[:16]
-            plain(net, optimizer, x[batch], y[batch], step)
-    with torch.no_grad():
-        change = net.eval()(queries) - before(queries)
+    trace, change = followed(
+        net, lambda net: torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    )
     found = trace.attribute(batch_norm=mode, quiet=True)
     assert np.abs(explained(found) - change.numpy()).max() < ROUNDING * float(change.norm())

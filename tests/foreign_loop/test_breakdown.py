@@ -1,9 +1,11 @@
-"""What leaving examples of a followed loop out changes splits over them, to rounding, whatever the optimizer."""
+"""Removals from followed loops: training again without some examples, and how the change divides among examples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,333 +13,230 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import ntkexp
 from ntkexp.cli.main import run as command
-from ntkexp.effects.sweep import MEANS, MeanName, StateAdjoint
+from ntkexp.effects.sweep import MEANS, MeanName
 from ntkexp.foreign_loop.again import LoopAgain, trained_again
 from ntkexp.foreign_loop.effects import loss_of as known_loss
-from ntkexp.foreign_loop.example_names import digests
+from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.loop_breakdown import loop_without, outputs_at
-from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace
+from ntkexp.foreign_loop.trace import example_names_in, find_trace
 from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.contributions import Removal
-from ntkexp.removal import between
-from ntkexp.removal.between import Breakdown, Pair, TrainingPair
+from ntkexp.removal.between import Pair, TrainingPair
 from ntkexp.removal.retraining import OutputsAt, changes
 from ntkexp.report.known_effects import known_effects
-from tests.foreign_loop import bugs, loops
-from tests.foreign_loop.loops import EXAMPLES, Body, Loop, Maker, followed, loop
-from tests.foreign_loop.test_effects import loss_of, trained_with
+from tests.foreign_loop import loops
+from tests.foreign_loop.loops import Loop, apart, followed, loop, weighing
+from tests.foreign_loop.test_effects import of_squares
+from tests.foreign_loop.trainings import TRAININGS, Training, training
 
 CLOSES = 1e-10  # eight steps of some hundred roundings each, and by Adam quotients of small numbers
-GROUP = [0, 3, 5, 7]
-CASES = (
-    (loops.sgd, loops.plain),
-    (loops.adam, loops.accumulated),
-    (loops.momentum, loops.scheduled_and_clipped),
-    (loops.nesterov, loops.accumulated),
-    (loops.adamw, loops.scheduled_and_clipped),
-    (loops.several, loops.scheduled_and_clipped),
-    (loops.momentum, loops.with_a_scaler),
-    (loops.adamw, bugs.frozen_half_way),
-)
-
-
-def again(optimizers: Maker, body: Body, to: Path) -> Trace:
-    """The loop from its seeds on, followed; its network has ReLU in it."""
-    given = loop(optimizers)
-    return followed(given, body, loss=loss_of(given), to=to, every=3)
-
-
-def without(optimizers: Maker, body: Body, to: Path, mean: MeanName = "renormalised") -> tuple[Removal, list[int]]:
-    """What leaving the group out changes at all queries; the places of the group among the data."""
-    train = partial(again, optimizers, body, to)
-    train()
-    files = find_trace(to)
-    data = digests(loop(optimizers).x)
-    found = loop_without(files, train, mean, GROUP, [0, 1, 2], Silent())
-    assert [path.name for path in (to / "removal").iterdir()] == []  # the second trace is gone
-    return found, [data.index(example_names_in(files)[k]) for k in GROUP]
-
-
-@pytest.mark.parametrize(
-    ("optimizers", "body"),
-    [pytest.param(*case, marks=() if case == CASES[1] else pytest.mark.slow) for case in CASES],
-    ids=lambda part: part.__name__,
-)
-def test_shares_add_up_to_what_the_loop_would_have_done(optimizers: Maker, body: Body, tmp_path: Path) -> None:
-    found, places = without(optimizers, body, tmp_path / "run")
-    weights = torch.ones(2, EXAMPLES, dtype=torch.float64)
-    weights[1, places] = 0.0
-    before, after = (trained_with(optimizers, body, each) for each in weights)
-    change = (after - before).numpy()
-    size = float(np.linalg.norm(change))
-    assert size > 1e-3
-    assert float(np.linalg.norm(found.actual - change)) <= CLOSES * size  # of a loop that weighs its means itself
-    assert float(np.linalg.norm(found.shares.sum(2) - change)) <= CLOSES * size
-    assert float(np.linalg.norm(found.by_step.sum(2) - change)) <= CLOSES * size
-    assert np.abs(found.shares).min(axis=(0, 1)).all()  # nobody of the group did nothing
-
-
-@pytest.mark.slow
-def test_a_mean_that_keeps_its_shares_closes_too(tmp_path: Path) -> None:
-    found, _ = without(loops.momentum, loops.plain, tmp_path / "run", "fixed")
-    other, _ = without(loops.momentum, loops.plain, tmp_path / "other")
-    assert found.closure < CLOSES
-    assert not np.allclose(found.actual, other.actual, rtol=1e-3)
-
-
-def paired(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[TrainingPair, OutputsAt, Trace]:
-    """The loop and itself with other weights of examples, and what is asked of both."""
-    train = partial(again, optimizers, body, to)
-    first, weighed = train(), Weighing(weights)
-    second = trained_again(train, weighed, to / "second")
-    names = first.examples
-    one, other = (
-        FollowedTraining(steps=each.steps, called=each.called, loss=known_loss(first), names=names, weighing=weighing)
-        for each, weighing in ((first, Weighing()), (second, weighed))
-    )
-    both = Pair(*(each.left(list(names)) for each in (Weighing(), weighed)))
-    pair = TrainingPair(first=one, second=other, weights=both, mean=MEANS["renormalised"])
-    return pair, OutputsAt([partial(outputs_at, first, one.flat, k) for k in range(3)]), first
-
-
-def ledger(to: Path, optimizers: Maker, body: Body, weights: dict[str, float]) -> tuple[Breakdown, Trace]:
-    """The ledger between both."""
-    pair, outputs, first = paired(to, optimizers, body, weights)
-    return pair.breakdown(outputs, lambda _: None), first
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizers", [loops.momentum, loops.adamw, loops.adam])
-def test_between_loops_that_hardly_differ_shares_are_effects(optimizers: Maker, tmp_path: Path) -> None:
-    """To first order in the distance; a unit that switches between them would be seen as more."""
-    name, h = digests(loop(optimizers).x)[3], 1e-6
-    found, first = ledger(tmp_path / "run", optimizers, loops.scheduled_and_clipped, {name: 1 - h})
-    place = first.examples[name]
-    effect = first.attribute(effects="derivative")["effect"].to_numpy()[:, :, place].reshape(-1)
-    assert np.abs(found.shares[:, place].numpy() / h - effect).max() < 1e-4 * np.abs(effect).max()
-
-
-def test_without_the_correction_shares_would_not_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.removal.between.along", lambda missed, change: 0.0)
-    names = digests(loop(loops.sgd).x)
-    found, _ = ledger(tmp_path / "run", loops.sgd, loops.plain, {names[3]: 0.0, names[5]: 0.0})
-    assert found.closure > 1e-4
-
-
-def scaled(patch: pytest.MonkeyPatch) -> None:
-    """What examples did in a batch is a little too much."""
-    right = between.row_shares
-    patch.setattr(between, "row_shares", lambda *of: (1 + 1e-9) * right(*of))
-
-
-def skipped(patch: pytest.MonkeyPatch) -> None:
-    """A step in the middle is not gone back over."""
-    right = TrainingPair.step_back
-
-    def step_back(pair: TrainingPair, index: int, adjoint: StateAdjoint, shares: Tensor, magnitude: Tensor) -> Tensor:
-        return shares.new_zeros(len(shares)) if index == 4 else right(pair, index, adjoint, shares, magnitude)
-
-    patch.setattr(TrainingPair, "step_back", step_back)
-
-
-def flat(patch: pytest.MonkeyPatch) -> None:
-    """The loss has no curvature: a change of the weights changes no later gradient."""
-    patch.setattr(TrainingPair, "curve", lambda pair, step, adjoint, pulled: pulled.new_zeros(len(pulled)))
-
-
-@pytest.fixture(scope="module")
-def left_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingPair, OutputsAt]:
-    """A loop, and itself without two examples."""
-    names = digests(loop(loops.adamw).x)
-    pair, outputs, _ = paired(tmp_path_factory.mktemp("loop"), loops.adamw, loops.plain, {names[3]: 0.0, names[5]: 0.0})
-    assert pair.breakdown(outputs, lambda _: None).closed().closure < CLOSES
-    return pair, outputs
-
-
-@pytest.mark.parametrize("plant", [scaled, skipped, flat], ids=lambda plant: plant.__name__)
-def test_a_ledger_with_an_error_in_it_is_refused(
-    plant: Callable[[pytest.MonkeyPatch], None],
-    left_out: tuple[TrainingPair, OutputsAt],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pair, outputs = left_out
-    plant(monkeypatch)
-    with pytest.raises(Mistake, match=r"shares of the examples miss the actual change by .*, more than rounding"):
-        pair.breakdown(outputs, lambda _: None).closed()
-
-
-def learning_less_where_it_went_well(given: Loop, batch: Tensor) -> None:
-    """A schedule that looks at the loss."""
-    with torch.no_grad():
-        loss = torch.nn.functional.cross_entropy(given.model(given.x), given.y)
-    given.optimizers[0].param_groups[0]["lr"] = 0.1 * float(loss)
-    loops.plain(given, batch)
-
-
-def test_a_schedule_that_looks_at_the_loss_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"step \d: without the examples it was taken with other settings"):
-        without(loops.sgd, learning_less_where_it_went_well, tmp_path / "run")
-
-
-NET = """
-from pathlib import Path
-from tests.foreign_loop import loops
-from tests.foreign_loop.test_breakdown import again
-
-
-def train():
-    return again(loops.momentum, loops.plain, Path("outputs/runs/mine"))
-"""
-
-
-@pytest.mark.slow
-def test_the_command_tells_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("loop_of_mine.py").write_text(NET)
-    again(loops.momentum, loops.plain, Path("outputs/runs/mine"))
-    given = ["--again=loop_of_mine.py:train", "--trust=loop_of_mine.py"]
-
-    def told(*words: str, code: int = 0) -> str:
-        assert command(list(words)) == code
-        out = capfd.readouterr()
-        return out.err if code else out.out
-
-    assert "predicted changes correlate" in told("attribute", "outputs/runs/mine", "--effects", *given)
-    explained = ["explain", "outputs/runs/mine", "--query=0", "--without=top:2"]
-    assert "give a function that runs it again, --again=" in told(*explained, code=2)
-    found = told(*explained, *given)
-    assert "trained again without 2 examples" in found
-    assert "predicted" in found
-    assert told(*explained) == found  # it was found earlier
-    assert '"shares"' in told(*explained, "--json")
-    assert "say which by --without=" in told("explain", "outputs/runs/mine", "--again=loop_of_mine.py:train", code=2)
-
-
-def refused_by(train: Callable[[], object], to: Path) -> None:
-    """Leave the group out of another loop than the one that was followed."""
-    loop_without(find_trace(to), train, "renormalised", GROUP, [0], Silent())
-
-
-def test_another_loop_is_refused(tmp_path: Path) -> None:
-    again(loops.sgd, loops.plain, tmp_path / "run")
-    with pytest.raises(Mistake, match="let it carry out the one that was followed"):
-        refused_by(lambda: None, tmp_path / "run")
-    with pytest.raises(Mistake, match="the step has other parameters or calls"):
-        refused_by(partial(again, loops.sgd, loops.accumulated, tmp_path / "run"), tmp_path / "run")
-    assert len(again(loops.sgd, loops.plain, tmp_path / "run").steps) == loops.STEPS  # its folder is as it was
-
-
-# Loops are carried out again without some of their examples, of which the loops themselves know nothing.
-
-
-REMOVALS = (
-    (loops.momentum, loops.scheduled_and_clipped),
-    (loops.adam, loops.accumulated),
-    (loops.adamw, loops.scheduled_and_clipped),
-    (loops.several, loops.plain),
-    (loops.momentum, loops.with_a_scaler),
-)
 CLOSE = 1e-11  # of outputs: the same steps, with sums in another order
+GROUP = [0, 3, 5, 7]
+SLOW = pytest.mark.slow
+MOMENTUM = training(loops.momentum, loops.plain)
+SGD = TRAININGS["sgd"]
 
 
-def repeated(optimizers: Maker, body: Body, **more: Any) -> Trace:
-    """The loop from its seeds on, followed."""
-    given = loop(optimizers)
-    return followed(given, body, loss=loss_of(given), **more)
+def slow_but(*fast: str) -> list[Any]:
+    return [pytest.param(name, marks=[SLOW] * (name not in fast)) for name in TRAININGS]
 
 
-@pytest.mark.parametrize(
-    ("optimizers", "body"),
-    [pytest.param(*case, marks=() if case == REMOVALS[1] else pytest.mark.slow) for case in REMOVALS],
-    ids=lambda part: part.__name__,
-)
-def test_leaving_out_is_training_without(optimizers: Maker, body: Body) -> None:
-    """Against a loop that weighs its means itself; of one call of the accumulated loop nothing is left."""
-    trace = repeated(optimizers, body)
-    names, weights = digests(loop(optimizers).x), torch.ones(EXAMPLES, dtype=torch.float64)
+# --- Training again.
+
+
+@pytest.mark.parametrize("name", slow_but("amsgrad, accumulated"))
+def test_leaving_out_is_training_without(name: str) -> None:
+    """Some examples, half of one, and both examples of a call that is then empty."""
+    given = TRAININGS[name]
+    trace = given.traced()
     emptied = next(loops.batches())[:2].tolist()
-    weights[[3, 8, *emptied]], weights[11] = 0.0, 0.5
-    chosen = {name: float(weight) for name, weight in zip(names, weights, strict=True) if weight < 1}
-    training = LoopAgain(lambda: repeated(optimizers, body), trace, "renormalised")
-    found = training.at(training.end_with(chosen))
-    assert float((found - trained_with(optimizers, body, weights)).abs().max()) < CLOSE
-    assert float((found - training.at(training.flat.vector(trace.steps.end))).abs().max()) > 1e-3
+    weights = weighing({3: 0.0, 8: 0.0, 11: 0.5} | dict.fromkeys(emptied, 0.0))
+    chosen = {each: float(weight) for each, weight in zip(given.names, weights, strict=True) if weight < 1}
+    again = LoopAgain(given.traced, trace, "renormalised")
+    outputs = again.at(again.end_with(chosen))
+    assert float((outputs - given.ends(weights)).abs().max()) < CLOSE
+    assert float((outputs - again.at(again.flat.vector(trace.steps.end))).abs().max()) > 1e-3
 
 
-def test_a_call_of_which_nothing_is_left_adds_nothing() -> None:
-    """Half of a batch is left out as a call of its own: the other calls are still those of this step."""
-    trace = repeated(loops.momentum, loops.accumulated)
+def test_an_empty_call_adds_nothing() -> None:
+    """The other calls of its step are kept."""
+    given = training(loops.momentum, loops.accumulated)
+    trace = given.traced()
     first, _ = next(trace.steps.forwards())
-    weights = dict.fromkeys(first.calls[0].names, 0.0)
-    found = LoopAgain(lambda: repeated(loops.momentum, loops.accumulated), trace, "fixed").train(weights)
-    assert list(found.steps.names()) == list(trace.steps.names())
-    assert not torch.equal(found.steps.end["0.weight"], trace.steps.end["0.weight"])
+    again = LoopAgain(given.traced, trace, "fixed").train(dict.fromkeys(first.calls[0].names, 0.0))
+    assert list(again.steps.names()) == list(trace.steps.names())
+    assert not torch.equal(again.steps.end["0.weight"], trace.steps.end["0.weight"])
 
 
 @pytest.mark.slow
-def test_effects_are_held_against_trainings_without_examples(tmp_path: Path) -> None:
-    def train(**more: Any) -> Trace:
-        return repeated(loops.adamw, loops.scheduled_and_clipped, **more)
-
-    folder = tmp_path / "outputs" / "runs" / "mine"
-    found = train(to=folder, every=3).attribute(effects=True, again=lambda: train(to=folder))
+def test_effects_are_checked_against_trainings_without_examples(tmp_path: Path) -> None:
+    given, folder = TRAININGS["adamw, clipped"], tmp_path / "outputs" / "runs" / "mine"
+    found = given.traced(to=folder, every=3).attribute(effects=True, again=lambda: given.traced(to=folder))
     facts = found["effect"].attrs
     assert 0.5 < facts["agreement"] <= 1  # of a net with one kinked layer
-    assert "2 retrainings: predicted changes correlate" in facts["caveats"]  # 18 examples: one at a time is all
+    assert "2 retrainings: predicted changes correlate" in facts["caveats"]  # the most for 18 examples, one at a time
     run = ntkexp.load_run(folder)
+    assert facts["caveats"] in run.outcome
     known = known_effects(run)
     assert known is not None
     assert known.agreement is not None
     assert known.agreement.removals == 2
-    assert facts["caveats"] in run.outcome
     assert known.check is not None
     worst = known.check.removals[0]
     assert worst.influential
     assert worst.examples == (int(np.square(found["effect"].to_numpy()).sum((0, 1)).argmax()),)
-    train_without, _ = changes(LoopAgain(train, train(), "renormalised"), [worst.examples])
-    assert abs(known.check.actual[0] - train_without[0].numpy()).max() < CLOSE
+    without, _ = changes(LoopAgain(given.traced, given.traced(), "renormalised"), [worst.examples])
+    assert abs(known.check.actual[0] - without[0].numpy()).max() < CLOSE
+
+
+def many_queries(losses: Any = loops.loss_of) -> Training:
+    """A loop of 18 examples with 36 outputs, whose sweep takes longer than 18 trainings."""
+    queries = torch.randn(12, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return Training(lambda: replace(loop(loops.momentum), queries=queries), loops.plain, losses)
 
 
 @pytest.mark.slow
-def test_where_a_sweep_takes_longer_effects_are_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.foreign_loop.effects.OUTPUTS_PER_TRAINING", 0.5)  # 18 examples, 9 outputs
-    given = (loops.momentum, loops.plain)
-    folder = tmp_path / "outputs" / "runs" / "mine"
-    found = repeated(*given, to=folder).attribute(effects=True, again=lambda: repeated(*given))["effect"]
-    assert found.attrs["kind"] == "retrained"
-    assert "effects are changes in 18 trainings" in found.attrs["caveats"]
-    names, weights = digests(loop(loops.momentum).x), torch.ones(2, EXAMPLES, dtype=torch.float64)
-    weights[1, 3] = 0.0
-    whole, without = (trained_with(*given, each) for each in weights)
-    assert float((without - whole).norm()) > 1e-3
-    place = found["example"].to_numpy().tolist().index(names[3])
-    assert abs(found.to_numpy()[:, :, place] - (without - whole).numpy()).max() < CLOSE
+def test_if_a_sweep_takes_longer_effects_are_trainings(tmp_path: Path) -> None:
+    given, folder = many_queries(), tmp_path / "outputs" / "runs" / "mine"
+    effect = given.traced(to=folder).attribute(effects=True, again=given.traced)["effect"]
+    assert effect.attrs["kind"] == "retrained"
+    assert "effects are changes in 18 trainings" in effect.attrs["caveats"]
+    change = given.ends(weighing({3: 0.0})) - given.ends(weighing({}))
+    assert float(change.norm()) > 1e-3
+    assert abs(effect.sel(example=given.names[3]).to_numpy() - change.numpy()).max() < CLOSE
     known = known_effects(ntkexp.load_run(folder))
     assert known is not None
     assert known.is_actual
-    predicted = repeated(*given).attribute(effects="derivative", again=lambda: repeated(*given))["effect"]
-    assert predicted.attrs["kind"] == "derivative"  # which is asked for by name
+    predicted = given.traced().attribute(effects="derivative", again=given.traced)["effect"]
+    assert predicted.attrs["kind"] == "derivative"  # as asked by name
 
 
 @pytest.mark.slow
-def test_a_loss_that_was_not_trained_with_is_refused_without_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.foreign_loop.effects.OUTPUTS_PER_TRAINING", 0.5)
-    trace = followed(loop(loops.momentum), loops.plain, loss=lambda outputs, call: outputs.square().sum(1))
+def test_another_loss_is_refused_without_a_sweep() -> None:
     with pytest.raises(Mistake, match="is not the loss that was trained with"):
-        trace.attribute(effects=True, again=lambda: repeated(loops.momentum, loops.plain))
+        many_queries(lambda _: of_squares).traced().attribute(effects=True, again=many_queries().traced)
 
 
-def test_without_a_function_nothing_is_believed() -> None:
-    caveats = repeated(loops.momentum, loops.plain).attribute(effects=True)["effect"].attrs["caveats"]
+def test_effects_that_were_not_checked_say_so() -> None:
+    caveats = MOMENTUM.traced().attribute(effects=True, quiet=True)["effect"].attrs["caveats"]
     assert "effects were not checked against trainings without examples; give again=" in caveats
+
+
+# --- Shares.
+
+
+def left_out(train: Callable[..., Trace], to: Path, mean: MeanName = "renormalised") -> Removal:
+    """The change by leaving the group out at all queries."""
+    train(to=to, every=3)
+    again = partial(train, to=to, every=3)
+    removal = loop_without(find_trace(to), again, mean, GROUP, [0, 1, 2], Silent())
+    assert [path.name for path in (to / "removal").iterdir()] == []  # the second trace is gone
+    return removal
+
+
+@pytest.mark.parametrize("name", slow_but("amsgrad, accumulated"))
+def test_shares_add_up_to_the_actual_change(name: str, tmp_path: Path) -> None:
+    """Against a loop that weighs its means itself."""
+    given = TRAININGS[name]
+    removal = left_out(given.traced, tmp_path / "run")
+    places = [given.names.index(example_names_in(find_trace(tmp_path / "run"))[k]) for k in GROUP]
+    change = (given.ends(weighing(dict.fromkeys(places, 0.0))) - given.ends(weighing({}))).numpy()
+    size = float(np.linalg.norm(change))
+    assert size > 1e-3
+    for found in (removal.actual, removal.shares.sum(2), removal.by_step.sum(2)):
+        assert float(np.linalg.norm(found - change)) <= CLOSES * size
+    assert name == "ignored" or np.abs(removal.shares).min(axis=(0, 1)).all()  # each of the group did something
+
+
+@pytest.mark.slow
+def test_shares_add_up_for_a_fixed_mean(tmp_path: Path) -> None:
+    found = left_out(MOMENTUM.traced, tmp_path / "run", "fixed")
+    other = left_out(MOMENTUM.traced, tmp_path / "other")
+    assert found.closure < CLOSES
+    assert not np.allclose(found.actual, other.actual, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("maker", [loops.momentum, loops.adamw, loops.adam])
+def test_shares_of_a_small_change_of_weights_are_effects(maker: loops.Maker, tmp_path: Path) -> None:
+    """To first order in the distance, if no unit switches between both trainings."""
+    given, h = training(maker, loops.scheduled_and_clipped), 1e-6
+    train = partial(given.traced, to=tmp_path / "run", every=3)
+    first, weighed = train(), Weighing({given.names[3]: 1 - h})
+    second = trained_again(train, weighed, tmp_path / "run" / "second")
+    names, loss = first.examples, known_loss(first)
+    one, other = (
+        FollowedTraining(steps=each.steps, called=each.called, loss=loss, names=names, weighing=weighing)
+        for each, weighing in ((first, Weighing()), (second, weighed))
+    )
+    both = Pair(*(each.left(list(names)) for each in (Weighing(), weighed)))
+    pair = TrainingPair(first=one, second=other, weights=both, mean=MEANS["renormalised"])
+    outputs = OutputsAt([partial(outputs_at, first, one.flat, k) for k in range(3)])
+    shares = pair.breakdown(outputs, lambda _: None).shares[:, names[given.names[3]]] / h
+    effect = first.attribute(effects="derivative", quiet=True)["effect"].sel(example=given.names[3])
+    assert apart(shares, effect.to_numpy().reshape(-1)) < 1e-4
+
+
+# --- Refused.
+
+
+def augmented() -> Callable[..., Trace]:
+    """A loop whose inputs differ by a little each time that it is carried out, and keep their names."""
+    runs = count()
+
+    def train(**more: Any) -> Trace:
+        given = loop(loops.adamw)
+        x, given.x = given.x, given.x + 1e-6 * next(runs)
+
+        def loss(outputs: Tensor, call: SeenCall) -> Tensor:
+            return functional.cross_entropy(outputs, given.y[[int(name) for name in call.ids]], reduction="none")
+
+        return followed(given, loops.plain, loss=loss, ids=lambda call: torch.cdist(call.args[0], x).argmin(1), **more)
+
+    return train
+
+
+def less_where_it_went_well(given: Loop, batch: Tensor) -> None:
+    """A schedule that depends on the loss."""
+    with torch.no_grad():
+        loss = functional.cross_entropy(given.model(given.x), given.y)
+    given.optimizers[0].param_groups[0]["lr"] = 0.1 * float(loss)
+    loops.plain(given, batch)
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        (augmented(), r"shares of the examples miss the actual change by .*, more than rounding"),
+        (
+            training(loops.sgd, less_where_it_went_well).traced,
+            r"step \d: without the examples it was taken with other settings",
+        ),
+    ],
+    ids=["other inputs", "a schedule by the loss"],
+)
+def test_shares_that_do_not_add_up_are_refused(train: Callable[..., Trace], said: str, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=said):
+        left_out(train, tmp_path / "run")
+
+
+def test_shares_of_another_loop_are_refused(tmp_path: Path) -> None:
+    def other(train: Callable[[], object]) -> None:
+        loop_without(find_trace(tmp_path / "run"), train, "renormalised", GROUP, [0], Silent())
+
+    SGD.traced(to=tmp_path / "run", every=3)
+    with pytest.raises(Mistake, match="let it carry out the one that was followed"):
+        other(lambda: None)
+    with pytest.raises(Mistake, match="the step has other parameters or calls"):
+        other(partial(training(loops.sgd, loops.accumulated).traced, to=tmp_path / "run", every=3))
+    assert len(SGD.traced(to=tmp_path / "run", every=3).steps) == loops.STEPS  # its folder did not change
 
 
 def other_weights() -> None:
@@ -349,23 +248,13 @@ def other_weights() -> None:
 
 def other_order() -> None:
     given = loop(loops.momentum)
-    given.x = given.x.flip(0)
-    followed(given, loops.plain)
+    followed(replace(given, x=given.x.flip(0)), loops.plain)
 
 
-def other_sizes() -> None:
+def other_rates() -> None:
     given = loop(loops.momentum)
     given.optimizers[0].param_groups[0]["lr"] *= 1.5
     followed(given, loops.plain)
-
-
-def twice() -> None:
-    repeated(loops.momentum, loops.plain)
-    repeated(loops.momentum, loops.plain)
-
-
-def attributing() -> None:
-    repeated(loops.momentum, loops.plain).attribute()
 
 
 @pytest.mark.sample(3)
@@ -374,21 +263,55 @@ def attributing() -> None:
     [
         (other_weights, r"begins at other weights .*'0\.weight' differs.*seed it"),
         (other_order, "saw other examples, or in another order"),
-        (other_sizes, "ends .* from where it did"),
-        (attributing, "would never end"),
+        (other_rates, "ends .* from where it did"),
+        (lambda: MOMENTUM.traced().attribute(), "would never end"),
         (lambda: None, "followed 0 loops"),
-        (twice, "followed 2 loops"),
+        (lambda: (MOMENTUM.traced(), MOMENTUM.traced()), "followed 2 loops"),
     ],
 )
 def test_another_loop_is_not_the_same_again(train: Callable[[], object], said: str) -> None:
-    trace = repeated(loops.momentum, loops.plain)
+    trace = MOMENTUM.traced()
     before = torch.random.get_rng_state()
     with pytest.raises(Mistake, match=said):
         changes(LoopAgain(train, trace, "renormalised"), [[0]])
     assert torch.equal(before, torch.random.get_rng_state())
-    assert "contribution" in repeated(loops.momentum, loops.plain).attribute()  # nothing is left of the retraining
+    assert "contribution" in MOMENTUM.traced().attribute(quiet=True)  # the retraining has ended
 
 
-def test_what_it_is_for_is_said() -> None:
+def test_again_needs_effects() -> None:
     with pytest.raises(Mistake, match="add effects=True"):
-        repeated(loops.momentum, loops.plain).attribute(again=lambda: None)
+        MOMENTUM.traced().attribute(again=lambda: None)
+
+
+NET = """
+from tests.foreign_loop.test_breakdown import MOMENTUM
+
+
+def train():
+    return MOMENTUM.traced(to="outputs/runs/mine", every=3)
+"""
+
+
+@pytest.mark.slow
+def test_the_command_explains_a_removal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop_of_mine.py").write_text(NET)
+    MOMENTUM.traced(to="outputs/runs/mine", every=3)
+    given = ["--again=loop_of_mine.py:train", "--trust=loop_of_mine.py"]
+
+    def printed(*words: str, code: int = 0) -> str:
+        assert command(list(words)) == code
+        out = capfd.readouterr()
+        return out.err if code else out.out
+
+    assert "predicted changes correlate" in printed("attribute", "outputs/runs/mine", "--effects", *given)
+    explained = ["explain", "outputs/runs/mine", "--query=0", "--without=top:2"]
+    assert "give a function that runs it again, --again=" in printed(*explained, code=2)
+    found = printed(*explained, *given)
+    assert "trained again without 2 examples" in found
+    assert "predicted" in found
+    assert printed(*explained) == found  # it is stored
+    assert '"shares"' in printed(*explained, "--json")
+    assert "say which by --without=" in printed("explain", "outputs/runs/mine", given[0], code=2)

@@ -6,7 +6,7 @@ python -m tests.foreign_loop.test_cells     the table of docs/attribution.md
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
 from typing import TypeAlias
@@ -19,17 +19,18 @@ from torch.nn import functional
 
 import ntkexp
 from ntkexp.foreign_loop.example_names import SeenCall
-from tests.foreign_loop.test_positions import LONGEST, WORDS, Language, loss_of, texts
+from tests.foreign_loop.loops import WORDS, Language
+from tests.foreign_loop.test_positions import LONGEST, loss_of, texts
 
 STEPS, BRAIN = 6, torch.bfloat16
-SUMMED = 100  # eps: some steps, each a sum of some tens of terms, relative to what is added up
+SUMMED = 100  # eps: some steps, each a sum of some tens of terms, relative to all terms
 
 Weights: TypeAlias = Iterable[nn.Parameter]
 Optimizers: TypeAlias = list[torch.optim.Optimizer]
 
 
 def muon(weights: Weights) -> Optimizers:
-    """Of matrices, as its authors have it; the rest is AdamW's."""
+    """Muon for matrices, as its authors use it, and AdamW for the rest."""
     known = list(weights)
     matrices, others = ([each for each in known if (each.dim() == 2) is flat] for flat in (True, False))
     return [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=0.02)]
@@ -56,7 +57,7 @@ OPTIMIZERS: Mapping[str, Callable[[Weights], Optimizers]] = {
 
 
 def measures(outputs: Tensor, call: SeenCall) -> dict[str, Tensor]:
-    """Of what comes after each text: its first word is the one in question."""
+    """Measures of the word after each text; the first word of the text is its label."""
     (inputs,) = call.args
     assert isinstance(inputs, Tensor)
     last, asked = outputs[:, -1], inputs[:, 0]
@@ -76,7 +77,7 @@ PRECISIONS = ("float64", "float32", *CASTS)
 
 
 def model_of(precision: str) -> Language:
-    """In these numbers; over a frozen base, what comes after it is trained."""
+    """The model in these numbers. Over a frozen base, the other layers are trained."""
     model = Language().to(torch.float64 if precision == "float64" else torch.float32)
     if precision.startswith("frozen"):
         for base in (model.words, model.read):
@@ -84,19 +85,18 @@ def model_of(precision: str) -> Language:
     return model
 
 
-def told(model: nn.Module, queries: Tensor) -> Tensor:
-    """The measures now, in long numbers, [query, measure]."""
+def measured(model: nn.Module, queries: Tensor) -> Tensor:
+    """The present measures, in long numbers, [query, measure]."""
     with torch.no_grad():
         found = measures(deepcopy(model).double().eval()(queries), SeenCall.of(queries))
     return torch.stack(list(found.values()), 1)
 
 
 def closures(optimizers: Callable[[Weights], Optimizers], precision: str) -> pd.DataFrame:
-    """By how much the parts of each measure miss what training changed, and those by component and position the parts,
-    relative to the sizes of what is added up."""
+    """The gaps between parts and changes of measures, and of parts by component and position, relative to the parts."""
     torch.manual_seed(0)
     model, given, queries = model_of(precision), texts(), torch.randint(WORDS, (3, LONGEST))
-    before, used = told(model, queries), optimizers(weight for weight in model.parameters() if weight.requires_grad)
+    before, used = measured(model, queries), optimizers(weight for weight in model.parameters() if weight.requires_grad)
     with ntkexp.follow(model, used, queries=queries, measure=measures) as trace:
         for step in range(STEPS):
             batch = given[step % 2]
@@ -108,7 +108,7 @@ def closures(optimizers: Callable[[Weights], Optimizers], precision: str) -> pd.
                 optimizer.step()
     found = trace.attribute(by="parameter", positions=True, quiet=True)
 
-    parts, change = found["contribution"], (told(model, queries) - before).numpy()
+    parts, change = found["contribution"], (measured(model, queries) - before).numpy()
     size = abs(parts).sum("example") + sum(abs(found[name]) for name in ("decay", "start", "change"))
     whole = parts.sum("example") + found["decay"] + found["rounding"]
     missed = {
@@ -117,13 +117,6 @@ def closures(optimizers: Callable[[Weights], Optimizers], precision: str) -> pd.
         "positions": (abs(found["by_position"].sum("position") - parts) / size).max("example"),
     }
     return pd.DataFrame({name: each.max("query").to_pandas() for name, each in missed.items()})
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    """What a test seeds ends with it."""
-    with torch.random.fork_rng(devices=()):
-        yield
 
 
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler")
@@ -138,7 +131,7 @@ def test_every_cell_closes(optimizer: str, precision: str) -> None:
 
 
 def tables() -> str:
-    """The largest of what is missed, by optimizer and precision, and in double precision by measure."""
+    """The largest gaps, by optimizer and precision, and in double precision by measure."""
     found = {(name, kind): closures(make, kind) for name, make in OPTIMIZERS.items() for kind in PRECISIONS}
     of_all = {name: {kind: found[name, kind].to_numpy().max() for kind in PRECISIONS} for name in OPTIMIZERS}
     of_double = pd.concat([found[name, "float64"] for name in OPTIMIZERS]).groupby(level=0, sort=False).max()

@@ -1,6 +1,6 @@
-"""Processes that train together leave one trace: that of a loop that adds up the gradients of all of them.
+"""Processes that train together leave one trace, as a loop does that adds up all gradients.
 
-Here they take turns in one process, and gradients are averaged by hand; processes of their own are slow.
+In the fast tests the ranks take turns in one process, and gradients are averaged by hand. Slow tests start processes.
 """
 
 from __future__ import annotations
@@ -8,39 +8,55 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
+from torch.distributed import Store, destroy_process_group, init_process_group
 from torch.multiprocessing.spawn import spawn
 from torch.nn.utils import clip_grad_norm_
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the backend "fake"
 
-from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import FollowSession, follow
 from ntkexp.foreign_loop.loop_breakdown import loop_without
-from ntkexp.foreign_loop.store import shards
-from ntkexp.foreign_loop.store.shards import Processes
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from tests.foreign_loop import loops, processes
-from tests.foreign_loop.loops import EXAMPLES, Loop, Maker, loop
+from tests.foreign_loop.loops import EXAMPLES, Loop, Maker, apart, loop, missed, outputs_of, parts_of
 from tests.foreign_loop.processes import WORLD, network
 
 STEPS = 4
 CLOSE = 1e-11  # of gradients that are summed in another order, relative to all that was added
+EXACT = 1e-12  # relative to the change that training made
+
+
+class Board(Store):
+    """The store of a process group, without patience: a missing entry is an error at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: dict[str, bytes] = {}
+
+    def set(self, key: str, value: Any) -> None:
+        self.entries[key] = value if isinstance(value, bytes) else value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self.entries[key]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        if not set(keys) <= self.entries.keys():
+            raise RuntimeError("timeout")
 
 
 @dataclass
 class Ranks:
-    """Copies of a loop, which train as one; `parts` are the batches of each at every step."""
+    """Copies of a loop that train as one; `parts` are the batches of each at every step."""
 
     optimizers: Maker
     world: int
@@ -52,12 +68,12 @@ class Ranks:
         self.loops = [loop(self.optimizers) for _ in range(self.world)]
 
     def batches(self, step: int, rank: int) -> Sequence[Tensor]:
-        """Those of a rank; of several sizes, as a last batch is."""
+        """The batches of a rank, which differ in size, as a last batch does."""
         generator = torch.Generator().manual_seed(10 * step + rank)
         return torch.randperm(EXAMPLES, generator=generator)[: 3 * self.parts + rank].chunk(self.parts)
 
     def step(self, index: int, *, averages: bool = True, present: int | None = None) -> None:
-        """All take a step, or the first ones, on their averaged gradients."""
+        """All ranks take a step on their averaged gradients, or the first ones do."""
         here = self.loops[:present]
         for rank, each in enumerate(here):
             each.zero()
@@ -71,61 +87,53 @@ class Ranks:
             self.finish(each)
 
     def finish(self, each: Loop) -> None:
-        """What follows on the gradients."""
+        """Lower the rate, clip and step."""
         for group in (group for optimizer in each.optimizers for group in optimizer.param_groups):
             group["lr"] *= 0.9
         clip_grad_norm_(each.model.parameters(), self.clip)
         each.step()
 
-    def alone(self, index: int, one: Loop) -> None:
-        """The same step, by one process."""
-        one.zero()
-        for rank in range(self.world):
-            for batch in self.batches(index, rank):
-                one.back(batch, self.parts * self.world)
-        self.finish(one)
+    def alone(self, steps: int = STEPS, **options: Any) -> Trace:
+        """The trace of one process that takes the same steps."""
+        one = loop(self.optimizers)
+        with follow(one.model, one.optimizers, queries=one.queries, **options) as trace:
+            for index in range(steps):
+                one.zero()
+                for rank in range(self.world):
+                    for batch in self.batches(index, rank):
+                        one.back(batch, self.parts * self.world)
+                self.finish(one)
+        return trace
 
 
 class Follow(ExitStack):
-    """Follows each rank as if in a process of its own."""
+    """Follow each rank as if in another process."""
 
     def __init__(self, ranks: Ranks, to: Path, **options: Any) -> None:
         super().__init__()
-        self.ranks, self.to, self.options, self.store = ranks, to, options, HashStore()
+        self.ranks, self.to, self.options, self.store = ranks, to, options, Board()
 
     def __enter__(self) -> Follow:
         self.traces = [self.begin(rank) for rank in range(self.ranks.world)]
         return self
 
     def begin(self, rank: int, **others: Any) -> Trace:
-        given, ours = self.ranks.loops[rank], Processes(rank, self.ranks.world, self.store)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ntkexp.foreign_loop.follow.current_processes", lambda: ours)
+        given = self.ranks.loops[rank]
+        init_process_group("fake", rank=rank, world_size=self.ranks.world, store=self.store)
+        try:
             options = {"queries": given.queries, "to": self.to, **self.options, **others}
             return self.enter_context(follow(given.model, given.optimizers, **options))
+        finally:
+            destroy_process_group()
 
     def break_off(self) -> None:
         """The training goes no further."""
         self.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
 
 
-@pytest.fixture
-def nothing_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "DECISIONS", type(shards.DECISIONS)())
-    monkeypatch.setattr(shards, "PATIENCE", 0.01)
-
-
-def one_process(ranks: Ranks, steps: int = STEPS, **options: Any) -> Trace:
-    one = loop(ranks.optimizers)
-    with follow(one.model, one.optimizers, queries=one.queries, **options) as trace:
-        for index in range(steps):
-            ranks.alone(index, one)
-    return trace
-
-
 def agree(ours: Trace, theirs: Trace, **options: Any) -> None:
-    """Both tell the same, to rounding."""
-    here, there = (replace(each, folder=None).attribute(**options) for each in (ours, theirs))  # pages take long
+    """Both traces have the same parts, to rounding."""
+    here, there = (parts_of(each, **options) for each in (ours, theirs))
     assert here["example"].to_numpy().tolist() == there["example"].to_numpy().tolist()
     for name in {"contribution", "decay", "by_step", "by_component", "change", "effect"} & set(there):
         assert float(abs(here[name] - there[name]).max()) <= CLOSE * float(abs(there["contribution"]).max()), name
@@ -139,79 +147,56 @@ def trained(ranks: Ranks, to: Path, **options: Any) -> Trace:
     return seen.traces[0]
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-@pytest.mark.parametrize(
-    "ranks",
-    [Ranks(loops.adamw, 2, clip=0.2, parts=2), pytest.param(Ranks(loops.several, 3), marks=pytest.mark.slow)],
-)
-def test_ranks_leave_the_trace_of_one_process(ranks: Ranks, tmp_path: Path) -> None:
-    """Batches of several sizes, accumulated and clipped, with a schedule; parts and decay add up to the change."""
-    trace = trained(ranks, tmp_path / "run", every=3)
-    agree(trace, one_process(ranks))
-    found = replace(trace, folder=None).attribute()
-    missed = found["contribution"].sum("example") + found["decay"] - found["change"]
-    assert float(abs(missed).max()) <= CLOSE * float(abs(found["change"]).max())
+def surprise(outputs: Tensor, _: object) -> Tensor:
+    """A measure of the outputs."""
+    return outputs.logsumexp(1) - outputs[:, 0]
+
+
+SUMS = {
+    "outputs, accumulated and clipped": (Ranks(loops.adamw, 2, clip=0.2, parts=2), {"every": 3}),
+    "three ranks": (Ranks(loops.several, 3), {}),
+    "a measure": (Ranks(loops.adamw, 2, clip=0.2), {"measure": surprise}),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(k, marks=[pytest.mark.slow] * (k == "three ranks")) for k in SUMS])
+def test_ranks_leave_the_trace_of_one_process(name: str, tmp_path: Path) -> None:
+    """Batches differ in size, and the rate falls. Parts, decay and components add up to the change."""
+    ranks, options = SUMS[name]
+    given = ranks.loops[0]
+    read = options.get("measure", lambda outputs, _: outputs)
+    start = read(outputs_of(given.model, given.queries), None)
+    trace = trained(ranks, tmp_path / "run", **options)
+    agree(trace, ranks.alone(**options), by="module")
+    found = parts_of(trace, by="module")
+    change = (read(outputs_of(given.model, given.queries), None) - start).reshape(found["change"].shape)
+    assert missed(found, change) <= CLOSE
+    assert apart(found["by_component"].sum("component"), found["contribution"]) <= CLOSE
     if ranks.clip > 1:
         assert found["gradient_factor"].to_numpy() == pytest.approx(1 / ranks.world, rel=1e-10)  # rounding of sums
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_a_measure_is_explained_through_all_ranks(tmp_path: Path) -> None:
-    """And what came by which parameters."""
-
-    def surprise(outputs: Tensor, _: SeenCall) -> Tensor:
-        return outputs.logsumexp(1) - outputs[:, 0]
-
-    ranks = Ranks(loops.adamw, 2, clip=0.2)
-    before = surprise(ranks.loops[0].model(ranks.loops[0].queries), SeenCall.of(())).detach()
-    trace = trained(ranks, tmp_path / "run", measure=surprise)
-    agree(trace, one_process(ranks, measure=surprise), by="module")
-    found = replace(trace, folder=None).attribute(by="module")
-    change = (surprise(ranks.loops[0].model(ranks.loops[0].queries), SeenCall.of(())).detach() - before).numpy()
-    missed = found["contribution"].sum("example").to_numpy()[:, 0] + found["decay"].to_numpy()[:, 0] - change
-    assert np.abs(missed).max() <= CLOSE * np.abs(change).max()
-    assert float(abs(found["by_component"].sum("component") - found["contribution"]).max()) <= CLOSE
-
-
-@pytest.mark.usefixtures("nothing_was_asked")
 @pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.2, 1e9])
 def test_effects_are_those_of_one_process(clip: float, tmp_path: Path) -> None:
-    """Each rank has a mean of its own, which is renormalised; a third is no scale that a scaler takes back."""
-    targets = {tuple(row.tolist()): y for row, y in zip(*both(loop(loops.adamw)), strict=True)}
-
-    def loss(outputs: Tensor, call: SeenCall) -> Tensor:
-        assert isinstance(call.args[0], Tensor)
-        labels = torch.stack([targets[tuple(row.tolist())] for row in call.args[0]])
-        return nn.functional.cross_entropy(outputs, labels, reduction="none")
-
+    """Each rank renormalises its own mean. A third is no scale that a scaler divides by."""
     ranks = Ranks(loops.adamw, 3, clip=clip)
-    agree(trained(ranks, tmp_path / "run", loss=loss), one_process(ranks, loss=loss), effects=True)
+    loss = loops.loss_of(ranks.loops[0])
+    agree(trained(ranks, tmp_path / "run", loss=loss), ranks.alone(loss=loss), effects=True)
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
 @pytest.mark.slow
-def test_and_what_leaving_out_changes_is_split_by_a_loop_of_one_process(tmp_path: Path) -> None:
-    ranks, y = Ranks(loops.momentum, 3, clip=0.2), loop(loops.momentum).y
-
-    def loss(outputs: Tensor, call: SeenCall) -> Tensor:
-        return nn.functional.cross_entropy(outputs, y[[int(name) for name in call.ids]], reduction="none")
-
-    place = {tuple(row.tolist()): k for k, row in enumerate(loop(loops.momentum).x)}
-    options: dict[str, Any] = {"loss": loss, "ids": lambda call: [place[tuple(row.tolist())] for row in call.args[0]]}
+def test_a_removal_is_divided_by_a_loop_of_one_process(tmp_path: Path) -> None:
+    ranks = Ranks(loops.momentum, 3, clip=0.2)
+    options = {"loss": loops.loss_of(ranks.loops[0])}
     trained(ranks, tmp_path / "run", **options)
     files = find_trace(tmp_path / "run")
-    found = loop_without(files, lambda: one_process(ranks, **options), "renormalised", [0, 1, 2], [0, 1], Silent())
+    found = loop_without(files, lambda: ranks.alone(**options), "renormalised", [0, 1, 2], [0, 1], Silent())
     assert abs(found.actual).min() > 1e-4
     assert found.closure < CLOSE
 
 
-def both(given: Loop) -> tuple[Tensor, Tensor]:
-    return given.x, given.y
-
-
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_a_rank_that_was_stopped_leaves_the_steps_of_all(tmp_path: Path) -> None:
+def test_a_stopped_rank_leaves_the_steps_of_all(tmp_path: Path) -> None:
     """Rank 1 dies after its second step, while rank 0 takes a third."""
     ranks = Ranks(loops.momentum, 2)
     with Follow(ranks, tmp_path / "run", every=1) as seen:
@@ -220,94 +205,112 @@ def test_a_rank_that_was_stopped_leaves_the_steps_of_all(tmp_path: Path) -> None
         ranks.step(2, present=1)
         seen.break_off()
     assert len(seen.traces[0].steps) == 2
-    agree(seen.traces[0], one_process(ranks, 2))
-    later = load_trace(find_trace(tmp_path / "run"), loop(loops.momentum).model)
-    assert len(later.steps) == 2
+    agree(seen.traces[0], ranks.alone(2))
+    assert len(load_trace(find_trace(tmp_path / "run"), loop(loops.momentum).model).steps) == 2
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    ranks, kept = Ranks(loops.adamw, 2), []
+def test_ranks_resume_from_a_checkpoint(tmp_path: Path) -> None:
+    ranks, kept = Ranks(loops.adamw, 2), list[Any]()
     with Follow(ranks, tmp_path / "run") as seen:
         for index in range(3):
             ranks.step(index)
-            kept.append([deepcopy((each.model.state_dict(), each.optimizers[0].state_dict())) for each in ranks.loops])
+            kept.append([loops.checkpoint(each) for each in ranks.loops])
         seen.break_off()
     again = Ranks(loops.adamw, 2)
-    for each, (weights, memory) in zip(again.loops, kept[1], strict=True):
-        each.model.load_state_dict(weights)
-        each.optimizers[0].load_state_dict(memory)
+    for each, state in zip(again.loops, kept[1], strict=True):
+        loops.restore(each, state)
     with Follow(again, tmp_path / "run") as seen:
         for index in range(2, STEPS):
             again.step(index)
     assert len(seen.traces[0].steps) == STEPS
-    agree(seen.traces[0], one_process(ranks))
+    agree(seen.traces[0], ranks.alone())
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_one_that_ended_before_others_is_refused(tmp_path: Path) -> None:
+# --- Refused.
+
+
+def ended_early(folder: Path) -> None:
     ranks = Ranks(loops.sgd, 2)
-    with Follow(ranks, tmp_path / "run") as seen:
+    with Follow(ranks, folder) as seen:
         ranks.step(0)
         ranks.step(1, present=1)
-    with pytest.raises(Mistake, match=r"step 1: rank 1 took no part in it, .* another took 2 steps"):
-        seen.traces[0].attribute()
+    seen.traces[0].attribute()
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_ranks_whose_weights_part_are_refused(tmp_path: Path) -> None:
-    """A step was taken on gradients that nobody had averaged."""
+def not_averaged(folder: Path) -> None:
     ranks = Ranks(loops.adamw, 2)
-    with Follow(ranks, tmp_path / "run") as seen:
+    with Follow(ranks, folder) as seen:
         for index in range(3):
             ranks.step(index, averages=index != 1)
-    with pytest.raises(Mistake, match=r"step 1: it led rank 1 to weights other than rank 0's: '\d\.\w+' is off by"):
-        seen.traces[0].attribute()
+    seen.traces[0].attribute()
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_a_shard_that_is_missing_is_refused(tmp_path: Path) -> None:
-    trace = trained(Ranks(loops.sgd, 2), tmp_path / "run")
-    rmtree(tmp_path / "run" / "trace" / "rank-1")
-    with pytest.raises(Mistake, match="rank 1 of 2 left no part of its trace"):
-        trace.attribute()
+def missing_shard(folder: Path) -> None:
+    trace = trained(Ranks(loops.sgd, 2), folder)
+    rmtree(folder / "trace" / "rank-1")
+    trace.attribute()
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_a_rank_that_does_not_follow_is_noticed_at_the_first_step(tmp_path: Path) -> None:
+def attributed_by_the_second(folder: Path) -> None:
     ranks = Ranks(loops.sgd, 2)
-    stack = Follow(ranks, tmp_path / "run")
-    stack.begin(0)
-    with pytest.raises(Mistake, match="rank 1 of 2 does not follow into"):
+    with Follow(ranks, folder) as seen:
         ranks.step(0)
-    stack.close()
+    seen.traces[1].attribute()
 
 
-def begun(change: Callable[[Ranks], object], folder: Path, **others: Any) -> None:
-    """Both begin to follow, after something has changed; the second otherwise."""
+def begun(folder: Path, change: Callable[[Ranks], object] = bool, steps: int = 0, *others: dict[str, Any]) -> None:
+    """Ranks begin to follow, after something has changed; and take steps."""
     ranks = Ranks(loops.sgd, 2)
-    change(ranks)
+    with torch.no_grad():
+        change(ranks)
     stack = Follow(ranks, folder)
     with ExitStack() as closing:
         closing.callback(stack.close)
-        stack.begin(0)
-        stack.begin(1, **others)
+        for rank, other in enumerate(others):
+            stack.begin(rank, **other)
+        for index in range(steps):
+            ranks.step(index)
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_ranks_begin_at_the_same_weights(tmp_path: Path) -> None:
-    with torch.no_grad(), pytest.raises(Mistake, match=r"rank 1 begins at other weights than rank 0 \('4\.bias'"):
-        begun(lambda ranks: list(ranks.loops[1].model.parameters())[-1].add_(1), tmp_path / "run")
+def shift(ranks: Ranks) -> None:
+    ranks.loops[1].model[4].get_parameter("bias").add_(1)
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_and_in_the_same_folder(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"rank 1 follows into .*other, and rank 0 did not within"):
-        begun(lambda _: None, tmp_path / "run", to=tmp_path / "other")
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "ended early": (ended_early, r"step 1: rank 1 took no part in it, .* another took 2 steps"),
+    "not averaged": (
+        not_averaged,
+        r"step 1: it led rank 1 to weights other than rank 0's: '\d\.\w+' is off by",
+    ),
+    "a missing shard": (missing_shard, "rank 1 of 2 left no part of its trace"),
+    "attributed by the second": (
+        attributed_by_the_second,
+        r"rank 1 has written its part .* if rank == 0: trace\.attribute\(\)",
+    ),
+    "not followed": (lambda folder: begun(folder, bool, 1, {}), "rank 1 of 2 does not follow into"),
+    "other weights": (
+        lambda folder: begun(folder, shift, 0, {}, {}),
+        r"rank 1 begins at other weights than rank 0 \('4\.bias'",
+    ),
+    "another folder": (
+        lambda folder: begun(folder, bool, 0, {}, {"to": folder.parent / "other"}),
+        r"rank 1 follows into .*other, and rank 0 did not within",
+    ),
+    "no folder": (
+        lambda folder: begun(folder, bool, 0, {"to": None}),
+        r"2 processes train together, .* to=…, the same in every process",
+    ),
+}
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_what_the_first_is_refused_all_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", REFUSED)
+def test_ranks_that_do_not_train_as_one_are_refused(case: str, tmp_path: Path) -> None:
+    act, said = REFUSED[case]
+    with pytest.raises(Mistake, match=said):
+        act(tmp_path / "run")
+
+
+def test_a_refusal_of_the_first_rank_reaches_all(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").touch()
     stack = Follow(Ranks(loops.sgd, 2), tmp_path)
     for rank, said in ((0, "holds files that no run wrote"), (1, "rank 0: .* holds files that no run wrote")):
@@ -315,34 +318,10 @@ def test_what_the_first_is_refused_all_are(tmp_path: Path) -> None:
             stack.begin(rank)
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_without_a_folder_they_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"2 processes train together, .* to=…, the same in every process"):
-        Follow(Ranks(loops.sgd, 2), tmp_path).begin(0, to=None)
+# --- Libraries that train in several processes.
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_the_first_attributes(tmp_path: Path) -> None:
-    ranks = Ranks(loops.sgd, 2)
-    with Follow(ranks, tmp_path / "run") as seen:
-        ranks.step(0)
-    with pytest.raises(Mistake, match=r"rank 1 has written its part .* if rank == 0: trace\.attribute\(\)"):
-        seen.traces[1].attribute()
-
-
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_statistics_of_all_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch itself takes them on a GPU only."""
-    monkeypatch.setattr(nn.SyncBatchNorm, "forward", lambda _, x: x)
-    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
-    with follow(model, torch.optim.SGD(model.parameters()), queries=torch.eye(2)):
-        model.eval()(torch.eye(2))
-        with pytest.raises(Mistake, match=r"step 0: layer '1' \(SyncBatchNorm\) takes its statistics from the batch"):
-            model.train()(torch.eye(2))
-
-
-@pytest.mark.usefixtures("nothing_was_asked")
-def test_a_call_around_others_is_none(tmp_path: Path) -> None:
+def test_a_call_around_other_calls_is_not_followed() -> None:
     """Lightning's strategies put the step of training into the model's own forward."""
     given = loop(loops.sgd)
     forward, batch = given.model.forward, torch.arange(4)
@@ -362,58 +341,54 @@ def test_a_call_around_others_is_none(tmp_path: Path) -> None:
     assert float(found["gradient_error"].max()) < CLOSE
 
 
-@pytest.mark.usefixtures("nothing_was_asked")
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
-def test_what_a_library_broke_off_has_not_come_to_its_end(error: BaseException | None, tmp_path: Path) -> None:
+def test_a_session_that_was_broken_off_has_no_end(error: BaseException | None, tmp_path: Path) -> None:
     given = loop(loops.sgd)
-    held = FollowSession(queries=given.queries, to=tmp_path / "run")
-    held.begin(given.model, given.optimizers)
+    session = FollowSession(queries=given.queries, to=tmp_path / "run")
+    session.begin(given.model, given.optimizers)
     loops.plain(given, torch.arange(4))
-    held.end(error)
-    assert len(held.trace.steps) == 1
+    session.end(error)
+    assert len(session.trace.steps) == 1
     assert find_trace(tmp_path / "run").ended.is_file() == (error is None)
 
 
-# Processes that train together, as they do it: what they leave is one trace, or says what was wrong.
-
-
-EXACT = 1e-12  # relative to the change that training made
+# --- Processes.
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes leave."""
+    """The folder with the scenes that two processes have played."""
     folder = tmp_path_factory.mktemp("played")
     spawn(processes.play, (folder,), nprocs=WORLD)  # type: ignore[no-untyped-call]  # torch's own
     return folder
 
 
 def trace_of(folder: Path) -> Trace:
-    """As another process finds it; no page is made."""
+    """The trace as another process finds it, without a page."""
     return replace(load_trace(find_trace(folder), network()), folder=None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["accumulated", "plain"])
-def test_parts_add_up_to_what_all_of_them_did(name: str, played: Path) -> None:
-    found, change = trace_of(played / name).attribute(), torch.load(played / f"{name}.pt").numpy()
-    assert abs(found["contribution"].sum("example") + found["decay"] - change).max() <= EXACT * abs(change).max()
-    assert found.sizes["step"] == 6
-    assert found.sizes["example"] == processes.EXAMPLES
+def test_parts_add_up_to_the_change_by_all_processes(name: str, played: Path) -> None:
+    found = trace_of(played / name).attribute()
+    assert missed(found, torch.load(played / f"{name}.pt")) <= EXACT
+    assert (found.sizes["step"], found.sizes["example"]) == (6, processes.EXAMPLES)
     if name == "plain":
         assert found["gradient_factor"].to_numpy() == pytest.approx(1 / WORLD, rel=1e-10)  # rounding of sums
 
 
 @pytest.mark.slow
-def test_a_process_that_joins_early_is_refused(played: Path) -> None:
-    with pytest.raises(Mistake, match=r"step 4: rank 1 took no part in it, .* without join\(\)"):
-        trace_of(played / "joined").attribute()
-
-
-@pytest.mark.slow
-def test_gradients_that_were_compressed_are_refused(played: Path) -> None:
-    with pytest.raises(Mistake, match=r"step 0: the gradient that was consumed is not that of the 14 examples seen"):
-        trace_of(played / "compressed").attribute()
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("joined", r"step 4: rank 1 took no part in it, .* without join\(\)"),
+        ("compressed", r"step 0: the gradient that was consumed is not that of the 14 examples seen"),
+    ],
+)
+def test_attribution_refuses_what_the_processes_did(name: str, said: str, played: Path) -> None:
+    with pytest.raises(Mistake, match=said):
+        trace_of(played / name).attribute()
 
 
 @pytest.mark.slow
@@ -425,7 +400,7 @@ def test_gradients_that_were_compressed_are_refused(played: Path) -> None:
         ("cut_memory", 1, "ZeroRedundancyOptimizer splits its state"),
     ],
 )
-def test_and_others_are_refused_in_the_loop(name: str, rank: int, said: str, played: Path) -> None:
+def test_the_loop_refuses_what_the_processes_did(name: str, rank: int, said: str, played: Path) -> None:
     with pytest.raises(Mistake, match=said):
         raise Mistake((played / f"{name}-{rank}.txt").read_text(encoding="utf-8"))
 
@@ -439,5 +414,4 @@ def test_a_killed_process_leaves_the_steps_that_all_have_written(tmp_path: Path)
     assert context.processes[1].exitcode == -signal.SIGKILL
     found = trace_of(tmp_path / "killed").attribute()
     assert found.sizes["step"] == 4
-    missed = found["contribution"].sum("example") + found["decay"] - found["change"]
-    assert float(abs(missed).max()) <= EXACT * float(abs(found["change"]).max())
+    assert missed(found) <= EXACT

@@ -1,4 +1,4 @@
-"""Effects of loops that somebody else wrote, against the same loops with other weights of the examples."""
+"""Effects of followed loops, against the same loops with other weights of the examples."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import hashlib
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from ntkexp.effects.sweep import AdjointSweep, Effects, MeanName
-from ntkexp.foreign_loop import effects as followed_effects
+from ntkexp.effects.sweep import Effects, MeanName
 from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.effects import loop_effects
 from ntkexp.foreign_loop.example_names import SeenCall, digests
@@ -24,82 +28,42 @@ from ntkexp.foreign_loop.trace import Trace
 from ntkexp.foreign_loop.user_loss import CallLoss, ExampleLoss
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import bugs, loops
-from tests.foreign_loop.loops import EXAMPLES, STEPS, Body, Loop, batches, followed, loop
+from tests.foreign_loop.loops import BATCH, EXAMPLES, Body, Loop, apart, followed, loop, loss_of, weighing
+from tests.foreign_loop.trainings import (
+    MEANS,
+    SIZES,
+    TRAININGS,
+    CountedLoop,
+    Losses,
+    Mean,
+    counted,
+    counted_loss,
+    over_all,
+)
 
 WIDTH = 1e-5  # of central differences, which Adam's ε wants small
 TOLERANCE = 1e-6
-
-
-@dataclass
-class WeightedLoop(Loop):
-    """A loop whose means are by weights of the examples."""
-
-    weights: Tensor = field(default_factory=lambda: torch.ones(EXAMPLES, dtype=torch.float64))
-
-    def back(self, batch: Tensor, divisor: float = 1.0) -> None:
-        losses = nn.functional.cross_entropy(self.model(self.x[batch]), self.y[batch], reduction="none")
-        weights = self.weights[batch]
-        whole = weights.sum().clamp(min=1e-9)  # a mean of nothing is zero
-        (losses @ weights / whole / divisor).backward()  # type: ignore[no-untyped-call]
-
-
-def loss_of(given: Loop) -> Any:
-    """The loss of each example, whose label is known by what the example holds."""
-    labels = dict(zip(digests(given.x), given.y.tolist(), strict=True))
-
-    def loss(outputs: Tensor, call: SeenCall) -> Tensor:
-        wanted = torch.tensor([labels[name] for name in call.ids])
-        return 7 * nn.functional.cross_entropy(outputs, wanted, reduction="none")
-
-    return loss
+SLOW = pytest.mark.slow
 
 
 def effects(given: Loop, body: Body, **more: Any) -> Tensor:
     """By the sweep, [query, out, example] in the order of the data."""
-    dataset = followed(given, body, loss=loss_of(given), **more).attribute(effects="derivative")
-    order = [dataset["example"].to_numpy().tolist().index(name) for name in digests(given.x)]
-    return torch.from_numpy(dataset["effect"].to_numpy()[:, :, order])
+    dataset = followed(given, body, loss=loss_of(given), **more).attribute(effects="derivative", quiet=True)
+    return torch.from_numpy(dataset["effect"].sel(example=list(digests(given.x))).to_numpy())
 
 
-def trained_with(optimizers: loops.Maker, body: Body, weights: Tensor) -> Tensor:
-    """The outputs at the queries after the same loop with these weights."""
-    given = WeightedLoop(**vars(loop(optimizers)), weights=weights)
-    for given.done, batch in zip(range(STEPS), batches()):  # noqa: B905  there is no last batch
-        body(given, batch)
-    with torch.no_grad():
-        found: Tensor = given.model(given.queries)
-    return found
+FAST = ("several, clipped", "amsgrad, accumulated", "ragged")
 
 
-def differences(optimizers: loops.Maker, body: Body, example: int) -> Tensor:
-    """−∂f/∂w of one example."""
-    weights = torch.ones(EXAMPLES, dtype=torch.float64).repeat(2, 1)
-    weights[:, example] += torch.tensor([WIDTH, -WIDTH])
-    up, down = (trained_with(optimizers, body, each) for each in weights)
-    return (down - up) / (2 * WIDTH)
-
-
-CASES = (
-    (loops.momentum, loops.scheduled_and_clipped),
-    (loops.nesterov, loops.accumulated),
-    (loops.adamw, loops.scheduled_and_clipped),
-    (loops.adam, loops.accumulated),
-    (loops.several, loops.scheduled_and_clipped),
-    (loops.momentum, loops.with_a_scaler),
-    (loops.adamw, bugs.frozen_half_way),
-)
-
-
-@pytest.mark.parametrize(
-    ("optimizers", "body"),
-    [pytest.param(*case, marks=() if case == CASES[4] else pytest.mark.slow) for case in CASES],
-    ids=lambda part: part.__name__,
-)
-def test_effects_are_the_derivative_of_the_loop(optimizers: loops.Maker, body: Body) -> None:
-    found = effects(loop(optimizers), body)
-    for example in (0, 5, 11):
-        expected = differences(optimizers, body, example)
-        assert (found[:, :, example] - expected).abs().max() < TOLERANCE * found.abs().max()
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[SLOW] * (each not in FAST)) for each in TRAININGS])
+def test_effects_are_the_derivative_of_the_loop(name: str) -> None:
+    """−∂f/∂w by central differences."""
+    training = TRAININGS[name]
+    found, names = training.traced().attribute(effects="derivative", quiet=True)["effect"], training.names
+    for example in (0, 5, int((training.make().y == 0).nonzero()[0])):
+        down, up = (training.ends(weighing({example: 1 + side * WIDTH})) for side in (-1, 1))
+        effect = torch.from_numpy(found.sel(example=names[example]).to_numpy())
+        assert (effect - (down - up) / (2 * WIDTH)).abs().max() < TOLERANCE * float(abs(found).max())
 
 
 @dataclass
@@ -117,52 +81,53 @@ def test_effects_of_ascent_are_those_of_descent_on_the_negated_loss(kind: Any) -
 
     ascent = effects(loop(partial(optimizers, maximize=True)), loops.plain)
     descent = effects(NegatedLoop(**vars(loop(partial(optimizers, maximize=False)))), loops.plain)
-    assert ascent.abs().max() > 0
-    assert (ascent - descent).abs().max() < 1e-12 * descent.abs().max()
-
-
-def test_effects_show_how_far_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("ntkexp.report.progress.MIN_ESTIMATE_SECONDS", 0.0)  # as if each step took long
-    monkeypatch.setattr("ntkexp.report.progress.LONG_TASK_SECONDS", 0.0)
-    effects(loop(loops.sgd), loops.plain)
-    said = capsys.readouterr().err
-    assert "ntkexp: attribution: 8 steps, 1 of them done; " in said
-    assert "ntkexp: the sweep for effects: 8 steps, 1 of them done; " in said
-    assert "ntkexp: the sweep for effects: step 8 of 8" in said
+    assert apart(ascent, descent) < 1e-12
 
 
 @pytest.mark.slow
 def test_a_trace_on_disk_has_the_same_effects(tmp_path: Path) -> None:
-    kept = effects(loop(loops.adam), loops.accumulated, to=tmp_path / "trace", every=3)
-    held = effects(loop(loops.adam), loops.accumulated)
-    assert (kept - held).abs().max() < 1e-12 * held.abs().max()  # steps are replayed to rounding
+    stored = effects(loop(loops.adam), loops.accumulated, to=tmp_path / "trace", every=3)
+    assert apart(stored, effects(loop(loops.adam), loops.accumulated)) < 1e-12  # steps are replayed to rounding
 
 
-def test_a_loss_that_was_not_trained_with_is_refused() -> None:
-    given = loop(loops.sgd)
+def crawling(model: nn.Sequential) -> loops.Optimizers:
+    return [torch.optim.SGD(model.parameters(), lr=1e-6)]
 
-    def wrong(outputs: Tensor, call: SeenCall) -> Tensor:
-        return outputs.square().sum(1)
 
-    trace = followed(given, loops.plain, loss=wrong)
-    with pytest.raises(Mistake, match="step 7: loss= is not the loss that was trained with"):
-        trace.attribute(effects=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("mean", ["class weights", "ragged"])
+def test_effects_of_small_steps_are_removals(mean: str) -> None:
+    """Outputs hardly bend between small steps."""
+    given = counted(MEANS[mean], crawling)
+    left_out = int((given.y == 1).nonzero()[0])  # an example of the class that counts most
+    name, with_loss = digests(given.x)[left_out], counted_loss(given)
+    found = followed(given, loops.plain, loss=with_loss).attribute(effects=True)["effect"].sel(example=name)
+    without, whole = (
+        loops.trained_with(counted(MEANS[mean], crawling), loops.plain, weighing({left_out: weight}))
+        for weight in (0.0, 1.0)
+    )
+    effect = torch.from_numpy(found.to_numpy())
+    assert float((effect - without + whole).norm()) < 1e-4 * float(effect.norm())
+
+
+# --- The factor of each loss in its mean.
 
 
 @pytest.mark.parametrize(("rows", "smoothing", "seed"), [(1, 0.1, 4), (2, 0.1, 6), (8, 1e-5, 0)])
-def test_class_weights_of_very_different_sizes_are_not_held_against_a_loop(
-    rows: int, smoothing: float, seed: int
-) -> None:
-    """A mean is divided by the sum of a batch's weights, other than `loss=`. Of examples of large weights that are all
-    but learned little is left where much cancels, and it has rounded otherwise; the loss without weights is another."""
+def test_class_weights_of_very_different_sizes_are_followed(rows: int, smoothing: float, seed: int) -> None:
+    """A mean divides by the sum of a batch's weights, and `loss=` does not.
+
+    Large weights of examples that are nearly learned leave small remainders, which round differently. The loss without
+    weights is another loss.
+    """
     draw, sizes = torch.Generator().manual_seed(seed), torch.tensor([3e-4, 7e-1, 1.3e4])
     outputs = (15 * torch.randn(rows, 3, generator=draw)).requires_grad_()
     labels = outputs.argmax(1)
-    means = partial(nn.functional.cross_entropy, weight=sizes, label_smoothing=smoothing)
+    means = partial(functional.cross_entropy, weight=sizes, label_smoothing=smoothing)
     (gradient,) = torch.autograd.grad(means(outputs, labels), outputs)
 
     def share(size: Tensor | None) -> float:
-        loss = partial(nn.functional.cross_entropy, weight=size, label_smoothing=smoothing, reduction="none")
+        loss = partial(functional.cross_entropy, weight=size, label_smoothing=smoothing, reduction="none")
         call = ModelCall(0, torch.arange(rows), tuple(map(str, range(rows))), gradient=gradient)
         return CallLoss(lambda found, _: loss(found, labels), lambda *_: outputs, call, 0).share({}).factor
 
@@ -174,31 +139,142 @@ def test_class_weights_of_very_different_sizes_are_not_held_against_a_loop(
 
 
 def test_gradients_whose_squares_underflow_are_followed() -> None:
-    """Where a step is too small for its weights to move, nothing is compared with it."""
-    given, far = loop(loops.sgd, torch.float32), 50.0
+    """If a step is too small to move its weights, the loss is not compared with the step."""
+    given, shift = loop(loops.sgd, torch.float32), torch.tensor([50.0, 0.0, 0.0])
+
+    def losses(outputs: Tensor, *_: object) -> Tensor:
+        """All examples are of class 0, and nearly learned."""
+        zero = torch.zeros(len(outputs), dtype=torch.long)
+        return functional.cross_entropy(outputs + shift, zero, reduction="none")
 
     def body(given: Loop, batch: Tensor) -> None:
-        """All examples are of class 0, and all but learned."""
         given.zero()
-        outputs, zero = given.model(given.x[batch]), torch.zeros(len(batch), dtype=torch.long)
-        shifted = outputs + torch.tensor([far, 0.0, 0.0])
-        nn.functional.cross_entropy(shifted, zero).backward()  # type: ignore[no-untyped-call]
+        losses(given.model(given.x[batch])).mean().backward()  # type: ignore[no-untyped-call]
         given.step()
 
-    def loss(outputs: Tensor, call: SeenCall) -> Tensor:
-        return nn.functional.cross_entropy(
-            outputs + torch.tensor([far, 0.0, 0.0]), torch.zeros(len(outputs), dtype=torch.long), reduction="none"
-        )
-
-    found = followed(given, body, loss=loss).attribute(effects="derivative")
+    found = followed(given, body, loss=losses).attribute(effects="derivative")
     gradients = [weight.grad for weight in given.model.parameters() if weight.grad is not None]
     assert 0 < max(float(gradient.abs().max()) for gradient in gradients) < torch.finfo(torch.float32).tiny ** 0.5
     assert bool(found["effect"].notnull().all())
 
 
+def summed(outputs: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, labels, reduction="sum")
+
+
+def plain_losses(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    each = functional.cross_entropy(outputs, labels, reduction="none")
+    return each, torch.ones_like(each)
+
+
+def weighed_by_hand(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    each, counts = plain_losses(outputs, labels)
+    return each * SIZES[labels], counts * SIZES[labels]
+
+
+def in_uneven_calls(given: Loop, batch: Tensor, *, as_one: bool = False) -> None:
+    """A mean in each of two calls, or one mean over both."""
+    given.zero()
+    for part in torch.split(batch, [2, BATCH - 2]):
+        given.back(part, BATCH / len(part) if as_one else 1.0)
+    given.step()
+
+
+def of_all(given: Loop, _: Tensor) -> None:
+    loops.plain(given, torch.arange(EXAMPLES))
+
+
+NO_COUNTS = "what each example counts"
+WEIGHED = Mean(over_all(weighed_by_hand), weighed_by_hand)
+UNWEIGHED = Mean(lambda outputs, labels: weighed_by_hand(outputs, labels)[0].mean(), weighed_by_hand)
+REFUSED: dict[str, tuple[Mean, Body, bool, str]] = {
+    **{name: (mean, loops.plain, False, NO_COUNTS) for name, mean in MEANS.items()},
+    "class weights of all": (MEANS["class weights"], of_all, False, NO_COUNTS),
+    "by hand": (WEIGHED, loops.plain, False, NO_COUNTS),
+    "by hand, of all": (WEIGHED, of_all, False, NO_COUNTS),
+    "a sum": (Mean(summed, plain_losses), loops.plain, False, "is a sum"),
+    "a sum over calls": (Mean(summed, plain_losses), in_uneven_calls, True, "is a sum"),
+    "a mean over calls": (
+        Mean(over_all(plain_losses), plain_losses),
+        partial(in_uneven_calls, as_one=True),
+        False,
+        "over all calls",
+    ),
+    "no class weights": (Mean(functional.cross_entropy, weighed_by_hand), loops.plain, True, "not the loss"),
+    "a mean over examples": (UNWEIGHED, loops.plain, True, "each example counts once"),
+}
+FAST_MEANS = ("class weights", "by hand, of all", "a mean over calls")
+
+
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[SLOW] * (each not in FAST_MEANS)) for each in REFUSED])
+def test_a_loss_that_is_no_mean_over_its_call_is_refused(name: str) -> None:
+    mean, body, counts, said = REFUSED[name]
+    given: CountedLoop = counted(mean)
+    trace = followed(given, body, loss=counted_loss(given, counts=counts))
+    with pytest.raises(Mistake, match=said):
+        trace.attribute(effects=True)
+    if "not the loss" not in said:
+        assert "effect" in trace.attribute(effects=True, mean="fixed")
+
+
+def one_hot(outputs: Tensor, labels: Tensor) -> Tensor:
+    return functional.one_hot(labels, 3).to(outputs)
+
+
+def equally(losses: Callable[[Tensor, Tensor], Tensor]) -> Losses:
+    return lambda outputs, labels: (losses(outputs, labels), torch.ones(len(outputs)))
+
+
+def smoothed(outputs: Tensor, labels: Tensor, reduction: str = "none") -> Tensor:
+    target = one_hot(outputs, labels) * 0.8 + 0.1
+    return functional.cross_entropy(outputs, target, weight=SIZES, reduction=reduction)
+
+
+def binary(outputs: Tensor, labels: Tensor, reduction: str = "none") -> Tensor:
+    return functional.binary_cross_entropy_with_logits(
+        outputs, one_hot(outputs, labels), pos_weight=SIZES, reduction=reduction
+    )
+
+
+COUNTED_ONCE = {
+    "binary, weighed": Mean(partial(binary, reduction="mean"), equally(lambda *of: binary(*of).sum(1))),
+    "squares": Mean(
+        lambda o, y: (o - one_hot(o, y)).square().mean(),
+        equally(lambda o, y: (o - one_hot(o, y)).square().sum(1) / 2),
+    ),
+    "probabilities": Mean(partial(smoothed, reduction="mean"), equally(smoothed)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", [loops.plain, loops.accumulated, loops.with_a_scaler])
+@pytest.mark.parametrize("mean", COUNTED_ONCE)
+def test_means_over_examples_need_no_counts(mean: str, body: Body) -> None:
+    given = counted(COUNTED_ONCE[mean])
+    found = followed(given, body, loss=counted_loss(given, counts=False)).attribute(effects=True)
+    assert bool(found["effect"].notnull().all())
+
+
+# --- Refused.
+
+
 def of_logits(outputs: Any, call: SeenCall) -> Tensor:
-    """A loss of what the model gives, where only a part of it is asked for."""
+    """A loss of an output that the model does not have."""
     return of_logits(outputs.logits, call)
+
+
+def of_squares(outputs: Tensor, call: SeenCall) -> Tensor:
+    return outputs.square().sum(1)
+
+
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own is untyped
+    """Counts products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "mm" in str(func)
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(
@@ -208,134 +284,146 @@ def of_logits(outputs: Any, call: SeenCall) -> Tensor:
         (of_logits, r"loss=: it fails at outputs of shape \[6, 3\] .*'logits'\); .* args, kwargs and ids$"),
     ],
 )
-def test_without_a_loss_nothing_is_guessed_and_nothing_begun(
-    loss: ExampleLoss | None, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_loss_is_noticed_before_the_attribution(loss: ExampleLoss | None, said: str) -> None:
     trace = followed(loop(loops.sgd), loops.plain, loss=loss)
-    monkeypatch.setattr(type(trace), "contributions", None)  # which would take long
-    with pytest.raises(Mistake, match=said):
+    with Products() as refused, pytest.raises(Mistake, match=said):
         trace.attribute(effects=True)
+    with Products() as whole:
+        trace.attribute(quiet=True)
+    assert refused.count < whole.count / 4
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "loss", "said"),
     [
-        (bugs.clipped_in_part, "multiplied with other factors"),
-        (bugs.normalised, "and does not clip"),
-        (bugs.never_zeroed, "effects do not know"),
+        (bugs.clipped_in_part, None, "multiplied with other factors"),
+        (bugs.normalised, None, "and does not clip"),
+        (bugs.never_zeroed, None, "effects do not know"),
+        (loops.plain, of_squares, "step 7: loss= is not the loss that was trained with"),
     ],
 )
-def test_what_effects_do_not_know_is_refused(body: Body, said: str) -> None:
+def test_loops_whose_effects_are_not_known_are_refused(body: Body, loss: ExampleLoss | None, said: str) -> None:
     given = loop(loops.momentum)
-    trace: Trace = followed(given, body, loss=loss_of(given))
+    trace = followed(given, body, loss=loss or loss_of(given))
     with pytest.raises(Mistake, match=said):
         trace.attribute(effects=True)
 
 
-# A sweep back over a followed loop that was killed goes on where it was kept, to the same bytes.
+# --- A sweep that was stopped or killed continues from its saved state, to the same bytes.
 
 
 CHUNKS = 6e-5  # GB: enough for one query at a time
 
 
-def trained(to: Path) -> Trace:
-    """A loop on disk, which clips and remembers."""
+def stored(to: Path) -> Trace:
     given = loop(loops.adam)
     return followed(given, loops.scheduled_and_clipped, loss=loss_of(given), to=to, every=3)
 
 
-TAKE = AdjointSweep.take
+def swept(trace: Trace, kind: Effects = True, mean: MeanName = "renormalised", memory_gb: float = 4.0) -> Tensor:
+    return loop_effects(trace, kind, mean, memory_gb, None).values
+
+
+def watched(trace: Trace, after: float = float("inf"), stop: Callable[[], object] = int) -> tuple[Trace, list[str]]:
+    """Return the trace with a loss that notes the batches of the sweep, and stops the sweep after some batches."""
+    loss, seen = trace.loss, list[str]()
+
+    def noting(outputs: Tensor, call: SeenCall) -> Any:
+        assert loss is not None
+        batch = "".join(call.ids)
+        if batch not in seen[-1:]:
+            seen.append(batch)
+        if len(seen) > after:
+            stop()
+        return loss(outputs, call)
+
+    return replace(trace, loss=noting), seen
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def _every_step_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock on which every step takes longer than the time between two saved states."""
+    ticks = count(0, 100)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
+
+
+@pytest.mark.usefixtures("_every_step_is_saved")
+@pytest.mark.parametrize(("memory_gb", "after", "steps"), [(4.0, 5, 8), pytest.param(CHUNKS, 12, 24, marks=SLOW)])
+def test_a_stopped_sweep_goes_on(memory_gb: float, after: int, steps: int, tmp_path: Path) -> None:
+    trace = stored(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        swept(watched(trace, after, interrupt)[0], memory_gb=memory_gb)
+    resumed, seen = watched(trace)
+    found = swept(resumed, memory_gb=memory_gb)
+    assert len(seen) == 1 + steps - after  # the last step identifies the sweep; no other is taken twice
+    assert torch.equal(found, swept(stored(tmp_path / "other"), memory_gb=memory_gb))
+
+
+@pytest.mark.usefixtures("_every_step_is_saved")
+@pytest.mark.parametrize(("kind", "mean"), [(True, "fixed"), ("derivative", "renormalised")])
+def test_another_sweep_begins_at_the_last_step(kind: Effects, mean: MeanName, tmp_path: Path) -> None:
+    trace = stored(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        swept(watched(trace, 5, interrupt)[0])
+    other, seen = watched(trace)
+    swept(other, kind, mean)
+    assert len(seen) == 8
+
+
+KILLED = """
+import itertools, os, signal, sys, time
+from pathlib import Path
+from tests.foreign_loop.test_effects import stored, watched
+
+ticks = itertools.count(0, 100)
+trace, _ = watched(stored(Path(sys.argv[1])), 5, lambda: os.kill(os.getpid(), signal.SIGKILL))
+time.monotonic = lambda: float(next(ticks))
+trace.attribute(effects=True)
+"""
 
 
 def content(folder: Path) -> str:
-    """What was written of the contributions and effects."""
+    """A digest of the stored contributions and effects."""
     files = sorted(path for path in (folder / "contributions.zarr").rglob("*") if path.is_file())
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def stored_effects(
-    trace: Trace, kind: Effects = True, mean: MeanName = "renormalised", memory_gb: float = 4.0
-) -> Tensor:
-    """The effects, which nobody writes down."""
-    return loop_effects(trace, kind, mean, memory_gb, None).values
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run")], check=False, capture_output=True)
+    assert run.returncode == -signal.SIGKILL, run.stderr.decode()
+    trace, seen = watched(stored(tmp_path / "run"))
+    trace.attribute(effects=True)
+    assert len(seen) == 1 + 3
+    assert not (tmp_path / "run" / "trace" / "sweep.bin").exists()
+    stored(tmp_path / "other").attribute(effects=True)
+    assert content(tmp_path / "run") == content(tmp_path / "other")
 
 
-def stop_once(trace: Trace, monkeypatch: pytest.MonkeyPatch, after: int, memory_gb: float = 4.0) -> list[int]:
-    """End a sweep after so many steps back; the steps that later ones will take are counted."""
-    monkeypatch.setattr(followed_effects, "SAVE_SECONDS", 0.0)
-    taken: list[int] = []
+class Slow(nn.Identity):
+    """A layer that takes long."""
 
-    def take(sweep: AdjointSweep, index: int) -> None:
-        if len(taken) == after:
-            raise KeyboardInterrupt
-        taken.append(index)
-        TAKE(sweep, index)
+    seconds = 0.0
 
-    monkeypatch.setattr(AdjointSweep, "take", take)
-    with pytest.raises(KeyboardInterrupt):
-        stored_effects(trace, memory_gb=memory_gb)
-    return counted(monkeypatch)
-
-
-def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps that will be taken back."""
-    taken: list[int] = []
-
-    def take(sweep: AdjointSweep, index: int) -> None:
-        taken.append(index)
-        TAKE(sweep, index)
-
-    monkeypatch.setattr(AdjointSweep, "take", take)
-    return taken
-
-
-@pytest.mark.parametrize(("memory_gb", "after"), [(4.0, 5), pytest.param(CHUNKS, 12, marks=pytest.mark.slow)])
-def test_a_sweep_that_was_stopped_goes_on(
-    memory_gb: float, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trace = trained(tmp_path / "run")
-    taken = stop_once(trace, monkeypatch, after, memory_gb)
-    found = stored_effects(trace, memory_gb=memory_gb)
-    assert len(taken) == (8 if memory_gb == 4.0 else 24) - after  # nothing was taken twice
-    assert torch.equal(found, stored_effects(trained(tmp_path / "other"), memory_gb=memory_gb))
-
-
-@pytest.mark.parametrize(("kind", "mean"), [(True, "fixed"), ("derivative", "renormalised")])
-def test_a_sweep_of_something_else_is_begun_anew(
-    kind: Effects, mean: MeanName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trace = trained(tmp_path / "run")
-    taken = stop_once(trace, monkeypatch, 5)
-    stored_effects(trace, kind, mean)
-    assert taken == [7, 6, 5, 4, 3, 2, 1, 0]
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from ntkexp.effects.sweep import Effects, MeanName
-from ntkexp.effects.sweep import AdjointSweep
-from ntkexp.foreign_loop import effects as followed_effects
-from tests.foreign_loop.test_effects import TAKE, trained
-
-def take(sweep, index):
-    if index == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    TAKE(sweep, index)
-
-followed_effects.SAVE_SECONDS = 0.0
-AdjointSweep.take = take
-trained(Path(sys.argv[1])).attribute(effects=True)
-"""
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        return x
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "run")], check=False, capture_output=True)
-    assert run.returncode == -signal.SIGKILL, run.stderr.decode()
-    taken = counted(monkeypatch)
-    trained(tmp_path / "run").attribute(effects=True)
-    assert taken == [2, 1, 0]
-    assert not (tmp_path / "run" / "trace" / "sweep.bin").exists()
-    trained(tmp_path / "other").attribute(effects=True)
-    assert content(tmp_path / "run") == content(tmp_path / "other")
+def test_long_attributions_and_sweeps_show_their_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = loop(loops.sgd)
+    given.model.append(Slow())
+    trace = followed(given, loops.plain, loss=loss_of(given))
+    monkeypatch.setattr(Slow, "seconds", 1.5)
+    trace.attribute(effects="derivative")
+    said = capsys.readouterr().err
+    for task in ("attribution", "the sweep for effects"):
+        assert f"ntkexp: {task}: 8 steps, " in said
+    assert "ntkexp: the sweep for effects: step 8 of 8" in said

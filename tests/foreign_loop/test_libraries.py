@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
@@ -15,49 +14,32 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import ntkexp
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.loop_breakdown import loop_without
 from ntkexp.foreign_loop.signatures import signature
-from ntkexp.foreign_loop.store import replay
-from ntkexp.foreign_loop.store.replay import FACTOR_UNITS
 from ntkexp.foreign_loop.trace import Trace, find_trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
+from tests.foreign_loop.loops import fitted, missed, outputs_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # what these libraries say is not ours
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # these libraries warn of their own code
 
 EXACT, CLIPPED = 1e-12, 1e-4  # through clipping and AdamW, in float32
 TOKENS = {"input_ids": torch.tensor([[1, 2, 3, 4, 5, 6], [3, 1, 4, 1, 5, 9]])}
 
 
-def closes(trace: Trace, change: Tensor, bound: float) -> None:
-    """Parts and decay add up to what training did to every query and output."""
-    found = trace.attribute()
-    explained = torch.from_numpy((found["contribution"].sum("example") + found["decay"] + found["rounding"]).values)
-    assert change.norm() > 0
-    assert (explained - change.flatten(1)).abs().max() <= bound * change.norm()
-
-
 @pytest.fixture
 def transformers() -> Any:
-    """The library, after this one has put torchvision in order."""
+    """The library, after ntkexp has put torchvision in order."""
     import ntkexp.huggingface  # noqa: F401, PLC0415  slow
 
     return import_module("transformers")
 
 
-@pytest.fixture(autouse=True)
-def seed() -> Iterator[None]:
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
-        yield
-
-
 def by_lightning(
     folder: Path, kind: torch.dtype, options: dict[str, Any] | None = None, **settings: Any
 ) -> tuple[Trace, Tensor]:
-    """Train as the first page of Lightning has it; the trace, and what that changed at the queries."""
+    """Train as on the first page of Lightning; the trace, and the change at the queries."""
     import ntkexp.lightning  # noqa: PLC0415  slow; it puts torchvision in order
 
     lightning = import_module("lightning")
@@ -80,7 +62,10 @@ def by_lightning(
 
     x, queries, module = torch.randn(16, 4, dtype=kind), torch.randn(3, 4, dtype=kind), Classifier()
     loader = DataLoader(TensorDataset(x, torch.randint(3, (16,))), batch_size=4, shuffle=True)
-    before, seen = deepcopy(module.net), ntkexp.lightning.Follow(queries=queries, **(options or {"model": "net"}))
+    start, seen = (
+        outputs_of(module.net, queries),
+        ntkexp.lightning.Follow(queries=queries, **options or {"model": "net"}),
+    )
     with pytest.raises(Mistake, match="no training has begun"):
         _ = seen.trace
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -90,38 +75,44 @@ def by_lightning(
     trainer.fit(module, loader)
     assert len(seen.trace.steps) == 8
     assert not module.net._forward_hooks
-    with torch.no_grad():
-        return seen.trace, module.net(queries) - before(queries)
+    return seen.trace, outputs_of(module.net, queries) - start
 
 
-def test_lightning_with_clipping_and_one_cycle(tmp_path: Path) -> None:
-    trace, change = by_lightning(tmp_path, torch.float64, gradient_clip_val=0.2)
-    closes(trace, change, EXACT)
-    assert trace.attribute()["gradient_factor"].values.max() < 1  # it clips
+CLIP = {"gradient_clip_val": 0.2}
+LIGHTNING = {
+    "clipped": (torch.float64, None, CLIP, EXACT),
+    "named": (torch.float64, {"model": "net", "ids": "dataset"}, {}, EXACT),
+    # on a CPU Lightning takes bfloat16 for both
+    "bf16": (torch.float32, None, CLIP | {"precision": "bf16-mixed"}, CLIPPED),
+    "16": (torch.float32, None, CLIP | {"precision": "16-mixed"}, CLIPPED),
+}
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])  # on a CPU Lightning takes bfloat16 for both
-def test_lightning_under_autocast(precision: str, tmp_path: Path) -> None:
-    trace, change = by_lightning(tmp_path, torch.float32, precision=precision, gradient_clip_val=0.2)
-    closes(trace, change, CLIPPED)
-    assert trace.attribute()["casts_error"].values.max() > 0
+@pytest.mark.parametrize("case", LIGHTNING)
+def test_lightning_is_followed(case: str, tmp_path: Path) -> None:
+    kind, options, settings, bound = LIGHTNING[case]
+    trace, change = by_lightning(tmp_path, kind, options, **settings)
+    found = trace.attribute()
+    assert missed(found, change, "rounding") <= bound
+    assert (found["gradient_factor"].values.max() < 1) == ("gradient_clip_val" in settings)
+    assert bool(found["casts_error"].values.max() > 0 if "casts_error" in found else False) == ("precision" in settings)
+    if options is not None:
+        assert sorted(map(int, trace.examples)) == list(range(16))
 
 
-def test_lightning_without_a_part_says_which_one_to_name(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"no forward of its own, .* that training_step calls, here model='net'"):
-        by_lightning(tmp_path, torch.float64, {"ids": None})
-
-
-def test_lightning_with_names_of_its_data(tmp_path: Path) -> None:
-    trace, change = by_lightning(tmp_path, torch.float64, {"model": "net", "ids": "dataset"})
-    assert sorted(map(int, trace.examples)) == list(range(16))
-    closes(trace, change, EXACT)
-
-
-@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
-def test_lightning_with_short_weights_is_refused(precision: str, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"'0\.weight' is in b?float16, too coarse for any proof"):
-        by_lightning(tmp_path, torch.float32, precision=precision)
+@pytest.mark.parametrize(
+    ("kind", "options", "settings", "said"),
+    [
+        (torch.float64, {"ids": None}, {}, r"no forward of its own, .* that training_step calls, here model='net'"),
+        (torch.float32, None, {"precision": "bf16-true"}, r"'0\.weight' is in bfloat16, too coarse for any proof"),
+        (torch.float32, None, {"precision": "16-true"}, r"'0\.weight' is in float16, too coarse for any proof"),
+    ],
+)
+def test_other_uses_of_lightning_are_refused(
+    kind: torch.dtype, options: dict[str, Any] | None, settings: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(Mistake, match=said):
+        by_lightning(tmp_path, kind, options, **settings)
 
 
 @pytest.mark.parametrize("name", ["lightning", "transformers"])
@@ -135,57 +126,91 @@ def test_a_missing_library_is_asked_for_in_one_line(name: str, monkeypatch: pyte
         import_module(module)
 
 
-def test_a_compiled_model_is_followed_as_it_was() -> None:
+def test_a_compiled_model_is_followed_as_the_original() -> None:
     net, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), torch.randn(6, 3).double()
     fast: Any = torch.compile(net, backend="eager")
-    before = deepcopy(net)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
-    with ntkexp.follow(fast, optimizer, queries=x) as trace:
-        for _ in range(3):
-            optimizer.zero_grad()
-            fast(x).square().sum().backward()
-            optimizer.step()
+    start, optimizer = outputs_of(net, x), torch.optim.AdamW(net.parameters(), lr=0.1)
+    trace = fitted(fast, optimizer, lambda _: fast(x).square().sum(), 3, queries=x)
+    assert missed(trace.attribute(), outputs_of(net, x) - start, "rounding") <= EXACT
+
+
+# --- Trainer.
+
+
+def texts(labels: bool = False) -> list[dict[str, Tensor]]:
+    return [{"input_ids": text, "labels": text.sum() % 3 if labels else text} for text in torch.randint(11, (12, 6))]
+
+
+def gpt2(transformers: Any, layers: int = 1, **still: float) -> Any:
+    sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": layers, "n_head": 2}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still))
+
+
+def bert(transformers: Any, layers: int = 2) -> Any:
+    sizes = {"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 2}
+    still = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    more = {"num_labels": 3, "intermediate_size": 32, "max_position_embeddings": 8}
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, **still, **more))
+
+
+def by_trainer(
+    model: Any, given: list[dict[str, Tensor]], folder: Path, options: dict[str, Any] | None = None, **settings: Any
+) -> Trace:
+    from transformers import Trainer, TrainingArguments  # noqa: PLC0415  slow
+
+    import ntkexp.huggingface  # noqa: PLC0415
+
+    seen = ntkexp.huggingface.Follow(queries=TOKENS, output="logits", **(options or {}))
+    arguments = TrainingArguments(
+        **{"output_dir": str(folder), "use_cpu": True, "report_to": [], "disable_tqdm": True, "learning_rate": 1e-2},
+        **dict.fromkeys(("save_strategy", "logging_strategy"), "no"),
+        **{"per_device_train_batch_size": 2, "max_steps": 6, "max_grad_norm": 0.5, **settings},
+    )
+    Trainer(model, arguments, train_dataset=given, callbacks=[seen]).train()
+    assert len(seen.trace.steps) == 6
+    assert not model._forward_hooks
+    return seen.trace
+
+
+def closes(model: Any, given: list[dict[str, Tensor]], folder: Path, *more: Any, **settings: Any) -> None:
+    """Train, and compare the trace with the change of the model in float32."""
+    before = deepcopy(model).eval().float()
+    trace = by_trainer(model, given, folder, *more, **settings)
+    after = deepcopy(before)
+    after.load_state_dict(model.state_dict())
     with torch.no_grad():
-        closes(trace, net(x) - before(x), EXACT)
+        end = after(**TOKENS).logits
+        change = (end - before(**TOKENS).logits).flatten(1)
+    assert missed(trace.attribute(), change, "rounding") <= CLIPPED
+    ours, known = trace.replayed(trace.steps.end, end.flatten(1))[0], trace.ends.end
+    assert known is not None
+    numbers = signature(ours.outputs.reshape(*known.shape, -1))  # also under autocast, as attention is plain
+    assert float((numbers - known).norm()) < 1e-5 * float(numbers.norm())
 
 
-def test_trainer_with_a_language_model(transformers: Any, tmp_path: Path) -> None:
-    """Two batches a step, whose divisor is the number of all their words, clipping and a warm-up."""
-    sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    still = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still))
-    texts = [{"input_ids": text, "labels": text} for text in torch.randint(11, (12, 6))]
-    trained(model, texts, tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.5, warmup_steps=2)
+ACCUMULATED = {"gradient_accumulation_steps": 2}
+TRAINED: dict[str, dict[str, Any]] = {
+    "accumulated": ACCUMULATED | {"warmup_steps": 2},  # divides by the number of all words of two batches
+    "checkpoints of activations": ACCUMULATED | {"gradient_checkpointing": True},  # masks are drawn twice
+    "autocast": ACCUMULATED | {"bf16": True},  # inside the model's own forward
+}
 
 
-def test_trainer_with_the_dropout_that_models_come_with(transformers: Any, tmp_path: Path) -> None:
-    """In embeddings, attention and residuals; with checkpoints of activations, whose masks are drawn twice."""
-    sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-    assert model.config.resid_pdrop == model.config.attn_pdrop == 0.1
-    texts = [{"input_ids": text, "labels": text} for text in torch.randint(11, (12, 6))]
-    trained(model, texts, tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.5, gradient_checkpointing=True)
+@pytest.mark.parametrize("case", TRAINED)
+def test_trainer_with_a_language_model(case: str, transformers: Any, tmp_path: Path) -> None:
+    """With the dropout that models come with, or without."""
+    dropout = 0.1 * (case != "accumulated")
+    model = gpt2(transformers, 2, **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout))
+    closes(model, texts(), tmp_path, **TRAINED[case])
 
 
 def test_trainer_with_a_classifier_of_texts(transformers: Any, tmp_path: Path) -> None:
-    sizes = {"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 3}
-    still = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-    configuration = transformers.BertConfig(**sizes, **still, intermediate_size=32, max_position_embeddings=8)
-    model = transformers.BertForSequenceClassification(configuration)
-    texts = [{"input_ids": text, "labels": text.sum() % 3} for text in torch.randint(11, (12, 6))]
-    options = {
-        "to": tmp_path / "trace",
-        "every": 2,
-    }  # what is remembered of the keys' bias is rounding, and nothing else
-    trained(model, texts, tmp_path, options, weight_decay=0.1, max_grad_norm=0.5)
+    """The momentum of the keys' bias is rounding."""
+    closes(bert(transformers), texts(True), tmp_path, {"to": tmp_path / "trace", "every": 2}, weight_decay=0.1)
 
 
-def test_trainer_is_carried_out_again(transformers: Any, tmp_path: Path) -> None:
-    """Without three of its texts, and what that changes is split over them."""
-    sizes = {"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
-    still = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-    configuration = transformers.BertConfig(**sizes, **still, intermediate_size=32, max_position_embeddings=8)
-    texts = [{"input_ids": text, "labels": text.sum() % 3} for text in torch.randint(11, (12, 6))]
+def test_trainer_trains_again_without_texts(transformers: Any, tmp_path: Path) -> None:
+    given = texts(True)
 
     def loss(outputs: Tensor, call: SeenCall) -> Tensor:
         labels = call.kwargs["labels"]
@@ -194,27 +219,13 @@ def test_trainer_is_carried_out_again(transformers: Any, tmp_path: Path) -> None
 
     def train() -> None:
         torch.manual_seed(0)
-        model = transformers.BertForSequenceClassification(configuration)
         options = {"to": tmp_path / "trace", "loss": loss, "every": 2}
-        trained(model, texts, tmp_path, options, weight_decay=0.1, max_grad_norm=0.5, proves=False)
+        by_trainer(bert(transformers, 1), given, tmp_path, options, weight_decay=0.1)
 
     train()
     found = loop_without(find_trace(tmp_path / "trace"), train, "renormalised", [0, 1, 2], [0, 1], Silent())
     assert np.abs(found.actual).min() > 1e-3
     assert found.closure < CLIPPED
-
-
-@pytest.mark.parametrize("near", [FACTOR_UNITS, ()], ids=["to the bit", "to rounding"])
-def test_trainer_under_autocast(
-    near: tuple[int, ...], transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With dropout and clipping; the library puts autocast into the model's own forward. Where steps that are taken
-    again are not the loop's to the bit, casts round otherwise, and have room for that."""
-    monkeypatch.setattr(replay, "FACTOR_UNITS", near)
-    sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
-    texts = [{"input_ids": text, "labels": text} for text in torch.randint(11, (12, 6))]
-    trained(model, texts, tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.5, bf16=True)
 
 
 @pytest.mark.others
@@ -223,46 +234,6 @@ def test_trainer_with_adapters_over_a_short_base(transformers: Any, autocast: bo
     """As people train large models: a frozen base in bfloat16, adapters of peft in float32, with dropout."""
     import peft  # noqa: PLC0415  dev leaves it out
 
-    sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 1, "n_head": 2}
-    base = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).bfloat16()
     lora = peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)
-    texts = [{"input_ids": text, "labels": text} for text in torch.randint(11, (12, 6))]
-    model = peft.get_peft_model(base, lora)
-    trained(model, texts, tmp_path, bf16=autocast, gradient_accumulation_steps=2, max_grad_norm=0.5)
-
-
-def trained(
-    model: Any,
-    texts: list[dict[str, Tensor]],
-    folder: Path,
-    options: dict[str, Any] | None = None,
-    *,
-    proves: bool = True,
-    **settings: Any,
-) -> None:
-    """Train by the library, and compare the trace with what that did."""
-    from transformers import Trainer, TrainingArguments  # noqa: PLC0415  slow
-
-    import ntkexp.huggingface  # noqa: PLC0415
-
-    seen, before = ntkexp.huggingface.Follow(queries=TOKENS, output="logits", **(options or {})), deepcopy(model).eval()
-    off = dict.fromkeys(("save_strategy", "logging_strategy"), "no")
-    arguments = TrainingArguments(
-        **{"output_dir": str(folder), "use_cpu": True, "report_to": [], "disable_tqdm": True, "learning_rate": 1e-2},
-        **off,
-        **{"per_device_train_batch_size": 2, "max_steps": 6, **settings},
-    )
-    Trainer(model, arguments, train_dataset=texts, callbacks=[seen]).train()
-    assert len(seen.trace.steps) == 6
-    assert not model._forward_hooks
-    if not proves:
-        return
-    before, after = before.float(), deepcopy(before).float()  # what is read of short weights are the same numbers
-    after.load_state_dict(model.state_dict())
-    with torch.no_grad():
-        closes(seen.trace, after(**TOKENS).logits - before(**TOKENS).logits, CLIPPED)
-    ours = seen.trace.replayed(seen.trace.steps.end, after(**TOKENS).logits.flatten(1))[0]
-    assert seen.trace.ends.end is not None
-    known = seen.trace.ends.end
-    numbers = signature(ours.outputs.reshape(*known.shape, -1))  # also under autocast, as attention is plain
-    assert float((numbers - known).norm()) < 1e-5 * float(numbers.norm())
+    model = peft.get_peft_model(gpt2(transformers).bfloat16(), lora)
+    closes(model, texts(), tmp_path, bf16=autocast, **ACCUMULATED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,20 +21,17 @@ from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.measure import MeasuredQueries, QueryCalls
 from ntkexp.foreign_loop.trace import find_trace, load_trace
-from ntkexp.kernel.features import assemble
-from ntkexp.kernel.features.assemble import PulledBack, tables_read_once
-from ntkexp.kernel.read import program_cache
 from ntkexp.mistake import Mistake
 from tests.foreign_loop import loops
-from tests.foreign_loop.loops import Loop, adamw, followed, loop, momentum, plain, sgd
-from tests.foreign_loop.test_autocast import brain, cast_loop
+from tests.foreign_loop.loops import WORDS, Language, Loop, adamw, apart, followed, loop, momentum, plain, sgd
+from tests.foreign_loop.test_casts import brain, cast_loop
 
-EXACT = 1e-12  # of what a measure changed: rounding of some thousand sums
+EXACT = 1e-12  # relative to the change of a measure: rounding of some thousand sums
 LABELS = torch.tensor([2, 0, 1])  # of the queries of every loop here
 
 
 def questions(outputs: Tensor, call: SeenCall) -> dict[str, Tensor]:
-    """What people ask: of the label of a query, of its outputs as a whole, and beside its input."""
+    """Questions that people ask: on the label of a query, and on all its outputs."""
     log_probabilities, labels = outputs.log_softmax(1), LABELS[: len(outputs)]
     mine = functional.one_hot(labels, outputs.shape[1]).bool()
     return {
@@ -49,34 +47,23 @@ def questions(outputs: Tensor, call: SeenCall) -> dict[str, Tensor]:
     }
 
 
-class Words(nn.Module):
-    """Attention over tokens, between norms, and a row of outputs for each text."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.read = nn.Embedding(7, 8), nn.Linear(8, 24)
-        self.norms = nn.ModuleList([nn.LayerNorm(8), nn.LayerNorm(8)])
-        self.readout = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.words(x)
-        query, key, value = self.read(self.norms[0](hidden)).chunk(3, 2)
-        hidden = hidden + functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        found: Tensor = self.readout(self.norms[1](hidden).mean(1))
-        return found
-
-
 def language(optimizers: loops.Maker) -> Loop:
     """The loop with texts in place of rows of numbers."""
-    torch.manual_seed(0)
-    given, model = loop(optimizers), nn.Sequential(Words().double())
-    x, queries = torch.randint(7, (len(given.x), 5)), torch.randint(7, (3, 5))
+    given, model = loop(optimizers), nn.Sequential(Language(3), Mean()).double()
+    x, queries = torch.randint(WORDS, (len(given.x), 5)), torch.randint(WORDS, (3, 5))
     optimizer = torch.optim.SGD if optimizers is sgd else torch.optim.AdamW
     return replace(given, model=model, optimizers=[optimizer(model.parameters(), lr=0.05)], x=x, queries=queries)
 
 
+class Mean(nn.Module):
+    """A row of outputs for each text."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
 def asked(given: Loop) -> dict[str, Tensor]:
-    """The measures of the model as it is now."""
+    """The present measures of the model."""
     with torch.no_grad():
         return questions(given.model.eval()(given.queries), SeenCall.of(given.queries))
 
@@ -87,39 +74,40 @@ def test_parts_of_every_measure_add_up_to_its_change(kind: Callable[..., Loop], 
     given = kind(optimizers)
     before = asked(given)
     found = followed(given, plain, measure=questions).attribute()
-    after = asked(given)
-    parts = (found["contribution"].sum("example") + found["decay"]).to_numpy()
     assert found["out"].to_numpy().tolist() == list(before)
-    for place, name in enumerate(before):
-        change = (after[name] - before[name]).numpy()
-        assert np.abs(parts[:, place] - change).max() <= EXACT * (1 + np.abs(change).max()), name
+    measures_add_up(found, before, asked(given), EXACT)
     assert float(found["closure"].max()) < EXACT
 
 
+def measures_add_up(found: Any, before: dict[str, Tensor], after: dict[str, Tensor], bound: float, *more: str) -> None:
+    parts = (found["contribution"].sum("example") + sum(found[name] for name in ("decay", *more))).to_numpy()
+    for place, name in enumerate(before):
+        change = (after[name] - before[name]).numpy()
+        assert np.abs(parts[:, place] - change).max() <= bound * (1 + np.abs(change).max()), name
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizers", [sgd, adamw])
-def test_a_table_that_keeps_its_places_gives_what_its_rows_give(
-    optimizers: loops.Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trace, kept = followed(language(optimizers), plain, measure=questions), list[frozenset[str]]()
-    rows = trace.attribute(by="parameter")
+def test_a_measure_has_the_same_parts_among_many(optimizers: loops.Maker) -> None:
+    """Large tapes are read without programs, and tables of words at their places."""
+    given, mixtures = language(optimizers), torch.randn(3, 700, dtype=torch.float64)
+    given.queries = torch.randint(WORDS, (60, 5))
 
-    def tables(pulled: PulledBack) -> frozenset[str]:
-        kept.append(tables_read_once(pulled))
-        return kept[-1]
+    def mixed(count: int) -> Any:
+        return lambda f, call: {str(k): each for k, each in enumerate((f.sigmoid() @ mixtures[:, :count]).unbind(1))}
 
-    monkeypatch.setattr(program_cache, "MAX_PROGRAM_BYTES", 0)  # as of a model that is too large for programs
-    monkeypatch.setattr(assemble, "tables_read_once", tables)
-    found = trace.attribute(by="parameter")
-    assert {*kept} == {frozenset({"0.words.weight"})}
+    start, found = deepcopy(given), list[Any]()
+    for count in (2, 700):
+        trace = followed(deepcopy(start), plain, end=2, measure=mixed(count))
+        found.append(trace.attribute(by="parameter", quiet=True).isel(out=[0, 1]))
+    rows, tables = found
     for name in ("contribution", "by_component"):
-        size = float(abs(rows[name]).max())
-        assert float(abs(found[name] - rows[name]).max()) <= EXACT * size
+        assert apart(tables[name], rows[name]) <= EXACT
 
 
 def test_a_step_by_hand() -> None:
     """One step of a readout W at m = exp(f₀) f₁: Δm = b̄ s Δf₀ + ē Δf₁, with the chord s of exp, and the means b̄ of f₁
     and ē of exp(f₀); and an example adds Δf_c = −η ⟨xᵢ, x⟩ ∂L/∂f_ic."""
-    torch.manual_seed(0)
     model, x, queries, y = nn.Linear(4, 3, bias=False).double(), *torch.randn(2, 3, 4).double(), torch.randn(3, 3)
     given = Loop(model, [torch.optim.SGD(model.parameters(), lr=0.1)], x, y, queries)  # type: ignore[arg-type]
 
@@ -138,7 +126,7 @@ def test_a_step_by_hand() -> None:
         after = model(queries)
     powers = torch.stack([before[:, 0].exp(), after[:, 0].exp()])
     chord = (powers[1] - powers[0]) / (after - before)[:, 0]
-    moved = -0.1 * (queries @ x.T)[:, :, None] * slope  # what each example added to each output
+    moved = -0.1 * (queries @ x.T)[:, :, None] * slope  # [query, example, output]
     first, second = (before + after)[:, 1] / 2 * chord, powers.mean(0)  # J̄ of m in f₀ and f₁
     expected = first[:, None] * moved[:, :, 0] + second[:, None] * moved[:, :, 1]
     assert np.abs(found["contribution"][:, 0].to_numpy() - expected.numpy()).max() < EXACT
@@ -178,8 +166,8 @@ def test_the_effect_on_a_measure_is_its_gradient_times_those_on_outputs() -> Non
     assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
 
 
-def test_batches_of_a_loader_are_asked_call_by_call() -> None:
-    """Names are places, which go on from call to call; what couples the queries of a call is refused there too."""
+def test_each_batch_of_a_loader_is_one_call() -> None:
+    """Names are places, counted over all calls."""
     sizes = list[int]()
 
     def measure(outputs: Tensor, call: SeenCall) -> Tensor:
@@ -199,7 +187,7 @@ def test_batches_of_a_loader_are_asked_call_by_call() -> None:
 
 
 def in_batches(given: Loop, measure: Any) -> Any:
-    """The loop, whose queries a DataLoader gives."""
+    """The attribution of the loop, whose queries may be a DataLoader."""
     with follow(given.model, given.optimizers, queries=given.queries, measure=measure) as trace:
         for given.done, batch in zip(range(loops.STEPS), loops.batches()):  # noqa: B905  there is no last batch
             plain(given, batch)
@@ -219,15 +207,11 @@ def test_under_casts_masks_and_changes_by_hand_a_measure_adds_up_too(tmp_path: P
             for weight in given.model.parameters():
                 weight.mul_(0.9)
     found = trace.attribute()
-    after, added = asked(given), found["contribution"].sum("example")
-    parts = (added + found["decay"] + found["rounding"] + found["outside"]).to_numpy()
-    for place, name in enumerate(before):
-        change = (after[name] - before[name]).numpy()
-        assert np.abs(parts[:, place] - change).max() <= 2e-5 * (1 + np.abs(change).max()), name
+    measures_add_up(found, before, asked(given), 2e-5, "rounding", "outside")
 
 
 @pytest.mark.slow
-def test_a_later_process_needs_the_measure_and_no_other(
+def test_a_later_process_needs_the_same_measure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(
@@ -263,7 +247,7 @@ def given_queries(queries: Any) -> Loop:
 
 
 ROWS = loop(sgd).queries
-DATASET: Any = ROWS  # which a DataLoader takes
+DATASET: Any = ROWS  # a DataLoader takes it
 
 
 @pytest.mark.parametrize(
@@ -290,7 +274,7 @@ DATASET: Any = ROWS  # which a DataLoader takes
         (lambda f, call: f[:, 0] if len(f) > 1 else f[:, :2], DataLoader(DATASET, batch_size=2), "for one call and"),
     ],
 )
-def test_what_is_no_measure_is_refused_before_training(measure: Any, queries: Any, said: str) -> None:
+def test_other_functions_are_refused_before_training(measure: Any, queries: Any, said: str) -> None:
     given = given_queries(queries)
     with pytest.raises(Mistake, match=said):
         in_batches(given, measure)

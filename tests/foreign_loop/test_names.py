@@ -1,4 +1,4 @@
-"""ids="dataset": examples go by their indices in the Dataset that a DataLoader reads, or are refused."""
+"""Names of examples (ids="dataset": their indices in the Dataset), and followed loops as runs that others read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ import ntkexp
 from ntkexp.cli.main import run as command
 from ntkexp.foreign_loop.again import LoopAgain
 from ntkexp.foreign_loop.example_names import SeenCall
-from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.loop_breakdown import loop_without
 from ntkexp.foreign_loop.trace import Trace, find_trace, load_trace
 from ntkexp.mistake import Mistake
@@ -31,7 +30,7 @@ from ntkexp.removal.retraining import changes
 from ntkexp.report.explain import explain, format_explanations, worst_points
 from ntkexp.report.sentence import ladder_sentence
 from tests.foreign_loop import loops
-from tests.foreign_loop.loops import Loop, followed, loop
+from tests.foreign_loop.loops import Loop, apart, fitted, followed, loop
 from tests.removal.problems import BATCH, CLIP, DECAY, GROUP, split
 from tests.run.small import Ran, ran
 
@@ -39,7 +38,7 @@ COUNT = 11
 
 
 def data(*, twins: bool = False) -> TensorDataset:
-    """Rows that say their own index, two of them alike."""
+    """Rows that hold their own index; two of them are equal if there are twins."""
     x = torch.arange(COUNT, dtype=torch.float64)[:, None] + torch.tensor([0.0, 0.5], dtype=torch.float64)
     if twins:
         x[7] = x[3]
@@ -60,6 +59,9 @@ def trained(loader: Any, given: Callable[[Tensor], Tensor] = lambda x: x, split:
     return trace
 
 
+WORKERS = {"batch_size": 3, "shuffle": True, "num_workers": 2}
+
+
 @pytest.mark.parametrize(
     ("settings", "split"),
     [
@@ -67,57 +69,52 @@ def trained(loader: Any, given: Callable[[Tensor], Tensor] = lambda x: x, split:
         ({"batch_size": 4, "shuffle": True, "drop_last": True}, COUNT),
         ({"batch_size": 4, "shuffle": True}, 2),
         ({"batch_size": 1}, COUNT),
-        pytest.param({"batch_size": 3, "shuffle": True, "num_workers": 2}, COUNT, marks=pytest.mark.slow),
-        pytest.param(
-            {"batch_size": 3, "shuffle": True, "num_workers": 2, "persistent_workers": True, "prefetch_factor": 3},
-            2,
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(WORKERS, COUNT, marks=pytest.mark.slow),
+        pytest.param(WORKERS | {"persistent_workers": True, "prefetch_factor": 3}, 2, marks=pytest.mark.slow),
     ],
     ids=lambda each: "-".join(map(str, each)) if isinstance(each, dict) else str(each),
 )
 def test_names_are_the_indices_of_the_sampler(settings: dict[str, Any], split: int) -> None:
     trace = trained(DataLoader(data(), **settings), split=split)
-    seen = 0
-    for step, _ in trace.steps.forwards():
-        for call in step.calls:
-            assert isinstance(call.inputs, Tensor)
-            assert call.names == tuple(str(int(row[0])) for row in call.inputs)  # as the rows say themselves
-            seen += len(call.names)
-    assert seen == 2 * (COUNT - COUNT % 4 if "drop_last" in settings else COUNT)
+    calls = [call for step, _ in trace.steps.forwards() for call in step.calls]
+    for call in calls:
+        assert isinstance(call.inputs, Tensor)
+        assert call.names == tuple(str(int(row[0])) for row in call.inputs)  # the rows hold their index
+    assert sum(len(call.names) for call in calls) == 2 * (COUNT - COUNT % 4 if "drop_last" in settings else COUNT)
     assert not {"_ntkexp_asked"} & set(vars(loading._BaseDataLoaderIter))
 
 
 class Endless(IterableDataset[tuple[Tensor, ...]]):
-    """Without indices."""
+    """Has no indices."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         return iter(data())
+
+
+def four(**more: Any) -> DataLoader[Any]:
+    return DataLoader(data(), batch_size=4, **more)
 
 
 @pytest.mark.parametrize(
     ("act", "said"),
     [
         (lambda: trained([data()[:4]]), "no DataLoader was read"),
+        (lambda: trained([*four()]), "no DataLoader was read while it was followed"),
         (lambda: trained(DataLoader(Endless(), batch_size=4)), "an IterableDataset, which has no indices"),
-        (lambda: trained(DataLoader(data(), batch_size=4), lambda x: x / 2), "not called with rows of a batch as they"),
-        (lambda: trained(DataLoader(data(), batch_size=4), lambda x: x.flip(0)), "not called with rows of a batch"),
+        (lambda: trained(four(), lambda x: x / 2), "not called with rows of a batch as they"),
+        (lambda: trained(four(), lambda x: x.flip(0)), "not called with rows of a batch"),
         (lambda: trained(DataLoader(data(twins=True), batch_size=11), split=1), "rows of several places hold what"),
-        (
-            lambda: trained(DataLoader(data(), batch_size=4, collate_fn=lambda rows: default_collate(rows[::-1]))),  # type: ignore[no-untyped-call]
-            "a collate_fn of its own",
-        ),
-        (lambda: trained([*DataLoader(data(), batch_size=4)]), "no DataLoader was read while it was followed"),
+        (lambda: trained(four(collate_fn=lambda rows: default_collate(rows[::-1]))), "a collate_fn of its own"),  # type: ignore[no-untyped-call]
     ],
 )
-def test_what_has_no_known_index_is_refused_in_one_line(act: Callable[[], object], said: str) -> None:
+def test_rows_without_a_known_index_are_refused(act: Callable[[], object], said: str) -> None:
     usual = dict(vars(loading._BaseDataLoaderIter))
     with pytest.raises(Mistake, match=f"ids='dataset': .*{said}.*; let the Dataset give its index too"):
         act()
     assert dict(vars(loading._BaseDataLoaderIter)) == usual
 
 
-# A followed loop that was attributed is a run, which everything reads that reads runs.
+# --- An attributed loop is a run, for everything that reads runs.
 
 
 NET = """
@@ -129,7 +126,7 @@ def build():
 
 @pytest.fixture(scope="module")
 def attributed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Loop, Path]:
-    """A loop, and the folder of the run that was made of it."""
+    """A loop, and the folder of its run."""
     given, folder = loop(loops.adamw), tmp_path_factory.mktemp("outputs") / "runs" / "mine"
     followed(given, loops.scheduled_and_clipped, to=folder, every=3).attribute()
     return given, folder
@@ -152,7 +149,7 @@ def test_its_folder_is_a_run(attributed: tuple[Loop, Path]) -> None:
     assert run.metrics["step"].tolist() == list(range(loops.STEPS))
     assert run.metrics["gradient_factor"].lt(1).any()  # clipping is seen
     assert run.metrics[["gradient_error", "rule_error"]].to_numpy().max() < 1e-12
-    assert run.metrics["closure"].max() < 1e-9  # relative to steps, of which the last are small
+    assert run.metrics["closure"].max() < 1e-9  # relative to steps, and the last steps are small
     assert "8 steps of a loop were followed" in run.outcome
 
 
@@ -169,7 +166,7 @@ def test_examples_are_shown_as_rows(attributed: tuple[Loop, Path]) -> None:
 
 
 @pytest.mark.slow
-def test_a_later_process_attributes_it_alike(
+def test_a_later_process_finds_the_same(
     attributed: tuple[Loop, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, folder = attributed
@@ -188,7 +185,7 @@ def test_a_later_process_attributes_it_alike(
     np.testing.assert_array_equal(ntkexp.load_run(folder).contributions["contribution"].to_numpy(), before)
 
 
-def test_what_is_not_the_same_is_refused(attributed: tuple[Loop, Path], tmp_path: Path) -> None:
+def test_another_model_is_refused(attributed: tuple[Loop, Path], tmp_path: Path) -> None:
     _, folder = attributed
     with pytest.raises(Mistake, match=r"not the one that was followed in .*mine: its '2\.bias' is missing"):
         load_trace(find_trace(folder), nn.Sequential(nn.Linear(5, 8)))
@@ -199,20 +196,20 @@ def test_what_is_not_the_same_is_refused(attributed: tuple[Loop, Path], tmp_path
         find_trace(tmp_path)
 
 
-def test_a_model_that_nobody_called_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_was_not_called_is_refused(tmp_path: Path) -> None:
     given = loop(loops.sgd)
     for weight in given.model.parameters():
         weight.grad = torch.zeros_like(weight)
-    with follow(given.model, given.optimizers, queries=given.queries, to=tmp_path / "run") as trace:
+    with ntkexp.follow(given.model, given.optimizers, queries=given.queries, to=tmp_path / "run") as trace:
         given.step()
     with pytest.raises(Mistake, match="never called with gradients enabled"):
         trace.attribute()
 
 
-def test_what_no_step_did_stands_in_all_that_is_read_of_a_run(tmp_path: Path) -> None:
-    """An average that is loaded after the last step moves the outputs, and the sum of examples misses that."""
+def test_a_run_shows_the_change_outside_the_steps(tmp_path: Path) -> None:
+    """Weights that are halved after the last step move the outputs, and the sum of examples does not contain that."""
     given = loop(loops.momentum)
-    with follow(given.model, given.optimizers, queries=given.queries, to=tmp_path / "runs" / "mine") as trace:
+    with ntkexp.follow(given.model, given.optimizers, queries=given.queries, to=tmp_path / "runs" / "mine") as trace:
         loops.plain(given, torch.arange(6))
         with torch.no_grad():
             for weight in given.model.parameters():
@@ -238,23 +235,17 @@ def test_what_no_step_did_stands_in_all_that_is_read_of_a_run(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_tokens_are_shown_as_text(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2)).double()
-    optimizer, tokens = torch.optim.SGD(model.parameters(), lr=0.1), torch.randint(9, (6, 3))
-    with follow(model, optimizer, queries=tokens[:2], to=tmp_path / "runs" / "words") as trace:
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(tokens).square().sum().backward()
-            optimizer.step()
+    model, tokens = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2)).double(), torch.randint(9, (6, 3))
+    folder, optimizer = tmp_path / "runs" / "words", torch.optim.SGD(model.parameters(), lr=0.1)
+    trace = fitted(model, optimizer, lambda _: model(tokens).square().sum(), queries=tokens[:2], to=folder)
     trace.attribute(decode=lambda row: "".join("abcdefghi"[token] for token in row))
-    run = ntkexp.load_run(tmp_path / "runs" / "words")
-    (found,) = explain(run, "query", [0])
+    (found,) = explain(ntkexp.load_run(folder), "query", [0])
     word = "".join("abcdefghi"[token] for token in tokens[0])
     assert found.point.text == word
     assert word in format_explanations([found], 6)
 
 
-# What the runner trains, and the same loop written by hand and followed, have the same parts.
+# --- A run of the runner and the same loop, written by hand and followed, have the same parts.
 
 
 DATA = ("data.classes=[0,1,2]", "data.train=12", "loss=cross_entropy", "model.activation=tanh", "model.width=8")
@@ -273,7 +264,7 @@ CLOSE = 1e-12  # of the largest part: six steps of some hundred roundings each, 
 
 
 def by_hand(run: Ran, case: str, to: Path | None = None) -> Trace:
-    """The run's training as its user would write it, followed."""
+    """The training of the run as people write it, followed."""
     problem, optimizer = deepcopy(run.setting.problem), CASES[case][2]
     model, targets = problem.module, problem.targets[: problem.train]
 
@@ -296,27 +287,30 @@ def by_hand(run: Ran, case: str, to: Path | None = None) -> Trace:
     return trace
 
 
-def apart(found: Tensor, expected: Tensor) -> float:
-    """How far both are apart, relative to the largest."""
-    return float((found - expected).abs().max() / expected.abs().max())
-
-
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if case == "adamw" else pytest.mark.slow) for case in CASES]
 )
 def test_contributions_effects_and_a_removal_are_the_runners(case: str, tmp_path: Path) -> None:
     option, word, _ = CASES[case]
-    run = ran(f"optimizer={option}", *WORDS, word, "path.effects=derivative", "ladder.machine=[secant]")
+    asked = ("path.effects=derivative", "path.by=parameter", "ladder.machine=[secant]")
+    run = ran(f"optimizer={option}", *WORDS, word, *asked)
     domain, effects = run.setting.domain, run.outcome.effects
-    found = by_hand(run, case).attribute(effects="derivative")
-    order = [found["example"].to_numpy().tolist().index(str(k)) for k in range(12)]
-    parts = torch.from_numpy(found["contribution"].to_numpy()[:, :, order])
-    assert apart(parts, run.contributions("secant")[domain.rows]) <= CLOSE
+    found = (
+        by_hand(run, case)
+        .attribute(effects="derivative", by="parameter", quiet=True)
+        .sel(example=[str(k) for k in range(12)])
+    )
+    assert apart(found["contribution"], run.contributions("secant")[domain.rows]) <= CLOSE
+    components = run.outcome.by_component["secant"]
+    assert list(components.components) == found["component"].to_numpy().tolist()
+    assert apart(found["by_component"], components.parts[domain.rows]) <= CLOSE
+    assert apart(found["decay_by_component"], components.decay[domain.rows]) <= CLOSE
+    assert apart(found["by_component_step"], components.totals.stacked().movedim(0, 2)[domain.rows]) <= CLOSE
     assert effects is not None
-    asked = ~effects.values[domain.attributed].isnan()
-    derivative = torch.from_numpy(found["effect"].to_numpy()[:, :, order])
-    assert asked.any()
-    assert apart(derivative[asked], effects.values[domain.attributed][asked]) <= CLOSE
+    known = ~effects.values[domain.attributed].isnan()
+    derivative = torch.from_numpy(found["effect"].to_numpy())
+    assert known.any()
+    assert apart(derivative[known], effects.values[domain.attributed][known]) <= CLOSE
 
     train = partial(by_hand, run, case, tmp_path / "loop")
     trace, group = train(), [[3], GROUP]
@@ -328,4 +322,4 @@ def test_contributions_effects_and_a_removal_are_the_runners(case: str, tmp_path
 
     theirs = loop_without(find_trace(tmp_path / "loop"), train, "renormalised", places[1], [0, 1, 2], Silent())
     ours = split(training, points, training.everyone, training.without(GROUP))
-    assert apart(torch.from_numpy(theirs.shares).flatten(0, 1), ours.shares[:, GROUP]) <= CLOSE
+    assert apart(theirs.shares.reshape(-1, len(GROUP)), ours.shares[:, GROUP]) <= CLOSE

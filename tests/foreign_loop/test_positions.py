@@ -1,8 +1,8 @@
-"""Contributions by position are those of the loss at each position alone, and add up to the contribution."""
+"""Contributions by position: each comes from the loss at one position, and they add up to the contribution."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ntkexp
-from ntkexp.foreign_loop import run_folder
 from ntkexp.foreign_loop.call import ModelCall
-from ntkexp.foreign_loop.gallery import Gallery
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.positions import LoopPositions, Positions, positions_of
 from ntkexp.foreign_loop.trace import Trace
@@ -25,39 +23,14 @@ from ntkexp.report.explain import explain, format_explanation
 from ntkexp.report.page.build import texts_view
 from ntkexp.report.parts import shaded_texts, tabulate_positions
 from ntkexp.report.tables import json_rows
-from tests.foreign_loop.loops import followed, loop, plain, sgd
-from tests.torture.kind.kills import no_pictures
+from tests.foreign_loop.loops import WORDS, Language, apart, fitted, followed, loop, parts_of, plain, sgd
 
-WORDS, LONGEST, IGNORED = 7, 5, -100
+LONGEST, IGNORED = 5, -100
 SUMMED = 100  # eps: some steps, each a sum of some tens of terms, in two orders
 
 
-class Language(nn.Module):
-    """A causal layer of attention over tokens, and a row of outputs for each of these."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.words, self.read, self.norm = nn.Embedding(WORDS, 6), nn.Linear(6, 18), nn.LayerNorm(6)
-        self.dropout, self.out = nn.Dropout(dropout), nn.Linear(6, WORDS, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.words(x)
-        query, key, value = self.read(self.norm(hidden)).chunk(3, 2)
-        hidden = hidden + functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        found: Tensor = self.out(self.dropout(hidden))
-        return found
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    """What a test seeds ends with it."""
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
-        yield
-
-
 def labels_of(x: Tensor) -> Tensor:
-    """The next token of each; the last has none, and the third is left out of the loss."""
+    """The next token. The last position has no label, and the third has no loss."""
     labels = torch.cat([x[:, 1:], torch.full((len(x), 1), IGNORED)], 1)
     labels[:, 2] = IGNORED
     return labels
@@ -68,7 +41,7 @@ def loss_of(outputs: Tensor, x: Tensor) -> Tensor:
 
 
 def texts() -> list[Tensor]:
-    """Two batches, of which the second has shorter texts."""
+    """Two batches; the second has shorter texts."""
     return [torch.randint(WORDS, (4, LONGEST)), torch.randint(WORDS, (3, LONGEST - 1))]
 
 
@@ -87,7 +60,7 @@ class ClassesFirst(nn.Module):
 def trained(*, dropout: float = 0.0, parts: int = 1, classes_first: bool = False, **more: object) -> Trace:
     """A loop over texts, some of them of another length, with the gradients of `parts` calls in each step."""
     torch.manual_seed(0)
-    model, given = Language(dropout).double().train(), texts()
+    model, given = Language(dropout=dropout).double().train(), texts()
     called: nn.Module = ClassesFirst(model) if classes_first else model
     optimizer, queries = torch.optim.AdamW(called.parameters(), lr=0.02), torch.randint(WORDS, (2, 3))
 
@@ -106,9 +79,8 @@ def trained(*, dropout: float = 0.0, parts: int = 1, classes_first: bool = False
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, xr.Dataset]:
-    """A loop with dropout and calls that share a step, in a folder, and what was attributed."""
-    with pytest.MonkeyPatch.context() as patched, torch.random.fork_rng(devices=()):
-        patched.setattr(run_folder, "draw_run", no_pictures)
+    """A loop with dropout and two calls in a step, in a folder, and its attribution."""
+    with torch.random.fork_rng(devices=()):
         trace = trained(dropout=0.3, parts=2, to=tmp_path_factory.mktemp("positions") / "run")
         found = trace.attribute(
             positions=True, by="module", decode=lambda tokens: "".join("abcd<&g"[k] for k in tokens), quiet=True
@@ -117,7 +89,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, xr.Dataset]:
 
 
 def test_positions_add_up(kept: tuple[Trace, xr.Dataset]) -> None:
-    """Also beside components; positions without a loss have nothing."""
+    """Also with components. Positions without a loss have no part."""
     trace, found = kept
     assert found["by_position"].sizes["position"] == LONGEST
     size = abs(found["by_position"]).sum("position")
@@ -126,24 +98,23 @@ def test_positions_add_up(kept: tuple[Trace, xr.Dataset]) -> None:
     assert float(size.min()) > 0
     assert not found["by_position"].isel(position=[2, 4]).any()
     assert not found["by_position"].isel(position=3, example=slice(4, 7)).any()  # the last of the shorter texts
-    alone = trace.contributions(Gallery())
+    alone = parts_of(trace)
     assert "by_position" not in alone
     for name in ("contribution", "by_step"):
-        np.testing.assert_allclose(found[name], alone[name], rtol=0, atol=1e-13 * float(abs(alone[name]).max()))
+        assert apart(found[name], alone[name]) <= 1e-13
 
 
 def test_positions_are_those_of_the_texts_on_either_axis(kept: tuple[Trace, xr.Dataset]) -> None:
-    """A model whose outputs are [example, class, position] has the positions of the one with [example, position,
-    class]."""
+    """Outputs [example, class, position] give the same positions as [example, position, class]."""
     first = trained(dropout=0.3, parts=2, classes_first=True).attribute(positions=True, quiet=True)["by_position"]
-    np.testing.assert_allclose(first, kept[1]["by_position"], rtol=0, atol=1e-12 * float(abs(first).max()))
+    assert apart(first, kept[1]["by_position"]) <= 1e-12
 
 
 AXES = {
-    "the loss tells": (torch.zeros(2, 5, 5, dtype=torch.long), (2, 5, 5), 2, 1),
+    "by the loss": (torch.zeros(2, 5, 5, dtype=torch.long), (2, 5, 5), 2, 1),
     "classes first": (torch.zeros(2, 5, 5, dtype=torch.long), (2, 5, 5), 1, 2),
-    "texts tell": (torch.zeros(2, 5, dtype=torch.long), (2, 7, 5), None, 2),
-    "nothing tells": (torch.zeros(2, 5, dtype=torch.long), (2, 5, 5), None, None),
+    "by the texts": (torch.zeros(2, 5, dtype=torch.long), (2, 7, 5), None, 2),
+    "by nothing": (torch.zeros(2, 5, dtype=torch.long), (2, 5, 5), None, None),
     "no texts": (torch.zeros(2, 7, 5), (2, 7, 5), None, None),
     "they disagree": (torch.zeros(2, 7, dtype=torch.long), (2, 7, 5), 1, None),
 }
@@ -153,7 +124,7 @@ AXES = {
 def test_the_axis_of_positions_is_found_or_refused(
     inputs: Tensor, shape: tuple[int, int, int], softmax: int | None, axis: int | None
 ) -> None:
-    """By a softmax over the axis of classes, and by the lengths of texts."""
+    """From a softmax over the axis of classes, and from the lengths of texts."""
     outputs = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     by_class = outputs if softmax is None else outputs.log_softmax(softmax)
     (by_class * torch.rand_like(outputs)).sum().backward()  # type: ignore[no-untyped-call]
@@ -169,14 +140,13 @@ def test_the_axis_of_positions_is_found_or_refused(
         positions_of(calls, called.couples)
 
 
-def test_they_are_those_of_the_loss_at_each_position() -> None:
+def test_contributions_by_position_are_those_of_the_loss_at_each_position() -> None:
     """One step of gradient descent: −η J̄ ∇ℓ_t of each text, with J̄ by quadrature and ∇ℓ_t by autograd."""
     rate, model, x = 0.01, Language().double(), texts()[0]
     optimizer, queries = torch.optim.SGD(model.parameters(), lr=rate), torch.randint(WORDS, (2, 3))
     start = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    with ntkexp.follow(model, optimizer, queries=queries, measure=lambda f, call: f[:, -1].logsumexp(1)) as trace:
-        loss_of(model(x), x).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    asked_of: dict[str, Any] = {"queries": queries, "measure": lambda f, call: f[:, -1].logsumexp(1)}
+    trace = fitted(model, optimizer, lambda _: loss_of(model(x), x), 1, **asked_of)
     end = {name: weight.detach() for name, weight in model.named_parameters()}
 
     def asked(weights: dict[str, Tensor]) -> Tensor:
@@ -189,7 +159,7 @@ def test_they_are_those_of_the_loss_at_each_position() -> None:
         return each / (labels != IGNORED).sum()
 
     # a secant is the mean of J along its step, but for terms of second order in the step
-    with sdpa_kernel(SDPBackend.MATH):  # of which jacrev knows rules for every release of torch
+    with sdpa_kernel(SDPBackend.MATH):  # jacrev has rules for it in every release of torch
         gradients, jacobian = jacrev(losses)(start), dict[str, Tensor]()
         for at, weight in ((0.0, 1 / 6), (0.5, 4 / 6), (1.0, 1 / 6)):
             here = jacrev(asked)({name: start[name] + at * (end[name] - start[name]) for name in start})
@@ -202,8 +172,8 @@ def test_they_are_those_of_the_loss_at_each_position() -> None:
     assert np.abs(found - expected.numpy()).max() <= 0.1 * rate**2 * np.abs(found).max()
 
 
-def test_explanations_show_what_positions_did(kept: tuple[Trace, xr.Dataset]) -> None:
-    """In the folder, in the table, in JSON and on the page, with the tokens; what they did adds up."""
+def test_explanations_show_positions(kept: tuple[Trace, xr.Dataset]) -> None:
+    """In the folder, in the table, in JSON and on the page, with the tokens. Their parts add up."""
     trace, found = kept
     assert trace.folder is not None
     run = ntkexp.load_run(trace.folder.path)
@@ -223,8 +193,8 @@ def test_explanations_show_what_positions_did(kept: tuple[Trace, xr.Dataset]) ->
     assert len(texts_view(explanation)) == 7
 
 
-def test_what_has_no_positions_is_refused() -> None:
-    """Rows of outputs, texts that a norm couples, and sums that exceed the memory, before any step is taken back."""
+def test_outputs_without_positions_are_refused() -> None:
+    """Rows of outputs, texts that a norm couples, and sums that exceed the memory."""
     with pytest.raises(Mistake, match=r"positions=True: .* shape \[6, 3\]; their axes have to be \[example, pos"):
         followed(loop(sgd), plain).attribute(positions=True, quiet=True)
 
@@ -236,8 +206,6 @@ def test_what_has_no_positions_is_refused() -> None:
 
     model, x = nn.Sequential(nn.Embedding(WORDS, 6), nn.BatchNorm1d(LONGEST), nn.Linear(6, WORDS)).double(), texts()[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ntkexp.follow(model, optimizer, queries=x) as coupled:
-        loss_of(model(x), x).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    coupled = fitted(model, optimizer, lambda _: loss_of(model(x), x), 1, queries=x)
     with pytest.raises(Mistake, match="step 0: positions=True: BatchNorm in training mode couples the texts"):
         coupled.attribute(positions=True, quiet=True)

@@ -1,10 +1,10 @@
-"""An engine without processes: what is done here is what a worker does, and any worker can be lost at any tile."""
+"""An engine that carries out the tasks of workers in this process, and can lose any worker at any tile."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -12,13 +12,13 @@ from typing import Any, Self, TypeAlias
 from torch import Tensor
 
 from ntkexp.config.compose import compose
-from ntkexp.engine.base import AbstractEngine, Ended, Event, Lost, Stepped, Task, Tell
+from ntkexp.engine.base import AbstractEngine, AbstractWorkers, Ended, Event, Stepped, Task, Tell, work
 from ntkexp.kernel_file.fill import fill
 from ntkexp.kernel_file.kernel import AbstractKernel
 from ntkexp.records.kernel_file import KernelMatrix
 
 Loses: TypeAlias = Callable[[int, int], bool]
-"""Whether the worker of this task, counted over all, is lost after this tile of it; 0: before the first."""
+"""Maps the number of a task and its tile to whether the worker is lost after this tile; 0: before the first."""
 
 
 def none_lost(task: int, tile: int) -> bool:
@@ -28,37 +28,36 @@ def none_lost(task: int, tile: int) -> bool:
 
 @dataclass
 class Here(AbstractEngine):
-    count: int
+    workers: int
     threads: int = 1
     loses: Loses = none_lost
     tasks: int = 0
 
-    @property
-    def workers(self) -> int:
-        return self.count
-
-    def executor(self, tell: Tell) -> HereExecutor:
-        return HereExecutor(self)
+    def open(self, tell: Tell) -> HereWorkers:
+        return HereWorkers(self)
 
 
 @dataclass
-class HereExecutor(Executor):
-    """What is submitted is done at once."""
+class HereWorkers(AbstractWorkers):
+    """Carries out each task at once."""
 
     engine: Here
 
-    def submit(self, fn: Callable[..., Any], /, task: Task) -> Future[Any]:  # type: ignore[override]  # tasks alone
+    def submit(self, task: Task) -> Future[Ended]:
         home, future = os.getcwd(), Future[Ended]()
         self.engine.tasks += 1
-        if self.engine.loses(self.engine.tasks, 0):  # nobody hears of it again
-            future.set_exception(Lost("its process was killed"))
+        if self.engine.loses(self.engine.tasks, 0):  # it sends no further event
+            future.set_result(Ended(task.name, "killed", "its process was killed"))
         else:
-            future.set_result(fn(replace(task, threads=self.engine.threads), self.heard))
+            future.set_result(work(replace(task, threads=self.engine.threads), self.heard))
         os.chdir(home)
         return future
 
+    def shutdown(self) -> None:
+        """Nothing runs any more."""
+
     def heard(self, event: Event) -> None:
-        """Lose the worker as soon as it has said how far it is."""
+        """Lose the worker after its message."""
         if isinstance(event, Stepped) and self.engine.loses(self.engine.tasks, event.step):
             raise KeyboardInterrupt
 
@@ -66,7 +65,7 @@ class HereExecutor(Executor):
 # Kernels whose numbers are known without a file: products of features.
 
 
-SIZES = ("data.train=70", "data.query=30", "data.test=45")  # 32 divides none of them
+SIZES = ("data.train=70", "data.query=30", "data.test=45")  # none is a multiple of 32
 
 
 def filled(path: Path, kernel: AbstractKernel, *, force: bool = False) -> KernelMatrix:
@@ -76,7 +75,7 @@ def filled(path: Path, kernel: AbstractKernel, *, force: bool = False) -> Kernel
 
 @dataclass(frozen=True, eq=False)
 class Products(AbstractKernel):
-    """`nngp`: ⟨x, x′⟩, and `ntk`: ⟨x, x′⟩ + (1 + ⟨x, x′⟩)²; fails once so many tiles were computed."""
+    """`nngp`: ⟨x, x′⟩, and `ntk`: ⟨x, x′⟩ + (1 + ⟨x, x′⟩)²; fails after `fails_after` tiles."""
 
     fails_after: float = float("inf")
     seen: list[int] = field(default_factory=list)

@@ -32,7 +32,7 @@ def filled(path: Path, *words: str, **environment: str) -> Ended:
 
 
 def until_marked(process: subprocess.Popen[str], path: Path, tiles: int) -> None:
-    """Wait until so many tiles are written, of more."""
+    """Wait until `tiles` tiles are written."""
     while process.poll() is None and not (path.is_dir() and written(path) >= tiles):
         time.sleep(0.01)
     assert process.poll() is None, process.communicate()
@@ -40,7 +40,9 @@ def until_marked(process: subprocess.Popen[str], path: Path, tiles: int) -> None
 
 def written(path: Path) -> int:
     """How many tiles are marked."""
-    return int((open_matrix(path).done != 0).sum())
+    matrix = open_matrix(path)
+    tiles = matrix.layout.tiling.todo
+    return len(tiles) - len(matrix.unmarked(tiles))
 
 
 @pytest.fixture(scope="module")

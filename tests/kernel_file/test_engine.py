@@ -1,28 +1,28 @@
-"""Workers of an engine fill a file to the bytes that threads of one process do, whoever of them is lost."""
+"""Workers of an engine fill a file to the same bytes as threads of one process, if any workers are lost."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.engine.base import Unfinished, ignore
+from ntkexp.engine.base import Ended, Task, Tell, Unfinished, ignore
 from ntkexp.kernel_file import fill as conduct
-from ntkexp.kernel_file.fill import TileJob, estimate, fill, fill_tiles
+from ntkexp.kernel_file.fill import TileJob, estimate, fill, fill_tiles, unmarked_tiles
 from ntkexp.kernel_file.kernel import AbstractKernel, EmpiricalKernel, InfiniteKernel
 from ntkexp.kernel_file.predict import Entries
 from ntkexp.mistake import Mistake
 from ntkexp.records.kernel_file import KernelMatrix, open_matrix
-from tests.kernel_file.subjects import Here, Products, filled
+from tests.kernel_file.subjects import Here, HereWorkers, Products, filled
 from tests.kernel_file.test_fill import contents
 from tests.torture.damage import damage
 
@@ -88,14 +88,61 @@ def test_workers_that_never_get_further_end_the_command(tmp_path: Path, whole: d
     assert contents(conducted(path, Here(2)).path) == whole
 
 
-def test_a_worker_with_other_data_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "k.zarr"
-    monkeypatch.setattr(TileJob, "kernel", lambda self, threads: Products.of("data.seed=1"))
-    with pytest.raises(
-        Unfinished, match=r"k\.zarr is of something else there: that worker has other data or another version$"
-    ):
-        conducted(path, Here(2))
-    assert len(open_matrix(path).missing()) == TILES
+@dataclass(frozen=True, eq=False)
+class Elsewhere(Products):
+    """Products of other data where a worker rebuilds them."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"each": self.each + 1}
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return {"kind": "products", "each": self.each}
+
+
+@dataclass(frozen=True, eq=False)
+class Faulty(Products):
+    """Products with a fault."""
+
+    def among(self, points: Tensor) -> Mapping[str, Tensor]:
+        raise ZeroDivisionError("division by zero")
+
+
+@dataclass(frozen=True, eq=False)
+class Counted(Products):
+    """Products that count threads and pairs of points; points among themselves count once."""
+
+    met: ClassVar[list[int]] = []
+    threads_seen: ClassVar[set[int]] = set()
+
+    @property
+    def concurrent(self) -> bool:
+        return False  # tiles of a concurrent kernel have one thread each
+
+    def between(self, left: Tensor, right: Tensor) -> Mapping[str, Tensor]:
+        self.threads_seen.add(torch.get_num_threads())
+        self.met.append(len(left) * len(right))
+        return super().between(left, right)
+
+    def among(self, points: Tensor) -> Mapping[str, Tensor]:
+        self.met.append(-len(points) * (len(points) - 1) // 2)
+        return super().among(points)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (Elsewhere, r"k\.zarr is of something else there: that worker has other data or another version$"),
+        (Faulty, r"ZeroDivisionError: .*; computed by a single worker on this machine, it says"),
+    ],
+)
+def test_a_worker_that_cannot_go_on_says_why_and_writes_nothing(
+    tmp_path: Path, kind: type[Products], told: str
+) -> None:
+    with pytest.raises(Unfinished, match=told):
+        fill(kind.of(), tmp_path / "k.zarr", Here(2))
+    assert len(open_matrix(tmp_path / "k.zarr").missing()) >= TILES - (kind is Faulty) * 10
 
 
 def test_a_file_that_a_worker_does_not_see_is_one_line(tmp_path: Path) -> None:
@@ -103,39 +150,42 @@ def test_a_file_that_a_worker_does_not_see_is_one_line(tmp_path: Path) -> None:
         job_of(tmp_path / "elsewhere.zarr").carry_out("here", 1, ignore)
 
 
-def test_work_that_is_done_and_not_to_be_seen_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class IdleWorkers(HereWorkers):
+    """Workers that say that they are done, and write nothing."""
+
+    def submit(self, task: Task) -> Future[Ended]:
+        future = Future[Ended]()
+        future.set_result(Ended(task.name, "done"))
+        return future
+
+
+class IdleEngine(Here):
+    def open(self, tell: Tell) -> IdleWorkers:
+        return IdleWorkers(self)
+
+
+def test_finished_work_that_does_not_show_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conduct, "MAX_FILE_DELAY_SECONDS", 0.0)
-    monkeypatch.setattr(TileJob, "carry_out", lambda *asked: "done")
     with pytest.raises(Unfinished, match=r"what they wrote is not to be seen here; the same command continues$"):
-        conducted(tmp_path / "k.zarr", Here(2))
+        conducted(tmp_path / "k.zarr", IdleEngine(2))
 
 
-def test_marks_that_show_late_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = iter([[(0, 0), (1, 0)], [(1, 0)], []])
-    monkeypatch.setattr(conduct, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(KernelMatrix, "unmarked", lambda self, tiles: next(looks))
-    assert conduct.unmarked_tiles(KernelMatrix(tmp_path), [(0, 0), (1, 0)], 60.0) == []
+def test_marks_that_show_late_are_waited_for_and_the_others_are_no_end() -> None:
+    looks = iter([[(0, 0), (1, 0)], [(1, 0)], [], [(1, 0)]])
+    slow: Any = SimpleNamespace(unmarked=lambda tiles: next(looks))
+    assert unmarked_tiles(slow, [(0, 0), (1, 0)], 60.0) == []
+    assert unmarked_tiles(slow, [(1, 0)], 0.0) == [(1, 0)]
 
 
 @pytest.mark.parametrize("threads", [None, 2])
-def test_a_tile_has_as_many_threads_as_the_experiment_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None
-) -> None:
-    """Whatever the worker has: they move bits."""
-    seen: set[int] = set()
-    monkeypatch.setattr(Products, "concurrent", property(lambda self: seen.add(torch.get_num_threads())))
+def test_a_tile_has_as_many_threads_as_the_experiment_says(tmp_path: Path, threads: int | None) -> None:
+    """However many the worker has: they move bits."""
+    Counted.threads_seen.clear()
     before = torch.get_num_threads()
-    conducted(tmp_path / "k.zarr", Here(2, threads=3), *([] if threads is None else [f"threads={threads}"]))
+    overrides = [] if threads is None else [f"threads={threads}"]
+    fill(Counted.of(*overrides), tmp_path / "k.zarr", Here(2, threads=3))
     torch.set_num_threads(before)
-    assert seen == {threads or 1}
-
-
-def test_a_fault_of_the_program_says_where_to_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Products, "among", lambda self, points: 1 / 0)
-    with pytest.raises(
-        Unfinished, match=r"ZeroDivisionError: .*; computed by a single worker on this machine, it says"
-    ):
-        conducted(tmp_path / "k.zarr", Here(2))
+    assert Counted.threads_seen == {threads or 1}
 
 
 def test_a_job_that_is_done_again_computes_only_what_is_missing(tmp_path: Path) -> None:
@@ -181,23 +231,9 @@ def test_an_estimate_is_of_what_is_left(tmp_path: Path) -> None:
 def test_the_pairs_of_an_estimate_are_those_that_are_computed(tmp_path: Path) -> None:
     path, counted = tmp_path / "k.zarr", Counted.of()
     expected = estimate(counted, path).pairs
+    Counted.met.clear()
     filled(path, counted)
-    assert sum(counted.met) == expected
-
-
-@dataclass(frozen=True, eq=False)
-class Counted(Products):
-    """Counts the pairs of points that it meets, of points among themselves each once."""
-
-    met: list[int] = field(default_factory=list)
-
-    def between(self, left: Tensor, right: Tensor) -> Mapping[str, Tensor]:
-        self.met.append(len(left) * len(right))
-        return super().between(left, right)
-
-    def among(self, points: Tensor) -> Mapping[str, Tensor]:
-        self.met.append(-len(points) * (len(points) - 1) // 2)
-        return super().among(points)
+    assert sum(Counted.met) == expected
 
 
 def test_a_file_keeps_the_tiles_with_which_it_was_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,10 +257,10 @@ def test_what_takes_long_is_timed_and_takes_no_less_than_shapes_say(tmp_path: Pa
     assert not (tmp_path / "k.zarr").exists()
 
 
-# A kernel file of which a file is damaged is filled to the bytes of one left alone, or refused; so is what it says.
+# A damaged kernel file is filled to the bytes of an undamaged one, or refused, and so are its entries.
 
 
-SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 20))]
+SEEDS = range(4)  # tests/run/test_killed.py plays more
 
 
 @pytest.fixture(scope="module")
@@ -272,11 +308,15 @@ def test_force_takes_what_is_left_of_a_file(places: Path, tmp_path: Path, name: 
 
 
 def test_marks_that_nobody_made_are_taken_away(places: Path, tmp_path: Path) -> None:
-    """Of a tile that is missing, and of one that is the mirror image of another."""
+    """Marks of a missing tile, and of a tile that mirrors another one."""
     path = Path(shutil.copytree(places / "begun", tmp_path / "k.zarr"))
-    for row in range(2):
-        marks = np.frombuffer((path / "done" / "c" / str(row) / "0").read_bytes(), "<u8")
-        (path / "done" / "c" / str(row) / "0").write_bytes(np.where(marks, marks, 7).tobytes())
+    matrix = open_matrix(path)
+    missing = matrix.missing()
+    for number, tile in enumerate(missing):
+        matrix.mark(*tile).parent.mkdir(exist_ok=True)
+        matrix.mark(*tile).write_bytes(number.to_bytes(8, "little"))
+    assert matrix.unmarked(matrix.layout.tiling.todo) == []
+    assert matrix.missing() == missing
     filled(path, Products.of())
     assert contents(path) == contents(places / "whole")
 

@@ -1,4 +1,4 @@
-"""A file holds the kernel whole, however often its filling was broken off, and knows what it is of."""
+"""A file holds the whole kernel after any number of interruptions, and its identity."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_same_bytes_whoever_computes_and_however_often_it_is_broken_off(tmp_
     products(tmp_path / "whole.zarr", workers=1)
     products(tmp_path / "crowd.zarr", workers=3)
     broken = tmp_path / "broken.zarr"
-    for tiles, missing in ((2, 10), (4, 6), (10, 6)):  # the last goes astray among single points
+    for tiles, missing in ((2, 10), (4, 6), (10, 6)):  # the last stops among single points
         with pytest.raises(KeyboardInterrupt):
             filled(broken, Products.of(fails_after=tiles))
         assert len(open_matrix(broken).missing()) == missing
@@ -77,7 +77,7 @@ def test_the_same_bytes_whoever_computes_and_however_often_it_is_broken_off(tmp_
 
 
 def test_what_was_computed_is_kept_though_another_tile_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of the two is heard of first."""
+    """In either order of the two results."""
 
     def all_at_once(running: set[Future[object]], return_when: str) -> tuple[list[Future[object]], set[Future[object]]]:
         return sorted(wait(running).done, key=lambda future: future.exception() is None), set()
@@ -113,6 +113,15 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, other: tuple[str, .
     with pytest.raises(Mistake, match=f"{reason}; choose another place, or compute it again$"):
         products(path, *other)
     assert products(path, *other, force=True).missing() == []
+
+
+def test_a_file_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    """It had its seals in its attributes, and one file of marks for each row of tiles."""
+    products(tmp_path / "k.zarr")
+    (tmp_path / "k.zarr" / "done" / "seals.json").unlink()
+    with pytest.raises(Mistake, match=r"is damaged, or of an earlier version: done/seals\.json; compute it again$"):
+        products(tmp_path / "k.zarr")
+    assert products(tmp_path / "k.zarr", force=True).missing() == []
 
 
 def test_a_folder_that_is_no_kernel_file_is_left_alone(tmp_path: Path) -> None:
@@ -211,7 +220,7 @@ def test_it_lies_within_its_bar_and_has_an_identity_of_its_own() -> None:
     assert "kernel.sketch=500" in sketched.remark
     assert exact.remark == ""
     elsewhere = mean_of_two("kernel.sketch=500").remark
-    assert elsewhere.startswith("the kernel is a sketch (kernel.sketch=500): it is good for drift")
+    assert elsewhere.startswith("the kernel is a sketch (kernel.sketch=500): it is good for kernel change")
     assert sketched.spec == exact.spec | {"sketch": 500, "sketch_seed": 0}
 
 
@@ -347,7 +356,7 @@ def test_predictions_keep_to_their_memory(tmp_path: Path) -> None:
         assert 0 < peak < share * square
     for held, read in zip(answers[0].values(), answers[1].values(), strict=True):
         torch.testing.assert_close(everywhere(held), everywhere(read), rtol=1e-9, atol=1e-9)
-    assert [file.name for file in tmp_path.iterdir()] == ["k.zarr"]  # and nothing is left
+    assert [file.name for file in tmp_path.iterdir()] == ["k.zarr"]  # and no other file remains
 
 
 def test_cholesky_and_products_where_memory_is_short(entries: Entries) -> None:

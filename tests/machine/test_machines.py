@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from math import exp, sqrt
 
@@ -45,6 +46,8 @@ from ntkexp.records.results import Result
 
 TRAIN, OTHERS, STEPS, STEP_SIZE = 5, 3, 40, 0.3
 POINTS = TRAIN + OTHERS
+EPS = torch.finfo(torch.float64).eps
+RTOL, ATOL = 1e-12, 1e-13  # some thousand eps: forty steps, or an eigendecomposition of five
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -52,7 +55,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def kernel_of(features: Tensor, outputs: int = 1) -> Tensor:
-    """⟨φ(x), φ(x′)⟩ for each output alike, [query, out, train, out_]."""
+    """Return ⟨φ(x), φ(x′)⟩ for every output, [query, out, train, out_]."""
     products = features @ features[:TRAIN].t()
     return products[:, None, :, None] * torch.eye(outputs, dtype=torch.float64)[:, None]
 
@@ -70,14 +73,15 @@ def descending(targets: Tensor, sizes: tuple[float, ...]) -> Repeat:
     return repeat
 
 
-def evidence(kernel: Tensor, *, is_quadratic: bool = True) -> Evidence:
+def evidence(kernel: Tensor) -> Evidence:
     """A run whose kernels are all the same, from outputs and to targets drawn at random."""
     outputs, sizes = kernel.shape[1], (STEP_SIZE,) * STEPS
     targets, none = random(TRAIN, outputs, seed=1), torch.zeros(POINTS, outputs, dtype=torch.float64)
+    parts = random(POINTS, outputs, TRAIN, seed=6)
     training = Training(
         time=sum(sizes),
         weight=1 / TRAIN,
-        is_quadratic=is_quadratic,
+        is_quadratic=True,
         is_plain=True,
         is_flow=False,
         mean_coefficients=random(TRAIN, outputs, seed=2),
@@ -89,7 +93,7 @@ def evidence(kernel: Tensor, *, is_quadratic: bool = True) -> Evidence:
         start=random(POINTS, outputs, seed=4),
         end=random(POINTS, outputs, seed=5),
         targets=targets,
-        paths={"secant": path_kernel(kernel, random(POINTS, outputs, TRAIN, seed=6), none)},
+        paths={"secant": PathKernel(kernel=kernel, contributions=parts, decay=none, detail="substeps=1")},
         kernel_start=kernel,
         kernel_end=kernel,
         start_pull=none,
@@ -101,21 +105,9 @@ def evidence(kernel: Tensor, *, is_quadratic: bool = True) -> Evidence:
     )
 
 
-def path_kernel(kernel: Tensor, contributions: Tensor, decay: Tensor) -> PathKernel:
-    """Integrals of which nothing else is known."""
-    return PathKernel(kernel=kernel, contributions=contributions, decay=decay, detail="pieces=1")
-
-
-def stepping(found: Evidence, step_sizes: tuple[float, ...]) -> Evidence:
-    repeat = descending(found.targets, step_sizes)
-    return replace(found, training=replace(found.training, time=sum(step_sizes), repeat=repeat))
-
-
-def along(found: Evidence, paths: Mapping[str, PathKernel]) -> Evidence:
-    return replace(found, paths=paths)
-
-
-# Machines that solve for coefficients, and the controls that have nothing to do with the network.
+def usual(outputs: int = 1) -> Evidence:
+    """Nine features, so that the kernel is regular: its condition number is below a thousand."""
+    return evidence(kernel_of(random(POINTS, 9, seed=7), outputs))
 
 
 def regular(outputs: int = 1) -> Evidence:
@@ -129,122 +121,157 @@ def singular() -> Evidence:
     return evidence(kernel_of(random(POINTS, 2, seed=7)))
 
 
-@pytest.mark.parametrize("outputs", [1, 3])
-def test_regression_with_a_regular_kernel_reproduces_what_was_learned(outputs: int) -> None:
-    found = regular(outputs)
-    prediction = KernelRegression().predict(found)
-    # the kernel's condition number is below a thousand
-    torch.testing.assert_close(prediction.outputs[:TRAIN], found.end[:TRAIN], rtol=1e-11, atol=1e-11)
-    assert prediction.detail.startswith(f"𝒦 by secant, rank {TRAIN * outputs}/{TRAIN * outputs}, cut-off ")
+def stepping(found: Evidence, sizes: tuple[float, ...]) -> Evidence:
+    return replace(found, training=replace(found.training, time=sum(sizes), repeat=descending(found.targets, sizes)))
 
 
-def test_regression_with_a_singular_kernel_projects_and_says_so() -> None:
-    found = singular()
-    prediction = KernelRegression().predict(found)
+def along(found: Evidence, **changes: object) -> Evidence:
+    """Change the path by secants."""
+    return replace(found, paths={"secant": replace(found.path, **changes)})  # type: ignore[arg-type]
+
+
+def unlike_quadratic(found: Evidence) -> Evidence:
+    return replace(found, training=replace(found.training, is_quadratic=False))
+
+
+def limited(found: Evidence, kernel: Tensor) -> Evidence:
+    """A run with these kernels in the limit, and a zero kernel at its start."""
+    return replace(found, kernel_start=0 * found.kernel_start, limit=LimitKernels(start=kernel, tangent=kernel))
+
+
+# Each machine against its definition, written out.
+
+
+def fitted(found: Evidence) -> Tensor:
+    """Regression with two features, which projects."""
     features = random(POINTS, 2, seed=7)
-    fitted = torch.linalg.lstsq(features[:TRAIN], found.learned).solution
-    expected = found.start + features @ fitted
-    torch.testing.assert_close(prediction.outputs, expected, rtol=1e-11, atol=1e-11)
-    cutoff = TRAIN * torch.finfo(torch.float64).eps
-    assert prediction.detail == f"𝒦 by secant, rank 2/{TRAIN}, cut-off {cutoff:.0e}"
+    return found.start + features @ torch.linalg.lstsq(features[:TRAIN], found.learned).solution
 
 
-def test_regression_refuses_a_kernel_that_was_not_read() -> None:
-    found = regular()
-    unread = along(found, {"secant": replace(found.path, kernel=torch.full_like(found.path.kernel, torch.nan))})
-    with pytest.raises(DoesNotApply, match=r"path\.queries"):
-        KernelRegression().predict(unread)
-
-
-@pytest.mark.parametrize("outputs", [1, 3])
-def test_the_identity_holds_for_any_contributions(outputs: int) -> None:
-    found = regular(outputs)
-    rounding = 1e-14 * float(found.path.contributions.abs().sum(2).max())  # a product, a quotient and a sum of five
-    summed = found.start + found.path.contributions.sum(2)
-    torch.testing.assert_close(RBFIdentity().predict(found).outputs, summed, rtol=0, atol=rounding)
-
-
-def test_the_identity_does_not_apply_where_the_kernel_vanishes() -> None:
-    far = regular()
-    inputs = far.inputs.clone()
-    inputs[-1] += 1e6
-    with pytest.raises(DoesNotApply, match="vanishes"):
-        RBFIdentity().predict(replace(far, inputs=inputs))
-
-
-@pytest.mark.parametrize("outputs", [1, 3])
-def test_the_control_regression_is_gaussian_with_the_median_width(outputs: int) -> None:
-    found = regular(outputs)
+def gaussian(found: Evidence) -> Tensor:
+    """Regression with a Gaussian kernel of the median width."""
     distances = torch.cdist(found.inputs, found.inputs[:TRAIN])
-    off_diagonal = distances[:TRAIN][~torch.eye(TRAIN, dtype=torch.bool)]
-    width = float(off_diagonal.median())
+    width = distances[:TRAIN][~torch.eye(TRAIN, dtype=torch.bool)].median()
     kernel = torch.exp(-distances.square() / (2 * width**2))
-    expected = found.start + kernel @ torch.linalg.solve(kernel[:TRAIN], found.learned)
-    prediction = RBFRegression().predict(found)
-    torch.testing.assert_close(prediction.outputs, expected, rtol=1e-10, atol=1e-10)  # condition number below 1e4
-    assert prediction.detail.startswith(f"h={width:.3g}, rank {TRAIN * outputs}/")
+    return found.start + kernel @ torch.linalg.solve(kernel[:TRAIN], found.learned)
 
 
-def test_examples_that_coincide_still_have_a_width() -> None:
-    found = regular()
-    same = replace(found, inputs=torch.ones_like(found.inputs))
-    assert RBFIdentity().predict(same).detail == "h=1, 𝒮 by secant"
+def summed(found: Evidence) -> Tensor:
+    return found.start + found.path.contributions.sum(2) + found.path.decay
 
 
-def test_the_path_sum_adds_the_contributions_of_its_rule() -> None:
-    found = regular(3)
-    other = replace(found.path, contributions=2 * found.path.contributions, detail="nodes=2")
-    both = along(found, {**found.paths, "gauss": other})
-    for machine, times, detail in ((Secant(), 1, "pieces=1"), (Gauss(), 2, "nodes=2")):
-        prediction = machine.predict(both)
-        assert prediction.detail == detail
-        torch.testing.assert_close(
-            prediction.outputs, found.start + times * found.path.contributions.sum(2), rtol=1e-14, atol=1e-14
-        )
+def linear_steps(found: Evidence) -> Tensor:
+    """Two steps of sizes 0.5 and 0.1 with the first kernel."""
+    outputs, theta = found.start, found.kernel_start[:, 0, :, 0]
+    for size in (0.5, 0.1):
+        outputs = outputs - size * theta @ (outputs[:TRAIN] - found.targets) / TRAIN
+    return outputs
 
 
-def test_a_rule_that_was_not_accumulated_does_not_apply() -> None:
-    with pytest.raises(DoesNotApply, match=r"add left to path\.rule"):
-        Left().predict(regular())
+def posterior(found: Evidence) -> Tensor:
+    assert isinstance(found.limit, LimitKernels)
+    prior = found.limit.start
+    return prior @ torch.linalg.solve(prior[:TRAIN], found.targets)
 
 
-# A random kernel: exact where it is divided by and multiplied with again, and a kernel all the same.
+def mean_coefficients(found: Evidence) -> Tensor:
+    mean = found.training.mean_coefficients
+    assert mean is not None
+    return found.start + torch.einsum("qcnd,nd->qc", found.kernel_start, mean)
 
 
-EVIDENCE = evidence(kernel_of(random(POINTS, 3)))
-EPS = torch.finfo(torch.float64).eps
+Definition = Callable[[Evidence], Tensor]
+LOSSY = 1e-10  # solving with the kernel loses its condition number, up to 1e4
+DEFINITIONS: dict[str, tuple[AbstractMachine, Evidence, Definition, float]] = {
+    "path sum": (Secant(), regular(3), summed, 1e-14),
+    "regression, singular": (KernelRegression(), singular(), fitted, 1e-11),
+    "control regression": (RBFRegression(), regular(), gaussian, LOSSY),
+    "control regression, three outputs": (RBFRegression(), regular(3), gaussian, LOSSY),
+    "control identity": (RBFIdentity(), regular(), summed, 1e-13),  # a product, a quotient and a sum of five
+    "control identity, three outputs": (RBFIdentity(), regular(3), summed, 1e-13),
+    "random identity": (RandomIdentity(), regular(), summed, 100 * EPS),
+    "linearised": (Linearised(), stepping(usual(), (0.5, 0.1)), linear_steps, RTOL),
+    "fixed coefficients": (FixedCoefficients(), usual(2), mean_coefficients, RTOL),
+    "posterior": (NNGP(), limited(usual(2), usual().kernel_start[:, 0, :, 0]), posterior, 1e-9),
+}
 
 
-def test_any_kernel_divides_out() -> None:
-    path = EVIDENCE.paths["secant"]
-    expected = EVIDENCE.start + path.contributions.sum(2) + path.decay
-    torch.testing.assert_close(RandomIdentity().predict(EVIDENCE).outputs, expected, rtol=0, atol=100 * EPS)
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_a_machine_is_its_definition(name: str) -> None:
+    machine, found, definition, tolerance = DEFINITIONS[name]
+    torch.testing.assert_close(machine.predict(found).outputs, definition(found), rtol=tolerance, atol=tolerance)
 
 
-def test_its_regression_reproduces_what_was_learned() -> None:
-    """The kernel is at least the identity, and at most a few times it, so that nothing is lost in the solve."""
-    outputs = RandomRegression().predict(EVIDENCE).outputs
-    torch.testing.assert_close(outputs[:TRAIN], EVIDENCE.end[:TRAIN], rtol=0, atol=1000 * EPS)
-    assert (outputs[TRAIN:] - EVIDENCE.end[TRAIN:]).norm() > 0.1
+@pytest.mark.parametrize(("machine", "tolerance"), [(KernelRegression(), 1e-11), (RandomRegression(), 1000 * EPS)])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_regression_reproduces_the_learned_outputs(machine: AbstractMachine, tolerance: float, outputs: int) -> None:
+    """And no others. A random kernel is at least the identity and at most a few times it: the solve loses nothing."""
+    found = regular(outputs)
+    predicted = machine.predict(found).outputs
+    torch.testing.assert_close(predicted[:TRAIN], found.end[:TRAIN], rtol=tolerance, atol=tolerance)
+    assert (predicted[TRAIN:] - found.end[TRAIN:]).norm() > 0.1
 
 
-def test_another_seed_draws_another() -> None:
-    assert torch.equal(random_kernel(EVIDENCE), random_kernel(replace(EVIDENCE, seed=0)))
-    assert not torch.equal(random_kernel(EVIDENCE), random_kernel(replace(EVIDENCE, seed=1)))
+def test_a_prediction_says_with_which_kernel() -> None:
+    other = replace(regular().path, contributions=2 * regular().path.contributions, detail="quadrature_points=2")
+    both = replace(regular(), paths={**regular().paths, "gauss": other})
+    for machine, found, detail in (
+        (Secant(), both, "substeps=1"),
+        (Gauss(), both, "quadrature_points=2"),
+        (KernelRegression(), regular(3), f"𝒦 by secant, rank {3 * TRAIN}/{3 * TRAIN}, cut-off "),
+        (KernelRegression(), singular(), f"𝒦 by secant, rank 2/{TRAIN}, cut-off {TRAIN * EPS:.0e}"),
+        (RBFRegression(), regular(), "h="),
+        (RBFIdentity(), replace(regular(), inputs=torch.ones(POINTS, 4).double()), "h=1, 𝒮 by secant"),  # all coincide
+    ):
+        assert machine.predict(found).detail.startswith(detail)
+    torch.testing.assert_close(
+        Gauss().predict(both).outputs, both.start + other.contributions.sum(2), rtol=0, atol=1e-14
+    )
 
 
-def test_it_is_symmetric_and_at_least_the_identity() -> None:
-    kernel = random_kernel(EVIDENCE)[:TRAIN]
-    torch.testing.assert_close(kernel, kernel.t(), rtol=0, atol=10 * EPS)
-    assert torch.linalg.eigvalsh(kernel).min() >= 1 - 100 * EPS
+FAR = torch.cat([regular().inputs[:-1], regular().inputs[-1:] + 1e6])
+TWO_FEATURES = singular().kernel_start[:, 0, :, 0]
+REFUSED: dict[str, tuple[AbstractMachine, Evidence]] = {
+    "path.queries": (KernelRegression(), along(regular(), kernel=torch.full_like(regular().path.kernel, torch.nan))),
+    "vanishes": (RBFIdentity(), replace(regular(), inputs=FAR)),
+    "add left to path.rule": (Left(), regular()),
+    "made by hand": (FrozenLimit(), usual()),
+    "made by hand ": (NNGP(), usual()),
+    "the kernel is singular": (NNGP(), limited(usual(), TWO_FEATURES)),
+    "squared loss": (NNGP(), unlike_quadratic(limited(usual(), TWO_FEATURES))),
+}
 
 
-# Training with a fixed kernel, against its closed forms: MATH 8 for one kernel after another.
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_machine_does_not_apply_without_its_evidence(reason: str) -> None:
+    machine, found = REFUSED[reason]
+    with pytest.raises(DoesNotApply, match=re.escape(reason.strip())):
+        machine.predict(found)
+
+
+def test_a_random_kernel_depends_on_its_seed_and_is_at_least_the_identity() -> None:
+    kernel = random_kernel(usual())
+    assert torch.equal(kernel, random_kernel(replace(usual(), seed=0)))
+    assert not torch.equal(kernel, random_kernel(replace(usual(), seed=1)))
+    torch.testing.assert_close(kernel[:TRAIN], kernel[:TRAIN].t(), rtol=0, atol=10 * EPS)
+    assert torch.linalg.eigvalsh(kernel[:TRAIN]).min() >= 1 - 100 * EPS
+
+
+def test_coefficients_that_are_no_means_are_fitted_to_the_training_points_alone() -> None:
+    """They know nothing of the contributions elsewhere, which they are to predict."""
+    found = usual(2)
+    learned = torch.einsum("qcnd,nd->qcn", found.path.kernel, random(TRAIN, 2, seed=8))
+    parts = torch.cat([learned[:TRAIN], found.path.contributions[TRAIN:]])
+    there = replace(along(found, contributions=parts), training=replace(found.training, mean_coefficients=None))
+    outputs = FixedCoefficients().predict(there).outputs
+    torch.testing.assert_close(outputs, found.start + learned.sum(2), rtol=RTOL, atol=ATOL)
+
+
+# Training with a fixed kernel, against its closed forms: one kernel after another.
 
 
 TIME = STEPS * STEP_SIZE / TRAIN  # w Σ η
-IDENTITY = torch.cat([torch.eye(TRAIN), torch.zeros(OTHERS, TRAIN)]).double()  # no example says anything of another
-RTOL, ATOL = 1e-12, 1e-13  # some thousand eps: forty steps, or an eigendecomposition of five
+IDENTITY = torch.cat([torch.eye(TRAIN), torch.zeros(OTHERS, TRAIN)]).double()  # examples share nothing
 
 
 def missing(found: Evidence) -> Tensor:
@@ -261,120 +288,42 @@ PROCESSES = [
 
 @pytest.mark.parametrize(("process", "decay"), PROCESSES)
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_under_the_identity_every_example_decays_alone(outputs: int, process: Process, decay: Decay) -> None:
+def test_every_mode_decays_alone(outputs: int, process: Process, decay: Decay) -> None:
+    """Every example, under the identity; and the only feature of a kernel of rank one."""
     found = evidence(kernel_of(IDENTITY, outputs))
     after = process(found.kernel_start, found)
     torch.testing.assert_close(after[:TRAIN], found.targets + decay(1.0) * missing(found), rtol=RTOL, atol=ATOL)
     torch.testing.assert_close(after[TRAIN:], found.start[TRAIN:], rtol=RTOL, atol=ATOL)
-
-
-@pytest.mark.parametrize(("process", "decay"), PROCESSES)
-def test_a_kernel_of_rank_one_moves_along_its_feature(process: Process, decay: Decay) -> None:
     feature = random(POINTS, 1, seed=7)
-    found = evidence(kernel_of(feature))
-    size = float(feature[:TRAIN].square().sum())
-    along = feature @ feature[:TRAIN].t() @ missing(found) / size
-    expected = found.start - (1 - decay(size)) * along
-    torch.testing.assert_close(process(found.kernel_start, found), expected, rtol=RTOL, atol=ATOL)
+    found, size = evidence(kernel_of(feature, outputs)), float(feature[:TRAIN].square().sum())
+    moved = (1 - decay(size)) * feature @ feature[:TRAIN].t() @ missing(found) / size
+    torch.testing.assert_close(process(found.kernel_start, found), found.start - moved, rtol=RTOL, atol=ATOL)
 
 
-def test_flow_is_the_matrix_exponential() -> None:
-    found = evidence(kernel_of(random(POINTS, 9, seed=7)))
-    theta = found.kernel_start[:, 0, :, 0]
-    decay = torch.linalg.matrix_exp(-TIME * theta[:TRAIN])
-    expected = found.targets + decay @ missing(found)
-    torch.testing.assert_close(flow_prediction(found.kernel_start, found)[:TRAIN], expected, rtol=RTOL, atol=ATOL)
+def test_flow_is_the_matrix_exponential_and_descent_with_tiny_steps_is_flow() -> None:
+    found = usual()
+    theta, flow = found.kernel_start[:, 0, :, 0], flow_prediction(found.kernel_start, found)
+    expected = found.targets + torch.linalg.matrix_exp(-TIME * theta[:TRAIN]) @ missing(found)
+    torch.testing.assert_close(flow[:TRAIN], expected, rtol=RTOL, atol=ATOL)
     moved = torch.linalg.solve(theta[:TRAIN], expected - found.start[:TRAIN])
-    # solving with the kernel loses its condition number, about a thousand
-    torch.testing.assert_close(
-        flow_prediction(found.kernel_start, found)[TRAIN:],
-        found.start[TRAIN:] + theta[TRAIN:] @ moved,
-        rtol=1e-9,
-        atol=1e-10,
-    )
-
-
-def test_descent_with_tiny_steps_is_flow() -> None:
-    found = evidence(kernel_of(random(POINTS, 9, seed=7)))
-    gaps = []
-    for times in (40, 80):
-        finer = stepping(found, (STEP_SIZE / times,) * (STEPS * times))
-        gaps.append(
-            float((descent_prediction(found.kernel_start, finer) - flow_prediction(found.kernel_start, found)).norm())
-        )
+    others = found.start[TRAIN:] + theta[TRAIN:] @ moved
+    torch.testing.assert_close(flow[TRAIN:], others, rtol=1e-9, atol=1e-10)  # solving loses the condition number
+    finer = (stepping(found, (STEP_SIZE / times,) * (STEPS * times)) for times in (40, 80))
+    gaps = [float((descent_prediction(found.kernel_start, each) - flow).norm()) for each in finer]
     assert gaps[0] / gaps[1] == pytest.approx(2, abs=0.1)  # Euler's method is of order one
     assert gaps[1] < 1e-2
 
 
-def test_frozen_takes_the_kernel_of_its_end() -> None:
-    first, last = (kernel_of(random(POINTS, 9, seed=seed)) for seed in (7, 8))
+def test_a_frozen_machine_takes_the_kernel_of_its_time() -> None:
+    first, last = (kernel_of(random(POINTS, 9, seed=seed), 3) for seed in (7, 8))
     found = replace(evidence(first), kernel_end=last)
-    for machine, kernel in ((FrozenStart(), first), (FrozenEnd(), last)):
-        torch.testing.assert_close(machine.predict(found).outputs, flow_prediction(kernel, found), rtol=0, atol=0)
-    other = replace(found, training=replace(found.training, is_quadratic=False))
-    torch.testing.assert_close(FrozenEnd().predict(other).outputs, descent_prediction(last, other), rtol=0, atol=0)
-
-
-def test_linearised_takes_the_same_steps() -> None:
-    found = evidence(kernel_of(random(POINTS, 9, seed=7)))
-    uneven = stepping(found, (0.5, 0.1))
-    outputs, theta = found.start, found.kernel_start[:, 0, :, 0]
-    for size in (0.5, 0.1):
-        outputs = outputs - size * theta @ (outputs[:TRAIN] - found.targets) / TRAIN
-    torch.testing.assert_close(Linearised().predict(uneven).outputs, outputs, rtol=RTOL, atol=ATOL)
-
-
-def test_fixed_coefficients_are_means_over_the_path() -> None:
-    found = evidence(kernel_of(random(POINTS, 9, seed=7), outputs=2))
-    mean = found.training.mean_coefficients
-    expected = found.start + torch.einsum("qcnd,nd->qc", found.kernel_start, mean)
-    torch.testing.assert_close(FixedCoefficients().predict(found).outputs, expected, rtol=RTOL, atol=ATOL)
-
-
-def test_coefficients_that_are_no_means_are_fitted_to_the_training_points_alone() -> None:
-    """They know nothing of the contributions elsewhere, which they are to predict."""
-    found = evidence(kernel_of(random(POINTS, 9, seed=7), outputs=2))
-    true = random(TRAIN, 2, seed=8)
-    learned = torch.einsum("qcnd,nd->qcn", found.path.kernel, true)
-    parts = torch.cat([learned[:TRAIN], found.path.contributions[TRAIN:]])
-    remembering = replace(found.training, mean_coefficients=None)
-    there = replace(found, training=remembering, paths={"secant": replace(found.path, contributions=parts)})
-    outputs = FixedCoefficients().predict(there).outputs
-    torch.testing.assert_close(outputs, found.start + learned.sum(2), rtol=RTOL, atol=ATOL)
-
-
-def test_frozen_at_the_limit_takes_it_for_every_output() -> None:
-    found = evidence(kernel_of(random(POINTS, 9, seed=7), outputs=3))
-    theta = found.kernel_start[:, 0, :, 0]
-    wide = replace(
-        found, kernel_start=torch.zeros_like(found.kernel_start), limit=LimitKernels(start=theta, tangent=theta)
-    )
-    torch.testing.assert_close(
-        FrozenLimit().predict(wide).outputs, FrozenStart().predict(found).outputs, rtol=0, atol=0
-    )
-
-
-def test_the_posterior_interpolates_and_solves() -> None:
-    found = evidence(kernel_of(random(POINTS, 9, seed=7), outputs=2))
-    prior = found.kernel_start[:, 0, :, 0]
-    outputs = NNGP().predict(replace(found, limit=LimitKernels(start=prior, tangent=prior))).outputs
-    expected = prior @ torch.linalg.solve(prior[:TRAIN], found.targets)
-    torch.testing.assert_close(outputs, expected, rtol=1e-9, atol=1e-10)  # solving loses the condition number
-
-
-@pytest.mark.parametrize("machine", [FrozenLimit(), NNGP()])
-def test_without_a_limit_its_machines_do_not_apply(machine: AbstractMachine) -> None:
-    with pytest.raises(DoesNotApply, match="made by hand"):
-        machine.predict(evidence(kernel_of(IDENTITY)))
-
-
-def test_a_singular_prior_or_another_loss_has_no_posterior() -> None:
-    singular = kernel_of(random(POINTS, 2, seed=7))[:, 0, :, 0]
-    found = replace(evidence(kernel_of(IDENTITY)), limit=LimitKernels(start=singular, tangent=singular))
-    with pytest.raises(DoesNotApply, match="the kernel is singular"):
-        NNGP().predict(found)
-    with pytest.raises(DoesNotApply, match="squared loss"):
-        NNGP().predict(replace(found, training=replace(found.training, is_quadratic=False)))
+    for machine, given, expected in (
+        (FrozenStart(), found, flow_prediction(first, found)),
+        (FrozenEnd(), found, flow_prediction(last, found)),
+        (FrozenEnd(), unlike_quadratic(found), descent_prediction(last, unlike_quadratic(found))),
+        (FrozenLimit(), limited(found, first[:, 0, :, 0]), flow_prediction(first, found)),  # for every output
+    ):
+        torch.testing.assert_close(machine.predict(given).outputs, expected, rtol=0, atol=0)
 
 
 # The table: each column by its definition, on outputs made by hand.
@@ -422,17 +371,11 @@ def test_each_column_by_hand() -> None:
     assert result.r2 == pytest.approx(1 - 26 / 0.5, rel=1e-15)
 
 
-def test_a_split_in_which_nothing_moved_has_no_relative_error() -> None:
-    result = row(column(1.0, 2.0), found(column(1.0, 2.0), column(1.0, 2.0)))
-    assert (result.relative_error, result.floor, result.max_error) == (None, None, 0.0)
-    assert result.note == "the network did not move here"
-
-
-def test_a_network_that_is_constant_has_no_r2() -> None:
-    assert row(column(1.0, 2.0), found(column(0.0, 0.0), column(2.0, 2.0))).r2 is None
-
-
-def test_regression_has_no_agreement() -> None:
+def test_columns_are_empty_where_they_mean_nothing() -> None:
+    still = row(column(1.0, 2.0), found(column(1.0, 2.0), column(1.0, 2.0)))
+    assert (still.relative_error, still.floor, still.max_error) == (None, None, 0.0)
+    assert still.note == "the network did not move here"
+    assert row(column(1.0, 2.0), found(column(0.0, 0.0), column(2.0, 2.0))).r2 is None  # a constant network
     assert row(column(1.0, 2.0), found(column(0.0, 0.0), column(1.0, 2.0)), classifies=False).agreement is None
 
 
@@ -466,7 +409,7 @@ def test_climbing_tries_every_machine_in_order() -> None:
 
 
 def test_a_control_says_so_in_every_row() -> None:
-    """And no other machine does: whoever looks at the rows need not know machines by name."""
+    """No other machine does, so that readers of the rows need no list of controls."""
     given = found(column(0.0, 0.0), column(1.0, 2.0))
     table = ladder_rows(Ladder(machine=(RBFRegression(), Linearised())).climb(given), PLACES, given, classifies=False)
     assert {(result.machine, result.control) for result in table} == {("rbf_regression", True), ("linearised", False)}

@@ -216,8 +216,7 @@ TRUST = ("--trust", str(OWN))
 @pytest.mark.slow
 def test_a_run_is_begun_resumed_and_reported(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     train = ("train", *TINY, "steps=3", "model=module", f"model.path={OWN}", f"--out={tmp_path}", "--quiet")
-    with pytest.MonkeyPatch.context() as patch:
-        full_disk(patch, "results.csv")
+    with full_disk("results.csv"):
         assert run([*train, *TRUST]) == 1
     folder = str(only_run(tmp_path))
     capfd.readouterr()

@@ -1,12 +1,9 @@
-"""A measure of the outputs as what a path is integrated of: its parts add up to its change, and are those of the chain
-rule where that is known in closed form.
-"""
+"""Path integrals of a measure of the outputs: the parts follow the chain rule where it has a closed form."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from ntkexp.experiment.identity import identity
 from ntkexp.loss import Squared
@@ -18,47 +15,6 @@ from tests.run.small import Ran, ran, small
 ROUNDING = 1e-13  # hundreds of eps: some steps, each a sum over twelve examples, through logarithms and exponentials
 SHORT = ("steps=5", "model.width=8", "data.train=12", "data.query=5", "data.test=4", "ladder.machine=[]")
 CLASSES = ("data.classes=[0,1,2]", "loss=cross_entropy")
-
-
-def measured(found: Ran) -> tuple[Tensor, Tensor]:
-    """Σᵢ 𝒮 + 𝒟 by secants, and m_T − m_0, where the path was read."""
-    evidence, path = found.outcome.evidence, found.outcome.evidence.paths["secant"]
-    change = (evidence.explained(evidence.end) - evidence.explained(evidence.start))[found.setting.domain.read]
-    rows = found.setting.domain.rows
-    return (path.contributions.sum(2) + path.decay)[rows], change[rows]
-
-
-WAYS = {
-    "every step": ("optimizer=gd", "model.activation=relu"),
-    "without kernels": ("optimizer=sgd", "optimizer.weight_decay=0.1", "path.kernels=none"),
-    "backwards": ("optimizer=adamw", "optimizer.weight_decay=0.1", "path.attributed=6", "model.activation=relu"),
-    "by components": ("optimizer=gd", "path.by=module"),
-}
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("measure", ["margin", "loss", "probability", "log_probability"])
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_parts_add_up_to_the_change_of_the_measure(way: tuple[str, ...], measure: str) -> None:
-    found = ran(*SHORT, *CLASSES, "path.rule=[secant]", "ladder.machine=[secant]", *way, f"path.measure={measure}")
-    summed, change = measured(found)
-    assert summed.shape[1] == 1
-    assert (summed - change).norm() <= ROUNDING * change.norm()
-    assert "misses" not in found.outcome.sentence
-    for row in found.rows("secant"):
-        assert row.relative_error is not None
-        assert row.floor is not None
-        assert row.relative_error <= row.floor
-        assert row.agreement is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", ["squared", "hinge", "logistic"])
-@pytest.mark.parametrize("classes", ["[0,1]", "[0,1,2]"])
-def test_the_loss_that_is_trained_is_taken_apart(loss: str, classes: str) -> None:
-    """With one output and with several; whatever `measure=loss` sums over."""
-    summed, change = measured(ran(*SHORT, f"loss={loss}", f"data.classes={classes}", "path.measure=loss"))
-    assert (summed - change).norm() <= ROUNDING * change.norm()
 
 
 def test_parts_of_a_squared_loss_are_those_of_the_output_times_its_mean_error() -> None:
@@ -91,7 +47,7 @@ def test_tangents_are_those_of_the_chain_rule(two_runs: tuple[Ran, Ran]) -> None
 
 
 def test_machines_are_compared_in_the_measure(two_runs: tuple[Ran, Ran]) -> None:
-    """A machine of outputs goes through g; a regression with 𝒦, which is that of the measure, does not apply."""
+    """A machine of outputs goes through g; a regression with the path kernel of the measure does not apply."""
     output, probability = two_runs
     frozen = next(rung.outcome for rung in output.outcome.rungs if rung.name == "frozen_start")
     assert isinstance(frozen, Prediction)
@@ -107,7 +63,7 @@ def test_machines_are_compared_in_the_measure(two_runs: tuple[Ran, Ran]) -> None
 
 
 def test_a_kernel_machine_with_a_nonlinearity_is_exact_by_secants(two_runs: tuple[Ran, Ran]) -> None:
-    """g(b + Σᵢ aᵢ K), whose inner sum is that of the outputs."""
+    """g(b + Σᵢ aᵢ K), whose inner sum gives the outputs."""
     for row in two_runs[0].rows("nonlinear"):
         assert row.relative_error is not None
         assert row.floor is not None

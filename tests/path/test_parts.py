@@ -1,8 +1,8 @@
-"""The path integrated at some outputs is that of the whole network, at those outputs."""
+"""Parts of a path: at some outputs or points, of some components, by traces, or of contributions alone."""
 
 from __future__ import annotations
 
-import math
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, jacrev
 from torch.utils._pytree import tree_leaves
 
-from ntkexp.diagnostics import drift
+from ntkexp.diagnostics import kernel_change
 from ntkexp.experiment.identity import identity
 from ntkexp.kernel.read import plan as reading
 from ntkexp.kernel.record.recorder import DispatchMode
@@ -22,100 +22,99 @@ from ntkexp.run.state import begin
 from tests.run.small import Memory, ran, small
 
 SHORT = ("data.classes=[1,3,8]", "loss=cross_entropy", "steps=4", "path.rule=[secant,left]")
+ROUNDING = 1e-13  # other products of matrices, over 4 steps
 WAYS = (
     ("optimizer=gd",),
-    ("optimizer=sgd", "optimizer.weight_decay=0.1", "path.error_samples=4"),
-    ("optimizer=adam", "path.attributed=12"),
-    ("optimizer=gd", "path.every=snapshots", "path.count=4"),
-    ("optimizer=flow", "optimizer.step_size=0.2", "optimizer.tolerance=1e-3", "path.rule=[gauss]", "steps=2"),
-)
-EXACT = 1e-12  # the bound of the project for secants
-ROUNDING = 1e-13  # other products of matrices, over 4 steps
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("way", WAYS, ids=" ".join)
-def test_the_path_at_some_outputs_is_a_part_of_the_whole(way: tuple[str, ...]) -> None:
-    some, whole = ran(*SHORT, *way, "path.outputs=[2,0]"), ran(*SHORT, *way)
-    for rule, path in some.outcome.evidence.paths.items():
-        other = whole.outcome.evidence.paths[rule]
-        for ours, theirs in ((path.kernel, other.kernel), (path.contributions, other.contributions)):
-            read = some.setting.domain.rows
-            here, there = ours[read], theirs[read][:, [0, 2]]
-            assert (here - there).norm() <= ROUNDING * there.norm()
-
-
-@pytest.mark.parametrize("way", WAYS[:3], ids=" ".join)
-def test_the_secant_is_exact_there_and_the_table_says_where(way: tuple[str, ...]) -> None:
-    table = ran(*SHORT, *way, "path.outputs=[1]").table
-    row = table["secant", "train"]
-    assert row.relative_error is not None
-    assert row.relative_error < EXACT
-    assert row.agreement is None
-    assert row.note.endswith("at output 1")
-    assert "path.outputs=all" in table["kernel_regression", "train"].note
-
-
-@pytest.mark.parametrize("outputs", ["[]", "[0,0]", "[3]", "[-1]"])
-def test_outputs_that_there_are_not_are_refused(outputs: str) -> None:
-    with pytest.raises(Mistake, match=r"path\.outputs"):
-        ran(*SHORT, f"path.outputs={outputs}")
-
-
-def test_all_outputs_by_number_are_all() -> None:
-    assert small(*SHORT, "path.outputs=[2,1,0]").path.chosen_outputs(3) == small(*SHORT).path.chosen_outputs(3)
-
-
-# The path integrated at some points is that at all, at those points, and nothing is held of others.
-
-
-WAYS_AT_POINTS = (
     ("optimizer=sgd", "optimizer.weight_decay=0.1", "optimizer.step_size=0.1", "path.error_samples=4"),
-    ("optimizer=sgd", "optimizer.step_size=0.1", "path.kernels=none"),
     ("optimizer=adam", "optimizer.step_size=0.01", "path.attributed=12"),
     ("optimizer=gd", "optimizer.step_size=0.1", "path.every=snapshots", "path.count=4"),
+    ("optimizer=sgd", "optimizer.step_size=0.1", "path.kernels=none"),
+    ("optimizer=flow", "optimizer.step_size=0.2", "optimizer.tolerance=1e-3", "path.rule=[gauss]", "steps=2"),
 )
+SOME = [(way, part) for way in WAYS for part in ("path.outputs=[2,0]", "path.queries=[query]")]
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("way", WAYS_AT_POINTS, ids=" ".join)
-def test_the_path_at_some_points_is_a_part_of_the_whole(way: tuple[str, ...]) -> None:
-    some, whole = ran(*SHORT, *way, "path.queries=[query]"), ran(*SHORT, *way)
-    query = whole.setting.problem.places["query"]
+@pytest.mark.sample(4)
+@pytest.mark.parametrize(("way", "part"), [each for each in SOME if each != (WAYS[5], "path.queries=[query]")])
+def test_the_path_at_some_outputs_or_points_is_a_part_of_the_whole(way: tuple[str, ...], part: str) -> None:
+    some, whole = ran(*SHORT, *way, part), ran(*SHORT, *way)
+    place = whole.setting.problem.places["query"] if "queries" in part else slice(None)
+    outputs = [0, 2] if "outputs" in part else [0, 1, 2]
     for rule, path in some.outcome.evidence.paths.items():
-        other = whole.outcome.evidence.paths[rule]
-        pairs = [(path.kernel, other.kernel), (path.contributions, other.contributions), (path.decay, other.decay)]
-        if path.half_by is not None and other.half_by is not None:
-            pairs.append((path.half_by, other.half_by))
-        for ours, all_of_theirs in pairs:
-            theirs = all_of_theirs[query]
+        for name in ("kernel", "contributions", "decay", "half_by"):
+            ours, all_of_theirs = getattr(path, name), getattr(whole.outcome.evidence.paths[rule], name)
+            if ours is None or all_of_theirs is None:
+                continue
+            theirs = all_of_theirs[place][:, outputs]
             assert ours.shape == theirs.shape
             known = ours.isfinite() & theirs.isfinite()
             assert known.any() or not ours.numel()
             assert (ours - theirs)[known].norm() <= ROUNDING * theirs[known].norm()
 
 
-def test_machines_say_what_they_lack_and_where_they_are_exact() -> None:
-    table = ran(*SHORT, "path.queries=[query]").table
-    assert table["secant", "query"].relative_error == pytest.approx(0, abs=1e-12)
-    assert table["rbf_identity", "query"].relative_error == pytest.approx(0, abs=1e-12)
-    assert "add train to path.queries" in table["kernel_regression", "query"].note
+def test_the_table_says_where_it_is_exact_and_what_machines_lack() -> None:
+    of_output, of_points = (ran(*SHORT, part).table for part in ("path.outputs=[1]", "path.queries=[query]"))
+    row = of_output["secant", "train"]
+    assert row.exact
+    assert row.agreement is None
+    assert row.note.endswith("at output 1")
+    assert "path.outputs=all" in of_output["kernel_regression", "train"].note
+    assert of_points["rbf_identity", "query"].exact
+    assert "add train to path.queries" in of_points["kernel_regression", "query"].note
 
 
-def test_sketches_along_a_path_are_refused_in_one_line() -> None:
-    with pytest.raises(
-        Mistake, match=r"kernel\.sketch=5: kernels along a path are exact; .*path\.kernels=none"
-    ) as caught:
-        prepare(small("kernel.sketch=5"))
-    assert "\n" not in str(caught.value)
+def test_all_outputs_by_number_are_all() -> None:
+    assert small(*SHORT, "path.outputs=[2,1,0]").path.chosen_outputs(3) == small(*SHORT).path.chosen_outputs(3)
 
 
-# Traces over outputs are those of kernels, and nothing is made for pairs of outputs.
+REFUSED = {
+    "path.outputs=[]": "path.outputs",
+    "path.outputs=[0,0]": "path.outputs",
+    "path.outputs=[3]": "path.outputs",
+    "path.outputs=[-1]": "path.outputs",
+    "kernel.sketch=5": "kernel.sketch=5: kernels along a path are exact",
+    "path.by={a: ['x*']}": "path.by: 'x*' of 'a' matches no trained parameter",
+    "path.by=module path.every=snapshots": "path.by=module: between snapshots",
+    "path.by=parameter memory_gb=0.6": "name fewer components by path.by",
+} | {
+    f"{way} path.kernels={kept}": f"path.kernels={kept}: "
+    for way in ("optimizer=adam", "optimizer=flow path.rule=[gauss]", "path.every=snapshots")
+    for kept in ("none", "trace")
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_an_impossible_part_is_refused_in_one_line(words: str) -> None:
+    with pytest.raises(Mistake) as refusal:
+        prepare(small("data.classes=[1,3,8]", *re.split(r" (?=\w+[.=])", words)))
+    assert REFUSED[words] in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_another_question_is_another_run_but_the_default_is_none() -> None:
+    for key, default, *others in (("path.kernels", "all", "trace", "none"), ("path.by", "null", "module", "parameter")):
+        plain, same, *different = (identity(small(*w)) for w in ((), *((f"{key}={v}",) for v in (default, *others))))
+        assert plain == same
+        assert len({plain, *different}) == 1 + len(others)
+
+
+def test_components_change_only_the_order_of_sums() -> None:
+    split, whole = (ran(*SHORT, *more).contributions("secant") for more in (("path.by=parameter",), ()))
+    assert (split - whole).abs().max() <= 100 * torch.finfo(torch.float64).eps * whole.abs().max()
+
+
+def test_the_rest_is_the_remaining_parameters() -> None:
+    named = "{first: [network.1.*], rest: ['*']}"
+    some, every = (ran(*SHORT, f"path.by={by}").outcome.by_component["secant"] for by in (named, "module"))
+    assert list(some.components) == ["first", "rest"]
+    assert torch.equal(some.parts[..., 0], every.parts[..., list(every.components).index("network.1")])
+
+
+# Traces over outputs equal the traces of kernels, without arrays for pairs of outputs.
 
 
 TRACED = ("steps=2", "path.rule=[secant]", "optimizer.step_size=0.1", "path.error_samples=0")
 CLASSES = ("data.classes=[1,3,8]", "loss=cross_entropy")
-MANY = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=41", "loss=cross_entropy")
 
 
 @pytest.mark.parametrize("at_once", [reading.OUTPUT_GRADIENT_BYTES, 1.0], ids=["all outputs at once", "one by one"])
@@ -131,7 +130,7 @@ def test_what_is_kept_is_the_trace_of_the_kernel(at_once: float, monkeypatch: py
         assert float((found - expected).norm() / expected.norm()) < ROUNDING
         row, full = some.memory.rows[step], whole.memory.rows[step]
         assert row["trace"] == pytest.approx(full["trace"], rel=ROUNDING)
-        assert row["drift"] == pytest.approx(drift(expected[:train], traces[0][:train]), abs=ROUNDING)
+        assert row["kernel_change"] == pytest.approx(kernel_change(expected[:train], traces[0][:train]), abs=ROUNDING)
         assert row["label_alignment"] == pytest.approx(full["label_alignment"], rel=ROUNDING)
         assert row["lambda_max"] == pytest.approx(full["lambda_max"], rel=1e-6)  # by products with vectors, from below
         largest = torch.linalg.eigvalsh(expected[:train])[-1]
@@ -143,7 +142,7 @@ def test_the_distance_to_infinite_width_is_one_of_traces() -> None:
     some, whole = (ran(*asked, f"path.kernels={kept}") for kept in ("trace", "all"))
     train, limit = whole.setting.points.train, whole.outcome.evidence.known_limit.tangent
     trace = whole.memory.kernels[0].diagonal(dim1=1, dim2=3).sum(2)[:train]
-    expected = drift(trace, 3 * limit[:train])
+    expected = kernel_change(trace, 3 * limit[:train])
     assert some.memory.rows[0]["limit_distance"] == pytest.approx(expected, rel=1e-10)
 
 
@@ -156,16 +155,6 @@ def test_shares_of_the_residual_are_those_in_the_modes_of_the_trace() -> None:
     assert some.memory.rows[0]["residual_top_5"] == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.slow
-def test_no_trace_grows_with_the_square_of_the_outputs() -> None:
-    sizes = ("data.train=60", "data.query=40", "data.test=0", "path.outputs=[0,7]", "model.width=8")
-    with Largest() as spy:
-        some = ran(*TRACED, *MANY, *sizes, "path.kernels=trace")
-    assert spy.numbers < 60 * 100 * 41**2 / 4  # where pairs of outputs have 10 million
-    assert math.isfinite(float(some.memory.rows[-1]["drift"] or math.nan))
-    assert some.outcome.evidence.kernel_end.numel() == 0
-
-
 # Contributions alone: the same numbers, and nothing is made that is as large as a kernel of all pairs of outputs.
 
 
@@ -173,7 +162,7 @@ KERNEL_FREE = ("steps=4", "path.rule=[secant,left]")
 KERNEL_FREE_WAYS = (
     ("optimizer=gd", "path.error_samples=2"),
     ("optimizer=sgd", "optimizer.weight_decay=0.1", "optimizer.layers={network.1: 0.25}"),
-    ("optimizer=gd", "path.outputs=[2,0]", "path.pieces=2"),
+    ("optimizer=gd", "path.outputs=[2,0]", "path.substeps=2"),
 )
 STEP = "optimizer.step_size=0.1"  # of those chosen by the kernel, one is from products with vectors
 SUMS_ROUNDING = 1e-12  # sums over outputs before products with the query's features, over 4 steps
@@ -211,50 +200,29 @@ class Largest(DispatchMode):
         return result
 
 
+def largest(*words: str) -> int:
+    """Return the largest number of numbers in a tensor while a run takes two steps."""
+    setting, listener = prepare(small("steps=2", "path.rule=[secant]", *words)), Memory()
+    with Largest() as spy:
+        train_steps(begin(setting, listener.trajectory), listener)
+    return spy.numbers
+
+
 @pytest.mark.slow
 def test_nothing_grows_with_the_square_of_the_outputs() -> None:
-    sizes = ("data.classes=all", "loss=cross_entropy", "data.train=60", "data.query=40", "data.test=0")
-    found = {}
-    for kept in ("none", "all"):
-        with Largest() as spy:
-            ran(
-                *sizes,
-                "model.width=8",
-                "steps=2",
-                "path.rule=[secant]",
-                "path.error_samples=2",
-                f"path.kernels={kept}",
-            )
-        found[kept] = spy.numbers
-    assert found["none"] < 60 * 40 * 10**2 <= found["all"]
-
-
-@pytest.mark.slow
-def test_training_examples_are_read_once_however_many_outputs_there_are() -> None:
-    sizes = ("data=modular_addition", "data.encoding=one_hot", "data.modulus=23", "data.train=99", "model.width=32")
-    asked = small(*sizes, "steps=2", "path.rule=[secant]", "path.kernels=none", "path.outputs=[0,7]")
-    listener = Memory()
-    with Largest() as spy:
-        train_steps(begin(prepare(asked), listener.trajectory), listener)
-    assert spy.numbers < 99 * 23 * 32  # what an output each of them would be pulled back to, layer by layer
+    sizes = ("loss=cross_entropy", "data.train=60", "data.query=40", "data.test=0", "model.width=8")
+    digits = (*sizes, "data.classes=all", "path.error_samples=2")
+    assert largest(*digits, "path.kernels=none") < 60 * 40 * 10**2 <= largest(*digits, "path.kernels=all")
+    sums = ("data=modular_addition", "data.encoding=one_hot", "path.outputs=[0,7]")
+    traced = largest(*sizes, *sums, "data.modulus=41", "path.kernels=trace", "optimizer.step_size=0.1")
+    assert traced < 60 * 100 * 41**2 / 4  # pairs of outputs have 10 million
+    read_once = ("data.modulus=23", "data.train=99", "model.width=32", "path.kernels=none")
+    assert largest(*sums, *read_once) < 99 * 23 * 32  # an output of each example pulled back, layer by layer
 
 
 def test_the_largest_stable_step_is_found_without_a_kernel() -> None:
     none, whole = (ran("steps=1", f"path.kernels={kept}").setting.start for kept in ("none", "all"))
     assert none.largest_stable_step == pytest.approx(whole.largest_stable_step, rel=1e-6)
-
-
-@pytest.mark.parametrize("way", ["optimizer=adam", "optimizer=flow", "path.every=snapshots"])
-@pytest.mark.parametrize("kept", ["none", "trace"])
-def test_what_needs_kernels_is_refused_in_one_line(way: str, kept: str) -> None:
-    with pytest.raises(Mistake, match=rf"path\.kernels={kept}: ") as caught:
-        small(way, f"path.kernels={kept}")
-    assert "\n" not in str(caught.value)
-
-
-def test_runs_that_keep_kernels_are_those_of_before_there_was_a_choice() -> None:
-    assert identity(small("path.kernels=all")) == identity(small())
-    assert len({identity(small(f"path.kernels={kept}")) for kept in ("all", "trace", "none")}) == 3
 
 
 @pytest.mark.slow

@@ -1,9 +1,10 @@
-"""Snapshots: the written-out sum with hat functions, the path of every step, and what they say of their own error."""
+"""Snapshots: the written-out sum with hat functions, the path of every step, and the error bar."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from math import inf, nan
 from typing import Any, NamedTuple
 
@@ -15,13 +16,11 @@ from hypothesis import strategies as some
 from torch import Tensor
 
 from ntkexp.mistake import Mistake
-from ntkexp.path import integrals
-from ntkexp.path.integrals import Rounding, Tally
-from ntkexp.path.points import NetworkView
+from ntkexp.path.integrals import Rounding, StepTotals, Tally
 from ntkexp.path.settings import Adaptive
 from ntkexp.path.step_kernel import StepBlock
 from ntkexp.run.loop import run
-from ntkexp.run.outcome import Outcome, miss_remarks
+from ntkexp.run.outcome import miss_remarks
 from ntkexp.run.setting import Setting, prepare
 from tests.run.small import Memory, Ran, ran, small
 
@@ -47,9 +46,9 @@ class Sums(NamedTuple):
 
 
 def written_out(taken: list[int], rule: str, *overrides: str) -> Sums:
-    """The sums over steps of K(t_s), linear in time between the steps at which it was taken, from hat functions.
+    """The sums over steps of K(t_s), interpolated linearly in time between snapshots, from hat functions.
 
-    The error is a third of what the sum loses without every other snapshot.
+    The error is a third of the change without every other snapshot.
     """
     setting = prepare(small(*overrides))
     steps = list(setting.descent.walk(setting.problem.weights))
@@ -160,57 +159,32 @@ def test_what_remembers_is_refused() -> None:
         small("path.every=snapshots", "optimizer=adam")
 
 
-# What came of each step, where steps are summed as they are taken: the change of the outputs, step by step.
+# The change by each step: long paths are summed over stretches of steps.
 
 
-QUICK = ("path.rule=[secant,left]", "ladder.machine=[]", "data.train=10", "data.query=5", "data.test=4")
-TOTALS = {
-    "decay": ("optimizer.weight_decay=0.1", "path.queries=[query]"),
-    "clipped": ("optimizer=sgd", "optimizer.batch=3", "optimizer.clip_norm=0.5", "data.classes=all"),
-    "kernel free": ("path.kernels=none", "path.outputs=[2,7]", "data.classes=all"),
-    "float32": ("dtype=float32",),
-}
-BACK = "optimizer=momentum"
-
-
-@cache
-def undisturbed(*words: str) -> Ran:
-    """A run of which every step is told by itself."""
-    return ran(*QUICK, *words)
-
-
-SOME = ("clipped", *(pytest.param(name, marks=pytest.mark.slow) for name in TOTALS if name != "clipped"))
-
-
-@pytest.mark.parametrize("case", SOME)
-def test_it_is_the_change_of_the_outputs(case: str) -> None:
-    found = undisturbed(*TOTALS[case])
-    points, domain = found.setting.points, found.setting.domain
-    ways = [found.setting.problem.weights, *found.memory.weights]
-    outputs = torch.stack([NetworkView(points, weights).outputs for weights in ways], dim=2)
-    changes = outputs.diff(dim=2)[domain.read][:, list(domain.integrated)]
-    eps = torch.finfo(changes.dtype).eps
-    assert (found.by_step("secant") - changes).abs().max() < 100 * eps * outputs.abs().max()  # of tens of layers' terms
-    for rule, path in found.outcome.evidence.paths.items():
-        together, sums = path.contributions.sum(2) + path.decay, found.by_step(rule)
-        assert (sums.sum(2) - together).abs().max() < 100 * eps * path.contributions.abs().sum(2).max()
-
-
-@pytest.mark.parametrize("words", [(), pytest.param((BACK,), marks=pytest.mark.slow)], ids=["online", "back"])
-def test_long_paths_are_told_in_stretches(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = undisturbed(*words).by_step("secant")
-    monkeypatch.setattr(integrals, "MAX_TOTALS", 1)
-    monkeypatch.setattr(integrals, "MIN_STRETCHES", 4)
-    found = ran(*QUICK, *words)
-    edges = found.outcome.by_step["secant"].until(found.outcome.steps)
-    assert edges == (0, 8, 16, 20)
-    together = np.add.reduceat(exact.numpy(), edges[:-1], axis=2)
-    tolerance = 1e-14 * float(exact.abs().max())  # sums of 8 numbers
-    np.testing.assert_allclose(found.by_step("secant").numpy(), together, atol=tolerance)
+@given(some.lists(some.floats(-1, 1), min_size=1, max_size=70), some.integers(1, 4), some.data())
+def test_long_paths_are_told_in_stretches(added: list[float], pairs: int, data: some.DataObject) -> None:
+    """Also from a checkpoint. All stretches but the last are equally long."""
+    totals = StepTotals(zero=torch.zeros(1, 1, dtype=torch.float64), most=2 * pairs)
+    kept = data.draw(some.integers(0, len(added) - 1))
+    for step, change in enumerate(added):
+        if step == kept:
+            state, totals = totals.state, StepTotals(zero=totals.zero, most=2 * pairs)
+            totals.restore(state)
+        totals.add(step, slice(None), torch.full((1, 1), change, dtype=torch.float64))
+    edges = totals.until(len(added))
+    assert len(edges) <= 2 * pairs + 1
+    assert (edges[0], edges[-1]) == (0, len(added))
+    lengths = [end - start for start, end in pairwise(edges)]
+    assert len(set(lengths[:-1])) <= 1
+    assert lengths[-1] <= lengths[0]
+    assert lengths[0] == 1 or len(edges) > pairs  # no coarser than need be
+    together = np.add.reduceat(np.array(added), edges[:-1])
+    np.testing.assert_allclose(totals.stacked().flatten().numpy(), together, rtol=0, atol=1e-14)
 
 
 def test_a_run_that_ends_sooner_is_told_as_far_as_it_went() -> None:
-    found = ran(*QUICK, "steps=100000", "stop_at_loss=0.3")
+    found = ran("ladder.machine=[]", "path.rule=[secant]", "data.train=10", "steps=100000", "stop_at_loss=0.3")
     steps = found.outcome.steps
     assert 0 < steps < 100
     assert found.outcome.by_step["secant"].until(steps) == tuple(range(steps + 1))
@@ -244,7 +218,7 @@ def test_they_lie_as_far_apart_as_the_kernel_takes_to_change() -> None:
     assert (gaps - 0.1).abs().max() < 0.02  # a distance is predicted from the last, which was e^0.1 times shorter
 
 
-# What a step is said to have missed, where numbers are none.
+# The reported error of a step whose numbers are not finite.
 
 
 UNIT = Rounding(terms=1.0, eps=2.0**-52)
@@ -272,52 +246,30 @@ def test_a_run_that_has_diverged_misses_nothing(size: float) -> None:
     assert Tally(missed=nan, changed=size, outputs=size).miss(UNIT) is None
 
 
-# How many points are read at once moves results by rounding alone, and whether tapes are kept not at all.
-
-
-SIZES = ("data.train=10", "data.query=6", "data.test=4", "steps=5", "path.count=2")
-CHOSEN = (*SIZES, "path.rule=[secant,left,gauss]", "path.error_samples=2", "ladder.machine=[secant,left]")
-WHOLE = 20
-BLOCKS_ROUNDING = 1e-12  # sums of ten products in another order, through five steps
-
-
-def outcome(block: int, *overrides: str, keep: bool = True) -> Outcome:
-    """The same run, with points read so many at a time."""
-    setting = prepare(small(*CHOSEN, *overrides))
-    points = setting.points
-    cut = replace(points, block=block, keep=keep, cache=[])
-    descent, domain = replace(setting.descent, points=cut), replace(setting.domain, points=cut, explained=cut)
-    return run(replace(setting, descent=descent, domain=domain), Memory())
-
-
-def numbers(found: Outcome) -> dict[str, Tensor]:
-    """All that a run leaves."""
-    paths = {f"{name}.{what}": getattr(path, what) for name, path in found.evidence.paths.items() for what in PARTS}
-    return paths | {"end": found.evidence.end, "kernel": found.evidence.kernel_end} | found.weights
-
-
-PARTS = ("kernel", "contributions")
+# The number of points in a block changes results by rounding alone.
 
 
 @pytest.mark.slow
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("block", "more"),
-    [
-        (1, ("path.queries=[query]",)),
-        (7, ("path.queries=[query]",)),
-        (7, ("path.queries=[train,query,test]",)),
-    ],
+    [(1, "path.queries=[query]"), (7, "path.queries=[query]"), (7, "path.queries=[train,query,test]")],
 )
-def test_small_blocks_change_rounding_alone(block: int, more: tuple[str, ...]) -> None:
-    whole, cut = (numbers(outcome(size, *more)) for size in (WHOLE, block))
-    for name, value in whole.items():
-        scale = float(value.nan_to_num().abs().max())
-        torch.testing.assert_close(cut[name], value, rtol=0, atol=BLOCKS_ROUNDING * scale, equal_nan=True)
-
-
-@pytest.mark.parametrize("block", [7, WHOLE])
-def test_keeping_tapes_changes_nothing(block: int) -> None:
-    kept, dropped = (numbers(outcome(block, keep=keep)) for keep in (True, False))
-    for name, value in kept.items():
-        assert torch.equal(dropped[name], value), name
+def test_small_blocks_change_rounding_alone(block: int, more: str) -> None:
+    """Five steps, with sums of ten products in another order."""
+    sizes = ("data.train=10", "data.query=6", "data.test=4", "steps=5", "path.count=2", "path.error_samples=2")
+    found = []
+    for size in (20, block):
+        setting = prepare(small(*sizes, "path.rule=[secant,left,gauss]", "ladder.machine=[secant,left]", more))
+        cut = replace(setting.points, block=size, cache=[])
+        descent, domain = replace(setting.descent, points=cut), replace(setting.domain, points=cut, explained=cut)
+        found.append(run(replace(setting, descent=descent, domain=domain), Memory()))
+    whole, blocks = found
+    pairs = [(blocks.weights[name], weight) for name, weight in whole.weights.items()]
+    pairs += [(blocks.evidence.end, whole.evidence.end), (blocks.evidence.kernel_end, whole.evidence.kernel_end)]
+    for rule, path in whole.evidence.paths.items():
+        pairs += [
+            (getattr(blocks.evidence.paths[rule], name), getattr(path, name)) for name in ("kernel", "contributions")
+        ]
+    for ours, theirs in pairs:
+        scale = float(theirs.nan_to_num().abs().max())
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12 * scale, equal_nan=True)

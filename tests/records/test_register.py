@@ -1,4 +1,4 @@
-"""The register of claims only grows: what was changed or taken out is seen, and every look stays."""
+"""The register of claims only grows: it detects changed and removed lines, and every look stays."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sizes(digest: str) -> dict[str, str]:
 
 
 def look(digest: str, size: str = "default", **found: Any) -> ClaimRecord:
-    """What a look at a claim found; `found` are the verdicts of its looks, and the figure of all."""
+    """The result of a look at a claim; `found` are the verdicts of its looks, and the figure of all."""
     figure = found.pop("figure", 1.0)
     verdicts = {"main": "supported", "control": "refuted", "second": "supported"} | found
     looks = {

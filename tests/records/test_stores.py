@@ -149,7 +149,7 @@ def test_a_kernel_of_zeros_and_one_of_nan_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["kernel", "output_gradient"])
 def test_a_snapshot_that_was_broken_off_is_none(tmp_path: Path, part: str) -> None:
-    """Wherever that was: a step can be read when all that belongs to it can."""
+    """At any place: a step can be read only if all its arrays can."""
     create_kernels(tmp_path / "k", 5, 2, 3, 2)
     whole: dict[str, Any] = {"kernel": kernel(0), "output_gradient": kernel(0)[0, 0]}
     with pytest.raises(ValueError, match="broken off"):
@@ -269,7 +269,7 @@ def test_the_files_of_a_folder(tmp_path: Path, seed: int) -> None:
 
 
 def test_what_is_judged_is_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file may be replaced at any time: it is read once."""
+    """A file may be replaced at any time, so it is read only once."""
     path, reads = tmp_path / "told.json", list[Path]()
     path.write_text(sealed_text({"steps": 3}, "told"))
     open_file = io.open
@@ -284,7 +284,7 @@ def test_what_is_judged_is_what_is_given(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_key_that_stands_twice_is_damage(tmp_path: Path) -> None:
-    """JSON reads the last of them."""
+    """JSON reads the last one."""
     path = tmp_path / "told.json"
     path.write_text(sealed_text({"steps": 3}, "told").replace("{", '{\n  "steps": 3,', 1), encoding="utf-8")
     with pytest.raises(Mistake, match="not as it was written"):
@@ -299,21 +299,20 @@ def test_what_nobody_vouches_for_is_broken(tmp_path: Path) -> None:
     assert folder.broken("config.json", "data.npz") == ["data.npz"]
 
 
-def test_a_large_file_is_measured_until_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.records.folder.MAX_READ_FOR_STATE", 10)
-    folder = RunFolder(tmp_path)
-    folder.write("large", bytes(11))
+def test_a_large_file_is_measured_until_it_is_read(tmp_path: Path) -> None:
+    folder, most = RunFolder(tmp_path), 1 << 20
+    folder.write("large", bytes(most + 1))
     folder.finish(["large"])
-    folder.write("large", bytes(10) + b"1")
+    folder.write("large", bytes(most) + b"1")
     assert folder.done
     assert not folder.whole
-    folder.write("large", bytes(12))
+    folder.write("large", bytes(most + 2))
     assert not folder.done
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rows_of_a_trajectory(tmp_path: Path, seed: int) -> None:
-    """A row is read as it was written, or not at all: not where another was, and not of another run."""
+    """A row is read unchanged or refused, also in another place or run."""
     rows = [Trajectory(tmp_path / of, 5, 3, "float64", of) for of in ("one", "other")]
     numbers = np.random.default_rng(seed).normal(size=(5, 3))
     for each in rows:
@@ -335,7 +334,7 @@ def test_rows_of_a_trajectory(tmp_path: Path, seed: int) -> None:
     ]
 
 
-# The record of a sweep is read as it was written, wherever it lies.
+# The record of a sweep is read unchanged, in any folder.
 
 
 def small(outputs: Path) -> Sweep:
@@ -352,7 +351,7 @@ def small(outputs: Path) -> Sweep:
         seeds=(0, 1),
         base=("steps=3",),
         fits=(
-            Fit(quantity="drift", axis="model.width", exponent=-0.5, bound="upper"),
+            Fit(quantity="kernel_change", axis="model.width", exponent=-0.5, bound="upper"),
             Fit(quantity="loss", axis="data"),
         ),
         runs=tuple(runs),

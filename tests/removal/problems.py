@@ -38,7 +38,7 @@ GROUP = [0, 3, 5, 7]
 
 @cache
 def rerun(case: str, activation: str, *more: str) -> tuple[Rerun, Tensor]:
-    """A training, and points at which outputs are asked about."""
+    """A training, and points for outputs."""
     words = ("data=digits", "data.classes=[0,1,2]", "loss=cross_entropy", "data.query=3", "data.test=3", "steps=10")
     experiment = small(*words, f"model.activation={activation}", *CASES[case], *more)
     setting = prepare(experiment)

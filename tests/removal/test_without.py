@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,21 +15,19 @@ import numpy as np
 import pytest
 import xarray as xr
 
-import ntkexp.report.known_effects
-import ntkexp.run.execute
 from ntkexp.cli.explain import influences
 from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.records.contributions import FOLDER, STORE, key, read_leave_out
-from ntkexp.records.kernels import read_predictions
+from ntkexp.records.contributions import FOLDER, STORE, key, read_leave_out, write_leave_out
+from ntkexp.records.folder import RunFolder
+from ntkexp.records.kernels import read_predictions, write_predictions
 from ntkexp.report.known_effects import known_effects
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.removal_group import choose_group
 from ntkexp.report.run import Run
 from ntkexp.run.execute import execute, remove_group
 from tests.run.small import small
-from tests.run.test_execute import stand_in
 
 ADAM = ("optimizer=adam", "optimizer.batch=6", "optimizer.step_size=0.01", "steps=8")
 GROUP = [3, 7, 20]
@@ -35,10 +35,8 @@ GROUP = [3, 7, 20]
 
 def trained(place: Path, *words: str) -> Path:
     """A run, without its pictures."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ntkexp.run.execute, "draw_run", stand_in)
-        quick = ("data=digits", "threads=1", "path.rule=[left]", "ladder.machine=[left]")
-        return execute(small(*quick, *words), words, place, False, Silent())
+    quick = ("data=digits", "threads=1", "path.rule=[left]", "ladder.machine=[left]")
+    return execute(small(*quick, *words), words, place, False, Silent(), pictures=False)
 
 
 @pytest.fixture(scope="module")
@@ -54,48 +52,85 @@ def asked(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return status, *capfd.readouterr()
 
 
-def test_it_is_found_once(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = remove_group(finished, GROUP, [1, 5], Silent())
-    monkeypatch.setattr(ntkexp.run.execute, "train_without", None)
-    again = remove_group(finished, [20, 3, 7], [1, 5], Silent())
-    assert np.array_equal(again.shares, found.shares)
+def contents(folder: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_removal_is_computed_once_and_again_if_it_is_damaged(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / finished.name))
+    found, before = remove_group(finished, GROUP, [1, 5], Silent()), contents(folder)
+    assert np.array_equal(remove_group(folder, [20, 3, 7], [1, 5], Silent()).shares, found.shares)
+    assert contents(folder) == before
     assert found.closure < 1e-12
     assert found.repeated < 1e-9
     assert load_run(finished).path == finished  # the run is as whole as it was
-
-
-def test_a_damaged_ledger_is_computed_anew(finished: Path, tmp_path: Path) -> None:
-    run_folder = shutil.copytree(finished, tmp_path / finished.name)
-    chunk = next(file for file in (run_folder / FOLDER / f"{key(GROUP, [1, 5])}.zarr").rglob("c/*") if file.is_file())
-    first = remove_group(finished, GROUP, [1, 5], Silent())
+    chunk = next(file for file in (folder / FOLDER / f"{key(GROUP, [1, 5])}.zarr").rglob("c/*") if file.is_file())
     chunk.write_bytes(bytes(chunk.stat().st_size))
-    assert np.array_equal(remove_group(run_folder, GROUP, [1, 5], Silent()).shares, first.shares)
+    assert np.array_equal(remove_group(folder, GROUP, [1, 5], Silent()).shares, found.shares)
     assert chunk.read_bytes().strip(b"\0")
 
 
-def test_a_run_that_is_not_what_its_weights_say_is_refused(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ntkexp.run.execute, "read_predictions", lambda path: {"f_T": read_predictions(path)["f_T"] + 1})
+@contextmanager
+def rewritten(finished: Path, place: Path) -> Iterator[RunFolder]:
+    """A copy of a run with exchanged files and new seals."""
+    folder = RunFolder(Path(shutil.copytree(finished, place / finished.name)))
+    told = folder.read_json("DONE.json")
+    yield folder
+    facts = {name: fact for name, fact in told.items() if name not in {"sizes", "seals", "seal"}}
+    folder.finish(told["sizes"], *(set(told["seals"]) - set(told["sizes"])), **facts)
+
+
+def test_a_run_unlike_its_weights_is_refused(finished: Path, tmp_path: Path) -> None:
+    with rewritten(finished, tmp_path) as folder:
+        store = folder.path / "predictions.zarr"
+        predictions = read_predictions(store)
+        shutil.rmtree(store)
+        write_predictions(store, predictions | {"f_T": predictions["f_T"] + 1})
     with pytest.raises(Mistake, match="trained again as it was, the run ends"):
-        remove_group(finished, [5], [0], Silent())
+        remove_group(folder.path, [5], [0], Silent())
+
+
+def run_of(names: list[str]) -> Run:
+    """A run of a loop whose examples have these names."""
+    contributions = xr.Dataset(coords={"example": names})
+    data = {"train_index": np.arange(len(names)), "classes": np.array([], dtype=str)}
+    return cast(Run, SimpleNamespace(name="loop", contributions=contributions, data=data))
+
+
+IDS = ["12", "0", "2", "3"]
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("names", "text", "found"),
     [
-        ("3,7", [3, 7]),
-        (" 7, 2..4,3", [2, 3, 4, 7]),
-        ("top:2", [0, 23]),
-        ("#INDEX", [5]),
+        (None, "3,7", [3, 7]),
+        (None, " 7, 2..4,3", [2, 3, 4, 7]),
+        (None, "top:2", [0, 23]),
+        (None, "#INDEX", [5]),
+        (IDS, "2", [2]),  # numbers that are ids are no places
+        (IDS, "2..11,12", [0, 2, 3]),
+        (["a", "b", "c"], "2", [2]),
+        (["a", "b", "1234567890123456"], "1234567890123456", [2]),
     ],
 )
-def test_examples_are_meant(finished: Path, text: str, found: list[int]) -> None:
+def test_a_group_is_meant(finished: Path, names: list[str] | None, text: str, found: list[int]) -> None:
+    loaded = load_run(finished) if names is None else run_of(names)
+    index = loaded.data["train_index"]
+    text, influence = text.replace("INDEX", str(index[5 % len(index)])), np.zeros(len(index))
+    influence[[0, -1]] = 9.0, 8.0
+    assert choose_group(loaded, text, lambda: influence) == found
+
+
+def test_a_class_is_meant_and_an_id_of_no_example_is_refused(finished: Path) -> None:
     loaded = load_run(finished)
-    text = text.replace("INDEX", str(loaded.data["train_index"][5]))
-    least = np.concatenate([[9.0], np.zeros(22), [8.0]])
-    assert choose_group(loaded, text, lambda: least) == found
+    of_class = choose_group(loaded, f"class:{loaded.data['classes'][0]}", lambda: np.zeros(24))
+    assert 0 < len(of_class) < 24
+    assert not loaded.data["train_target"][of_class].any()
+    with pytest.raises(Mistake, match="no training example has this id"):
+        choose_group(run_of(IDS), "1", lambda: np.zeros(4))
 
 
-def test_it_is_said_by_what_examples_are_at_the_top(finished: Path) -> None:
+def test_examples_at_the_top_are_those_that_added_most(finished: Path) -> None:
     said: list[str] = []
 
     class Spy(Silent):
@@ -103,18 +138,9 @@ def test_it_is_said_by_what_examples_are_at_the_top(finished: Path) -> None:
             said.append(text)
 
     run = load_run(finished)
-    found = influences(run, [0, 5], Spy())
     parts = run.parts(run.rules[0]).to_numpy()[[0, 5]]
-    np.testing.assert_allclose(found, np.sqrt(np.square(parts).sum((0, 1))), rtol=1e-12)
+    np.testing.assert_allclose(influences(run, [0, 5], Spy()), np.sqrt(np.square(parts).sum((0, 1))), rtol=1e-12)
     assert said == ["at the top are examples that added most, as this run has no effects (path.effects=true)"]
-
-
-def test_a_class_is_meant(finished: Path) -> None:
-    loaded = load_run(finished)
-    name = str(loaded.data["classes"][0])
-    of_class = choose_group(loaded, f"class:{name}", lambda: np.zeros(24))
-    assert 0 < len(of_class) < 24
-    assert not loaded.data["train_target"][of_class].any()
 
 
 def test_the_command_prints_and_tells_the_same(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -122,12 +148,12 @@ def test_the_command_prints_and_tells_the_same(finished: Path, capfd: pytest.Cap
     points = [24 + 1, 24 + 5]  # the axis begins with the training examples
     found = remove_group(finished, GROUP, points, Silent())
     status, out, _ = asked(capfd, *words, "--json")
-    ledger = json.loads(out)["ledger"]
-    assert (status, [(entry["split"], entry["point"], entry["out"]) for entry in ledger]) == (
+    breakdown = json.loads(out)["breakdown"]
+    assert (status, [(entry["split"], entry["point"], entry["out"]) for entry in breakdown]) == (
         0,
         [("query", 1, 0), ("query", 5, 0)],
     )
-    for entry, actual, shares in zip(ledger, found.actual[:, 0], found.shares[:, 0], strict=True):
+    for entry, actual, shares in zip(breakdown, found.actual[:, 0], found.shares[:, 0], strict=True):
         assert entry["actual"] == actual
         assert entry["predicted"] is None
         assert list(entry["shares"].values()) == shares.tolist()
@@ -200,7 +226,7 @@ def test_effects_are_checked_and_stand_beside_what_was_added(
     assert "predicted by its effect" in out
     status, out, _ = asked(capfd, str(effective), "--split=query", "--query=0", "--without=top:3", "--json")
     assert json.loads(out)["top"] == "of the largest effects"
-    (entry,) = json.loads(out)["ledger"]
+    (entry,) = json.loads(out)["breakdown"]
     effect = loaded.contributions["effect"].to_numpy()[40, 0]
     strongest = np.argsort(-np.abs(effect), kind="stable")[:3]
     assert sorted(entry["shares"]) == sorted(str(k) for k in strongest)
@@ -222,43 +248,19 @@ def test_effects_that_trainings_have_found_are_the_truth(tmp_path: Path, capfd: 
     _, out, _ = asked(capfd, str(folder), "--split=query", "--query=0")
     assert "found by training without it" in out
     _, out, _ = asked(capfd, str(folder), "--split=query", "--query=0", "--without=3", "--json")
-    (entry,) = json.loads(out)["ledger"]
+    (entry,) = json.loads(out)["breakdown"]
     assert entry["predicted"] == pytest.approx(entry["actual"], rel=1e-9)
 
 
 @pytest.mark.slow
 def test_effects_that_predicted_nothing_are_withheld(
-    effective: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    effective: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    real = read_leave_out(effective / STORE)
-    turned = replace(real, predicted=-real.predicted)
-    monkeypatch.setattr(ntkexp.report.known_effects, "read_leave_out", lambda path: turned)
-    _, out, _ = asked(capfd, str(effective), "--split=query", "--query=0")
+    with rewritten(effective, tmp_path) as folder:
+        real = read_leave_out(folder.path / STORE)
+        shutil.rmtree(folder.path / STORE)
+        write_leave_out(folder.path / STORE, replace(real, predicted=-real.predicted))
+    _, out, _ = asked(capfd, str(folder.path), "--split=query", "--query=0")
     assert "if left out: withheld; 8 retrainings" in out
     assert "not predictable here" in out
     assert "target  added  of all parts  half by\n" in out.replace("   ", "  ").replace("   ", "  ")
-
-
-def run_of(names: list[str]) -> Run:
-    """A run of a loop whose examples go by these names."""
-    contributions = xr.Dataset(coords={"example": names})
-    data = {"train_index": np.arange(len(names)), "classes": np.array([], dtype=str)}
-    return cast(Run, SimpleNamespace(name="loop", contributions=contributions, data=data))
-
-
-@pytest.mark.parametrize(
-    ("names", "text", "places"),
-    [
-        (["12", "0", "2", "3"], "2", [2]),
-        (["12", "0", "2", "3"], "2..11,12", [0, 2, 3]),
-        (["a", "b", "c"], "2", [2]),
-        (["a", "b", "1234567890123456"], "1234567890123456", [2]),
-    ],
-)
-def test_numbers_that_are_ids_are_no_places(names: list[str], text: str, places: list[int]) -> None:
-    assert choose_group(run_of(names), text, lambda: np.zeros(len(names))) == places
-
-
-def test_an_id_that_nobody_has_is_no_place() -> None:
-    with pytest.raises(Mistake, match="no training example has this id"):
-        choose_group(run_of(["12", "0", "2"]), "1", lambda: np.zeros(3))

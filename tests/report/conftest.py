@@ -1,4 +1,4 @@
-"""Finished runs of every kind, each written once, when it runs for."""
+"""Finished runs of every kind, each written once when it is first used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STRANGE = (
     *(r"$x^{$", "$5-$10", "a_b % \\frac", "<b>&amp;\"'", "\x01\x1b[31m\x7f\ufffe", "\u202eevil שלום"),
     *("\U0001f600\u200d", "=cmd|'a'!A0", "", "n" * 10_000),
 )
-"""Names of classes, as anybody may have them in a table."""
+"""Odd names of classes."""
 
 PROBLEMS: dict[str, Problem] = {
     "two classes": digits(),
@@ -31,7 +31,7 @@ PROBLEMS: dict[str, Problem] = {
 
 @dataclass
 class Finished(dict[str, Path]):
-    """A folder for each kind of run that is asked for."""
+    """The folders of the runs, by their kind."""
 
     place: Path
 

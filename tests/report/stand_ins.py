@@ -1,5 +1,5 @@
-"""Stand-ins for wandb and MLflow: what a log uses of their interfaces, with their names and defaults, and what they
-refuse. A slow test compares them with the packages, where these are installed.
+"""Stand-ins for wandb and MLflow, with the names, defaults and limits that a log uses. A test compares them with the
+packages, if these are installed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 
 Point = tuple[int, str, float]
-"""A step, and a number by its name."""
+"""A step, a name and a number."""
 
 
 @dataclass
 class StoredRun:
-    """What a service has of one run."""
+    """A run that a service stores."""
 
     id: str
     name: str | None
@@ -30,13 +30,17 @@ class StoredRun:
 
 
 class Service:
-    """What a service has of all runs; at the step `fails_at` it cannot be reached."""
+    """The runs that a service stores. At step `fails_at` it raises `failure`."""
 
     def __init__(self) -> None:
         self.runs: dict[str, StoredRun] = {}
         self.fails_at: int | None = None
+        self.refuses = False  # new runs
+        self.failure: BaseException = ConnectionError("no route to host")
 
     def add(self, name: str | None, config: Mapping[str, Any]) -> StoredRun:
+        if self.refuses:
+            raise LookupError("no such project")
         stored = StoredRun(f"id{len(self.runs)}", name, dict(config))
         self.runs[stored.id] = stored
         return stored
@@ -44,7 +48,7 @@ class Service:
     def receive(self, stored: StoredRun, points: Iterable[Point]) -> None:
         for point in points:
             if point[0] == self.fails_at:
-                raise ConnectionError("no route to host")
+                raise self.failure
             stored.points.append(point)
 
     @property
@@ -53,7 +57,7 @@ class Service:
         return stored
 
 
-# --- wandb: a run that is resumed goes on at the step after its last one, and ignores earlier ones.
+# --- wandb: a resumed run continues after its last step, and ignores earlier steps.
 
 
 class WandbRun:
@@ -90,7 +94,7 @@ def wandb(service: Service) -> dict[str, ModuleType]:
     return {"wandb": module("wandb", init=init, Settings=settings, Run=WandbRun)}
 
 
-# --- MLflow: a client, whose batches are limited.
+# --- MLflow: a client with limited batches.
 
 
 class Metric(NamedTuple):
@@ -152,7 +156,7 @@ STAND_INS = {"wandb": wandb, "mlflow": mlflow}
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str) -> Service:
-    """The service behind a stand-in for the package, which is imported in its place."""
+    """Replace a package by its stand-in. Return the service behind it."""
     service = Service()
     for path, made in STAND_INS[name](service).items():
         monkeypatch.setitem(sys.modules, path, made)

@@ -52,7 +52,7 @@ MISSES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """What is learned, on which points, and how."""
+    """A problem: its points, targets and training."""
 
     shown: dict[str, Array]  # per split
     target: dict[str, NDArray[np.generic]]
@@ -65,7 +65,7 @@ class Problem:
     read: tuple[str, ...] = field(default=("train", "query", "test"))
 
     def encoded(self, split: str) -> Array:
-        """Targets as the squared error compares them."""
+        """Return the targets of the squared error."""
         target = self.target[split]
         if not self.classes:
             return np.asarray(target, dtype=float).reshape(len(target), -1)
@@ -77,7 +77,7 @@ class Problem:
 def digits(
     classes: tuple[int, ...] = (3, 8), counts: tuple[int, int, int] = (40, 24, 30), **changes: object
 ) -> Problem:
-    """8×8 images of some classes."""
+    """Return a problem of 8×8 images of some classes."""
     images, labels = bundled()
     chosen = np.flatnonzero(np.isin(labels, classes))
     chosen = np.random.default_rng(0).permutation(chosen)[: sum(counts)]
@@ -92,24 +92,24 @@ def digits(
 
 @cache
 def bundled() -> tuple[Array, NDArray[np.int64]]:
-    """All images and their classes."""
+    """Return all images and their classes."""
     images, labels = read_bundled("digits")
     return images.numpy(), labels.numpy().astype(np.int64)
 
 
 def regression(counts: Counts = (30, 20, 25), **changes: object) -> Problem:
-    """A smooth function of two numbers."""
+    """Return a problem with a smooth function of two numbers."""
     rng = np.random.default_rng(1)
     shown = {s: rng.normal(size=(n, 2)) for s, n in zip(SPLITS, counts, strict=True)}
     target = {s: np.sin(2 * x[:, :1]) + x[:, 1:] for s, x in shown.items()}
-    return Problem(shown=shown, target=target, **changes)  # type: ignore[arg-type]  # as above
+    return Problem(shown=shown, target=target, **changes)  # type: ignore[arg-type]
 
 
 SPLITS = ("train", "query", "test")
 
 
 def write_run(path: Path, problem: Problem) -> Path:
-    """A finished run folder of this problem."""
+    """Write a finished run folder."""
     folder = RunFolder(path)
     with folder.claim(), np.errstate(over="ignore", invalid="ignore"):
         folder.write_json("config.json", config(problem))
@@ -145,7 +145,7 @@ def data_arrays(problem: Problem) -> dict[str, NDArray[np.generic]]:
 
 
 def landscape(problem: Problem) -> tuple[Array, Array, Array]:
-    """K_0 and φφᵀ of all points with the training examples, and all targets."""
+    """Return K_0 and φφᵀ between all points and the training examples, and all targets."""
     flat = [problem.shown[split].reshape(len(problem.shown[split]), pixels(problem)) for split in SPLITS]
     inputs, y, M = np.concatenate(flat), np.concatenate([problem.encoded(split) for split in SPLITS]), len(flat[0])
     squares = ((inputs[:, None] - inputs[None, :M]) ** 2).sum(2)
@@ -160,13 +160,13 @@ def pixels(problem: Problem) -> int:
 
 
 def kept(problem: Problem) -> NDArray[np.int64]:
-    """Which of all points are read."""
+    """Return the indices of the read points."""
     ends = np.cumsum([0, *(len(problem.shown[split]) for split in SPLITS)])
     return np.concatenate([np.arange(ends[k], ends[k + 1]) for k, s in enumerate(SPLITS) if s in problem.read])
 
 
 def descend(path: Path, problem: Problem) -> None:
-    """Everything that changes along the run."""
+    """Train, and write every store and table."""
     rng, kernels, points = np.random.default_rng(problem.seed), path / "kernels.zarr", kept(problem)
     base, feature, y = landscape(problem)
     M, C, T = base.shape[1], y.shape[1], problem.steps
@@ -211,7 +211,7 @@ def masses(change: Array) -> dict[str, float | int | None]:
 
 
 def expand(kernel: Array, outputs: Array) -> Array:
-    """[query, train] and [out, out_] to [query, out, train, out_]."""
+    """Combine [query, train] and [out, out_] to [query, out, train, out_]."""
     return np.asarray(np.einsum("qm,cd->qcmd", kernel, outputs))
 
 
@@ -234,8 +234,8 @@ def measure(problem: Problem, s: int, eta: float, f: Array, y: Array) -> dict[st
 def spectrum(kernel: Array, start: Array, size: int, weighted_step: float) -> dict[str, float]:
     M = kernel.shape[2]
     values = np.linalg.eigvalsh(kernel[:M].reshape(size, size))[::-1]
-    drift = float(np.linalg.norm(kernel - start) / np.linalg.norm(start))
-    row = {"drift": drift, "lambda_max": values[0], "stability": weighted_step * values[0] / 2}
+    kernel_change = float(np.linalg.norm(kernel - start) / np.linalg.norm(start))
+    row = {"kernel_change": kernel_change, "lambda_max": values[0], "stability": weighted_step * values[0] / 2}
     return row | {f"eigenvalue_{k + 1}": float(values[k]) for k in range(min(10, size))}
 
 
@@ -258,7 +258,7 @@ def compare(problem: Problem, f_0: Array, f_T: Array, machines: dict[str, Array]
                 Result(
                     split,
                     name,
-                    "pieces=1" if name == "secant" else "",
+                    "substeps=1" if name == "secant" else "",
                     float(np.linalg.norm(miss)) / moved,
                     2e-13,
                     float(np.abs(miss).max()),
@@ -273,34 +273,34 @@ def compare(problem: Problem, f_0: Array, f_T: Array, machines: dict[str, Array]
 
 COLUMNS = (
     *("step", "time", "step_size", "loss", "accuracy", "loss_query", "accuracy_query", "weights_moved", "closure"),
-    *("contribution_mass", "contribution_sum", "kernel_mass", "drift", "lambda_max", "stability"),
+    *("contribution_mass", "contribution_sum", "kernel_mass", "kernel_change", "lambda_max", "stability"),
     *(f"eigenvalue_{k}" for k in range(1, 11)),
 )
 
 
-# Sweeps without networks: run folders that hold a law in place of training, and the file that tells of them.
+# Sweeps without networks: run folders whose kernel change follows a law, and the record of the sweep.
 
 
 WIDTHS: tuple[int, ...] = (32, 64, 128, 256)
 
 
 def law(width: int, seed: int, exponent: float = -0.5) -> float:
-    """Drift of a run: a power of the width with scatter of a few per cent."""
+    """Return the kernel change of a run: a power of the width with a scatter of a few per cent."""
     rng = np.random.default_rng([width, seed])
     return float(width**exponent * np.exp(0.03 * rng.normal()))
 
 
-def write_small_run(path: Path, width: int, seed: int, drift: float, activation: str = "relu") -> Path:
-    """The tables of a finished run, and nothing else."""
+def write_small_run(path: Path, width: int, seed: int, kernel_change: float, activation: str = "relu") -> Path:
+    """Write a finished run that has only tables."""
     folder = RunFolder(path)
     with folder.claim():
         model: dict[str, Json] = {"_target_": "ntkexp.model.MLP", "width": width, "activation": activation}
         folder.write_json("config.json", {"model": model, "seed": seed})
         folder.write("overrides.txt", f"model.width={width}\nseed={seed}\n")
-        with MetricsWriter(path / "metrics.csv", ("step", "loss", "drift")) as metrics:
+        with MetricsWriter(path / "metrics.csv", ("step", "loss", "kernel_change")) as metrics:
             for step in range(11):
-                metrics.write({"step": step, "loss": 0.5 * 0.8**step, "drift": drift * step / 10})
-        errors = {"secant": 4e-15, "left": 0.003, "frozen_start": 2 * drift}
+                metrics.write({"step": step, "loss": 0.5 * 0.8**step, "kernel_change": kernel_change * step / 10})
+        errors = {"secant": 4e-15, "left": 0.003, "frozen_start": 2 * kernel_change}
         rows = [
             Result(split, machine, "", error, 2e-13, error, 1.0, 1.0)
             for split, (machine, error) in product(("train", "query", "test"), errors.items())
@@ -319,7 +319,7 @@ def write_sweep(
     factor: float = 1.0,
     failed: Sequence[int] = (),
 ) -> Path:
-    """A sweep over widths and what else there is; runs by their place in it that failed have no folder."""
+    """Write a sweep over widths and other axes. The failed runs, given by their index, have no folder."""
     axes = axes or {"model.width": WIDTHS}
     runs = []
     places = [(point, seed) for point in product(*axes.values()) for seed in seeds]
@@ -332,7 +332,7 @@ def write_sweep(
         state, reason = ("failed", "model.width is too large") if k in failed else ("done", "")
         runs.append(SweepRun(folder=folder, axes=levels, seed=seed, state=state, reason=reason))
     fits = (
-        Fit(quantity="drift", axis="model.width", exponent=-0.5),
+        Fit(quantity="kernel_change", axis="model.width", exponent=-0.5),
         Fit(quantity="frozen_start.test", axis="model.width"),
     )
     sweep = Sweep(

@@ -1,4 +1,4 @@
-"""A prediction taken apart adds up again, and its parts are dated right."""
+"""The parts of a prediction add up to it, and have the right dates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ntkexp.report.explain import explain, format_explanations, worst_points
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.parts import OutputParts, half, halfway
 from ntkexp.report.plots.examples import save
-from ntkexp.report.run import Run, load_tables, read_run
+from ntkexp.report.run import load_tables, read_run
 from ntkexp.report.sentence import Likeness, format_ladder, ladder_sentence, likeness
 from ntkexp.report.tables import format_text, table_of_frame
 from ntkexp.text import aligned, short
@@ -47,7 +47,7 @@ def test_the_pieces_make_the_prediction(finished: dict[str, Path], kind: str, sp
 def test_the_sum_needs_no_row_of_the_ladder(finished: dict[str, Path]) -> None:
     whole = load_run(finished["regression"])
     bare, shrunk = replace(whole), replace(whole)
-    for run in (bare, shrunk):  # as if read from a folder whose ladder was another
+    for run in (bare, shrunk):  # a folder with fewer kernel machines
         vars(run)["predictions"] = whole.predictions.drop_sel(machine="secant")
     lost = xr.full_like(whole.parts("secant").isel(example=0, drop=True), -0.5)
     vars(shrunk)["contributions"] = whole.contributions.assign(decay=lost)
@@ -63,7 +63,7 @@ def test_the_worst_points_are_missed_most(finished: dict[str, Path]) -> None:
     assert worst_points(run, "test", 5) == np.argsort(-missed, kind="stable")[:5].tolist()
 
 
-def test_the_worst_points_are_those_with_effects_where_there_are_any(finished: dict[str, Path]) -> None:
+def test_the_worst_points_have_effects_if_any_point_has(finished: dict[str, Path]) -> None:
     run = load_run(finished["two classes"])
     place, order = run.points["test"], worst_points(run, "test", 25)
     effect = xr.full_like(run.parts("secant"), np.nan)
@@ -74,7 +74,7 @@ def test_the_worst_points_are_those_with_effects_where_there_are_any(finished: d
 
 
 def test_a_constant_kernel_is_dated_by_its_residuals(tmp_path: Path) -> None:
-    """Every step kept, and a kernel that learns nothing: an example's mass follows its residual."""
+    """If every step is kept and the kernel is constant, the mass of an example follows its residual."""
     problem = regression((12, 5, 5), growth=0.0, steps=40, snapshots=tuple(range(41)))
     run = load_run(write_run(tmp_path / "run", problem))
     residuals = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
@@ -86,7 +86,7 @@ def test_a_constant_kernel_is_dated_by_its_residuals(tmp_path: Path) -> None:
 def test_snapshots_at_logarithmic_steps_date_nearly_as_well(tmp_path: Path) -> None:
     every = load_run(write_run(tmp_path / "every", digits(steps=60, snapshots=tuple(range(61)))))
     few = load_run(write_run(tmp_path / "few", digits(steps=60)))
-    # a tenth of the path: what eleven snapshots can tell
+    # eleven snapshots resolve a tenth of the path
     assert np.nanmax(np.abs(np.subtract(*(halfway(OutputParts(run, "secant", 50, 0)) for run in (every, few))))) < 0.1
 
 
@@ -97,7 +97,7 @@ def test_half_of_a_decay_is_its_half_life() -> None:
 
 
 def seal(folder: Path) -> None:
-    """Declare a run finished as it is now."""
+    """Seal a run."""
     RunFolder(folder).finish([file.name for file in folder.iterdir() if file.name != "DONE.json"])
 
 
@@ -111,7 +111,7 @@ def test_runs_that_kept_no_gradients_are_not_dated(finished: dict[str, Path], tm
     assert "–" in format_explanations([found], 3)
 
 
-def test_the_table_shows_what_was_asked_for(finished: dict[str, Path]) -> None:
+def test_the_table_lists_the_largest_parts_and_the_rest(finished: dict[str, Path]) -> None:
     (found,) = explain(load_run(finished["two classes"]), "query", [2])
     lines = format_explanations([found], 4).splitlines()
     assert lines[0].startswith(f"query 2 (#{found.point.index}, ")
@@ -148,21 +148,23 @@ def test_outputs_that_were_read_keep_their_names(finished: dict[str, Path], tmp_
             assert part.halfway == abs(part.added)
 
 
-def refused(run: Run, split: str, number: int) -> str:
-    with pytest.raises(Mistake) as mistake:
-        explain(run, split, [number])
-    return str(mistake.value)
+@pytest.mark.parametrize(
+    ("kind", "split", "number", "message"),
+    [
+        ("two classes", "query", 24, "points 0 to 23"),
+        ("two classes", "quer", 0, "did you mean 'query'"),
+        ("training only", "test", 0, "read at train"),
+    ],
+)
+def test_points_that_do_not_exist_are_refused(
+    finished: dict[str, Path], kind: str, split: str, number: int, message: str
+) -> None:
+    with pytest.raises(Mistake, match=message):
+        explain(load_run(finished[kind]), split, [number])
 
 
-def test_points_that_are_not_there_are_refused(finished: dict[str, Path]) -> None:
-    run = load_run(finished["two classes"])
-    assert "points 0 to 23" in refused(run, "query", 24)
-    assert "did you mean 'query'" in refused(run, "quer", 0)
-    assert "read at train" in refused(load_run(finished["training only"]), "test", 0)
-
-
-def test_what_a_memory_did_is_dated_by_what_the_second_pass_saw(finished: dict[str, Path], tmp_path: Path) -> None:
-    """Never by the kernel of a moment: where the pass kept nothing, as of a run of old, nothing is said."""
+def test_momentum_is_dated_by_the_second_pass(finished: dict[str, Path], tmp_path: Path) -> None:
+    """Not by the kernel at one step. Without the second pass, as in old runs, there are no dates."""
     copy = shutil.copytree(finished["two classes"], tmp_path / "remembering")
     (copy / "retraced.csv").write_text("step\n")
     seal(copy)
@@ -177,83 +179,75 @@ def test_what_a_memory_did_is_dated_by_what_the_second_pass_saw(finished: dict[s
     np.testing.assert_array_equal([place[k] for k in range(parts.shape[2])], seen[2, 0])
 
 
-# The sentence says what the numbers say, in every case.
-
-
-def results(**errors: float | None) -> list[Result]:
-    return [Result("query", name, relative_error=error, floor=1e-13, max_error=error) for name, error in errors.items()]
+# The sentence agrees with the numbers in every case.
 
 
 def on(split: str, errors: Mapping[str, float | None], floor: float = 1e-13, note: str = "") -> list[Result]:
     return [Result(split, name, "", error, floor, error, note=note) for name, error in errors.items()]
 
 
+EXACT = "The secant kernel machine reproduces the trained network to rounding"
+UNMOVED = "Training moved the network by no more than rounding, so there is nothing to reproduce."
+
+
 @pytest.mark.parametrize(
-    ("ladder", "expected"),
+    ("errors", "expected"),
     [
         (
-            results(secant=4e-15, left=0.12, frozen_start=0.3),
-            "The secant kernel machine reproduces the trained network to rounding (4e-15); "
-            "the textbook sum misses by 12 %, the frozen kernel by 30 %.",
+            {"secant": 4e-15, "left": 0.12, "frozen_start": 0.3},
+            f"{EXACT} (4e-15); the textbook sum misses by 12 %, the frozen kernel by 30 %.",
         ),
+        ({"secant": 4e-15}, f"{EXACT} (4e-15)."),
         (
-            results(secant=4e-15),
-            "The secant kernel machine reproduces the trained network to rounding (4e-15).",
-        ),
-        (
-            results(left=0.12, frozen_start=0.3),
+            {"left": 0.12, "frozen_start": 0.3},
             "The textbook sum misses the trained network by 12 %, the frozen kernel by 30 %.",
         ),
         (
-            results(secant=2e-9, left=0.12),
+            {"secant": 2e-9, "left": 0.12},
             "The secant kernel machine misses the trained network by 2e-9, the textbook sum by 12 %; "
             "rounding explains no more than 1e-12 of the secant's miss.",
         ),
         (
-            results(secant=4e-15, left=3e-14, frozen_start=40.0),
+            {"secant": 4e-15, "left": 3e-14, "frozen_start": 40.0},
             "The secant kernel machine and the textbook sum reproduce the trained network to rounding (4e-15, 3e-14); "
             "the frozen kernel misses by 40 times what was learned.",
         ),
         (
-            results(secant=4e-15, left=math.inf, frozen_start=None),
-            "The secant kernel machine reproduces the trained network to rounding (4e-15); "
-            "the textbook sum is not finite.",
+            {"secant": 4e-15, "left": math.inf, "frozen_start": None},
+            f"{EXACT} (4e-15); the textbook sum is not finite.",
         ),
-        (
-            results(secant=math.nan, left=math.nan),
-            "The secant kernel machine and the textbook sum are not finite.",
-        ),
+        ({"secant": math.nan, "left": math.nan}, "The secant kernel machine and the textbook sum are not finite."),
+        ({}, "No kernel machine was compared with the trained network."),
+    ],
+)
+def test_a_sentence_states_the_errors(errors: dict[str, float | None], expected: str) -> None:
+    assert ladder_sentence(on("query", errors)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ladder", "expected"),
+    [
         (
             on("query", {"secant": math.nan, "left": math.nan}, floor=math.nan),
             "The trained network is not finite, so no kernel machine can be compared with it.",
         ),
-        (
-            [Result("query", "secant", max_error=0.0)],
-            "Training moved the network by no more than rounding, so there is nothing to reproduce.",
-        ),
-        (
-            on("query", {"secant": 0.2}, floor=3.0),  # rounding explains whatever is measured
-            "Training moved the network by no more than rounding, so there is nothing to reproduce.",
-        ),
+        ([Result("query", "secant", max_error=0.0)], UNMOVED),
+        (on("query", {"secant": 0.2}, floor=3.0), UNMOVED),
         (
             [Result("query", "left", note="path.rule lists no rule")],
             "No kernel machine was compared with the trained network: path.rule lists no rule.",
         ),
-        ([], "No kernel machine was compared with the trained network."),
+        (on("query", {"secant": 3e-6}, floor=2e-5), f"{EXACT} (3e-6)."),  # single precision
     ],
 )
-def test_what_the_ladder_means(ladder: list[Result], expected: str) -> None:
+def test_a_sentence_accounts_for_the_floor(ladder: list[Result], expected: str) -> None:
     assert ladder_sentence(ladder) == expected
 
 
-def test_single_precision_is_judged_by_its_own_floor() -> None:
-    ladder = [Result("query", "secant", relative_error=3e-6, floor=2e-5), Result("query", "left", relative_error=0.12)]
-    assert ladder_sentence(ladder).startswith(
-        "The secant kernel machine reproduces the trained network to rounding (3e-6);"
-    )
-
-
 GOOD = {"secant": 4e-15, "left": 0.1}
+
+
+SECANT = "the secant kernel machine reproduces the trained network to rounding"
 
 
 @pytest.mark.parametrize(
@@ -261,18 +255,16 @@ GOOD = {"secant": 4e-15, "left": 0.1}
     [
         (
             on("train", GOOD) + on("test", {"secant": 5e-15, "left": 0.05}),
-            "On both splits the secant kernel machine reproduces the trained network to rounding (5e-15); "
-            "the textbook sum misses by up to 10 %.",
+            f"On both splits {SECANT} (5e-15); the textbook sum misses by up to 10 %.",
         ),
         (
             on("train", GOOD) + on("query", GOOD | {"secant": math.nan}) + on("test", GOOD),
-            "On train and test the secant kernel machine reproduces the trained network to rounding (4e-15); "
-            "on all 3 splits the textbook sum misses by up to 10 %; the secant kernel machine is not finite on query.",
+            f"On train and test {SECANT} (4e-15); on all 3 splits the textbook sum misses by up to 10 %; "
+            "the secant kernel machine is not finite on query.",
         ),
         (
-            on("train", GOOD) + on("test", {"left": 0.2}),  # the secant's rung is missing on one split
-            "On train the secant kernel machine reproduces the trained network to rounding (4e-15); "
-            "on both splits the textbook sum misses by up to 20 %.",
+            on("train", GOOD) + on("test", {"left": 0.2}),
+            f"On train {SECANT} (4e-15); on both splits the textbook sum misses by up to 20 %.",
         ),
         (
             on("train", {"secant": 1e-3}, floor=1e-2) + on("test", {"secant": 1e-9}, floor=1e-13),
@@ -281,27 +273,24 @@ GOOD = {"secant": 4e-15, "left": 0.1}
         ),
         (
             on("train", GOOD, note="at 22 of 128 points") + on("test", GOOD | {"frozen_start": 0.3}),
-            "On both splits, on 1 of them at 22 of 128 points, the secant kernel machine reproduces the trained "
-            "network to rounding (4e-15); the textbook sum misses by up to 10 %; on test the frozen kernel misses by "
-            "30 %.",
+            f"On both splits, on 1 of them at 22 of 128 points, {SECANT} (4e-15); "
+            "the textbook sum misses by up to 10 %; on test the frozen kernel misses by 30 %.",
         ),
         (
             on("query", {"secant": 4e-15}, note="at 22 of 128 points") + on("query", {"frozen_start": 0.3}),
-            "At 22 of 128 points the secant kernel machine reproduces the trained network to rounding (4e-15); "
-            "at all points the frozen kernel misses by 30 %.",
+            f"At 22 of 128 points {SECANT} (4e-15); at all points the frozen kernel misses by 30 %.",
         ),
         (
             on("train", GOOD) + on("test", dict.fromkeys(GOOD, math.nan), floor=math.nan),
-            "On train the secant kernel machine reproduces the trained network to rounding (4e-15); "
-            "the textbook sum misses by 10 %; the trained network is not finite on test.",
+            f"On train {SECANT} (4e-15); the textbook sum misses by 10 %; the trained network is not finite on test.",
         ),
         (
             on("train", {"secant": None}) + on("test", {"secant": 4e-15, "rbf_identity": 1e-15}),
-            "On test the secant kernel machine reproduces the trained network to rounding (4e-15).",
+            f"On test {SECANT} (4e-15).",
         ),
     ],
 )
-def test_every_split_is_spoken_of(ladder: list[Result], expected: str) -> None:
+def test_a_sentence_covers_every_split(ladder: list[Result], expected: str) -> None:
     assert ladder_sentence(ladder) == expected
 
 
@@ -316,8 +305,8 @@ ROWS = st.builds(
 
 
 @given(st.lists(ROWS, max_size=9, unique_by=lambda row: (row.split, row.machine)))
-def test_whatever_is_in_the_table_is_in_the_sentence(ladder: list[Result]) -> None:
-    """No machine is said to be the network on every split if any of its rows says otherwise."""
+def test_the_sentence_agrees_with_the_table(ladder: list[Result]) -> None:
+    """The sentence calls a machine exact on every split only if all its rows are exact."""
     said, splits = ladder_sentence(ladder), {row.split for row in ladder}
     rows = {row.split: likeness(row) for row in ladder if row.machine == "secant"}
     all_exact = bool(rows) and set(rows.values()) == {Likeness.EXACT} and rows.keys() == splits
@@ -327,7 +316,7 @@ def test_whatever_is_in_the_table_is_in_the_sentence(ladder: list[Result]) -> No
     assert Likeness.BROKEN not in rows.values() or "not finite" in said
 
 
-# Tables are aligned, whatever is in them.
+# Tables are aligned.
 
 
 WORD = st.text("abc μ", min_size=1, max_size=9).map(str.strip).filter(bool)
@@ -342,42 +331,29 @@ def test_columns_begin_and_end_together(rows: list[tuple[str, str]]) -> None:
         assert line.endswith("  " + number)
 
 
-@given(st.floats(-1e300, 1e300))
-def test_short_numbers_are_near(number: float) -> None:
-    # half a unit of the only digit is 50 % of 1 at most; a number below the least normal one has no digits to keep
+@given(st.floats(-1e300, 1e300), st.floats(1e-3, 9999))
+def test_short_numbers_are_near(number: float, ordinary: float) -> None:
+    # half a unit of the only digit is at most 50 % of 1; a number below the least normal one has no digits to keep
     assert float(short(number)) == pytest.approx(number, rel=0.5, abs=3e-308)
+    assert float(short(ordinary)) == pytest.approx(ordinary, rel=0.0051)  # three digits
 
 
-@given(st.floats(1e-3, 9999))
-def test_ordinary_numbers_keep_three_digits(number: float) -> None:
-    assert float(short(number)) == pytest.approx(number, rel=0.0051)
-
-
-def ladder() -> list[Result]:
-    rows = product(("train", "query", "test"), ("secant", "left"))
+def test_the_table_of_kernel_machines_has_notes_below_and_seconds_if_known() -> None:
     errors = {"secant": 4e-15, "left": 0.12}
-    found = [
-        Result(split, name, "n=1" if name == "secant" else "", errors[name], agreement=1.0) for split, name in rows
+    rows = [
+        Result(split, name, "n=1" if name == "secant" else "", errors[name], agreement=1.0)
+        for split, name in product(("train", "query", "test"), errors)
     ]
-    return [*found, *(Result(split, "nngp", note="no limit") for split in ("train", "query", "test"))]
-
-
-def test_the_ladder_has_a_line_per_machine_and_notes_below() -> None:
-    assert format_ladder(ladder()) == "\n".join(
-        [
-            "machine  detail  train  query   test  agreement (query)  R²",
-            "secant   n=1     4e-15  4e-15  4e-15                  1   –",
-            "left              0.12   0.12   0.12                  1   –",
-            "",
-            "nngp: no limit",
-        ]
-    )
-
-
-def test_seconds_stand_beside_it_when_they_are_known() -> None:
-    header, secant, left, *_ = format_ladder(ladder(), {"secant": 1.5}).split("\n")
-    assert header.split()[-1] == "seconds"
-    assert (secant.split()[-1], left.split()[-1]) == ("1.5", "–")
+    rows += [Result(split, "nngp", note="no limit") for split in ("train", "query", "test")]
+    assert format_ladder(rows).split("\n") == [
+        "machine  detail  train  query   test  agreement (query)  R²",
+        "secant   n=1     4e-15  4e-15  4e-15                  1   –",
+        "left              0.12   0.12   0.12                  1   –",
+        "",
+        "nngp: no limit",
+    ]
+    ends = [line.split()[-1] for line in format_ladder(rows, {"secant": 1.5}).split("\n")[:3]]
+    assert ends == ["seconds", "1.5", "–"]
 
 
 @pytest.mark.parametrize("rows", [[], [Result("train", "secant", relative_error=math.nan)]])

@@ -1,14 +1,16 @@
-"""A log has every number of metrics.csv, each step once, also of a run that was broken off."""
+"""A log has every number of metrics.csv, each step once, even if the run was interrupted and resumed."""
 
 from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -25,15 +27,15 @@ from tests.run.small import small
 
 FLOAT32 = 2.0**-23  # TensorBoard keeps single precision: the rounding of one number
 
-# --- The log of rows that are made up: the first attempt is broken off after step 3, its checkpoint is of step 2.
+# --- The log of made-up rows. The first attempt is interrupted after step 3, and its checkpoint is of step 2.
 
 CONFIG = {"model": {"width": 8}, "seed": 0}
-ROWS: list[Row] = [{"step": k, "loss": 0.5**k, "drift": None if k % 2 else 0.1 * k} for k in range(7)]
+ROWS: list[Row] = [{"step": k, "loss": 0.5**k, "kernel_change": None if k % 2 else 0.1 * k} for k in range(7)]
 LADDER = [Result("query", "secant", relative_error=1e-12), Result("query", "left")]
 
 
 def points(rows: Iterable[Row]) -> list[Point]:
-    """Every number of these rows, by its step."""
+    """Return the numbers of some rows with their steps."""
     of_all = [
         (int(row["step"] or 0), metric_name(name), v) for row in rows for name, v in row.items() if name != "step"
     ]
@@ -52,7 +54,7 @@ class Heard(Silent):
 
 
 def broken_off(name: str, folder: Path) -> str:
-    """The key of the log of the first attempt."""
+    """Log the first attempt. Return the key of the log."""
     with suppress(KeyboardInterrupt), open_log(name, folder, CONFIG, None, (), Silent()) as log:
         for row in ROWS[:4]:
             log.write_row(row)
@@ -61,7 +63,7 @@ def broken_off(name: str, folder: Path) -> str:
 
 
 def resumed(name: str, folder: Path, key: str | None) -> Heard:
-    """What is said while the second attempt is logged."""
+    """Log the second attempt. Return its warnings."""
     heard = Heard()
     with open_log(name, folder, CONFIG, key, ROWS[:3], heard) as log:
         for row in ROWS[3:]:
@@ -84,7 +86,7 @@ def test_a_service_has_each_step_once(name: str, first: bool, tmp_path: Path, mo
 
 
 def test_tensorboard_has_each_step_once(tmp_path: Path) -> None:
-    """Also one that reads the run since before it was broken off."""
+    """A reader that has followed the run since its first attempt has them too."""
     key = broken_off("tensorboard", tmp_path)
     events = EventAccumulator(str(tmp_path / PLACE), {"scalars": 0})
     events.Reload()
@@ -108,25 +110,43 @@ def test_a_log_that_fails_is_said_once_and_raises_nothing(
 
 
 def test_a_log_that_cannot_begin_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, "mlflow")
-    monkeypatch.setattr(Service, "add", lambda *_: 1 / 0)
-    with pytest.raises(WrongArgument, match=r"^log=mlflow cannot begin: division by zero$"):
+    stand_in(monkeypatch, "mlflow").refuses = True
+    with pytest.raises(WrongArgument, match=r"^log=mlflow cannot begin: no such project$"):
         resumed("mlflow", tmp_path, None)
 
 
+MISSING = {"--log=mlflow": "--log=mlflow needs mlflow", "--tensorboard": "tensorboard"}
+
+
+@pytest.mark.parametrize("option", MISSING)
 @pytest.mark.parametrize("command", ["train", "sweep", "resume"])
-def test_a_missing_package_is_missed_before_anything_runs(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_missing_package_is_refused_before_anything_runs(
+    command: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ntkexp.report.live_log.find_spec", lambda name: None)
-    assert run([command, *(["here"] if command == "resume" else []), "--log=mlflow"]) == 2
-    said = capfd.readouterr().err
-    assert said == "ntkexp: --log=mlflow needs mlflow, which is not installed: pip install 'ntkexp[mlflow]'\n"
+    name = option.removeprefix("--").rpartition("=")[2]
+    monkeypatch.setattr(sys, "meta_path", [Without(finder, name) for finder in sys.meta_path])
+    for module in [each for each in sys.modules if each.partition(".")[0] == name]:
+        monkeypatch.delitem(sys.modules, module)
+    assert run([command, *(["here"] if command == "resume" else []), option]) == 2
+    error = capfd.readouterr().err
+    assert MISSING[option] in error
+    assert error.endswith(f"pip install 'ntkexp[{name}]'\n")
+    assert error.count("\n") == 1
     assert not os.listdir(tmp_path)
 
 
-# --- The packages themselves, where they are installed.
+class Without:
+    """A finder of modules that does not find one package."""
+
+    def __init__(self, finder: Any, name: str) -> None:
+        self.finder, self.name = finder, name
+
+    def find_spec(self, name: str, *about: object) -> Any:
+        return None if name == self.name else self.finder.find_spec(name, *about)
+
+
+# --- The packages, if they are installed.
 
 CLIENT = (
     *("get_experiment_by_name", "create_experiment", "create_run", "update_run", "get_metric_history", "log_batch"),
@@ -136,7 +156,7 @@ USED = {"wandb": ("init", "Run.log", "Run.finish"), "mlflow": tuple(f"MlflowClie
 
 
 def signature(package: ModuleType, path: str) -> dict[str, tuple[object, object]]:
-    """The kind and default of each argument of a function of a package, by its name."""
+    """Return the kind and default of each argument of a function of a package."""
     found: object = package
     for name in path.split("."):
         found = getattr(found, name)
@@ -174,7 +194,7 @@ def test_mlflow_itself_has_each_step_once(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.others
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_itself_takes_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offline, where it has no runs to continue: into a file that is its own affair."""
+    """Offline, wandb cannot resume runs, and writes a file."""
     import wandb  # noqa: PLC0415  dev leaves it out
 
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -199,7 +219,7 @@ LEFT = ("path.rule=[left]", "ladder.machine=[left]", "checkpoint_seconds=0")
 
 
 class BrokenOff(Silent):
-    """Progress that is interrupted after the second step, whose numbers are logged and which no checkpoint has."""
+    """Progress that is interrupted after the second step, which is logged but has no checkpoint."""
 
     def step(self, done: int, note: str = "") -> None:
         if done == 2:

@@ -1,4 +1,4 @@
-"""Pictures: every kind of run can be drawn, with the same bytes each time and text that is text."""
+"""Pictures: every kind of run can be drawn, with the same bytes each time, and titles that agree with the numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ntkexp.report.loaded_run import load_run
 from ntkexp.report.material import sweep_extent, tabulate_points
 from ntkexp.report.page.picture import inline
 from ntkexp.report.plots.examples import image, pixel_axes
-from ntkexp.report.plots.figures import loss_and_drift, spectrum
+from ntkexp.report.plots.figures import loss_and_kernel_change, spectrum
 from ntkexp.report.plots.figures.time_profile import profile
 from ntkexp.report.plots.rendering import svg
 from ntkexp.report.plots.run_plots import gallery, save
@@ -44,12 +44,12 @@ from tests.report.synthetic import write_sweep
 
 PICTURES = dict(gallery())
 ALL = set(PICTURES)
-OF_A_NETWORK = {"predictions", "contributions", "ladder", "time_profile"}  # what a diverged run does not have
+OF_A_NETWORK = {"predictions", "contributions", "ladder", "time_profile"}  # a diverged run has none of them
 
-OF_TRAINING = {"path_kernel", "gradients"}  # what a run does not have that reads no training examples
-OF_PHASES = {"tasks"}  # which none of these runs has; tests/run/test_sequence.py draws it
+OF_TRAINING = {"path_kernel", "gradients"}  # a run that reads no training examples has none of them
+OF_PHASES = {"tasks"}  # none of these runs has it; tests/run/test_sequence.py draws it
 
-DRAWN = [  # every picture of two kinds, every kind in a picture or two, and both that do not apply
+DRAWN = [  # fast: each picture for two kinds, including pictures that do not apply
     pytest.param(name, kind, marks=() if (column - row) % len(PROBLEMS) in {3, 5} else pytest.mark.slow)
     for (row, name), (column, kind) in product(enumerate(PICTURES), enumerate(PROBLEMS))
 ]
@@ -68,7 +68,7 @@ def test_every_picture_fits_its_page_or_does_not_apply(finished: dict[str, Path]
 
 
 def assert_inside(figure: Figure) -> None:
-    """No text is cut off by the edge of the picture."""
+    """Assert that the edge of the picture cuts no text off."""
     figure.draw_without_rendering()
     page = figure.get_window_extent()
     tight = figure.get_tightbbox().transformed(figure.dpi_scale_trans)
@@ -80,7 +80,7 @@ def assert_inside(figure: Figure) -> None:
 
 
 def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None:
-    """Those that its folder holds, with their numbers; another name, or nothing to draw, is one line."""
+    """The axes of its pictures, with their numbers. Another name, or nothing to draw, is one line."""
     run = load_run(finished["two classes"])
     ladder = run.plot.ladder()
     assert not isinstance(ladder, list)
@@ -94,8 +94,8 @@ def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None
         run.plot.tasks()
 
 
-def test_points_and_bars_say_their_values() -> None:
-    """Where the pointer rests: by the names of ticks, or by what the axes measure; curves without dots say nothing."""
+def test_points_and_bars_have_tooltips() -> None:
+    """The tooltip has the names of ticks, or the labels of axes. Curves without dots have no tooltip."""
     figure = Figure(layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     above.plot([1, 2], [0.5, 0.25], "o-")
@@ -109,7 +109,7 @@ def test_points_and_bars_say_their_values() -> None:
         *("step 1, loss 0.5", "step 2, loss 0.25"),
         *("step 1.5, &lt;cat&gt;", "step -2, dog"),
     ]
-    inline(drawing, "a", "title")  # a page takes it
+    inline(drawing, "a", "title")  # a page accepts it
 
 
 @pytest.mark.slow
@@ -140,29 +140,21 @@ def test_the_picture_of_a_law_has_room_for_its_words() -> None:
     assert label.height <= figure.axes[0].get_window_extent().height
 
 
-PLACES = st.lists(st.floats(0, 1), min_size=1, max_size=6).map(np.array)
-
-
-@given(PLACES)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6).map(np.array))
 def test_labels_keep_their_order_and_their_distance(places: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-    order = np.argsort(places, kind="stable")
-    found = spread(places, 0.1)[order]
+    apart = spread(places, 0.1)
+    found = apart[np.argsort(places, kind="stable")]
     assert (np.diff(found) >= 0.1 - 1e-9).all()  # sums of a few tenths, rounded
     assert found.min() >= 0
     assert found.max() <= 1 + 1e-9
-
-
-@given(PLACES)
-def test_labels_that_have_room_stay(places: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
-    apart = spread(places, 0.1)
-    np.testing.assert_allclose(spread(apart, 0.1), apart, atol=1e-9)
+    np.testing.assert_allclose(spread(apart, 0.1), apart, atol=1e-9)  # labels that do not overlap stay
 
 
 @given(st.lists(st.tuples(st.floats(1e-3, 1), st.floats(1e-3, 1)), min_size=1, max_size=20))
 def test_tenths_make_a_whole(steps: list[tuple[float, float]]) -> None:
     length, mass = np.array(steps).T
     assert profile(length, mass).sum() == pytest.approx(1)
-    np.testing.assert_allclose(profile(length, length), 0.1)  # what is made evenly is found evenly
+    np.testing.assert_allclose(profile(length, length), 0.1)  # an even mass is found even
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (1, 5, 9), (1, 200, 200)])
@@ -177,7 +169,7 @@ def test_images_stand_on_whole_pixels(shape: tuple[int, int, int]) -> None:
     np.testing.assert_allclose([box.x0, box.y0, box.width, box.height], [12, 20, times * wide, times * tall], atol=1e-9)
 
 
-# Titles of pictures and lines of tables on numbers made to contradict them.
+# Titles of pictures and notes of tables.
 
 
 def run(**metrics: Sequence[float]) -> Run:
@@ -186,60 +178,65 @@ def run(**metrics: Sequence[float]) -> Run:
 
 
 NAN = math.nan
+LEVELS = pd.DataFrame({"width": [64, 8, 8, 16], "left.test": [NAN, 0.4, 0.1, 0.5]})
+COURSES = {
+    "width 8": run(kernel_change=[0, 0.5]),
+    "width 16": run(kernel_change=[0, 0.2]),
+    "width 32": run(kernel_change=[0.1, NAN]),
+}
+WIDTHS = {9: "done", 1: "done", 0: "failed"}
+UNSORTED = Sweep(
+    path=Path(),
+    name="width",
+    command="",
+    axes={"width": (9, 1, 20)},
+    seeds=(0,),
+    base=(),
+    fits=(),
+    runs=tuple(SweepRun(folder=Path("run"), axes={"width": w}, seed=0, state=WIDTHS[w]) for w in WIDTHS),
+)
 
 
 @pytest.mark.parametrize(
-    ("measured", "expected"),
+    ("title", "expected"),
     [
-        (run(loss=[1.0, 0.5], drift=[0.0, 0.1]), "The kernel moves by 10 % while the loss falls 2-fold"),
         (
-            run(loss=[1.0, 0.5, 0.5], drift=[0.0, 0.1, NAN]),
+            loss_and_kernel_change.answer(run(loss=[1.0, 0.5], kernel_change=[0.0, 0.1])),
+            "The kernel moves by 10 % while the loss falls 2-fold",
+        ),
+        (
+            loss_and_kernel_change.answer(run(loss=[1.0, 0.5, 0.5], kernel_change=[0.0, 0.1, NAN])),
             "The kernel moves by 10 % until step 1, where it is last a number, while the loss falls 2-fold",
         ),
-        (run(loss=[1.0, NAN, 0.5], drift=[0.0, 0.0, 0.0]), "Training diverges: at step 1 the loss is not a number"),
+        (
+            loss_and_kernel_change.answer(run(loss=[1.0, NAN, 0.5], kernel_change=[0.0, 0.0, 0.0])),
+            "Training diverges: at step 1 the loss is not a number",
+        ),
+        (spectrum.answer(np.array([1.0, 9.0, 1.0]), np.array([])), "goes from 1 to 1, through 9"),
+        (courses_title(COURSES), "at width 8, and 20 % at width 16; 1 of 3 runs end in no number"),
+        (
+            errors_title(LEVELS, "width", {"left": "left.test"}, [64, 8, 16]),
+            "The error of left goes from 0.2 at width=8 to 0.5 at 16 (geometric means, 3 of 4 runs)",
+        ),
+        (sweep_extent(UNSORTED), "width 3 values from 1 to 20; 2 of 3 runs done"),
     ],
 )
-def test_what_ends_in_no_number_is_not_said_to_end(measured: Run, expected: str) -> None:
-    assert loss_and_drift.answer(measured) == expected
+def test_titles_agree_with_numbers_that_contradict_the_usual_ones(title: str, expected: str) -> None:
+    assert expected in title
 
 
-def test_an_eigenvalue_that_comes_back_did_not_stay() -> None:
-    assert "goes from 1 to 1, through 9" in spectrum.answer(np.array([1.0, 9.0, 1.0]), np.array([]))
+NOTED = [Result("query", "left", "", NAN, 1e-13, NAN, note="odd"), Result("test", "left", note="none here")]
+AT_SOME = [Result(split, "left", note=at_points(2, 9)) for split in ("train", "test")]
 
 
-def test_a_point_without_an_end_is_counted() -> None:
-    lines = {"width 8": run(drift=[0, 0.5]), "width 16": run(drift=[0, 0.2]), "width 32": run(drift=[0.1, NAN])}
-    assert courses_title(lines).endswith("at width 8, and 20 % at width 16; 1 of 3 runs end in no number")
-
-
-def test_an_axis_is_named_where_it_has_numbers() -> None:
-    """Its first level has none, and its levels are not in order."""
-    table = pd.DataFrame({"width": [64, 8, 8, 16], "left.test": [NAN, 0.4, 0.1, 0.5]})
-    said = errors_title(table, "width", {"left": "left.test"}, [64, 8, 16])
-    assert said == "The error of left goes from 0.2 at width=8 to 0.5 at 16 (geometric means, 3 of 4 runs)"
-
-
-def test_an_axis_that_is_not_sorted_has_both_its_ends_named() -> None:
-    widths = {9: "done", 1: "done", 0: "failed"}
-    runs = [SweepRun(folder=Path("run"), axes={"width": width}, seed=0, state=widths[width]) for width in widths]
-    axes: dict[str, tuple[int, ...]] = {"width": (9, 1, 20)}
-    sweep = Sweep(path=Path(), name="width", command="", axes=axes, seeds=(0,), base=(), fits=(), runs=tuple(runs))
-    assert sweep_extent(sweep) == "width 3 values from 1 to 20; 2 of 3 runs done"
-
-
-def test_what_was_measured_and_is_no_number_is_told_from_what_was_not_measured() -> None:
-    ladder = [Result("query", "left", "", NAN, 1e-13, NAN, note="odd"), Result("test", "left", note="none here")]
-    assert "nan     –" in format_ladder(ladder)
-    assert ladder_notes(ladder) == ["left (query): odd", "left (test): none here"]
-
-
-def test_points_of_all_splits_are_counted_together() -> None:
-    ladder = [Result(split, "left", note=at_points(2, 9)) for split in ("train", "test")]
-    assert ladder_notes(ladder) == ["left: at 4 of 18 points"]
+def test_notes_of_a_table_distinguish_nan_from_missing_and_add_up_points() -> None:
+    assert "nan     –" in format_ladder(NOTED)
+    assert ladder_notes(NOTED) == ["left (query): odd", "left (test): none here"]
+    assert ladder_notes(AT_SOME) == ["left: at 4 of 18 points"]
 
 
 def row(networks: str, process: str, mean: float, chance: float) -> Comparison:
-    """Networks compared with a process."""
+    """Return a comparison of networks with a process."""
     return Comparison(networks, process, 9, mean, 1.0, 3.0, 5, 8, 1.5, chance)
 
 
@@ -260,7 +257,7 @@ NTK, NNGP = "the NTK process", "the NNGP process"
         ),
     ],
 )
-def test_an_ensemble_is_said_to_follow_what_it_could_be_drawn_from(chances: tuple[float, float], expected: str) -> None:
+def test_an_ensemble_follows_the_process_it_could_be_drawn_from(chances: tuple[float, float], expected: str) -> None:
     one, other = zip(("ntk", "nngp"), chances, strict=True)
     kinds = {"all layers": (one, other), "readout": (("nngp", 0.5), ("ntk", 0.5))}
     table = [row(name, process, 0.81, chance) for name, rows in kinds.items() for process, chance in rows]
@@ -269,8 +266,8 @@ def test_an_ensemble_is_said_to_follow_what_it_could_be_drawn_from(chances: tupl
     assert f"; where the readout alone learns, they could be draws of {NNGP} (off) or {NTK} (off)" in said
 
 
-def test_a_mean_says_of_how_many_runs_it_is(tmp_path: Path) -> None:
-    """One run of the first point failed, and one of the second has no kernel that moved."""
+def test_a_mean_has_its_number_of_runs(tmp_path: Path) -> None:
+    """A run of the first point failed, and a run of the second has no kernel change."""
     record = write_sweep(tmp_path, failed=[0])
     metrics = sorted((tmp_path / "runs").glob("mlp-w64-*"))[0] / "metrics.csv"
     sweep, runs = read_sweep(record), {}
@@ -278,5 +275,5 @@ def test_a_mean_says_of_how_many_runs_it_is(tmp_path: Path) -> None:
         if place.state == "done":
             runs[place.folder] = load_tables(place.folder)
     (found,) = (run for run in runs.values() if run.path == metrics.parent)
-    runs[found.path] = replace(found, metrics=found.metrics.drop(columns="drift"))
+    runs[found.path] = replace(found, metrics=found.metrics.drop(columns="kernel_change"))
     assert tabulate_points(analyse(sweep, runs))["runs"].tolist() == ["2", "2 to 3", "3", "3"]

@@ -81,7 +81,7 @@ DAMAGE = {
 def test_a_damaged_run_is_one_line(finished: dict[str, Path], tmp_path: Path, name: str, declared: bool) -> None:
     copy = shutil.copytree(finished["regression"], tmp_path / "run")
     (copy / name).write_bytes(DAMAGE[name])
-    if declared:  # as if the damage had been there before the sizes were taken
+    if declared:  # the damage was there before the seal
         RunFolder(copy).finish(["config.json", "metrics.csv", "results.csv", "kernels.zarr"])
         (copy / name).write_bytes(DAMAGE[name])
     with pytest.raises(Mistake, match=rf"^[^\n]*{copy}[^\n]*$"):
@@ -92,7 +92,7 @@ SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in ran
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_read_is_what_was_written(finished: dict[str, Path], tmp_path: Path, seed: int) -> None:
+def test_a_damaged_run_is_read_as_written_or_refused(finished: dict[str, Path], tmp_path: Path, seed: int) -> None:
     copy, right = Path(shutil.copytree(finished["regression"], tmp_path / "run")), load_run(finished["regression"])
     done = damage(Random(seed), copy, finished["two classes"])
     try:
@@ -125,7 +125,7 @@ def test_an_unfinished_run_is_refused_but_can_be_read_by_its_writer(finished: di
     assert len(read_run(copy).metrics) == 61
 
 
-def test_runs_that_cannot_be_read_do_not_stand_in_the_way(finished: dict[str, Path], tmp_path: Path) -> None:
+def test_unreadable_runs_do_not_hide_others(finished: dict[str, Path], tmp_path: Path) -> None:
     run, mistake = load_runs([finished["regression"], tmp_path])
     assert isinstance(run, Run)
     assert run.path == finished["regression"]
@@ -133,33 +133,32 @@ def test_runs_that_cannot_be_read_do_not_stand_in_the_way(finished: dict[str, Pa
     assert str(tmp_path) in str(mistake)
 
 
-def test_reading_needs_no_torch_and_a_table_no_matplotlib() -> None:
-    code = "import sys, ntkexp.report.run, ntkexp.report.run, ntkexp.report.sentence; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "matplotlib"} & set(modules)
+RECORDS = [module.name for module in walk_packages(records.__path__, "ntkexp.records.")]
 
 
-def test_writing_needs_neither_torch_nor_pandas() -> None:
-    names = [module.name for module in walk_packages(records.__path__, "ntkexp.records.")]
-    code = "import sys\n" + "".join(f"import {name}\n" for name in names) + "print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "pandas", "matplotlib"} & set(modules)
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        ("import ntkexp.report.run, ntkexp.report.sentence", {"torch", "matplotlib"}),
+        (f"import {', '.join(RECORDS)}", {"torch", "pandas", "matplotlib"}),
+        ("from ntkexp.report.plots.run_plots import gallery; list(gallery())", {"torch"}),
+    ],
+    ids=["reading", "writing", "drawing"],
+)
+def test_records_and_reports_import_no_more_than_they_need(program: str, absent: set[str]) -> None:
+    command = [sys.executable, "-c", f"import sys; {program}; print(*sys.modules)"]
+    modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert not absent & set(modules)
 
 
-def test_drawing_needs_no_torch() -> None:
-    code = "import sys; from ntkexp.report.plots.run_plots import gallery; list(gallery()); print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "torch" not in modules
-
-
-# What is said of many runs counts all of them.
+# Sentences about many runs count all of them.
 
 
 Errors: TypeAlias = Mapping[str, float | None]
 
 
 def run_of(train: Errors, test: Errors | None = None, floor: float = 1e-13, controls: tuple[str, ...] = ()) -> Run:
-    """A run with these errors; on the test split the same, if nothing else is said."""
+    """Return a run with these errors. The test split has the errors of the training split by default."""
     both = {"train": train, "test": train if test is None else test}
     ladder = tuple(
         Result(split, name, "", error, floor, error, control=name in controls)
@@ -208,29 +207,26 @@ EXACT, OFF = {"secant": 4e-15}, {"secant": 0.3}
         ),
     ],
 )
-def test_every_run_is_spoken_of(runs: list[Run], expected: str) -> None:
+def test_a_sentence_covers_every_run(runs: list[Run], expected: str) -> None:
     assert what_came_out(runs) == f"The secant kernel machine {expected}"
 
 
-def test_no_run_and_no_machine_are_spoken_of_too() -> None:
+def test_runs_without_kernel_machines_have_a_sentence() -> None:
     assert what_came_out([run_of({}), run_of({})]) == "No kernel machine was compared with any of 2 trained networks."
+
+
+LINEAR = {"left": 0.3, "linearised": 0.2}
 
 
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
+        ([run_of({"left": 0.1, "linearised": 0.2, "mine": 1e-15}, controls=("mine",))], "to the network is left"),
+        ([run_of({"secant": 4e-15, "gauss": 5e-15, "left": 0.1})], "to the network are secant and gauss"),
+        ([run_of(LINEAR | {"left": 0.1}), *[run_of(LINEAR)] * 2], "to the network is linearised in 2 of 3 runs"),
         (
-            [run_of({"left": 0.1, "linearised": 0.2, "mine": 1e-15}, controls=("mine",))],
-            "Nearest to the network is left",
-        ),
-        ([run_of({"secant": 4e-15, "gauss": 5e-15, "left": 0.1})], "Nearest to the network are secant and gauss"),
-        (
-            [run_of({"left": 0.1, "linearised": 0.2}), *[run_of({"left": 0.3, "linearised": 0.2})] * 2],
-            "Nearest to the network is linearised in 2 of 3 runs",
-        ),
-        (
-            [run_of({"left": math.nan, "linearised": 0.2}), run_of({"left": 0.1})],
-            "Nearest to the network are linearised and left in 1 of 2 runs",
+            [run_of(LINEAR | {"left": math.nan}), run_of({"left": 0.1})],
+            "to the network are linearised and left in 1 of 2 runs",
         ),
         (
             [run_of({"left": math.inf, "mine": 0.1}, controls=("mine",))],
@@ -241,17 +237,18 @@ def test_no_run_and_no_machine_are_spoken_of_too() -> None:
 def test_the_nearest_machine_is_one_that_knows_the_network(runs: list[Run], expected: str) -> None:
     picture = strip(runs)
     assert picture is not None
-    assert picture.figure.get_suptitle().replace("\n", " ").startswith(expected)
+    title = picture.figure.get_suptitle().replace("\n", " ")
+    assert title.startswith(expected if expected[0] == "N" else f"Nearest {expected}")
 
 
-def test_what_is_no_number_is_counted_beside_its_row() -> None:
+def test_errors_that_are_no_numbers_are_counted_in_their_row() -> None:
     picture = strip([run_of({"left": math.nan}), run_of({"left": 0.1}), run_of({"left": 0.3})])
     assert picture is not None
     assert "0.2, worst 0.3; 1 not finite" in [text.get_text() for text in picture.figure.axes[0].texts]
     assert strip([run_of({"left": math.nan})]) is None
 
 
-# What TensorBoard reads of a run is what its records hold, each point once.
+# TensorBoard has the records of a run, each point once.
 
 
 FLOAT32 = 2.0**-23  # TensorBoard keeps single precision: the rounding of one number
@@ -259,41 +256,26 @@ FLOAT32 = 2.0**-23  # TensorBoard keeps single precision: the rounding of one nu
 
 @pytest.fixture(scope="module")
 def logged_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was made with its events."""
+    """A run with its events."""
     out = tmp_path_factory.mktemp("outputs")
     assert run(["train", *TINY, "--quiet", "--tensorboard", f"--out={out}"]) == 0
     return only_run(out)
 
 
-@pytest.fixture(scope="module")
-def events(logged_run: Path) -> EventAccumulator:
-    """What is read back, in full."""
-    accumulator = EventAccumulator(str(logged_run / PLACE), {"scalars": 0, "images": 0})
-    accumulator.Reload()
-    return accumulator
-
-
 @pytest.mark.slow
-def test_scalars_are_the_metrics(logged_run: Path, events: EventAccumulator) -> None:
+def test_tensorboard_has_metrics_errors_and_pictures(logged_run: Path) -> None:
+    events = EventAccumulator(str(logged_run / PLACE), {"scalars": 0, "images": 0})
+    events.Reload()
     metrics = load_run(logged_run).metrics
-    for column in ("loss", "drift", "weights_moved"):
-        told = events.Scalars(f"metrics/{column}")
-        known = metrics[column].dropna()
-        assert [event.step for event in told] == metrics.loc[known.index, "step"].tolist()
-        np.testing.assert_allclose([event.value for event in told], known, rtol=FLOAT32, atol=1e-38)
-    assert len(events.Scalars("metrics/drift")) < len(events.Scalars("metrics/loss"))
-
-
-@pytest.mark.slow
-def test_the_ladder_is_there(logged_run: Path, events: EventAccumulator) -> None:
+    for column in ("loss", "kernel_change", "weights_moved"):
+        scalars, known = events.Scalars(f"metrics/{column}"), metrics[column].dropna()
+        assert [event.step for event in scalars] == metrics.loc[known.index, "step"].tolist()
+        np.testing.assert_allclose([event.value for event in scalars], known, rtol=FLOAT32, atol=1e-38)
+    assert len(events.Scalars("metrics/kernel_change")) < len(events.Scalars("metrics/loss"))
     for result in read_results(logged_run / "results.csv"):
         if result.relative_error is not None:
-            (told,) = events.Scalars(f"ladder/{result.split}/{result.machine}")
-            assert (told.step, told.value) == (30, pytest.approx(result.relative_error, rel=FLOAT32))
-
-
-@pytest.mark.slow
-def test_pictures_are_those_of_the_run(logged_run: Path, events: EventAccumulator) -> None:
+            (scalar,) = events.Scalars(f"ladder/{result.split}/{result.machine}")
+            assert (scalar.step, scalar.value) == (30, pytest.approx(result.relative_error, rel=FLOAT32))
     figures = {name: figure_of(load_run(logged_run), draw) for name, draw in gallery()}
     drawn = {f"plots/{name}": png(figure) for name, figure in figures.items() if figure is not None}
     assert {tag: events.Images(tag)[0].encoded_image_string for tag in events.Tags()["images"]} == drawn
@@ -315,19 +297,7 @@ def test_finished_runs_get_their_events_once(command: str, logged_run: Path) -> 
     assert RunFolder(logged_run).done
 
 
-@pytest.mark.slow
-def test_the_extra_is_asked_for_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("ntkexp.report.events.find_spec", lambda name: None)
-    assert run(["train", "--tensorboard", f"--out={tmp_path / 'outputs'}"]) == 2
-    said = capfd.readouterr().err
-    assert "pip install 'ntkexp[tensorboard]'" in said
-    assert said.count("\n") == 1
-    assert not (tmp_path / "outputs").exists()
-
-
-# Names are text, whatever letters they are of, and pictures are drawn in one style, whatever the user's settings.
+# Names with any letters are shown as text, and pictures have one style, whatever the settings of the user.
 
 
 PICTURES = dict(gallery())
@@ -362,12 +332,11 @@ STYLES = {
 }
 
 
-@pytest.mark.parametrize("name", ["ladder"])
-def test_settings_of_matplotlibs_change_no_picture(finished: dict[str, Path], name: str) -> None:
+def test_settings_of_matplotlib_change_no_picture(finished: dict[str, Path]) -> None:
     run = load_run(finished["two classes"])
 
     def drawn() -> str:
-        figure = figure_of(run, PICTURES[name])
+        figure = figure_of(run, PICTURES["ladder"])
         assert figure is not None
         return svg(figure)
 
@@ -377,7 +346,7 @@ def test_settings_of_matplotlibs_change_no_picture(finished: dict[str, Path], na
 
 
 def test_no_settings_are_read(tmp_path: Path) -> None:
-    """A file of them that cannot be read, in the working folder and in the home, and a backend that is none."""
+    """Neither an unreadable file of settings, in the working folder or the home, nor an unknown backend."""
     home = tmp_path / "home" / "matplotlib"
     home.mkdir(parents=True)
     for place in (tmp_path, home):
@@ -402,7 +371,7 @@ def test_a_shown_name_is_one_short_line(name: str) -> None:
 
 @pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(A1)", "\tx", "'=x", "''-", "-1_0"])
 def test_no_cell_of_a_table_is_a_formula(text: str, tmp_path: Path) -> None:
-    """An apostrophe stands before it, which the reader of a run's table takes away; numbers are numbers."""
+    """An apostrophe is written before it, and removed by the reader of a run's table. Numbers are unchanged."""
     row = Result("train", text, "", -0.5, None, None, None, None, text)
     write_results(tmp_path / "results.csv", [row])
     assert read_results(tmp_path / "results.csv") == (row,)

@@ -1,4 +1,4 @@
-"""Scores that other libraries take are the arrays of the data set, with signs, names and a layout."""
+"""Scores for other libraries are the arrays of the data set, with signs, names and a layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = ["a", "b", "c"]
 
 
 def attribution(outs: list[str] | None = None, **more: Any) -> Attribution:
-    """Two points, three examples, and an output or some that have names."""
+    """Return scores of two queries and three examples, for one output or for named outputs."""
     random = np.random.default_rng(0)
     shape = (2, len(outs or ["f"]), len(NAMES))
     components = random.normal(size=(*shape, 2))
@@ -46,28 +46,25 @@ def attribution(outs: list[str] | None = None, **more: Any) -> Attribution:
     return Attribution(arrays, names, more)
 
 
-def test_a_layout_names_its_axes() -> None:
-    found = attribution()
+def test_scores_have_a_layout_names_and_a_sign() -> None:
+    """A positive score raises the output."""
+    found = attribution(measure="margin")
     scores = found.to_scores("train,test")
     assert scores.dims == ("example", "query")
     assert scores["example"].to_numpy().tolist() == NAMES
     assert scores["query"].to_numpy().tolist() == [0, 1]
     np.testing.assert_array_equal(scores, found["contribution"][:, 0].T)
     np.testing.assert_array_equal(found.to_scores("test,train"), scores.T)
-
-
-def test_scores_are_positive_where_the_example_raises_the_output() -> None:
-    found = attribution(measure="margin")
+    assert scores.attrs["sign"] == "positive: the example raised the output"
     effect = found.to_scores(score="effect")
     np.testing.assert_array_equal(effect, -found["effect"][:, 0].T)
     assert effect.attrs == {"sign": "positive: the output would be lower without the example", "measure": "margin"}
-    assert found.to_scores().attrs["sign"] == "positive: the example raised the output"
 
 
 def test_an_output_and_a_component_are_chosen_by_name() -> None:
     found = attribution(["loss", "margin"])
     np.testing.assert_array_equal(found.to_scores(out="margin"), found["contribution"].sel(out="margin").T)
-    run = found.assign_coords(out=[0, 1], out_name=("out", ["loss", "margin"]))  # as a run names its measure
+    run = found.assign_coords(out=[0, 1], out_name=("out", ["loss", "margin"]))  # a run names its measure so
     assert isinstance(run, Attribution)
     for out in ("margin", 1):
         np.testing.assert_array_equal(run.to_scores(out=out), found.to_scores(out="margin"))
@@ -86,13 +83,13 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_what_is_ambiguous_or_missing_is_refused(said: str) -> None:
+def test_ambiguous_or_missing_scores_are_refused(said: str) -> None:
     with pytest.raises(WrongArgument) as refused:
         attribution(["loss", "margin"]).to_scores(**REFUSED[said])
     assert said in str(refused.value)
 
 
-def test_what_is_no_matrix_of_finite_numbers_is_refused() -> None:
+def test_scores_form_a_matrix_of_finite_numbers() -> None:
     found = attribution()
     with pytest.raises(WrongArgument, match=r"the axis query is missing; keep it by isel\(query=\[0\]\)"):
         found.isel(query=0).to_scores()
@@ -126,8 +123,8 @@ def test_a_table_has_a_row_for_each_point_output_and_example() -> None:
         assert tuple(row[-2:]) == tuple(here["by_component"].to_numpy())
 
 
-def test_it_is_a_data_set_in_all_else() -> None:
-    """What is selected of it is of its kind, and what is no score any more becomes a frame as xarray makes it."""
+def test_it_behaves_like_a_data_set() -> None:
+    """Selections keep the type, and arrays without scores become frames as in xarray."""
     found = attribution()
     assert isinstance(found.isel(example=[0, 2]), Attribution)
     assert found.isel(example=[0, 2]).to_scores().shape == (2, 2)
@@ -148,8 +145,8 @@ def widths_of(axes: Axes) -> list[float]:
     return [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)]
 
 
-def test_pictures_of_a_point_add_up_to_what_came_of_it(finished: dict[str, Path]) -> None:
-    """Of a followed loop: bars of examples and of components, and the line over the steps; of a run, those it has."""
+def test_pictures_of_a_query_add_up_to_its_change(finished: dict[str, Path]) -> None:
+    """A followed loop has bars of examples and components, and a line over the steps. A run has its own pictures."""
     traced = followed(loop(adamw), plain).attribute(by="module", quiet=True)
     parts = traced["contribution"].sel(out=2).isel(query=1)
     axes = traced.plot.contributions(1, out=2, top=parts.size)
@@ -173,11 +170,11 @@ def test_pictures_of_a_point_add_up_to_what_came_of_it(finished: dict[str, Path]
     assert callable(traced.plot.scatter)
 
 
-# What a notebook shows.
+# The page in a notebook.
 
 
 class Elements(HTMLParser):
-    """The elements of a page with their attributes, and its text."""
+    """The elements of a page, with their attributes and the text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -195,16 +192,16 @@ EVIL = '<script>alert(1)</script><img src=x onerror=\'alert(2)\'>"><b onload="x"
 
 
 def kinds(page: str) -> set[tuple[str, str]]:
-    """Elements and their attributes."""
+    """Return the elements and attributes of a page."""
     return {(tag, name) for tag, attributes in Elements(page).found for name in (*attributes, "")}
 
 
-def test_names_and_texts_of_others_are_text_on_a_page() -> None:
-    """Wherever they come from: names of examples and of outputs, a measure, and what is decoded."""
+def test_names_and_texts_are_escaped() -> None:
+    """Names of examples and outputs, a measure, and decoded texts."""
 
     def page(words: str) -> str:
         found = attribution(["loss", words], measure=words).assign_coords(example=[words, "b", "c"])
-        found["contribution"][0, 1] = 9.0  # of the output whose name is shown
+        found["contribution"][0, 1] = 9.0  # its output is shown
         return found.showing(lambda axis, place: Example(place, words, np.zeros(2), words))._repr_html_()
 
     assert kinds(page(EVIL)) == kinds(page("harmless"))
@@ -212,7 +209,7 @@ def test_names_and_texts_of_others_are_text_on_a_page() -> None:
 
 
 def test_the_largest_contributions_of_each_query_are_shown() -> None:
-    """At the output that moved most; texts by `decode`, in a loop that is in memory."""
+    """The page shows the output that moved most, and decoded texts."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(12, 2)).double()
     x, words = (

@@ -1,4 +1,4 @@
-"""Commands in processes of their own, forked from one in which the package is loaded already."""
+"""Commands in separate processes, forked from a process that has loaded the package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         *("ntkexp.run.execute", "ntkexp.cli.train", "ntkexp.config.compose", "tests.run.commands"),
-        *("matplotlib.figure", "ntkexp.report.plots.run_plots"),  # what draws, or a process beside would load it anew
+        *("matplotlib.figure", "ntkexp.report.plots.run_plots"),  # modules that draw, or each process would load them
     ]
 )
 
@@ -33,7 +33,7 @@ TINY = (
 def obey(arguments: list[str], said: Path) -> None:
     """Run a command as the entry point does, without a terminal.
 
-    Ctrl-C is heard, though the server of an engine, which may be the one that forks here too, holds it back.
+    Unblock Ctrl-C. The server of an engine blocks it, and the same server may fork this process.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -73,7 +73,7 @@ def call_within(
 def started(
     arguments: Sequence[str], out: Path, said: Path, obey: Callable[[list[str], Path], None] = obey
 ) -> ForkServerProcess:
-    """`ntkexp train …`, running; what it says on stderr goes to a file."""
+    """`ntkexp train …`, running; stderr goes to a file."""
     process = FORKS.Process(target=obey, args=(["train", *arguments, "--quiet", f"--out={out}"], said))
     process.start()
     return process

@@ -1,4 +1,4 @@
-"""Small experiments, run without files: the tests' own listener keeps everything that it is told."""
+"""Small experiments without files: a listener keeps everything in lists."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Ran:
         return self.outcome.evidence.paths[rule].contributions
 
     def by_step(self, rule: str) -> Float[Tensor, "point out step"]:
-        """What came of each step by one rule, at the points where the path is read."""
+        """The change by each step by one rule, at the points with integrals."""
         return self.outcome.by_step[rule].stacked().movedim(0, 2)
 
     @property
@@ -107,7 +107,7 @@ class Ran:
 
     @property
     def error_bar(self) -> float:
-        """What the run says of the error of its secant parts, relative to ‖𝒮‖."""
+        """The error bar of the secant parts, relative to ‖𝒮‖."""
         return self.outcome.evidence.paths["secant"].facts["error_bar"]
 
 

@@ -1,11 +1,12 @@
-"""Runs beside their infinite width: the rungs of the ladder, the columns of the log, and how fast K_0 gets there."""
+"""Runs and their infinite width: the rungs of the ladder, the columns of the log, and the convergence of K_0."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from math import exp, inf, log
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -17,11 +18,14 @@ from torch.func import functional_call, jacrev
 from ntkexp.layer.pointwise import Pointwise
 from ntkexp.library import tangent_kernel
 from ntkexp.limit.infinite_kernel import infinite_kernel
+from ntkexp.loss import Squared
 from ntkexp.machine.base import DoesNotApply, LimitKernels, Prediction
 from ntkexp.model.base import AbstractLayered
 from ntkexp.optimizer.base import Memory
+from ntkexp.run.loop import run
 from ntkexp.run.metrics import Row
 from ntkexp.run.setting import Setting, prepare
+from tests.run.small import Memory as Listener
 from tests.run.small import Ran, ran, small
 
 RUNGS = "ladder.machine=[frozen_start,frozen_limit,nngp]"
@@ -55,7 +59,7 @@ def test_the_log_measures_the_distance() -> None:
     assert isinstance(limit, LimitKernels)
     train = run.setting.points.train
     whole = torch.einsum("pt,co->pcto", limit.tangent[:train], torch.eye(3, dtype=torch.float64))
-    rows = {int(row["step"] or 0): row for row in run.memory.rows if row.get("drift") is not None}
+    rows = {int(row["step"] or 0): row for row in run.memory.rows if row.get("kernel_change") is not None}
     assert rows.keys() == run.memory.kernels.keys()
     for step, row in rows.items():
         kernel = run.memory.kernels[step][:train]
@@ -115,7 +119,7 @@ def test_the_wider_the_network_the_nearer_its_first_kernel() -> None:
     assert slope == pytest.approx(-0.5, abs=0.2)  # seeds differ by about 40 %, means of twelve by 12 %: 0.06 of a slope
 
 
-# Rungs that train with a fixed kernel are what they say of the network: oracles that hold the whole Jacobian.
+# Rungs that train with a fixed kernel, against oracles that hold the whole Jacobian.
 
 
 BATCHES = (
@@ -127,7 +131,9 @@ REMEMBERING = (
     ("optimizer=momentum", "optimizer.dampening=0.2", "optimizer.weight_decay=0.1"),
     ("optimizer=nesterov", "optimizer.batch=10", "optimizer.weight_decay=0.1"),
 )
-EACH = list(zip(BATCHES + REMEMBERING, cycle(("squared", "cross_entropy", "logistic"))))  # both enter by themselves
+EACH = list(
+    zip(BATCHES + REMEMBERING, cycle(("squared", "cross_entropy", "logistic")))
+)  # batch and loss enter independently
 ROUNDING = 1e-12  # 20 steps through a kernel of 24 rows
 
 
@@ -176,22 +182,33 @@ def test_the_linearised_machine_is_the_linear_model_trained_with_the_same_steps(
     assert (predicted(run, "linearised") - oracle).norm() < ROUNDING * run.change.norm()
 
 
-@pytest.mark.parametrize("at", ["start", "end"])
-def test_the_frozen_kernel_is_the_closed_form(at: str) -> None:
-    run = ran("path.rule=[left]", f"ladder.machine=[frozen_{at}]")
-    evidence, train = run.outcome.evidence, run.setting.points.train
-    theta = (evidence.kernel_start if at == "start" else evidence.kernel_end)[:, 0, :, 0]
-    decay = torch.linalg.matrix_exp(-evidence.training.time / train * theta[:train])
-    start, missing = evidence.start, evidence.start[:train] - evidence.targets
-    expected = start - theta @ torch.linalg.solve(theta[:train], missing - decay @ missing)
-    # solving with the kernel loses its condition number, some thousands
-    assert (predicted(run, f"frozen_{at}") - expected).norm() < 1e-10 * run.change.norm()
-
-
 def test_the_linearised_machine_is_exact_for_a_linear_model() -> None:
     run = ran("model.depth=0", "path.rule=[left,secant]", "ladder.machine=[linearised,left,secant]")
     for row in run.table.values():
         assert row.exact, row
+
+
+class Twice(Squared):
+    """A user's loss, ℓ = ‖f − y‖²."""
+
+    curvature: ClassVar[float] = 2.0
+
+    def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().value(outputs, targets)
+
+    def output_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().output_gradient(outputs, targets)
+
+
+def test_a_frozen_kernel_flows_as_far_as_the_curvature_takes_it() -> None:
+    """Twice the loss with half the step is the same training."""
+    words = ("path.rule=[left]", "ladder.machine=[frozen_start]", "optimizer.step_size=0.1", "steps=5")
+    once = ran(*words)
+    setting = prepare(small(*words, "optimizer.step_size=0.05").model_copy(update={"loss": Twice()}))
+    (rung,) = run(setting, Listener()).rungs
+    assert isinstance(rung.outcome, Prediction)
+    difference = rung.outcome.outputs - predicted(once, "frozen_start")
+    assert difference.norm() < ROUNDING * once.change.norm()
 
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda overrides: overrides[-1])
@@ -206,7 +223,7 @@ def test_fixed_coefficients_are_those_of_the_path(batch: tuple[str, ...]) -> Non
     assert (predicted(run, "fixed_coefficients") - expected).norm() < 1e-13 * run.change.norm()
 
 
-# What is logged, against its definition written out once more, at the weights that a run passed through.
+# The log, against the definition of each column written out once more, at the weights that a run passed through.
 
 
 CASES = (
@@ -219,38 +236,6 @@ CURVATURE = {"loss=squared": 1.0, "loss=cross_entropy": 0.5, "loss=logistic": 0.
 CLOSE = 1e-11  # sums of some thousand numbers in another order; eigenvalues relative to the largest
 STEPS = 20
 
-case = pytest.mark.parametrize("case", CASES, ids=lambda overrides: " ".join(overrides[:2]))
-
-
-@cache
-def run(case: tuple[str, ...]) -> Ran:
-    return ran(*case, "path.schedule=5", "ladder.machine=[]", "path.rule=[secant,left]")
-
-
-def weights(found: Ran, step: int) -> dict[str, Tensor]:
-    return found.memory.weights[step - 1] if step else found.setting.problem.weights
-
-
-def outputs(found: Ran, step: int) -> Tensor:
-    """f at all points."""
-    said: Tensor = functional_call(found.setting.problem.module, weights(found, step), (found.setting.points.inputs,))
-    return said.detach()
-
-
-def kernel(found: Ran, step: int) -> Tensor:
-    """K among all points and the training examples."""
-    inputs = found.setting.points.inputs
-    return tangent_kernel(found.setting.problem.module, inputs, inputs[:24], weights=weights(found, step))
-
-
-def matrix(found: Ran, step: int) -> Tensor:
-    """K among the training examples, two-dimensional."""
-    return kernel(found, step)[:24].flatten(2).flatten(0, 1)
-
-
-def rows_with_kernels(found: Ran) -> list[Row]:
-    return [row for row in found.memory.rows if "drift" in row]
-
 
 def number(row: Row, name: str) -> float:
     value = row[name]
@@ -258,150 +243,149 @@ def number(row: Row, name: str) -> float:
     return value
 
 
-@pytest.mark.sample(2)
-@case
-def test_there_is_a_row_for_every_step_and_one_for_the_end(case: tuple[str, ...]) -> None:
-    found = run(case)
-    assert [row["step"] for row in found.memory.rows] == list(range(STEPS + 1))
-    assert [row["step"] for row in rows_with_kernels(found)] == [0, 5, 10, 15, 20]
-    times = [0.0, *np.cumsum([number(row, "step_size") for row in found.memory.rows[:-1]]).tolist()]
-    assert [row["time"] for row in found.memory.rows] == pytest.approx(times, rel=1e-14)
+@dataclass(frozen=True)
+class Logged:
+    """A run with its log, its weights, outputs and kernels."""
 
+    words: tuple[str, ...]
+    run: Ran
 
-@pytest.mark.sample(2)
-@case
-def test_losses_and_accuracies(case: tuple[str, ...]) -> None:
-    found = run(case)
-    setting, loss = found.setting, found.setting.experiment.loss
-    for row in found.memory.rows:
-        said = outputs(found, int(number(row, "step")))
-        for suffix, place in (("", slice(0, 24)), ("_query", slice(24, 36))):
-            values = loss.value(said[place], setting.problem.targets[place])
-            whole = values.mean() if loss.reduction == "mean" else values.sum()
-            assert number(row, f"loss{suffix}") == pytest.approx(float(whole) * setting.descent.scale, rel=CLOSE)
-            if setting.problem.data.classes:
-                truth = (setting.problem.data.train if place.start == 0 else setting.problem.data.query).target
-                guess = (said[place, 0] > 0).long() if said.shape[1] == 1 else said[place].argmax(1)
-                assert row[f"accuracy{suffix}"] == float((guess == truth).double().mean())
-            else:
-                assert row[f"accuracy{suffix}"] is None
+    def weights(self, step: int) -> dict[str, Tensor]:
+        return self.run.memory.weights[step - 1] if step else self.run.setting.problem.weights
 
+    def outputs(self, step: int) -> Tensor:
+        """Return f at all points."""
+        inputs = (self.run.setting.points.inputs,)
+        outputs: Tensor = functional_call(self.run.setting.problem.module, self.weights(step), inputs)
+        return outputs.detach()
 
-@case
-def test_how_far_the_weights_moved(case: tuple[str, ...]) -> None:
-    found = run(case)
-    start = weights(found, 0)
-    for row in found.memory.rows:
-        here = weights(found, int(number(row, "step")))
-        moved = {name: float((here[name] - start[name]).norm()) for name in start}
-        sizes = {name: float(start[name].norm()) for name in start}
-        total = np.linalg.norm(list(moved.values())) / np.linalg.norm(list(sizes.values()))
-        assert number(row, "weights_moved") == pytest.approx(total, rel=CLOSE)
-        for name in start:
-            assert row[f"weights_moved.{name}"] == pytest.approx(moved[name] / sizes[name], rel=CLOSE)
-    assert found.memory.rows[0]["weights_moved"] == 0.0
+    def kernel(self, step: int) -> Tensor:
+        """Return K between all points and the training examples."""
+        inputs = self.run.setting.points.inputs
+        return tangent_kernel(self.run.setting.problem.module, inputs, inputs[:24], weights=self.weights(step))
 
+    def matrix(self, step: int) -> Tensor:
+        """Return K between the training examples, two-dimensional."""
+        return self.kernel(step)[:24].flatten(2).flatten(0, 1)
 
-@case
-def test_kernels_are_kept_as_they_are_at_those_weights(case: tuple[str, ...]) -> None:
-    found = run(case)
-    assert list(found.memory.kernels) == [0, 5, 10, 15, 20]
-    for step, kept in found.memory.kernels.items():
-        expected = kernel(found, step)
-        torch.testing.assert_close(kept, expected, rtol=0, atol=CLOSE * float(expected.abs().max()))
-
-
-@case
-def test_drift_alignment_and_trace(case: tuple[str, ...]) -> None:
-    found = run(case)
-    start, targets = matrix(found, 0), found.setting.problem.targets[:24]
-    centring = torch.eye(24) - 1 / 24
-    for row in rows_with_kernels(found):
-        here = matrix(found, int(number(row, "step")))
-        assert number(row, "drift") == pytest.approx(float((here - start).norm() / start.norm()), abs=CLOSE)
-        cosine = float((here * start).sum() / here.norm() / start.norm())
-        assert number(row, "alignment") == pytest.approx(cosine, rel=CLOSE)
-        assert number(row, "trace") == pytest.approx(float(here.trace()), rel=CLOSE)
-        averaged = kernel(found, int(number(row, "step")))[:24].diagonal(dim1=1, dim2=3).mean(2)
-        left, right = (centring.double() @ gram @ centring.double() for gram in (averaged, targets @ targets.t()))
-        cka = float((left * right).sum() / left.norm() / right.norm())
-        assert number(row, "label_alignment") == pytest.approx(cka, rel=1e-10)
-
-
-@case
-def test_eigenvalues_and_what_follows_from_them(case: tuple[str, ...]) -> None:
-    found = run(case)
-    for row in rows_with_kernels(found):
-        step = int(number(row, "step"))
-        values, modes = np.linalg.eigh(matrix(found, step).numpy())
-        values, modes = values[::-1], modes[:, ::-1]
-        near = CLOSE * values[0]
-        assert number(row, "lambda_max") == pytest.approx(values[0], rel=CLOSE)
-        assert [row[f"eigenvalue_{k + 1}"] for k in range(10)] == pytest.approx(values[:10].tolist(), abs=near)
-        noise = len(values) * np.finfo(float).eps * values[0]
-        condition = values[0] / values[-1] if values[-1] > noise else inf
-        assert number(row, "condition") == pytest.approx(condition, rel=1e-14 * values[0] / abs(values[-1]))
-        shares = values[values > 0] / values[values > 0].sum()
-        entropy = -sum(share * log(share) for share in shares)
-        assert number(row, "effective_rank") == pytest.approx(exp(entropy), rel=CLOSE)
-        missing = (outputs(found, step) - found.setting.problem.targets)[:24].flatten().numpy()
-        for k in (1, 5, 10):
-            inside = float(np.square(modes[:, :k].T @ missing).sum() / np.square(missing).sum())
-            assert row[f"residual_top_{k}"] == pytest.approx(inside, rel=1e-8)  # gaps between eigenvalues count
-
-
-@case
-def test_stability_is_measured_against_the_edge(case: tuple[str, ...]) -> None:
-    found = run(case)
-    weight = (1.0 if "loss.reduction=sum" in case else 1 / 24) * (1 / 9 if "init.centred=true" in case else 1.0)
-    last = number(found.memory.rows[-2], "step_size")  # the last kernel is measured against the last step
-    for row in rows_with_kernels(found):
-        edge = 2 / (weight * number(row, "lambda_max") * CURVATURE[case[0]])
-        step_size = last if row is found.memory.rows[-1] else number(row, "step_size")
-        assert number(row, "stability") == pytest.approx(step_size / edge, rel=CLOSE)
-    assert number(found.memory.rows[0], "stability") == pytest.approx(0.5, rel=CLOSE)  # half of the largest stable step
-
-
-@case
-def test_the_share_of_units_that_switched(case: tuple[str, ...]) -> None:
-    found = run(case)
-    inputs = found.setting.points.inputs[:24].flatten(1)
-
-    def pattern(step: int) -> Tensor:
-        """The signs in front of every ReLU."""
+    def pattern(self, step: int) -> Tensor:
+        """Return the signs in front of every ReLU."""
         signs: list[Tensor] = []
-        hooks = [
-            layer.register_forward_pre_hook(lambda _, given: signs.append(given[0] > 0))
-            for layer in found.setting.problem.module.network.modules()
-            if isinstance(layer, Pointwise)
-        ]
-        functional_call(found.setting.problem.module, weights(found, step), (inputs,))
+        layers = [layer for layer in self.run.setting.problem.module.network.modules() if isinstance(layer, Pointwise)]
+        hooks = [layer.register_forward_pre_hook(lambda _, given: signs.append(given[0] > 0)) for layer in layers]
+        self.outputs(step)
         for hook in hooks:
             hook.remove()
         assert len(signs) == 2
-        return torch.cat([sign.flatten() for sign in signs])
+        return torch.cat([sign[:24].flatten() for sign in signs])
 
-    for row in rows_with_kernels(found):
-        changed = pattern(int(number(row, "step"))) != pattern(0)
-        assert row["pattern_change"] == pytest.approx(float(changed.double().mean()), rel=1e-14)
+
+@cache
+def logged(words: tuple[str, ...]) -> Logged:
+    return Logged(words, ran(*words, "path.schedule=5", "ladder.machine=[]", "path.rule=[secant,left]"))
+
+
+def of_outputs(found: Logged, step: int) -> dict[str, Any]:
+    """Losses and accuracies."""
+    setting, loss, outputs = found.run.setting, found.run.setting.experiment.loss, found.outputs(step)
+    columns: dict[str, Any] = {}
+    data, targets = setting.problem.data, setting.problem.targets
+    for suffix, place, part in (("", slice(0, 24), data.train), ("_query", slice(24, 36), data.query)):
+        values = loss.value(outputs[place], targets[place])
+        whole = values.mean() if loss.reduction == "mean" else values.sum()
+        columns[f"loss{suffix}"] = pytest.approx(float(whole) * setting.descent.scale, rel=CLOSE)
+        guess = (outputs[place, 0] > 0).long() if outputs.shape[1] == 1 else outputs[place].argmax(1)
+        right = float((guess == part.target).double().mean()) if data.classes else None
+        columns[f"accuracy{suffix}"] = right
+    return columns
+
+
+def of_weights(found: Logged, step: int) -> dict[str, Any]:
+    """How far the weights moved, in all and by parameter."""
+    start, here = found.weights(0), found.weights(step)
+    moved = {name: float((here[name] - start[name]).norm()) for name in start}
+    sizes = {name: float(start[name].norm()) for name in start}
+    total = np.linalg.norm(list(moved.values())) / np.linalg.norm(list(sizes.values()))
+    columns = {f"weights_moved.{name}": pytest.approx(moved[name] / sizes[name], rel=CLOSE) for name in start}
+    return columns | {"weights_moved": pytest.approx(total, rel=CLOSE)}
+
+
+def of_kernel(found: Logged, step: int) -> dict[str, Any]:
+    """Distances and alignments of the kernel, its trace, and the units that switched."""
+    here, start, targets = found.matrix(step), found.matrix(0), found.run.setting.problem.targets[:24]
+    centring = torch.eye(24).double() - 1 / 24
+    averaged = found.kernel(step)[:24].diagonal(dim1=1, dim2=3).mean(2)
+    left, right = (centring @ gram @ centring for gram in (averaged, targets @ targets.t()))
+    changed = found.pattern(step) != found.pattern(0)
+    return {
+        "kernel_change": pytest.approx(float((here - start).norm() / start.norm()), abs=CLOSE),
+        "alignment": pytest.approx(float((here * start).sum() / here.norm() / start.norm()), rel=CLOSE),
+        "trace": pytest.approx(float(here.trace()), rel=CLOSE),
+        "label_alignment": pytest.approx(float((left * right).sum() / left.norm() / right.norm()), rel=1e-10),
+        "pattern_change": pytest.approx(float(changed.double().mean()), rel=1e-14),
+    }
+
+
+def of_eigenvalues(found: Logged, step: int) -> dict[str, Any]:
+    """The spectrum of the kernel, and the stability of the step against its edge."""
+    values, modes = np.linalg.eigh(found.matrix(step).numpy())
+    values, modes = values[::-1], modes[:, ::-1]
+    noise = len(values) * np.finfo(float).eps * values[0]
+    condition = values[0] / values[-1] if values[-1] > noise else inf
+    shares = values[values > 0] / values[values > 0].sum()
+    missing = (found.outputs(step) - found.run.setting.problem.targets)[:24].flatten().numpy()
+    inside = {k: float(np.square(modes[:, :k].T @ missing).sum() / np.square(missing).sum()) for k in (1, 5, 10)}
+    weight = (1.0 if "loss.reduction=sum" in found.words else 1 / 24) * (
+        1 / 9 if "init.alpha=3" in found.words else 1.0
+    )
+    size = number(found.run.memory.rows[min(step, STEPS - 1)], "step_size")  # the last kernel has the last step
+    edge = 2 / (weight * values[0] * CURVATURE[found.words[0]])
+    return {
+        "lambda_max": pytest.approx(values[0], rel=CLOSE),
+        **{f"eigenvalue_{k + 1}": pytest.approx(values[k], abs=CLOSE * values[0]) for k in range(10)},
+        "condition": pytest.approx(condition, rel=1e-14 * values[0] / abs(values[-1])),
+        "effective_rank": pytest.approx(exp(-sum(share * log(share) for share in shares)), rel=CLOSE),
+        **{f"residual_top_{k}": pytest.approx(inside[k], rel=1e-8) for k in inside},  # gaps between eigenvalues count
+        "stability": pytest.approx(size / edge, rel=CLOSE),
+    }
+
+
+@pytest.mark.parametrize("words", CASES, ids=lambda overrides: " ".join(overrides[:2]))
+def test_every_column_is_its_definition(words: tuple[str, ...]) -> None:
+    found = logged(words)
+    rows, with_kernels = found.run.memory.rows, [0, 5, 10, 15, 20]
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    assert [row["step"] for row in rows if "kernel_change" in row] == list(found.run.memory.kernels) == with_kernels
+    times = [0.0, *np.cumsum([number(row, "step_size") for row in rows[:-1]]).tolist()]
+    assert [row["time"] for row in rows] == pytest.approx(times, rel=1e-14)
+    assert rows[0]["weights_moved"] == 0.0
+    assert number(rows[0], "stability") == pytest.approx(0.5, rel=CLOSE)  # half of the largest stable step
+    for step, row in enumerate(rows):
+        columns = of_outputs(found, step) | of_weights(found, step)
+        if step in with_kernels:
+            columns |= of_kernel(found, step) | of_eigenvalues(found, step)
+            expected = found.kernel(step)
+            bound = CLOSE * float(expected.abs().max())
+            torch.testing.assert_close(found.run.memory.kernels[step], expected, rtol=0, atol=bound)
+        for name, value in columns.items():
+            assert row[name] == value, (step, name)
 
 
 def test_a_smooth_network_has_no_patterns() -> None:
-    found = ran("model.activation=tanh", "ladder.machine=[]", "steps=2")
-    assert {row["pattern_change"] for row in rows_with_kernels(found)} == {None}
+    rows = ran("model.activation=tanh", "ladder.machine=[]", "steps=2").memory.rows
+    assert {row["pattern_change"] for row in rows if "kernel_change" in row} == {None}
 
 
-@case
-def test_contributions_of_a_step_close_and_are_weighed(case: tuple[str, ...]) -> None:
-    found = run(case)
+@pytest.mark.parametrize("words", CASES, ids=lambda overrides: " ".join(overrides[:2]))
+def test_contributions_of_a_step_close_and_are_weighed(words: tuple[str, ...]) -> None:
+    found = logged(words)
     path, mass = 0.0, 0.0
-    for row in found.memory.rows[:-1]:
-        step = int(number(row, "step"))
-        change = outputs(found, step + 1) - outputs(found, step)
+    for step, row in enumerate(found.run.memory.rows[:-1]):
+        change = found.outputs(step + 1) - found.outputs(step)
         assert number(row, "closure") < 1e-12
         assert number(row, "contribution_sum") == pytest.approx(float(change.abs().sum()), rel=1e-9)
         assert number(row, "contribution_mass") >= number(row, "contribution_sum")
         path, mass = path + number(row, "kernel_mass"), mass + number(row, "contribution_mass")
-    evidence = found.outcome.evidence
-    assert path >= float(evidence.path.kernel.norm()) * (1 - 1e-12)  # the triangle inequality over steps
-    assert mass >= float(evidence.path.contributions.abs().sum()) * (1 - 1e-12)
+    integrals = found.run.outcome.evidence.path
+    assert path >= float(integrals.kernel.norm()) * (1 - 1e-12)  # the triangle inequality over steps
+    assert mass >= float(integrals.contributions.abs().sum()) * (1 - 1e-12)

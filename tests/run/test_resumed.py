@@ -1,22 +1,26 @@
-"""A run that is left at any point, there or on its way back, goes on from its state to the same bits of everything."""
+"""The same bits: a run that stops at any points, and resumes with more or less memory, ends like an undisturbed run."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as some
+from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from torch import Tensor
 
-from ntkexp.path import integrals
+from ntkexp.machine.base import Prediction
+from ntkexp.on_disk import is_on_disk
 from ntkexp.run.loop import Way, run
 from ntkexp.run.outcome import Outcome
 from ntkexp.run.setting import Setting, prepare
-from ntkexp.run.state import RunState
+from ntkexp.run.state import RunState, drop_sums, load_sums, save_sums
 from tests.run.small import Memory, small
 
 
@@ -25,27 +29,15 @@ def whole(setting: Setting) -> Setting:
 
 
 def attributed_in_chunks(setting: Setting) -> Setting:
-    """Ten points at once: two chunks of nine steps."""
+    """Attribute ten points at once: two chunks of nine steps."""
     return replace(setting, domain=replace(setting.domain, chunk=10))
 
 
 def swept_in_chunks(setting: Setting) -> Setting:
-    """So little memory that three points are swept at once: two chunks of six steps."""
+    """Give the sweep memory for three points at once: two chunks of six steps."""
     assert setting.sweep is not None
     plan = setting.sweep.plan
     return replace(setting, sweep=replace(setting.sweep, plan=replace(plan, free=2 * 3.5 * 3 * plan.per_output)))
-
-
-@dataclass(frozen=True)
-class Case:
-    """A run, and the points at which it is left: the number of a step, a step back, a step of the sweep for effects."""
-
-    words: tuple[str, ...]
-    fast: tuple[int, ...]
-    slow: tuple[int, ...] = ()
-    event: str = "step"
-    cut: Callable[[Setting], Setting] = whole
-    stretches: bool = False  # whether steps are told in stretches, as those of a long run are
 
 
 SNAPSHOTS = (
@@ -65,36 +57,44 @@ EFFECTS = (
 )
 ADAM = ("optimizer=adam", "optimizer.step_size=0.02", "optimizer.batch=4", "optimizer.eps=1e-4")
 FLOW = ("optimizer=flow", "steps=4", "path.error_samples=3", "data.classes=[1,3,8]", "schedule=cosine")
-STRETCHED = ("path.rule=[secant,left]", "ladder.machine=[]", "data.train=10", "data.query=5", "data.test=4")
-CASES = {
-    "some steps": Case((*SNAPSHOTS, "path.schedule=6"), (5,)),
-    "chosen steps": Case((*SNAPSHOTS, "path.schedule=[3,4,11]"), (), (1, 13)),
-    "adaptive steps": Case((*SNAPSHOTS, "path.schedule=adaptive"), (), (5, 20)),
-    "stretches": Case(STRETCHED, (11,), stretches=True),
-    "a flow": Case(FLOW, (1, 4)),
-    "phases": Case((*SEQUENCE, "optimizer=sgd", "optimizer.weight_decay=0.01"), (17,), (4,)),
-    "phases, there": Case((*SEQUENCE, "optimizer=momentum", "optimizer.step_size=0.05"), (), (17,)),
-    "phases, back": Case((*SEQUENCE, "optimizer=momentum", "optimizer.step_size=0.05"), (5,), (10, 21), event="back"),
-    "back": Case(BACK, (1, 9, 10), event="back", cut=attributed_in_chunks),  # in a chunk, at its end, in the next one
-    "effects": Case((*EFFECTS, *ADAM), (2,), (6, 7), event="effects", cut=swept_in_chunks),
-    "effects of descent": Case((*EFFECTS, "optimizer=gd"), (), (2, 6, 7), event="effects", cut=swept_in_chunks),
+MOMENTUM = ("optimizer=momentum", "optimizer.step_size=0.05")
+WITHOUT_KERNELS = (
+    *("path.kernels=none", "steps=4", "path.error_samples=2", "optimizer.weight_decay=0.1"),
+    "ladder.machine=[secant,left,rbf_identity,random_identity]",
+)
+COMPONENTS = ("steps=5", "model.width=8", "data.train=10", "ladder.machine=[]", "path.by=module")
+Cut = Callable[[Setting], Setting]
+FAST: dict[str, tuple[tuple[str, ...], Cut]] = {
+    "some steps": ((*SNAPSHOTS, "path.schedule=6"), whole),
+    "without kernels": ((*WITHOUT_KERNELS, "data.classes=[1,3,8]"), whole),
+    "phases": ((*SEQUENCE, "optimizer=sgd", "optimizer.weight_decay=0.01", "path.kernels=none"), whole),
+    "back": (BACK, attributed_in_chunks),
+    "effects": ((*EFFECTS, *ADAM), swept_in_chunks),
 }
-TABLE = [
-    pytest.param(name, at, marks=[pytest.mark.slow] * (at in case.slow))
-    for name, case in CASES.items()
-    for at in (*case.fast, *case.slow)
-]
+SLOW: dict[str, tuple[tuple[str, ...], Cut]] = {
+    "chosen steps": ((*SNAPSHOTS, "path.schedule=[3,4,11]"), whole),
+    "adaptive steps": ((*SNAPSHOTS, "path.schedule=adaptive"), whole),
+    "a flow": (FLOW, whole),
+    "components": (COMPONENTS, whole),
+    "components, back": ((*COMPONENTS, *MOMENTUM), attributed_in_chunks),
+    "phases, back": ((*SEQUENCE, *MOMENTUM), whole),
+    "phases of classes": ((*WITHOUT_KERNELS, "data=sequence", "data.phases=[[0,1,2],[3,4,5]]"), whole),
+    "effects of descent": ((*EFFECTS, "optimizer=gd"), swept_in_chunks),
+}
+CASES = FAST | SLOW
 
 
 class Left(KeyboardInterrupt):
     """A run was left."""
 
 
+@dataclass(eq=False)
 class Leaving(Memory):
-    """Saves the state at a point, as a checkpoint does, and leaves."""
+    """Saves the state at a moment, as a checkpoint does, and leaves."""
 
     at: tuple[str, int] | None = None
     saved: bytes = b""
+    passed: list[tuple[str, int]] = field(default_factory=list)
 
     def on_step(self, state: RunState, loss: float) -> None:
         self.pass_by(state, "step", state.step)
@@ -103,34 +103,43 @@ class Leaving(Memory):
         self.pass_by(state, way, done)
 
     def pass_by(self, state: RunState, event: str, number: int) -> None:
+        self.passed.append((event, number))
         if self.at == (event, number):
             file = io.BytesIO()
-            torch.save(state.state, file)
+            torch.save(save_sums(self.scratch, len(self.passed), state.state)[0], file)
             self.saved = file.getvalue()
             raise Left
 
 
-def setting_of(name: str) -> Setting:
-    """Prepared anew, as by another process: without the programs of the run that was left."""
-    return CASES[name].cut(prepare(small(*CASES[name].words)))
+def setting_of(name: str, *, keep: bool = True, spills: bool = False) -> Setting:
+    """Prepare a run as a new process does, one that keeps tapes or has its sums on disk, as its memory allows."""
+    words, cut = CASES[name]
+    setting = cut(prepare(small(*words)))
+    points, domain = replace(setting.points, keep=keep, cache=[]), setting.domain
+    assert domain.explained is domain.points
+    domain = replace(domain, points=points, explained=points, spills=spills)
+    return replace(setting, descent=replace(setting.descent, points=points), domain=domain)
 
 
 @cache
-def undisturbed(name: str) -> dict[str, Any]:
-    return numbers(run(setting_of(name), Memory()))
+def undisturbed(name: str) -> tuple[dict[str, Any], Leaving]:
+    listener = Leaving()
+    return numbers(run(setting_of(name), listener)), listener
 
 
 def numbers(outcome: Outcome) -> dict[str, Any]:
-    """All that a run leaves."""
+    """Return everything that a run leaves."""
     found: dict[str, Any] = {"end": outcome.evidence.end, "weights": outcome.weights, "sentence": outcome.sentence}
-    for rule, path in outcome.evidence.paths.items():
+    found["machines"] = {r.name: r.outcome.outputs for r in outcome.rungs if isinstance(r.outcome, Prediction)}
+    for rule_name, path in outcome.evidence.paths.items():
         parts = (path.contributions, path.kernel, path.decay, path.half_by, path.facts)
-        steps = outcome.by_step[rule]
-        found[rule] = (*parts, steps.stacked(), steps.edges)
+        steps, sums = outcome.by_step[rule_name], outcome.by_component.get(rule_name)
+        components = () if sums is None else (sums.parts, sums.decay, sums.totals.stacked())
+        found[rule_name] = (*parts, steps.stacked(), steps.edges, components)
     if outcome.phases is not None:
         shares = {
-            rule: [(torch.from_numpy(share.contributions[:]), share.decay) for share in each]
-            for rule, each in outcome.phases.shares.items()
+            rule_name: [(torch.from_numpy(share.contributions[:]), share.decay) for share in each]
+            for rule_name, each in outcome.phases.shares.items()
         }
         found["phases"] = (outcome.phases.change, shares)
     if outcome.effects is not None:
@@ -152,20 +161,50 @@ def assert_same_bits(one: Any, other: Any) -> None:
         assert one == other
 
 
-@pytest.fixture(autouse=True)
-def _stretches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if CASES[name].stretches:
-        monkeypatch.setattr(integrals, "MAX_TOTALS", 1)
-        monkeypatch.setattr(integrals, "MIN_STRETCHES", 4)
+class Interrupted(RuleBasedStateMachine):
+    """A run that several processes carry out, one after the other, each from the checkpoint of the one before."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.listener, self.done = name, Leaving(), 0
+        self.expected, self.alone = undisturbed(name)
+
+    @rule(share=some.floats(0, 1), keep=some.booleans(), spills=some.booleans())
+    def go_on_and_leave(self, share: float, *, keep: bool, spills: bool) -> None:
+        left = len(self.alone.passed) - self.done
+        if left:
+            self.done += 1 + int(share * (left - 1))
+            self.listener.at = self.alone.passed[self.done - 1]
+            with pytest.raises(Left):
+                self.go_on(keep=keep, spills=spills)
+
+    def go_on(self, **memory: bool) -> Outcome:
+        saved = None
+        if self.listener.saved:
+            saved = load_sums(self.listener.scratch, torch.load(io.BytesIO(self.listener.saved), weights_only=True))
+        return run(setting_of(self.name, **memory), self.listener, saved)
+
+    def teardown(self) -> None:
+        self.listener.at, spills = None, self.done % 2 == 0
+        outcome = self.go_on(keep=spills, spills=spills)
+        assert all(is_on_disk(path.contributions) == spills for path in outcome.evidence.paths.values())
+        assert_same_bits(numbers(outcome), self.expected)
+        assert self.listener.passed == self.alone.passed
+        assert_same_bits(self.listener.kernels, self.alone.kernels)
+        assert_same_bits(self.listener.rows, self.alone.rows)
+        drop_sums(self.listener.scratch)
+        assert {file.name for file in self.listener.scratch.iterdir()} <= {"trajectory.bin"}  # sums have no names
 
 
-@pytest.mark.sample(5)
-@pytest.mark.parametrize(("name", "at"), TABLE)
-def test_a_run_that_was_left_goes_on_to_the_same_bits(name: str, at: int) -> None:
-    listener = Leaving()
-    listener.at = (CASES[name].event, at)
-    with pytest.raises(Left):
-        run(setting_of(name), listener)
-    listener.at = None
-    saved = torch.load(io.BytesIO(listener.saved), weights_only=True)
-    assert_same_bits(numbers(run(setting_of(name), listener, saved)), undisturbed(name))
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_a_run_that_is_left_goes_on_to_the_same_bits(name: str) -> None:
+    examples, legs = (2, 2) if name in FAST else (8, 3)
+    chosen = settings(
+        max_examples=examples,
+        stateful_step_count=legs,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    run_state_machine_as_test(partial(Interrupted, name), settings=chosen)

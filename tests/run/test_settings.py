@@ -1,4 +1,4 @@
-"""Runs whose networks cast to single precision inside, or have an operation without a rule; and what they say."""
+"""Runs whose networks cast to single precision inside, or have an operation without a rule; and their sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ntkexp.kernel.record.recorder import DispatchMode
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import ScaledOutput
 from ntkexp.optimizer.base import AbstractStable
-from ntkexp.optimizer.descent import GD, Momentum
+from ntkexp.optimizer.descent import GD, Adam, Momentum
 from ntkexp.progress import Silent
 from ntkexp.records.folder import PROVENANCE, RunFolder
 from ntkexp.run.execute import execute
@@ -63,22 +63,22 @@ def _shortened(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _digamma(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operation without a rule: kernels are read from plain Jacobians."""
+    """An operation without a rule, so that kernels come from plain Jacobians."""
     pass_through(lambda outputs: (2 + outputs.tanh()).digamma(), monkeypatch)
 
 
 @pytest.mark.usefixtures("_shortened")
-def test_kept_casts_cost_their_rounding_and_the_run_says_so() -> None:
-    run = ran("path.rule=[secant]", "path.casts=keep")
-    assert 1e-12 < run.error("secant") < 100 * torch.finfo(torch.float32).eps
-    assert "a secant closes to 1e-07 of its outputs; casts=ignore" in run.outcome.sentence
-
-
-@pytest.mark.usefixtures("_shortened")
-def test_without_casts_the_secant_is_exact_and_the_run_says_what_moved() -> None:
-    run = ran("path.rule=[secant]", "path.casts=ignore")
-    assert run.error("secant") <= 1e-12
-    assert "read without its casts" in run.outcome.sentence
+@pytest.mark.parametrize(
+    ("casts", "low", "high", "told"),
+    [
+        ("keep", 1e-12, 100 * torch.finfo(torch.float32).eps, "a secant closes to 1e-07 of its outputs; casts=ignore"),
+        ("ignore", 0.0, 1e-12, "read without its casts"),
+    ],
+)
+def test_casts_cost_their_rounding_unless_they_are_ignored(casts: str, low: float, high: float, told: str) -> None:
+    run = ran("path.rule=[secant]", f"path.casts={casts}")
+    assert low < run.error("secant") <= high
+    assert told in run.outcome.sentence
 
 
 def test_a_network_without_casts_is_the_same_either_way() -> None:
@@ -92,22 +92,14 @@ def test_a_network_without_casts_is_the_same_either_way() -> None:
 def test_a_run_without_secants_says_how_its_kernels_are_read() -> None:
     sentence = ran("path.rule=[left]", "steps=2").outcome.sentence
     assert "no difference rule for the operation aten.digamma.default: the tangent is read from plain" in sentence
+    for optimizer in ("gd", "momentum"):  # a secant is refused before training, also by an integral from the end
+        with pytest.raises(
+            Mistake, match=r"no difference rule for the operation aten\.digamma.*path\.rule=\[gauss,left\]"
+        ):
+            prepare(small("path.rule=[secant]", f"optimizer={optimizer}"))
 
 
-@pytest.mark.usefixtures("_digamma")
-@pytest.mark.parametrize("optimizer", ["gd", "momentum"])
-def test_a_secant_is_refused_before_training(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the path is integrated after it, from the end."""
-    monkeypatch.setattr("tests.run.small.run", never)
-    with pytest.raises(Mistake, match=r"no difference rule for the operation aten\.digamma.*path\.rule=\[gauss,left\]"):
-        ran("path.rule=[secant]", f"optimizer={optimizer}")
-
-
-def never(*_: object) -> None:
-    raise AssertionError("training begins")
-
-
-# Machines in float32: what is summed in float64 and what is not is brought together.
+# Machines in float32 combine sums in float64 and kernels in float32.
 
 
 TINY = ("data.train=8", "data.query=4", "data.test=4", "model.width=8")
@@ -138,9 +130,9 @@ SMOOTH = ("model.activation=tanh", "path.rule=[gauss,left,secant]", "path.querie
 
 
 @cache
-def errors(nodes: int, seed: int) -> dict[str, tuple[float, ...]]:
+def errors(points: int, seed: int) -> dict[str, tuple[float, ...]]:
     """The final error of each rule at each step size."""
-    shared = (*SMOOTH, f"path.nodes={nodes}", f"seed={seed}", "ladder.machine=[]")
+    shared = (*SMOOTH, f"path.quadrature_points={points}", f"seed={seed}", "ladder.machine=[]")
     runs = [ran(*shared, f"optimizer.step_size={size}", f"steps={round(TIME / size)}") for size in STEP_SIZES]
     return {rule: tuple(run.error(rule) for run in runs) for rule in ("gauss", "left", "secant")}
 
@@ -153,10 +145,10 @@ def slope(found: tuple[float, ...]) -> float:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("rule", "nodes", "order"), [("left", 1, 1), ("gauss", 1, 2), pytest.param("gauss", 2, 4, marks=pytest.mark.slow)]
+    ("rule", "points", "order"), [("left", 1, 1), ("gauss", 1, 2), pytest.param("gauss", 2, 4, marks=pytest.mark.slow)]
 )
-def test_the_order_of_a_rule(rule: str, nodes: int, order: int, seed: int) -> None:
-    assert abs(slope(errors(nodes, seed)[rule]) - order) < NEAR
+def test_the_order_of_a_rule(rule: str, points: int, order: int, seed: int) -> None:
+    assert abs(slope(errors(points, seed)[rule]) - order) < NEAR
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -216,6 +208,8 @@ def test_just_above_it_diverges_and_says_so() -> None:
     run = ran(*LINEAR, "optimizer.stable_fraction=1.05")
     assert run.outcome.diverged
     assert 0 < run.outcome.steps < 200
+    assert len(run.table) == 9
+    assert all(row.exact for row in run.rows("secant"))  # the sum is exact on the way to infinity too
     said = run.outcome.sentence
     assert said.startswith(f"diverged at step {run.outcome.steps}: ")
     assert (
@@ -235,12 +229,7 @@ def test_the_advice_is_a_smaller_step_than_the_one_that_diverged(kind: type[Abst
         found = re.fullmatch(rf".*; try optimizer\.{key}=(\S+)", said)
         assert found is not None
         assert float(found[1]) <= value / 1.01  # three digits are printed
-
-
-def test_a_run_that_diverged_has_its_table() -> None:
-    run = ran(*LINEAR, "optimizer.stable_fraction=1.05")
-    assert len(run.table) == 9
-    assert all(row.exact for row in run.rows("secant"))  # the sum is exact on the way to infinity too
+    assert step_size_advice(Adam(), share, STABLE) == f"; try optimizer.step_size={share / 10:.3g}"
 
 
 def test_outputs_beyond_all_numbers_end_a_run_as_well() -> None:
@@ -249,7 +238,7 @@ def test_outputs_beyond_all_numbers_end_a_run_as_well() -> None:
     assert len(run.table) == 9
 
 
-# A run takes as many threads as it is told, else by what a step takes; its folder says how many it took.
+# A run takes the given number of threads, or a number that fits the work of a step. Its folder holds the number.
 
 
 WORDS = ("steps=2", "path.rule=[left]", "ladder.machine=[]", "path.error_samples=0")
@@ -291,8 +280,8 @@ def test_a_large_run_takes_all_that_there_are_for_it(tmp_path: Path, monkeypatch
 
 # A device is waited for as rarely as numbers are needed: each wait stops it between two steps.
 #
-# On the CPU as well a number that is read from a tensor is an operation of its own, and those can be counted; so are
-# comparisons of tensors, and lists of places, whose length only the device knows.
+# Each read of a number from a tensor is one operation, on the CPU too, so that reads can be counted. Comparisons of
+# tensors and lists of places also wait, because only the device knows their length.
 
 
 WAITING = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2"}
@@ -312,7 +301,7 @@ class Waits(DispatchMode):
 
 
 def waits(steps: int, *overrides: str) -> int:
-    """How many waits there are in so many steps, of which the first keeps a kernel."""
+    """Count the waits in some steps. The first step keeps a kernel."""
     setting = prepare(small(f"steps={steps}", "path.rule=[secant]", "path.schedule=[0]", *overrides))
     listener = Memory()
     with Waits() as seen:
@@ -331,4 +320,4 @@ def waits(steps: int, *overrides: str) -> int:
     ids=["gd", "clipped", "pooled"],
 )
 def test_a_step_reads_no_number_by_itself_that_it_does_not_need(more: tuple[str, ...], each: int) -> None:
-    assert waits(9, *more) - waits(6, *more) == 3 * each  # programs are made in the first
+    assert waits(9, *more) - waits(6, *more) == 3 * each  # the first six build the programs

@@ -1,4 +1,4 @@
-"""`ntkexp sweep` in a process of its own, its workers, and what it leaves behind.
+"""`ntkexp sweep` in a separate process, its workers, and its files.
 
 Run as a module, this is `ntkexp` with workers that draw nothing.
 """
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ TINY = (
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it printed."""
+    """The status of a command, and its output."""
 
     status: int
     out: str
@@ -36,7 +37,7 @@ def begun(out: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
 
 
 def running(*words: str, **environment: str) -> subprocess.Popen[str]:
-    """`ntkexp …`, in a group of processes of its own; workers find tests by PYTHONPATH, not by the working folder."""
+    """`ntkexp …`, in a separate group of processes; workers find tests by PYTHONPATH, not by the working folder."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         [sys.executable, "-m", "tests.sweep.commands", *words],
@@ -66,12 +67,12 @@ def record(out: Path) -> dict[str, Any]:
 
 
 def states(out: Path) -> list[str]:
-    """Where the runs of the only sweep stand."""
+    """The states of the runs of the only sweep."""
     return [run["state"] for run in record(out)["runs"]]
 
 
 def journal(out: Path, event: str) -> list[str]:
-    """The runs to which something happened."""
+    """The runs of an event."""
     file = out / "sweeps" / "journal.jsonl"
     lines = file.read_text("utf-8").split("\n") if file.is_file() else []
     return [found["run"] for found in map(json.loads, filter(None, lines)) if found["event"] == event]
@@ -87,6 +88,12 @@ def workers(pid: int) -> list[int]:
     return [worker for server in children(pid) for worker in children(server)]
 
 
+def strike(pid: int) -> None:
+    """Kill a process, unless it has ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command, with workers that draw nothing."""
     from ntkexp.cli.main import run  # noqa: PLC0415  not needed by tests
@@ -97,5 +104,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it on behalf of what it puts aside
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for background processes
     sys.exit(main(sys.argv[1:]))

@@ -23,7 +23,7 @@ from submitit.helpers import DelayedSubmission
 from submitit.slurm.slurm import SlurmJobEnvironment
 
 from ntkexp.cli.main import run
-from ntkexp.engine.base import Task, ignore, work
+from ntkexp.engine.base import Task, ignore
 from ntkexp.engine.slurm import DEFAULT_RESOURCES, REQUEUES, open_engine
 from ntkexp.sweep.jobs import RunJob
 from tests.docs.readme import ROOT
@@ -43,7 +43,7 @@ class Cluster:
 
 
 def started(place: Path, *words: str) -> subprocess.Popen[bytes]:
-    """`dask …` in a folder of its own."""
+    """`dask …` in a separate folder."""
     place.mkdir()
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     with (place / "log.txt").open("wb") as log:
@@ -90,7 +90,7 @@ def until_stepping(process: subprocess.Popen[str], out: Path, count: int) -> Non
 
 @pytest.mark.slow
 def test_an_interrupt_reaches_the_workers_and_a_worker_that_is_killed_costs_nothing(tmp_path: Path) -> None:
-    """One after the other on the same cluster, the start of which takes longer than the sweeps."""
+    """Both share a cluster, because its start takes longer than the sweeps."""
     with dask_cluster(tmp_path) as cluster:
         out = tmp_path / "interrupted"
         process = begun(out, *TWO, "steps=100000", "checkpoint_seconds=1000", cluster.engine)
@@ -111,7 +111,7 @@ def test_an_interrupt_reaches_the_workers_and_a_worker_that_is_killed_costs_noth
 
 def test_an_address_that_does_not_answer_is_one_line_in_time(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # nobody listens
+        silent.bind(("127.0.0.1", 0))  # no process listens
         engine = f"--engine=dask:tcp://127.0.0.1:{silent.getsockname()[1]},timeout=0.5"
         assert run(["sweep", *FOUR, engine, f"--out={tmp_path}"]) == 2
     said = capfd.readouterr().err
@@ -176,7 +176,7 @@ def test_what_cannot_be_meant_is_one_line(engine: str, advice: str, capfd: pytes
 
 @pytest.fixture
 def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine whose Slurm writes down what it is asked for, and runs nothing."""
+    """A machine whose Slurm writes down its requests, and runs nothing."""
     folder = tmp_path / "slurm"
     folder.mkdir()
     for program, answer in {"srun": "", "scontrol": "", "sbatch": "Submitted batch job 7"}.items():
@@ -190,7 +190,7 @@ def submitted(out: Path) -> Job:
     """A job of an engine that asks for a little of everything."""
     engine = open_engine("partition=short,account=us,time=90,cpus=4,memory_gb=6,gpus=1", None)
     task = Task("mlp-w8-s0-0", RunJob({}, (), str(out), ()), str(out), str(out), engine.parameters["cpus_per_task"])
-    return engine.executor(ignore).submitted(task)
+    return engine.open(ignore).submitted(task)
 
 
 def test_what_is_asked_for_stands_in_the_script(queue: Path, tmp_path: Path) -> None:
@@ -227,12 +227,12 @@ def test_a_job_out_of_time_is_queued_again_with_the_same_task(
 def test_a_queue_that_cannot_be_asked_loses_the_job_and_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    executor = open_engine("cluster=local", 1).executor(ignore)
-    monkeypatch.setattr(executor, "submitted", lambda task: Mock(done=Mock(side_effect=OSError("sacct is gone"))))
-    future = executor.submit(work, Task("a", RunJob({}, (), "", ()), "", ""))
+    workers = open_engine("cluster=local", 1).open(ignore)
+    monkeypatch.setattr(workers, "submitted", lambda task: Mock(done=Mock(side_effect=OSError("sacct is gone"))))
+    future = workers.submit(Task("a", RunJob({}, (), "", ()), ""))
     assert str(future.exception(timeout=60)) == "sacct is gone"
-    executor.shutdown()
-    assert not executor.watcher.is_alive()
+    workers.shutdown()
+    assert not workers.watcher.is_alive()
 
 
 def test_many_jobs_wait_at_once(queue: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sweeps as files and as command lines: what they expand to, what they are called, and what contradicts itself."""
+"""Sweeps as files and as command lines: their runs, their names, and their contradictions."""
 
 from __future__ import annotations
 
@@ -103,13 +103,19 @@ FILE = {"axes": {"model.width": [8, 9]}, "seeds": 2, "base": ["steps=3"], "fits"
         ({"base": ["model.width=3"]}, "give it in one place"),
         ({"base": ["seed=3"]}, "write 'seeds: 5'"),
         ({"axes": {"seed": [1, 2]}}, "write 'seeds: 5'"),
-        ({"fits": [{"quantity": "drift", "axis": "model.widht"}]}, "did you mean 'model.width'"),
-        ({"fits": [{"quantity": "drift"}]}, "fits.axis is missing"),
-        ({"fits": [{"quantity": "drift", "axis": "model.width", "slope": 1}]}, "fits.slope"),
-        ({"fits": ["drift"]}, "fits."),
-        ({"fits": [{"quantity": "drift", "axis": "model.width", "exponent": 1, "margin": 0}]}, "fits.margin=0"),
-        ({"fits": [{"quantity": "drift", "axis": "model.width", "exponent": 1, "bound": True}]}, "fits.bound=true"),
-        ({"fits": [{"quantity": "drift", "axis": "model.width", "bound": "upper"}]}, "give the exponent that bounds"),
+        ({"fits": [{"quantity": "kernel_change", "axis": "model.widht"}]}, "did you mean 'model.width'"),
+        ({"fits": [{"quantity": "kernel_change"}]}, "fits.axis is missing"),
+        ({"fits": [{"quantity": "kernel_change", "axis": "model.width", "slope": 1}]}, "fits.slope"),
+        ({"fits": ["kernel_change"]}, "fits."),
+        ({"fits": [{"quantity": "kernel_change", "axis": "model.width", "exponent": 1, "margin": 0}]}, "fits.margin=0"),
+        (
+            {"fits": [{"quantity": "kernel_change", "axis": "model.width", "exponent": 1, "bound": True}]},
+            "fits.bound=true",
+        ),
+        (
+            {"fits": [{"quantity": "kernel_change", "axis": "model.width", "bound": "upper"}]},
+            "give the exponent that bounds",
+        ),
     ],
     ids=repr,
 )
@@ -120,8 +126,8 @@ def test_what_contradicts_itself_is_one_line(change: dict[str, object], advice: 
 
 
 def test_a_fit_may_name_no_exponent() -> None:
-    fits = [{"quantity": "drift", "axis": "model.width"}]
-    assert from_yaml("mine", FILE | {"fits": fits}).fits == (Fit(quantity="drift", axis="model.width"),)
+    fits = [{"quantity": "kernel_change", "axis": "model.width"}]
+    assert from_yaml("mine", FILE | {"fits": fits}).fits == (Fit(quantity="kernel_change", axis="model.width"),)
 
 
 def test_two_points_may_be_the_same_run(tmp_path: Path) -> None:
@@ -206,7 +212,7 @@ def test_commas_within_brackets_and_quotes_part_nothing(pieces: list[str]) -> No
     assert list(split_at_commas(",".join(pieces))) == pieces
 
 
-# Estimates: from shapes alone, larger for what is larger, and said to be impossible where a run is.
+# Estimates follow from shapes alone, grow with them, and name impossible runs.
 
 
 SMALL = ("data.train=24", "data.query=12", "data.test=12", "model.width=16", "steps=20")
@@ -230,7 +236,7 @@ def test_larger_shapes_need_more_memory(more: str) -> None:
 def test_steps_cost_alike_and_many_need_no_more_memory() -> None:
     few, more, many = (cost(f"steps={steps}") for steps in (100_000, 200_000, 300_000))
     assert many.seconds - more.seconds == pytest.approx(more.seconds - few.seconds)
-    assert many.bytes == few.bytes  # as what came of single steps is put together to stretches
+    assert many.bytes == few.bytes  # since the changes by single steps are joined to stretches
 
 
 def test_what_is_estimated_once_is_not_looked_at_again() -> None:
@@ -248,7 +254,7 @@ def test_a_run_that_cannot_be_says_why() -> None:
 # The remaining time, after events at known times.
 
 
-Happened = tuple[float, Event]  # the seconds at which an event happens
+Happened = tuple[float, Event]  # the time of an event in seconds
 ALIKE: dict[str, Any] = {"believed": 0.0}
 ESTIMATES: dict[str, tuple[dict[str, float], int, dict[str, Any], list[Happened], Any]] = {
     "nothing has begun": (dict.fromkeys("abcd", 100.0), 2, {}, [], 200),

@@ -73,7 +73,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[s
 def test_what_a_run_continues_without_is_said_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also by a quiet sweep, and through the text in which an end comes from a cluster."""
+    """Also by a quiet sweep, and in the text that a cluster sends."""
 
     def execute(
         experiment: Experiment, overrides: Sequence[str], out: Path, *, progress: AbstractProgress, **_: object
@@ -86,7 +86,7 @@ def test_what_a_run_continues_without_is_said_in_one_line(
         return Ended(**json.loads(json.dumps(asdict(work(task, tell)))))
 
     monkeypatch.setattr("ntkexp.sweep.jobs.execute", execute)
-    monkeypatch.setattr("ntkexp.engine.base.work", through_text)
+    monkeypatch.setattr("tests.kernel_file.subjects.work", through_text)
     planned = plan(define(THREE[:1], Choices(config_folders(None))), composer(), tmp_path)
     for progress in (Quiet(), ProgressLines(sys.stderr)):
         conductor = Conductor(planned, Here(1), progress, log="mlflow")
@@ -117,7 +117,7 @@ def test_what_failed_is_told_once_and_not_repeated_unasked(tmp_path: Path) -> No
 
 
 def until_stepping(process: subprocess.Popen[str], out: Path, count: int) -> None:
-    """Wait until so many runs are under way."""
+    """Wait until `count` runs are under way."""
     while process.poll() is None and len(list(out.glob("runs/*/progress.json"))) < count:
         time.sleep(0.01)
     assert process.poll() is None, process.communicate()
@@ -206,7 +206,7 @@ def test_a_full_disk_stops_a_sweep_that_goes_on_afterwards(tmp_path: Path) -> No
     assert states(tmp_path) == ["done"] * 3
 
 
-# The journal: what was written can be read, whatever was cut off between.
+# The journal stays readable after any interrupted write.
 
 
 def test_the_last_event_counts(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_line_that_was_cut_off_costs_itself_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_line_that_was_damaged_says_nothing(tmp_path: Path, seed: int) -> None:
-    """A failure that is told was one; one that is not told is tried again."""
+    """Only real failures are told. An untold failure is tried again."""
     journal, luck = EventLog(tmp_path / JOURNAL, "width"), Random(seed)
     for name in "abc":
         journal.write(name, "failed", f"too wide for {name}")

@@ -11,7 +11,7 @@ import pytest
 import ntkexp.run.execute
 from tests.run.test_execute import stand_in
 
-FULL = os.environ.get("TESTS_FULL_DISK", "")  # the file for which there is no room
+FULL = os.environ.get("TESTS_FULL_DISK", "")  # the file that does not fit
 
 patch, replace = pytest.MonkeyPatch(), Path.replace  # never undone: workers end
 

@@ -1,6 +1,6 @@
-"""The command line of the torture: which cases, from which seed, and at the end a table.
+"""The command line of the torture. It prints failures and a table, and exits with 1 if a case failed.
 
-`--only=N` repeats the case of that number. The exit status is 1 if a case failed.
+`--only=N` repeats the case with this number.
 """
 
 # ruff: noqa: PLC0415  the numbers of threads must be set before torch is imported
@@ -22,7 +22,7 @@ HEADER = ("kind", "cases", "refused", "done", "failures", "seconds")
 
 
 def main(words: Sequence[str]) -> int:
-    """Play what is asked for."""
+    """Play the chosen cases."""
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     from tests.torture.crew import all_played, known
     from tests.torture.stage import warm
@@ -43,12 +43,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def parsed(words: Sequence[str], kinds: Sequence[str]) -> argparse.Namespace:
-    """The command line, taken apart."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description="Bad inputs, kills and damages.")
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(kinds)}; all, if none is named")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"of {', '.join(kinds)}; all if none is named")
     parser.add_argument("--count", type=int, default=100, help="cases of each kind")
-    parser.add_argument("--seed", type=int, default=0, help="another one, other cases")
-    parser.add_argument("--only", type=int, help="the case of this number")
+    parser.add_argument("--seed", type=int, default=0, help="of the random cases")
+    parser.add_argument("--only", type=int, help="the number of one case")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="cases at once")
     chosen = parser.parse_args(words)
     if strangers := set(chosen.kinds) - set(kinds):
@@ -57,7 +57,7 @@ def parsed(words: Sequence[str], kinds: Sequence[str]) -> argparse.Namespace:
 
 
 def show(ending: Played, seed: int) -> None:
-    """A failure, and the command that repeats it."""
+    """Print a failure, and the command that repeats it."""
     again = shlex.join(["python", "-m", "tests.torture", ending.kind, f"--seed={seed}", f"--only={ending.number}"])
     body = "".join(f"    {line}\n" for line in ending.fault.splitlines())
     sys.stdout.write(f"FAILED {again}\n{body}\n")
@@ -65,7 +65,7 @@ def show(ending: Played, seed: int) -> None:
 
 
 def table(endings: Sequence[Played]) -> str:
-    """A line for each kind."""
+    """Return a row for each kind."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for ending in endings:
         found = counts[ending.kind]
@@ -78,5 +78,5 @@ def table(endings: Sequence[Played]) -> str:
     return "".join("".join([f"{row[0]:16}", *(f"{cell:>10}" for cell in row[1:])]) + "\n" for row in rows)
 
 
-if __name__ == "__main__":  # so that importing this module runs nothing
+if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Workers: each plays every so manieth case, and tells how it ended."""
+"""Workers play the cases in turn, and report how they ended."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Kind(Protocol):
     """A file in `kind/`."""
 
     def play(self, luck: random.Random, stage: Stage) -> Outcome:
-        """One case, drawn from the luck it is given; a promise that is broken is a `Fault`."""
+        """Draw and play a case. Raise a `Fault` if a promise is broken."""
         ...
 
 
 @dataclass(frozen=True)
 class Played:
-    """How a case ended; what is wrong with it, if anything is."""
+    """The outcome of a case, and its fault."""
 
     kind: str
     number: int
@@ -38,18 +38,18 @@ class Played:
 
 
 def known() -> list[str]:
-    """The kinds there are."""
+    """Return the names of all kinds."""
     return sorted(module.name for module in iter_modules(kinds.__path__))
 
 
 def load(name: str) -> Kind:
-    """A kind by its name."""
+    """Load a kind."""
     found: Kind = import_module(f"{kinds.__name__}.{name}")
     return found
 
 
 def played(name: str, seed: int, number: int, shared: Path) -> Played:
-    """A case, from its kind, a seed and a number."""
+    """Play the case of a kind with a seed and a number."""
     begun, fault, outcome = time.monotonic(), "", "failed"
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-{number}-", dir=shared))
     own = shared / f"of-{name}"
@@ -58,7 +58,7 @@ def played(name: str, seed: int, number: int, shared: Path) -> Played:
         outcome = load(name).play(random.Random(f"{name}/{seed}/{number}"), Stage(folder, own))
     except Fault as found:
         fault = str(found)
-    except Exception:  # the torture's own fault is one as well
+    except Exception:  # a bug of the torture is a fault too
         fault = traceback.format_exc()
     finally:
         cleared(folder)
@@ -66,14 +66,14 @@ def played(name: str, seed: int, number: int, shared: Path) -> Played:
 
 
 def work(cases: Sequence[tuple[str, int]], seed: int, shared: Path, line: Connection) -> None:
-    """One worker's share."""
+    """Play the cases of one worker."""
     for name, number in cases:
         line.send(played(name, seed, number, shared))
     line.close()
 
 
 def all_played(cases: Sequence[tuple[str, int]], seed: int, workers: int) -> Iterator[Played]:
-    """Every case, in the order in which they end."""
+    """Yield all cases as they end."""
     with tempfile.TemporaryDirectory(prefix="torture-", ignore_cleanup_errors=True) as folder:
         lines = []
         for worker in range(workers):

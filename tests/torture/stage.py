@@ -1,4 +1,4 @@
-r"""What a command promises: what was asked for and status 0, or one line that says why not and status 2.
+r"""A command promises its result and status 0, or one line with the reason and status 2.
 
 >>> judged(Ended(("train", "seed=-1"), 2, "", "ntkexp: seed=-1: it takes a whole number ≥ 0\n", 0.1))
 'refused'
@@ -30,17 +30,17 @@ from typing import Literal, TypeAlias
 Outcome: TypeAlias = Literal["done", "refused"]
 OURS = "ntkexp: "
 LOST = (" is damaged", " was left without a checkpoint; ")
-"""A quiet command says one thing on its way: what work was lost."""
-SHOWN = 1200  # characters of a complaint
+"""The only messages of a quiet command: work was lost."""
+SHOWN = 1200  # characters of an error
 
 
 class Fault(AssertionError):
-    """A command that did not keep its promise."""
+    """A command broke its promise."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it printed; a status below zero is the signal that it died of."""
+    """The status and the output of a command. A negative status is the signal that killed it."""
 
     arguments: tuple[str, ...]
     status: int
@@ -56,7 +56,7 @@ class Ended:
 
 
 def judged(ended: Ended) -> Outcome:
-    """What became of a command that was to be quiet; anything but its two good ends is a fault."""
+    """Return the outcome of a quiet command. Raise a fault unless it kept its promise."""
     lines = ended.err.split("\n")[:-1] if ended.err.endswith("\n") else ended.err.split("\n")
     if ended.status == 2 and len(lines) == 1 and lines[0].startswith(OURS) and len(lines[0]) > len(OURS):
         return "refused"
@@ -66,7 +66,7 @@ def judged(ended: Ended) -> Outcome:
 
 
 def is_of_lost_work(line: str) -> bool:
-    """Whether a line says that a run begins anew, and why.
+    """Return true for a message about lost work.
 
     >>> is_of_lost_work("outputs/runs/a was left without a checkpoint; the run starts again")
     True
@@ -80,27 +80,25 @@ def agree(found: dict[str, bytes], expected: dict[str, bytes], what: str) -> Non
             raise Fault(f"{what}: {name} {'is missing' if name not in found else 'has other bytes'}")
 
 
-# A command in a process of its own, forked from one in which everything is loaded, with limits.
-#
-# Time is that of the processor, so that a machine with much else to do changes nothing; the wall's is for what sleeps.
+# A command runs in a process that is forked from one with all modules, with limits of CPU time, wall time and memory.
 
 
 FORKS = multiprocessing.get_context("fork")
 PROCESSOR, WALL = 40, 300.0  # seconds
-MEMORY = 9 << 30  # bytes of addresses: memory_gb's default, and what was loaded, twice
+MEMORY = 9 << 30  # bytes: twice the default of memory_gb and the loaded modules
 
 Command: TypeAlias = Callable[[Sequence[str]], int]
 
 
 def ntkexp(arguments: Sequence[str]) -> int:
-    """The command itself, as its entry point runs it."""
-    from ntkexp.cli.main import run  # noqa: PLC0415  the numbers of threads must be set before torch is imported
+    """Run the command, as its entry point does."""
+    from ntkexp.cli.main import run  # noqa: PLC0415  after the number of threads is set
 
     return run(arguments)
 
 
 def warm() -> None:
-    """Load what commands load, once for all of them."""
+    """Load the modules of commands."""
     from importlib import import_module  # noqa: PLC0415
 
     for name in ("cli.main", "kernel_file.fill", "run.execute", "sweep.jobs", "report.page.build"):
@@ -111,14 +109,14 @@ def warm() -> None:
 
 
 def started(arguments: Sequence[str], folder: Path, command: Command = ntkexp) -> ForkProcess:
-    """A command, running in a folder; what it prints goes to `.out` and `.err` there."""
+    """Start a command in a folder. Its output goes to `.out` and `.err` there."""
     process = FORKS.Process(target=obey, args=(command, list(arguments), folder))
     process.start()
     return process
 
 
 def ended(process: ForkProcess, arguments: Sequence[str], folder: Path, wait: float = WALL) -> Ended:
-    """The same at its end, or when it has been waited for so long, which is the end of its whole session."""
+    """Wait for the end of a command, or kill its session after `wait` seconds."""
     begun = time.monotonic()
     process.join(wait)
     if process.is_alive():
@@ -133,7 +131,7 @@ def ended(process: ForkProcess, arguments: Sequence[str], folder: Path, wait: fl
 
 
 def obey(command: Command, arguments: list[str], folder: Path) -> None:
-    """What the forked process does."""
+    """Run a command in the forked process."""
     os.setsid()
     os.chdir(folder)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -147,7 +145,7 @@ def obey(command: Command, arguments: list[str], folder: Path) -> None:
     raise SystemExit(command(arguments))
 
 
-# Where a case is played: a folder of its own, the commands that are run in it, and what all cases of a kind share.
+# Each case has a folder, and the cases of a kind share another one.
 
 
 SMALL = (
@@ -158,32 +156,32 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Stage:
-    """A folder for one case, and one that outlives it."""
+    """The folder of a case, and the shared folder."""
 
     folder: Path
     shared: Path
 
     def run(self, *arguments: str, command: Command = ntkexp) -> Ended:
-        """A command, to its end."""
+        """Run a command."""
         return ended(started(arguments, self.folder, command), arguments, self.folder, WALL)
 
     def killed(self, arguments: Sequence[str], after: float, command: Command = ntkexp) -> Ended:
-        """A command that is killed after so many seconds, unless it has come to its end."""
+        """Run a command, and kill it after some seconds."""
         return ended(started(arguments, self.folder, command), arguments, self.folder, after)
 
     def outcome(self, *arguments: str) -> Outcome:
-        """What became of a command."""
+        """Run a command. Return its outcome."""
         return judged(self.run(*arguments))
 
     def done(self, *arguments: str) -> Ended:
-        """A command that has no reason to refuse."""
+        """Run a command that must succeed."""
         found = self.run(*arguments)
         if judged(found) != "done":
             raise Fault(str(found))
         return found
 
     def kept(self, name: str, make: Callable[[Stage], object]) -> Path:
-        """A folder that is made once, whoever asks first."""
+        """Return a shared folder, and create it at the first call."""
         place = self.shared / name
         with (self.shared / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -196,17 +194,17 @@ class Stage:
         return place
 
     def copy(self, place: Path, name: str) -> Path:
-        """What is shared, for this case alone."""
+        """Copy a shared folder into this case."""
         return Path(shutil.copytree(place, self.folder / name, symlinks=True))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+    """Return the files of a folder."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
 
 
 def cleared(folder: Path) -> None:
-    """Remove a folder, whatever was done to its permissions."""
+    """Remove a folder, despite its permissions."""
     for place, _, _ in os.walk(folder):
         Path(place).chmod(0o700)
     shutil.rmtree(folder, ignore_errors=True)

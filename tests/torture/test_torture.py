@@ -21,7 +21,7 @@ def test_a_case_of_every_kind() -> None:
 
 @pytest.mark.slow
 def test_the_same_number_is_the_same_case() -> None:
-    """Also beside other kinds, and by other workers."""
+    """It does not depend on other kinds, or on the workers."""
     told = [
         subprocess.run([*COMMAND, *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
         for words in (("sweeps", "--only=1"), ("sweeps", "--count=2", "--workers=1"), ("sweeps", "--count=2"))

@@ -79,9 +79,13 @@ class LayerProducts(AbstractTrial):
         rows = list[Mapping[str, Level]]()
         for name, layer in layers.items():
             patches, signals = per_pixel(layer, *seen[name])
+            kernel = own[name]
+
             # Σ_pq ⟨g_p, g′_q⟩ ⟨b_p, b′_q⟩
-            pairs = torch.einsum("ipc,jqc->ijpq", signals, signals)
-            paired = (pairs * torch.einsum("ipd,jqd->ijpq", patches, patches)).sum((2, 3))
+            of_signals = torch.einsum("ipc,jqc->ijpq", signals, signals)
+            of_patches = torch.einsum("ipd,jqd->ijpq", patches, patches)
+            paired = (of_signals * of_patches).sum((2, 3))
+
             # ⟨g, g′⟩ ⟨b, b′⟩, over all pixels
             b = patches.flatten(1)
             g = signals.flatten(1)
@@ -90,9 +94,9 @@ class LayerProducts(AbstractTrial):
                 {
                     "layer": name,
                     "kind": type(layer).__name__.lower(),
-                    "error": float((paired - own[name]).norm() / own[name].norm()),
-                    "unpaired": float((unpaired - own[name]).norm() / own[name].norm()),
-                    "share": float(own[name].trace()) / trace,
+                    "error": float((paired - kernel).norm() / kernel.norm()),
+                    "unpaired": float((unpaired - kernel).norm() / kernel.norm()),
+                    "share": float(kernel.trace()) / trace,
                 }
             )
         return rows
@@ -102,30 +106,29 @@ def pass_through(
     module: nn.Module, layers: Mapping[str, nn.Module], x: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the input of each layer, and the gradient of the output with respect to its output."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
-    hooks = [
-        layer.register_forward_hook(
-            lambda _, given, z, name=name: seen.update({name: (given[0], z)})
-        )
-        for name, layer in layers.items()
-    ]
+    inputs: dict[str, Tensor] = {}
+    results: dict[str, Tensor] = {}
+
+    def note(name: str, layer: nn.Module, arguments: tuple[Tensor, ...], z: Tensor) -> None:
+        inputs[name] = arguments[0]
+        results[name] = z
+
+    hooks = [layer.register_forward_hook(partial(note, name)) for name, layer in layers.items()]
     outputs = module(x)
     for hook in hooks:
         hook.remove()
-    gradients = torch.autograd.grad(outputs.sum(), [z for _, z in seen.values()])
-    return {
-        name: (given.detach(), g)
-        for (name, (given, _)), g in zip(seen.items(), gradients, strict=True)
-    }
+    gradients = torch.autograd.grad(outputs.sum(), list(results.values()))
+    signals = dict(zip(results, gradients, strict=True))
+    return {name: (inputs[name].detach(), signals[name]) for name in results}
 
 
 def autograd_kernel(module: nn.Module, layer: str, x: Tensor) -> Float[Tensor, "example example"]:
     """Return the kernel of one layer's parameters, from a gradient per example."""
     parameters = list(module.get_submodule(layer).parameters())
-    rows = [
-        torch.cat([g.flatten() for g in torch.autograd.grad(module(one).sum(), parameters)])
-        for one in torch.split(x, 1)
-    ]
+    rows = []
+    for point in torch.split(x, 1):
+        gradients = torch.autograd.grad(module(point).sum(), parameters)
+        rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
     jacobian = torch.stack(rows)
     return jacobian @ jacobian.t()
 
@@ -185,18 +188,18 @@ class LimitRegression(AbstractTrial):
         y = centred(data.train.target, len(data.classes))
         among = infinite_kernel(layers, x, threads=1)[1]
         across = infinite_kernel(layers, data.test.inputs, x, threads=1)[1]
+        identity = torch.eye(len(among), dtype=among.dtype)
         for ridge in self.ridges:
-            matrix = among + ridge * among.diagonal().mean() * torch.eye(
-                len(among), dtype=among.dtype
-            )
+            matrix = among + ridge * among.diagonal().mean() * identity
             values = torch.linalg.eigvalsh(matrix)
-            condition = float(values[-1] / values[0]) if values[0] > 0 else float("inf")
+            condition = float("inf")
+            if values[0] > 0:
+                condition = float(values[-1] / values[0])
             coefficients = torch.linalg.solve(matrix, y)
+            is_right = (across @ coefficients).argmax(1) == data.test.target
             yield {
                 "ridge": ridge,
-                "accuracy": float(
-                    ((across @ coefficients).argmax(1) == data.test.target).double().mean()
-                ),
+                "accuracy": float(is_right.double().mean()),
                 "residual": float((among @ coefficients - y).abs().max()),
                 "condition": condition,
                 "bound": len(matrix) * torch.finfo(matrix.dtype).eps * condition,
@@ -302,11 +305,15 @@ def predict_by_gain(
     >>> [round(accuracy, 12) for accuracy in predicted]
     [0.7, 0.25]
     """
+    # a and b, from logit accuracy − logit beside ≈ a + b ln n
     first, second = torch.tensor([accuracies, beside], dtype=torch.float64).logit()
     gains = (first - second)[:, None]
-    coefficients = torch.linalg.lstsq(log_columns(sizes), gains).solution  # a and b
+    coefficients = torch.linalg.lstsq(log_columns(sizes), gains).solution
+
+    # logit predicted(n) = logit known(n) + a + b ln n
     known_logits = torch.tensor(known, dtype=torch.float64).logit()
-    predicted = (known_logits + (log_columns(at) @ coefficients)[:, 0]).sigmoid()
+    predicted_gains = (log_columns(at) @ coefficients)[:, 0]
+    predicted = (known_logits + predicted_gains).sigmoid()
     return [float(accuracy) for accuracy in predicted]
 
 
@@ -463,26 +470,24 @@ class ConvolutionalAccuracy(AbstractTrial):
         across = infinite_kernel(layers, new, x, threads=1)
 
         # K(x, X) K(X, X)⁻¹ Y for both kernels
-        outputs_by_name = {
-            name: right @ torch.linalg.solve(left, y)
-            for name, left, right in zip(("process", "kernel"), among, across, strict=True)
-            if name in self.regressors
-        }
+        outputs_by_name = {}
+        for name, left, right in zip(("process", "kernel"), among, across, strict=True):
+            if name in self.regressors:
+                outputs_by_name[name] = right @ torch.linalg.solve(left, y)
 
         # The network, trained with η = 1/λ_max(Θ)
         if "network" in self.regressors:
             step_size = 1 / float(torch.linalg.eigvalsh(among[1])[-1])
             kind: torch.dtype = getattr(torch, self.dtype)
-            module = (
-                model.module(INIT, tuple(x.shape[1:]), y.shape[1], generator, data.vocabulary)
-                .eval()
-                .to(kind)
-            )
+            shape = tuple(x.shape[1:])
+            module = model.module(INIT, shape, y.shape[1], generator, data.vocabulary)
+            module = module.eval().to(kind)
             outputs_by_name["network"] = train_outputs(
                 module, x.to(kind), new.to(kind), y.to(kind), step_size, self.steps
             )
         for name, outputs in outputs_by_name.items():
-            yield name, float((outputs.argmax(1) == data.test.target).double().mean())
+            is_right = outputs.argmax(1) == data.test.target
+            yield name, float(is_right.double().mean())
 
 
 def train_outputs(
@@ -505,7 +510,8 @@ def train_outputs(
     optimizer = torch.optim.SGD(module.parameters(), lr=step_size, momentum=MOMENTUM)
     for _ in range(steps):
         optimizer.zero_grad()
-        ((module(x) - at_x - y).square().sum() / 2).backward()
+        missed = module(x) - at_x - y
+        (missed.square().sum() / 2).backward()
         optimizer.step()
     with torch.no_grad():
         outputs: Tensor = module(new) - at_new

@@ -85,21 +85,26 @@ class EndOfTraining(AbstractTrial):
         }
         if not self.curvature:
             return numbers
+
+        # λ_min/λ_max of the Hessian of L
+        def loss(vector: Tensor) -> Tensor:
+            return learner.loss(unflat(vector, end))
+
         load_forward_mode()
-        values = torch.linalg.eigvalsh(
-            hessian(lambda weights: learner.loss(unflat(weights, end)))(last)
-        )
+        values = torch.linalg.eigvalsh(hessian(loss)(last))
         return {**numbers, "curvature": float(values[0] / values[-1])}
 
     def train(self, learner: Learner) -> tuple[Weights, Weights]:
         """Train, and return θ_T and Σᵢ sᵢ."""
-        x, y = learner.task.inputs, learner.task.targets
+        x = learner.task.inputs
+        y = learner.task.targets
         gradients = vmap(grad(learner.loss_of_one), (None, 0, 0))
         start = learner.start
         end = start
         added = {name: weight.new_zeros(len(x), *weight.shape) for name, weight in start.items()}
         until = self.until * float(learner.loss(start).detach())
-        for step in learner.network.learn(start, learner.task, self.steps, self.fraction, until):
+        steps = learner.network.learn(start, learner.task, self.steps, self.fraction, until)
+        for step in steps:
             # sᵢ ← sᵢ − η ∇ℓᵢ
             size = step.size / (self.alpha**2 * len(x))
             for name, gradient in gradients(step.before, x, y).items():
@@ -121,11 +126,12 @@ class Learner:
 
     def loss(self, weights: Weights) -> Tensor:
         """Return L."""
-        outputs = self.network.outputs(weights, self.task.inputs)
-        return (outputs - self.task.targets).square().mean() / 2
+        missed = self.network.outputs(weights, self.task.inputs) - self.task.targets
+        return missed.square().mean() / 2
 
     def loss_of_one(self, weights: Weights, point: Tensor, target: Tensor) -> Tensor:
-        return (self.network.outputs(weights, point[None]) - target).square().sum() / 2
+        missed = self.network.outputs(weights, point[None]) - target
+        return missed.square().sum() / 2
 
     def slope(self, weights: Weights) -> float:
         """Return ‖∇L‖."""
@@ -153,9 +159,10 @@ def unflat(vector: Float[Tensor, " weight"], like: Weights) -> Weights:
     {'w': tensor([[1., 2.]]), 'b': tensor([3.])}
     """
     parts = torch.split(vector, [weight.numel() for weight in like.values()])
-    return {
-        name: part.view_as(weight) for (name, weight), part in zip(like.items(), parts, strict=True)
-    }
+    weights = {}
+    for (name, weight), part in zip(like.items(), parts, strict=True):
+        weights[name] = part.view_as(weight)
+    return weights
 
 
 class LinearModes(AbstractTrial):
@@ -193,10 +200,10 @@ class LinearModes(AbstractTrial):
         u = u[:, : y.shape[1] - 1]
         s = s[:-1]
         v = v[: y.shape[1] - 1]
-        starts = {"small": self.small, "large": self.large}
+        modes = (u, s, v)
         return [
-            {"start": name, "miss": self.miss(scale, (u, s, v), seed)}
-            for name, scale in starts.items()
+            {"start": "small", "miss": self.miss(self.small, modes, seed)},
+            {"start": "large", "miss": self.miss(self.large, modes, seed)},
         ]
 
     def miss(self, scale: float, modes: tuple[Tensor, Tensor, Tensor], seed: int) -> float:
@@ -221,14 +228,12 @@ class LinearModes(AbstractTrial):
         courses = [strengths(first, second)]
         for _ in range(round(self.time / self.step_size)):
             missing = target - second @ first
-            first, second = (
-                first + self.step_size * second.t() @ missing,
-                second + self.step_size * missing @ first.t(),
-            )
+            first_step = self.step_size * second.t() @ missing
+            second_step = self.step_size * missing @ first.t()
+            first = first + first_step
+            second = second + second_step
             courses.append(strengths(first, second))
-        deviations = [
-            self.off(course, size) for course, size in zip(torch.stack(courses, 1), s, strict=True)
-        ]
+        deviations = map(self.off, torch.stack(courses, 1), s)
         return sum(deviations) / len(s)
 
     def off(self, course: Float[Tensor, " step"], size: Tensor) -> float:
@@ -282,12 +287,11 @@ class Operations(AbstractTrial):
         across = infinite_kernel(layers, new, x, threads=1)[1]
         ridge = 1e-6 * among.diagonal().mean() * torch.eye(len(x), dtype=among.dtype)
         wanted = share_right(across @ torch.linalg.solve(among + ridge, y), data.test.target)
-        pairs = len(x) * (len(x) + 1) / 2 + len(new) * len(x)
-        by_kernel = (
-            pairs * (x[0].numel() + self.each * len(layers))
-            + len(x) ** 3 / 3
-            + len(new) * len(x) * classes
-        )
+        n = len(x)
+        pairs = n * (n + 1) / 2 + len(new) * n
+        to_compute = pairs * (x[0].numel() + self.each * len(layers))
+        to_solve = n**3 / 3
+        by_kernel = to_compute + to_solve + len(new) * n * classes
 
         # Train the network until it is accurate enough.
         module = network_of_width(self.width, self.model, self.init, shape, stream("weights", seed))
@@ -296,14 +300,8 @@ class Operations(AbstractTrial):
         for taken, outputs in enumerate(self.course(module, x, y, new)):
             right = max(right, share_right(outputs, data.test.target))
             if right >= wanted - self.allowed:
-                by_training = weights * (3 * len(x) * taken + len(new))
-                return [
-                    {
-                        "operations": by_kernel / by_training,
-                        "reached": right - wanted,
-                        "steps": taken,
-                    }
-                ]
+                operations = by_kernel / (weights * (3 * n * taken + len(new)))
+                return [{"operations": operations, "reached": right - wanted, "steps": taken}]
         return [{"operations": float("nan"), "reached": right - wanted, "steps": self.steps}]
 
     def course(

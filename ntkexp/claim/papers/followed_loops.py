@@ -75,23 +75,19 @@ class SubliminalLearning(AbstractTrial):
         for name, first in {"teacher": start, "another": another}.items():
             student = deepcopy(first)
             learned = self.learn(student, noise, targets, batches, data.query, classes)
-            rows.append(
-                {
-                    "start": name,
-                    **learned,
-                    "accuracy": accuracy(student, data.query, classes) - before,
-                }
-            )
+            gained = accuracy(student, data.query, classes) - before
+            rows.append({"start": name, **learned, "accuracy": gained})
         return rows
 
     def network(self, inputs: int, classes: int, generator: torch.Generator) -> nn.Sequential:
         """Return a network with two hidden layers, and outputs for the classes and extra ones."""
         sizes = (inputs, self.width, self.width, classes + self.extra)
         layers: list[nn.Module] = []
-        for one, other in pairwise(sizes):
-            linear = nn.Linear(one, other, dtype=torch.float64)
+        for before, after in pairwise(sizes):
+            linear = nn.Linear(before, after, dtype=torch.float64)
+            normal = torch.randn(after, before, generator=generator)
             with torch.no_grad():
-                linear.weight.copy_(torch.randn(other, one, generator=generator) * (2 / one) ** 0.5)
+                linear.weight.copy_(normal * (2 / before) ** 0.5)
                 linear.bias.zero_()
             layers += [linear, nn.ReLU()]
         return nn.Sequential(*layers[:-1])
@@ -116,15 +112,13 @@ class SubliminalLearning(AbstractTrial):
         with follow(student, optimizer, queries=points, measure=margin) as trace:
             for batch in batches:
                 optimizer.zero_grad()
-                torch.autograd.backward(
-                    mse_loss(student(noise[batch])[:, classes:], targets[batch])
-                )
+                outputs = student(noise[batch])[:, classes:]
+                torch.autograd.backward(mse_loss(outputs, targets[batch]))
                 optimizer.step()
         contributions = trace.attribute(quiet=True)
         change = contributions["change"]
-        miss = np.linalg.norm(
-            contributions["contribution"].sum("example") - change
-        ) / np.linalg.norm(change)
+        missed = contributions["contribution"].sum("example") - change
+        miss = np.linalg.norm(missed) / np.linalg.norm(change)
         return {"rise": float(change.mean()), "miss": float(miss)}
 
 
@@ -154,7 +148,8 @@ class Adder(nn.Module):
                     weight.copy_((2 * drawn - 1) / layer.in_features**0.5)
 
     def forward(self, pairs: Tensor) -> Tensor:
-        outputs: Tensor = self.readout(torch.relu(self.hidden(self.table(pairs).sum(1))))
+        summed = self.table(pairs).sum(1)
+        outputs: Tensor = self.readout(torch.relu(self.hidden(summed)))
         return outputs
 
 
@@ -213,11 +208,9 @@ class GrokkingByComponent(AbstractTrial):
                 optimizer.step()
 
         if 1 not in train_accuracies:
-            none = {"accuracy": math.nan, "came": math.nan, "miss": math.nan}
-            return [
-                {"phase": phase, "component": "all", **none}
-                for phase in ("memorising", "generalising")
-            ]
+            none: dict[str, Level] = {"component": "all"}
+            none |= dict.fromkeys(("accuracy", "came", "miss"), math.nan)
+            return [{"phase": "memorising", **none}, {"phase": "generalising", **none}]
         return phase_rows(trace, train_accuracies.index(1), new_accuracies)
 
 
@@ -230,13 +223,15 @@ def phase_rows(
     change = contributions["change"].isel(out=0)
     missed = came.sum(("component", "step")) - change
     miss = float(np.linalg.norm(missed) / np.linalg.norm(change))
-    rows: list[Mapping[str, Level]] = []
-    for phase, steps, accurate in (
+    phases = (
         ("memorising", slice(0, known), new_accuracies[known]),
         ("generalising", slice(known, None), new_accuracies[-1]),
-    ):
+    )
+    rows: list[Mapping[str, Level]] = []
+    for phase, steps, accurate in phases:
         parts = came.isel(step=steps).sum("step").mean("query")
         for name in parts["component"].to_numpy().tolist():
-            row = {"phase": phase, "component": name, "came": float(parts.sel(component=name))}
+            part = float(parts.sel(component=name))
+            row: dict[str, Level] = {"phase": phase, "component": name, "came": part}
             rows.append({**row, "accuracy": accurate, "miss": miss})
     return rows

@@ -24,7 +24,7 @@ from ntkexp.claim.trial import AbstractTrial, refuse_unnamed
 from ntkexp.closed_form import FOREVER, modes_of
 from ntkexp.component import Count
 from ntkexp.data.base import AbstractSource, Data, Split
-from ntkexp.diagnostics import alignment, drift
+from ntkexp.diagnostics import alignment, kernel_change
 from ntkexp.effects.curvature import load_forward_mode
 from ntkexp.init import AbstractInit
 from ntkexp.library import tangent_kernel
@@ -472,7 +472,7 @@ class LateGeneralising(AbstractTrial):
         fitted         the time when all training examples are classified correctly
         generalised    the time when the share `level` of new examples is
         wait           (generalised − fitted)/fitted
-        drift          ‖K − K_0‖/‖K_0‖ at a station; K is the tangent kernel summed over outputs
+        kernel_change          ‖K − K_0‖/‖K_0‖ at a station; K is the tangent kernel summed over outputs
         accuracy       the largest accuracy on new examples, if the network has fitted
 
     Time is Σ η over the steps of `ScaledDescent`. The columns `alpha` and `station` (fitted,
@@ -543,7 +543,7 @@ class LateGeneralising(AbstractTrial):
                 "station": name,
                 "time": math.nan if station is None else station.time,
                 "wait": (times[1] - times[0]) / times[0],
-                "drift": math.nan if here is None else drift(here, first),
+                "kernel_change": math.nan if here is None else kernel_change(here, first),
                 "accuracy": accuracy,
             }
 

@@ -33,10 +33,10 @@ class MachineError(AbstractQuantity):
     split: str = "query"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        errors = [self.error(measured.known.get(name)) for name in measured.table["run"]]
-        return measured.table.assign(
-            value=[error for error, _ in errors], bound=[bound for _, bound in errors]
-        )
+        errors = [self.error(run) for run in measured.runs]
+        values = [error for error, _ in errors]
+        bounds = [bound for _, bound in errors]
+        return measured.table.assign(value=values, bound=bounds)
 
     def error(self, run: Run | None) -> tuple[float, float]:
         """Return the error and its bound; without this kernel machine, return NaN."""
@@ -62,18 +62,15 @@ class PathFact(AbstractQuantity):
     rule: str = "secant"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(
-            value=[self.number(measured.known.get(name)) for name in measured.table["run"]]
-        )
+        return measured.table.assign(value=[self.number(run) for run in measured.runs])
 
     def number(self, run: Run | None) -> float:
         if run is None or self.rule not in run.rules:
             return math.nan
-        facts = {
-            str(name): fact
-            for name, fact in run.parts(self.rule).attrs.items()
-            if isinstance(fact, int | float)
-        }
+        facts: dict[str, int | float] = {}
+        for name, fact in run.parts(self.rule).attrs.items():
+            if isinstance(fact, int | float):
+                facts[str(name)] = fact
         if self.fact not in facts:
             raise Mistake(
                 f"quantity.fact={self.fact}: a path has {', '.join(facts)}"
@@ -95,8 +92,7 @@ class SymmetryDefect(AbstractQuantity):
 
     def of(self, measured: Measured) -> pd.DataFrame:
         rows = []
-        for row in measured.table.to_dict("records"):
-            run = measured.known.get(str(row["run"]))
+        for row, run in zip(measured.table.to_dict("records"), measured.runs, strict=True):
             if run is None:
                 continue
             for rule in self.rules:
@@ -145,37 +141,34 @@ class WeightRank(AbstractQuantity):
     weight: Literal["coefficient", "contribution"] = "coefficient"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(
-            value=[self.correlation(measured.known.get(name)) for name in measured.table["run"]]
-        )
+        return measured.table.assign(value=[self.correlation(run) for run in measured.runs])
 
     def correlation(self, run: Run | None) -> float:
         if run is None:
             return math.nan
         points = run.points[self.split]
-        parts = run.parts(self.rule).to_numpy()[points]
-        if (outputs := run.predictions.sizes["out"]) != 1:
+        outputs = run.predictions.sizes["out"]
+        if outputs != 1:
             raise Mistake(
                 f"quantity: {run.name} has {outputs} outputs, and weights for one are compared"
             )
         # mean_x |w(x, xᵢ)|
-        weights = np.abs(parts[:, 0])
+        weights = run.parts(self.rule).to_numpy()[points, 0]
         if self.weight == "coefficient":
             kernel = run.kernels[f"path_{self.rule}"].to_numpy()[points, 0, :, 0]
             usable = np.abs(kernel) >= MIN_KERNEL_SHARE * np.abs(kernel).max()
-            weights = np.abs(np.where(usable, parts[:, 0] / np.where(usable, kernel, 1.0), np.nan))
+            weights = np.where(usable, weights / np.where(usable, kernel, 1.0), np.nan)
+        mean_weights = np.nanmean(np.abs(weights), axis=0)
 
         # ∫|ℓ′ᵢ| dt
-        times = (
-            run.metrics.set_index("step")["time"]
-            .reindex(run.kernels["step"].to_numpy())
-            .to_numpy(dtype=float)
-        )
+        time_at = run.metrics.set_index("step")["time"]
+        times = time_at.reindex(run.kernels["step"].to_numpy()).to_numpy(dtype=float)
         sizes = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
-        misfit = np.asarray((np.diff(times)[:, None] * (sizes[1:] + sizes[:-1]) / 2).sum(axis=0))
-        mean_weights = np.nanmean(weights, axis=0)
+        areas = np.diff(times)[:, None] * (sizes[1:] + sizes[:-1]) / 2
+        misfit = np.roll(areas.sum(axis=0), self.lag)
+
         known = np.isfinite(mean_weights)
-        return float(spearman(mean_weights[known, None], np.roll(misfit, self.lag)[known, None])[0])
+        return float(spearman(mean_weights[known, None], misfit[known, None])[0])
 
 
 Share = Literal[
@@ -210,26 +203,26 @@ class StoredExamples(AbstractQuantity):
         points = run.points[self.split]
         train = run.points["train"]
         parts = run.parts(self.rule).to_numpy()[points]
-        targets = run.data["train_targets"]
-        if (outputs := run.predictions.sizes["out"]) != 1 or not len(run.data["classes"]):
+        outputs = run.predictions.sizes["out"]
+        if outputs != 1 or not len(run.data["classes"]):
             raise Mistake(
                 f"quantity: {run.name} has {outputs} outputs; "
                 "stored examples need one output for two classes"
             )
-        kernel = run.kernels[f"path_{self.rule}"].to_numpy()[:, 0, :, 0]
         predicted = np.sign(run.predictions.sel(machine="f_T").to_numpy()[points, 0])
-        labels = np.sign(targets[:, 0])
-        likeness = kernel[points] / np.sqrt(
-            np.maximum(np.diag(kernel[train]), np.finfo(float).tiny)
-        )
-        # ‖x − x′‖² = ‖x‖² − 2⟨x, x′⟩ + ‖x′‖²
-        ones, others = (run.data[f"{split}_inputs"] for split in (self.split, "train"))
-        ones = ones.reshape(len(ones), -1)
-        others = others.reshape(len(others), -1)
-        distance = (ones**2).sum(1)[:, None] - 2 * ones @ others.T + (others**2).sum(1)
-        near = distance.argmin(axis=1)
-        like = likeness.argmax(axis=1)
+        labels = np.sign(run.data["train_targets"][:, 0])
         largest = np.abs(parts[:, 0]).argmax(axis=1)
+
+        # 𝒦(x, xᵢ)/√𝒦(xᵢ, xᵢ)
+        kernel = run.kernels[f"path_{self.rule}"].to_numpy()[:, 0, :, 0]
+        diagonal = np.maximum(np.diag(kernel[train]), np.finfo(float).tiny)
+        like = (kernel[points] / np.sqrt(diagonal)).argmax(axis=1)
+
+        # ‖x − x′‖² = ‖x‖² − 2⟨x, x′⟩ + ‖x′‖²
+        x = run.data[f"{self.split}_inputs"].reshape(len(predicted), -1)
+        learned = run.data["train_inputs"].reshape(len(labels), -1)
+        distance = (x**2).sum(1)[:, None] - 2 * x @ learned.T + (learned**2).sum(1)
+        near = distance.argmin(axis=1)
         return {
             "same_class": float((labels[largest] == predicted).mean()),
             "nearest_input": float((labels[near] == predicted).mean()),
@@ -265,9 +258,7 @@ class EnoughExamples(AbstractQuantity):
     split: str = "query"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        return measured.table.assign(
-            value=[self.share(measured.known.get(name)) for name in measured.table["run"]]
-        )
+        return measured.table.assign(value=[self.share(run) for run in measured.runs])
 
     def share(self, run: Run | None) -> float:
         if run is None:
@@ -286,7 +277,10 @@ def enough(parts: NDArray[np.float64], tolerance: float) -> float:
     sums = parts[:, order].cumsum(axis=1)
     missed = np.linalg.norm(sums - sums[:, -1:], axis=0)
     beyond = np.flatnonzero(missed > tolerance * np.linalg.norm(sums[:, -1]))
-    return float((beyond[-1] + 2 if len(beyond) else 1) / parts.shape[1])
+    count = 1
+    if len(beyond):
+        count = beyond[-1] + 2
+    return float(count / parts.shape[1])
 
 
 class MarginBound(AbstractQuantity):
@@ -318,13 +312,14 @@ class MarginBound(AbstractQuantity):
                 f"quantity: {run.name} has no two classes; the bound is one on their margin"
             )
         kernel = run.kernels[f"path_{self.rule}"].to_numpy()[train, 0, :, 0]
-        after, before = (
-            run.predictions.sel(machine=name).to_numpy()[:, 0] for name in ("f_T", "f_0")
-        )
+        after = run.predictions.sel(machine="f_T").to_numpy()[:, 0]
+        before = run.predictions.sel(machine="f_0").to_numpy()[:, 0]
         labels = np.sign(targets[:, 0])
         wanted = np.sign(run.data[f"{self.split}_targets"][:, 0])
-        error = float((np.sign(after[points]) != wanted).mean())
-        return {"bound": margin_bound(kernel, (after - before)[train], labels), "error": error}
+        return {
+            "bound": margin_bound(kernel, (after - before)[train], labels),
+            "error": float((np.sign(after[points]) != wanted).mean()),
+        }
 
 
 def margin_bound(
@@ -338,14 +333,14 @@ def margin_bound(
     0.43
     """
     n = len(labels)
-    kernel = (kernel + kernel.T) / 2 + 1e-6 * np.diag(kernel).mean() * np.eye(n)
-    norm = math.sqrt(max(0.0, float(outputs @ np.linalg.solve(kernel, outputs))))
+    ridge = 1e-6 * np.diag(kernel).mean()
+    kernel = (kernel + kernel.T) / 2 + ridge * np.eye(n)
+    square = float(outputs @ np.linalg.solve(kernel, outputs))
+    norm = math.sqrt(max(0.0, square))
     hinge = np.clip(1 - labels * outputs, 0, 1).mean()
-    return float(
-        hinge
-        + 2 * norm * math.sqrt(np.trace(kernel)) / n
-        + 3 * math.sqrt(math.log(2 / 0.05) / (2 * n))
-    )
+    complexity = 2 * norm * math.sqrt(np.trace(kernel)) / n
+    confidence = 3 * math.sqrt(math.log(2 / 0.05) / (2 * n))
+    return float(hinge + complexity + confidence)
 
 
 class KernelChange(AbstractQuantity):
@@ -387,11 +382,10 @@ class KernelChange(AbstractQuantity):
                 f"quantity: {one.name} and {other.name} learn from other inputs; "
                 "vary a setting that keeps the inputs"
             )
-        kernel, second = (
-            run.kernels[f"path_{self.rule}"].to_numpy()[run.points[self.split]]
-            for run in (one, other)
-        )
-        return float(np.linalg.norm(second - kernel) / np.linalg.norm(kernel))
+        name = f"path_{self.rule}"
+        first = one.kernels[name].to_numpy()[one.points[self.split]]
+        second = other.kernels[name].to_numpy()[other.points[self.split]]
+        return float(np.linalg.norm(second - first) / np.linalg.norm(first))
 
 
 class TimeShare(AbstractQuantity):
@@ -408,15 +402,16 @@ class TimeShare(AbstractQuantity):
     mass: Literal["contribution_mass", "contribution_sum", "kernel_mass"] = "contribution_mass"
 
     def of(self, measured: Measured) -> pd.DataFrame:
-        shares = np.array([self.shares(measured.known.get(name)) for name in measured.table["run"]])
-        return pd.concat(
-            [measured.table.assign(tenth=k + 1, value=shares[:, k]) for k in range(10)],
-            ignore_index=True,
-        )
+        shares = np.array([self.shares(run) for run in measured.runs])
+        tenths = [measured.table.assign(tenth=k + 1, value=shares[:, k]) for k in range(10)]
+        return pd.concat(tenths, ignore_index=True)
 
     def shares(self, run: Run | None) -> NDArray[np.float64]:
         """Return the shares; if a step lacks a measurement, return NaN."""
-        steps = None if run is None else run.series("step_size", self.mass)
-        if run is None or steps is None or not len(steps) or len(steps) < len(run.metrics) - 1:
-            return np.full(10, np.nan)
+        unknown = np.full(10, np.nan)
+        if run is None:
+            return unknown
+        steps = run.series("step_size", self.mass)
+        if not len(steps) or len(steps) < len(run.metrics) - 1:
+            return unknown
         return profile(steps["step_size"].to_numpy(), steps[self.mass].to_numpy())

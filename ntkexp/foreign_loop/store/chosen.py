@@ -27,6 +27,7 @@ from ntkexp.foreign_loop.store.memory import MemoryStore
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.mistake import Mistake, in_short
+from ntkexp.model.functional import Output
 from ntkexp.shapes import Weights
 from ntkexp.text import short
 
@@ -71,7 +72,7 @@ class ChosenStore(AbstractStore):
     """
 
     known: Sequence[KnownOptimizer]
-    output: str | int | None
+    output: Output
     every: int | None
     memory_gb: float
     chosen: int | frozenset[int]

@@ -42,6 +42,7 @@ from ntkexp.foreign_loop.store.shards import Processes, find_shards, joined_even
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import map_tensors
 from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.model.functional import Output
 from ntkexp.records.atomic import Damaged, Json, read_object
 from ntkexp.records.folder import CONFIG, START_WEIGHTS, TRACE_IDENTITY, RunFolder
 from ntkexp.shapes import Inputs, Weights
@@ -209,7 +210,7 @@ class DiskStore(AbstractStore):
     config: Mapping[str, Json]  # describes the loop
     start: Mapping[str, object]  # the content of start.bin
     known: Sequence[KnownOptimizer]
-    output: str | int | None
+    output: Output
     every: int | None
     memory_gb: float
     plan: CheckpointPlan = field(init=False)
@@ -374,6 +375,9 @@ class DiskStore(AbstractStore):
         if call.gradient is not stored.gradient:
             stored.gradient = call.gradient
             content["gradient"] = call.gradient
+            if call.joined:
+                content["joined"] = call.joined
+                content["signed"] = call.signed
         return {"key": stored.key, **content}
 
     def report_size(self, weights: Weights, entry_bytes: int) -> None:
@@ -532,6 +536,7 @@ class LoopOnDisk:
             backward=int(call.get("backward", -1)),
             signed=call.get("signed"),
             shape=tuple(call.get("shape", ())),
+            joined={name: tuple(shape) for name, shape in call.get("joined", {}).items()},
             statistics=statistics_on(call, device),
         )
 

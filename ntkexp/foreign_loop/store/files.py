@@ -21,7 +21,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any, Protocol, TypeAlias
@@ -37,9 +36,10 @@ from ntkexp.foreign_loop.step import FollowedStep
 from ntkexp.kernel.record.tape import map_tensors, tensors
 from ntkexp.mistake import Mistake, NoPlace
 from ntkexp.optimizer.base import IDLE
-from ntkexp.records.atomic import WIDTH, Damaged, SealedLog, Sealing, being_sealed, is_held, seal
+from ntkexp.records.atomic import WIDTH, Damaged, Sealing, being_sealed, is_held, seal
 from ntkexp.records.atomic import sealed_for as is_sealed_for
 from ntkexp.records.folder import CONFIG, LOCK, START_WEIGHTS, RunFolder
+from ntkexp.records.sealed_log import SealedLog
 from ntkexp.shapes import Inputs, Weights
 
 TRACE = "trace"  # the folder with the files of a trace
@@ -195,12 +195,13 @@ class TraceFolder:
 
 LENGTH_BYTES = 8
 ALIGNMENT = 16  # bytes
-MAX_COPIED_BYTES = 1 << 14  # copying a small part is faster than a write
 PLAIN = (bool, int, float, str, type(None))
+CONTAINERS: Mapping[str, Callable[[list[Any]], Any]] = {"dict": dict, "tuple": tuple}
+"""The types of containers by their names in a head. A container of another type becomes a list."""
 
 
 def written(content: object) -> list[bytes | memoryview]:
-    """Return content as bytes, in parts. The parts of large tensors share their memory.
+    """Return content as bytes, in parts. The parts of tensors share their memory.
 
     >>> content = read(b"".join(written({"x": torch.ones(2), "more": (1, None, "text")})))
     >>> content["x"].tolist(), content["more"]
@@ -231,27 +232,14 @@ def written(content: object) -> list[bytes | memoryview]:
     head += b" " * padding(LENGTH_BYTES + len(head))
     parts: list[bytes | memoryview] = [len(head).to_bytes(LENGTH_BYTES, "little"), head]
     for tensor in to_host(found):
-        if tensor.numel():
-            data = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().data
-            parts.append(data if len(data) > MAX_COPIED_BYTES else bytes(data))
-            parts.append(b"\0" * padding(len(data)))
-    return joined_small(parts)
+        data = tensor.reshape(-1).contiguous().view(torch.uint8).numpy().data
+        parts += [data, b"\0" * padding(len(data))]
+    return parts
 
 
 def padding(size: int) -> int:
     """Return the number of bytes up to the next aligned place."""
     return -size % ALIGNMENT
-
-
-def joined_small(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Join consecutive small parts."""
-    joined = list[bytes | memoryview]()
-    for is_large, run in groupby(parts, lambda part: len(part) > MAX_COPIED_BYTES):
-        if is_large:
-            joined.extend(run)
-        else:
-            joined.append(b"".join(run))
-    return joined
 
 
 def weights_digest(weights: Weights) -> str:
@@ -272,9 +260,11 @@ def read(content: bytes | memoryview) -> Any:
 
     def tensor_at(dtype: torch.dtype, shape: Sequence[int], offset: int) -> Tensor:
         count = torch.Size(shape).numel()
+        if not count:
+            return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(data, dtype=dtype, count=count, offset=offset).reshape(shape)
 
-    return restored(json.loads(bytes(view[LENGTH_BYTES : LENGTH_BYTES + length])), tensor_at)
+    return restored(bytes(view[LENGTH_BYTES : LENGTH_BYTES + length]), tensor_at)
 
 
 def read_file(path: Path) -> Any:
@@ -282,7 +272,6 @@ def read_file(path: Path) -> Any:
     tensor."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        head = json.loads(file.read(length))
 
         def tensor_at(dtype: torch.dtype, shape: Sequence[int], offset: int) -> Tensor:
             tensor = torch.empty(shape, dtype=dtype)
@@ -290,24 +279,21 @@ def read_file(path: Path) -> Any:
             file.readinto(tensor.reshape(-1).view(torch.uint8).numpy().data)
             return tensor
 
-        return restored(head, tensor_at)
+        return restored(file.read(length), tensor_at)
 
 
-def restored(head: Any, tensor_at: Callable[[torch.dtype, Sequence[int], int], Tensor]) -> Any:
+def restored(head: bytes, tensor_at: Callable[[torch.dtype, Sequence[int], int], Tensor]) -> Any:
     """Return the content that a head describes."""
-    if not isinstance(head, dict):
-        return head
-    ((kind, parts),) = head.items()
-    if kind == "tensor":
-        name, shape, offset = parts
-        dtype = getattr(torch, name)
-        if not torch.Size(shape).numel():
-            return torch.empty(shape, dtype=dtype)
-        return tensor_at(dtype, shape, offset)
-    if kind == "dict":
-        return {restored(key, tensor_at): restored(value, tensor_at) for key, value in parts}
-    items = [restored(part, tensor_at) for part in parts]
-    return tuple(items) if kind == "tuple" else items
+
+    def part(described: dict[str, Any]) -> Any:
+        """Return a tensor or a container. The items of a container are restored before it."""
+        ((kind, items),) = described.items()
+        if kind == "tensor":
+            name, shape, offset = items
+            return tensor_at(getattr(torch, name), shape, offset)
+        return CONTAINERS.get(kind, list)(items)
+
+    return json.loads(head, object_hook=part)
 
 
 # --- Examples on disk. Each is stored once, however often the model is called with it.

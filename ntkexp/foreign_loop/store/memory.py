@@ -21,6 +21,7 @@ from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import tensors
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import Output
 from ntkexp.shapes import Weights
 
 
@@ -82,7 +83,7 @@ class MemoryStore(AbstractStore):
     """Stores steps in memory, up to `memory_gb`."""
 
     known: Sequence[KnownOptimizer]
-    output: str | int | None
+    output: Output
     every: int | None
     memory_gb: float
     before: int = 0  # steps of the loop before the first stored one

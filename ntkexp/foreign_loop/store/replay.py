@@ -35,6 +35,7 @@ from ntkexp.foreign_loop.store.checkpoints import (
 from ntkexp.foreign_loop.store.files import Event, StoredLoop
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.mistake import Mistake
+from ntkexp.model.functional import Output
 from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
 
@@ -328,7 +329,7 @@ class ReplayedSteps(AbstractSteps):
 
     loop: StoredLoop
     module: nn.Module
-    output: str | int | None
+    output: Output
     known: Sequence[KnownOptimizer]
     same_kernels: bool = False
     begins: frozenset[int] = frozenset()  # steps that need the earlier momentum

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Block, Copies, Factored, times_vector
+from ntkexp.kernel.features.blocks import Copies, Factored, times_vector
 from ntkexp.kernel.features.gram import cut
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
@@ -38,7 +38,7 @@ class Adjoint:
 
     def accumulate(self, jacobian: Jacobian, scale: Weights, carry: float) -> None:
         """U ← scale ⊙ J + carry · U."""
-        if {name for block in jacobian.blocks for name in block.names} != self.parts.keys():
+        if jacobian.uses.keys() != self.parts.keys():
             raise ValueError("Jacobians of different functions have no common adjoint")
         for name, part in self.parts.items():
             factor = scale[name].reshape(-1)
@@ -46,19 +46,21 @@ class Adjoint:
                 case [(_, Copies() as block)]:
                     part.mul_(carry)
                     values = block.values * factor[block.places][:, None]
-                    part.scatter_add_(2, block.places[:, None].expand_as(values), values)
+                    places = block.places[:, None].expand_as(values)
+                    part.scatter_add_(2, places, values)
                 case _:
                     rows = part.flatten(0, 1)
-                    for piece in cut(jacobian, name, range(rows.shape[1])):
-                        place = slice(piece.elements.start, piece.elements.stop)
-                        gradients = jacobian.chunk(name, piece.elements)
-                        rows[:, place].mul_(carry).addcmul_(gradients, factor[place])
+                    for chunk in cut(jacobian, name, range(rows.shape[1])):
+                        gradients = jacobian.chunk(name, chunk.elements)
+                        columns = rows[:, chunk.place]
+                        columns.mul_(carry).addcmul_(gradients, factor[chunk.place])
 
     def of(self, names: Collection[str] | None) -> Adjoint:
         """Return U for these parameters alone, or for all of them if `names` is None."""
         if names is None:
             return self
-        return Adjoint({name: part for name, part in self.parts.items() if name in names})
+        chosen = {name: part for name, part in self.parts.items() if name in names}
+        return Adjoint(chosen)
 
     def shrink(self, factors: Mapping[str, float]) -> None:
         """U ← factor · U, with a factor for each parameter."""
@@ -67,12 +69,11 @@ class Adjoint:
 
     def scaled(self, factors: Weights) -> Adjoint:
         """Return factors ⊙ U. Parameters without factors are shared, not copied."""
-        scaled = {
-            name: self.parts[name] * factors[name].reshape(-1)
-            for name in self.parts
-            if name in factors
-        }
-        return Adjoint({**self.parts, **scaled})
+        scaled = dict(self.parts)
+        for name, part in self.parts.items():
+            if name in factors:
+                scaled[name] = part * factors[name].reshape(-1)
+        return Adjoint(scaled)
 
     def add(self, other: Adjoint) -> None:
         """U ← U + U′."""
@@ -81,41 +82,42 @@ class Adjoint:
 
     def applied(self, weights: Weights) -> Float[Tensor, "query out"]:
         """Return ⟨U, v⟩ for a vector v in the shape of the weights."""
-        first, *rest = (
-            times_vector(part, weights[name].reshape(-1)) for name, part in self.parts.items()
-        )
-        return sum(rest, start=first)
+        terms = []
+        for name, part in self.parts.items():
+            terms.append(times_vector(part, weights[name].reshape(-1)))
+        return sum(terms[1:], start=terms[0])
 
     def kernel(self, right: Jacobian) -> Float[Tensor, "query out train out_"]:
         """Return ⟨U, J(x′)⟩. Parameters that one side lacks add nothing."""
         right = right.of(self.parts.keys())
         some = next(iter(self.parts.values()))
         kernel = some.new_zeros(*some.shape[:2], right.examples, right.outputs)
+
+        # Blocks that are the only use of their parameters keep their form
         multiplied_out: dict[str, None] = {}  # in the order of the blocks, so that bits repeat
         for place, block in right.placed():
-            if any(len(right.uses[name]) > 1 for name in block.names):
-                multiplied_out |= dict.fromkeys(block.names)
-            elif isinstance(block, Copies):
-                kernel[:, :, place].add_(times_copies(self.parts[block.name], block))
-            elif isinstance(block, Factored) and self.left_first_is_cheaper(block):
-                kernel[:, :, place].add_(self.times_factors(block))
+            is_only_use = all(len(right.uses[name]) == 1 for name in block.names)
+            columns = kernel[:, :, place]
+            if is_only_use and isinstance(block, Copies):
+                columns.add_(times_copies(self.parts[block.name], block))
+            elif is_only_use and isinstance(block, Factored) and self.left_first_is_cheaper(block):
+                columns.add_(self.times_factors(block))
             else:
                 multiplied_out |= dict.fromkeys(block.names)
+
+        # All others are multiplied out
         for name in multiplied_out:
-            size = max(block.extents[name] for _, block in right.uses[name])
-            for piece in cut(right, name, range(size)):
-                columns = self.parts[name][:, :, piece.elements.start : piece.elements.stop]
-                gradients = right.chunk(name, piece.elements)
-                kernel += inner(columns, gradients.view(right.examples, right.outputs, -1))
+            for chunk in cut(right, name, range(right.extents[name])):
+                part = self.parts[name][:, :, chunk.place]
+                gradients = right.chunk(name, chunk.elements)
+                kernel += inner(part, gradients.view(right.examples, right.outputs, -1))
         return kernel
 
     def left_first_is_cheaper(self, right: Factored) -> bool:
         """Compare the multiplications of both forms of the product with a layer's gradients."""
         some = next(iter(self.parts.values()))
-        rows = some.shape[0] * some.shape[1]
-        train, uses, _ = right.inputs.shape
-        outputs = right.outputs.shape[1]
-        features = right.outputs.shape[3]
+        rows = some.shape[:2].numel()
+        train, outputs, uses, features = right.outputs.shape
         left_first = rows * train * uses * features * (right.rows + outputs)
         multiplied_out = train * outputs * right.rows * features * (uses + rows)
         # twice, since gradients that are multiplied out have to be written and read as well
@@ -124,35 +126,38 @@ class Adjoint:
     def times_factors(self, right: Factored) -> Float[Tensor, "query out train out_"]:
         """Return Σ_u (a_uᵀ U) β_u, for a few queries at a time."""
         queries, out, _ = next(iter(self.parts.values())).shape
-        train, uses, _ = right.inputs.shape
-        outputs = right.outputs.shape[1]
-        features = right.outputs.shape[3]
+        train, outputs, uses, features = right.outputs.shape
         assert right.weight is not None
         inputs = right.inputs.flatten(0, 1)  # [train·use, in]
         beta = right.outputs.reshape(train, outputs, -1).mT  # [train, use·features, out_]
+        if not beta.numel():  # no example reached the layer, such as an expert
+            return beta.new_zeros(queries, out, train, outputs)
         kernel = beta.new_empty(queries, out, train, outputs)
-        for some in turns(queries, out * train * uses * features):
+        step = max(1, CACHED_NUMBERS // (out * train * uses * features))
+        for start in range(0, queries, step):
+            some = slice(start, start + step)
+
             # a_uᵀ U = a_uᵀ U_W + shift · U_b
             products = inputs @ shown(self.parts[right.weight.name][some], right.weight)
             if right.bias is not None and right.shift is not None:
                 bias = shown(self.parts[right.bias.name][some], right.bias)
                 products.add_(bias.reshape(-1, 1, features), alpha=right.shift)
-            rows = products.reshape(-1, train, uses, features).transpose(0, 1).flatten(2)
-            kernel[some] = (rows @ beta).transpose(0, 1).reshape(-1, out, train, outputs)
+
+            # Σ_u (a_uᵀ U) β_u
+            rows = products.reshape(-1, train, uses, features)
+            shares = rows.transpose(0, 1).flatten(2) @ beta
+            kernel[some] = shares.transpose(0, 1).reshape(-1, out, train, outputs)
         return kernel
 
 
 def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:
     """Return U = 0 for the parameters of a Jacobian."""
-    names: dict[str, Block] = {name: block for block in jacobian.blocks for name in block.names}
-    return Adjoint(
-        {
-            name: block.numbers.new_zeros(
-                jacobian.examples, jacobian.outputs, weights[name].numel()
-            )
-            for name, block in names.items()
-        }
-    )
+    parts = {}
+    for name, uses in jacobian.uses.items():
+        like = uses[-1][1].numbers
+        size = weights[name].numel()
+        parts[name] = like.new_zeros(jacobian.examples, jacobian.outputs, size)
+    return Adjoint(parts)
 
 
 def shown(part: Float[Tensor, "query out size"], view: View) -> Float[Tensor, "row ..."]:
@@ -168,10 +173,9 @@ def times_copies(
     """Return ⟨U, J(x′)⟩ = Σ_e U[place_e] gradient_e from the elements of a table that each example
     read.
     """
-    kernels = [
-        part[:, :, places] @ values.t()
-        for places, values in zip(right.places, right.values, strict=True)
-    ]
+    kernels = []
+    for places, values in zip(right.places, right.values, strict=True):
+        kernels.append(part[:, :, places] @ values.t())
     return torch.stack(kernels, dim=2)
 
 
@@ -179,10 +183,5 @@ def inner(
     left: Float[Tensor, "query out size"], right: Float[Tensor, "train out_ size"]
 ) -> Float[Tensor, "query out train out_"]:
     """Return all inner products, as one product of matrices."""
-    return (left.flatten(0, 1) @ right.flatten(0, 1).t()).view(*left.shape[:2], *right.shape[:2])
-
-
-def turns(queries: int, each: int) -> list[slice]:
-    """Return chunks of queries, so small that `each` numbers of every query stay in the cache."""
-    step = max(1, CACHED_NUMBERS // each)
-    return [slice(at, at + step) for at in range(0, queries, step)]
+    products = left.flatten(0, 1) @ right.flatten(0, 1).t()
+    return products.view(*left.shape[:2], *right.shape[:2])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import TypeAlias
 
@@ -18,13 +19,19 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.func import vmap
 
-from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows, spread
+from ntkexp.kernel.features.blocks import Block, Copies, Factored, Gradients, Rows, spread
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.convolution import Window
 from ntkexp.kernel.secant.call import NoRule, inner_products
 from ntkexp.kernel.secant.ownership import Owners, shown_once
 from ntkexp.kernel.secant.uses import Element, Grouped, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights
+
+Cotangent: TypeAlias = Float[Tensor, "out ..."]
+"""∂f_c/∂tap for each output c, or each mixture of outputs."""
+
+Owner: TypeAlias = Int[Tensor, "..."]
+"""The example that owns each element, or -1."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,17 @@ class PulledBack:
     """
 
     uses: Sequence[Use]
-    cotangents: Sequence[Float[Tensor, "out ..."]]
-    owners: Sequence[Int[Tensor, "..."]]
+    cotangents: Sequence[Cotangent]
+    owners: Sequence[Owner]
     examples: int
     outputs: int
     leaves: Weights  # the trained weights, or their differences
+
+    def by_use(self) -> Iterator[tuple[Use, Cotangent, Owner]]:
+        """Yield each use with its β and the owners of its elements."""
+        if len(self.owners) < len(self.uses):
+            raise NoRule(BY_COMPARISON)
+        return zip(self.uses, self.cotangents, self.owners, strict=True)
 
 
 def pull_back(
@@ -58,31 +71,33 @@ def pull_back(
     if taps and at_once and len(mixtures) > 1:
         cotangents = pull_at_once(output, taps, mixtures)
     elif taps:
-        pulled = [
-            torch.autograd.grad(output, taps, mixture, retain_graph=True, materialize_grads=True)
-            for mixture in mixtures
-        ]
-        # The outputs of an example are neighbours in memory, in the order in which kernels read
-        # them
-        for parts in zip(*pulled, strict=True):
-            if len(parts) == 1:
-                cotangents.append(parts[0][None])
-            else:
-                cotangents.append(
-                    torch.stack(parts, 1).transpose(0, 1) if parts[0].dim() else torch.stack(parts)
-                )
+        pulled = [pull(output, taps, mixture) for mixture in mixtures]
+        cotangents = [stack_outputs(parts) for parts in zip(*pulled, strict=True)]
     return PulledBack(uses, cotangents, owned.of_uses, len(output), len(mixtures), leaves)
+
+
+def pull(
+    output: Float[Tensor, "*shape"], taps: list[Tensor], mixture: Float[Tensor, "*shape"]
+) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(output, taps, mixture, retain_graph=True, materialize_grads=True)
 
 
 def pull_at_once(
     output: Float[Tensor, "*shape"], taps: list[Tensor], mixtures: Float[Tensor, "mixture *shape"]
 ) -> list[Float[Tensor, "mixture ..."]]:
     """Return ∂f/∂tap by one back-propagation, whose operations each run for all mixtures."""
+    return list(vmap(partial(pull, output, taps))(mixtures))
 
-    def pull(mixture: Float[Tensor, "*shape"]) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(output, taps, mixture, retain_graph=True, materialize_grads=True)
 
-    return list(vmap(pull)(mixtures))
+def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
+    """Stack along a first axis. The outputs of an example are neighbours in memory, as kernels read
+    them.
+    """
+    if len(parts) == 1:
+        return parts[0][None]
+    if not parts[0].dim():
+        return torch.stack(parts)
+    return torch.stack(parts, 1).transpose(0, 1)
 
 
 def select_outputs(
@@ -111,42 +126,39 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = F
     Long gradients may be written into `room`, which starts at the first example. With `as_copies`,
     a table that is used once, and in fewer elements than it has, keeps the places that were read.
     """
-    if len(pulled.owners) < len(pulled.uses):
-        raise NoRule(BY_COMPARISON)
     tables = tables_read_once(pulled) if as_copies else frozenset()
+    examples = pulled.examples
     blocks: list[Block] = []
     products: dict[ProductKey, list[Factored]] = defaultdict(list)
     sums = RowSums(pulled.leaves)
 
     # The gradient at each use: copies, rows, or factors
-    for use, cotangent, owner in zip(pulled.uses, pulled.cotangents, pulled.owners, strict=True):
-        if isinstance(use, Element) and isinstance(use.source, View) and use.source.name in tables:
-            read = copies(use, use.source, cotangent, owner, pulled.examples)
-            values = read.values.to(pulled.leaves[read.name].dtype)  # after casts
-            blocks.append(replace(read, values=values))
-        elif isinstance(use, Element):
-            sums.add(use.source, scatter(use, cotangent, owner, pulled.examples))
+    for use, cotangent, owner in pulled.by_use():
+        if isinstance(use, Element):
+            if isinstance(use.source, View) and use.source.name in tables:
+                block = copies(use, use.source, cotangent, owner, examples)
+                values = block.values.to(pulled.leaves[block.name].dtype)  # after casts
+                blocks.append(replace(block, values=values))
+            else:
+                sums.add(use.source, scatter(use, cotangent, owner, examples))
         elif isinstance(use, Grouped):
-            inside = room_of(use.weight, room, pulled.examples, sums.rows.keys())
-            for source, gradient in multiply_groups(use, cotangent, owner, pulled.examples, inside):
+            inside = room_of(use.weight, room, examples, sums.rows.keys())
+            for source, gradient in multiply_groups(use, cotangent, owner, examples, inside):
                 sums.add(source, gradient)
         else:
-            inputs, outputs = factors(use, cotangent, owner, pulled.examples)
-            weight = use.weight if isinstance(use.weight, View) else None
-            bias = use.bias if isinstance(use.bias, View) else None
-            block = Factored(inputs, outputs, weight, bias, use.shift)
-            products[use.weight, use.bias].append(block)
+            product = factored(use, cotangent, owner, examples)
+            products[use.weight, use.bias].append(product)
 
     # Products keep their factors if their parameters are used in no other way
-    factored = factored_keys(pulled.uses)
+    factored_alone = factored_keys(pulled.uses)
     for key, parts in products.items():
         joined = join_uses(parts)
-        if key in factored and len(joined) == 1:
+        if key in factored_alone and len(joined) == 1:
             blocks.append(joined[0])
-        else:
-            for block in joined:
-                sums.add_product(key, block)
-    return Jacobian((*blocks, *sums.blocks()), pulled.examples, pulled.outputs)
+            continue
+        for product in joined:
+            sums.add_product(key, product)
+    return Jacobian((*blocks, *sums.blocks()), examples, pulled.outputs)
 
 
 def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
@@ -167,13 +179,13 @@ class RowSums:
     leaves: Weights
     rows: dict[str, Float[Tensor, "example out _"]] = field(default_factory=dict)
 
-    def add(self, source: Source, gradient: Float[Tensor, "example out size"]) -> None:
+    def add(self, source: Source, gradient: Gradients) -> None:
         """Add the gradient of a source, carried back to its parameters."""
-        for name, row in self.carried_back(source, gradient).items():
-            self.rows[name] = self.rows[name] + row if name in self.rows else row
+        for name, rows in self.carried_back(source, gradient).items():
+            self.rows[name] = self.rows[name] + rows if name in self.rows else rows
 
     def carried_back(
-        self, source: Source, gradient: Float[Tensor, "example out size"]
+        self, source: Source, gradient: Gradients
     ) -> dict[str, Float[Tensor, "example out _"]]:
         """Return the gradients of the parameters that a source shows or is computed from."""
         if isinstance(source, View):
@@ -183,12 +195,11 @@ class RowSums:
             return {source.name: gradient}
         # through operations on weights alone: one back-propagation for every example and output
         names = sorted(source.names)
+        leaves = [self.leaves[name] for name in names]
         cotangents = gradient.reshape(-1, *source.delta.shape)
-        rows = pull_at_once(source.delta, [self.leaves[name] for name in names], cotangents)
-        return {
-            name: row.reshape(*gradient.shape[:2], -1)
-            for name, row in zip(names, rows, strict=True)
-        }
+        pulled = pull_at_once(source.delta, leaves, cotangents)
+        rows = [part.reshape(*gradient.shape[:2], -1) for part in pulled]
+        return dict(zip(names, rows, strict=True))
 
     def add_product(self, key: ProductKey, block: Factored) -> None:
         """Add the gradients of a weight and a bias, multiplied out."""
@@ -200,7 +211,7 @@ class RowSums:
 
     def blocks(self) -> list[Rows]:
         """Return the sums as blocks, in the dtype of their parameters: casts may have changed it."""
-        return [Rows(row.to(self.leaves[name].dtype), name) for name, row in self.rows.items()]
+        return [Rows(rows.to(self.leaves[name].dtype), name) for name, rows in self.rows.items()]
 
 
 def assemble_uses(pulled: PulledBack) -> Jacobian:
@@ -208,10 +219,8 @@ def assemble_uses(pulled: PulledBack) -> Jacobian:
 
     Tables keep the places that were read.
     """
-    if len(pulled.owners) < len(pulled.uses):
-        raise NoRule(BY_COMPARISON)
     blocks: list[Block] = []
-    for use, cotangent, owner in zip(pulled.uses, pulled.cotangents, pulled.owners, strict=True):
+    for use, cotangent, owner in pulled.by_use():
         if isinstance(use, Element) and isinstance(use.source, View):
             blocks.append(copies(use, use.source, cotangent, owner, pulled.examples))
         else:
@@ -227,13 +236,21 @@ def tables_read_once(pulled: PulledBack) -> frozenset[str]:
     count = Counter[str]()
     tables = set[str]()
     for use in pulled.uses:
-        sources = (use.source,) if isinstance(use, Element) else (use.weight, use.bias)
-        count.update(name for source in sources for name in names(source))
-        if isinstance(use, Element) and isinstance(use.source, View):
-            name = use.source.name
-            if use.tap.numel() < pulled.examples * pulled.leaves[name].numel():
-                tables.add(name)
+        weight, bias = weight_and_bias(use)
+        count.update(names(weight))
+        count.update(names(bias))
+        if isinstance(use, Element) and isinstance(weight, View):
+            row_numbers = pulled.examples * pulled.leaves[weight.name].numel()
+            if use.tap.numel() < row_numbers:
+                tables.add(weight.name)
     return frozenset(name for name in tables if count[name] == 1)
+
+
+def weight_and_bias(use: Use) -> ProductKey:
+    """Return the sources of a use. An element has one."""
+    if isinstance(use, Element):
+        return use.source, None
+    return use.weight, use.bias
 
 
 def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
@@ -243,26 +260,28 @@ def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
     ways: dict[str, set[object]] = defaultdict(set)
     pairs: set[ProductKey] = set()
     for use in uses:
-        pair = (use.source, None) if isinstance(use, Element) else (use.weight, use.bias)
-        # Each element of the weight is an element of a parameter, shown once
-        plain = isinstance(use, Product) and all(
-            s is None or (isinstance(s, View) and s.shows_once) for s in pair
-        )
-        for name in names(pair[0]) | names(pair[1]):
-            ways[name].add(pair if plain else use)
-        if plain:
+        pair = weight_and_bias(use)
+        way: object = use
+        if isinstance(use, Product) and all(map(is_plain, pair)):
             pairs.add(pair)
-    return {
-        pair
-        for pair in pairs
-        if all(len(ways[name]) == 1 for name in names(pair[0]) | names(pair[1]))
-    }
+            way = pair
+        for name in names(pair[0]) | names(pair[1]):
+            ways[name].add(way)
+    other_ways = {name for name in ways if len(ways[name]) > 1}
+    return {pair for pair in pairs if other_ways.isdisjoint(names(pair[0]) | names(pair[1]))}
+
+
+def is_plain(source: Source | None) -> bool:
+    """Return whether each element of the source is an element of a parameter, shown once."""
+    return source is None or (isinstance(source, View) and source.shows_once)
 
 
 def names(source: Source | None) -> frozenset[str]:
     if source is None:
         return frozenset()
-    return frozenset({source.name}) if isinstance(source, View) else source.names
+    if isinstance(source, View):
+        return frozenset({source.name})
+    return source.names
 
 
 def row_index(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example use"] | None:
@@ -276,18 +295,21 @@ def row_index(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example
             [0, 3]]))
     """
     uses, rest = divmod(len(owner), examples)
-    if not rest and torch.equal(
-        owner, torch.arange(examples, device=owner.device).repeat_interleave(uses)
-    ):
+    each_once = torch.arange(examples, device=owner.device)
+    if not rest and torch.equal(owner, each_once.repeat_interleave(uses)):
         return None
-    times = torch.bincount(owner + 1, minlength=examples + 1)
-    order = owner.argsort(stable=True)[int(times[0]) :]
-    whose = owner[order]
-    before = times[1:].cumsum(0) - times[1:]
-    nobody = owner.new_full((examples, int(times[1:].max())), len(owner))
-    return nobody.index_put(
-        (whose, torch.arange(len(order), device=owner.device) - before[whose]), order
-    )
+
+    # Sort the rows by owner, without those of nobody
+    counts = torch.bincount(owner + 1, minlength=examples + 1)
+    order = owner.argsort(stable=True)[int(counts[0]) :]
+    sorted_owner = owner[order]
+
+    # Row k of the sorted rows is use k − start of its owner
+    counts = counts[1:]
+    starts = counts.cumsum(0) - counts
+    use = torch.arange(len(order), device=owner.device) - starts[sorted_owner]
+    missing = owner.new_full((examples, int(counts.max())), len(owner))
+    return missing.index_put((sorted_owner, use), order)
 
 
 def select_rows(
@@ -299,33 +321,42 @@ def select_rows(
     examples, uses = index.shape
     count = rows.shape[axis]
     if torch.equal(index.t().reshape(-1), torch.arange(count, device=index.device)):
-        return rows.reshape(*rows.shape[:axis], uses, examples, *rows.shape[axis + 1 :]).transpose(
-            axis, axis + 1
-        )
-    known = with_zeros(rows, axis) if (index == count).any() else rows
-    return known[index] if axis == 0 else known[:, index]
+        return torch.unflatten(rows, axis, (uses, examples)).transpose(axis, axis + 1)
+    if (index == count).any():
+        rows = with_zeros(rows, axis)
+    if axis == 0:
+        return rows[index]
+    return rows[:, index]
 
 
 def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
     """Append a row of zeros."""
-    shape = [1 if d == axis else n for d, n in enumerate(rows.shape)]
+    shape = list(rows.shape)
+    shape[axis] = 1
     return torch.cat([rows, rows.new_zeros(shape)], axis)
 
 
-def example_axis(owner: Int[Tensor, "..."], examples: int, among: Sequence[int]) -> int | None:
+def example_axis(owner: Owner, examples: int, among: Sequence[int]) -> int | None:
     """Return the axis, out of some, along which element k belongs to example k, if there is one."""
     for axis in among:
-        index = torch.arange(examples, device=owner.device).view(
-            -1, *[1] * (owner.dim() - axis - 1)
-        )
+        index = torch.arange(examples, device=owner.device)
+        index = index.view(-1, *[1] * (owner.dim() - axis - 1))
         if bool(((owner == index) | (owner < 0)).all()):
             return axis
     return None
 
 
+def factored(use: Product, cotangent: Cotangent, owner: Owner, examples: int) -> Factored:
+    """Return the gradients of a product, as factors."""
+    inputs, outputs = factors(use, cotangent, owner, examples)
+    weight = use.weight if isinstance(use.weight, View) else None
+    bias = use.bias if isinstance(use.bias, View) else None
+    return Factored(inputs, outputs, weight, bias, use.shift)
+
+
 def factors(
     use: Product | Grouped,
-    cotangent: Float[Tensor, "out ..."],
+    cotangent: Cotangent,
     owner: Int[Tensor, " row"],
     examples: int,
 ) -> tuple[Float[Tensor, "example use in_"], Float[Tensor, "example out use features"]]:
@@ -336,84 +367,90 @@ def factors(
     if inputs.dim() == 2 and not rest and torch.equal(owner, one_each.repeat(rounds)):
         # Rows come in rounds, one row of each example, as if time came first
         outputs = cotangent.reshape(len(cotangent), -1, examples, cotangent.shape[-1])
-        return inputs.reshape(-1, examples, inputs.shape[1]).transpose(0, 1), outputs.permute(
-            2, 0, 1, 3
-        )
+        by_round = inputs.reshape(-1, examples, inputs.shape[1])
+        return by_round.transpose(0, 1), outputs.permute(2, 0, 1, 3)
     index = row_index(owner, examples)
     if index is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
         outputs = cotangent.flatten(3).mT  # pixels are uses, and are not copied into rows
+    elif index is None:
+        rows = rows_of(cotangent, batch=1)
+        outputs = rows.reshape(len(rows), examples, rounds, rows.shape[-1])
     else:
         rows = rows_of(cotangent, batch=1)
-        if index is not None:
-            if (owner < 0).any():
-                refuse_unowned(rows[:, owner < 0])
-            inputs = select_rows(inputs.flatten(0, -2), 0, index)
-            rows = select_rows(rows, 1, index)
-        uses = len(owner) // examples if index is None else index.shape[1]
-        outputs = rows.reshape(len(rows), examples, uses, rows.shape[-1])
-    return inputs.reshape(examples, outputs.shape[2], inputs.shape[-1]), outputs.transpose(0, 1)
+        if (owner < 0).any():
+            refuse_unowned(rows[:, owner < 0])
+        inputs = select_rows(inputs.flatten(0, -2), 0, index)
+        outputs = select_rows(rows, 1, index)
+    inputs = inputs.reshape(examples, outputs.shape[2], inputs.shape[-1])
+    return inputs, outputs.transpose(0, 1)
 
 
 def multiply_groups(
     use: Grouped,
-    cotangent: Float[Tensor, "out ..."],
+    cotangent: Cotangent,
     owner: Int[Tensor, " row"],
     examples: int,
-    room: Float[Tensor, "example out size"] | None,
-) -> Iterator[tuple[Source, Float[Tensor, "example out size"]]]:
+    room: Gradients | None,
+) -> Iterator[tuple[Source, Gradients]]:
     """Yield the gradients Σ_u β a of grouped kernels and of their bias.
 
     Each example and group takes one product of matrices, a few examples at a time. Gradients are
     written into their room if its groups follow each other.
     """
-    if (
-        isinstance(use.factor, Window)
-        and cotangent.shape[1] == examples
-        and row_index(owner, examples) is None
-    ):
+    # β [example, out, features, use], and a for some examples at a time
+    is_window = isinstance(use.factor, Window) and cotangent.shape[1] == examples
+    if is_window and row_index(owner, examples) is None:
+        assert isinstance(use.factor, Window)
         turns = use.factor.turns()
         outputs = cotangent.flatten(3).transpose(0, 1)
     else:
         inputs, rows = factors(use, cotangent, owner, examples)
         turns = iter([(slice(None), inputs.mT)])
         outputs = rows.mT
+
+    # β of each group [example, group, out·features, use]
     groups = use.groups
-    (_, count, features, uses) = outputs.shape
-    left = outputs.reshape(examples, count, groups, features // groups, uses).transpose(1, 2)
+    _, count, features, uses = outputs.shape
+    left = torch.unflatten(outputs, 2, (groups, features // groups)).transpose(1, 2)
     left = left.reshape(examples, groups, count * features // groups, uses)
-    gradients = None if room is None or min(groups, count) > 1 else room.view(*left.shape[:3], -1)
+
+    # Σ_u β a
+    shape = left.shape[:3]
+    gradients = None
+    if room is not None and min(groups, count) == 1:
+        gradients = room.view(*shape, -1)
     for part, shown in turns:
         beta = left[part].flatten(0, 1)
         patches = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
-        if gradients is None and part == slice(
-            None
-        ):  # not in place, so that a program can be made of it
-            gradients = torch.bmm(beta, patches).view(*left.shape[:3], patches.shape[2])
+        if gradients is None and part == slice(None):
+            # not in place, so that a program can be made of it
+            gradients = torch.bmm(beta, patches).view(*shape, patches.shape[2])
             break
         if gradients is None:
-            gradients = left.new_empty(*left.shape[:3], patches.shape[2])
+            gradients = left.new_empty(*shape, patches.shape[2])
         torch.bmm(beta, patches, out=gradients[part].flatten(0, 1))
     assert gradients is not None
-    yield use.weight, gradients.view(examples, groups, count, -1).transpose(1, 2).flatten(2)
+    by_output = gradients.view(examples, groups, count, -1).transpose(1, 2)
+    yield use.weight, by_output.flatten(2)
     if use.bias is not None:
         yield use.bias, outputs.sum(3)
 
 
 def room_of(
     weight: Source, room: Weights, examples: int, taken: Collection[str]
-) -> Float[Tensor, "example out size"] | None:
+) -> Gradients | None:
     """Return the place for the gradients of a whole parameter, if there is one and it is still
     empty.
     """
     if not isinstance(weight, View) or weight.name not in room or weight.name in taken:
         return None
     inside = room[weight.name][:examples]
-    return inside if weight.is_whole(inside.shape[2]) else None
+    if not weight.is_whole(inside.shape[2]):
+        return None
+    return inside
 
 
-def scatter(
-    use: Element, cotangent: Float[Tensor, "out ..."], owner: Int[Tensor, "..."], examples: int
-) -> Float[Tensor, "example out size"]:
+def scatter(use: Element, cotangent: Cotangent, owner: Owner, examples: int) -> Gradients:
     """Return the gradient of each example with respect to the elements that a weight was expanded
     from.
 
@@ -425,62 +462,68 @@ def scatter(
         refuse_unowned(with_gain(use, cotangent).masked_fill(owner >= 0, 0.0))
     positions = use.positions
     size = prod(use.source.shape) if isinstance(use.source, View) else use.source.delta.numel()
-    along = [
-        d
-        for d, n in enumerate(owner.shape)
-        if n == examples and (positions.stride(d) == 0 or n == 1)
-    ]
+    along = []
+    for d, length in enumerate(owner.shape):
+        is_copied = positions.stride(d) == 0 or length == 1
+        if length == examples and is_copied:
+            along.append(d)
     axis = example_axis(shown, examples, along)
     if axis is not None:
         return add_copies(use, cotangent, axis, size)
+
+    # Element p of example n is element n · size + p
     cotangent = with_gain(use, cotangent)
-    reached = owner >= 0
-    target = (owner * size + positions.to(owner.device))[reached]
-    flat = torch.zeros(
-        len(cotangent), examples * size, dtype=cotangent.dtype, device=cotangent.device
-    )
-    return flat.index_add(1, target, cotangent[:, reached]).view(-1, examples, size).transpose(0, 1)
+    has_owner = owner >= 0
+    target = owner * size + positions.to(owner.device)
+    flat = cotangent.new_zeros(len(cotangent), examples * size)
+    flat = flat.index_add(1, target[has_owner], cotangent[:, has_owner])
+    return flat.view(-1, examples, size).transpose(0, 1)
 
 
-def with_gain(use: Element, cotangent: Float[Tensor, "out ..."]) -> Float[Tensor, "out ..."]:
+def with_gain(use: Element, cotangent: Cotangent) -> Cotangent:
     """Return the gradient of the expanded weight. The tap may be a result that it was multiplied
     into.
     """
-    return cotangent if isinstance(use.gain, float) and use.gain == 1 else cotangent * use.gain
+    if isinstance(use.gain, float) and use.gain == 1:
+        return cotangent
+    return cotangent * use.gain
 
 
-def add_copies(
-    use: Element, cotangent: Float[Tensor, "out ..."], axis: int, size: int
-) -> Float[Tensor, "example out size"]:
+def add_copies(use: Element, cotangent: Cotangent, axis: int, size: int) -> Gradients:
     """Sum over the axes that the weight was copied along, and sort the rest by its place in the
     weight.
     """
     positions = use.positions
     copied = [d for d in range(positions.dim()) if positions.stride(d) == 0 and d != axis]
-    last = len(copied) > 0 and copied[0] == use.tap.dim() - len(copied)
-    if (
-        last and isinstance(use.gain, Tensor) and len(cotangent) > 1
-    ):  # for many outputs, as products of matrices
-        kind = torch.promote_types(
-            cotangent.dtype, use.gain.dtype
-        )  # after casts the gain may have a shorter dtype
+    are_last = len(copied) > 0 and copied[0] == use.tap.dim() - len(copied)
+    if are_last and isinstance(use.gain, Tensor) and len(cotangent) > 1:
+        # for many outputs, as products of matrices; after casts the gain may have a shorter dtype
+        kind = torch.promote_types(cotangent.dtype, use.gain.dtype)
         gain = use.gain.expand(use.tap.shape).flatten(copied[0]).to(kind)
-        summed = inner_products(cotangent.flatten(copied[0] + 1).to(kind), gain[None])[0, ..., 0]
+        beta = cotangent.flatten(copied[0] + 1).to(kind)
+        summed = inner_products(beta, gain[None])[0, ..., 0]
     else:
-        gradients = with_gain(use, cotangent)
-        summed = gradients.sum([d + 1 for d in copied]) if copied else gradients
+        summed = with_gain(use, cotangent)
+        if copied:
+            summed = summed.sum([d + 1 for d in copied])
+
+    # the rest [out, example, element]
     rows = summed.movedim(axis + 1 - sum(d < axis for d in copied), 1)
-    rows = rows.flatten(2) if rows.dim() > 2 else rows[:, :, None]
-    once = positions[
-        tuple(0 if d in (axis, *copied) else slice(None) for d in range(positions.dim()))
-    ]
+    if rows.dim() == 2:
+        rows = rows[:, :, None]
+    rows = rows.flatten(2)
+
+    # Every element in its place in the weight
+    once = positions
+    for d in (axis, *copied):
+        once = once.narrow(d, 0, 1)
     places = once.reshape(-1).to(rows.device)
     if not torch.equal(places, torch.arange(size, device=rows.device)):
         rows = rows.new_zeros(*rows.shape[:2], size).index_add(2, places, rows)
     return rows.transpose(0, 1)
 
 
-def refuse_unowned(cotangent: Float[Tensor, "out ..."]) -> None:
+def refuse_unowned(cotangent: Cotangent) -> None:
     """Raise if an element without an owner has a gradient.
 
     Only a mask that changed since owners were found can give it one.
@@ -492,37 +535,35 @@ def refuse_unowned(cotangent: Float[Tensor, "out ..."]) -> None:
 def copies(
     use: Element,
     source: View,
-    cotangent: Float[Tensor, "out ..."],
-    owner: Int[Tensor, "..."],
+    cotangent: Cotangent,
+    owner: Owner,
     examples: int,
 ) -> Copies:
     """Return the gradients of the elements that an operation read, for each example."""
     cotangent = with_gain(use, cotangent)
-    if not (reached := owner >= 0).all():
-        refuse_unowned(cotangent.masked_fill(reached, 0.0))
+    has_owner = owner >= 0
+    if not has_owner.all():
+        refuse_unowned(cotangent.masked_fill(has_owner, 0.0))
     positions = use.positions.to(cotangent.device)
-    outputs = len(cotangent)
     axis = example_axis(owner, examples, [d for d, n in enumerate(owner.shape) if n == examples])
     if axis is None:
         index = row_index(owner.reshape(-1), examples)
         if index is None:
             index = torch.arange(owner.numel(), device=owner.device).view(examples, -1)
-        rows = with_zeros(cotangent.flatten(1), 1)[:, index].transpose(0, 1)
-        return Copies(
-            rows, with_zeros(positions_in(source, positions).reshape(-1), 0)[index], source.name
-        )
+        values = with_zeros(cotangent.flatten(1), 1)[:, index]
+        places = with_zeros(positions_in(source, positions).reshape(-1), 0)
+        return Copies(values.transpose(0, 1), places[index], source.name)
+
     # Sum what an example added to the same elements; keep positions that all examples share once
     for d in range(positions.dim()):
         if use.positions.stride(d) == 0:
             positions = positions.narrow(d, 0, min(1, positions.shape[d]))
-            cotangent = cotangent if d == axis else cotangent.sum(d + 1, keepdim=True)
-    shown = positions_in(source, positions).movedim(axis, 0)
-    shown = shown.reshape(len(shown), -1).expand(examples, -1)
-    return Copies(
-        cotangent.movedim(axis + 1, 1).reshape(outputs, examples, -1).transpose(0, 1),
-        shown,
-        source.name,
-    )
+            if d != axis:
+                cotangent = cotangent.sum(d + 1, keepdim=True)
+    values = cotangent.movedim(axis + 1, 1).reshape(len(cotangent), examples, -1)
+    places = positions_in(source, positions).movedim(axis, 0)
+    places = places.reshape(len(places), -1).expand(examples, -1)
+    return Copies(values.transpose(0, 1), places, source.name)
 
 
 def positions_in(source: View, positions: Int[Tensor, "..."]) -> Int[Tensor, "..."]:

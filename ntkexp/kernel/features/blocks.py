@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -23,6 +23,12 @@ from ntkexp.shapes import Weights
 
 Key: TypeAlias = tuple[View | str | None, View | None]
 """What two blocks of the same parameters and the same form share."""
+
+Gradients: TypeAlias = Float[Tensor, "example out size"]
+"""∂f_c(x_n)/∂θ_p, multiplied out."""
+
+Outputs: TypeAlias = Float[Tensor, "example out"]
+"""A number for each output c of each example n."""
 
 
 @dataclass(frozen=True)
@@ -81,25 +87,30 @@ class Factored:
         """The number of neighbours in the weight that share one element of a factor."""
         if self.weight is None:
             return 1
-        return self.weight.shape[0] if self.weight.stride[0] == 1 else self.weight.shape[1]
+        axis = 0 if self.weight.stride[0] == 1 else 1
+        return self.weight.shape[axis]
 
     def of_weight(self) -> Float[Tensor, "example out in_ features"]:
         """Return the gradients of the weight, multiplied out."""
         if self.inputs.shape[1] == 1:
             return self.inputs[:, :, :, None] * self.outputs
-        return self.multiplied_out().view(*self.gradients, self.outputs.shape[3], -1).mT
+        by_feature = self.multiplied_out().view(*self.gradients, self.outputs.shape[3], -1)
+        return by_feature.mT
 
     def of_bias(self) -> Float[Tensor, "example out features"]:
-        total = self.outputs[:, :, 0] if self.outputs.shape[2] == 1 else self.outputs.sum(2)
-        return total if self.shift in (None, 1) else self.shift * total
+        total = only_or_sum(self.outputs, 2)
+        if self.shift in (None, 1):
+            return total
+        return self.shift * total
 
-    def multiplied_out(self) -> Float[Tensor, "example out size"]:
+    def multiplied_out(self) -> Gradients:
         """Return the gradients of the weight, feature by feature, from one product of matrices for
         each example.
         """
-        left = (
-            self.outputs[:, 0].mT if self.outputs.shape[1] == 1 else self.outputs.mT.flatten(1, 2)
-        )
+        if self.outputs.shape[1] == 1:
+            left = self.outputs[:, 0].mT
+        else:
+            left = self.outputs.mT.flatten(1, 2)
         return (left @ self.inputs).view(*self.gradients, -1)
 
     def pieces(self) -> list[Factored | Rows]:
@@ -107,32 +118,31 @@ class Factored:
         if self.shift is None:
             return [self]
         name = "" if self.bias is None else self.bias.name
-        return [replace(self, bias=None, shift=None), Rows(self.of_bias(), name)]
+        return [self.without_bias(), Rows(self.of_bias(), name)]
+
+    def without_bias(self) -> Factored:
+        return replace(self, bias=None, shift=None)
 
     def of(self, names: Collection[str]) -> list[Factored | Rows]:
         """Return the gradients of some of its parameters. A weight without its bias keeps its
         factors.
         """
         blocks: list[Factored | Rows] = []
-        has_weight = self.weight is not None and self.weight.name in names
-        has_bias = self.bias is not None and self.bias.name in names
-        if has_weight and (has_bias or self.bias is None):
-            return [self]
-        if has_weight:
-            blocks.append(replace(self, bias=None, shift=None))
-        if has_bias and self.bias is not None:
-            rows = spread(self.of_bias(), self.bias, self.bias.extent)
-            blocks.append(Rows(rows, self.bias.name))
+        bias = self.bias if self.bias is not None and self.bias.name in names else None
+        if self.weight is not None and self.weight.name in names:
+            if bias is self.bias:
+                return [self]
+            blocks.append(self.without_bias())
+        if bias is not None:
+            blocks.append(Rows(spread(self.of_bias(), bias), bias.name))
         return blocks
 
-    def add_chunk(
-        self, rows: Float[Tensor, "example out size"], name: str, elements: range
-    ) -> None:
+    def add_chunk(self, rows: Gradients, name: str, elements: range) -> None:
         """Add the gradients of some elements of a parameter. Only their outer products are
         multiplied out.
         """
         if self.bias is not None and self.bias.name == name:
-            add_rows(rows, spread(self.of_bias(), self.bias, self.bias.extent), elements)
+            add_rows(rows, spread(self.of_bias(), self.bias), elements)
         view = self.weight
         if view is None or view.name != name:
             return
@@ -144,8 +154,9 @@ class Factored:
             major = self.inputs[:, None]
             minor = self.outputs
         else:
-            add_rows(rows, spread(self.of_weight().flatten(2), view, view.extent), elements)
+            add_rows(rows, spread(self.of_weight().flatten(2), view), elements)
             return
+
         # The parameter is a matrix of lines. Each line belongs to one element of `major`, and runs
         # along `minor`
         width = minor.shape[3]
@@ -154,79 +165,88 @@ class Factored:
         if first >= last:
             return
         lines = slice(first // width, -(-last // width))
-        at = first + view.offset - elements.start
-        target = rows.flatten(0, 1)[:, at : at + last - first]
+        start = first + view.offset - elements.start
+        target = rows.flatten(0, 1)[:, start : start + last - first]
         left = major[..., lines].mT
-        if first % width == 0 and last % width == 0:
-            factors = (
-                side.expand(*rows.shape[:2], *side.shape[2:]).flatten(0, 1)
-                for side in (left, minor)
-            )
-            target.view(len(target), -1, width).baddbmm_(*factors)
-        else:
-            start = lines.start * width
-            target += (left @ minor).flatten(2)[:, :, first - start : last - start].flatten(0, 1)
 
-    def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
+        # rows ← rows + Σ_u a_u ⊗ β_u, in place if all lines are complete
+        if first % width == 0 and last % width == 0:
+            left = left.expand(*rows.shape[:2], *left.shape[2:])
+            minor = minor.expand(*rows.shape[:2], *minor.shape[2:])
+            matrices = target.view(len(target), -1, width)
+            matrices.baddbmm_(left.flatten(0, 1), minor.flatten(0, 1))
+        else:
+            products = (left @ minor).flatten(2)
+            skipped = first - lines.start * width
+            target += products[:, :, skipped : skipped + last - first].flatten(0, 1)
+
+    def applied(self, weights: Weights) -> Outputs:
         """Return J v for a vector v in the shape of the weights."""
-        terms = []  # separate terms, since a bias and its weight are not neighbours in memory
+        # z = s v_b + a V_W, in separate terms: a bias and its weight are not neighbours in memory
+        terms = []
         if self.bias is not None and self.shift is not None:
-            row = self.shift * self.bias.of(weights[self.bias.name].contiguous()).reshape(-1)
+            bias = self.bias.of(weights[self.bias.name].contiguous())
+            row = self.shift * bias.reshape(-1)
             terms.append(row.expand(*self.inputs.shape[:2], -1))
         if self.weight is not None:
             matrix = self.weight.of(weights[self.weight.name].contiguous())
-            if (
-                not terms and self.outputs.shape[1] == 1 and matrix.shape[0] < matrix.shape[1]
-            ):  # the order with fewer multiplications
+            is_wide = matrix.shape[0] < matrix.shape[1]
+            if not terms and self.outputs.shape[1] == 1 and is_wide:
+                # Σ_u ⟨β V_Wᵀ, a⟩ takes fewer multiplications
                 return inner_of_uses(self.outputs[:, 0] @ matrix.t(), self.inputs[:, None])
             terms.append(self.inputs @ matrix)
+
+        # Σ_u ⟨z, β⟩
         return inner_of_uses(sum(terms[1:], start=terms[0]), self.outputs)
 
     def scaled(self, factors: Mapping[str, float]) -> Factored:
         """Multiply the gradients of each parameter by its factor."""
-        inputs = self.inputs if self.weight is None else self.inputs * factors[self.weight.name]
-        shift = (
-            self.shift
-            if self.shift is None or self.bias is None
-            else self.shift * factors[self.bias.name]
-        )
+        inputs = self.inputs
+        shift = self.shift
+        if self.weight is not None:
+            inputs = inputs * factors[self.weight.name]
+        if shift is not None and self.bias is not None:
+            shift *= factors[self.bias.name]
         return replace(self, inputs=inputs, shift=shift)
 
-    def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Factored:
+    def weighted(self, output_gradient: Outputs) -> Factored:
         """Return Σ_c ℓ′_c J_c as a single output."""
-        return replace(
-            self, outputs=torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)[:, None]
-        )
+        outputs = torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)
+        return replace(self, outputs=outputs[:, None])
 
     def traced(self) -> Factored:
         """Return all outputs as one, whose inner products are sums over outputs."""
-        return replace(self, outputs=self.outputs.permute(0, 2, 1, 3).flatten(2)[:, None])
+        features_of_all = self.outputs.permute(0, 2, 1, 3).flatten(2)
+        return replace(self, outputs=features_of_all[:, None])
 
     def total(self, weights: Weights) -> Weights:
         """Return the sum over examples and outputs, in the shapes of the parameters."""
-        outputs = self.outputs[:, 0] if self.outputs.shape[1] == 1 else self.outputs.sum(1)
+        outputs = only_or_sum(self.outputs, 1)
         total = {}
+
+        # Σ_nu a ⊗ β
         if self.weight is not None:
-            total[self.weight.name] = room = self.weight.room(weights[self.weight.name])
+            name = self.weight.name
+            total[name] = self.weight.room(weights[name])
+            gradient = self.weight.of(total[name])
             if self.inputs.shape[1] < outputs.shape[2]:
-                torch.mm(
-                    self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1), out=self.weight.of(room)
-                )
+                torch.mm(self.inputs.flatten(0, 1).t(), outputs.flatten(0, 1), out=gradient)
             else:  # sum over examples, since copying the inputs would take more memory
-                torch.sum(self.inputs.mT @ outputs, 0, out=self.weight.of(room))
+                torch.sum(self.inputs.mT @ outputs, 0, out=gradient)
+
+        # s Σ_nu β
         if self.bias is not None and self.shift is not None:
             name = self.bias.name
-            room = total.setdefault(name, weights[name].new_zeros(weights[name].shape))
+            room = total.setdefault(name, zeros(weights[name]))
             self.bias.of(room).add_(outputs.sum((0, 1)), alpha=self.shift)
         return total
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Gradients with one number for each of the first elements of a parameter."""
+class OneParameter:
+    """The properties of a block with the gradients of a single parameter."""
 
-    rows: Float[Tensor, "example out size"]
     name: str
+    line = 1
 
     @property
     def key(self) -> Key:
@@ -238,7 +258,33 @@ class Rows:
 
     @property
     def gradients(self) -> torch.Size:
-        return self.rows.shape[:2]
+        """The numbers of examples and outputs."""
+        return self.numbers.shape[:2]
+
+    @property
+    def numbers(self) -> Tensor:
+        """The gradients."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the parameter up to the last one that is used."""
+        raise NotImplementedError
+
+    @property
+    def extents(self) -> dict[str, int]:
+        return {self.name: self.size}
+
+    def of(self, names: Collection[str]) -> list[Self]:
+        return [self] if self.name in names else []
+
+
+@dataclass(frozen=True)
+class Rows(OneParameter):
+    """Gradients with one number for each of the first elements of a parameter."""
+
+    rows: Gradients
+    name: str
 
     @property
     def numbers(self) -> Tensor:
@@ -246,54 +292,39 @@ class Rows:
 
     @property
     def size(self) -> int:
-        """The number of elements of the parameter."""
         return self.rows.shape[2]
 
-    @property
-    def extents(self) -> dict[str, int]:
-        return {self.name: self.size}
-
-    @property
-    def line(self) -> int:
-        return 1
-
-    def multiplied_out(self) -> Float[Tensor, "example out size"]:
+    def multiplied_out(self) -> Gradients:
         return self.rows
 
     def pieces(self) -> list[Factored | Rows]:
         return [self]
 
-    def of(self, names: Collection[str]) -> list[Rows]:
-        return [self] if self.name in names else []
-
-    def add_chunk(
-        self, rows: Float[Tensor, "example out size"], name: str, elements: range
-    ) -> None:
+    def add_chunk(self, rows: Gradients, name: str, elements: range) -> None:
         if self.name == name:
             add_rows(rows, self.rows, elements)
 
-    def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
+    def applied(self, weights: Weights) -> Outputs:
         return times_vector(self.rows, weights[self.name].reshape(-1)[: self.size])
 
     def scaled(self, factors: Mapping[str, float]) -> Rows:
         return Rows(self.rows * factors[self.name], self.name)
 
-    def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Rows:
-        return Rows(torch.einsum("nc,ncp->np", output_gradient, self.rows)[:, None], self.name)
+    def weighted(self, output_gradient: Outputs) -> Rows:
+        rows = torch.einsum("nc,ncp->np", output_gradient, self.rows)
+        return Rows(rows[:, None], self.name)
 
     def traced(self) -> Rows:
         return Rows(self.rows.flatten(1)[:, None], self.name)
 
     def total(self, weights: Weights) -> Weights:
-        return {
-            self.name: self.rows.sum((0, 1))
-            .view(weights[self.name].shape)
-            .to(weights[self.name].dtype)
-        }
+        weight = weights[self.name]
+        total = self.rows.sum((0, 1)).view(weight.shape)
+        return {self.name: total.to(weight.dtype)}
 
 
 @dataclass(frozen=True)
-class Copies:
+class Copies(OneParameter):
     """Gradients of elements that were read of a parameter, and the place of each in it."""
 
     values: Float[Tensor, "example out copy"]
@@ -301,72 +332,46 @@ class Copies:
     name: str
 
     @property
-    def key(self) -> Key:
-        return self.name, None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def gradients(self) -> torch.Size:
-        return self.values.shape[:2]
-
-    @property
     def numbers(self) -> Tensor:
         return self.values
 
     @property
     def size(self) -> int:
-        return int(self.places.max()) + 1 if self.places.numel() else 0
+        if not self.places.numel():
+            return 0
+        return int(self.places.max()) + 1
 
-    @property
-    def extents(self) -> dict[str, int]:
-        return {self.name: self.size}
-
-    @property
-    def line(self) -> int:
-        return 1
-
-    def of(self, names: Collection[str]) -> list[Copies]:
-        return [self] if self.name in names else []
-
-    def add_chunk(
-        self, rows: Float[Tensor, "example out size"], name: str, elements: range
-    ) -> None:
+    def add_chunk(self, rows: Gradients, name: str, elements: range) -> None:
         if self.name != name:
             return
         inside = (self.places >= elements.start) & (self.places < elements.stop)
-        where = torch.where(
-            inside, self.places - elements.start, len(elements)
-        )  # all other places go into one extra element
-        beside = rows.new_zeros(*rows.shape[:2], len(elements) + 1)
-        rows += beside.scatter_add_(2, where[:, None].expand_as(self.numbers), self.numbers)[
-            :, :, :-1
-        ]
+        # all other places go into one extra element
+        target = torch.where(inside, self.places - elements.start, len(elements))
+        chunk = rows.new_zeros(*rows.shape[:2], len(elements) + 1)
+        chunk.scatter_add_(2, target[:, None].expand_as(self.values), self.values)
+        rows += chunk[:, :, :-1]
 
-    def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
-        return torch.einsum("nce,ne->nc", self.numbers, weights[self.name].reshape(-1)[self.places])
+    def applied(self, weights: Weights) -> Outputs:
+        read = weights[self.name].reshape(-1)[self.places]
+        return torch.einsum("nce,ne->nc", self.values, read)
 
     def scaled(self, factors: Mapping[str, float]) -> Copies:
-        return replace(self, values=self.numbers * factors[self.name])
+        return replace(self, values=self.values * factors[self.name])
 
-    def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Copies:
-        gradients = torch.einsum("nc,nce->ne", output_gradient, self.numbers)[:, None]
-        return replace(self, values=gradients)
+    def weighted(self, output_gradient: Outputs) -> Copies:
+        values = torch.einsum("nc,nce->ne", output_gradient, self.values)
+        return replace(self, values=values[:, None])
 
     def traced(self) -> Rows:
-        rows = self.numbers.new_zeros(*self.gradients, self.size)
+        rows = self.values.new_zeros(*self.gradients, self.size)
         self.add_chunk(rows, self.name, range(self.size))
         return Rows(rows, self.name).traced()
 
     def total(self, weights: Weights) -> Weights:
-        total = zeros(
-            weights[self.name]
-        )  # the weight's dtype may be longer than that of its gradients
-        total.view(-1).index_add_(
-            0, self.places.reshape(-1), self.numbers.sum(1).flatten().to(total.dtype)
-        )
+        total = zeros(weights[self.name])
+        # the weight's dtype may be longer than the dtype of its gradients
+        values = self.values.sum(1).flatten().to(total.dtype)
+        total.view(-1).index_add_(0, self.places.reshape(-1), values)
         return {self.name: total}
 
 
@@ -374,18 +379,23 @@ Block: TypeAlias = Factored | Rows | Copies
 
 
 def add_rows(
-    rows: Float[Tensor, "example out size"],
+    rows: Gradients,
     gradients: Float[Tensor, "example out size_"],
     elements: range,
 ) -> None:
     """Add the gradients of some elements."""
-    some = gradients[:, :, elements.start : elements.stop]
-    rows[:, :, : some.shape[2]] += some
+    chunk = gradients[:, :, elements.start : elements.stop]
+    rows[:, :, : chunk.shape[2]] += chunk
 
 
-def times_vector(
-    rows: Float[Tensor, "example out size"], vector: Float[Tensor, " size"]
-) -> Float[Tensor, "example out"]:
+def only_or_sum(values: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]:
+    """Sum over an axis, without a copy if its length is 1."""
+    if values.shape[axis] == 1:
+        return values.select(axis, 0)
+    return values.sum(axis)
+
+
+def times_vector(rows: Gradients, vector: Float[Tensor, " size"]) -> Outputs:
     """Return rows times a vector by one product. `@` may see a batch of products, which takes forty
     times as long.
     """
@@ -394,7 +404,7 @@ def times_vector(
 
 def inner_of_uses(
     left: Float[Tensor, "example use size"], right: Float[Tensor, "example out use size"]
-) -> Float[Tensor, "example out"]:
+) -> Outputs:
     """Return Σ_u ⟨left, right⟩."""
     return torch.bmm(right.flatten(2), left.flatten(1)[:, :, None])[:, :, 0]
 
@@ -403,23 +413,26 @@ def bias_product(left: Factored, right: Factored) -> float:
     """Return the share of biases in every ⟨a, a′⟩. A bias is the weight of an input that is always
     `shift`.
     """
-    return 0.0 if left.shift is None or right.shift is None else left.shift * right.shift
+    if left.shift is None or right.shift is None:
+        return 0.0
+    return left.shift * right.shift
 
 
 def spread(
-    gradient: Float[Tensor, "example out size"], view: View, size: int
+    gradient: Gradients, view: View, size: int | None = None
 ) -> Float[Tensor, "example out size_"]:
-    """Return the gradient of a view as a gradient of the parameter's first elements, all that the
-    view shows.
+    """Return the gradient of a view as a gradient of the parameter's first `size` elements, or of
+    all that the view shows.
     """
+    if size is None:
+        size = view.extent
     if view.turned().is_whole(size):
-        return (
-            gradient.view(*gradient.shape[:2], *view.shape)
-            .permute(0, 1, *range(1 + len(view.shape), 1, -1))
-            .flatten(2)
-        )
+        reversed_axes = range(1 + len(view.shape), 1, -1)
+        array = gradient.view(*gradient.shape[:2], *view.shape)
+        return array.permute(0, 1, *reversed_axes).flatten(2)
     positions = view.of(torch.arange(size, device=gradient.device)).reshape(-1)
-    return gradient.new_zeros(*gradient.shape[:2], size).index_add(2, positions, gradient)
+    zero = gradient.new_zeros(*gradient.shape[:2], size)
+    return zero.index_add(2, positions, gradient)
 
 
 def zeros(weight: Tensor) -> Tensor:

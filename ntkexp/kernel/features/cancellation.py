@@ -68,7 +68,8 @@ def add_products(sizes: Weights, block: Factored) -> None:
     if block.weight is not None:
         size = sizes[block.weight.name]
         if size.dim():
-            block.weight.of(size).add_(inputs.abs().flatten(0, 1).t() @ outputs.abs().flatten(0, 1))
+            terms = inputs.abs().flatten(0, 1).t() @ outputs.abs().flatten(0, 1)
+            block.weight.of(size).add_(terms)
         else:
             size += (inputs.norm(dim=2) * outputs.norm(dim=2)).sum()
     if block.bias is not None and block.shift is not None:
@@ -109,18 +110,26 @@ def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> W
     masks = dict[str, Tensor]()
     for name, part in gradient.items():
         size = sizes[name]
+        absolute = torch.abs if size.dim() else torch.norm
+
+        # |g| ≤ c · eps · Σ|terms|
+        magnitude = absolute(part)
         bound = ROUNDING_EPS * torch.finfo(part.dtype).eps * size
-        magnitude = part.abs() if size.dim() else part.norm()
         masks[name] = (magnitude <= bound) & (size > 0)
+
+        # |g| ≤ 8 |g − other|
         if other and name in other:
-            difference = part - other[name]
-            difference = difference.abs() if size.dim() else difference.norm()
-            masks[name] |= (magnitude <= UNKNOWN_DIFFERENCES * difference) & (difference > 0)
+            difference = absolute(part - other[name])
+            is_unknown = magnitude <= UNKNOWN_DIFFERENCES * difference
+            masks[name] |= is_unknown & (difference > 0)
+    if not masks:
+        return {}
 
     # one transfer from the device for all parameters
-    some = torch.stack([mask.any() for mask in masks.values()]).tolist() if masks else []
-    return {
-        name: (~mask).to(gradient[name].dtype).expand_as(gradient[name])
-        for (name, mask), has_rounding in zip(masks.items(), some, strict=True)
-        if has_rounding
-    }
+    has_rounding = torch.stack([mask.any() for mask in masks.values()]).tolist()
+    credit_of = {}
+    for name, is_rounded in zip(masks, has_rounding, strict=True):
+        if is_rounded:
+            part = gradient[name]
+            credit_of[name] = (~masks[name]).to(part.dtype).expand_as(part)
+    return credit_of

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from math import ceil
 from typing import TypeAlias
 
 import torch
@@ -44,19 +45,23 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
     is_cut = any(isinstance(one, ParameterChunk) for one, _ in plan.columns)
     kind = torch.float64 if is_cut else like.dtype
     shape = (left.examples * left.outputs, right.examples * right.outputs)
-    total = Total(like.new_empty(shape, dtype=kind), (left.outputs, right.outputs), left is right)
+    matrix = like.new_empty(shape, dtype=kind)
+    total = Total(matrix, (left.outputs, right.outputs), halved=left is right)
 
-    total.add_single_uses(
-        [(one, other) for one, other, way in plan.factored if way == "one product"]
-    )
-    for one, other, way in plan.factored:
-        if way == "double sum":
-            total.add(double_sum(one, other).reshape(shape))
-    for chunk in groups(plan.columns):
-        rows = side_by_side(left, [column[0] for column in chunk])
-        rows_ = rows if left is right else side_by_side(right, [column[1] for column in chunk])
+    # Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩
+    total.add_single_uses(plan.single_uses)
+    for one, other in plan.several_uses:
+        total.add(double_sum(one, other).reshape(shape))
+
+    # R R′ᵀ
+    for columns in groups(plan.columns):
+        rows = side_by_side(left, [one for one, _ in columns])
+        rows_ = rows
+        if left is not right:
+            rows_ = side_by_side(right, [other for _, other in columns])
         total.add_product(rows, rows_)
     kernel = total.whole().view(left.examples, left.outputs, right.examples, right.outputs)
+
     for key in plan.spread:
         add_double_sums(kernel, key, left, right)
     return kernel.to(like.dtype)
@@ -65,15 +70,22 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
 def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "query 1 train 1"]:
     """Return Σ_c K[x, c, x′, c], the kernel of all outputs as one, without blocks of outputs."""
     if set(left.keys) != set(right.keys):  # the sides were read in two ways
-        both = {
-            name: min(left.extents[name], right.extents[name])
-            for name in left.extents
-            if name in right.extents
-        }
+        both = shared_extents(left, right)
         left = left.as_rows(both)
         right = right.as_rows(both)
-    one = left.traced()
-    return gram(one, one if right is left else right.traced())
+    traced = left.traced()
+    if right is left:
+        return gram(traced, traced)
+    return gram(traced, right.traced())
+
+
+def shared_extents(left: Jacobian, right: Jacobian) -> dict[str, int]:
+    """Return the number of elements that both sides use, for each parameter of both."""
+    extents = {}
+    for name, size in left.extents.items():
+        if name in right.extents:
+            extents[name] = min(size, right.extents[name])
+    return extents
 
 
 def contributions(
@@ -94,6 +106,10 @@ class ParameterChunk:
     def size(self) -> int:
         return len(self.elements)
 
+    @property
+    def place(self) -> slice:
+        return slice(self.elements.start, self.elements.stop)
+
 
 Column: TypeAlias = tuple[Block | ParameterChunk, Block | ParameterChunk]
 """Gradients that are multiplied out on both sides: blocks with the same key, or the same elements.
@@ -101,9 +117,8 @@ Column: TypeAlias = tuple[Block | ParameterChunk, Block | ParameterChunk]
 
 MAX_COLUMNS = 2**11  # in one product of matrices: it is not faster for more
 MAX_ROWS_BYTES = 2**29  # of gradients that are multiplied out at once
-PIECE_BYTES = (
-    2**23
-)  # of gradients in a piece of a parameter, unless it has fewer elements than the next number
+# of gradients in a piece of a parameter, unless it has fewer elements than the next number
+PIECE_BYTES = 2**23
 PIECE_ELEMENTS = 2**11  # products of matrices are slower for fewer
 
 
@@ -111,14 +126,15 @@ PIECE_ELEMENTS = 2**11  # products of matrices are slower for fewer
 class ProductPlan:
     """The products that add up to a kernel."""
 
-    factored: list[tuple[Factored, Factored, str]]  # blocks, and how they are multiplied
+    single_uses: list[tuple[Factored, Factored]]  # each product is one of ⟨a, a′⟩ with ⟨β, β′⟩
+    several_uses: list[tuple[Factored, Factored]]  # double sums over uses
     spread: list[Key]  # of several blocks of factors on each side
     columns: list[Column]  # of gradients that are multiplied out
 
 
 def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
     """Choose the products with the fewest operations for each parameter."""
-    plan = ProductPlan([], [], [])
+    plan = ProductPlan([], [], [], [])
     finished = set[str]()  # parameters whose products are chosen
     for key, size in alone(left, right).items():
         left_blocks = [block for block in left.blocks if block.key == key]
@@ -128,10 +144,12 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
         single = len(left_blocks) == len(right_blocks) == 1 and one.gradients[0] == left.examples
         if isinstance(one, Factored) and isinstance(other, Factored) and size is not None:
             if size.way != "multiplied out":
-                if single:
-                    plan.factored.append((one, other, size.way))
-                else:
+                if not single:
                     plan.spread.append(key)
+                elif size.way == "one product":
+                    plan.single_uses.append((one, other))
+                else:
+                    plan.several_uses.append((one, other))
                 finished |= one.extents.keys()
                 continue
             # the longer side's rows, multiplied out
@@ -140,13 +158,17 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
             single = single and rows * row_bytes <= MAX_ROWS_BYTES
         if single and not isinstance(one, Copies) and not isinstance(other, Copies):
             pieces = one.pieces()
-            other_pieces = pieces if other is one else other.pieces()
-            plan.columns.extend(zip(pieces, other_pieces, strict=True))
+            pieces_ = pieces
+            if other is not one:
+                pieces_ = other.pieces()
+            plan.columns.extend(zip(pieces, pieces_, strict=True))
             finished |= one.extents.keys()
-    for name in left.extents:
-        if name in right.extents and name not in finished:
-            elements = range(min(left.extents[name], right.extents[name]))
-            plan.columns.extend((piece, piece) for piece in cut(left, name, elements))
+
+    # All other parameters are multiplied out, piece by piece
+    for name, extent in shared_extents(left, right).items():
+        if name not in finished:
+            chunks = cut(left, name, range(extent))
+            plan.columns.extend((chunk, chunk) for chunk in chunks)
     return plan
 
 
@@ -155,17 +177,20 @@ def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
     sizes of factors.
     """
     keys_of: dict[str, set[Key]] = {}
-    for block in (*left.blocks, *(() if right is left else right.blocks)):
-        for name in block.extents:
-            keys_of.setdefault(name, set()).add(block.key)
+    for side in (left, right):
+        for name, uses in side.uses.items():
+            keys_of.setdefault(name, set()).update(block.key for _, block in uses)
     both = set(left.keys) & set(right.keys)
     sizes_of: dict[Key, Sizes | None] = {}
     for block in left.blocks:
-        if block.key not in both or block.key in sizes_of:
+        key = block.key
+        if key not in both or key in sizes_of:
             continue
-        if all(len(keys_of[name]) == 1 for name in block.extents):
-            is_factored = isinstance(block, Factored)
-            sizes_of[block.key] = sizes_between(left, right, block.key) if is_factored else None
+        if any(len(keys_of[name]) > 1 for name in block.names):
+            continue
+        sizes_of[key] = None
+        if isinstance(block, Factored):
+            sizes_of[key] = sizes_between(left, right, key)
     return sizes_of
 
 
@@ -173,26 +198,32 @@ def cut(side: Jacobian, name: str, elements: range) -> Iterator[ParameterChunk]:
     """Cut a parameter into pieces of complete lines that stay in the cache until they are
     multiplied.
     """
-    row_bytes = side.blocks[0].numbers.element_size() * side.examples * side.outputs
-    width = max((block.line for _, block in side.uses[name][:1]), default=1)
-    step = max(1, max(PIECE_ELEMENTS, PIECE_BYTES // row_bytes) // width) * width
-    return (
-        ParameterChunk(name, range(at, min(at + step, elements.stop)))
-        for at in range(elements.start, elements.stop, step)
-    )
+    column_bytes = side.blocks[0].numbers.element_size() * side.examples * side.outputs
+    line = side.uses[name][0][1].line
+    lines = max(PIECE_ELEMENTS, PIECE_BYTES // column_bytes) // line
+    step = max(1, lines) * line
+    for start in range(elements.start, elements.stop, step):
+        yield ParameterChunk(name, range(start, min(start + step, elements.stop)))
 
 
 def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
     """Yield columns that are multiplied side by side, small ones first. Pieces of a parameter are
     multiplied alone.
     """
+    blocks: list[Column] = []
+    for column in columns:
+        if isinstance(column[0], ParameterChunk):
+            yield [column]
+        else:
+            blocks.append(column)
     group: list[Column] = []
-    yield from ([column] for column in columns if isinstance(column[0], ParameterChunk))
-    blocks = [column for column in columns if not isinstance(column[0], ParameterChunk)]
+    size = 0
     for column in sorted(blocks, key=lambda column: column[0].size):
-        if group and sum(one.size for one, _ in [*group, column]) > MAX_COLUMNS:
+        size += column[0].size
+        if group and size > MAX_COLUMNS:
             yield group
             group = []
+            size = column[0].size
         group.append(column)
     if group:
         yield group
@@ -202,18 +233,16 @@ def side_by_side(
     side: Jacobian, columns: Sequence[Block | ParameterChunk]
 ) -> Float[Tensor, "row size"]:
     """Return the gradients of some columns, with a row for each output of each example."""
-    rows = [
-        side.chunk(column.name, column.elements)
-        if isinstance(column, ParameterChunk)
-        else multiplied_out(column).flatten(0, 1)
-        for column in columns
-    ]
-    return rows[0] if len(rows) == 1 else torch.cat(rows, 1)
-
-
-def multiplied_out(block: Block) -> Float[Tensor, "example out size"]:
-    assert not isinstance(block, Copies)
-    return block.multiplied_out()
+    rows = []
+    for column in columns:
+        if isinstance(column, ParameterChunk):
+            rows.append(side.chunk(column.name, column.elements))
+        else:
+            assert not isinstance(column, Copies)
+            rows.append(column.multiplied_out().flatten(0, 1))
+    if len(rows) == 1:
+        return rows[0]
+    return torch.cat(rows, 1)
 
 
 @dataclass(frozen=True)
@@ -248,12 +277,16 @@ class Sizes:
     def way(self) -> str:
         if self.uses == self.uses_ == 1:
             return "one product"
-        return "double sum" if self.double_sum <= self.multiplied_out else "multiplied out"
+        if self.double_sum <= self.multiplied_out:
+            return "double sum"
+        return "multiplied out"
 
     @property
     def operations(self) -> int:
         """Multiplications of the cheaper way."""
-        return self.multiplied_out if self.way == "multiplied out" else self.double_sum
+        if self.way == "multiplied out":
+            return self.multiplied_out
+        return self.double_sum
 
     @property
     def numbers(self) -> int:
@@ -264,34 +297,38 @@ class Sizes:
 
 
 def sizes(left: Factored, right: Factored) -> Sizes:
-    (query, uses, _) = left.inputs.shape
-    (train, uses_, _) = right.inputs.shape
-    out = left.outputs.shape[1]
-    out_ = right.outputs.shape[1]
-    return Sizes(query, uses, out, train, uses_, out_, left.rows, left.outputs.shape[3])
+    query, out, uses, features = left.outputs.shape
+    train, out_, uses_, _ = right.outputs.shape
+    return Sizes(query, uses, out, train, uses_, out_, left.rows, features)
 
 
 def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
     """Return the sizes over all uses of the same weight, if every example has the uses of the
     first.
     """
-    first = [
-        [b for at, b in side.placed() if b.key == key and not at.start] for side in (left, right)
-    ]
-    counts = [
-        sum(block.inputs.shape[1] for block in side if isinstance(block, Factored))
-        for side in first
-    ]
-    one = next(block for block in left.blocks if block.key == key)
-    assert isinstance(one, Factored)
+
+    def uses_of_first(side: Jacobian) -> int:
+        blocks = [block for place, block in blocks_of(side, key) if place.start == 0]
+        return sum(block.inputs.shape[1] for block in blocks)
+
+    _, block = blocks_of(left, key)[0]
     return replace(
-        sizes(one, one),
+        sizes(block, block),
         query=left.examples,
-        uses=counts[0],
+        uses=uses_of_first(left),
         train=right.examples,
-        uses_=counts[1],
+        uses_=uses_of_first(right),
         out_=right.outputs,
     )
+
+
+def blocks_of(side: Jacobian, key: Key) -> list[tuple[slice, Factored]]:
+    """Return the blocks of factors with this key, each with its examples."""
+    blocks = []
+    for place, block in side.placed():
+        if block.key == key and isinstance(block, Factored):
+            blocks.append((place, block))
+    return blocks
 
 
 def double_sum(left: Factored, right: Factored) -> Float[Tensor, "query out train out_"]:
@@ -305,12 +342,10 @@ def add_double_sums(
     kernel: Float[Tensor, "query out train out_"], key: Key, left: Jacobian, right: Jacobian
 ) -> None:
     """Add the share of a weight with several blocks of factors, for each pair of blocks."""
-    ones, others = ([(at, b) for at, b in side.placed() if b.key == key] for side in (left, right))
-    for (rows, one), (columns, other) in product(ones, others):
+    pairs = product(blocks_of(left, key), blocks_of(right, key))
+    for (rows, one), (columns, other) in pairs:
         if right is left and columns.start < rows.start:
             continue
-        assert isinstance(one, Factored)
-        assert isinstance(other, Factored)
         share = double_sum(one, other)
         kernel[rows, :, columns] += share
         if right is left and columns.start > rows.start:
@@ -346,9 +381,13 @@ class Total:
         if not self.halved:
             return [(self.matrix, range(rows), range(columns))]
         out = self.outputs[0]
-        step = -(-max(MIN_STRIP_ROWS, -(-rows // MAX_STRIPS)) // out) * out
-        ends = [(at, min(at + step, rows)) for at in range(0, rows, step)]
-        return [(self.matrix[at:end, at:], range(at, end), range(at, rows)) for at, end in ends]
+        height = max(MIN_STRIP_ROWS, ceil(rows / MAX_STRIPS))
+        step = ceil(height / out) * out
+        strips = []
+        for start in range(0, rows, step):
+            end = min(start + step, rows)
+            strips.append((self.matrix[start:end, start:], range(start, end), range(start, rows)))
+        return strips
 
     def add_product(
         self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]
@@ -356,13 +395,14 @@ class Total:
         """Add R R′ᵀ."""
         right = right.t()
         for strip, rows, columns in self.strips:
-            factors = narrow(left, 0, rows), narrow(right, 1, columns)
+            one = narrow(left, 0, rows)
+            other = narrow(right, 1, columns)
             if left.dtype != self.matrix.dtype:
-                write(strip, torch.mm(*factors), begun=self.begun)
+                write(strip, one @ other, begun=self.begun)
             elif self.begun:
-                strip.addmm_(*factors)
+                strip.addmm_(one, other)
             else:
-                torch.mm(*factors, out=strip)
+                torch.mm(one, other, out=strip)
         self.begun = True
 
     def add_single_uses(self, pairs: Sequence[tuple[Factored, Factored]]) -> None:
@@ -381,11 +421,13 @@ class Total:
             if out * out_ > 1:
                 height = max(1, BLOCK_NUMBERS // (len(columns) * out)) * out
             room = layers[0].outputs.new_empty(min(height, len(rows)) * len(columns))
-            for start in range(rows.start, rows.stop, height):
-                some = range(start, min(start + height, rows.stop))
-                block = narrow(strip, 0, range(some.start - rows.start, some.stop - rows.start))
-                for k, layer in enumerate(layers):
-                    self.add_layer(block, layer, (some, columns), room, begun=self.begun or k > 0)
+            blocks = torch.split(strip, height)
+            for start, block in zip(rows[::height], blocks, strict=True):
+                place = range(start, start + len(block)), columns
+                begun = self.begun
+                for layer in layers:
+                    self.add_layer(block, layer, place, room, begun=begun)
+                    begun = True
         self.begun = True
 
     def add_layer(
@@ -434,15 +476,19 @@ class Total:
         """Return the kernel, after all shares were added."""
         if not self.begun:
             self.matrix.zero_()
-        for _, rows, columns in self.strips if self.halved else ():
-            above = slice(rows.start, rows.stop), slice(rows.stop, columns.stop)
-            self.matrix[above[::-1]] = self.matrix[above].t()
+        if self.halved:
+            for _, rows, _ in self.strips:
+                above = self.matrix[rows.start : rows.stop, rows.stop :]
+                self.matrix[rows.stop :, rows.start : rows.stop] = above.t()
         return self.matrix
 
 
 def write(place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, begun: bool) -> None:
     """Add a share to a place, or write it there if it is the first."""
-    place.add_(share) if begun else place.copy_(share)
+    if begun:
+        place.add_(share)
+    else:
+        place.copy_(share)
 
 
 @dataclass(frozen=True)
@@ -467,10 +513,12 @@ def matrices(left: Factored, right: Factored) -> Layer:
     if right is not left:
         inputs_ = right.inputs[:, 0]
         outputs_ = right.outputs[:, :, 0].flatten(0, 1)
-    one = left.outputs.shape[1] == right.outputs.shape[1] == 1
-    constant = one and left.outputs.stride(0) == 0 and right.outputs.stride(0) == 0
-    same = outputs[:1] @ outputs_[:1].t() if constant else None
-    return Layer(inputs, inputs_.t(), outputs, outputs_.t(), bias_product(left, right), same)
+    same = None
+    one_output = left.outputs.shape[1] == right.outputs.shape[1] == 1
+    if one_output and left.outputs.stride(0) == 0 and right.outputs.stride(0) == 0:
+        same = outputs[:1] @ outputs_[:1].t()
+    shift = bias_product(left, right)
+    return Layer(inputs, inputs_.t(), outputs, outputs_.t(), shift, same)
 
 
 def narrow(value: Float[Tensor, "..."], axis: int, where: range) -> Float[Tensor, "..."]:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.kernel.features.blocks import Block, Factored, Key, Rows, zeros
+from ntkexp.kernel.features.blocks import Block, Factored, Key, Outputs, Rows, zeros
 from ntkexp.shapes import Weights
 
 
@@ -27,9 +27,8 @@ class Jacobian:
     blocks: tuple[Block, ...]
     examples: int
     outputs: int
-    starts: tuple[int, ...] | None = (
-        None  # the first example of each block; None: blocks hold all examples
-    )
+    # the first example of each block; None: blocks hold all examples
+    starts: tuple[int, ...] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -60,10 +59,8 @@ class Jacobian:
     def placed(self) -> Iterator[tuple[slice, Block]]:
         """Yield each block with its examples."""
         starts = self.starts or [0] * len(self.blocks)
-        return (
-            (slice(at, at + block.gradients[0]), block)
-            for at, block in zip(starts, self.blocks, strict=True)
-        )
+        for start, block in zip(starts, self.blocks, strict=True):
+            yield slice(start, start + block.gradients[0]), block
 
     def of(self, names: Collection[str] | None) -> Jacobian:
         """Return the gradients of these parameters alone, or all of them if `names` is None."""
@@ -75,11 +72,11 @@ class Jacobian:
             for part in block.of(names):
                 blocks.append(part)
                 starts.append(place.start)
-        return replace(
-            self, blocks=tuple(blocks), starts=None if self.starts is None else tuple(starts)
-        )
+        if self.starts is None:
+            return replace(self, blocks=tuple(blocks))
+        return replace(self, blocks=tuple(blocks), starts=tuple(starts))
 
-    def weighted(self, output_gradient: Float[Tensor, "example out"]) -> Jacobian:
+    def weighted(self, output_gradient: Outputs) -> Jacobian:
         """Return J(x)ᵀℓ′ for every example, as one output."""
         blocks = tuple(block.weighted(output_gradient[place]) for place, block in self.placed())
         return replace(self, blocks=blocks, outputs=1)
@@ -91,14 +88,13 @@ class Jacobian:
         """Return all outputs as one, whose inner products are sums over outputs."""
         return replace(self, blocks=tuple(block.traced() for block in self.blocks), outputs=1)
 
-    def applied(self, weights: Weights) -> Float[Tensor, "example out"]:
+    def applied(self, weights: Weights) -> Outputs:
         """Return J v for a vector v in the shape of the weights."""
         terms = [block.applied(weights) for block in self.blocks]
-        if not terms:
-            return next(iter(weights.values())).new_zeros(self.examples, self.outputs)
-        if self.starts is None:
+        if terms and self.starts is None:
             return sum(terms[1:], start=terms[0])
-        total = terms[0].new_zeros(self.examples, self.outputs)
+        like = terms[0] if terms else next(iter(weights.values()))
+        total = like.new_zeros(self.examples, self.outputs)
         for (place, _), term in zip(self.placed(), terms, strict=True):
             total[place] += term
         return total
@@ -109,20 +105,17 @@ class Jacobian:
         for block in self.blocks:
             for name, value in block.total(weights).items():
                 totals[name] = totals[name] + value if name in totals else value
-        return {
-            name: totals[name] if name in totals else zeros(weight)
-            for name, weight in weights.items()
-        }
+        for name in weights.keys() - totals.keys():
+            totals[name] = zeros(weights[name])
+        return {name: totals[name] for name in weights}
 
     def as_rows(self, sizes: Mapping[str, int]) -> Jacobian:
         """Return the gradients of the first elements of some parameters, multiplied out."""
-        rows = {name: self.chunk(name, range(size)) for name, size in sizes.items()}
-        shape = (self.examples, self.outputs, -1)
-        return Jacobian(
-            tuple(Rows(r.view(shape), name) for name, r in rows.items()),
-            self.examples,
-            self.outputs,
-        )
+        blocks: list[Block] = []
+        for name, size in sizes.items():
+            rows = self.chunk(name, range(size)).view(self.examples, self.outputs, -1)
+            blocks.append(Rows(rows, name))
+        return Jacobian(tuple(blocks), self.examples, self.outputs)
 
     def with_rows(self, names: Set[str], weights: Weights) -> Jacobian:
         """Replace the blocks of these parameters by rows of all their elements."""
@@ -135,14 +128,14 @@ class Jacobian:
         """Return the gradients of some elements of a parameter, summed over uses: a row for each
         output of each example.
         """
-        match self.uses[name]:
-            case [(place, Rows(rows=whole))] if (
-                len(whole) == self.examples and elements.stop <= whole.shape[2]
-            ):
-                return whole[:, :, elements.start : elements.stop].flatten(0, 1)
-        numbers = self.uses[name][0][1].numbers
-        rows = numbers.new_zeros(self.examples, self.outputs, len(elements))
-        for place, block in self.uses[name]:
+        uses = self.uses[name]
+        first = uses[0][1]
+        if isinstance(first, Rows) and len(uses) == 1:
+            is_complete = len(first.rows) == self.examples and elements.stop <= first.size
+            if is_complete:
+                return first.rows[:, :, elements.start : elements.stop].flatten(0, 1)
+        rows = first.numbers.new_zeros(self.examples, self.outputs, len(elements))
+        for place, block in uses:
             block.add_chunk(rows[place], name, elements)
         return rows.flatten(0, 1)
 
@@ -154,10 +147,17 @@ def arrays(block: Block) -> Mapping[str, Tensor]:
 
 def stacked(parts: Sequence[Jacobian]) -> Jacobian:
     """Return the Jacobian of examples that follow each other, without copies."""
-    ends = [sum(part.examples for part in parts[:k]) for k in range(len(parts) + 1)]
-    starts = tuple(end for end, part in zip(ends, parts, strict=False) for _ in part.blocks)
-    blocks = tuple(block for part in parts for block in part.blocks)
-    return Jacobian(blocks, ends[-1], parts[0].outputs, starts if len(parts) > 1 else None)
+    blocks: list[Block] = []
+    starts: list[int] = []
+    examples = 0
+    for part in parts:
+        blocks += part.blocks
+        starts += [examples] * len(part.blocks)
+        examples += part.examples
+    whole = Jacobian(tuple(blocks), examples, parts[0].outputs)
+    if len(parts) == 1:
+        return whole
+    return replace(whole, starts=tuple(starts))
 
 
 @dataclass
@@ -174,40 +174,46 @@ class Assembly:
         """The place for the rows of the next examples. The reader of a part may write them there
         itself.
         """
-        return {
-            block.name: block.rows[self.read :] for block in self.room if isinstance(block, Rows)
-        }
+        rows = (block for block in self.room if isinstance(block, Rows))
+        return {block.name: block.rows[self.read :] for block in rows}
 
     def add(self, part: Jacobian) -> bool:
         """Copy the gradients of the next examples to their place. Return False if their form
         differs from the first part's.
         """
         if not self.room:
-            for block in part.blocks:
-                room: dict[str, Any] = {
-                    k: v.new_empty(self.examples, *v.shape[1:]) for k, v in arrays(block).items()
-                }
-                self.room += (replace(block, **room),)
-        if part.keys != [block.key for block in self.room]:
+            self.room = tuple(empty_block(block, self.examples) for block in part.blocks)
+        if part.keys != self.jacobian.keys:
             return False
         for target, block in zip(self.room, part.blocks, strict=True):
             places = arrays(target)
             values = arrays(block)
-            if places.keys() != values.keys() or any(
-                places[key].shape[1:] != values[key].shape[1:] for key in values
-            ):
+            if tails(places) != tails(values):
                 return False
             for key, value in values.items():
                 place = places[key][self.read : self.read + len(value)]
                 if place.data_ptr() != value.data_ptr():
                     place.copy_(value)
-        self.read = self.read + part.examples
+        self.read += part.examples
         self.outputs = part.outputs
         return True
 
     @property
     def jacobian(self) -> Jacobian:
         return Jacobian(self.room, self.examples, self.outputs)
+
+
+def empty_block(like: Block, examples: int) -> Block:
+    """Return a block for so many examples, without values."""
+    empty: dict[str, Any] = {}
+    for name, value in arrays(like).items():
+        empty[name] = value.new_empty(examples, *value.shape[1:])
+    return replace(like, **empty)
+
+
+def tails(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """Return the shapes of tensors after the axis of examples."""
+    return {name: value.shape[1:] for name, value in values.items()}
 
 
 # Uses that share their β are one use: positions before a mean over positions, or the one position
@@ -222,9 +228,7 @@ class Assembly:
 
 def in_few_uses(jacobian: Jacobian) -> Jacobian:
     """Return the same Jacobian with as few uses as possible."""
-    blocks = (
-        gathered(block) if isinstance(block, Factored) else block for block in jacobian.blocks
-    )
+    blocks = [gathered(b) if isinstance(b, Factored) else b for b in jacobian.blocks]
     return replace(jacobian, blocks=tuple(blocks))
 
 
@@ -238,18 +242,19 @@ def gathered(block: Factored) -> Factored:
     [[[4.0, 6.0]]]
     """
     examples, uses, _ = block.inputs.shape
-    if (
-        uses < 2 or not examples or shares(block.outputs[:1]) is None
-    ):  # the first example shows most that do not
+    if uses < 2 or not examples:
+        return block
+    if shares(block.outputs[:1]) is None:  # the first example rules out most blocks, quickly
         return block
     weights = shares(block.outputs)
     if weights is None:
         return block
-    total = weights.sum(1, keepdim=True).clamp(
-        min=1
-    )  # the number of uses goes into the outputs, so that the bias is right as well
+
+    # The number of uses goes into the outputs, so that the bias is right as well
+    total = weights.sum(1, keepdim=True).clamp(min=1)
     inputs = torch.bmm((weights / total)[:, None], block.inputs)
-    return replace(block, inputs=inputs, outputs=block.outputs.sum(2, keepdim=True))
+    outputs = block.outputs.sum(2, keepdim=True)
+    return replace(block, inputs=inputs, outputs=outputs)
 
 
 def shares(
@@ -258,10 +263,17 @@ def shares(
     """Return 1 for each use with the β of its example and 0 for each use without β, or None if
     there is another β.
     """
-    if torch.equal(outputs[:, :, :1].expand_as(outputs), outputs):  # quick to see
+    # All uses may have the β of the first
+    if torch.equal(outputs[:, :, :1].expand_as(outputs), outputs):
         return outputs.new_ones(len(outputs), outputs.shape[2])
-    uses = (outputs != 0).any(3).any(1)
-    first = uses.to(torch.uint8).argmax(1)  # first use with a β
-    alike = outputs[torch.arange(len(outputs), device=first.device), :, first]
-    weights = uses.to(outputs.dtype)
-    return weights if torch.equal(alike[:, :, None] * weights[:, None, :, None], outputs) else None
+
+    # Else compare with the β of each example's first use that has one
+    has_beta = (outputs != 0).any(3).any(1)
+    first = has_beta.to(torch.uint8).argmax(1)
+    examples = torch.arange(len(outputs), device=first.device)
+    beta = outputs[examples, :, first]
+    weights = has_beta.to(outputs.dtype)
+    shared = beta[:, :, None] * weights[:, None, :, None]
+    if torch.equal(shared, outputs):
+        return weights
+    return None

@@ -42,6 +42,13 @@ UNFAITHFUL = (
 )
 
 
+class Unfaithful(NoRule):
+    """A module whose gradients are not the derivatives of its values."""
+
+    def __init__(self) -> None:
+        super().__init__(UNFAITHFUL)
+
+
 @dataclass(frozen=True)
 class Findings:
     """Answers about one function, by the structure of tapes and the values that decide them."""
@@ -86,7 +93,7 @@ class Checks:
         return self.findings.owners.keep(question, owned)
 
     def faithful_owners(self, tape: Tape) -> Owners:
-        """Return the owners, or raise NoRule if autograd's gradients are not derivatives of the
+        """Return the owners, or raise Unfaithful if autograd's gradients are not derivatives of the
         values.
         """
 
@@ -96,7 +103,7 @@ class Checks:
 
         owned = self.findings.faithful.to(self.question(tape, masks=True), owners_if_faithful)
         if owned is None:
-            raise NoRule(UNFAITHFUL)
+            raise Unfaithful
         return owned
 
     def plain_uses(self, tape: Tape) -> tuple[Owners, list[Use] | None]:

@@ -21,13 +21,14 @@ from ntkexp.kernel.features.assemble import NOWHERE, PulledBack, assemble, assem
 from ntkexp.kernel.features.blocks import Factored, Key, Rows
 from ntkexp.kernel.features.gram import Sizes, alone
 from ntkexp.kernel.features.jacobian import Jacobian
-from ntkexp.kernel.read.checks import Checks, Findings, dense
+from ntkexp.kernel.read.checks import Checks, Findings, Unfaithful, dense
 from ntkexp.kernel.read.plan import Mixtures
 from ntkexp.kernel.read.program_cache import ProgramCache, Request
 from ntkexp.kernel.record.independence import Trial
 from ntkexp.kernel.record.tape import Tape, part
 from ntkexp.kernel.record.taping import columns, record
 from ntkexp.kernel.secant.call import NoRule
+from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.kernel.secant.segment import Closure, closure
 from ntkexp.kernel.secant.uses import View
@@ -48,7 +49,8 @@ class Reader:
     """Reads the Jacobian of a function with respect to the weights named in `trained`.
 
     `known` says that a function with random numbers draws the same ones whenever it runs on a
-    batch. `whole` says that it only runs on its whole batch.
+    batch. `whole` says that it only runs on its whole batch. `of_values` says that secants explain
+    the values of a module whose gradients are not their derivatives.
     """
 
     function: Function
@@ -57,6 +59,7 @@ class Reader:
     programs: ProgramCache | None = field(default=None, repr=False)
     known: bool = False
     whole: bool = False
+    of_values: bool = False
 
     @cached_property
     def checks(self) -> Checks:
@@ -120,6 +123,12 @@ class Reader:
             if self.programs is not None:
                 return self.by_program(tape, tape, mixture, as_copies=as_copies)
             return assemble(self.pulled_back(tape, mixture), as_copies=as_copies)
+        except Unfaithful:
+            if self.programs is not None:  # autograd can follow the operations without a program
+                weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
+                plain = replace(self, programs=None)
+                return plain.weighted(plain.record(weights, tape.given), output_gradient)
+            return jacobian_one_by_one(self.function, tape, self.trained, mixture.columns)
         except NoRule:
             return jacobian_one_by_one(self.function, tape, self.trained, mixture.columns)
 
@@ -177,18 +186,30 @@ class Reader:
     ) -> tuple[PulledBack, Float[Tensor, "example out"]]:
         """Return ∂f/∂tap of the replay of a segment's differences, and J̄Δθ."""
         replay = Replay(start, end, self.trained, self.checks.owners(start).constants)
-        owned = self.checks.faithful_owners(start)
+        owned = self.owners(start)
         pulled = pull_back(replay.delta, replay.uses, owned, replay.leaves, mixtures.columns)
         return pulled, replay.delta.detach()
+
+    def owners(self, tape: Tape) -> Owners:
+        """Return the example that owns each element of a segment, or raise Unfaithful."""
+        try:
+            return self.checks.faithful_owners(tape)
+        except Unfaithful:
+            if not self.of_values:
+                raise
+            return self.checks.owners(tape)
+
+    @property
+    def is_unfaithful(self) -> bool:
+        """True if gradients of the module were not the derivatives of its values so far."""
+        return None in self.findings.faithful.kept.values()
 
     def by_program(
         self, start: Tape, end: Tape, mixtures: Mixtures, *, as_copies: bool = False
     ) -> Jacobian:
         """Return the Jacobian by a program of that replay."""
         assert self.programs is not None
-        request = Request(
-            start, end, self.trained, self.checks.faithful_owners(start), mixtures, as_copies
-        )
+        request = Request(start, end, self.trained, self.owners(start), mixtures, as_copies)
         return self.programs.read(request, routed=bool(self.checks.routes(start).steering))
 
     def closures(

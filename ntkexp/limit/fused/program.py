@@ -40,6 +40,7 @@ from ntkexp.covariance.pairs import (
 from ntkexp.layer import base
 from ntkexp.layer.base import AbstractLayer
 from ntkexp.limit.network import Side
+from ntkexp.shapes import Shape
 
 __all__ = ["KINDS", "TileProgram", "program"]
 
@@ -342,7 +343,7 @@ class TileProgram:
         return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
 
-def program(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> TileProgram:
+def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
     """Translate layers into operations on tiles.
 
     For vectors, every layer must have a fused form. For images, the program ends where an image

@@ -13,11 +13,11 @@ from ntkexp.mistake import Mistake
 # --- A rule says how the kernel of one finite step is read.
 #
 # On a step from θ₀ to θ₁ = θ₀ + Δθ the change of the network is exactly [∫₀¹ J(θ₀ + uΔθ; x) du]·Δθ. A rule
-# replaces the integral by a weighted sum over pieces [u₀, u₁] of the step: the secant Jacobian of the piece,
-# which is the tangent J(θ₀ + uΔθ) where the piece has length zero. Weights sum to one.
+# replaces the integral by a weighted sum over substeps [u₀, u₁] of the step: the secant Jacobian of the substep,
+# which is the tangent J(θ₀ + uΔθ) where the substep has length zero. Weights sum to one.
 
 
-class Piece(NamedTuple):
+class Substep(NamedTuple):
     """Part of a step, from θ₀ + start·Δθ to θ₀ + end·Δθ, and the weight of its Jacobian."""
 
     start: float
@@ -31,11 +31,11 @@ class AbstractRule(Component):
     closes: ClassVar[bool] = False  # whether J̄Δθ is the change of the network, to rounding
 
     @abstractmethod
-    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
-        """The pieces of a step; each rule uses the numbers that concern it."""
+    def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
+        """The substeps of a step; each rule uses the numbers that concern it."""
 
     @abstractmethod
-    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
+    def detail(self, points: int, substeps: int, romberg: int) -> str:
         """The numbers that concern this rule, for a table."""
 
 
@@ -44,49 +44,47 @@ class Left(AbstractRule):
 
     J(θ₀).
 
-    >>> Left().quadrature(nodes=2, pieces=1, romberg=0)
-    (Piece(start=0.0, end=0.0, weight=1.0),)
+    >>> Left().quadrature(points=2, substeps=1, romberg=0)
+    (Substep(start=0.0, end=0.0, weight=1.0),)
     """
 
-    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
-        return (Piece(0.0, 0.0, 1.0),)
+    def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
+        return (Substep(0.0, 0.0, 1.0),)
 
-    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
+    def detail(self, points: int, substeps: int, romberg: int) -> str:
         return ""
 
 
 class Gauss(AbstractRule):
-    """Gauss–Legendre nodes inside the step: order 2n in the step size on smooth networks, about 1 where there are
+    """Gauss–Legendre points inside the step: order 2n in the step size on smooth networks, about 1 where there are
     kinks.
 
-    Σ_k w_k J(θ₀ + u_k Δθ); one node is the midpoint.
+    Σ_k w_k J(θ₀ + u_k Δθ); one point is the midpoint.
 
-    >>> Gauss().quadrature(nodes=1, pieces=1, romberg=0)
-    (Piece(start=0.5, end=0.5, weight=1.0),)
+    >>> Gauss().quadrature(points=1, substeps=1, romberg=0)
+    (Substep(start=0.5, end=0.5, weight=1.0),)
     """
 
-    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
-        positions, weights = np.polynomial.legendre.leggauss(nodes)
-        return tuple(
-            Piece(u, u, w)
-            for u, w in zip(((1 + positions) / 2).tolist(), (weights / 2).tolist(), strict=True)
-        )
+    def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
+        positions, weights = np.polynomial.legendre.leggauss(points)
+        starts = ((1 + positions) / 2).tolist()
+        return tuple(map(Substep, starts, starts, (weights / 2).tolist()))
 
-    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
-        return f"nodes={nodes}"
+    def detail(self, points: int, substeps: int, romberg: int) -> str:
+        return f"points={points}"
 
 
 class Secant(AbstractRule):
     """Secant Jacobians: exact at every step size, for kinks too.
 
-    S(pieces, romberg).
+    S(substeps, romberg).
 
-    >>> Secant().quadrature(nodes=2, pieces=1, romberg=0)
-    (Piece(start=0.0, end=1.0, weight=1.0),)
-    >>> Secant().quadrature(nodes=2, pieces=2, romberg=1)[-1]
-    Piece(start=0.0, end=1.0, weight=-0.3333333333333333)
+    >>> Secant().quadrature(points=2, substeps=1, romberg=0)
+    (Substep(start=0.0, end=1.0, weight=1.0),)
+    >>> Secant().quadrature(points=2, substeps=2, romberg=1)[-1]
+    Substep(start=0.0, end=1.0, weight=-0.3333333333333333)
 
-    The step is cut into n equal pieces and their secant Jacobians J̄ are averaged. Each closes, J̄Δθ = Δf, and the
+    The step is cut into n equal substeps and their secant Jacobians J̄ are averaged. Each closes, J̄Δθ = Δf, and the
     differences telescope, so the average closes for every n; its parts tend to those of the integral like n⁻².
     Romberg's extrapolation keeps the closure, because its weights sum to one:
 
@@ -95,33 +93,34 @@ class Secant(AbstractRule):
 
     closes: ClassVar[bool] = True
 
-    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
-        if pieces % 2**romberg:
+    def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
+        if substeps % 2**romberg:
             raise Mistake(
-                f"path.romberg={romberg} halves the pieces {romberg} times, but path.pieces={pieces} is not a "
+                f"path.romberg={romberg} halves the substeps {romberg} times, but path.substeps={substeps} is not a "
                 "multiple of "
                 f"{2**romberg}"
             )
-        return tuple(
-            Piece(k / n, (k + 1) / n, share / n)
-            for n, share in shares(pieces, romberg).items()
-            for k in range(n)
-        )
+        quadrature = []
+        for n, share in shares(substeps, romberg).items():
+            quadrature += [Substep(k / n, (k + 1) / n, share / n) for k in range(n)]
+        return tuple(quadrature)
 
-    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
-        return f"pieces={pieces}" + (f" romberg={romberg}" if romberg else "")
+    def detail(self, points: int, substeps: int, romberg: int) -> str:
+        if not romberg:
+            return f"substeps={substeps}"
+        return f"substeps={substeps} romberg={romberg}"
 
 
-def shares(pieces: int, romberg: int) -> dict[int, float]:
+def shares(substeps: int, romberg: int) -> dict[int, float]:
     """The weight of S_n, S_{n/2}, … in S(n, romberg).
 
     >>> shares(2, 1)
     {2: 1.3333333333333333, 1: -0.3333333333333333}
     """
     if romberg == 0:
-        return {pieces: 1.0}
+        return {substeps: 1.0}
     gain = 1 / (4**romberg - 1)
-    total = {n: (1 + gain) * share for n, share in shares(pieces, romberg - 1).items()}
-    for n, share in shares(pieces // 2, romberg - 1).items():
+    total = {n: (1 + gain) * share for n, share in shares(substeps, romberg - 1).items()}
+    for n, share in shares(substeps // 2, romberg - 1).items():
         total[n] = total.get(n, 0.0) - gain * share
     return total

@@ -90,8 +90,10 @@ class Scale:
         """Return g(value). Values outside the range map to −∞ or ∞."""
         if math.isinf(self.a):
             return value
-        if not self.a < value < self.b:
-            return -math.inf if value <= self.a else math.inf
+        if value <= self.a:
+            return -math.inf
+        if not value < self.b:
+            return math.inf
         if math.isinf(self.b):
             return math.log(value - self.a)
         return math.log((value - self.a) / (self.b - value))
@@ -195,7 +197,9 @@ class Estimate:
 
     def covers(self, value: float) -> bool | None:
         """Return whether the interval contains `value`, or None if there is no interval."""
-        return self.low <= value <= self.high if self.known else None
+        if not self.known:
+            return None
+        return self.low <= value <= self.high
 
 
 def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
@@ -222,7 +226,9 @@ def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
 
 def deviation(values: Sequence[float]) -> float:
     """Return the standard deviation with n − 1, or NaN for fewer than two values."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    if len(values) < 2:
+        return math.nan
+    return float(np.std(values, ddof=1))
 
 
 def student(freedom: int, share: float) -> float:
@@ -269,16 +275,22 @@ def compare(
     to_high = estimate.distance_to(expected.high)
 
     # Inside: the estimate lies far enough from both edges.
-    p_inside = max(tail_probability(estimate, -to_low), tail_probability(estimate, to_high))
+    above_low = tail_probability(estimate, -to_low)
+    below_high = tail_probability(estimate, to_high)
+    p_inside = max(above_low, below_high)
     if strict and not estimate.error and value in {expected.low, expected.high}:
         p_inside = 1.0
     if p_inside <= level / 2:
         return IntervalComparison("inside", p_inside)
 
     # Outside: the estimate lies far enough beyond one edge.
-    p_outside = min(tail_probability(estimate, to_low), tail_probability(estimate, -to_high))
+    below_low = tail_probability(estimate, to_low)
+    above_high = tail_probability(estimate, -to_high)
+    p_outside = min(below_low, above_high)
     if p_outside <= level / 2:
-        return IntervalComparison("above" if value >= expected.high else "below", p_outside)
+        if value >= expected.high:
+            return IntervalComparison("above", p_outside)
+        return IntervalComparison("below", p_outside)
     return IntervalComparison("across", more=missing_repetitions(estimate, expected))
 
 
@@ -301,10 +313,11 @@ def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
     distances = [estimate.distance_to(edge) for edge in (expected.low, expected.high)]
     nearest = min(map(abs, distances))
     repetitions = estimate.freedom + 1
-    enough = np.flatnonzero(
-        needed_distances()[repetitions:] * estimate.error * math.sqrt(repetitions) <= nearest
-    )
-    return int(enough[0]) + 1 if len(enough) else None
+    needed = needed_distances()[repetitions:] * estimate.error * math.sqrt(repetitions)
+    enough = np.flatnonzero(needed <= nearest)
+    if not len(enough):
+        return None
+    return int(enough[0]) + 1
 
 
 @cache

@@ -65,7 +65,9 @@ def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
 
 def row_of(fitted: Fitted) -> dict[str, Level]:
     """Return the row of <sweep>.fits.csv."""
-    fit, law, comparison = fitted.fit, fitted.law, fitted.comparison
+    fit = fitted.fit
+    law = fitted.law
+    comparison = fitted.comparison
     row: dict[str, Level] = {"quantity": fit.quantity, "axis": fit.axis, **fitted.others}
     if fit.expected is not None:
         row |= {
@@ -169,7 +171,8 @@ def summary(laws: Sequence[Fitted], draws: str) -> str:
     if len(fits) < len(laws):
         text += f"; {len(laws) - len(fits)} not fitted"
 
-    margins, verdicts = [], Counter[str]()
+    margins = []
+    verdicts = Counter[str]()
     for law in laws:
         if law.fit.expected is not None and law.comparison is not None:
             margins.append(law.fit.expected.margin)

@@ -30,6 +30,7 @@ from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate, mean_of, stude
 MIN_CURVATURE = 1e-9
 """Smaller curvatures come from rounded logarithms."""
 
+Array: TypeAlias = NDArray[np.float64]
 Unit: TypeAlias = NDArray[np.int64]
 """The indices of runs that together are one independent repetition."""
 
@@ -58,14 +59,15 @@ class PowerLaw:
         """True if the curvature is significant."""
         return self.curvature.covers(0.0) is False and abs(self.curvature.value) > MIN_CURVATURE
 
-    def at(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    def at(self, x: Array) -> Array:
         """Return A xᵖ."""
         return np.asarray(self.prefactor * x**self.exponent.value)
 
 
-def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.int64]) -> PowerLaw:
+def power_law(x: Array, y: Array, seeds: NDArray[np.int64]) -> PowerLaw:
     """Fit a power law to runs at `x` that yielded `y`, leaving out y that have no logarithm."""
-    positive = np.flatnonzero(np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0))
+    has_logarithm = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
+    positive = np.flatnonzero(has_logarithm)
     x_fitted = x[positive]
     seeds_fitted = seeds[positive]
     places = np.unique(x_fitted)
@@ -107,7 +109,7 @@ def power_law(x: NDArray[np.float64], y: NDArray[np.float64], seeds: NDArray[np.
     )
 
 
-def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
+def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
     """Group runs at `x` with `seeds` into independent repetitions.
 
     The runs of one seed share what the seed drew, so a seed is one unit, even if it lacks some x.
@@ -126,30 +128,32 @@ def units(x: NDArray[np.float64], seeds: NDArray[np.int64]) -> list[Unit]:
     if len(several_places) > 1:
         return several_places
 
-    one_place = [unit for unit in by_seed if np.ptp(x[unit]) == 0]
-    by_place = [[unit for unit in one_place if x[unit[0]] == value] for value in np.unique(x)]
+    # The seeds at each x, and the k-th of each x together
+    by_place: dict[float, list[Unit]] = {value: [] for value in np.unique(x).tolist()}
+    for unit in by_seed:
+        if np.ptp(x[unit]) == 0:
+            by_place[float(x[unit[0]])].append(unit)
     combined = []
-    for row in zip_longest(*by_place):
+    for row in zip_longest(*by_place.values()):
         present = [unit for unit in row if unit is not None]
         if len(present) > 1:
             combined.append(np.concatenate(present))
     return several_places + combined
 
 
-def unit_weights(
-    columns: NDArray[np.float64], candidates: Sequence[Unit]
-) -> tuple[list[Unit], NDArray[np.float64]]:
+def unit_weights(columns: Array, candidates: Sequence[Unit]) -> tuple[list[Unit], Array]:
     """Choose the most informative units, and return the least-squares weights of each.
 
     weights[unit, coefficient] @ log y is the coefficient of the unit. The weights [unit,
     coefficient, run] vanish for the runs of other units. A unit's information is the inverse
     variance of its last coefficient, for noise of variance 1.
     """
-    weights = np.zeros((len(candidates), columns.shape[1], len(columns)))
-    for unit_rows, unit in zip(weights, candidates, strict=True):
-        unit_rows[:, unit] = np.linalg.pinv(columns[unit])
-    information = 1 / (weights[:, -1] ** 2).sum(1)
-    chosen = most_informative(information.tolist())
+    runs, coefficients = columns.shape
+    weights = np.zeros((len(candidates), coefficients, runs))
+    for k, unit in enumerate(candidates):
+        weights[k][:, unit] = np.linalg.pinv(columns[unit])
+    variances = (weights[:, -1] ** 2).sum(1)
+    chosen = most_informative((1 / variances).tolist())
     return [candidates[k] for k in chosen], weights[chosen]
 
 
@@ -168,8 +172,9 @@ def most_informative(information: Sequence[float]) -> list[int]:
     if len(best_first) < 2:
         return best_first
     variances = np.cumsum([1 / information[unit] for unit in best_first])
-    half_lengths = [
-        student(k - 1, (1 + CONFIDENCE) / 2) * math.sqrt(variances[k - 1]) / k
-        for k in range(2, len(best_first) + 1)
-    ]
-    return sorted(best_first[: 2 + int(np.argmin(half_lengths))])
+    half_lengths = []
+    for k in range(2, len(best_first) + 1):
+        quantile = student(k - 1, (1 + CONFIDENCE) / 2)
+        half_lengths.append(quantile * math.sqrt(variances[k - 1]) / k)
+    count = 2 + int(np.argmin(half_lengths))
+    return sorted(best_first[:count])

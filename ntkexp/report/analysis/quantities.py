@@ -7,8 +7,8 @@
 
 A run that diverged has no numbers. Its outcome names the step at which it was stopped.
 
->>> describe("drift"), describe("frozen_start.test")
-('movement of the kernel', 'error of frozen start (test)')
+>>> describe("kernel_change"), describe("frozen_start.test")
+('kernel change', 'error of frozen start (test)')
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ntkexp.report.run import Run
 from ntkexp.text import spoken
 
 MEASURES = {
-    "drift": "movement of the kernel",
-    "weights_moved": "movement of the weights",
+    "kernel_change": "kernel change",
+    "weights_moved": "change of the weights",
     "loss": "training loss",
     "loss_query": "loss on new points",
     "accuracy": "training accuracy",
@@ -56,7 +56,9 @@ def range_of(quantity: str) -> Range:
     """Return the ends between which a number of a run lies; all other numbers are sizes, which are positive."""
     if quantity in SHARES:
         return SHARE
-    return (1.0, math.inf) if quantity in FROM_ONE else POSITIVE
+    if quantity in FROM_ONE:
+        return 1.0, math.inf
+    return POSITIVE
 
 
 def quantities(run: Run) -> dict[str, float]:
@@ -84,7 +86,7 @@ def describe(quantity: str) -> str:
     if quantity in MEASURES:
         return MEASURES[quantity]
     if quantity.startswith(LAYER):
-        return f"movement of {quantity.removeprefix(LAYER)}"
+        return f"change of {quantity.removeprefix(LAYER)}"
     machine, _, split = quantity.rpartition(".")
     if machine and split in SPLITS:
         return f"error of {spoken(machine)} ({split})"

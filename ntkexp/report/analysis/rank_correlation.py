@@ -20,19 +20,22 @@ def spearman(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray
     """
     from scipy.stats import rankdata  # noqa: PLC0415  slow to import
 
-    centered = []
-    for values in (first, second):
-        ranks = rankdata(values, axis=0)
-        centered.append(ranks - ranks.mean(0))
-    covariance = (centered[0] * centered[1]).sum(0)
-    size = np.sqrt((centered[0] ** 2).sum(0) * (centered[1] ** 2).sum(0))
+    # Cov(a, b)/√(Var a · Var b) of the ranks a and b
+    a = rankdata(first, axis=0)
+    b = rankdata(second, axis=0)
+    a = a - a.mean(0)
+    b = b - b.mean(0)
+    size = np.sqrt((a**2).sum(0) * (b**2).sum(0))
     with np.errstate(invalid="ignore", divide="ignore"):
-        correlation = np.where(size > 0, covariance / size, np.nan)
-    finite = np.isfinite(first).all(0) & np.isfinite(second).all(0)
-    return np.where(finite, np.round(correlation, DECIMALS), np.nan)
+        correlation = (a * b).sum(0) / size
+    correlation = np.round(correlation, DECIMALS)
+    is_finite = np.isfinite(first).all(0) & np.isfinite(second).all(0)
+    return np.where(is_finite & (size > 0), correlation, np.nan)
 
 
 def mean_known(values: NDArray[np.float64]) -> float:
     """Return the mean of the finite values; without any, return NaN."""
     known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else float("nan")
+    if not len(known):
+        return float("nan")
+    return float(known.mean())

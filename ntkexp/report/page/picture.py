@@ -171,7 +171,7 @@ def slug(name: str) -> str:
 
 SOURCES = {
     "ladder": "results.csv",
-    "loss_and_drift": "metrics.csv",
+    "loss_and_kernel_change": "metrics.csv",
     "spectrum": "metrics.csv",
     "time_profile": "metrics.csv",
 }

@@ -81,7 +81,9 @@ class Explained:
 
 def draw(rows: list[Explained]) -> Figure:
     """Draw queries and examples as images if they are images, else as bars."""
-    return pictures(rows) if image_pixels(rows[0].point.shown) is not None else bars(rows)
+    if image_pixels(rows[0].point.shown) is None:
+        return bars(rows)
+    return pictures(rows)
 
 
 def fitting(name: str, longest: int = MAX_NAME_LETTERS) -> str:
@@ -90,7 +92,9 @@ def fitting(name: str, longest: int = MAX_NAME_LETTERS) -> str:
     >>> fitting("boot"), fitting("ankle boot (left)")
     ('boot', 'ankle boot…')
     """
-    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+    if len(name) <= longest:
+        return name
+    return f"{name[: longest - 1]}…"
 
 
 def pictures(rows: list[Explained]) -> Figure:
@@ -107,14 +111,18 @@ def pictures(rows: list[Explained]) -> Figure:
     for down, row in enumerate(rows):
         bottom = height - TITLE_PIXELS - ROW_PIXELS * (down + 1) + ROW_PIXELS - IMAGE_PIXELS
         # the class with its phase if that fits, the role of the query, and its output
-        name = row.point.label if len(row.point.label) <= MAX_NAME_LETTERS else row.point.name
+        name = row.point.label
+        if len(name) > MAX_NAME_LETTERS:
+            name = row.point.name
         query_image = image(page, row.point.shown, QUERY_X, bottom)
         label(page, query_image, f"{name}\n{row.role}\n{row.prediction}", BLACK)
         for k, (shown, value) in enumerate(zip(row.top, row.shares, strict=True)):
             axes_image = image(page, shown.shown, EXAMPLES_X + EXAMPLE_SPACING * k, bottom)
-            phase = "" if shown.phase is None else f"phase {shown.phase}\n"
-            added = f"+{short(value)}" if value >= 0 else minus(value)
-            label(page, axes_image, f"{shown.name}\n{phase}{added}", ink(value))
+            lines = [shown.name]
+            if shown.phase is not None:
+                lines.append(f"phase {shown.phase}")
+            lines.append(f"+{short(value)}" if value >= 0 else minus(value))
+            label(page, axes_image, "\n".join(lines), ink(value))
     return figure
 
 
@@ -147,11 +155,16 @@ def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
     low = float(pixels.min())
     high = float(pixels.max())
     scaled = (pixels - low) / (high - low or 1.0)
-    extent = (x, x + width, y, y + height)
     page.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=GREY, linewidth=0.6))
     return page.imshow(
-        scaled, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest", aspect="auto", extent=extent
-    )  # fmt: skip
+        scaled,
+        cmap="gray_r",
+        vmin=0,
+        vmax=1,
+        interpolation="nearest",
+        aspect="auto",
+        extent=(x, x + width, y, y + height),
+    )
 
 
 def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
@@ -165,7 +178,8 @@ def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
 def bars(rows: list[Explained]) -> Figure:
     """Draw a panel for each query, with a bar for each example, named by its class or target."""
     figure = Figure(figsize=(WIDE, 2.1), layout="constrained")
-    for axes, row in zip(figure.subplots(1, len(rows), squeeze=False)[0], rows, strict=True):
+    panels = figure.subplots(1, len(rows), squeeze=False)[0]
+    for axes, row in zip(panels, rows, strict=True):
         places = range(len(row.top))
         axes.barh(places, row.shares, color=[ink(value) for value in row.shares], height=0.7)
         axes.set_yticks(places, [f"{shown.label}  #{shown.index}" for shown in row.top])
@@ -233,10 +247,11 @@ def labelled(example: Example) -> Example:
 
 
 def answer(explanations: Sequence[Explanation]) -> str:
-    mass = sum(explanation.mass for explanation in explanations)
-    shown = sum(
-        sum(abs(part.added) for part in explanation.parts[:TOP]) for explanation in explanations
-    )
+    mass = 0.0
+    shown = 0.0
+    for explanation in explanations:
+        mass += explanation.mass
+        shown += sum(abs(part.added) for part in explanation.parts[:TOP])
     share = percent(shown / mass) if mass else "0 %"
     where = "this point"
     if len(explanations) > 1:
@@ -265,8 +280,8 @@ def picture_beside(explanation: Explanation) -> Picture:
     table = pd.DataFrame(columns)
     title = f"What made {explanation.split} {explanation.number}"
     with house_style():
-        size = (WIDE if has_effects else NARROW, bars_height(len(parts)))
-        figure = Figure(figsize=size, layout="constrained")
+        width = WIDE if has_effects else NARROW
+        figure = Figure(figsize=(width, bars_height(len(parts))), layout="constrained")
         panels = np.atleast_1d(figure.subplots(1, 1 + has_effects, sharey=True))
         added = table["added"].to_numpy(dtype=float)
         named_bars(panels[0], names, added, "added on the way, in this training")
@@ -300,12 +315,9 @@ def through(explanation: Explanation) -> Picture:
     strongest = strongest_components(explanation)[:MAX_BARS]
     drawn = [part for part in explanation.components if part in strongest]
     values = np.array([part.together for part in drawn])
-    figure = bar_figure(
-        [part.name for part in drawn],
-        values,
-        "examples and decay did",
-        "Through which components the output moved",
-    )
+    title = "Through which components the output moved"
+    names = [part.name for part in drawn]
+    figure = bar_figure(names, values, "examples and decay did", title)
     names = [part.name for part in explanation.components]
     table = {"component": names, "in_all": [part.together for part in explanation.components]}
     return Picture("components", figure, pd.DataFrame(table))
@@ -320,20 +332,19 @@ def through_by_step(explanation: Explanation) -> Picture:
         lines["all others"] = np.sum([part.movement.by_step for part in others], axis=0)
     last = ordered[0].movement.last_step + 1
     colors = dict(zip(lines, LINES, strict=False)) | {"all others": GREY}
+    so_far = {name: np.cumsum(by_step) for name, by_step in lines.items()}
+    ends = []
     with house_style():
         figure = Figure(figsize=(NARROW, 2.2), layout="constrained")
         axes = figure.subplots()
         for name, by_step in lines.items():
-            axes.plot([0, *last], [0.0, *np.cumsum(by_step)], color=colors[name])
+            axes.plot([0, *last], [0.0, *so_far[name]], color=colors[name])
+            end = float(by_step.sum())
+            ends.append(End(fitting(name, MAX_LABEL_LETTERS), end, colors[name]))
         axes.axhline(0, color=GREY, linewidth=0.5)
         axes.set(xlabel="step", ylabel="came so far", xlim=(0, last[-1]))
-        ends = [
-            End(fitting(name, MAX_LABEL_LETTERS), float(by_step.sum()), colors[name])
-            for name, by_step in lines.items()
-        ]
         name_ends(axes, ends)
         heading(figure, "When it came through them")
-    so_far = {name: np.cumsum(by_step) for name, by_step in lines.items()}
     return Picture("components-when", figure, pd.DataFrame({"step": last, **so_far}))
 
 
@@ -343,8 +354,9 @@ def strongest_components(explanation: Explanation) -> list[ComponentPart]:
 
 def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None) -> Picture:
     """Draw the change in each step, or in each stretch up to its last step, added up from the first step."""
-    last = np.arange(len(by_step)) if last_step is None else last_step
-    table = pd.DataFrame({"step": last + 1, "so_far": np.cumsum(by_step)})
+    if last_step is None:
+        last_step = np.arange(len(by_step))
+    table = pd.DataFrame({"step": last_step + 1, "so_far": np.cumsum(by_step)})
     with house_style():
         figure = Figure(figsize=(NARROW, 2.0), layout="constrained")
         axes = figure.subplots()
@@ -357,14 +369,13 @@ def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None)
 
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
     """Draw predicted over actual changes: a dot for each removal, query and output with a known effect."""
-    rows = [
-        (k, removal.influential, len(removal.examples), predicted, actual)
-        for k, removal in enumerate(retrained.removals)
-        for predicted, actual in zip(
-            retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True
-        )
-        if np.isfinite(predicted)
-    ]
+    rows = []
+    for k, removal in enumerate(retrained.removals):
+        pairs = zip(retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True)
+        for predicted, actual in pairs:
+            if np.isfinite(predicted):
+                left_out = len(removal.examples)
+                rows.append((k, removal.influential, left_out, predicted, actual))
     columns = ["removal", "influential", "left_out", "predicted", "actual"]
     table = pd.DataFrame(rows, columns=columns)
     is_influential = table["influential"].astype(bool)
@@ -373,21 +384,23 @@ def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
         figure = Figure(figsize=(NARROW, NARROW), layout="constrained")
         axes = figure.subplots()
         axes.axline((0, 0), slope=1, color=BLACK, linewidth=0.5)
-        for influential, color, name in (
-            (False, GREY, others),
-            (True, BLUE, "the most influential"),
-        ):
+        kinds = ((False, GREY, others), (True, BLUE, "the most influential"))
+        for influential, color, name in kinds:
             dots = table[is_influential == influential]
             if dots.empty:
                 continue
             axes.plot(
-                dots["actual"], dots["predicted"], "o", color=color, alpha=0.6, markeredgewidth=0, label=name,
+                dots["actual"],
+                dots["predicted"],
+                "o",
+                color=color,
+                alpha=0.6,
+                markeredgewidth=0,
+                label=name,
                 rasterized=len(table) > 1000,
-            )  # fmt: skip
-        axes.set(
-            xlabel="change that came, trained again without them",
-            ylabel="change that was predicted",
-        )
+            )
+        axes.set_xlabel("change that came, trained again without them")
+        axes.set_ylabel("change that was predicted")
         axes.legend()
         heading(figure, agreement.sentence)
     return Picture("checked", figure, table)
@@ -438,13 +451,10 @@ class AttributionPlots:
         """Draw the examples with the largest contributions."""
         parts = self.array(CONTRIBUTION, query, out)
         order = strongest_first(parts.to_numpy())[:top]
-        names = [fitting(str(name), MAX_LABEL_LETTERS) for name in parts["example"].to_numpy()]
-        return bar_figure(
-            [names[k] for k in order],
-            parts.to_numpy()[order],
-            "added on the way",
-            f"What made {self.name_of(query)}",
-        ).axes[0]
+        strongest = parts.isel(example=order)
+        names = [fitting(str(name), MAX_LABEL_LETTERS) for name in strongest["example"].to_numpy()]
+        title = f"What made {self.name_of(query)}"
+        return bar_figure(names, strongest.to_numpy(), "added on the way", title).axes[0]
 
     def components(self, query: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
         """Draw the part of each component, with decay. Needs `attribute(by=…)`."""
@@ -459,7 +469,8 @@ class AttributionPlots:
         """Draw the change of the output over the steps, added up from the first step."""
         by_step = self.array(BY_STEP, query, out)
         last = by_step[LAST_STEP].to_numpy() if LAST_STEP in by_step.coords else None
-        return when(by_step.to_numpy(), f"When {self.name_of(query)} came", last).figure.axes[0]
+        picture = when(by_step.to_numpy(), f"When {self.name_of(query)} came", last)
+        return picture.figure.axes[0]
 
     def array(self, name: str, query: int | np.integer[Any], out: str | int | None) -> xr.DataArray:
         """Return an array at one query and output."""

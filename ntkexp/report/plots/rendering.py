@@ -78,33 +78,33 @@ Values: TypeAlias = dict[str, str | dict[tuple[int, int], str]]
 
 def values_of(figure: Figure) -> Values:
     """Name lines with markers, and bars, in the file. Return the value of each point in words."""
-    found: Values = {}
+    values: Values = {}
     height = 72 * figure.get_figheight()
     for axes in figure.axes:
         for line in axes.get_lines():
             data = np.asarray(line.get_xydata(), dtype=np.float64)
             if line.get_marker() in ("None", "", " ", None) or not 0 < len(data) <= POINTS:
                 continue
-            name = f"values-{len(found)}"
+            name = f"values-{len(values)}"
             line.set_gid(name)
             places = line.get_transform().transform(data) * 72 / figure.dpi
-            found[name] = {
-                (round(10 * x), round(10 * (height - y))): value_in_words(axes, *pair)
-                for (x, y), pair in zip(places, data, strict=True)
-                if np.isfinite([x, y]).all()
-            }
-        for bars in (each for each in axes.containers if isinstance(each, BarContainer)):
-            for bar in bars.patches:
-                name = f"bar-{len(found)}"
+            points = {}
+            for (x, y), pair in zip(places, data, strict=True):
+                if np.isfinite([x, y]).all():
+                    position = (round(10 * x), round(10 * (height - y)))
+                    points[position] = value_in_words(axes, *pair)
+            values[name] = points
+        bars = [bars for bars in axes.containers if isinstance(bars, BarContainer)]
+        for container in bars:
+            for bar in container.patches:
+                name = f"bar-{len(values)}"
                 bar.set_gid(name)
                 (left, low), (right, high) = bar.get_bbox().get_points()
-                end = (
-                    ((left + right) / 2, high)
-                    if bars.orientation == "vertical"
-                    else (right, (low + high) / 2)
-                )
-                found[name] = value_in_words(axes, *end)
-    return found
+                end = (right, (low + high) / 2)
+                if container.orientation == "vertical":
+                    end = ((left + right) / 2, high)
+                values[name] = value_in_words(axes, *end)
+    return values
 
 
 def value_in_words(axes: Axes, x: float, y: float) -> str:
@@ -115,38 +115,46 @@ def value_in_words(axes: Axes, x: float, y: float) -> str:
     >>> value_in_words(axes, 3.0, 0.25)
     'step 3, loss 0.25'
     """
-    said, figure = [], axes.get_figure(root=True)
+    figure = axes.get_figure(root=True)
     assert figure is not None
-    for axis, value, whole in (
+    coordinates = (
         (axes.xaxis, x, figure.get_supxlabel()),
         (axes.yaxis, y, figure.get_supylabel()),
-    ):
-        formatter = axis.get_major_formatter()  # one of functions where ticks have names
-        if isinstance(formatter, FuncFormatter) and (named := formatter(value, 0)):
-            said.append(named)
-            continue
+    )
+    words = []
+    for axis, value, label_of_figure in coordinates:
+        formatter = axis.get_major_formatter()
+        if isinstance(formatter, FuncFormatter):  # ticks may have names
+            name = formatter(value, 0)
+            if name:
+                words.append(name)
+                continue
+
         # panels above each other have their label once
-        here = tuple(axis.get_view_interval())
-        across = [getattr(each, f"{axis.axis_name}axis") for each in figure.axes]
-        others = [
-            each.get_label_text() for each in across if tuple(each.get_view_interval()) == here
-        ]
-        label = next(filter(None, [axis.get_label_text(), *others, whole]), "")
-        said.append(f"{label} {short(value)}".strip())
-    return ", ".join(said)
+        labels = [axis.get_label_text()]
+        for other_axes in figure.axes:
+            other = getattr(other_axes, f"{axis.axis_name}axis")
+            if tuple(other.get_view_interval()) == tuple(axis.get_view_interval()):
+                labels.append(other.get_label_text())
+        label = next(filter(None, [*labels, label_of_figure]), "")
+        words.append(f"{label} {short(value)}".strip())
+    return ", ".join(words)
 
 
 def with_values(drawing: str, values: Values) -> str:
     """Add a title with the value to each point and bar of an SVG."""
 
     def titled(match: re.Match[str]) -> str:
-        said = values[match[1] or match[3]]
-        if isinstance(said, str):
-            return f'<g id="{match[3]}"><title>{escape(said)}</title>{match[4]}</g>'
+        value = values[match[1] or match[3]]
+        if isinstance(value, str):
+            return f'<g id="{match[3]}"><title>{escape(value)}</title>{match[4]}</g>'
 
         def point(use: re.Match[str]) -> str:
-            here = said.get((round(10 * float(use[2])), round(10 * float(use[3]))))
-            return f"{use[1]}><title>{escape(here)}</title></use>" if here else use[0]
+            position = (round(10 * float(use[2])), round(10 * float(use[3])))
+            words = value.get(position)
+            if not words:
+                return use[0]
+            return f"{use[1]}><title>{escape(words)}</title></use>"
 
         return match[0].replace(match[2], USED.sub(point, match[2]))
 

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake, nearest
@@ -31,6 +30,8 @@ from ntkexp.report.plots.style import (
     heading,
     house_style,
     log_axis,
+    machine_rows,
+    write_beside,
 )
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import Likeness, likeness, main_split
@@ -76,7 +77,9 @@ class RunPlots:
             figure = figure_of(self.run, draw)
             if figure is None:
                 raise Mistake(f"{self.run.name} has nothing of which '{name}' could be drawn")
-            return figure.axes if len(figure.axes) > 1 else figure.axes[0]
+            if len(figure.axes) == 1:
+                return figure.axes[0]
+            return figure.axes
 
         return drawn
 
@@ -135,24 +138,18 @@ def strip(runs: Sequence[Run]) -> Picture | None:
 def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
     """Draw a row for each machine."""
     names = list(dict.fromkeys(table["machine"]))
-    size = (NARROW if runs == 1 else WIDE, 0.9 + 0.19 * len(names))
-    figure = Figure(figsize=size, layout="constrained")
+    width, alpha, bar = (NARROW, 1, 0) if runs == 1 else (WIDE, 0.4, 7)
+    figure = Figure(figsize=(width, 0.9 + 0.19 * len(names)), layout="constrained")
     axes = figure.subplots()
     log_axis(axes, "x")
     for height, name in enumerate(names):
-        found = table.loc[table["machine"] == name, "relative_error"]
-        errors = found[np.isfinite(found)].clip(lower=LEAST)
-        axes.plot(errors, [height] * len(errors), "o", color=colour(name), alpha=1 if runs == 1 else 0.4,
-                  markeredgewidth=0)  # fmt: skip
-        axes.plot([errors.median()], [height], "|", color=BLACK, markersize=0 if runs == 1 else 7)
-        axes.annotate(
-            errors_in_words(found), (1, height), xytext=(3, 0), xycoords=("axes fraction", "data"),
-            textcoords="offset points", va="center", fontsize=7,
-        )  # fmt: skip
-    axes.set_yticks(range(len(names)), [spoken(name) for name in names])
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.xaxis.set_major_locator(LogLocator(numticks=6))
-    axes.xaxis.set_minor_locator(NullLocator())
+        errors = table.loc[table["machine"] == name, "relative_error"]
+        shown = errors[np.isfinite(errors)].clip(lower=LEAST)
+        heights = [height] * len(shown)
+        axes.plot(shown, heights, "o", color=colour(name), alpha=alpha, markeredgewidth=0)
+        axes.plot([shown.median()], [height], "|", color=BLACK, markersize=bar)
+        write_beside(axes, errors_in_words(errors), height)
+    machine_rows(axes, names)
     axes.set_xlabel(f"relative error ({', '.join(dict.fromkeys(table['split']))})")
     heading(figure, strip_title(table, runs))
     return figure
@@ -164,13 +161,16 @@ def errors_in_words(errors: pd.Series[float]) -> str:
     >>> errors_in_words(pd.Series([1e-15])), errors_in_words(pd.Series([0.01, 0.02, 0.3, float("nan")]))
     ('1e-15', '0.02, worst 0.3; 1 not finite')
     """
-    finite, parts = errors[np.isfinite(errors)], []
+    finite = errors[np.isfinite(errors)]
+    words = ""
     if len(finite):
-        worst = f", worst {short(float(finite.max()))}" if len(finite) > 1 else ""
-        parts.append(f"{short(float(finite.median()))}{worst}")
-    if len(finite) < len(errors):
-        parts.append(f"{len(errors) - len(finite)} not finite")
-    return "; ".join(parts)
+        words = short(float(finite.median()))
+    if len(finite) > 1:
+        words += f", worst {short(float(finite.max()))}"
+    if len(finite) == len(errors):
+        return words
+    infinite = f"{len(errors) - len(finite)} not finite"
+    return f"{words}; {infinite}" if words else infinite
 
 
 def strip_title(table: pd.DataFrame, runs: int) -> str:
@@ -181,9 +181,12 @@ def strip_title(table: pd.DataFrame, runs: int) -> str:
     times = own.loc[(ranks == least).to_numpy(), "machine"].value_counts(sort=False)
     if not len(times):
         return f"No machine that knows the network has a finite error in {counted(runs, 'run')}"
-    first = listed([spoken(str(name)) for name in times.index[times == times.max()]])
-    often = f" in {times.max()} of {runs} runs" if runs > 1 else ""
-    return f"Nearest to the network {'is' if (times == times.max()).sum() == 1 else 'are'} {first}{often}"
+    first = [spoken(str(name)) for name in times.index[times == times.max()]]
+    verb = "is" if len(first) == 1 else "are"
+    title = f"Nearest to the network {verb} {listed(first)}"
+    if runs == 1:
+        return title
+    return f"{title} in {times.max()} of {runs} runs"
 
 
 # --- Which process do trained networks follow? One panel per kind of networks: faint lines are networks, the band is
@@ -220,47 +223,9 @@ def draw_ensemble(
 ) -> Figure:
     """Draw panels side by side, on one scale."""
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
-    for axes, panel in zip(
-        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True
-    ):
-        for network in panel.networks[:LINES]:
-            axes.plot(places, network, color=GREY, linewidth=0.4, alpha=0.35, zorder=1)
-        name, machine = PROCESSES[panel.own.process]
-        mean, deviation = panel.own.mean, panel.own.deviation
-        axes.fill_between(
-            places,
-            mean - 2 * deviation,
-            mean + 2 * deviation,
-            color=colour(machine),
-            alpha=0.35,
-            linewidth=0,
-            zorder=2,
-        )
-        axes.plot(
-            places,
-            mean,
-            color=colour(machine),
-            linewidth=1.6,
-            zorder=3,
-            label=f"{name}, mean ± 2 sd",
-        )
-
-        # The others as thin lines, and the networks' own mean and deviation as dashes
-        thin = [
-            (f"{PROCESSES[each.process][0]}, mean ± 2 sd", each.mean, each.deviation,
-             {"color": colour(PROCESSES[each.process][1]), "linewidth": 0.9, "zorder": 3.5})
-            for each in panel.others
-        ]  # fmt: skip
-        found = panel.networks.mean(axis=0), panel.networks.std(axis=0, ddof=1)
-        dashes = {"color": BLACK, "linewidth": 0.8, "linestyle": (0, (4, 2)), "zorder": 4}
-        for label, middle, apart, look in [
-            *thin,
-            (f"{len(panel.networks)} networks, mean ± 2 sd", *found, dashes),
-        ]:
-            axes.plot(places, middle, label=label, **look)
-            axes.plot(places, middle - 2 * apart, **look)
-            axes.plot(places, middle + 2 * apart, **look)
-
+    row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, panel in zip(row, panels, strict=True):
+        draw_panel(axes, places, panel)
         axes.plot(*learned, "o", color=BLACK, markersize=4, zorder=5)
         axes.set(xlabel=axis, xlim=(places.min(), places.max()))
         axes.set_title(panel.title)
@@ -271,3 +236,33 @@ def draw_ensemble(
     )
     heading(figure, answer)
     return figure
+
+
+def draw_panel(axes: Axes, places: Curve, panel: Panel) -> None:
+    """Draw networks as faint lines, and the mean ± 2 deviations of each process and of the networks."""
+    for network in panel.networks[:LINES]:
+        axes.plot(places, network, color=GREY, linewidth=0.4, alpha=0.35, zorder=1)
+
+    # Their own process as a band
+    name, machine = PROCESSES[panel.own.process]
+    mean = panel.own.mean
+    low = mean - 2 * panel.own.deviation
+    high = mean + 2 * panel.own.deviation
+    own = colour(machine)
+    axes.fill_between(places, low, high, color=own, alpha=0.35, linewidth=0, zorder=2)
+    axes.plot(places, mean, color=own, linewidth=1.6, zorder=3, label=f"{name}, mean ± 2 sd")
+
+    def three_lines(name: str, mean: Curve, deviation: Curve, look: dict[str, Any]) -> None:
+        axes.plot(places, mean, label=f"{name}, mean ± 2 sd", **look)
+        axes.plot(places, mean - 2 * deviation, **look)
+        axes.plot(places, mean + 2 * deviation, **look)
+
+    # The others as thin lines, and the networks' own mean and deviation as dashes
+    for other in panel.others:
+        name, machine = PROCESSES[other.process]
+        thin = {"color": colour(machine), "linewidth": 0.9, "zorder": 3.5}
+        three_lines(name, other.mean, other.deviation, thin)
+    networks = panel.networks
+    dashes = {"color": BLACK, "linewidth": 0.8, "linestyle": (0, (4, 2)), "zorder": 4}
+    deviation = networks.std(axis=0, ddof=1)
+    three_lines(f"{len(networks)} networks", networks.mean(axis=0), deviation, dashes)

@@ -17,10 +17,16 @@ from matplotlib import RcParams, rc_context, rcParams, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import (
+    LogFormatterSciNotation,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 from numpy.typing import NDArray
 
-from ntkexp.text import short
+from ntkexp.text import short, spoken
 
 # --- How every picture looks: sizes for print, colours that the colour-blind can tell apart, the same bytes each
 # time.
@@ -104,20 +110,22 @@ def hashed_colour(name: str) -> str:
     """
     taken = [to_rgb(other) for other in (*COLOUR.values(), BLACK, PALE)]
     digest = sha256(name.encode()).digest()
-    found = [
-        colorsys.hls_to_rgb(hue / 256, 0.3 + light / 800, 0.8)
-        for hue, light in zip(digest[::2], digest[1::2], strict=True)
-    ]
-    return to_hex(max(found, key=lambda one: min(APART, *(dist(one, other) for other in taken))))
+    colours = []
+    for hue, light in zip(digest[::2], digest[1::2], strict=True):
+        colours.append(colorsys.hls_to_rgb(hue / 256, 0.3 + light / 800, 0.8))
+
+    def distance(colour: tuple[float, float, float]) -> float:
+        return min(APART, *(dist(colour, other) for other in taken))
+
+    return to_hex(max(colours, key=distance))
 
 
 @contextmanager
 def house_style() -> Iterator[None]:
     """Draw in the one style; a letter that the font lacks is drawn as a box, and matplotlib says no more about it."""
-    others = RcParams(
-        {key: value for key, value in HOUSE.items() if rcParams[key] != value}
-    )  # all takes longer
-    with warnings.catch_warnings(), rc_context(others):
+    # to set all takes longer
+    others = {key: value for key, value in HOUSE.items() if rcParams[key] != value}
+    with warnings.catch_warnings(), rc_context(RcParams(others)):
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         yield
 
@@ -131,9 +139,8 @@ class PowersOfTen(LogFormatterSciNotation):
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         formula = str(super().__call__(x, pos)).removeprefix(r"$\mathdefault{").removesuffix("}$")
-        return EXPONENT.sub(
-            lambda match: match[1].translate(RAISED), formula.replace(r"\times", "×")
-        )
+        formula = formula.replace(r"\times", "×")
+        return EXPONENT.sub(lambda match: match[1].translate(RAISED), formula)
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
@@ -157,9 +164,10 @@ def wrapped(text: str, width: int) -> list[str]:
     """
     whole = text.replace(" %", "\N{NO-BREAK SPACE}%")
     fewest = len(textwrap.wrap(whole, width))
-    return next(
-        lines for w in range(1, width + 1) if len(lines := textwrap.wrap(whole, w)) == fewest
-    )
+    narrower = 1
+    while len(lines := textwrap.wrap(whole, narrower)) != fewest:
+        narrower += 1
+    return lines
 
 
 def step_axis(axes: Axes, last: int) -> None:
@@ -180,14 +188,29 @@ def step_axis(axes: Axes, last: int) -> None:
     axes.set_xlabel("step")
 
 
+def machine_rows(axes: Axes, machines: Sequence[str]) -> None:
+    """Mark a row for each kernel machine, downwards, and powers of ten along them."""
+    axes.xaxis.set_major_locator(LogLocator(numticks=6))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_yticks(range(len(machines)), [spoken(machine) for machine in machines])
+    axes.set_ylim(len(machines) - 0.5, -0.5)
+
+
+def write_beside(axes: Axes, text: str, height: float) -> None:
+    """Write a text to the right of the axes."""
+    axes.annotate(
+        text, (1, height), xytext=(3, 0), xycoords=("axes fraction", "data"),
+        textcoords="offset points", va="center", fontsize=7,
+    )  # fmt: skip
+
+
 def tick(axes: Axes, positions: list[float]) -> None:
     """Mark the values that were run, as many as there is room for."""
     every = -(-len(positions) // 7)
     axes.set_xticks(positions[::every], [short(position) for position in positions[::every]])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(
-        lambda value, _: short(value)
-    )  # not as a formula, which is slow to draw
+    # not as a formula, which is slow to draw
+    axes.yaxis.set_major_formatter(lambda value, _: short(value))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -206,9 +229,8 @@ def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
     """Write the names to the right of the axes, no closer than `gap` of their height."""
     heights = np.array([end.height for end in ends])
     axes.autoscale_view()  # automatic limits are computed late
-    positions = axes.transLimits.transform(
-        axes.transScale.transform(np.column_stack([np.ones_like(heights), heights]))
-    )
+    points = np.column_stack([np.ones_like(heights), heights])
+    positions = axes.transLimits.transform(axes.transScale.transform(points))
     for end, height in zip(ends, spread(positions[:, 1], gap), strict=True):
         axes.annotate(
             end.text, (1, height), xytext=(3, 0), xycoords="axes fraction", textcoords="offset points",
@@ -226,9 +248,10 @@ def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
     # With z_k = place_k − k·gap the gap becomes an order, and the nearest ordered sequence is the isotonic fit
     steps = gap * np.arange(len(heights))
     room = max(0.0, 1 - gap * (len(heights) - 1))
-    result = np.empty(len(heights))
-    result[order] = np.clip(isotonic(heights[order] - steps), 0, room) + steps
-    return result
+    fit = np.clip(isotonic(heights[order] - steps), 0, room)
+    places = np.empty(len(heights))
+    places[order] = fit + steps
+    return places
 
 
 def isotonic(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -239,7 +262,11 @@ def isotonic(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     blocks: list[list[float]] = []
     for value in values.tolist():
-        blocks.append([value])
-        while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
-            blocks[-2:] = [blocks[-2] + blocks[-1]]
-    return np.array([np.mean(block) for block in blocks for _ in block])
+        block = [value]
+        while blocks and np.mean(blocks[-1]) > np.mean(block):
+            block = blocks.pop() + block
+        blocks.append(block)
+    fit: list[float] = []
+    for block in blocks:
+        fit += [float(np.mean(block))] * len(block)
+    return np.array(fit)

@@ -1,4 +1,4 @@
-"""What is said of laws, of tables made to contradict it: every row counts, and margin, interval and seeds are named."""
+"""Power laws: their fits, their intervals, and their sentences, which name margin, interval and seeds."""
 
 from __future__ import annotations
 
@@ -28,29 +28,22 @@ def fit_of(quantity: str, expected: Expected | None) -> Fit:
 
 
 def law(exponents: Sequence[float], expected: Expected | None = ONE, lacking: int = 0, bend: float = 0.0) -> Fitted:
-    """Seeds with these exponents; from the end, some of their runs yield no number."""
+    """Return the fit of seeds with these exponents. The last `lacking` runs have no number."""
     x, log_x = np.tile(WIDTHS, len(exponents)), np.log(WIDTHS / 181)
     y = np.exp(np.outer(exponents, log_x) + bend * log_x**2 / 2).ravel()
     y[len(y) - lacking :] = np.nan
-    fit = fit_of("drift", expected)
+    fit = fit_of("kernel_change", expected)
     return Fitted(fit, {}, power_law(x, y, np.repeat(np.arange(len(exponents)), len(WIDTHS))))
-
-
-def said(found: Fitted) -> str:
-    assert found.law is not None
-    return law_in_words(found, found.law)
-
-
-def test_a_law_that_agrees_names_interval_seeds_and_margin() -> None:
-    assert said(law([-0.99, -1.0, -1.01])) == (
-        "The movement of the kernel falls as width to the power −1 (−1.02 to −0.98, 95 % over 3 seeds); "
-        "theory −1, margin 0.1: agrees"
-    )
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
+        (
+            law([-0.99, -1.0, -1.01]),
+            "The kernel change falls as width to the power −1 (−1.02 to −0.98, 95 % over 3 seeds); "
+            "theory −1, margin 0.1: agrees",
+        ),
         (law([-0.99, -1.0, -1.01], Expected(-0.5)), "theory −0.5, margin 0.1: smaller"),
         (law([-0.99, -1.0, -1.01], Expected(-0.5, bound="upper")), "theory ≤ −0.5, margin 0.1: agrees"),
         (law([-0.99, -1.0, -1.01], Expected(-0.5, 0.2, "lower")), "theory ≥ −0.5, margin 0.2: smaller"),
@@ -65,8 +58,9 @@ def test_a_law_that_agrees_names_interval_seeds_and_margin() -> None:
         (law([-0.99, -1.0, -1.01], bend=0.5), "95 % over 3 seeds); it bends; theory"),
     ],
 )
-def test_every_law_says_what_is_so(found: Fitted, words: str) -> None:
-    assert words in said(found)
+def test_a_sentence_describes_its_law(found: Fitted, words: str) -> None:
+    assert found.law is not None
+    assert words in law_in_words(found, found.law)
 
 
 def test_all_laws_are_counted() -> None:
@@ -95,12 +89,12 @@ def test_all_laws_are_counted() -> None:
         ((0, None), "weights, and in some runs data"),
     ],
 )
-def test_what_a_seed_draws_is_told_by_all_runs(seeds: tuple[int | None, ...], words: str) -> None:
-    told_by = [Run(Path(), {"data": {"seed": seed}}, None, ()) for seed in seeds]  # type: ignore[arg-type]  # unread
-    assert draws(told_by) == f"each drawing {words}"
+def test_the_sentence_states_what_a_seed_draws(seeds: tuple[int | None, ...], words: str) -> None:
+    runs = [Run(Path(), {"data": {"seed": seed}}, None, ()) for seed in seeds]  # type: ignore[arg-type]
+    assert draws(runs) == f"each drawing {words}"
 
 
-# Power laws with known exponents are found, and their intervals hold them as often as they say.
+# Power laws with known exponents are found, with the right intervals.
 
 
 Array = NDArray[np.float64]
@@ -131,7 +125,7 @@ def test_the_order_of_the_runs_does_not_matter_and_the_same_comes_out_each_time(
 
 
 def test_the_interval_of_whole_seeds_is_that_of_their_own_exponents() -> None:
-    """With all seeds at all points the fit is the mean of the seeds' own, so Student's interval is the oracle."""
+    """If all seeds have all points, the fit is the mean of the seeds' fits, so Student's interval is the oracle."""
     rng, (x, which) = np.random.default_rng(3), design(6)
     y = x**-0.5 * np.exp(0.3 * rng.normal(size=len(x)))
     own = [np.polyfit(np.log(x[which == s]), np.log(y[which == s]), 1)[0] for s in range(6)]
@@ -155,7 +149,7 @@ def test_one_seed_has_no_interval() -> None:
 
 
 def test_a_seed_that_lacks_a_point_is_still_one_draw() -> None:
-    """What the runs of a seed share, here a factor of its own, cancels whichever of them are missing."""
+    """A factor that the runs of a seed share cancels, even if some runs are missing."""
     x, which = design(3)
     y = x**-0.5 * np.array([1.0, 3.0, 10.0])[which]
     law = power_law(x[:-2], y[:-2], which[:-2])

@@ -1,4 +1,4 @@
-"""A sweep's tables: a row a run and a row a point, the same bytes each time, wherever the folder lies."""
+"""The tables of a sweep: a row for each run and each point, with the same bytes each time and in every folder."""
 
 from __future__ import annotations
 
@@ -35,35 +35,30 @@ def test_a_row_a_run_and_a_row_a_point(tmp_path: Path) -> None:
     assert runs["model.width"].tolist() == [width for width in WIDTHS for _ in range(3)]
     assert runs["seed"].tolist() == [0, 1, 2] * len(WIDTHS)
     drifts = [law(width, seed) for width in WIDTHS for seed in range(3)]
-    assert runs["drift"].tolist() == pytest.approx(drifts, rel=1e-15)  # pandas reads to the last place but one
+    assert runs["kernel_change"].tolist() == pytest.approx(drifts, rel=1e-15)  # pandas reads to the last place but one
     assert points["model.width"].tolist() == list(WIDTHS)
     for k, width in enumerate(WIDTHS):
         here = [law(width, seed) for seed in range(3)]
-        assert points["drift.mean"][k] == pytest.approx(np.mean(here))
-        assert points["drift.sd"][k] == pytest.approx(np.std(here, ddof=1))
-        assert points["drift.count"][k] == 3
+        assert points["kernel_change.mean"][k] == pytest.approx(np.mean(here))
+        assert points["kernel_change.sd"][k] == pytest.approx(np.std(here, ddof=1))
+        assert points["kernel_change.count"][k] == 3
         # Student's t of two degrees of freedom, on the scale of the logarithm
         reach = 4.302652729911275 * np.std(here, ddof=1) / 3**0.5 / np.mean(here)
-        assert points["drift.high"][k] == pytest.approx(np.mean(here) * np.exp(reach))
-    assert fits["quantity"].tolist() == ["drift", "frozen_start.test"]
+        assert points["kernel_change.high"][k] == pytest.approx(np.mean(here) * np.exp(reach))
+    assert fits["quantity"].tolist() == ["kernel_change", "frozen_start.test"]
     assert fits["low"][0] < -0.5 < fits["high"][0]
     assert (fits["verdict"][0], fits["from"][0], fits["to"][0], fits["runs"][0]) == ("agrees", 32, 256, 12)
 
 
-def test_the_same_bytes_each_time_and_elsewhere(tmp_path: Path) -> None:
+def test_the_same_bytes_each_time_in_every_folder_and_order(tmp_path: Path) -> None:
     path = write_sweep(tmp_path / "one")
     first = [file.read_bytes() for file in write_tables(path)]
+    record = read_sealed(path, path.name)
     copied = shutil.copytree(tmp_path / "one", tmp_path / "two") / "sweeps" / path.name
+    path.write_text(sealed_text(record | {"runs": record["runs"][::-1]}, path.name))
+    assert [file.read_bytes() for file in write_tables(path)] == first
     shutil.rmtree(tmp_path / "one")
     assert [file.read_bytes() for file in write_tables(copied)] == first
-
-
-def test_the_order_in_which_runs_ended_does_not_matter(tmp_path: Path) -> None:
-    path = write_sweep(tmp_path)
-    first = [file.read_bytes() for file in write_tables(path)]
-    told = read_sealed(path, path.name)
-    path.write_text(sealed_text(told | {"runs": told["runs"][::-1]}, path.name))
-    assert [file.read_bytes() for file in write_tables(path)] == first
 
 
 def test_failed_and_damaged_runs_keep_their_rows_and_are_not_counted(tmp_path: Path) -> None:
@@ -71,10 +66,10 @@ def test_failed_and_damaged_runs_keep_their_rows_and_are_not_counted(tmp_path: P
     (next((tmp_path / "runs").glob("*-width0002")) / "results.csv").write_text("nonsense")
     runs, points, _ = (pd.read_csv(file) for file in write_tables(path))
     assert len(runs) == 3 * len(WIDTHS)
-    assert runs["drift"].isna().tolist()[:3] == [False, True, True]
+    assert runs["kernel_change"].isna().tolist()[:3] == [False, True, True]
     assert (runs["state"][1], runs["reason"][1]) == ("failed", "model.width is too large")
-    assert points["drift.count"].tolist() == [1, 3, 3, 3]
-    assert np.isnan(points["drift.low"][0])
+    assert points["kernel_change.count"].tolist() == [1, 3, 3, 3]
+    assert np.isnan(points["kernel_change.low"][0])
 
 
 def test_a_law_for_each_choice_of_the_other_axes(tmp_path: Path) -> None:
@@ -86,7 +81,11 @@ def test_a_law_for_each_choice_of_the_other_axes(tmp_path: Path) -> None:
 def test_what_cannot_be_fitted_says_why(tmp_path: Path) -> None:
     path = write_sweep(tmp_path, axes={"model.activation": ["relu", "tanh"]})
     told = read_sealed(path, path.name)
-    wanted = [("drift", "model.activation"), ("drift", "model.depth"), ("gauss.test", "model.activation")]
+    wanted = [
+        ("kernel_change", "model.activation"),
+        ("kernel_change", "model.depth"),
+        ("gauss.test", "model.activation"),
+    ]
     path.write_text(
         sealed_text(told | {"fits": [{"quantity": q, "axis": a, "exponent": None} for q, a in wanted]}, path.name)
     )
@@ -97,7 +96,7 @@ def test_what_cannot_be_fitted_says_why(tmp_path: Path) -> None:
 
 
 UNSEALED = '{"name": "width", "axes": {}, "runs": []}'
-FIT: dict[str, Json] = {"quantity": "drift", "axis": "model.width", "exponent": -1.0}
+FIT: dict[str, Json] = {"quantity": "kernel_change", "axis": "model.width", "exponent": -1.0}
 NONE: tuple[dict[str, Json], ...] = (
     {},
     {"name": 1, "axes": {"a": [1]}, "runs": [{"folder": "x"}]},
@@ -114,10 +113,10 @@ def test_a_damaged_sweep_is_one_line(tmp_path: Path, text: str) -> None:
 
 
 def test_pairs_cancel_what_seeds_share(tmp_path: Path) -> None:
-    """Twice the drift at every point and seed: the ratio is exactly two, however the seeds scatter."""
+    """If the kernel change doubles at every point and seed, the ratio is exactly two."""
     first = analysed(write_sweep(tmp_path, "width"))
     second = analysed(write_sweep(tmp_path, "doubled", factor=2.0))
-    table = compare(first, second).set_index("quantity").loc["drift"]
+    table = compare(first, second).set_index("quantity").loc["kernel_change"]
     assert table["pairs"].tolist() == [3] * len(WIDTHS) + [3 * len(WIDTHS)]
     for column in ("ratio", "ratio_low", "ratio_high"):
         np.testing.assert_allclose(table[column], 2.0, rtol=1e-12)  # logarithms, rounded
@@ -125,12 +124,12 @@ def test_pairs_cancel_what_seeds_share(tmp_path: Path) -> None:
     assert table["difference_high"].iloc[-1] == pytest.approx(mean_of(own).high)
 
 
-def test_a_seed_that_lacks_a_pair_has_no_say_in_what_is_said_of_all_points(tmp_path: Path) -> None:
-    """The ratio is another at every point and the same for every seed, so that nothing is left to chance."""
+def test_a_seed_without_a_pair_is_left_out_of_the_mean_over_points(tmp_path: Path) -> None:
+    """The ratio differs between points, but not between seeds."""
     path, other = write_sweep(tmp_path, "width", failed=[1]), write_sweep(tmp_path, "wider")
     first, second = analysed(path), analysed(other)
-    second.runs["drift"] *= second.runs["model.width"]
-    last = compare(first, second).set_index("quantity").loc["drift"].iloc[-1]
+    second.runs["kernel_change"] *= second.runs["model.width"]
+    last = compare(first, second).set_index("quantity").loc["kernel_change"].iloc[-1]
     assert last["pairs"] == 2 * len(WIDTHS)
     middle = float(np.exp(np.mean(np.log(WIDTHS))))
     assert [last["ratio_low"], last["ratio_high"]] == pytest.approx([middle, middle], rel=1e-12)  # logarithms, rounded
@@ -146,34 +145,26 @@ def test_sweeps_along_different_axes_are_not_compared(tmp_path: Path) -> None:
 
 def test_every_number_of_a_run_has_a_name_in_words(finished: dict[str, Path]) -> None:
     found = quantities(load_run(finished["two classes"]))
-    assert {"drift", "loss", "weights_moved", "secant.train", "left.test"} <= found.keys()
+    assert {"kernel_change", "loss", "weights_moved", "secant.train", "left.test"} <= found.keys()
     assert all(describe(name) for name in found)
-    assert "did you mean 'drift'" in mistaken("drfit")
-    assert all(name in mistaken("nothing") for name in MEASURES)
-
-
-def mistaken(quantity: str) -> str:
+    with pytest.raises(Mistake, match="did you mean 'kernel_change'"):
+        describe("kernel_chnage")
     with pytest.raises(Mistake) as mistake:
-        describe(quantity)
-    return str(mistake.value)
+        describe("nothing")
+    assert all(name in str(mistake.value) for name in MEASURES)
 
 
-def test_a_diverged_run_has_no_numbers(finished: dict[str, Path]) -> None:
+def test_the_last_number_counts_and_a_diverged_run_has_none(finished: dict[str, Path], tmp_path: Path) -> None:
+    assert quantities(load_tables(write_small_run(tmp_path / "run", 64, 0, 0.25)))["kernel_change"] == 0.25
     assert quantities(load_run(finished["diverged"])) == {}
 
 
-def test_the_last_measured_value_counts(tmp_path: Path) -> None:
-    run = load_tables(write_small_run(tmp_path / "run", 64, 0, 0.25))
-    assert quantities(run)["drift"] == 0.25
-
-
-# The judge on trial: of 1,000 sweeps with a known truth, how many intervals hold it, and how many verdicts are false.
-#
-# Of 1,000 trials at 95 %, the share that is held lies within 2 % of it: three standard deviations of a binomial.
+# Of 1,000 simulated sweeps, how many intervals contain the truth, and how many verdicts are false? The share of right
+# 95 % intervals is within 2 %: three standard deviations of a binomial.
 
 
 SEEDS = (2, 3, 5)
-ALONE = ("one point left", 2)  # one seed that can be asked: there is no interval
+ALONE = ("one point left", 2)  # only one seed has a slope: there is no interval
 CASES = [case for case in product(DESIGNS, SEEDS) if case != ALONE]
 CHANCE = 3 * np.sqrt(0.05 * 0.95 / SWEEPS)  # three standard deviations of a rate of 5 %
 
@@ -199,7 +190,7 @@ def test_a_straight_law_is_seldom_called_curved(name: str, seeds: int) -> None:
 @pytest.mark.parametrize(("name", "seeds"), CASES)
 @pytest.mark.parametrize("bound", [None, "upper"])
 def test_verdicts_are_seldom_false(name: str, seeds: int, bound: None) -> None:
-    """At the edge of the margin either verdict is false, and nowhere more often; however much chance there is."""
+    """At the edge of the margin each verdict is false. Elsewhere false verdicts are rarer."""
     found, edge = tried(name, seeds), Expected(-DEFAULT_MARGIN, bound=bound)
     much, little = found.words(edge), found.words(edge, 0.01)
     assert max(much["agrees"], much["larger"], little["agrees"], little["larger"]) <= 0.05
@@ -208,7 +199,7 @@ def test_verdicts_are_seldom_false(name: str, seeds: int, bound: None) -> None:
 
 @pytest.mark.parametrize(("name", "seeds"), CASES)
 def test_a_wrong_exponent_is_not_agreed_with(name: str, seeds: int) -> None:
-    """−1 for −½, or the other way round; two seeds agreed with it in a third of the sweeps when covering was enough."""
+    """Neither −1 for −½ nor −½ for −1."""
     assert tried(name, seeds).words(Expected(0.5))["agrees"] <= 0.01
     assert tried(name, seeds).words(Expected(-0.5, bound="upper"))["agrees"] <= 0.01
 
@@ -226,8 +217,8 @@ def test_one_seed_that_can_be_asked_leaves_everything_undecided() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 0.06, 0.2])
-def test_as_many_more_seeds_as_are_said_decide(value: float) -> None:
-    """In 80 % of the trials at least, where value and spread are what they seemed; not with half as many."""
+def test_the_recommended_number_of_seeds_decides(value: float) -> None:
+    """They decide at least 80 % of the trials with this value and spread. Half as many do not."""
     (first,) = estimates(np.array([[value - 0.1], [value + 0.1], [value - 0.1], [value + 0.1]]))
     more = compare_estimates(first, Expected(0.0)).more
     assert more is not None
@@ -240,7 +231,7 @@ def test_as_many_more_seeds_as_are_said_decide(value: float) -> None:
     assert decided[1] < 0.75
 
 
-def test_what_hardly_any_number_of_seeds_decides_has_none() -> None:
+def test_an_edge_case_has_no_recommended_number_of_seeds() -> None:
     (edge,) = estimates(DEFAULT_MARGIN + np.array([[-1.0], [1.0], [0.001]]))
     assert compare_estimates(edge, Expected(0.0)).more is None
 

@@ -1,8 +1,8 @@
-"""Sweeps with a known truth, a thousand at once: how often do intervals hold it, and how often are verdicts false?
+"""A thousand simulated sweeps with a known truth: how often are intervals right, and verdicts false?
 
     log y = p log x + c (log x)²/2 + height and slope of the seed + noise of the run
 
-The fit is linear in log y, so what `unit_weights` finds for a design serves all its sweeps.
+The fit is linear in log y, so one call of `unit_weights` serves all sweeps of a design.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ SWEEPS = 1000
 
 @dataclass(frozen=True)
 class Design:
-    """Which runs there are, and what scatters: a seed's height and slope, and a run's noise by its width and seed."""
+    """The runs of a sweep, and their scatter: height and slope of a seed, and noise of a run by width and seed."""
 
-    missing: tuple[int, ...] = ()  # the places, counted from the widest, that the first seed lacks
-    alone: int = 0  # seeds at the narrowest width that were run nowhere else
-    apart: bool = False  # every run has a seed of its own
+    missing: tuple[int, ...] = ()  # missing widths of the first seed, counted from the widest
+    alone: int = 0  # seeds that have only the narrowest width
+    apart: bool = False  # every run has its own seed
     tilt: float = 0.05
     by_width: tuple[float, float] = (1.0, 1.0)
     by_seed: tuple[float, float] = (1.0, 1.0)
 
     def runs(self, seeds: int) -> tuple[Array, NDArray[np.int64]]:
-        """Where each run lies, and its seed."""
+        """Return the width and the seed of each run."""
         lacking = len(WIDTHS) - 1 - np.array(self.missing, dtype=int)
         x, which = np.delete([np.tile(WIDTHS, seeds), np.repeat(np.arange(seeds), len(WIDTHS))], lacking, axis=1)
         x, which = np.append(x, np.full(self.alone, WIDTHS[0])), np.append(which, seeds + np.arange(self.alone))
         return x, np.arange(len(x)) if self.apart else which.astype(np.int64)
 
     def scatter(self, rng: np.random.Generator, x: Array, which: NDArray[np.int64], sweeps: int) -> Array:
-        """What chance adds to log y, [run, sweep]."""
+        """Draw the noise of log y, [run, sweep]."""
         log_x = np.log(x) - MIDDLE
         height, slope = rng.normal(size=(2, which.max() + 1, sweeps))
         by_width = np.geomspace(*self.by_width, len(WIDTHS))[np.searchsorted(WIDTHS, x)]
@@ -69,28 +69,28 @@ DESIGNS: Mapping[str, Design] = {
 
 @dataclass(frozen=True)
 class Laws:
-    """The exponents and curvatures that were found in the sweeps of a design, with nothing but chance in them."""
+    """The fitted exponents and curvatures of sweeps in which both are zero."""
 
     exponents: Sequence[Estimate]
     curvatures: Sequence[Estimate]
 
     def coverage(self) -> float:
-        """How often the interval holds the exponent."""
+        """Return how often the interval contains the exponent."""
         return float(np.mean([law.covers(0.0) is True for law in self.exponents]))
 
     def bends(self, curvature: float = 0.0) -> float:
-        """How often a law of this curvature is found to be curved."""
+        """Return how often a law of this curvature is found curved."""
         return float(np.mean([law.covers(-curvature) is False for law in self.curvatures]))
 
     def words(self, expected: Expected, scale: float = 1.0) -> Mapping[str, float]:
-        """The share of each verdict on laws with the exponent zero, with so much less of chance."""
+        """Return the share of each verdict on laws with the exponent zero, with scaled noise."""
         laws = (Estimate(scale * law.value, scale * law.error, law.freedom) for law in self.exponents)
         found = Counter(VERDICT[compare(law, expected).where] for law in laws)
         return {word: found[word] / len(self.exponents) for word in VERDICT.values()}
 
 
 def laws(design: Design, seeds: int, sweeps: int = SWEEPS) -> Laws:
-    """What is found in sweeps whose exponent and curvature are zero."""
+    """Fit sweeps whose exponent and curvature are zero."""
     x, which = design.runs(seeds)
     log_x, scatter = np.log(x) - MIDDLE, design.scatter(np.random.default_rng([seeds, 11]), x, which, sweeps)
     asked, lines = unit_weights(np.vander(log_x, 2, increasing=True), units(x, which))
@@ -100,5 +100,5 @@ def laws(design: Design, seeds: int, sweeps: int = SWEEPS) -> Laws:
 
 
 def estimates(found: Array) -> list[Estimate]:
-    """From [unit, sweep]."""
+    """Return estimates from [unit, sweep]."""
     return [mean_of(values) for values in found.T.tolist()]

@@ -1,4 +1,4 @@
-"""A page of everything: a sweep whose names are hostile, one run with pictures, and one that is damaged."""
+"""A page with a sweep of hostile names, a run with pictures and a damaged run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def page(outputs: Path) -> Path:
     return write(gather([], outputs), outputs / "report", "ntkexp report")
 
 
-@pytest.fixture(scope="module")  # playwright's loop runs as long as this one lives, and other tests want their own
+@pytest.fixture(scope="module")  # its event loop would block those of other modules
 def browser() -> Iterator[Browser]:
     found = next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

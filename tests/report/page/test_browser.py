@@ -1,4 +1,4 @@
-"""The page in a real browser: quiet, alone, sorted and filtered, readable in the dark and on a telephone."""
+"""The pages in a real browser, in both colour schemes and at several widths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Scheme = Literal["light", "dark"]
 
 @pytest.fixture
 def opened(browser: Browser, page: Path) -> Iterator[Open]:
-    """The page at a width and in a colour scheme; whatever it says or asks for fails the test."""
+    """A function that opens the page. Messages of the page and requests fail the test."""
     heard: list[str] = []
     pages: list[Page] = []
 
@@ -50,79 +50,65 @@ def opened(browser: Browser, page: Path) -> Iterator[Open]:
 
 
 def column(page: Page, name: str) -> list[str]:
-    """What a column of the table of all runs shows."""
+    """Return a column of the table of all runs."""
     place = page.locator("#all-runs th").all_inner_texts().index(name) + 1
     return page.locator(f"#all-runs tbody tr:visible td:nth-child({place})").all_inner_texts()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [390, 800, 1400])
-def test_it_fits_every_screen(opened: Open, width: int) -> None:
-    page = opened(width)
+def unfold(page: Page) -> None:
     page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1400, "light")])
-def test_it_is_accessible(opened: Open, width: int, scheme: Scheme) -> None:
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (800, "light"), (1400, "light"), (1400, "dark")])
+def test_it_fits_every_screen_and_is_accessible(opened: Open, width: int, scheme: Scheme) -> None:
+    """axe does not look into pictures: the colour of every text there has a contrast of 4.5, as WCAG asks."""
     page = opened(width, scheme)
-    page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
+    unfold(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     found = Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.slow
-def test_text_in_pictures_can_be_read(opened: Open, scheme: Scheme) -> None:
-    """axe does not look into pictures: every text's colour stands out from the page by 4.5 to 1, as WCAG asks."""
-    page = opened(1400, scheme)
-    page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
     colours = page.evaluate(
         """() => [...new Set([...document.querySelectorAll('svg text, svg tspan')]
             .map(text => getComputedStyle(text).fill))]"""
     )
     paper = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert paper > 0.9 if scheme == "light" else paper < 0.1
     assert len(colours) >= 3
     assert {colour: ratio for colour in colours if (ratio := contrast(luminance(colour), paper)) < 4.5} == {}
 
 
 def channels(colour: str) -> tuple[float, float, float]:
-    """rgb(r, g, b) of 255, or color(srgb r g b) of 1, as shares."""
+    """Parse rgb(r, g, b) from 0 to 255, or color(srgb r g b) from 0 to 1."""
     whole = 1 if colour.startswith("color") else 255
     red, green, blue = (float(part) / whole for part in re.findall(r"[\d.]+", colour.partition("(")[2])[:3])
     return red, green, blue
 
 
 def luminance(colour: str) -> float:
-    """WCAG's relative luminance."""
+    """Return the relative luminance of WCAG."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels(colour)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: float, other: float) -> float:
-    """WCAG's contrast ratio."""
+    """Return the contrast ratio of WCAG."""
     high, low = max(one, other), min(one, other)
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.slow
-def test_tables_sort_both_ways_by_number(opened: Open) -> None:
+def test_tables_sort_by_number_and_have_pages(opened: Open) -> None:
     page = opened()
+    pager = page.locator("#runs .pager").last
+    assert pager.inner_text().split("\n")[1] == "1–25 of 40"
     for direction in ("ascending", "descending"):
         page.get_by_role("button", name="model.width").last.click()
         assert page.locator("#all-runs th[aria-sort]").get_attribute("aria-sort") == direction
         shown = [int(text) for text in column(page, "model.width")]
+        assert len(shown) == 25
         assert shown == sorted(shown, reverse=direction == "descending")
         assert shown[0] == (32 if direction == "ascending" else 512)
-
-
-@pytest.mark.slow
-def test_tables_page(opened: Open) -> None:
-    page = opened()
-    pager = page.locator("#runs .pager").last
-    assert pager.inner_text().split("\n")[1] == "1–25 of 40"
-    assert len(column(page, "run")) == 25
     pager.get_by_role("button", name="Next").click()
     assert len(column(page, "run")) == 15
     assert pager.get_by_role("button", name="Next").is_disabled()
@@ -167,23 +153,18 @@ def test_links_lead_into_runs(opened: Open) -> None:
 
 
 @pytest.mark.slow
-def test_names_are_shown_as_they_are(opened: Open) -> None:
+def test_names_are_shown_unchanged_and_text_in_pictures_can_be_selected(opened: Open) -> None:
     page = opened()
     assert HOSTILE in page.locator("#sweep-width").inner_text()
     page.get_by_label("Show runs with").fill("alert")
     assert len(column(page, "run")) == 20
-
-
-@pytest.mark.slow
-def test_text_in_pictures_can_be_selected(opened: Open) -> None:
-    page = opened()
     page.locator("svg text", has_text="model.width").first.select_text()
     assert page.evaluate("getSelection().toString().trim()") == "model.width"
 
 
 @pytest.mark.slow
 def test_a_picture_grows_at_a_click_and_shrinks_at_the_next(opened: Open) -> None:
-    """With the keyboard as well, and the page is no wider for it."""
+    """The Enter key works too, and the page keeps its width."""
     page = opened()
     picture = page.locator("figure .scroll").first
     drawing = picture.locator("svg")
@@ -205,14 +186,6 @@ def test_a_picture_grows_at_a_click_and_shrinks_at_the_next(opened: Open) -> Non
 
 
 @pytest.mark.slow
-def test_the_dark_page_is_dark(opened: Open) -> None:
-    papers = [luminance(opened(scheme=scheme).evaluate("getComputedStyle(document.body).backgroundColor"))
-              for scheme in ("light", "dark")]  # fmt: skip
-    assert papers[0] > 0.9
-    assert papers[1] < 0.1
-
-
-@pytest.mark.slow
 def test_the_page_prints_without_its_buttons(opened: Open) -> None:
     page = opened()
     page.emulate_media(media="print")
@@ -228,7 +201,7 @@ def test_without_a_script_everything_is_shown(browser: Browser, page: Path) -> N
     context.close()
 
 
-# The page of claims in a real browser: accessible, as wide as the screen, sorted and filtered by keyboard alone.
+# The page of claims.
 
 
 VERDICTS = {"one": "supported", "two": "refuted", "three": "undecided"}
@@ -236,7 +209,7 @@ VERDICTS = {"one": "supported", "two": "refuted", "three": "undecided"}
 
 @pytest.fixture(scope="module")
 def claims(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Claims with pictures and tables, each at two sizes."""
+    """The page of claims with pictures and tables, in two sizes."""
     folder = tmp_path_factory.mktemp("claims")
     figure = Figure()
     figure.subplots().plot([1, 2], "o-k")
@@ -258,7 +231,7 @@ def claims_page(browser: Browser, claims: str) -> Iterator[Page]:
 
 
 def shown(claims_page: Page, place: int) -> list[str]:
-    """What a column of the table of all claims shows."""
+    """Return a column of the table of all claims."""
     return claims_page.locator(f"#claims tbody tr:visible td:nth-child({place})").all_inner_texts()
 
 
@@ -267,7 +240,7 @@ def shown(claims_page: Page, place: int) -> list[str]:
 def test_claims_fit_every_screen_and_are_accessible(claims_page: Page, width: int, scheme: Scheme) -> None:
     claims_page.set_viewport_size({"width": width, "height": 900})
     claims_page.emulate_media(color_scheme=scheme)
-    claims_page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
+    unfold(claims_page)
     assert claims_page.evaluate("document.documentElement.scrollWidth") <= width
     found = Axe().run(claims_page)
     assert found.violations_count == 0, found.generate_report()
@@ -282,7 +255,7 @@ def test_claims_are_sorted_and_filtered_by_keyboard(claims_page: Page) -> None:
     claims_page.keyboard.press("Control+A")
     claims_page.keyboard.press("Delete")
     assert len(shown(claims_page, 1)) == 2 * len(VERDICTS)
-    claims_page.keyboard.press("Tab")  # the table, which scrolls in itself
+    claims_page.keyboard.press("Tab")  # the table, which scrolls
     claims_page.keyboard.press("Tab")  # its first heading
     claims_page.keyboard.press("Tab")
     for backwards in (False, True):

@@ -1,1 +1,1 @@
-"""What is tried, a file for each kind: `play(luck, stage)` draws one case, runs its commands and judges them."""
+"""The kinds of cases. In each file `play(luck, stage)` draws a case, runs its commands and judges them."""

@@ -1,4 +1,4 @@
-"""Unfinished runs of which a file is damaged before they go on: the bytes of one left alone, or a refusal."""
+"""Unfinished runs with a damaged file are resumed to the same bytes, or refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOMENTS = {
     "snapshots": [("on_step", 12), ("on_end", 1)],
     "flow": [("on_step", 3)],
 }
-"""What a run is told, and for the so manieth time, when it is killed: on its way, on its way back, at its end."""
+"""The method and the number of its call after which a run is killed."""
 
 
 def play(luck: Random, stage: Stage) -> Outcome:
@@ -42,7 +42,7 @@ def play(luck: Random, stage: Stage) -> Outcome:
 
 
 def judged_again(stage: Stage, again: Sequence[str], left_alone: Path, what: str) -> Outcome:
-    """The command once more: what it ends in."""
+    """Run the command again. Return its outcome."""
     ended = stage.run(*again, command=undrawn)
     try:
         if (outcome := judged(ended)) == "done":
@@ -53,21 +53,21 @@ def judged_again(stage: Stage, again: Sequence[str], left_alone: Path, what: str
 
 
 def whole(words: Sequence[str], stage: Stage) -> None:
-    """A run that is left alone."""
+    """Run without interruption."""
     ended = stage.run(*words, command=undrawn)
     if judged(ended) != "done":
         raise Fault(str(ended))
 
 
 def begin(words: Sequence[str], method: str, call: int, stage: Stage) -> None:
-    """A run that is killed when it is told of something for the so manieth time."""
+    """Run, and kill the run after the n-th call of a method."""
     ended = stage.run(*words, command=broken_off(undrawn, FolderListener, method, call))
     if ended.status != -signal.SIGKILL:
         raise Fault(f"it was to be killed: {ended}")
 
 
 def broken_off(command: Command, owner: type, method: str, call: int) -> Command:
-    """A command that is killed by its own hand, after the so manieth call of a method."""
+    """Return a command that kills itself after the n-th call of a method."""
 
     def broken(arguments: Sequence[str]) -> int:
         told: Callable[..., None] = getattr(owner, method)

@@ -1,4 +1,4 @@
-"""Files of data in every format, damaged or never right: cut, flipped, emptied, renamed, or of other numbers."""
+"""Data files in every format, with damages or odd contents."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def play(luck: Random, stage: Stage) -> Outcome:
 
 
 def place(folder: Path, name: str) -> Path:
-    """Where a file goes."""
+    """Return the path of a data file."""
     (folder / "data").mkdir(exist_ok=True)
     return folder / "data" / name
 
 
 def rows(luck: Random) -> list[list[str]]:
-    """A table of numbers with a header, in which some cells are nobody's."""
+    """Draw a table of numbers with a header and some odd cells."""
     header = [luck.choice(("a", "b", "c", "é", "a b", "y", "", "1")) for _ in range(luck.randrange(1, 5))]
     found = [[*header, "y"]]
     count = luck.choice((0, 1, 24, 30, 40))
@@ -45,7 +45,7 @@ def rows(luck: Random) -> list[list[str]]:
 
 
 def table(luck: Random, folder: Path) -> list[str]:
-    """Comma-separated."""
+    """Write a CSV table."""
     between, end = luck.choice(",,,,;\t "), luck.choice(("\n", "\n", "\r\n", "\r"))
     lines = end.join(between.join(row) for row in rows(luck))
     place(folder, "x.csv").write_bytes(lines.encode(luck.choice(("utf-8", "utf-8", "utf-16", "latin-1")), "replace"))
@@ -73,7 +73,7 @@ def parquet(luck: Random, folder: Path) -> list[str]:
 
 
 def pictures(luck: Random, folder: Path) -> list[str]:
-    """IDX files."""
+    """Write IDX files."""
     count, numbers = luck.choice((60, 60, 60, 1, 0)), np.random.default_rng(luck.randrange(9))
     for name, array in (
         ("images-idx3", numbers.integers(0, 256, (count, 28, 28), np.uint8)),
@@ -88,7 +88,7 @@ def pictures(luck: Random, folder: Path) -> list[str]:
 
 
 def batches(luck: Random, folder: Path) -> list[str]:
-    """CIFAR's, pickled or plain."""
+    """Write files of CIFAR, pickled or plain."""
     numbers = np.random.default_rng(luck.randrange(9)).integers(0, 256, (60, 3072), np.uint8)
     if luck.random() < 0.3:
         rows = np.concatenate([(np.arange(60) % 10)[:, None].astype(np.uint8), numbers], 1)
@@ -115,12 +115,12 @@ def text(luck: Random, folder: Path) -> list[str]:
 
 
 def emptied(held: bytes, luck: Random) -> bytes:
-    """Nothing is left."""
+    """Remove the content."""
     return b""
 
 
 def cut(held: bytes, luck: Random) -> bytes:
-    """The end is missing."""
+    """Cut the end."""
     return held[: luck.randrange(len(held) + 1)]
 
 
@@ -132,12 +132,12 @@ def flipped(held: bytes, luck: Random) -> bytes:
 
 
 def longer(held: bytes, luck: Random) -> bytes:
-    """Something is left over."""
+    """Append bytes."""
     return held + bytes(luck.choices(range(256), k=luck.choice((1, 100)))) + held[: luck.choice((0, 50))]
 
 
 def wrapped(held: bytes, luck: Random) -> bytes:
-    """Another format under this name."""
+    """Write another format under this name."""
     made = io.BytesIO()
     np.save(made, np.arange(5))
     return luck.choice((gzip.compress(held), made.getvalue(), b"PK\x03\x04" + held, b"\xef\xbb\xbf" + held))
@@ -147,13 +147,13 @@ WAYS: tuple[Callable[[bytes, Random], bytes], ...] = (emptied, cut, cut, flipped
 
 
 def spoil(file: Path, luck: Random) -> None:
-    """Change a file, or what stands in its place."""
+    """Damage or replace a file."""
     held = file.read_bytes()
     match luck.randrange(12):
         case 0:
             file.unlink()
             luck.choice((file.mkdir, lambda: file.symlink_to(file.name), lambda: None))()
         case 1 | 2 | 3:
-            pass  # what was drawn is odd enough
+            pass  # the content is odd enough
         case _:
             file.write_bytes(luck.choice(WAYS)(held, luck))

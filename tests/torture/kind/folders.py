@@ -1,4 +1,4 @@
-"""Finished runs of which a file is damaged before somebody looks: as if left alone, made anew, or a word about it."""
+"""Finished runs with a damaged file: commands give the right answer, compute it again, or report the damage."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NAMES = ("secant", "adam")
 ANSWER = "answer"
 REDOING = ("train", "resume")
 SAID = ("damaged", "left out")
-"""A word for what is wrong with the run, or why it is not among the others."""
+"""Words that report a damaged or omitted run."""
 
 
 def questions(name: str, run: str, other: str) -> dict[str, tuple[str, ...]]:
-    """What is asked of two runs, of which the first may be damaged; files that it makes lie in `answer`."""
+    """Return the commands on two runs. The first may be damaged. Written files go to `answer`."""
     return {
         "train": (*COMMANDS[name], "seed=0"),
         "resume": ("resume", run, "--quiet"),
@@ -54,18 +54,18 @@ def play(luck: Random, stage: Stage) -> Outcome:
 
 
 def make(name: str, stage: Stage) -> None:
-    """Two runs, and what they are called."""
+    """Make two runs, and write their names."""
     for seed in (0, 1):
         ended = stage.run(*COMMANDS[name], f"seed={seed}", command=undrawn)
         if judged(ended) != "done":
             raise Fault(str(ended))
-    runs = sorted((stage.folder / "outputs" / "runs").iterdir(), key=lambda run: run.name.split("-")[-2])  # by seed
+    runs = sorted((stage.folder / "outputs" / "runs").iterdir(), key=lambda run: run.name.split("-")[-2])
     names = [str(run.relative_to(stage.folder)) for run in runs]
     (stage.folder / "names").write_text("\n".join(names), encoding="utf-8")
 
 
 def ask(made: Path, words: Sequence[str], stage: Stage) -> None:
-    """The answer from runs that are whole."""
+    """Store the answer from intact runs."""
     stage.copy(made / "outputs", "outputs")
     ended = stage.run(*words, command=undrawn)
     if judged(ended) != "done":
@@ -77,5 +77,5 @@ def ask(made: Path, words: Sequence[str], stage: Stage) -> None:
 
 
 def answer(folder: Path, ended: Ended) -> dict[str, bytes]:
-    """What was printed, and the files that were made."""
+    """Return the printed text and the written files."""
     return {"printed": ended.out.encode()} | contents(folder / ANSWER)

@@ -1,4 +1,4 @@
-"""Sweeps of which a file is damaged before somebody looks, or they are given again: as if left alone, or a refusal."""
+"""Sweeps with a damaged file: commands give the right answer, or are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.torture.stage import SMALL, Fault, Outcome, Stage, agree, judged
 SWEEP = ("sweep", "--quiet", "--out=outputs", "--workers=2", "model.width=8,9", *SMALL)
 FORMS = ("csv", "md", "json")
 FOR_READERS = (".lock", ".runs.csv", ".points.csv", ".laws.csv")
-"""What no command reads."""
+"""Files that no command reads."""
 
 
 def play(luck: Random, stage: Stage) -> Outcome:
@@ -34,7 +34,7 @@ def play(luck: Random, stage: Stage) -> Outcome:
 
 
 def make(seed: int, stage: Stage) -> None:
-    """A sweep that is done."""
+    """Run a sweep."""
     stage.done(*SWEEP, f"seed={seed}")
 
 
@@ -44,12 +44,12 @@ def asked(made: Path) -> Sequence[tuple[str, ...]]:
 
 
 def ask(made: Path, words: Sequence[str], stage: Stage) -> None:
-    """The answer from a sweep that is whole."""
+    """Store the answer from an intact sweep."""
     stage.copy(made / "outputs", "outputs")
     stage.done(*words)
 
 
 def answer(folder: Path, printed: str) -> dict[str, bytes]:
-    """What was printed, and what outputs there are."""
+    """Return the printed text and the outputs."""
     found = {name: held for name, held in promised(folder).items() if not name.endswith(FOR_READERS)}
     return {"printed": printed.encode()} | found

@@ -1,4 +1,4 @@
-"""Kernel files of which a file is damaged, before they go on or are predicted from: as if left alone, or a refusal."""
+"""Kernel files with a damaged file: they are completed and predict as intact ones, or are refused."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def play(luck: Random, stage: Stage) -> Outcome:
 
 
 def words(kind: str, seed: int) -> Sequence[str]:
-    """The command that computes a file."""
+    """Return the command that computes a file."""
     return ("kernel", kind, "--quiet", f"--out={FILE}", *SIZES, f"data.seed={seed}")
 
 
 def fill(kind: str, seed: int, tiles: int | None, stage: Stage) -> None:
-    """A file with so many tiles; one with all of them has its answer beside it."""
+    """Compute some tiles of a file, or all tiles and predictions."""
     if tiles is None:
         stage.done(*words(kind, seed))
         stage.done(*PREDICT)

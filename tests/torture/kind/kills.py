@@ -1,4 +1,4 @@
-"""Commands that are killed without warning, once or several times, and then finished: the bytes of one left alone."""
+"""Commands that are killed, once or several times, and then finished have the same bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unittest import mock
 from tests.torture.stage import SMALL, Command, Ended, Fault, Outcome, Stage, agree, contents, judged, ntkexp
 
 TRAIN = ("train", "--quiet", "--out=outputs", *SMALL, "steps=30", "checkpoint_seconds=0")
-STOP = "stop_at_loss=0.17"  # somewhere on the way: room for kernels is given back at the end
+STOP = "stop_at_loss=0.17"  # stops early: unused space for kernels is released
 COMMANDS = {
     "secant": (*TRAIN, STOP),
     "adam": (*TRAIN, STOP, "optimizer=adam", "optimizer.step_size=0.05"),
@@ -22,12 +22,12 @@ COMMANDS = {
     "tangent": ("kernel", "tangent", "--quiet", "--out=outputs/k.zarr", *SMALL, "data.train=250", "data.query=40"),
     "sweep": ("sweep", "--quiet", "--out=outputs", "--workers=2", "model.width=8,9", "seed=0..1", *SMALL),
 }
-RARE = {"sweep": 0.2}  # its workers load torch anew
+RARE = {"sweep": 0.2}  # its workers load torch
 UNPROMISED = ("DONE.json", "provenance.json", "timings.csv", "progress.json", "journal.jsonl", ".lock", "weights.pt")
 
 
 def undrawn(arguments: Sequence[str]) -> int:
-    """The command without its pictures, which take longer than such a run."""
+    """Run the command without pictures, which would take longer than the run."""
     with mock.patch("ntkexp.run.execute.draw_run", no_pictures):
         return ntkexp(arguments)
 
@@ -52,7 +52,7 @@ def play(luck: Random, stage: Stage) -> Outcome:
 
 
 def finish(stage: Stage, words: Sequence[str], command: Command) -> None:
-    """The command, to its end; how long that took stands beside."""
+    """Run the command, and write its seconds."""
     ended: Ended = stage.run(*words, command=command)
     if judged(ended) != "done":
         raise Fault(str(ended))
@@ -60,5 +60,5 @@ def finish(stage: Stage, words: Sequence[str], command: Command) -> None:
 
 
 def promised(folder: Path) -> dict[str, bytes]:
-    """Every file of the outputs but those in which a clock speaks, or torch's way to pack."""
+    """Return the outputs without files that contain times or archives of torch."""
     return {name: held for name, held in contents(folder / "outputs").items() if Path(name).name not in UNPROMISED}

@@ -1,4 +1,4 @@
-"""Command lines: keys that are there or nearly, with values that nobody means."""
+"""Command lines with existing or misspelt keys and odd values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def play(luck: Random, stage: Stage) -> Outcome:
 
 
 def override(luck: Random) -> list[str]:
-    """One that is probably wrong, and what it needs beside it."""
+    """Draw a probably wrong override, and the words that it needs."""
     choice, key, usual = aimed(luck)
     match luck.randrange(10):
         case 0:

@@ -1,4 +1,4 @@
-"""Every option and argument that names a file or folder, with places that are none."""
+"""Every option and argument that names a file or folder, with odd paths."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def play(luck: Random, stage: Stage) -> Outcome:
 
 
 def fill(folder: Path, ending: str) -> None:
-    """A pipe, links into nothing and in a circle, a device, a file that is none of ours, and a folder of such files."""
+    """Make a pipe, dangling and circular links, a device, a foreign file, and a folder of pipes."""
     os.mkfifo(folder / f"p{ending}")
     (folder / f"l{ending}").symlink_to(folder / f"l{ending}")
     (folder / f"g{ending}").symlink_to(folder / "nowhere" / "at all")
@@ -79,5 +79,5 @@ def fill(folder: Path, ending: str) -> None:
 
 
 def harmful(place: str) -> bool:
-    """Whether something could be written outside of the case's folder."""
+    """Return true if a command could write outside the folder of the case."""
     return not place.startswith(ELSEWHERE[:-1]) and (place.startswith(("/", "~")) or ".." in Path(place).parts)

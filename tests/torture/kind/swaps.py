@@ -1,7 +1,6 @@
-"""Files and folders of runs that are put into other runs: as if left alone, made anew, or a word about it; never wrong.
+"""Entries of runs that are copied into other runs, or exchanged: commands give the right answer or report it.
 
-Runs of two seeds, of another version, diverged, broken off and followed, with what was left out of them; then one entry
-of one, or all of it, is copied into another or exchanged with it, and somebody looks.
+There are runs of two seeds, of another version, diverged, interrupted and followed, some with stored removals.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ WITHOUT = ("--without=1,3", "--split=query", "--query=0", "--json")
 VOUCHING = ("DONE.json", "BEGUN.json", "progress.json", "provenance.json")
 UNTOLD = (".lock", "error.txt")
 MARKS = ("damaged", "another run", "was made by", "not finished")
-"""What an answer says that is none, or not of all that was asked about."""
+"""Words that report a missing or partial answer."""
 
 
 def questions(name: str, run: str) -> dict[str, tuple[str, ...]]:
-    """What is asked of a run, into which something was put."""
+    """Return the commands on a changed run."""
     found = {
         "load_run": ("load_run", run),
         "report": ("report", run, "--format=csv"),
@@ -86,9 +85,9 @@ def play(luck: Random, stage: Stage) -> Outcome:
 
 
 def put(luck: Random, here: Path, there: Path) -> str:
-    """Copy an entry of another run into this one, or exchange the two; what was done, in words."""
+    """Copy an entry of another run into this one, or exchange the two. Return a description."""
     way = luck.random()
-    if way < 0.12 and "-" in here.name:  # others may have any name
+    if way < 0.12 and "-" in here.name:  # followed loops may have any name
         shutil.rmtree(here)
         shutil.copytree(there, here)
         return "the whole folder is copied over"
@@ -112,12 +111,12 @@ def put(luck: Random, here: Path, there: Path) -> str:
 
 
 def answer(folder: Path, run: str, asked: str, ended: Ended) -> dict[str, Any]:
-    """What was said of the run; of one that was trained, what its files hold."""
+    """Return the answer about the run, or the files of a trained run."""
     if asked in {"train", "resume"}:
         own = {
             file: held.hex() for file, held in promised(folder).items() if file.startswith(f"runs/{Path(run).name}/")
         }
-        return {file: held for file, held in own.items() if Path(file).parts[2] != "removal"}  # which nobody promises
+        return {file: held for file, held in own.items() if Path(file).parts[2] != "removal"}  # not promised
     if asked == "runs":
         (found,) = [row for row in json.loads(ended.out) if row["run"] == run]
         return dict(found)
@@ -125,31 +124,31 @@ def answer(folder: Path, run: str, asked: str, ended: Ended) -> dict[str, Any]:
 
 
 def compare(found: Mapping[str, Any], alone: Mapping[str, Any], what: str) -> None:
-    """The same numbers, or a word that there are none."""
+    """Raise a fault unless the answer is right or reports the change."""
     if "state" in found:
         if found["state"] == "done" and found != alone:
             raise Fault(f"{what}: {found['said']}")
     elif "said" in found:
         if not any(mark in found["said"] + found["printed"] for mark in MARKS):
             agree(as_bytes(found), as_bytes(alone), what)
-    else:  # what a run did not write may lie beside its files, and nobody reads it
+    else:  # foreign files in the folder do not matter
         agree(as_bytes({name: held for name, held in found.items() if name in alone}), as_bytes(alone), what)
 
 
 def as_bytes(told: Mapping[str, Any]) -> dict[str, bytes]:
-    """What is compared: not what is said on the way."""
+    """Return the compared parts, without messages."""
     return {name: str(value).encode() for name, value in told.items() if name != "said"}
 
 
 def kernel(folder: Path) -> float:
-    """One number of the kernel file, if there is one."""
+    """Return the sum of a kernel file, or 0."""
     if not (folder / "k.zarr").is_dir():
         return 0.0
     return float(np.abs(open_matrix(folder / "k.zarr").array("ntk")).sum())
 
 
 def loaded(arguments: Sequence[str]) -> int:
-    """What the library reads of a run, printed."""
+    """Print a run as the library reads it."""
     try:
         run = load_run(arguments[1])
         numbers = {name: float(np.abs(array.to_numpy()).sum()) for name, array in sorted(run.contributions.items())}
@@ -162,7 +161,7 @@ def loaded(arguments: Sequence[str]) -> int:
 
 
 def ask(made: Path, run: str, asked: str, words: Sequence[str], stage: Stage) -> None:
-    """The answer from runs that are left alone; one that is refused then has none."""
+    """Store the answer from unchanged runs, or nothing if the command is refused."""
     stage.copy(made / "outputs", "outputs")
     ended = stage.run(*words, command=loaded if asked == "load_run" else undrawn)
     told = answer(stage.folder, run, asked, ended) if judged(ended) == "done" else {}
@@ -170,7 +169,7 @@ def ask(made: Path, run: str, asked: str, words: Sequence[str], stage: Stage) ->
 
 
 def make(stage: Stage) -> None:
-    """The runs, what was left out of some, and where they lie."""
+    """Make the runs, some removals, and the list of names."""
     runs, names = stage.folder / "outputs" / "runs", dict[str, str]()
     for name, words in COMMANDS.items():
         before = set(runs.iterdir()) if runs.is_dir() else set()
@@ -189,7 +188,7 @@ def make(stage: Stage) -> None:
 
 
 def earlier(command: Any, arguments: Sequence[str]) -> int:
-    """The command, as an earlier version carried it out."""
+    """Run the command as an earlier version."""
     with (
         mock.patch("ntkexp.experiment.identity.results_version", 1),
         mock.patch("ntkexp.run.environment.results_version", 1),
@@ -198,7 +197,7 @@ def earlier(command: Any, arguments: Sequence[str]) -> int:
 
 
 def follow(folder: Path, seed: int) -> None:
-    """A loop that was followed, and what somebody found of leaving out two of its examples."""
+    """Follow a loop, and store a removal of two examples."""
     given = loops.loop(loops.sgd)
     with torch.no_grad():
         given.x += seed

@@ -1,4 +1,4 @@
-"""Command lines of sweeps: axes, ranges and seeds that nobody means; few of them are run."""
+"""Command lines of sweeps with odd axes, ranges and seeds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,8 @@ from tests.torture.damage import CHOICES, NUMBERS, aimed, letters, misspelt, val
 from tests.torture.stage import SMALL, Outcome, Stage
 
 OPTIONS = (
-    *(
-        "--workers=0",
-        "--workers=1e9",
-        "--engine=lokal",
-        "--engine=local:x",
-        "--engine=slurm:a",
-        "--engine=dask:",
-        "--out=",
-    ),
-    *("--out=", "--trust=x.py", "--config-dir=/dev/null", "--out=/dev/null/x", "--fail-fast", "--json"),
+    *("--workers=0", "--workers=1e9", "--engine=lokal", "--engine=local:x", "--engine=slurm:a", "--engine=dask:"),
+    *("--out=", "--out=", "--trust=x.py", "--config-dir=/dev/null", "--out=/dev/null/x", "--fail-fast", "--json"),
 )
 
 
@@ -29,7 +21,7 @@ def play(luck: Random, stage: Stage) -> Outcome:
 
 
 def axis(luck: Random) -> list[str]:
-    """One that is probably wrong, and what it needs beside it."""
+    """Draw a probably wrong axis, and the words that it needs."""
     choice, key, usual = aimed(luck)
     numbers = [luck.choice((*NUMBERS, "8", "9", "16")) for _ in range(4)]
     first, second, third, _ = numbers

@@ -1,4 +1,4 @@
-"""Files of `--config-dir`, those that come with the package but for some letters, lines, values or all."""
+"""YAML files of `--config-dir`: shipped files with changed letters, lines or values, or odd files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def play(luck: Random, stage: Stage) -> Outcome:
 
 
 def command(group: str, luck: Random) -> tuple[str, ...]:
-    """What reads a file of this group."""
+    """Return a command that reads a file of this group."""
     match group:
         case "sweep":
             return ("sweep", "tried", "--dry-run", *SMALL[1:])
@@ -57,7 +57,7 @@ def command(group: str, luck: Random) -> tuple[str, ...]:
 
 
 def changed(source: Path, luck: Random) -> bytes:
-    """A file that was right."""
+    """Return a changed shipped file."""
     lines = source.read_text("utf-8").splitlines(keepends=True)
     for _ in range(luck.choice((1, 1, 2, 3))):
         at = luck.randrange(len(lines) + 1)

@@ -1,1 +1,1 @@
-"""Random training loops with something planted in them, followed and compared with plain replays."""
+"""Random training loops with planted changes, followed and compared with plain replays."""

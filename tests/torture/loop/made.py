@@ -1,4 +1,4 @@
-"""A random loop: its network, one layer of which is tampered with, its optimizers and how it trains."""
+"""A random loop with a network that has one modified layer, its oracle, and its training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINEAR = functional.linear
 
 
 class Tampered(nn.Module):
-    """A network one of whose hidden layers is tampered with by a number that is read from somewhere."""
+    """A network with one layer that depends on a number `read` from elsewhere."""
 
     heat = 1.0
 
@@ -54,7 +54,7 @@ def leaky(h: Tensor, v: float | Tensor) -> Tensor:
 
 @dataclass
 class Loop:
-    """What a plant may touch."""
+    """A loop, as plants see it."""
 
     net: Tampered
     optimizers: list[torch.optim.Optimizer]
@@ -75,7 +75,7 @@ class Loop:
 
     @property
     def lone(self) -> nn.Parameter:
-        """A parameter of one number, if there is one; else the last."""
+        """The first parameter with one number, or the last parameter."""
         return next((w for w in self.weights if w.numel() == 1), self.weights[-1])
 
 
@@ -83,7 +83,7 @@ Plant: TypeAlias = Callable[[Loop], object]
 
 
 def body_of(kind: str) -> nn.ModuleList:
-    """The layers of a network, on inputs [example, 4], or [example, 3, 4] where it has an LSTM."""
+    """Return the layers of a network on inputs [example, 4], or [example, 3, 4] for an LSTM."""
     layers: dict[str, Callable[[], list[nn.Module]]] = {
         "mlp": lambda: [nn.Linear(4, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 1)],
         "kinks": lambda: [nn.Linear(4, WIDTH), nn.LeakyReLU(0.1, inplace=True), nn.Linear(WIDTH, 2)],
@@ -116,7 +116,7 @@ CLIPS = ("no", "all", "apart", "part", "once")
 
 
 def loop_of(chance: random.Random, read: Callable[[Tampered], Any] | None, number: int) -> Loop:
-    """A random loop, the same for the same state of chance."""
+    """Draw a loop."""
     torch.manual_seed(chance.randrange(2**31))
     kind, dtype = chance.choice(BODIES), chance.choice((torch.float64, torch.float64, torch.float32))
     casts = chance.random() < 0.1 and dtype == torch.float32 and kind in ("mlp", "norm")
@@ -145,23 +145,23 @@ def loop_of(chance: random.Random, read: Callable[[Tampered], Any] | None, numbe
     )
 
 
-# What each example did to the weights and so to the outputs, by plain autograd and the optimizers' formulas.
+# The oracle: the parts of examples, by plain autograd and the formulas of the optimizers.
 
 
 @dataclass
 class Oracle:
-    """What each example did to the weights, by plain autograd: Δθᵢ at every step, by the optimizers' formulas."""
+    """The change Δθᵢ by each example at every step, and its part of the outputs."""
 
     loop: Loop
     reader: Reader
     queries: Tensor
     parts: dict[str, Tensor] = field(default_factory=dict)
-    rows: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # Jᵀℓ′ of examples, in this step, by parameter
+    rows: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # Jᵀℓ′ of examples in this step, by parameter
     memory: dict[tuple[str, str], Tensor] = field(default_factory=dict)
     moves: dict[str, int] = field(default_factory=dict)
 
     def back(self, outputs: Tensor, loss: Tensor, names: tuple[str, ...]) -> None:
-        """Take in what comes back to each example of a call."""
+        """Record the gradients of each example of a call."""
         (came,) = torch.autograd.grad(loss, outputs, retain_graph=True)
         named = [(name, weight) for name, weight in self.loop.net.named_parameters() if weight.requires_grad]
         for row, name in enumerate(names):
@@ -176,7 +176,7 @@ class Oracle:
                     held[key] = held[key] + gradient if key in held else gradient
 
     def step(self, start: dict[str, Tensor], factors: dict[str, float], settings: list[dict[str, Any]]) -> None:
-        """Take in a step that was taken, in which gradients were multiplied with factors."""
+        """Record a step whose gradients were multiplied by factors."""
         end = {name: weight.detach().clone() for name, weight in self.loop.net.named_parameters()}
         tapes = [self.reader.record(weights, self.queries) for weights in (start, end)]
         features = self.reader.along(tapes[0], tapes[1])
@@ -196,7 +196,7 @@ class Oracle:
         self.rows.clear()
 
     def moved(self, example: str, name: str, mine: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
-        """How a gradient moves its weight."""
+        """Return the move of a weight by a gradient."""
         key = (example, name)
         if "betas" in group:
             (first_, second), count = group["betas"], float(state["step"])
@@ -211,7 +211,7 @@ class Oracle:
         return torch.as_tensor(-group["lr"] * (mine + group["momentum"] * held if group["nesterov"] else held))
 
 
-# A loop is carried out, as people write loops, with what is planted in it.
+# The training loop, with its plant.
 
 
 STEPS = 6
@@ -219,8 +219,10 @@ STEPS = 6
 
 @dataclass(frozen=True)
 class Planted:
-    """A plant in the model is planted before step `when`; one `between` backward and step at that step and, if
-    `always`, at all later ones. What it multiplies is true, if it is recorded as that, where `multiplies`."""
+    """A plant changes the model before step `when`, or the gradients `between` backward and step, also `always` later.
+
+    If it `multiplies`, a record of the multiplied gradients is right.
+    """
 
     plant: Plant | None
     when: int
@@ -229,12 +231,12 @@ class Planted:
     multiplies: bool
 
     def at(self, step: int) -> bool:
-        """Whether it is planted between backward and step."""
+        """Return true if the gradients of this step are changed."""
         return self.between and (step == self.when or (self.always and step > self.when))
 
 
 def clipped(loop: Loop, step: int) -> None:
-    """Clipping, as this loop does it."""
+    """Clip the gradients of a loop."""
     weights = loop.weights
     if loop.clip == "all":
         clip_grad_norm_(weights, 0.5, error_if_nonfinite=True)
@@ -248,7 +250,7 @@ def clipped(loop: Loop, step: int) -> None:
 
 
 def trained(loop: Loop, planted: Planted, oracle: Oracle | None) -> None:
-    """Carry the loop out."""
+    """Train a loop."""
     order = torch.Generator().manual_seed(5)
     for step in range(STEPS + 1):
         if planted.plant is not None and not planted.between and step == planted.when:
@@ -265,27 +267,27 @@ def trained(loop: Loop, planted: Planted, oracle: Oracle | None) -> None:
         factors = multiplied(loop, planted, step)
         start = {name: weight.detach().clone() for name, weight in loop.net.named_parameters()}
         for optimizer in loop.optimizers:
-            if loop.scaler is not None and heard(optimizer):
+            if loop.scaler is not None and has_gradients(optimizer):
                 loop.scaler.step(optimizer)
             else:
                 optimizer.step()
         if oracle is not None:
             oracle.step(start, factors, [dict(optimizer.param_groups[0]) for optimizer in loop.optimizers])
-        if loop.scaler is not None and any(map(heard, loop.optimizers)):
+        if loop.scaler is not None and any(map(has_gradients, loop.optimizers)):
             loop.scaler.update()
 
 
-def heard(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether there are gradients, without which PyTorch's scaler takes no part in a step."""
+def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Return true if there are gradients. PyTorch's scaler skips optimizers without gradients."""
     return any(weight.grad is not None for weight in optimizer.param_groups[0]["params"])
 
 
 def back(loop: Loop, piece: Tensor, oracle: Oracle | None) -> None:
-    """One call and its way back."""
+    """Call the model, and go backward."""
     with torch.autocast("cpu", torch.bfloat16) if loop.casts else torch.enable_grad():
         outputs = loop.net(loop.x[piece])
     loss = (outputs - loop.y[piece]).square().mean() / loop.pieces
-    if not loss.requires_grad:  # all was frozen
+    if not loss.requires_grad:  # all weights are frozen
         return
     if oracle is not None:
         oracle.back(outputs, loss, digests(loop.x[piece]))
@@ -293,12 +295,12 @@ def back(loop: Loop, piece: Tensor, oracle: Oracle | None) -> None:
 
 
 def multiplied(loop: Loop, planted: Planted, step: int) -> dict[str, float]:
-    """Clip and plant; what gradients were multiplied with in truth, each parameter's."""
-    rounded = 1.0  # a scale that is not a power of two is taken back in float32
+    """Clip and plant. Return the true factor of each gradient."""
+    rounded = 1.0  # float32 rounds a scale that is not a power of two
     if loop.scaler is not None:
         scale = loop.scaler.get_scale()
         rounded = float(torch.tensor(scale).double().reciprocal().float()) * scale
-        for optimizer in filter(heard, loop.optimizers):
+        for optimizer in filter(has_gradients, loop.optimizers):
             loop.scaler.unscale_(optimizer)
     before = gradients(loop)
     clipped(loop, step)

@@ -1,4 +1,4 @@
-"""What is planted in a loop: in its model, by something that is not a tensor, or between backward and step."""
+"""Plants: changes of the model, of values that it reads, and of gradients between backward and step."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def gradient_scaled_inside(loop: Loop) -> None:
 
 
 class Scaled(torch.autograd.Function):
-    """The same outputs, other gradients."""
+    """An identity with other gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -222,13 +222,13 @@ def stale(loop: Loop) -> None:
 
 
 def hidden_loss(loop: Loop) -> None:
-    """An auxiliary loss on a layer that is called by itself."""
+    """Add an auxiliary loss of a single layer."""
     layer = next(each for each in loop.net.body if isinstance(each, nn.Linear | nn.LSTM))
     first(layer(loop.x)).square().mean().backward()  # type: ignore[no-untyped-call]
 
 
 def forward_by_name(loop: Loop) -> None:
-    """A second loss of the model, past its hooks."""
+    """Add a second loss, which avoids the hooks of the model."""
     (0.3 * loop.net.forward(loop.x[:3]).square().mean()).backward()  # type: ignore[no-untyped-call]
 
 
@@ -258,4 +258,4 @@ GRADIENTS: dict[str, Plant] = {
     **{each.__name__: each for each in (signs, stale, hidden_loss, forward_by_name)},
 }
 TRUE_TIMES = ("factor", "times", "minus", "cut of single")
-"""What multiplies gradients is true if it is recorded as that; so is one number that is cut."""
+"""A record of these plants is right, if it multiplies the gradients."""

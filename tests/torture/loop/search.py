@@ -1,9 +1,9 @@
-"""Loops with something planted in them are followed, and compared with a plain replay of the same loop.
+"""Loops with plants are followed, and compared with plain replays.
 
-    python -m tests.torture.loop --seed=0 --count=200      plants, and half as many loops without one
+    python -m tests.torture.loop --seed=0 --count=200      loops with plants, and half as many without
 
-A loop is recorded truly where f_0 and f_T are those of the live model, parts and decay add up to their difference, and
-each example added what a replay by plain autograd says that it did. It may also be refused. Anything else is wrong.
+A record is right if f_0 and f_T agree with the live model, parts and decay add up to their difference, and the part of
+each example agrees with the oracle. A loop may also be refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.torture.loop.plants import GRADIENTS, READ, STRUCTURE, TRUE_TIMES, cl
 
 @contextmanager
 def fresh_world() -> Iterator[None]:
-    """What plants change beside the model is put back."""
+    """Restore the values outside the model that plants change."""
     WORLD.clear()
     Tampered.heat, linear = 1.0, functional.linear
     random.seed(3)
@@ -45,7 +45,7 @@ def fresh_world() -> Iterator[None]:
 
 
 def as_it_began(function: Function) -> Function:
-    """The function as it is before anything is planted beside the model."""
+    """Return the function with the original values outside the model."""
 
     def then(weights: Weights, inputs: Inputs) -> Tensor:
         now, heat, linear = dict(WORLD), Tampered.heat, functional.linear
@@ -61,7 +61,7 @@ def as_it_began(function: Function) -> Function:
 
 
 def live(loop: Loop, queries: Tensor) -> Tensor:
-    """What the model gives, left as it is."""
+    """Return the outputs of the model."""
     with torch.no_grad(), left_alone(loop.net), torch.random.fork_rng(devices=()):
         loop.net.eval()
         found: Tensor = loop.net(queries)
@@ -70,7 +70,7 @@ def live(loop: Loop, queries: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A loop of a seed, and what is planted in it."""
+    """A random loop and its plant."""
 
     number: int
     name: str
@@ -82,7 +82,7 @@ class Case:
         return self.name in GRADIENTS
 
     def loop(self) -> tuple[Loop, Planted]:
-        """The loop, which is the same whenever it is asked for."""
+        """Return the loop, and its plant."""
         read, plant = READ.get(self.name, (None, GRADIENTS.get(self.name) or STRUCTURE.get(self.name)))
         if self.name == "closure":
             read, plant = closure_cell()
@@ -95,7 +95,7 @@ class Case:
         return made, Planted(plant, self.when, self.between, self.always, multiplies)
 
     def verdict(self) -> tuple[str, str]:
-        """What became of it: recorded, refused, or wrong; and what is to be said of that."""
+        """Return `recorded`, `refused` or `wrong`, and the reason."""
         with fresh_world():
             loop, planted = self.loop()
             queries = loop.x[:3] * 0.9
@@ -107,7 +107,7 @@ class Case:
                 found = trace.attribute()
             except Mistake as error:
                 return "refused", str(error)
-            except RuntimeError as error:  # PyTorch's own, of a hook on the way back before an activation in place
+            except RuntimeError as error:  # PyTorch refuses a backward hook before an in-place activation
                 if "is being modified inplace" not in str(error):
                     raise
                 return "refused", str(error)
@@ -128,7 +128,7 @@ class Case:
         return self.by_example(found, room)
 
     def by_example(self, found: Any, room: float) -> tuple[str, str]:
-        """Compare the parts of examples with the oracle's."""
+        """Compare the parts of examples with the oracle."""
         with fresh_world():
             loop, planted = self.loop()
             if loop.casts:
@@ -151,7 +151,7 @@ class Case:
 
 
 def cases(seed: int, count: int) -> Iterator[Case]:
-    """Plants of every kind in turn, at random places; and loops without."""
+    """Yield loops with every plant in turn."""
     chance = random.Random(seed)
     names = [*READ, "closure", *STRUCTURE, *GRADIENTS]
     for number in range(count):
@@ -164,13 +164,13 @@ def cases(seed: int, count: int) -> Iterator[Case]:
 
 
 def plain_cases(seed: int, count: int) -> Iterator[Case]:
-    """Loops as people write them."""
+    """Return loops without plants."""
     chance = random.Random(seed + 1)
     return (Case(chance.randrange(2**31), "nothing", 0, False) for _ in range(count))
 
 
 def search(seed: int, count: int, said: Callable[[str], object]) -> tuple[Counter[str], Counter[str]]:
-    """What became of the plants, and of the loops without one."""
+    """Count the verdicts on loops with and without plants."""
     both = (Counter[str](), Counter[str]())
     for counts, several in zip(both, (cases(seed, count), plain_cases(seed, max(1, count // 2))), strict=True):
         for case in several:
@@ -182,7 +182,7 @@ def search(seed: int, count: int, said: Callable[[str], object]) -> tuple[Counte
 
 
 def main() -> None:
-    """Search, and print what was found."""
+    """Search, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)

@@ -46,12 +46,11 @@ class SplitParts(NamedTuple):
 def read(run: Run) -> SplitParts | None:
     """Read the contributions to the main split; None if the run has no contributions."""
     rule = explained_rule(run.rules)
-    split = next(
-        (s for s in ("query", "test", "train") if s in run.points and len(run.data[f"{s}_index"])),
-        None,
-    )
-    if rule is None or split is None:
+    splits = [split for split in ("query", "test", "train") if split in run.points]
+    splits = [split for split in splits if len(run.data[f"{split}_index"])]
+    if rule is None or not splits:
         return None
+    split = splits[0]
     parts = run.parts(rule).isel(query=run.points[split])
     outputs = run.predictions.sel(machine="f_T").isel(query=run.points[split]).to_numpy()
     known = np.flatnonzero(attributed_in_blocks(parts).any(axis=1))
@@ -71,14 +70,15 @@ def draw(run: Run) -> Figure | None:
 
 
 def table(run: Run) -> pd.DataFrame:
-    read_parts = read(run)
-    explained = explain(run, read_parts) if read_parts else []
-    rows = [
-        (row.role, row.point.index, row.point.name, shown.index, shown.name, value)
-        for row in explained
-        for shown, value in zip(row.top, row.shares.tolist(), strict=True)
-    ]
     columns = ["point", "index", "target", "example", "its_target", "contribution"]
+    read_parts = read(run)
+    if read_parts is None:
+        return pd.DataFrame(columns=columns)
+    rows = []
+    for row in explain(run, read_parts):
+        query = (row.role, row.point.index, row.point.name)
+        for shown, value in zip(row.top, row.shares.tolist(), strict=True):
+            rows.append((*query, shown.index, shown.name, value))
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -98,12 +98,13 @@ def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
         sureness = np.diff(np.sort(outputs, axis=1)[:, -2:])[:, 0]
     known = read_parts.known
     order = known[np.argsort(sureness[known], kind="stable")]
+    queries = order[[-1, len(order) // 2, 0]].tolist()
     roles = ("largest", "typical", "smallest")
     if len(run.data["classes"]) > 0 and not is_measure:
         roles = ("surest", "typical", "least sure")
 
     explanations = []
-    for role, k in zip(roles, order[[-1, len(order) // 2, 0]].tolist(), strict=True):
+    for role, k in zip(roles, queries, strict=True):
         by_output = read_parts.parts.isel(query=k).to_numpy()
         column = largest_attributed(outputs[k, list(run.outs)], by_output)
         contributions = by_output[column]
@@ -124,7 +125,9 @@ def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
 def labelled(run: Run, split: str, k: int) -> Example:
     """Return an example with a name that fits below its picture, with the minus sign of the axes."""
     shown = example(run, split, k)
-    name = shown.name if len(run.data["classes"]) else shown.name.replace("-", "−")
+    name = shown.name
+    if not len(run.data["classes"]):
+        name = name.replace("-", "−")
     return replace(shown, name=fitting(name))
 
 
@@ -150,4 +153,6 @@ def answer(parts: xr.DataArray, attributes: dict[str, Any]) -> str:
     title = (
         f"The top {top} of {parts.shape[-1]} examples for {where} make {share} of its contributions"
     )
-    return "; ".join([title, *([", and ".join(accuracy)] if accuracy else [])])
+    if not accuracy:
+        return title
+    return f"{title}; {', and '.join(accuracy)}"

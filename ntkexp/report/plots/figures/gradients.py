@@ -53,11 +53,15 @@ class Course(NamedTuple):
 
 def read(run: Run) -> Course | None:
     """Read the gradients of the pair; None if the run stored fewer than two kernels between training examples."""
-    path_kernel = read_path_kernel(run)
-    if path_kernel is None or "tangent" not in run.kernels or len(path_kernel[0]) < 2:
+    kernel_and_order = read_path_kernel(run)
+    if kernel_and_order is None or "tangent" not in run.kernels:
         return None
+    path_kernel, _ = kernel_and_order
+    if len(path_kernel) < 2:
+        return None
+
     # the pair with the largest |𝒦(x, x′)|
-    sizes = np.abs(path_kernel[0])
+    sizes = np.abs(path_kernel)
     np.fill_diagonal(sizes, -1)
     pair = [int(place) for place in np.unravel_index(np.argmax(sizes), sizes.shape)]
 
@@ -72,10 +76,12 @@ def read(run: Run) -> Course | None:
     moved_at = dict(zip(steps["step"], steps["weights_moved"], strict=True))
     snapshots = run.kernels["step"].to_numpy().tolist()
     moved = np.array([moved_at.get(step, np.nan) for step in snapshots])
-    known = np.isfinite(moved) & np.isfinite(kernels).all(axis=(1, 2)) & (diagonal > 0).all(axis=1)
+    known = np.isfinite(moved) & np.isfinite(kernels).all(axis=(1, 2))
+    known &= (diagonal > 0).all(axis=1)
     if known.sum() < 2 or not moved[known].max() > 0:
         return None
-    return Course((pair[0], pair[1]), moved[known], np.sqrt(diagonal[known]), kernels[known, 0, 1])
+    lengths = np.sqrt(diagonal[known])
+    return Course((pair[0], pair[1]), moved[known], lengths, kernels[known, 0, 1])
 
 
 def draw(run: Run) -> Figure | None:
@@ -95,28 +101,38 @@ def draw(run: Run) -> Figure | None:
 
 def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
     """Draw both gradients at stations of the path, symmetrically about the vertical."""
-    places = course.moved / course.moved.max()
+    end = course.moved.max()
+    stations = stations_of(course.moved / end)
+    moved = course.moved[stations]
+    baseline = np.zeros_like(moved)
+    axes.plot(course.moved, np.zeros_like(course.moved), "-", color=BLACK, linewidth=0.8)
+    axes.plot(moved, baseline, "o", color=BLACK, markersize=2.5)
+
+    # the longest gradient is as high as the panel, or so short that neighbours do not cross
+    turn = np.radians(course.angles[stations]) / 2
+    half_spacing = WIDTH_INCHES / (MAX_STATIONS - 1) / 2
+    inches = min(HEIGHT_INCHES, half_spacing / max(np.sin(turn).max(), 1e-9))
+    lengths = inches * course.lengths[stations] / course.lengths[stations].max()
+    for side, length, ink in zip((-1, 1), lengths.T, (BLUE, ORANGE), strict=True):
+        across = side * length * np.sin(turn)
+        upward = length * np.cos(turn)
+        arrows = axes.quiver(
+            moved, baseline, across, upward, color=ink,
+            angles="uv", scale_units="inches", scale=1, width=0.006, clip_on=False,
+        )  # fmt: skip
+        arrows.set_in_layout(False)  # arrows reserve no space
+    axes.set(xlim=(-0.2 * end, 1.2 * end), ylim=(-0.1, 1), yticks=[], ylabel="∇f(x), ∇f(x′)")
+    axes.spines["left"].set_visible(False)
+    name_ends(axes, [End(names[0], 0.85, BLUE), End(names[1], 0.6, ORANGE)])
+
+
+def stations_of(places: Array) -> list[int]:
+    """Choose points of the path that are far enough apart, from the start on."""
     stations = [0]
     for k in range(1, len(places)):
         if places[k] - places[stations[-1]] >= 0.9 / (MAX_STATIONS - 1):
             stations.append(k)
-    turn = np.radians(course.angles[stations]) / 2
-    # the longest gradient is as high as the panel, or so short that neighbours do not cross
-    half_spacing = WIDTH_INCHES / (MAX_STATIONS - 1) / 2
-    inches = min(HEIGHT_INCHES, half_spacing / max(np.sin(turn).max(), 1e-9))
-    axes.plot(course.moved, np.zeros_like(course.moved), "-", color=BLACK, linewidth=0.8)
-    axes.plot(course.moved[stations], np.zeros(len(stations)), "o", color=BLACK, markersize=2.5)
-    for which, (side, ink) in enumerate(((-1, BLUE), (1, ORANGE))):
-        lengths = inches * course.lengths[stations, which] / course.lengths[stations].max()
-        arrows = axes.quiver(
-            course.moved[stations], np.zeros(len(stations)), side * lengths * np.sin(turn), lengths * np.cos(turn),
-            color=ink, angles="uv", scale_units="inches", scale=1, width=0.006, clip_on=False,
-        )  # fmt: skip
-        arrows.set_in_layout(False)  # arrows reserve no space
-    axes.set(ylim=(-0.1, 1), yticks=[], ylabel="∇f(x), ∇f(x′)")
-    axes.spines["left"].set_visible(False)
-    axes.set_xlim(-0.2 * course.moved.max(), 1.2 * course.moved.max())
-    name_ends(axes, [End(names[0], 0.85, BLUE), End(names[1], 0.6, ORANGE)])
+    return stations
 
 
 def name_of(run: Run, place: int) -> str:

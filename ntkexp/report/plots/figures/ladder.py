@@ -7,10 +7,8 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
 
 from ntkexp.report.plots.style import (
-    BLACK,
     GREY,
     LEAST,
     NARROW,
@@ -18,52 +16,51 @@ from ntkexp.report.plots.style import (
     colour,
     heading,
     log_axis,
+    machine_rows,
     wrapped,
+    write_beside,
 )
 from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_sentence, main_split
-from ntkexp.text import short, spoken
+from ntkexp.text import short
 
 MARKER = {"train": "^", "query": "o", "test": "s"}
 TITLE_LINES = 4  # that fit above the axes
 
 
 def draw(run: Run) -> Figure | None:
-    rows = [
-        row
-        for row in run.ladder
-        if row.relative_error is not None and math.isfinite(row.relative_error)
-    ]
+    rows = [row for row in run.ladder if row.relative_error is not None]
+    rows = [row for row in rows if math.isfinite(row.relative_error or 0.0)]
     if not rows:
         return None
     names = list(dict.fromkeys((row.machine, row.detail) for row in rows))
     title = ladder_sentence(run.ladder, diverged=run.diverged)
     more_lines = max(0, len(wrapped(title, int(14 * NARROW))) - TITLE_LINES)
-    figure = Figure(
-        figsize=(NARROW, 1.2 + 0.19 * len(names) + 0.14 * more_lines), layout="constrained"
-    )
+    height = 1.2 + 0.19 * len(names) + 0.14 * more_lines
+    figure = Figure(figsize=(NARROW, height), layout="constrained")
     axes = figure.subplots()
     axes.axvspan(LEAST / 3, max(row.tolerance for row in rows), color=PALE, linewidth=0, zorder=0)
     for row in rows:
-        height = names.index((row.machine, row.detail))
         axes.plot(
-            max(row.relative_error or 0.0, LEAST), height, MARKER.get(row.split, "o"),
-            color=colour(row.machine), markersize=4, alpha=0.8, markeredgewidth=0,
-        )  # fmt: skip
+            max(row.relative_error or 0.0, LEAST),
+            names.index((row.machine, row.detail)),
+            MARKER.get(row.split, "o"),
+            color=colour(row.machine),
+            markersize=4,
+            alpha=0.8,
+            markeredgewidth=0,
+        )
     log_axis(axes, "x")
     axes.set_xlim(LEAST / 3, max(2.0, 3 * max(row.relative_error or 0.0 for row in rows)))
-    axes.xaxis.set_major_locator(LogLocator(numticks=6))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_yticks(range(len(names)), [spoken(machine) for machine, _ in names])
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    machine_rows(axes, [machine for machine, _ in names])
     axes.set_xlabel("relative error")
+
     # the errors on the main split, to the right of the axes
     for row in rows:
         if row.split == main_split(rows):
-            axes.annotate(
-                short(row.relative_error), (1, names.index((row.machine, row.detail))), xytext=(3, 0),
-                xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=7, color=BLACK,
-            )  # fmt: skip
+            place = names.index((row.machine, row.detail))
+            write_beside(axes, short(row.relative_error), place)
+
     # the legend of the band and the markers
     axes.annotate(
         "exact to rounding", (0, 1), xytext=(2, 2), xycoords="axes fraction", textcoords="offset points",

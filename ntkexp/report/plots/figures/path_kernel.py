@@ -6,7 +6,7 @@ averaged along each step, and its right factor is at the step's start.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -22,10 +22,11 @@ from ntkexp.report.plots.style import BLACK, NARROW, heading
 from ntkexp.report.run import Run
 from ntkexp.text import short, shown_name
 
+Array: TypeAlias = NDArray[np.float64]
 MAX_PIXELS = 256  # along an axis; more examples are averaged in blocks
 
 
-def read(run: Run) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
+def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
     """Read the path kernel between training examples, traced over outputs, and their order by class or target."""
     rule = explained_rule(
         name.removeprefix("path_") for name in map(str, run.kernels) if name.startswith("path_")
@@ -38,8 +39,9 @@ def read(run: Run) -> tuple[NDArray[np.float64], NDArray[np.int64]] | None:
     if not kernel.size or not read.any():
         return None
     target = run.data["train_target"]
-    key = target if len(run.data["classes"]) else target.reshape(len(target), -1)[:, 0]
-    return kernel, np.argsort(key, kind="stable")
+    if not len(run.data["classes"]):
+        target = target.reshape(len(target), -1)[:, 0]
+    return kernel, np.argsort(target, kind="stable")
 
 
 def draw(run: Run) -> Figure | None:
@@ -56,9 +58,10 @@ def draw(run: Run) -> Figure | None:
     heat(figure, axes, kernel[np.ix_(order, order)])
     if classes:
         mark_classes(axes, target[order], classes)
+        heading(figure, answer_by_class(kernel, target))
     else:
         axes.set(xticks=[], yticks=[], xlabel="training examples, target rising →")
-    heading(figure, answer(kernel, target if classes else None))
+        heading(figure, answer(kernel))
     return figure
 
 
@@ -70,16 +73,14 @@ def table(run: Run) -> pd.DataFrame:
     return pd.DataFrame(coarse(kernel[np.ix_(order, order)]))
 
 
-def heat(figure: Figure, axes: Axes, kernel: NDArray[np.float64]) -> None:
+def heat(figure: Figure, axes: Axes, kernel: Array) -> None:
     """Draw the kernel as an image, with colours centred on zero if signs differ."""
     examples = len(kernel)
-    means = coarse(kernel)
-    top = float(np.abs(kernel).max())
-    signed = bool((kernel < 0).any() and (kernel > 0).any())
-    image = axes.imshow(
-        means, cmap="RdBu_r" if signed else "viridis", vmin=-top if signed else None, vmax=top if signed else None,
-        extent=(0, examples, examples, 0), interpolation="nearest",
-    )  # fmt: skip
+    extent = (0, examples, examples, 0)
+    image = axes.imshow(coarse(kernel), cmap="viridis", extent=extent, interpolation="nearest")
+    if (kernel < 0).any() and (kernel > 0).any():
+        top = float(np.abs(kernel).max())
+        image.set(cmap="RdBu_r", clim=(-top, top))
     numbers = ScalarFormatter()
     numbers.set_powerlimits((-2, 3))
     bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02, format=numbers)
@@ -87,7 +88,7 @@ def heat(figure: Figure, axes: Axes, kernel: NDArray[np.float64]) -> None:
     bar.ax.tick_params(length=2)
 
 
-def coarse(kernel: NDArray[np.float64]) -> NDArray[np.float64]:
+def coarse(kernel: Array) -> Array:
     """Average over blocks of equal size, so that at most `MAX_PIXELS` remain. A smaller last block is omitted."""
     block = -(-len(kernel) // MAX_PIXELS)
     side = len(kernel) // block
@@ -107,22 +108,31 @@ def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
     axes.tick_params(length=0)
     if max(map(len, classes)) > 3:
         # rotate the names of an axis on which they would overlap
-        axes.tick_params(axis="y" if len(classes) <= 3 else "x", labelrotation=90)
+        axis: Literal["x", "y"] = "y" if len(classes) <= 3 else "x"
+        axes.tick_params(axis=axis, labelrotation=90)
     axes.set(xlabel="training example, by class", ylabel="training example, by class")
 
 
-def answer(kernel: NDArray[np.float64], labels: NDArray[Any] | None) -> str:
+def answer(kernel: Array) -> str:
+    """Return the title: the mean path kernel of an example with itself and with others."""
+    apart = ~np.eye(len(kernel), dtype=bool)
+    itself = short(mean(kernel[~apart]))
+    other = short(mean(kernel[apart]))
+    return f"An example has on average a path kernel of {itself} with itself and of {other} with another"
+
+
+def answer_by_class(kernel: Array, labels: NDArray[Any]) -> str:
     """Return the title: the mean path kernel within classes and between classes."""
     apart = ~np.eye(len(kernel), dtype=bool)
-    if labels is None:
-        itself, other = short(mean(kernel[~apart])), short(mean(kernel[apart]))
-        return f"An example has on average a path kernel of {itself} with itself and of {other} with another"
     alike = labels[:, None] == labels[None, :]
-    within, between = mean(kernel[apart & alike]), mean(kernel[~alike])
+    within = mean(kernel[apart & alike])
+    between = mean(kernel[~alike])
     if within > 0 and between > 0:
         return f"The path kernel within a class is on average {short(within / between)} times that between classes"
     return f"The path kernel is on average {short(within)} within a class and {short(between)} between classes"
 
 
-def mean(values: NDArray[np.float64]) -> float:
-    return float(values.mean()) if values.size else float("nan")
+def mean(values: Array) -> float:
+    if not values.size:
+        return float("nan")
+    return float(values.mean())

@@ -21,29 +21,26 @@ MAX_VECTOR_POINTS = 400  # in a panel; more points are pixels in the SVG
 
 
 def draw(run: Run) -> Figure | None:
-    values = {
-        str(name): run.predictions.sel(machine=name).to_numpy()
-        for name in run.predictions["machine"].values
-    }
-    network = values["f_T"]
-    machines = {
-        name: f for name, f in values.items() if name not in ("f_0", "f_T") and np.isfinite(f).any()
-    }
+    network = run.predictions.sel(machine="f_T").to_numpy()
+    machines = {}
+    for name in run.predictions["machine"].values:
+        outputs = run.predictions.sel(machine=name).to_numpy()
+        if name not in ("f_0", "f_T") and np.isfinite(outputs).any():
+            machines[str(name)] = outputs
     if not machines or not network.size or not np.isfinite(network).all():
         return None
     across = min(PANELS_PER_ROW, key=lambda columns: -len(machines) % columns)
     down = math.ceil(len(machines) / across)
     figure = Figure(figsize=(WIDE, 0.6 + (WIDE / across) * down), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).ravel()
-    errors = {
-        row.machine: row.relative_error for row in run.ladder if row.split == main_split(run.ladder)
-    }
+    split = main_split(run.ladder)
+    errors = {row.machine: row.relative_error for row in run.ladder if row.split == split}
+    learned = run.points.get("train", slice(0, 0))
     for axes, (name, outputs) in zip(panels, machines.items(), strict=False):
-        scatter(axes, network, outputs, run.points.get("train", slice(0, 0)), colour(name))
+        scatter(axes, network, outputs, learned, colour(name))
         axes.set_title(spoken(name), color=colour(name))
-        axes.text(
-            0.04, 0.97, short(errors.get(name)), transform=axes.transAxes, va="top", fontsize=7
-        )
+        error = short(errors.get(name))
+        axes.text(0.04, 0.97, error, transform=axes.transAxes, va="top", fontsize=7)
     for axes in panels[len(machines) :]:
         axes.set_axis_off()
     for axes in panels[len(machines) - across : len(machines)]:
@@ -77,18 +74,17 @@ def scatter(
     new[learned] = False
     for chosen, shade in ((~new, GREY), (new, ink)):
         axes.plot(
-            network[chosen].ravel(), outputs[chosen].ravel(), "o", color=shade, markersize=1.8, alpha=0.6,
-            markeredgewidth=0, rasterized=network.size > MAX_VECTOR_POINTS,
-        )  # fmt: skip
-    axes.set(xlim=limits, ylim=limits, aspect="equal")
-    outside = int((~((outputs >= limits[0]) & (outputs <= limits[1]))).sum())
-    if outside:
-        axes.text(
-            0.97,
-            0.03,
-            f"{outside} outside",
-            transform=axes.transAxes,
-            ha="right",
-            fontsize=6,
-            color=GREY,
+            network[chosen].ravel(),
+            outputs[chosen].ravel(),
+            "o",
+            color=shade,
+            markersize=1.8,
+            alpha=0.6,
+            markeredgewidth=0,
+            rasterized=network.size > MAX_VECTOR_POINTS,
         )
+    axes.set(xlim=limits, ylim=limits, aspect="equal")
+    inside = (outputs >= limits[0]) & (outputs <= limits[1])
+    if not inside.all():
+        text = f"{(~inside).sum()} outside"
+        axes.text(0.97, 0.03, text, transform=axes.transAxes, ha="right", fontsize=6, color=GREY)

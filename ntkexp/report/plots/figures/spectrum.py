@@ -38,10 +38,10 @@ def draw(run: Run) -> Figure | None:
     ends = []
     for k, series in enumerate(spectra, start=1):  # from dark to light
         shade = to_hex(colormaps["viridis"](0.85 * (k - 1) / TOP))
-        axes.plot(series["step"], series[f"eigenvalue_{k}"], ".-", color=shade, linewidth=1)
-        ends.append(
-            End(f"λ{k}".translate(LOWERED), float(series[f"eigenvalue_{k}"].to_numpy()[-1]), shade)
-        )
+        values = series[f"eigenvalue_{k}"]
+        axes.plot(series["step"], values, ".-", color=shade, linewidth=1)
+        name = f"λ{k}".translate(LOWERED)
+        ends.append(End(name, float(values.iloc[-1]), shade))
     if len(ends) > 1:
         ends = [ends[0], ends[-1]]
     columns = positive(run, "lambda_max", "stability")
@@ -70,11 +70,13 @@ def positive(run: Run, *columns: str) -> pd.DataFrame:
 
 
 def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
-    edge = ""
-    if len(stability):  # the eigenvalue, as a share of the edge
-        share = float(stability[-1])
-        edge = f", {f'{percent(share)} of' if share < 2 else f'{short(share)} times'} the edge of stability"
-    return f"The largest eigenvalue of the kernel {moved(largest)}{edge}"
+    title = f"The largest eigenvalue of the kernel {moved(largest)}"
+    if not len(stability):
+        return title
+    share = float(stability[-1])  # of the edge
+    if share < 2:
+        return f"{title}, {percent(share)} of the edge of stability"
+    return f"{title}, {short(share)} times the edge of stability"
 
 
 def moved(values: NDArray[np.float64]) -> str:
@@ -83,17 +85,16 @@ def moved(values: NDArray[np.float64]) -> str:
     >>> moved(np.array([1.0, 2.0])), moved(np.array([1.0, 3.0, 1.0])), moved(np.array([1.0, 1.001]))
     ('grows from 1 to 2', 'goes from 1 to 1, through 3', 'stays at 1')
     """
-    first, last = float(values[0]), float(values[-1])
-    low, high = min(first, last), max(first, last)
-    beyond = [
-        extreme
-        for extreme in (values.min(), values.max())
-        if not 0.995 * low <= extreme <= 1.005 * high
-    ]
-    if not beyond and high <= 1.005 * low:
+    first = float(values[0])
+    last = float(values[-1])
+    low, high = sorted((first, last))
+    extremes = [float(values.min()), float(values.max())]
+    beyond = [short(value) for value in extremes if not 0.995 * low <= value <= 1.005 * high]
+    ends = f"from {short(first)} to {short(last)}"
+    if beyond:
+        return f"goes {ends}, through {' and '.join(beyond)}"
+    if high <= 1.005 * low:
         return f"stays at {short(last)}"
-    verb = "goes" if beyond else "grows" if last > first else "falls"
-    through = (
-        f", through {' and '.join(short(float(extreme)) for extreme in beyond)}" if beyond else ""
-    )
-    return f"{verb} from {short(first)} to {short(last)}{through}"
+    if last > first:
+        return f"grows {ends}"
+    return f"falls {ends}"

@@ -67,51 +67,57 @@ def lines(axes: Axes, run: Run, measure: str, columns: list[str]) -> None:
     """Draw a line for each task, and a vertical line at each switch."""
     for switch in switches(run):
         axes.axvline(switch, color=GREY, linewidth=0.6, linestyle=":")
+    unit, scale = {"accuracy": ("accuracy (%)", 100), "loss": ("loss", 1)}[measure]
     ends = []
+    is_positive = True
     for number, column in enumerate(columns):
-        series, colour = run.series(column), COLOURS[number % len(COLOURS)]
-        values = series[column] * (100 if measure == "accuracy" else 1)
+        series = run.series(column)
+        values = series[column] * scale
+        colour = COLOURS[number % len(COLOURS)]
         axes.plot(series["step"], values, color=colour)
         ends.append(End(str(run.data["phases"][number]), float(values.iloc[-1]), colour))
+        is_positive = is_positive and bool((values > 0).all())
     where = "query " if "_query" in columns[0] else ""
-    axes.set_ylabel(f"{where}accuracy (%)" if measure == "accuracy" else f"{where}loss")
-    if measure == "loss" and all((run.series(column)[column] > 0).all() for column in columns):
+    axes.set_ylabel(f"{where}{unit}")
+    if measure == "loss" and is_positive:
         log_axis(axes, "y")
     axes.set_xlim(0, max(1, int(run.metrics["step"].iloc[-1])))
     name_ends(axes, ends)
 
 
 def switches(run: Run) -> list[int]:
-    changed = run.metrics["phase"].diff() > 0
-    return [int(step) for step in run.metrics.loc[changed, "step"]]
+    """Return the steps at which a phase begins."""
+    return run.metrics.loc[begins_phase(run), "step"].astype(int).tolist()
+
+
+def begins_phase(run: Run) -> pd.Series[bool]:
+    return run.metrics["phase"].diff() > 0
 
 
 def answer(run: Run) -> str:
     """Return the title: the largest loss of a task between the end of its phase and the end of the run."""
-    names, columns = run.data["phases"], tasks(run, "accuracy") or tasks(run, "loss")
-    rises = columns[0].startswith("accuracy")
-    last, spell = run.metrics.iloc[-1], percent if rises else short
-    starts = dict(
-        zip(
-            run.metrics.loc[run.metrics["phase"].diff() > 0, "phase"] - 1,
-            switches(run),
-            strict=True,
-        )
-    )
+    names = run.data["phases"]
+    columns = tasks(run, "accuracy") or tasks(run, "loss")
+    is_accuracy = columns[0].startswith("accuracy")
+
+    # The first row of the next phase shows a task at the end of its own
+    next_rows = run.metrics[begins_phase(run)].set_index("phase")
     lost = []
     for number, column in enumerate(columns, start=1):
-        if number in starts:
-            had = float(run.metrics.loc[run.metrics["step"] == starts[number], column].iloc[0])
-            now = float(last[column])
-            lost.append(((had - now) if rises else (now - had), str(names[number - 1]), had, now))
-    if not lost or not all(np.isfinite(entry[0]) for entry in lost):
+        if number + 1 in next_rows.index:
+            had = float(next_rows[column].loc[number + 1])
+            now = float(run.metrics[column].iloc[-1])
+            amount = had - now if is_accuracy else now - had
+            lost.append((amount, str(names[number - 1]), had, now))
+    if not lost or not all(np.isfinite(amount) for amount, *_ in lost):
         return f"{len(set(run.metrics['phase']))} of {len(names)} phases were reached"
     amount, name, had, now = max(lost)
-    what = "accuracy" if rises else "loss"
-    if amount <= 0:
+    if is_accuracy:
+        if amount <= 0:
+            return "No task loses accuracy after its phase"
         return (
-            f"No task loses {what} after its phase"
-            if rises
-            else "No task's loss rises after its phase"
+            f"After its phase, the accuracy on {name} falls from {percent(had)} to {percent(now)}"
         )
-    return f"After its phase, the {what} on {name} {'falls' if rises else 'rises'} from {spell(had)} to {spell(now)}"
+    if amount <= 0:
+        return "No task's loss rises after its phase"
+    return f"After its phase, the loss on {name} rises from {short(had)} to {short(now)}"

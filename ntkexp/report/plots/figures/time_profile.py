@@ -32,21 +32,21 @@ def draw(run: Run) -> Figure | None:
         return None
     if not np.isfinite(run.metrics["loss"]).all():
         return None  # the last steps of a diverging run dominate
-    shares = {
-        name: profile(times, steps[name].to_numpy()) for name in SHOWN if steps[name].sum() > 0
-    }
     figure = Figure(figsize=(NARROW, 2.3), layout="constrained")
     axes = figure.subplots()
-    for name, share in shares.items():
-        axes.stairs(100 * share, TENTHS, color=SHOWN[name][1], baseline=None, linewidth=1.2)
-    axes.set(
-        xlim=(0, 1), xlabel="path time, as a share of the whole", ylabel="share in each tenth (%)"
-    )
+    shares = {}
+    ends = []
+    for column, (name, colour) in SHOWN.items():
+        if steps[column].sum() > 0:
+            share = profile(times, steps[column].to_numpy())
+            shares[column] = share
+            axes.stairs(100 * share, TENTHS, color=colour, baseline=None, linewidth=1.2)
+            ends.append(End(name, 100 * share[-1], colour))
+    axes.set_xlim(0, 1)
     axes.set_ylim(0, 110 * max(share.max() for share in shares.values()))
-    name_ends(
-        axes,
-        [End(SHOWN[name][0], 100 * share[-1], SHOWN[name][1]) for name, share in shares.items()],
-    )
+    axes.set_xlabel("path time, as a share of the whole")
+    axes.set_ylabel("share in each tenth (%)")
+    name_ends(axes, ends)
     heading(figure, answer(shares))
     return figure
 
@@ -59,12 +59,13 @@ def profile(length: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[n
     """Return the share of the steps' mass in each tenth of their time."""
     elapsed = np.concatenate([[0.0], np.cumsum(length)])
     gathered = np.concatenate([[0.0], np.cumsum(mass)])
-    return np.asarray(np.diff(np.interp(TENTHS * elapsed[-1], elapsed, gathered)) / gathered[-1])
+    at_tenths = np.interp(TENTHS * elapsed[-1], elapsed, gathered)
+    return np.asarray(np.diff(at_tenths) / gathered[-1])
 
 
 def answer(shares: dict[str, NDArray[np.float64]]) -> str:
     parts = percent(shares["contribution_mass"][0])
-    kernel = (
-        f" and {percent(shares['kernel_mass'][0])} of the kernel" if "kernel_mass" in shares else ""
-    )
-    return f"The first tenth of the path makes {parts} of the contributions{kernel}"
+    title = f"The first tenth of the path makes {parts} of the contributions"
+    if "kernel_mass" not in shares:
+        return title
+    return f"{title} and {percent(shares['kernel_mass'][0])} of the kernel"

@@ -1,4 +1,4 @@
-"""How do drift and spectrum unfold along an axis? One seed at every point, from dark to light along the axis."""
+"""How do kernel change and spectrum unfold along an axis? One seed per point, from dark to light."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ntkexp.report.plots.style import WIDE, End, heading, log_axis, name_ends, s
 from ntkexp.report.run import Run
 from ntkexp.text import percent
 
-COURSES = {"loss": "loss", "drift": "movement of the kernel", "lambda_max": "largest eigenvalue"}
+COURSES = {"loss": "loss", "kernel_change": "kernel change", "lambda_max": "largest eigenvalue"}
 MOST = 24  # lines that can still be told apart
 
 
@@ -57,7 +57,7 @@ def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
             if len(series):
                 ends.append(End(name, float(series[column].iloc[-1]), shade))
         axes.set(ylabel=COURSES[column])
-        if column == "drift":
+        if column == "kernel_change":
             axes.set_ylim(0, None)
         elif all((run.series(column)[column].iloc[1:] > 0).all() for run in lines.values()):
             log_axis(axes, "y")
@@ -71,7 +71,7 @@ def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
 def courses_title(lines: Mapping[str, Run]) -> str:
     """How far the kernel moves at the first point and at the last."""
     ends = {
-        name: float(run.metrics.reindex(columns=["drift"])["drift"].iloc[-1])
+        name: float(run.metrics.reindex(columns=["kernel_change"])["kernel_change"].iloc[-1])
         for name, run in lines.items()
     }
     known = [(name, end) for name, end in ends.items() if np.isfinite(end)]

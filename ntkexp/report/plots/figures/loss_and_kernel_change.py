@@ -39,7 +39,9 @@ def draw(run: Run) -> Figure | None:
     if (loss["loss"] > 0).all():
         log_axis(above, "y")
     name_ends(above, losses)
-    changes = lines(below, run, {"weights_moved": ("weights", ORANGE), "drift": ("kernel", BLUE)})
+    changes = lines(
+        below, run, {"weights_moved": ("weights", ORANGE), "kernel_change": ("kernel", BLUE)}
+    )
     below.set(ylabel="relative change", ylim=(0, None))
     name_ends(below, changes)
     step_axis(below, int(run.metrics["step"].iloc[-1]))
@@ -48,7 +50,9 @@ def draw(run: Run) -> Figure | None:
 
 
 def table(run: Run) -> pd.DataFrame:
-    return run.metrics.reindex(columns=["step", "loss", "loss_query", "weights_moved", "drift"])
+    return run.metrics.reindex(
+        columns=["step", "loss", "loss_query", "weights_moved", "kernel_change"]
+    )
 
 
 def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End]:
@@ -57,9 +61,8 @@ def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End
     for column, (name, colour) in columns.items():
         series = run.series(column)
         if len(series):
-            axes.plot(
-                series["step"], series[column], ".-" if len(series) <= FEW else "-", color=colour
-            )
+            style = ".-" if len(series) <= FEW else "-"
+            axes.plot(series["step"], series[column], style, color=colour)
             ends.append(End(name, float(series[column].iloc[-1]), colour))
     return ends
 
@@ -69,17 +72,18 @@ def answer(run: Run) -> str:
     if len(broken):
         return f"Training diverges: at step {int(broken.iloc[0])} the loss is not a number"
     first, last = run.metrics["loss"].iloc[[0, -1]]
-    fall = (
-        change(float(first), float(last))
-        if "phase" not in run.metrics
-        else "is that of one task after another"
-    )
-    drift, end = run.series("drift"), run.metrics["step"].iloc[-1]
-    if not len(drift):
+    fall = "is that of one task after another"
+    if "phase" not in run.metrics:
+        fall = change(float(first), float(last))
+    changes = run.series("kernel_change")
+    if not len(changes):
         return f"The loss {fall}"
-    reached = drift["step"].iloc[-1]
-    until = "" if reached == end else f" until step {reached}, where it is last a number,"
-    return f"The kernel moves by {percent(drift['drift'].iloc[-1])}{until} while the loss {fall}"
+    moved = percent(changes["kernel_change"].iloc[-1])
+    reached = changes["step"].iloc[-1]
+    until = ""
+    if reached != run.metrics["step"].iloc[-1]:
+        until = f" until step {reached}, where it is last a number,"
+    return f"The kernel moves by {moved}{until} while the loss {fall}"
 
 
 def change(first: float, last: float) -> str:
@@ -90,10 +94,12 @@ def change(first: float, last: float) -> str:
     """
     verb = "falls" if last <= first else "rises"
     low, high = sorted((first, last))
-    if low == 0:
-        return "stays at zero" if high == 0 else f"{verb} {'to' if last == 0 else 'from'} zero"
-    return (
-        f"{verb} {short(high / low)}-fold"
-        if high >= 2 * low
-        else f"{verb} by {percent(abs(last - first) / first)}"
-    )
+    if high == 0:
+        return "stays at zero"
+    if last == 0:
+        return "falls to zero"
+    if first == 0:
+        return "rises from zero"
+    if high >= 2 * low:
+        return f"{verb} {short(high / low)}-fold"
+    return f"{verb} by {percent(abs(last - first) / first)}"

@@ -1,0 +1,140 @@
+"""Sealed logs: files that only grow, by entries of
+
+    length (8 bytes)   mark (8 bytes)   content   seal (32 bytes)
+
+    mark = digest of the log's name, the entry's number, and the length
+    seal = digest of the log's name, the entry's number, the seal of the entry before it, and the content
+
+An entry is complete before the next one begins. So a killed process leaves at most an unfinished last entry, which does
+not count and is cut off when the log continues. Any other change is damage. Without the mark, a damaged length that is
+too large would make all later entries look like one unfinished entry.
+
+>>> from tempfile import TemporaryDirectory
+>>> with TemporaryDirectory() as folder:
+...     log = SealedLog.opened(Path(folder) / "steps.log", "steps of a run")
+...     numbers = [log.append(b"first"), log.append(b"sec", b"ond")]
+...     numbers, [bytes(entry) for entry in log.entries()]
+([0, 1], [b'first', b'second'])
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ntkexp.mistake import NoPlace
+from ntkexp.records.atomic import WIDTH, Damaged, Sealing, seal
+
+LENGTH = 8  # bytes
+HEAD = 2 * LENGTH  # bytes of a length and its mark
+
+
+@dataclass
+class SealedLog:
+    """A log named `of` in a file, with the end positions and the seals of its entries."""
+
+    path: Path
+    of: str
+    ends: list[int] = field(default_factory=list)
+    seals: list[bytes] = field(default_factory=list)
+
+    @classmethod
+    def opened(cls, path: Path, of: str) -> SealedLog:
+        """Read and check all complete entries. A missing file is an empty log."""
+        log = cls(path, of)
+        content = log.content()
+        while (end := log.next_end(content)) is not None:
+            log.ends.append(end)
+            log.seals.append(bytes(content[end - WIDTH : end]))
+        return log
+
+    def content(self) -> memoryview:
+        """Return the bytes of the file as a private memory map. Writing to it does not change the file."""
+        if not self.path.is_file() or not self.path.stat().st_size:
+            return memoryview(b"")
+        with self.path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+    def next_end(self, content: memoryview) -> int | None:
+        """Return the end of the next entry, or None if it is unfinished. Raise if it is damaged."""
+        begin = self.end + HEAD
+        head = bytes(content[self.end : begin])
+        size = int.from_bytes(head[:LENGTH], "little")
+        end = begin + size + WIDTH
+        if head == self.head(size):
+            mark = content[end - WIDTH : end]
+            if self.seal(content[begin : end - WIDTH]) == mark:
+                return end
+            is_unfinished = end >= len(content)
+        else:
+            # a kill may leave a part of a head, and a power cut zeros that were never overwritten
+            is_unfinished = len(bytes(content[self.end :]).rstrip(b"\0")) < HEAD
+        if not is_unfinished:
+            raise Damaged(
+                f"{self.path} is damaged at entry {len(self)}: it is not as it was written; "
+                "follow the loop again"
+            )
+        return None
+
+    @property
+    def end(self) -> int:
+        """The end of the last complete entry."""
+        return self.ends[-1] if self.ends else 0
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def entries(self) -> list[memoryview]:
+        """Return the content of every entry."""
+        content = self.content()
+        begins = [0, *self.ends]
+        return [
+            content[begin + HEAD : end - WIDTH]
+            for begin, end in zip(begins, self.ends, strict=False)
+        ]
+
+    def append(self, *content: bytes | memoryview) -> int:
+        """Write the parts of one entry. Return its number. A full disk leaves the log unchanged."""
+        size = sum(map(len, content))
+        seal = self.seal(*content)
+        try:
+            with self.path.open("ab") as file:
+                if file.tell() < self.end:
+                    raise Damaged(
+                        f"{self.path} was cut while it was being written; follow the loop again"
+                    )
+                file.truncate(self.end)  # removes an unfinished entry
+                file.writelines([self.head(size), *content, seal])
+        except OSError as error:
+            self.cut(len(self))
+            raise NoPlace(
+                f"{self.path} cannot grow ({error.strerror}); choose another place"
+            ) from error
+        self.ends.append(self.end + HEAD + size + WIDTH)
+        self.seals.append(seal)
+        return len(self) - 1
+
+    def secure(self) -> None:
+        """Force all entries to the disk, so that they survive a power cut."""
+        if self.path.is_file():
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def cut(self, length: int) -> None:
+        """Remove all entries but the first `length`."""
+        del self.ends[length:], self.seals[length:]
+        if self.path.is_file():
+            os.truncate(self.path, self.end)
+
+    def head(self, size: int) -> bytes:
+        """Return the length and mark of the next entry."""
+        length = size.to_bytes(LENGTH, "little")
+        return length + seal(length, f"length {len(self)} of {self.of}")[: HEAD - LENGTH]
+
+    def seal(self, *content: memoryview | bytes) -> bytes:
+        sealing = Sealing(f"{self.of} {len(self)}")
+        for part in (*self.seals[-1:], *content):
+            sealing.take(part)
+        return sealing.digest

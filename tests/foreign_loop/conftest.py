@@ -1,0 +1,15 @@
+"""Each test draws the same random numbers, whichever tests ran before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        yield

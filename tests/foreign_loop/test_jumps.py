@@ -1,0 +1,99 @@
+"""Discrete choices that change at a query: their effect is in `jumps`, and all parts still add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch import Tensor, nn
+from torch.nn import functional
+
+import ntkexp
+from ntkexp.foreign_loop.measure import Measure
+
+EXAMPLES, INPUTS, EXPERTS, STEPS = 16, 4, 4, 12
+ROUNDING = 1e-12  # of sums of 16 examples over 12 steps, relative to their sizes
+
+with torch.random.fork_rng(devices=()):
+    torch.manual_seed(0)
+    X = torch.randn(EXAMPLES, INPUTS, dtype=torch.float64)
+    Y = torch.randint(3, (EXAMPLES,))
+
+
+class Routed(nn.Module):
+    """Experts, and a router that chooses among them."""
+
+    def __init__(self, choose: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(1)
+            self.router = nn.Linear(INPUTS, EXPERTS).double()
+            self.experts = nn.ModuleList(nn.Linear(INPUTS, 3).double() for _ in range(EXPERTS))
+        self.choose = choose
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.choose(self.router(x), torch.stack([expert(x) for expert in self.experts], 1))
+
+
+def two_best(scores: Tensor, outputs: Tensor) -> Tensor:
+    weights, chosen = scores.softmax(1).topk(2, 1)
+    return (outputs.gather(1, chosen[..., None].expand(-1, -1, 3)) * weights[..., None]).sum(1)
+
+
+def best(scores: Tensor, outputs: Tensor) -> Tensor:
+    return outputs[torch.arange(len(outputs)), scores.argmax(1)] * scores.amax(1, keepdim=True)
+
+
+def in_order(scores: Tensor, outputs: Tensor) -> Tensor:
+    return outputs.sum(1) * scores.sort(1).values[:, :3]
+
+
+CASES: Mapping[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "the two best experts": (two_best, "aten.topk"),
+    "the best expert": (best, "aten.argmax"),
+    "scores in order": (in_order, "aten.sort"),
+}  # fmt: skip
+
+
+def attributed(
+    choose: Callable[[Tensor, Tensor], Tensor], queries: Tensor, measure: Measure | None = None
+) -> xr.Dataset:
+    model = Routed(choose)
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    with ntkexp.follow(model, optimizer, queries=queries, measure=measure) as trace:
+        for step in range(STEPS):
+            batch = torch.arange(EXAMPLES).roll(step)[:8]
+            optimizer.zero_grad()
+            functional.cross_entropy(model(X[batch]), Y[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    return trace.attribute(quiet=True)
+
+
+@pytest.mark.parametrize("measure", [None, lambda outputs, call: outputs.logsumexp(1)], ids=["outputs", "a measure"])
+@pytest.mark.parametrize("case", CASES)
+def test_parts_and_jumps_add_up(case: str, measure: Measure | None) -> None:
+    choose, operation = CASES[case]
+    found = attributed(choose, X[:6], measure)
+    assert operation in found.attrs["jumped"]
+    total = found["contribution"].sum("example") + found["decay"] + found["rounding"] + found["jumps"]
+    size = float(abs(found["contribution"]).sum("example").max())
+    assert float(abs(total - found["change"]).max()) <= ROUNDING * size
+    assert float(abs(found["by_step"].sum("step") - found["change"]).max()) <= ROUNDING * size
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_jump_leaves_the_other_queries_alone(case: str) -> None:
+    """A query asked alone has the same contributions, and the same jumps, as beside others that jump."""
+    choose, _ = CASES[case]
+    together = attributed(choose, X[:6])
+    jumped = np.abs(together["jumps"].to_numpy()).max(1) > 0
+    assert jumped.any()
+    size = float(abs(together["contribution"]).max())
+    for query in (int(jumped.argmax()), int(jumped.argmin())):
+        alone = attributed(choose, X[query : query + 1])
+        ours = together["contribution"][query].sel(example=alone["example"]).to_numpy()
+        assert np.abs(ours - alone["contribution"][0].to_numpy()).max() <= ROUNDING * size
+        assert ("jumps" in alone) == bool(jumped[query])
