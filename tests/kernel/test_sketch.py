@@ -174,13 +174,25 @@ def layers(count: int, positions: int) -> Jacobian:
     return jacobian(*(Factored(*factors, view, None, None) for view in views))
 
 
+def with_rows(count: int) -> Jacobian:
+    """Add a parameter of 9.5 million elements whose gradients are rows."""
+    return jacobian(*layers(count, 64).blocks, Rows(torch.zeros(()).expand(2, 1, 9_500_000), "rows"))
+
+
 @pytest.mark.parametrize(
-    ("count", "positions", "examples", "remarked"),
-    [(40, 64, 32, True), (1, 64, 2000, False), (40, 64, 2000, False), (1, 64, 32, False)],
-    ids=["a few texts", "many examples", "more than are held", "done in no time"],
+    ("some", "examples", "remarked"),
+    [
+        (layers(40, 64), 32, True),
+        (layers(1, 64), 2000, False),
+        (layers(40, 64), 2000, False),
+        (layers(1, 64), 32, False),
+        (layers(11, 64), 32, False),  # 0.94e11 multiplications
+        (with_rows(11), 32, True),  # and 8 + 16 for each number of a row, 1.01e11 together
+    ],
+    ids=["a few texts", "many examples", "more than are held", "done in no time", "done soon", "rows of a table too"],
 )
-def test_a_few_texts_are_cheaper_exactly(count: int, positions: int, examples: int, remarked: bool) -> None:
-    remark = sketched.remark(layers(count, positions), examples, 0, size=1024)
+def test_a_few_texts_are_cheaper_exactly(some: Jacobian, examples: int, remarked: bool) -> None:
+    remark = sketched.remark(some, examples, 0, size=1024)
     assert (remark is not None) == remarked
     assert remark is None or remark.startswith("the exact kernel of these 32 examples takes less")
 

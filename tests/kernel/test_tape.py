@@ -74,6 +74,7 @@ def test_ends_that_differ_are_refused(function: Callable[..., Tensor]) -> None:
 AS_AUTOGRAD: dict[str, Callable[[], nn.Module]] = {
     "a number read into Python": lambda: drawn_formula(lambda x, w: x @ w * float(w.detach().sum()), w=(3, 2)),
     "rrelu in evaluation": lambda: nn.Sequential(nn.Linear(3, 4), nn.RReLU(0.1, 0.5), nn.Linear(4, 1)).eval(),
+    "rrelu with its default slopes": lambda: nn.Sequential(nn.Linear(3, 4), nn.RReLU(), nn.Linear(4, 1)).eval(),
     "dropout and batch norm in evaluation": lambda: nn.Sequential(
         nn.Linear(3, 4), nn.Dropout(0.2), nn.BatchNorm1d(4), nn.Linear(4, 1)
     ).eval(),

@@ -339,6 +339,12 @@ def test_coefficients_of_many_variances_are_found_at_few() -> None:
     assert asked == [500, 48, 9]
     assert torch.equal(interpolated(lambda q: (q > 1)[None].double(), q), (q > 1)[None].double())
 
+    def wave(q: Tensor) -> Tensor:
+        """T₉₆ in √q, which is constant at all 48 variances of the table."""
+        return (96 * (2 * (q / 2).sqrt() - 1).clamp(-1, 1).acos()).cos()[None]
+
+    assert torch.equal(interpolated(wave, q), wave(q))
+
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-14), (torch.float32, 1e-8)])
 def test_terms_that_are_left_out_make_no_difference(dtype: torch.dtype, bound: float) -> None:
