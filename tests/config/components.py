@@ -13,13 +13,13 @@ from ntkexp.config.choices import Choices
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FOLDERS = [CONFIGS]
-"""Where options are looked for."""
+"""Folders that are searched for options."""
 
 OWN = Path(__file__).with_name("own_net.py")
 """A user's own module."""
 
 REQUIRED: dict[str, dict[str, str]] = {"module": {"path": f"{OWN}:build"}}
-"""What an option needs beside its name."""
+"""Arguments that an option needs in addition to its name."""
 
 
 SCALAR = {"lookup_table", "scalar_linear", "reparametrised_linear", "radial_basis"}

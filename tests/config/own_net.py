@@ -8,7 +8,7 @@ from torch import nn
 
 
 def build(shape: tuple[int, ...], outputs: int, width: int) -> nn.Module:
-    """Norm by batch statistics and dropout, both of which evaluation turns off."""
+    """Norm by batch statistics and dropout; evaluation turns both off."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(prod(shape), width),

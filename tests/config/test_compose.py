@@ -1,4 +1,4 @@
-"""What a command describes is what is built, and a configuration that is shown or saved brings the same about again."""
+"""A command builds the experiment that it describes, and a configuration that is shown or saved builds it again."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name, identity
 from ntkexp.mistake import Mistake
 from ntkexp.records import folder
+from tests.kernel.oracle import refused
 
 FILES = sorted(file for file in shipped().glob("*/*.yaml") if file.parent.name not in NO_CHOICES)
 PLACES = dict(config_keys(resolve([]).tree, Experiment, Builder()))
@@ -148,11 +149,11 @@ def test_code_from_elsewhere_runs_only_if_it_is_trusted(tmp_path: Path, monkeypa
     (tmp_path / "trusted_pack" / "net.py").write_text(NET)
     by_file = ["model._target_=trusted_net.Net", "model.more=2"]
     by_package = ["model._target_=trusted_pack.net.Net", "model.more=3"]
-    with pytest.raises(Mistake, match="imported only if you say so"):
+    with refused("imported only if you say so"):
         compose(by_file)
     assert compose(by_file, trust=["trusted_net.py"]).fields()["model"]["more"] == 2
     assert compose(by_package, trust=["trusted_pack"]).fields()["model"]["more"] == 3
-    with pytest.raises(Mistake, match="lies outside"):
+    with refused("lies outside"):
         compose(by_file, trust=["trusted_pack"])
 
 
@@ -163,7 +164,7 @@ def test_a_component_written_out_has_keys_of_its_own() -> None:
 
 def test_a_fault_in_a_trusted_file_is_said_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "faulty_net.py").write_text("\n\n1 / 0\n")
-    with pytest.raises(Mistake, match=r"faulty_net.py, line 3: ZeroDivisionError: division by zero"):
+    with refused(r"faulty_net.py, line 3: ZeroDivisionError: division by zero"):
         compose([], trust=[str(tmp_path / "faulty_net.py")])
 
 
@@ -172,7 +173,7 @@ def test_a_fault_in_a_trusted_package_is_said(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "faulty_pack").mkdir()
     (tmp_path / "faulty_pack" / "net.py").write_text("1 / 0\n")
-    with pytest.raises(Mistake, match=r"faulty_pack\.net cannot be imported: ZeroDivisionError"):
+    with refused(r"faulty_pack\.net cannot be imported: ZeroDivisionError"):
         compose(["model._target_=faulty_pack.net.Net"], trust=["faulty_pack"])
 
 
@@ -192,7 +193,7 @@ def test_every_alias_is_of_something_that_there_is_and_is_no_key_itself() -> Non
         assert not set(options[group]) & table.keys()
 
 
-# YAML from anywhere: plain data, or one line that says where it is none; never a crash, a hang, or code that runs.
+# YAML from any source is plain data or refused in one line, without a crash, a hang, or code that runs.
 
 
 LAUGHS = "a: &a [x, x]\n" + "".join(
@@ -210,10 +211,7 @@ BROKEN = {
     "many references": ("x:\n" + "- ${x}\n" * 3_000, "line 2 .* make more than 100000 entries"),
     "very deep lists": ("x: " + "[" * 3000, "more than 50 lists and mappings are nested"),
     "very deep mappings": ("\n".join(" " * k + "a:" for k in range(200)), "more than 50 lists and mappings"),
-    "an object of Python's": (
-        "x: !!python/object/apply:os.system [exit]",
-        "os.system is not supported",
-    ),
+    "an object of Python's": ("x: !!python/object/apply:os.system [exit]", "os.system is not supported"),
     "a set": ("axes: {model.width: !!set {8, 9}}", "line 1 .*!!set is not supported; write it as"),
     "bytes": ("x: !!binary aGk=", "!!binary is not supported"),
     "pairs": ("x: !!omap [a: 1]", "!!omap is not supported"),
@@ -235,12 +233,11 @@ def written(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("text", "words"), BROKEN.values(), ids=BROKEN)
-def test_what_is_no_plain_data_is_said_in_one_line(text: str, words: str, tmp_path: Path) -> None:
+def test_yaml_that_is_not_plain_data_is_refused(text: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_bytes(text.encode())
-    with pytest.raises(Mistake, match=words) as caught:
+    with refused(words):
         read_yaml(file)
-    assert "\n" not in str(caught.value)
 
 
 def test_dates_are_text_as_they_are_to_hydra() -> None:
@@ -250,16 +247,15 @@ def test_dates_are_text_as_they_are_to_hydra() -> None:
 @pytest.mark.parametrize("value", ["2020-13-45", "2020-01-02", "${", "{a: {null: 1}}"])
 def test_a_value_of_another_kind_is_refused(value: str, written: Path) -> None:
     (written / "model" / "mine.yaml").write_text(f"_target_: ntkexp.model.MLP\nwidth: {value}\n")
-    with pytest.raises(Mistake, match=r"model\.width=.*it takes a whole number|: \S.*width") as caught:
+    with refused(r"model\.width=.*it takes a whole number|: \S.*width"):
         compose(["model=mine"], written)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["[" * 2000, "&a [*a]", "9" * 5000])
 def test_files_that_others_name_are_read_as_carefully(value: str, written: Path) -> None:
     (written / "model" / "mine.yaml").write_text("defaults: [nest, _self_]\n_target_: ntkexp.model.MLP\n")
     (written / "model" / "nest.yaml").write_text(f"width: {value}\n")
-    with pytest.raises(Mistake, match=r"nest\.yaml, line 1 cannot be read as YAML"):
+    with refused(r"nest\.yaml, line 1 cannot be read as YAML"):
         compose(["model=mine"], written)
 
 
@@ -271,7 +267,7 @@ def test_hydra_imports_nothing_that_a_file_names(
     monkeypatch.syspath_prepend(place)
     shipped = (Path(__file__).parents[2] / "configs" / "config.yaml").read_text()
     (written / "config.yaml").write_text(f"{shipped}\nhydra:\n  searchpath: [pkg://leaves_a_mark]\n")
-    with pytest.raises(Mistake, match=r"config\.yaml: settings of Hydra have no effect here"):
+    with refused(r"config\.yaml: settings of Hydra have no effect here"):
         compose([], written)
     assert not (place / "mark").exists()
 
@@ -279,7 +275,7 @@ def test_hydra_imports_nothing_that_a_file_names(
 @pytest.mark.parametrize("defaults", ["3", "[base]", "[{model: [mlp, cnn]}]", "[{model: null}]", "[[mlp]]"])
 def test_a_list_of_defaults_is_a_list_of_options(defaults: str, written: Path) -> None:
     (written / "config.yaml").write_text(f"defaults: {defaults}\n")
-    with pytest.raises(Mistake, match=r"config\.yaml: 'defaults' takes a list"):
+    with refused(r"config\.yaml: 'defaults' takes a list"):
         compose([], written)
 
 
@@ -325,52 +321,12 @@ def test_an_option_of_a_group_without_default_is_merged_last(written: Path) -> N
 def test_options_whose_defaults_lead_back_are_one_line(written: Path) -> None:
     for one, other in (("a", "b"), ("b", "a")):
         (written / "model" / f"{one}.yaml").write_text(f"defaults: [{other}]\n")
-    with pytest.raises(Mistake, match=r"a\.yaml: its 'defaults' lead back to it"):
+    with refused(r"a\.yaml: its 'defaults' lead back to it"):
         compose(["model=a"], written)
 
 
-PIECES: tuple[str, ...] = (
-    "a",
-    "b:",
-    ": ",
-    "- ",
-    "\n",
-    "  ",
-    "[",
-    "]",
-    "{",
-    "}",
-    ",",
-    "&x ",
-    "*x",
-    "!!int ",
-    "!!",
-    "!x ",
-    "'",
-    '"',
-    "|",
-)
-PIECES += (
-    "#",
-    "?",
-    "%",
-    "@",
-    "\t",
-    "<<: ",
-    "\0",
-    "é",
-    "\u2028",
-    "1",
-    "-",
-    "0x",
-    ".",
-    "e9",
-    "---",
-    "...",
-    "~",
-    "=",
-    "2020-13-45",
-)
+PIECES = [*"[]{},'\"|#?%@1-.~=a\t\0é\u2028\n", "b:", ": ", "- ", "  ", "&x ", "*x", "!!int ", "!!", "!x ", "<<: "]
+PIECES += ["0x", "e9", "---", "...", "2020-13-45"]
 
 
 def test_whatever_is_written_is_data_or_one_line(tmp_path: Path) -> None:
@@ -380,7 +336,7 @@ def test_whatever_is_written_is_data_or_one_line(tmp_path: Path) -> None:
         file.write_text("".join(chance.choices(PIECES, k=chance.randrange(1, 25))), encoding="utf-8", newline="")
         try:
             assert isinstance(read_yaml(file), dict)
-        except Mistake:  # one line, as all of them
+        except Mistake:  # in one line, as every Mistake
             refused += 1
     assert 100 < refused < 400
 
@@ -420,7 +376,7 @@ def test_results_of_another_version_are_others(monkeypatch: pytest.MonkeyPatch) 
 def test_a_data_file_counts_by_its_contents(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     command = ["data=table", f"data.path={file}", "data.target=y"]
-    with pytest.raises(Mistake, match="there is no such file"):
+    with refused("there is no such file"):
         identity(compose(command))
     file.write_text("x,y\n1,2\n")
     before = identity(compose(command))

@@ -1,4 +1,4 @@
-"""Numbers beyond reason are refused in a line, before anything is allocated; whatever is given is composed at once."""
+"""Numbers beyond reason are refused in one line before memory is allocated, and no text of a configuration is code."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from ntkexp.run.setting import prepare
 from ntkexp.schedule import AbstractSchedule
 from tests.cli.conftest import Command, command
 from tests.config.components import CONFIGS, REQUIRED, choices, configured
+from tests.kernel.oracle import refused
 
 __all__ = ["command"]
 
@@ -126,12 +127,9 @@ def test_beyond_reason(words: str, advice: str, command: Command, tmp_path: Path
 
 def test_what_is_made_of_nothing_is_counted_together() -> None:
     with MemoryLimit(MemoryBudget.of_gb(1e-3), "the data", "data.train"):
-        torch.zeros(500, 100)  # 4 bytes each, as every number that nobody asks otherwise
-        torch.randn(50_000, dtype=torch.float64).exp()  # as large as what was counted
-        with pytest.raises(
-            Mistake,
-            match=r"the 0\.00101 GB of the data with an array of \[100001\]; raise",
-        ):
+        torch.zeros(500, 100)  # 4 bytes each, the default
+        torch.randn(50_000, dtype=torch.float64).exp()  # as large as the counted numbers
+        with refused(r"the 0\.00101 GB of the data with an array of \[100001\]; raise"):
             torch.empty(100_001)
 
 
@@ -148,14 +146,24 @@ def test_the_copies_that_will_be_held_count_as_well() -> None:
 def test_what_a_run_cannot_hold_is_refused_before_much_of_it_is_drawn() -> None:
     experiment = compose(["model.width=2048", "model.depth=50", "memory_gb=0.9", *SMALL])
     before = getrusage(RUSAGE_SELF).ru_maxrss
-    with pytest.raises(Mistake, match=r"GB of the network with an array of .*; raise it, or lower"):
+    with refused(r"GB of the network with an array of .*; raise it, or lower"):
         prepare(experiment)
     assert getrusage(RUSAGE_SELF).ru_maxrss - before < 0.4e6  # KB: of the 1.6 GB that the weights alone would be
 
 
-@pytest.mark.parametrize("name", ["gpu", "{a:{b:[1,2]}}", "cuda:-1", "cuda:300", "cpu:0", "''"])
-def test_a_name_that_is_no_device_is_refused_before_it_is_looked_for(name: str) -> None:
-    with pytest.raises(Mistake, match=r"device=.*: it takes cpu, cuda, cuda:1, mps, xpu or another device that torch"):
+NO_DEVICE = r"device=.*: it takes cpu, cuda, cuda:1, mps, xpu or another device that torch"
+NO_DOUBLE = r"device=mps.*: it has no float64 numbers; add dtype=float32, or use device=cpu$"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((name, NO_DEVICE) for name in ("gpu", "{a:{b:[1,2]}}", "cuda:-1", "cuda:300", "cpu:0", "''")),
+        *((name, NO_DOUBLE) for name in ("mps", "mps:0")),
+    ],
+)
+def test_a_name_that_is_no_device_or_has_no_double_precision_is_refused(name: str, words: str) -> None:
+    with refused(words):
         compose([f"device={name}"])
 
 
@@ -166,30 +174,21 @@ def test_any_device_of_torch_may_be_named(name: str) -> None:
     assert identity(asked) == identity(compose(["dtype=float32"]))
 
 
-@pytest.mark.parametrize("name", ["mps", "mps:0"])
-def test_double_precision_is_refused_where_there_is_none(name: str) -> None:
-    with pytest.raises(
-        Mistake, match=f"device={name}: it has no float64 numbers; add dtype=float32, or use device=cpu$"
-    ):
-        compose([f"device={name}"])
-
-
-@pytest.mark.parametrize("name", ["meta", "hpu", "xpu:120"])
-def test_a_device_that_torch_has_no_code_for_is_missed(name: str, command: Command) -> None:
-    refused = command("train", f"device={name}", *SMALL)
-    assert (refused.status, refused.err.count("\n")) == (2, 1)
-    assert refused.err.startswith(f"ntkexp: device={name}: this machine has cpu")
-
-
-def test_a_device_that_is_not_there_is_missed_before_a_network_is_drawn(command: Command) -> None:
-    refused = command("kernel", "tangent", "device=cuda:99", *SMALL)
-    assert refused.status == 2
-    assert refused.err.startswith("ntkexp: device=cuda:99: this machine has cpu")
+@pytest.mark.parametrize(
+    "words", [("train", "meta"), ("train", "hpu"), ("train", "xpu:120"), ("kernel tangent", "cuda:99")]
+)
+def test_a_device_that_does_not_exist_is_missed_before_a_network_is_drawn(
+    words: tuple[str, str], command: Command
+) -> None:
+    verb, name = words
+    found = command(*verb.split(), f"device={name}", *SMALL)
+    assert (found.status, found.err.count("\n")) == (2, 1)
+    assert found.err.startswith(f"ntkexp: device={name}: this machine has cpu")
 
 
 def test_years_on_a_processor_are_months_on_a_thousand() -> None:
     refuse_endless(1e11, 1, "cuda:0")
-    with pytest.raises(Mistake, match=r"steps=7: this would take about 3\.2e\+03 years on one core"):
+    with refused(r"steps=7: this would take about 3\.2e\+03 years on one core"):
         refuse_endless(1e11, 7, "cpu")
 
 
@@ -206,14 +205,14 @@ def test_references_that_double_again_and_again_are_counted_and_not_followed(pai
     (tmp_path / "model").mkdir()
     lines = [f"a{k}: {pair % (k - 1, k - 1)}\n" for k in range(1, 60)]
     (tmp_path / "model" / "mine.yaml").write_text(f"_target_: ntkexp.model.networks.MLP\na0: x\n{''.join(lines)}")
-    with pytest.raises(Mistake, match=r"stand for more than 1000 entries"):
+    with refused(r"stand for more than 1000 entries"):
         compose(["model=mine"], tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("tree", "refused"),
+    ("tree", "words"),
     [
-        ({"a": "${a}"}, ""),  # a circle is found by who follows it
+        ({"a": "${a}"}, ""),  # following a circle finds it
         ({"a": "${b}${b}", "b": ["${a}"]}, ""),
         ({"a": ["x"] * 300, "b": ["${a}"] * 3}, ""),
         ({"a": ["x"] * 300, "b": ["${a}"] * 4}, "b.3: .* up to here stand for more than 1000"),
@@ -227,13 +226,13 @@ def test_references_that_double_again_and_again_are_counted_and_not_followed(pai
     ],
     ids=lambda given: str(given)[:40],
 )
-def test_references_are_counted_with_what_they_stand_for(tree: dict[str, object], refused: str) -> None:
-    with pytest.raises(Mistake, match=refused) if refused else nullcontext():
+def test_references_are_counted_with_what_they_stand_for(tree: dict[str, object], words: str) -> None:
+    with refused(words) if words else nullcontext():
         refuse_reference_growth(tree)
 
 
 def test_an_override_that_would_be_read_for_minutes() -> None:
-    with pytest.raises(Mistake, match=r"path\.schedule is given 28002 characters, and an override takes up to 5000"):
+    with refused(r"path\.schedule is given 28002 characters, and an override takes up to 5000"):
         compose([f"path.schedule=[{'1,' * 14_000}]"])
 
 
@@ -250,7 +249,7 @@ NEEDED = {"path": "nowhere", "target": "y"}
 
 @dataclass(frozen=True)
 class Trap:
-    """A folder with code in every form, each of which leaves a mark."""
+    """A folder with code in every form. If it runs, it leaves a mark."""
 
     folder: Path
 
@@ -278,7 +277,7 @@ class Trap:
         )
 
     def texts(self) -> tuple[str, ...]:
-        """Whatever a text could make of it."""
+        """Texts that could load the code."""
         names = ("leaves_a_mark", "leaves_a_mark.Net", "leaves_a_mark:build", "os.system", "ntkexp.__main__.main")
         files = ("", "leaves_a_mark.py", "leaves_a_mark.py:build", "table.csv", "table.parquet", "table.pkl")
         addresses = (f"file://{self.folder}/leaves_a_mark.py", "pkg://leaves_a_mark", f"local-dir:{self.folder}")
@@ -287,7 +286,7 @@ class Trap:
         return (*names, *(str(self.folder / file) for file in files), *addresses, *spelled, *python)
 
     def trees(self) -> tuple[dict[str, Any], ...]:
-        """Whatever a mapping could."""
+        """Mappings that could load the code."""
         targets = ("leaves_a_mark.Net", "os.system", "subprocess.run", "hydra.utils.call", "ntkexp.cli.main.main")
         return (
             *({"_target_": target, "command": self.shell, "args": self.shell} for target in targets),
@@ -327,7 +326,7 @@ OPTIONS = [
 
 
 def places(component: Component, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    """Where a text or a mapping may stand, and every `_target_`."""
+    """Yield the places of texts, mappings, and every `_target_`."""
     yield (*path, "_target_")
     for name, field in type(component).model_fields.items():
         value = getattr(component, name)
@@ -406,26 +405,18 @@ EVERY = [(folder, name) for folder in KINDS for name in choices(folder)]
 
 
 @pytest.mark.parametrize(("folder", "name"), EVERY)
-def test_a_yaml_states_every_field(folder: str, name: str) -> None:
+def test_a_yaml_states_every_field_with_the_default_of_the_class(folder: str, name: str) -> None:
     made = configured(folder, name)
     assert isinstance(made, KINDS[folder])
     stated = OmegaConf.to_container(OmegaConf.load(CONFIGS / folder / f"{name}.yaml"))
     assert isinstance(stated, dict)
     assert stated.keys() == made.fields().keys()
-
-
-@pytest.mark.parametrize(("folder", "name"), EVERY)
-def test_the_yaml_and_the_class_have_the_same_defaults(folder: str, name: str) -> None:
-    made = configured(folder, name)
-    defaults = {
-        key: field.get_default(call_default_factory=True)
-        for key, field in type(made).model_fields.items()
-        if not field.is_required()
-    }
+    fields = type(made).model_fields.items()
+    defaults = {key: field.get_default(call_default_factory=True) for key, field in fields if not field.is_required()}
     assert {key: getattr(made, key) for key in defaults} == defaults
 
 
-# On a GPU a run may use most of the GPU's memory, unless it is told how much; elsewhere it is as it was.
+# On a GPU, a run may use most of the GPU's memory, unless memory_gb is given.
 
 
 CARDS = {None: 80e9, 1: 16e9}  # the current one, and another
@@ -433,7 +424,7 @@ CARDS = {None: 80e9, 1: 16e9}  # the current one, and another
 
 @pytest.fixture
 def cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with two of them, which is told of by what torch says."""
+    """A machine with two GPUs, simulated through torch's answers."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1e9, CARDS[device]))
 

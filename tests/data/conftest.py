@@ -109,7 +109,7 @@ def source_of(name: str, **changes: object) -> AbstractSource:
 
 
 GIVEN = {"integers"}
-"""Examples that nobody draws; tests/model/test_scalar.py is theirs."""
+"""Examples that are not drawn; tests/model/test_scalar.py is theirs."""
 
 READY = sorted({path.stem for path in CONFIGS.glob("*.yaml") if "???" not in written_down(path.stem).values()} - GIVEN)
 

@@ -1,4 +1,4 @@
-"""Images: digits, IDX files, CIFAR-10 files, and what is said when they are not what they should be."""
+"""Images: digits, IDX files and CIFAR-10 files, and the refusal of damaged ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every source that needs no path: the YAMLs are globbed, a new one is tested without being named."""
+"""Laws of every source that needs no path. The YAML files are globbed, so that a new one is tested too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EPS = torch.finfo(torch.float64).eps
 
 
 def same(one: Data, other: Data) -> bool:
-    """Whether two draws agree in every bit."""
+    """Return whether two draws agree in every bit."""
     parts = ("shown", "inputs", "target", "index")
     return all(
         torch.equal(getattr(getattr(one, split), part), getattr(getattr(other, split), part))
@@ -35,7 +35,7 @@ def test_the_yaml_states_every_default(name: str, configured: Callable[..., Abst
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
-    """With so many pixels that torch would share out their sum."""
+    """There are enough pixels for torch to sum them in several threads."""
     source, before, drawn, after = Digits(classes="all", train=1297, query=0, test=500), torch.get_num_threads(), [], []
     try:
         for threads in (1, 2):
@@ -71,7 +71,7 @@ def test_a_seed_gives_the_same_bits_whatever_the_global_generators_do(source: Ab
     torch.manual_seed(1)
     first = source.split()
     torch.manual_seed(2)
-    np.random.seed(3)  # noqa: NPY002  the global state is what this test is about
+    np.random.seed(3)  # noqa: NPY002  this test is about the global state
     assert same(first, source.split())
 
 
@@ -177,7 +177,7 @@ def test_degree_one_is_linear() -> None:
 def test_more_examples_are_of_the_same_function(source: type[Teacher | Sphere]) -> None:
     few, many = draw(source(train=50, query=0, test=0)), draw(source(train=60, query=0, test=0))
     shared = [k for k in range(50) if torch.equal(few[0][k], many[0][k])]
-    # blocks of sixteen normal numbers are drawn alike, but for the last
+    # blocks of sixteen normal numbers are equal, except for the last
     assert len(shared) > 10
     assert torch.allclose(few[1][shared], many[1][shared], rtol=0, atol=100 * EPS)
 
@@ -215,7 +215,7 @@ def test_all_corners_of_a_cube_can_be_asked_for() -> None:
 def test_corners_are_drawn_evenly() -> None:
     generator = torch.Generator().manual_seed(0)
     counts = sum(distinct_corners(3, 2, generator).sum(0) for _ in range(600))
-    # leaving out one of four corners moves each sum by ±1: four deviations of 600 of them
+    # leaving out one of four corners moves each sum by ±1: four deviations of a sum of 600
     assert torch.as_tensor(counts).abs().max() < 4 * 600**0.5
 
 
@@ -288,7 +288,7 @@ def test_one_hot_vectors_are_the_tokens() -> None:
 
 
 def test_a_text_is_cut_into_windows_and_their_next_bytes(tmp_path: Path) -> None:
-    """Every window stands in the file at a multiple of its length; bytes that do not occur are no tokens."""
+    """Every window begins in the file at a multiple of its length; bytes that do not occur are no tokens."""
     file = tmp_path / "a.txt"
     file.write_bytes(LINE * 3)
     data = Text(path=file, context=6, train=8, query=4, test=None).split()

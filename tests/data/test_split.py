@@ -37,7 +37,7 @@ from tests.data.conftest import READY, source_of
 
 
 class Numbered(AbstractSource):
-    """Example k has the input k and, if there are classes, the label k mod classes."""
+    """A source whose example k has the input k and, with classes, the label k mod classes."""
 
     count: int = 50
     classes: int = 0
@@ -118,51 +118,57 @@ def test_every_other_class_is_as_likely() -> None:
 def test_noise_on_real_targets_has_the_deviation_asked_for() -> None:
     values = torch.linspace(-3, 3, 10000, dtype=torch.float64)[:, None]
     noise = add_label_noise(values, 0, 0.5, torch.Generator().manual_seed(0)) - values
-    # the deviation of 10,000 normal numbers is known to 1/√20000 = 0.7 %: four of these
+    # the deviation of 10,000 normal numbers is known to 1/√20000 = 0.7 %: four deviations
     assert (noise.std() / (0.5 * values.std())).item() == pytest.approx(1, abs=0.03)
 
 
 def at_example_7(value: float) -> torch.Tensor:
-    """A column in which one number is another."""
+    """Return the numbers from 0 to 49, with another number at example 7."""
     return torch.arange(50.0, dtype=torch.float64).index_fill(0, torch.tensor(7), value)[:, None]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("place", ["input", "target"])
-def test_numbers_that_are_not_finite_are_refused(
-    value: float, place: str, refusal: Callable[[AbstractSource], str]
+class Given(AbstractSource):
+    """Fifty examples with these columns, and labels if there are classes."""
+
+    column: Any = None
+    target: Any = None
+    classes: tuple[str, ...] = ()
+
+    def examples(self, generator: torch.Generator) -> Examples:
+        return Examples(self.column, self.target, self.classes)
+
+
+def given_columns(column: torch.Tensor, target: torch.Tensor, *classes: str, noise: float = 0.0) -> AbstractSource:
+    return Given(train=20, query=10, column=column, target=target, classes=classes, label_noise=noise)
+
+
+PLAIN = at_example_7(0.0)
+ZEROS = torch.zeros(50, dtype=torch.int64)
+REFUSED: dict[str, tuple[Callable[[], AbstractSource], str]] = {
+    **{
+        f"{value} among inputs": (lambda v=value: given_columns(at_example_7(v), PLAIN), "input of example 7")
+        for value in (float("nan"), float("inf"), -float("inf"))
+    },
+    **{
+        f"{value} among targets": (lambda v=value: given_columns(PLAIN, at_example_7(v)), "target of example 7")
+        for value in (float("nan"), float("inf"), -float("inf"))
+    },
+    **{
+        f"a unit of {unit}": (lambda u=unit: given_columns(u * PLAIN, torch.arange(50) % 2, "a", "b"), "unit")
+        for unit in (1e300, 1e-320)
+    },
+    "a single class": (lambda: Numbered(train=20, query=10, classes=1), "data.train=20"),
+    "one class under noise": (lambda: given_columns(PLAIN, ZEROS, "a", "b", noise=0.5), "same target"),
+    "equal targets": (lambda: Numbered(train=20, query=10, constant=True), "same target"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_examples_that_nothing_can_be_learned_from_are_refused(
+    kind: str, refusal: Callable[[AbstractSource], str]
 ) -> None:
-    class Broken(AbstractSource):
-        def examples(self, generator: torch.Generator) -> Examples:
-            column = {"input": at_example_7(0.0), "target": at_example_7(0.0)} | {place: at_example_7(value)}
-            return Examples(column["input"], column["target"])
-
-    assert f"{place} of example 7" in refusal(Broken(train=20, query=10))
-
-
-@pytest.mark.parametrize("unit", [1e300, 1e-320])
-def test_numbers_without_a_variance_are_refused(unit: float, refusal: Callable[[AbstractSource], str]) -> None:
-    class Extreme(AbstractSource):
-        def examples(self, generator: torch.Generator) -> Examples:
-            return Examples(unit * at_example_7(0.0), torch.arange(50) % 2, ("a", "b"))
-
-    assert "unit" in refusal(Extreme(train=20, query=10))
-
-
-def test_a_single_class_is_refused(refusal: Callable[[AbstractSource], str]) -> None:
-    assert "data.train=20" in refusal(Numbered(train=20, query=10, classes=1))
-
-
-def test_noise_does_not_hide_that_there_is_one_class(refusal: Callable[[AbstractSource], str]) -> None:
-    class Uniform(AbstractSource):
-        def examples(self, generator: torch.Generator) -> Examples:
-            return Examples(at_example_7(0.0), torch.zeros(50, dtype=torch.int64), ("a", "b"))
-
-    assert "same target" in refusal(Uniform(train=20, query=10, label_noise=0.5))
-
-
-def test_targets_that_are_all_equal_are_refused(refusal: Callable[[AbstractSource], str]) -> None:
-    assert "same target" in refusal(Numbered(train=20, query=10, constant=True))
+    make, words = REFUSED[kind]
+    assert words in refusal(make())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +179,7 @@ def test_fields_have_ranges(field: dict[str, object]) -> None:
         Numbered.model_validate(field)
 
 
-# Chance comes through one door, and no two purposes share a number.
+# Every random number comes from `stream`, and no two purposes share a number.
 
 
 PACKAGE = Path(ntkexp.__file__).parent
@@ -182,7 +188,7 @@ FROM_LIBRARIES = {"huggingface", "timm"}  # drawn by torch's own generator, whic
 
 
 class Overheard(TorchFunctionMode):
-    """Where the generators started by which tensors are drawn."""
+    """The starts of the generators that draw tensors."""
 
     def __init__(self) -> None:
         self.starts: set[int] = set()
@@ -205,7 +211,7 @@ def overheard(draw: Callable[[], object]) -> frozenset[int]:
 
 @cache
 def of_data(name: str) -> frozenset[int]:
-    """A source's examples, their order and their noise, at seed 0."""
+    """Return the starts for a source's examples, their order and their noise, at seed 0."""
     source: AbstractSource = source_of(name, train=8, query=4, test=4, label_noise=0.5)
     return overheard(lambda: source.split(0))
 
@@ -218,7 +224,7 @@ def epochs(optimizer: AbstractOptimizer) -> None:
 
 @cache
 def of_batches() -> frozenset[int]:
-    """Every optimizer's first epochs, at seed 0."""
+    """Return the starts for every optimizer's first epochs, at seed 0."""
     found: frozenset[int] = frozenset()
     for name, replacement in product(choices("optimizer"), (False, True)):
         optimizer = configured("optimizer", name)
@@ -262,7 +268,7 @@ def test_no_two_streams_share_a_number() -> None:
     drawn = torch.stack([torch.randn(200, generator=each, dtype=torch.float64) for each in streams])
     assert len(set(drawn.flatten().tolist())) == drawn.numel()
     correlation = drawn.corrcoef().fill_diagonal_(0)
-    # 2,000 correlations of deviation 1/√200: the largest of so many normal numbers is about 3.5 of these
+    # 2,000 correlations of deviation 1/√200: the largest of 2,000 normal numbers is about 3.5 deviations
     assert correlation.abs().max() < 5 * 200**-0.5
 
 
@@ -294,7 +300,7 @@ def test_data_follow_the_seed_unless_they_have_their_own() -> None:
 
 
 def doors(tree: ast.AST) -> list[str]:
-    """Names by which chance is reached."""
+    """Return the names that give access to random numbers."""
     names = (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "") for node in ast.walk(tree))
     return [name for name in names if name in {"manual_seed", "default_rng", "RandomState", "seed_all", "SystemRandom"}]
 
@@ -303,10 +309,10 @@ def test_chance_has_one_door() -> None:
     found = {
         str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py") if doors(ast.parse(file.read_text("utf-8")))
     }
-    # `adapted` and Monte Carlo start torch's own generator, from which layers draw, where a stream starts; simulated
+    # `adapted` and Monte Carlo start torch's generator, which layers use, at the start of a stream; simulated
     # tables and resampled rows decide no result of a run
     assert found == {
-        *("stream.py", "model/foreign.py", "library/infinite.py", "claim/simulation.py", "report/validation.py"),
+        *("stream.py", "model/foreign.py", "library/infinite.py", "claim/simulation.py", "report/validation.py")
     }
 
 

@@ -1,4 +1,4 @@
-"""Parts that somebody else wrote: each one file and one YAML, in a folder outside the package."""
+"""Parts of another author: each one file and one YAML, in a folder outside the package."""
 
 from __future__ import annotations
 

@@ -19,10 +19,7 @@ TINY = (
     *("data=corners", "model.width=8", "steps=5", "path.error_samples=0", "path.rule=[thirds,left]"),
     "ladder.machine=[secant,left,frozen_start,frozen_middle,linearised]",
 )
-LAYERS = (
-    "model=layers",
-    "model.spec=[{layer: Dense, features: 8}, {layer: Parabola}, {layer: Dense, features: 1}]",
-)
+LAYERS = ("model=layers", "model.spec=[{layer: Dense, features: 8}, {layer: Parabola}, {layer: Dense, features: 1}]")
 
 
 @dataclass(frozen=True)
@@ -43,12 +40,12 @@ class Outside:
 
     @property
     def choices(self) -> Choices:
-        """What can be chosen with them."""
+        """The choices with these parts."""
         return Choices(config_folders(self.configs))
 
     @cached_property
     def composer(self) -> Composer:
-        """Whoever composes with them."""
+        """The composer that knows these parts."""
         return composer(self.configs, self.trust)
 
     def experiment(self, *overrides: str) -> Experiment:

@@ -57,7 +57,7 @@ def extended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def extend(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a package have a second folder, and forget in the end what was imported from it."""
+    """Give a package a second folder, and forget its imports after the test."""
     place = PARTS / package.__name__.rpartition(".")[2]
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(place)])
     for file in place.glob("[!_]*.py"):
@@ -79,7 +79,7 @@ def test_a_new_command_is_in_the_help_and_runs(
 
 @pytest.mark.usefixtures("extended")
 def test_a_new_picture_is_drawn_with_its_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is among the pictures, and here drawn alone."""
+    """It is one of the pictures. Here it is drawn alone."""
     draw = dict(gallery())["gap"]
     monkeypatch.setattr(run_plots, "gallery", lambda: [("gap", draw)])
     path = write_run(tmp_path / "run", digits(steps=20, counts=(12, 8, 8), snapshots=(0, 20)))
@@ -94,7 +94,7 @@ def test_a_new_picture_of_sweeps_is_among_theirs(tmp_path: Path) -> None:
     assert "spread" in [picture.name for picture in exhibition(analyse(sweep, runs), runs)]
 
 
-# Whoever names a new part is understood: in lists, in the shell, in the reference, and by the tests of its kind.
+# The name of a new part is known in lists, in the shell, in the reference, and by the tests of its kind.
 
 
 LISTS = {"rule": "path.rule", "machine": "ladder.machine"}
@@ -123,7 +123,7 @@ def test_a_part_is_offered_shown_described_and_called_by_its_name(known: Outside
 
 
 def told(known: Outside, group: str, name: str) -> dict[str, object]:
-    """What the YAML of a part says."""
+    """Return the YAML of a part."""
     return read_yaml(known.choices.file(group, name))
 
 
@@ -189,7 +189,7 @@ def test_the_fused_engine_says_that_it_does_not_know_it(outside: Outside, name: 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 4, 5)], ids=["vectors", "images"])
 def test_the_fused_form_that_it_says_is_used(outside: Outside, shape: tuple[int, ...]) -> None:
-    """Nothing before the mean over the last pixels is left to torch."""
+    """torch computes only the mean over the last pixels."""
     outside.composer.resolve([])
     weights, end = (Conv(features=2), (Flatten(),)) if len(shape) > 1 else (Dense(features=2), ())
     layers = (*(weights, layer_classes()["Shrunk"](), ReLU()) * 2, *end, Dense(features=1))
@@ -211,7 +211,7 @@ def test_a_layer_with_the_name_of_another_is_refused(monkeypatch: pytest.MonkeyP
         layer_classes()
 
 
-# A run with new parts is looked at by somebody who has neither them nor torch.
+# A reader of a run with new parts needs neither the parts nor torch.
 
 
 LOOK = "import sys; from ntkexp.cli.main import run; print(run(sys.argv[1:]), 'torch' in sys.modules)"
@@ -239,7 +239,7 @@ def test_its_pictures_and_its_page_tell_of_them_without_torch(outside: Outside, 
     assert (config["data"], config["loss"], config["optimizer"]) == ("corners", "doubled", "averaged")
 
 
-# Every part in training: the secant closes to rounding, and the ladder has a row for what was added.
+# Every part in training: the secant closes to rounding, and the table has a row for the new part.
 
 
 def ran(outside: Outside, *overrides: str) -> Ran:
@@ -278,7 +278,7 @@ def test_a_new_quadratic_loss_has_closed_forms(outside: Outside, machine: str) -
     assert [row.detail.startswith("flow") for row in doubled.rows("frozen_middle")] == [True] * 3
     found, expected = numbers(doubled.rows(machine)), numbers(squared.rows(machine))
     assert len(found) == 3
-    assert found == pytest.approx(expected, rel=1e-9)  # eigenvalues of the kernels, amplified by what is left
+    assert found == pytest.approx(expected, rel=1e-9)  # eigenvalues of the kernels, amplified by the residual
 
 
 def test_a_new_layer_is_trained_and_has_a_limit(outside: Outside) -> None:

@@ -12,117 +12,89 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 Maker = Callable[[], nn.Module]
-"""Makes a network."""
 
 
-class LastState(nn.Module):
-    """A recurrent network, read after the last of some positions."""
+class Formula(nn.Module):
+    """A function of the inputs and of named layers and free parameters, which are given by their shapes."""
 
-    def __init__(self, cell: nn.Module) -> None:
+    def __init__(self, formula: Callable[..., Tensor], **parts: nn.Module | tuple[int, ...]) -> None:
         super().__init__()
-        self.cell = cell
+        self.formula, self.order = formula, tuple(parts)
+        for name, part in parts.items():
+            setattr(self, name, part if isinstance(part, nn.Module) else nn.Parameter(torch.empty(part)))
 
     def forward(self, x: Tensor) -> Tensor:
-        states: Tensor = self.cell(x)[0]
-        return states[:, -1]
+        return self.formula(x, *(getattr(self, name) for name in self.order))
 
 
-class TimeFirst(nn.Module):
-    """A recurrent network whose examples lie along the second axis."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.GRU(3, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        states: Tensor = self.cell(x.transpose(0, 1))[0]
-        return states[-1, :, :2]
+def drawn(module: nn.Module, size: float = 1.0, seed: int = 0) -> nn.Module:
+    """Draw all weights of a module with this deviation, in double precision."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.double().parameters():
+            weight.copy_(size * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+    return module
 
 
-class Attention(nn.Module):
-    """One layer of attention, its mean over positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.attention = nn.LayerNorm(4), nn.MultiheadAttention(4, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(x)
-        mixed: Tensor = self.attention(h, h, h, need_weights=False)[0]
-        return mixed.mean(1)
+def drawn_formula(function: Callable[..., Tensor], seed: int = 0, **shapes: tuple[int, ...]) -> nn.Module:
+    """Return a formula of parameters with random values."""
+    return drawn(Formula(function, **shapes), seed=seed)
 
 
-class Encoder(nn.Module):
-    """A layer of a transformer, with or without a view of later positions."""
-
-    def __init__(self, norm_first: bool, causal: bool) -> None:
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True, norm_first=norm_first)
-        self.mask = nn.Transformer.generate_square_subsequent_mask(3).double() if causal else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask = None if self.mask is None else self.mask.to(x.dtype)
-        hidden: Tensor = self.layer(x, src_mask=mask)
-        return hidden[:, -1]
+def own_weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: weight.detach() for name, weight in module.named_parameters()}
 
 
-class TiedEmbedding(nn.Module):
-    """A table of tokens, which is the readout too; the tokens are the ranks of the inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.mix = nn.Embedding(4, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.mix(self.table(x.argsort(1)))[:, :2].sum(1))
-        return hidden @ self.table.weight.t()
+def scaled(module: nn.Module, factor: float) -> dict[str, Tensor]:
+    """Return the module's weights times a factor."""
+    return {name: factor * weight for name, weight in own_weights(module).items()}
 
 
-class Gated(nn.Module):
-    """SwiGLU after RMS norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.inner, self.gate = nn.RMSNorm(4), nn.Linear(4, 5), nn.Linear(4, 5)
-        self.outer = nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(x)
-        outputs: Tensor = self.outer(functional.silu(self.inner(h)) * self.gate(h))
-        return outputs
+def last_state(cell: nn.Module) -> nn.Module:
+    """Return a recurrent network, read after the last of some positions."""
+    return Formula(lambda x, cell: cell(x)[0][:, -1], cell=cell)
 
 
-class Rotary(nn.Module):
+def attend(x: Tensor, norm: nn.Module, attention: nn.Module) -> Tensor:
+    """One layer of attention, and the mean over positions."""
+    h = norm(x)
+    mixed: Tensor = attention(h, h, h, need_weights=False)[0]
+    return mixed.mean(1)
+
+
+def encoder(norm_first: bool, causal: bool) -> nn.Module:
+    """Return a layer of a transformer. If it is causal, no position sees a later one."""
+    mask = nn.Transformer.generate_square_subsequent_mask(3) if causal else None
+    return Formula(
+        lambda x, layer: layer(x, src_mask=mask if mask is None else mask.to(x.dtype))[:, -1],
+        layer=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True, norm_first=norm_first),
+    )
+
+
+def tied_embedding(x: Tensor, table: nn.Embedding, mix: nn.Module) -> Tensor:
+    """A table of tokens that is also the readout; the tokens are the ranks of the inputs."""
+    hidden = torch.tanh(mix(table(x.argsort(1)))[:, :2].sum(1))
+    return hidden @ table.weight.t()
+
+
+def swiglu(x: Tensor, norm: nn.Module, inner: nn.Module, gate: nn.Module, outer: nn.Module) -> Tensor:
+    h = norm(x)
+    outputs: Tensor = outer(functional.silu(inner(h)) * gate(h))
+    return outputs
+
+
+def rotary(x: Tensor, pack: nn.Module, outer: nn.Module) -> Tensor:
     """Attention by hand, queries and keys turned by their position."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pack, self.outer = nn.Linear(4, 12, bias=False), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1], dtype=x.dtype)
-        cos, sin = torch.cat([angle, angle], 1).cos(), torch.cat([angle, angle], 1).sin()
-        q, k, v = self.pack(x).chunk(3, dim=-1)
-        q, k = (u * cos + torch.cat([-u[..., 2:], u[..., :2]], -1) * sin for u in (q, k))
-        outputs: Tensor = self.outer(functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, -1])
-        return outputs
-
-
-class Adapter(nn.Module):
-    """A weight with one of low rank beside it: W + ½ B A."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.base, self.down, self.up = nn.Linear(4, 5), nn.Linear(4, 2, bias=False), nn.Linear(2, 5, bias=False)
-        self.head = nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.head(torch.tanh(self.base(x) + 0.5 * self.up(self.down(x))))
-        return outputs
+    angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None] * torch.tensor([1.0, 0.1], dtype=x.dtype)
+    cos, sin = torch.cat([angle, angle], 1).cos(), torch.cat([angle, angle], 1).sin()
+    q, k, v = pack(x).chunk(3, dim=-1)
+    q, k = (u * cos + torch.cat([-u[..., 2:], u[..., :2]], -1) * sin for u in (q, k))
+    outputs: Tensor = outer(functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, -1])
+    return outputs
 
 
 class LowRank(nn.Module):
-    """The same as a parametrisation of the weight."""
+    """W + ½ B A, as a parametrisation of the weight W."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,18 +102,6 @@ class LowRank(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight + 0.5 * self.up @ self.down
-
-
-class Products(nn.Module):
-    """A bilinear layer of two readings of the input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right, self.pairs = nn.Linear(4, 3), nn.Linear(4, 2), nn.Bilinear(3, 2, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.pairs(torch.tanh(self.left(x)), self.right(x))
-        return outputs
 
 
 class Standardised(nn.Conv2d):
@@ -153,62 +113,54 @@ class Standardised(nn.Conv2d):
         return functional.conv2d(x, kernels.view_as(self.weight), self.bias)
 
 
-class Squared(nn.Module):
-    """A layer of two inputs, given one twice."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(x, x)
-        return outputs
-
-
 def old_weight_norm(layer: nn.Module) -> nn.Module:
-    """The function that torch would rather not have used."""
+    """Apply the function that torch has deprecated."""
     with catch_warnings():
         simplefilter("ignore", FutureWarning)
         return nn.utils.weight_norm(layer)
 
 
-class Branching(nn.Module):
+def branching(x: Tensor, inner: nn.Module, outer: nn.Module) -> Tensor:
     """Masks, maxima and clipped values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(4, 6), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.inner(x)
-        z = torch.where(z > 0.1, z * z, z - 1)
-        z = torch.maximum(z, torch.tanh(z) + 0.1).clamp(-1, 2)
-        outputs: Tensor = self.outer(z.masked_fill(z < -0.5, 0.3)) * z.amax(1, keepdim=True)
-        return outputs
+    z = inner(x)
+    z = torch.where(z > 0.1, z * z, z - 1)
+    z = torch.maximum(z, torch.tanh(z) + 0.1).clamp(-1, 2)
+    outputs: Tensor = outer(z.masked_fill(z < -0.5, 0.3)) * z.amax(1, keepdim=True)
+    return outputs
 
 
 def batch_norm() -> nn.Module:
-    """With statistics that it did not start with."""
+    """Return a batch norm with statistics other than the initial ones."""
     norm = nn.BatchNorm2d(2)
     norm.running_mean, norm.running_var = torch.tensor([0.5, -1.0]), torch.tensor([2.0, 0.3])
     return norm
 
 
 def stack(*layers: nn.Module) -> nn.Module:
-    """Layers, and what they give in one row."""
+    """Return layers, and their outputs in one row."""
     return nn.Sequential(*layers, nn.Flatten())
 
 
+def normed(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(layers[0], nn.Tanh(), *layers[1:])
+
+
 NETWORKS: dict[str, tuple[Maker, tuple[int, ...]]] = {
-    "lstm": (lambda: LastState(nn.LSTM(3, 2, batch_first=True)), (3, 3)),
-    "gru": (lambda: LastState(nn.GRU(3, 2, batch_first=True)), (3, 3)),
-    "rnn": (lambda: LastState(nn.RNN(3, 2, batch_first=True)), (3, 3)),
-    "time first": (TimeFirst, (3, 3)),
-    "attention": (Attention, (3, 4)),
-    "encoder, norm after": (lambda: Encoder(norm_first=False, causal=False), (3, 4)),
-    "encoder, norm before": (lambda: Encoder(norm_first=True, causal=True), (3, 4)),
-    "tied embedding": (TiedEmbedding, (4,)),
-    "swiglu": (Gated, (4,)),
+    "lstm": (lambda: last_state(nn.LSTM(3, 2, batch_first=True)), (3, 3)),
+    "gru": (lambda: last_state(nn.GRU(3, 2, batch_first=True)), (3, 3)),
+    "rnn": (lambda: last_state(nn.RNN(3, 2, batch_first=True)), (3, 3)),
+    "time first": (lambda: Formula(lambda x, cell: cell(x.transpose(0, 1))[0][-1, :, :2], cell=nn.GRU(3, 4)), (3, 3)),
+    "attention": (
+        lambda: Formula(attend, norm=nn.LayerNorm(4), attention=nn.MultiheadAttention(4, 2, batch_first=True)),
+        (3, 4),
+    ),
+    "encoder, norm after": (lambda: encoder(norm_first=False, causal=False), (3, 4)),
+    "encoder, norm before": (lambda: encoder(norm_first=True, causal=True), (3, 4)),
+    "tied embedding": (lambda: Formula(tied_embedding, table=nn.Embedding(4, 3), mix=nn.Linear(3, 3)), (4,)),
+    "swiglu": (
+        lambda: Formula(swiglu, norm=nn.RMSNorm(4), inner=nn.Linear(4, 5), gate=nn.Linear(4, 5), outer=nn.Linear(5, 2)),
+        (4,),
+    ),
     "convolution in one dimension": (lambda: stack(nn.Conv1d(2, 2, 3, stride=2), nn.Tanh()), (2, 7)),
     "convolution in two": (
         lambda: stack(
@@ -228,20 +180,254 @@ NETWORKS: dict[str, tuple[Maker, tuple[int, ...]]] = {
     "batch norm of pixels": (lambda: stack(nn.Conv2d(1, 2, 2), batch_norm(), nn.ReLU()), (1, 2, 3)),
     "group norm": (lambda: stack(nn.Conv1d(1, 4, 2), nn.GroupNorm(2, 4), nn.Tanh(), nn.AvgPool1d(2)), (1, 3)),
     "max pooling": (lambda: stack(nn.Conv2d(1, 2, 2), nn.MaxPool2d(2, stride=1), nn.Tanh()), (1, 4, 4)),
-    "branching": (Branching, (4,)),
-    "rotary positions": (Rotary, (3, 4)),
-    "adapter beside a weight": (Adapter, (4,)),
+    "branching": (lambda: Formula(branching, inner=nn.Linear(4, 6), outer=nn.Linear(6, 2)), (4,)),
+    "rotary positions": (lambda: Formula(rotary, pack=nn.Linear(4, 12, bias=False), outer=nn.Linear(4, 2)), (3, 4)),
+    "adapter beside a weight": (
+        lambda: Formula(
+            lambda x, base, down, up, head: head(torch.tanh(base(x) + 0.5 * up(down(x)))),
+            base=nn.Linear(4, 5),
+            down=nn.Linear(4, 2, bias=False),
+            up=nn.Linear(2, 5, bias=False),
+            head=nn.Linear(5, 2),
+        ),
+        (4,),
+    ),
     "adapter inside a weight": (
         lambda: nn.Sequential(parametrize.register_parametrization(nn.Linear(4, 5), "weight", LowRank()), nn.Tanh()),
         (4,),
     ),
-    "bilinear": (Products, (4,)),
-    "bilinear in the inputs": (lambda: Squared(nn.Bilinear(3, 3, 2)), (3,)),
-    "weight norm": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 5)), nn.Tanh(), weight_norm(nn.Linear(5, 2))), (4,)),
-    "weight norm of a convolution": (lambda: stack(weight_norm(nn.Conv1d(2, 2, 2)), nn.Tanh()), (2, 3)),
-    "weight norm along another axis": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 3), dim=1), nn.Tanh()), (4,)),
-    "weight norm of everything": (lambda: nn.Sequential(weight_norm(nn.Linear(4, 3), dim=-1), nn.Tanh()), (4,)),
+    "bilinear": (
+        lambda: Formula(
+            lambda x, left, right, pairs: pairs(torch.tanh(left(x)), right(x)),
+            left=nn.Linear(4, 3),
+            right=nn.Linear(4, 2),
+            pairs=nn.Bilinear(3, 2, 3),
+        ),
+        (4,),
+    ),
+    "bilinear in the inputs": (lambda: Formula(lambda x, layer: layer(x, x), layer=nn.Bilinear(3, 3, 2)), (3,)),
+    "weight norm": (lambda: normed(weight_norm(nn.Linear(4, 5)), weight_norm(nn.Linear(5, 2))), (4,)),
+    "weight norm of a convolution": (lambda: normed(weight_norm(nn.Conv1d(2, 2, 2)), nn.Flatten()), (2, 3)),
+    "weight norm along another axis": (lambda: normed(weight_norm(nn.Linear(4, 3), dim=1)), (4,)),
+    "weight norm of everything": (lambda: normed(weight_norm(nn.Linear(4, 3), dim=-1)), (4,)),
     "standardised convolution": (lambda: stack(Standardised(2, 3, 2), nn.Tanh()), (2, 3, 3)),
-    "weight norm of old": (lambda: nn.Sequential(old_weight_norm(nn.Linear(4, 3)), nn.Tanh()), (4,)),
+    "weight norm of old": (lambda: normed(old_weight_norm(nn.Linear(4, 3))), (4,)),
     "learned slopes": (lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 2), nn.PReLU()), (3,)),
 }
+
+
+# Networks whose values decide which row goes where.
+#
+# An example is four positions of three numbers. A position counts if its first number is positive. Many networks tell
+# words from padding in this way.
+
+
+POSITIONS, COUNTED = 4, 9  # of each example; of all five
+
+
+def counts(x: Tensor) -> Tensor:
+    return x[..., 0] > 0
+
+
+class Layers(nn.Module):
+    """A hidden layer at every position, and a readout; `routed` moves the rows between both."""
+
+    def __init__(self, routed: Callable[[Layers, Tensor], Tensor], **more: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.outer, self.routed = nn.Linear(3, 4), nn.Linear(4, 2), routed
+        for name, layer in more.items():
+            setattr(self, name, layer)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Apply the hidden layer to rows of three numbers."""
+        return torch.tanh(self.inner(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.routed(self, x)
+
+
+def packed(net: Layers, x: Tensor) -> Tensor:
+    """Only positions that count are computed. Their rows go into a tensor of zeros."""
+    mask, canvas = counts(x), x.new_zeros(*x.shape[:2], 4)
+    canvas[mask] = net.hidden(x[mask])
+    outputs: Tensor = net.outer(canvas.sum(1))
+    return outputs
+
+
+def scattered(net: Layers, x: Tensor) -> Tensor:
+    """As `packed`, by `masked_scatter`."""
+    mask, canvas = counts(x)[..., None].expand(-1, -1, 4), x.new_zeros(*x.shape[:2], 4)
+    outputs: Tensor = net.outer(canvas.masked_scatter(mask, net.hidden(x[counts(x)])).sum(1))
+    return outputs
+
+
+def summed(net: Layers, x: Tensor, rows: Tensor, flat: Tensor) -> Tensor:
+    """Add rows up by example, and read them out."""
+    outputs: Tensor = net.outer(x.new_zeros(len(x), 4).index_add(0, rows, flat))
+    return outputs
+
+
+def selected(net: Layers, x: Tensor) -> Tensor:
+    """Positions that count, picked by `masked_select` after the layer."""
+    mask = counts(x)
+    return summed(net, x, mask.nonzero()[:, 0], net.hidden(x).masked_select(mask[..., None]).view(-1, 4))
+
+
+def nested(net: Layers, x: Tensor) -> Tensor:
+    """A mask of the rows that another mask left."""
+    large = x[counts(x)][:, 1] > 0
+    return summed(net, x, counts(x).nonzero()[:, 0][large], net.hidden(x[counts(x)])[large])
+
+
+def pooled(net: Layers, x: Tensor) -> Tensor:
+    """The mean over positions that count, by a product with the mask."""
+    mask = counts(x).to(x.dtype)[..., None]
+    outputs: Tensor = net.outer((net.hidden(x) * mask).sum(1) / (1 + mask.sum(1)))
+    return outputs
+
+
+def gathered(net: Layers, x: Tensor) -> Tensor:
+    """The first position whose number is the largest, by `gather`."""
+    place = x[..., 0].argmax(1)[:, None, None].expand(-1, 1, 4)
+    outputs: Tensor = net.outer(net.hidden(x).gather(1, place)[:, 0])
+    return outputs
+
+
+def last_position(net: Layers, x: Tensor) -> Tensor:
+    """The last position that counts, by an index."""
+    place = (counts(x).sum(1) - 1).clamp(min=0)
+    outputs: Tensor = net.outer(net.hidden(x)[torch.arange(len(x)), place])
+    return outputs
+
+
+def sorted_rows(net: Layers, x: Tensor) -> Tensor:
+    """Examples in the order of their first number, and back."""
+    order = x[:, 0, 0].argsort()
+    outputs: Tensor = net.outer(net.hidden(x[order]).sum(1))
+    return outputs[order.argsort()]
+
+
+def sorted_outside(net: Layers, x: Tensor) -> Tensor:
+    """As `sorted_rows`, with an order that torch does not see computed."""
+    order = torch.from_numpy(x[:, 0, 0].detach().numpy().argsort())
+    outputs: Tensor = net.outer(net.hidden(x[order]).sum(1))
+    return outputs[torch.from_numpy(order.numpy().argsort())]
+
+
+def bucketed(net: Layers, x: Tensor) -> Tensor:
+    """Two layers, each for the examples of its bucket."""
+    bucket = (x[:, 0, 0] > 0).long()
+    order = bucket.argsort(stable=True)
+    one, two = torch.split(x[order], bucket.bincount(minlength=2).tolist())
+    outputs: Tensor = net.outer(torch.cat([net.hidden(one), torch.sin(net.other(two))]).sum(1))
+    return outputs[order.argsort()]
+
+
+def ragged(net: Layers, x: Tensor) -> Tensor:
+    """Rows of all examples one after the other, split by lengths that Python reads."""
+    mask = counts(x)
+    parts = torch.split(net.hidden(x[mask]), mask.sum(1).tolist())
+    outputs: Tensor = net.outer(torch.stack([part.sum(0) for part in parts]))
+    return outputs
+
+
+def segments(net: Layers, x: Tensor) -> Tensor:
+    """As `ragged`, by differences of running sums at the offsets of the examples."""
+    ends = counts(x).sum(1).cumsum(0)
+    flat = net.hidden(x[counts(x)])
+    sums = torch.cat([flat.new_zeros(1, 4), flat.cumsum(0)])
+    outputs: Tensor = net.outer(sums[ends] - sums[ends - counts(x).sum(1)])
+    return outputs
+
+
+def emptied(net: Layers, x: Tensor) -> Tensor:
+    """A bucket without a row, which is written to in place."""
+    nothing = net.inner(x[x[:, 0, 0] > 1e9]).mul_(2.0)
+    return ragged(net, torch.cat([x, nothing[:, :, :3] + 1]))
+
+
+def tokens_of(x: Tensor) -> Tensor:
+    return (2 * x[counts(x)][:, 1].abs()).long().clamp(max=5)
+
+
+def bags(x: Tensor, table: nn.Module, outer: nn.Module) -> Tensor:
+    """Texts of every length, in bags of one table."""
+    lengths = counts(x).sum(1)
+    outputs: Tensor = outer(torch.tanh(table(tokens_of(x), lengths.cumsum(0) - lengths)))
+    return outputs
+
+
+def added_tokens(x: Tensor, table: nn.Module, outer: nn.Module) -> Tensor:
+    """Rows of a table, added up by example: tokens pick, and places steer."""
+    rows = counts(x).nonzero()[:, 0]
+    outputs: Tensor = outer(torch.tanh(x.new_zeros(len(x), 4).index_add(0, rows, table(tokens_of(x)))))
+    return outputs
+
+
+def mixture(x: Tensor, router: nn.Module, outer: nn.Module, experts: nn.ModuleList, best: int) -> Tensor:
+    """A mixture of experts: each example goes to its `best` experts."""
+    x = x.flatten(1)
+    gates, chosen = router(x).softmax(1).topk(best)
+    mixed = x.new_zeros(len(x), 4)
+    for number, expert in enumerate(experts):
+        rows, places = (chosen == number).nonzero(as_tuple=True)
+        mixed = mixed.index_add(0, rows, gates[rows, places, None] * torch.tanh(expert(x[rows])))
+    outputs: Tensor = outer(mixed)
+    return outputs
+
+
+def switch(x: Tensor, router: nn.Module, outer: nn.Module, experts: nn.ModuleList) -> Tensor:
+    """Each example goes to one expert, without a gate; a mask writes the rows."""
+    x = x.flatten(1)
+    chosen, mixed = router(x).argmax(1), x.new_zeros(len(x), 4)
+    for number, expert in enumerate(experts):
+        mixed[chosen == number] = torch.tanh(expert(x[chosen == number]))
+    outputs: Tensor = outer(mixed)
+    return outputs
+
+
+def experts(function: Callable[..., Tensor]) -> nn.Module:
+    each = nn.ModuleList(nn.Linear(12, 4) for _ in range(3))
+    return Formula(function, router=nn.Linear(12, 3), outer=nn.Linear(4, 2), experts=each)
+
+
+def sequences(x: Tensor, cell: nn.Module, outer: nn.Module) -> Tensor:
+    """A recurrent network on packed sequences."""
+    lengths = counts(x).sum(1).clamp(min=1)
+    rows = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    states, _ = nn.utils.rnn.pad_packed_sequence(cell(rows)[0], batch_first=True, total_length=POSITIONS)
+    outputs: Tensor = outer(states.sum(1))
+    return outputs
+
+
+ROUTED: dict[str, Maker] = {
+    "packed padding": lambda: Layers(packed),
+    "masked scatter": lambda: Layers(scattered),
+    "masked select": lambda: Layers(selected),
+    "nested masks": lambda: Layers(nested),
+    "masked mean": lambda: Layers(pooled),
+    "gathered": lambda: Layers(gathered),
+    "last position": lambda: Layers(last_position),
+    "sorted rows": lambda: Layers(sorted_rows),
+    "sorted outside torch": lambda: Layers(sorted_outside),
+    "bucketed": lambda: Layers(bucketed, other=nn.Linear(3, 4)),
+    "ragged": lambda: Layers(ragged),
+    "segments": lambda: Layers(segments),
+    "an empty bucket": lambda: Layers(emptied),
+    "embedding bags": lambda: Formula(bags, table=nn.EmbeddingBag(6, 4, mode="sum"), outer=nn.Linear(4, 2)),
+    "tokens added up": lambda: Formula(added_tokens, table=nn.Embedding(6, 4), outer=nn.Linear(4, 2)),
+    "top-1 experts": lambda: experts(lambda *parts: mixture(*parts, best=1)),
+    "top-2 experts": lambda: experts(lambda *parts: mixture(*parts, best=2)),
+    "switched experts": lambda: experts(switch),
+    "packed sequences": lambda: Formula(sequences, cell=nn.GRU(3, 4, batch_first=True), outer=nn.Linear(4, 2)),
+}
+
+
+def routed_batch(generator: torch.Generator) -> Tensor:
+    """Return five examples. In every batch the same number of positions counts, and of examples that start with one."""
+    x = torch.randn(5, POSITIONS, 3, generator=generator, dtype=torch.float64)
+    x[:, 0, 0] = x[:, 0, 0].abs() * torch.tensor([1, 1, 1, -1, -1])[torch.randperm(5, generator=generator)]
+    later = -x[:, 1:, 0].abs().flatten()
+    later[torch.randperm(len(later), generator=generator)[: COUNTED - 3]] *= -1
+    x[:, 1:, 0] = later.view(5, -1)
+    return x

@@ -1,7 +1,12 @@
-"""The slow, obvious kernel: a Jacobian for every example by itself, and one inner product."""
+"""The kernel computed slowly, from one Jacobian per example, and comparisons for all tests."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -9,7 +14,15 @@ from torch.func import functional_call
 
 from ntkexp.kernel.features.blocks import Block, Factored, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
+from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
+
+EPS = torch.finfo(torch.float64).eps
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Return normal numbers in double precision."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def jacobians(module: nn.Module, x: Tensor, weights: Weights | None = None) -> dict[str, Float[Tensor, "n out size"]]:
@@ -19,12 +32,8 @@ def jacobians(module: nn.Module, x: Tensor, weights: Weights | None = None) -> d
     rows = []
     for example in x:
         outputs = functional_call(module, own | trained, (example[None],), tie_weights=True).flatten()
-        rows.append(
-            [
-                torch.autograd.grad(output, list(trained.values()), retain_graph=True, materialize_grads=True)
-                for output in outputs
-            ]
-        )
+        leaves = list(trained.values())
+        rows.append([torch.autograd.grad(f, leaves, retain_graph=True, materialize_grads=True) for f in outputs])
     return {
         name: torch.stack([torch.stack([gradients[k].flatten() for gradients in one]) for one in rows])
         for k, name in enumerate(trained)
@@ -41,15 +50,14 @@ def tangent(
 
 def contracted(jacobian: dict[str, Float[Tensor, "n out size"]], step: Weights) -> Float[Tensor, "n out"]:
     """J Δθ."""
-    parts = [rows @ step[name].flatten() for name, rows in jacobian.items()]
-    return torch.stack(parts).sum(0)
+    return torch.stack([rows @ step[name].flatten() for name, rows in jacobian.items()]).sum(0)
 
 
 # Gradient blocks, multiplied out, and a Jacobian applied to a step of weights: J Δθ.
 
 
 def dense(block: Factored) -> Float[Tensor, "example out in_ features"]:
-    """Σ_u a_u ⊗ β_u, the bias as the weight of a first input `shift`."""
+    """Σ_u a_u ⊗ β_u. The bias is the weight of a first input `shift`."""
     inputs = block.inputs
     if block.shift is not None:
         inputs = torch.cat([torch.full_like(inputs[..., :1], block.shift), inputs], 2)
@@ -77,11 +85,11 @@ def applied(features: Jacobian, step: Weights) -> Float[Tensor, "example out"]:
     return torch.stack(parts).sum(0)
 
 
-# Comparisons that say where, and by what ratio, two arrays differ.
+# Comparisons that name the entry where two arrays differ, and by how much; refusals in one line.
 
 
 def agree(actual: Tensor, expected: Tensor, tolerance: float, scale: Tensor | float | None = None) -> None:
-    """|actual − expected| ≤ tolerance · scale everywhere; the scale is the largest expected entry, if none is given."""
+    """Assert |actual − expected| ≤ tolerance · scale everywhere; the default scale is the largest expected entry."""
     assert actual.shape == expected.shape, f"{list(actual.shape)} against {list(expected.shape)}"
     assert actual.dtype == expected.dtype, f"{actual.dtype} against {expected.dtype}"
     size = expected.abs().max() if scale is None else torch.as_tensor(scale)
@@ -93,3 +101,15 @@ def agree(actual: Tensor, expected: Tensor, tolerance: float, scale: Tensor | fl
         f"at {place}: {actual.flatten()[worst]:.17g} against {expected.flatten()[worst]:.17g}, "
         f"off by {float(error.max() / size.max()):.1e} where {tolerance:.1e} is allowed"
     )
+
+
+@contextmanager
+def refused(*patterns: str, kind: type[Exception] = Mistake) -> Iterator[None]:
+    """Assert that the body raises an error of one line that matches every pattern."""
+    with pytest.raises(kind) as caught:
+        yield
+    message = str(caught.value)
+    assert message
+    assert "\n" not in message
+    for pattern in patterns:
+        assert re.search(pattern, message), message

@@ -18,48 +18,23 @@ from ntkexp.layer.spec import activations
 from ntkexp.library import reader_of
 from ntkexp.shapes import Weights
 from tests.kernel import oracle
-from tests.kernel.networks import NETWORKS
+from tests.kernel.networks import NETWORKS, ROUTED, Formula, routed_batch
 
 ACTIVATIONS = activations()
 
 
-class Formula(nn.Module):
-    """A function of free parameters, written as it stands."""
-
-    def __init__(self, formula: Callable[..., Tensor], **shapes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.formula, self.order = formula, tuple(shapes)
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.formula(x, *(getattr(self, name) for name in self.order))
-
-
-class Repeated(nn.Module):
+def repeated(x: Tensor, layer: nn.Module, readout: nn.Module, times: int) -> Tensor:
     """One layer, called several times."""
-
-    def __init__(self, times: int) -> None:
-        super().__init__()
-        self.layer, self.readout, self.times = nn.Linear(4, 4), nn.Linear(4, 2), times
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(self.times):
-            x = torch.tanh(self.layer(x))
-        result: Tensor = self.readout(x)
-        return result
+    for _ in range(times):
+        x = torch.tanh(layer(x))
+    outputs: Tensor = readout(x)
+    return outputs
 
 
-class TwoHeads(nn.Module):
-    """Two readouts of one hidden layer, which reads them through different activations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.one, self.two = nn.Linear(3, 6), nn.Linear(6, 1), nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.body(x)
-        return torch.cat([self.one(torch.tanh(hidden)), self.two(torch.relu(hidden))], 1)
+def two_heads(x: Tensor, body: nn.Module, one: nn.Module, two: nn.Module) -> Tensor:
+    """Two readouts of one hidden layer, which read it through different activations."""
+    hidden = body(x)
+    return torch.cat([one(torch.tanh(hidden)), two(torch.relu(hidden))], 1)
 
 
 def written_in_place(x: Tensor, w: Tensor, g: Tensor) -> Tensor:
@@ -81,9 +56,14 @@ def mlp(activation: str, bias: bool = True) -> Callable[[], nn.Module]:
     )
 
 
-def formula(function: Callable[..., Tensor], **shapes: tuple[int, ...]) -> Callable[[], nn.Module]:
-    """A module of free parameters."""
-    return lambda: Formula(function, **shapes)
+def formula(function: Callable[..., Tensor], **parts: tuple[int, ...]) -> Callable[[], nn.Module]:
+    """Return a maker of a module of free parameters."""
+    return lambda: Formula(function, **parts)
+
+
+def called(times: int) -> Callable[[], nn.Module]:
+    """Return a maker of a network that calls one layer so often."""
+    return lambda: Formula(lambda *parts: repeated(*parts, times), layer=nn.Linear(4, 4), readout=nn.Linear(4, 2))
 
 
 def attention(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -92,7 +72,7 @@ def attention(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def beside_positions(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
-    """As many positions as there are examples, all of which see the rows of the same constant."""
+    """One position for each example; all examples see the rows of one constant."""
     positions = torch.arange(15.0, dtype=x.dtype).view(5, 3) / 15
     return torch.tanh(x @ w + positions @ w).sum(1) @ v
 
@@ -105,9 +85,9 @@ def beside_a_state(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
 READ: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     **{activation: (mlp(activation), (3,)) for activation in ACTIVATIONS},
     "no bias": (mlp("relu", bias=False), (3,)),
-    "called twice": (lambda: Repeated(2), (4,)),
-    "called three times": (lambda: Repeated(3), (4,)),
-    "two heads": (TwoHeads, (3,)),
+    "called twice": (called(2), (4,)),
+    "called three times": (called(3), (4,)),
+    "two heads": (lambda: Formula(two_heads, body=nn.Linear(3, 6), one=nn.Linear(6, 1), two=nn.Linear(6, 2)), (3,)),
     "one output without an axis": (formula(lambda x, w, v: torch.tanh(x @ w) @ v, w=(3, 5), v=(5,)), (3,)),
     "tied and transposed": (formula(lambda x, w: torch.tanh(x @ w) @ w.t(), w=(4, 3)), (4,)),
     "disjoint slices": (formula(lambda x, w: torch.tanh(x @ w[:3]) @ w[3:6, :2] + w[6, :2], w=(7, 3)), (3,)),
@@ -158,10 +138,7 @@ READ: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "constant state": (formula(beside_a_state, w=(4, 3), u=(2, 3)), (4,)),
     "unused parameter": (formula(lambda x, w, v: x @ w, w=(4, 2), v=(3,)), (4,)),
     "written in place": (formula(written_in_place, w=(4, 3), g=()), (4,)),
-    "einsum": (
-        formula(lambda x, w, v: torch.einsum("nti,io->no", torch.tanh(x @ w), v), w=(3, 5), v=(5, 2)),
-        (4, 3),
-    ),
+    "einsum": (formula(lambda x, w, v: torch.einsum("nti,io->no", torch.tanh(x @ w), v), w=(3, 5), v=(5, 2)), (4, 3)),
     "einsum over two axes": (formula(lambda x, w: torch.einsum("nti,tio->no", torch.tanh(x), w), w=(4, 3, 5)), (4, 3)),
     "convolution": (
         lambda: nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(48, 2)),
@@ -172,7 +149,7 @@ READ: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "softmax": (formula(lambda x, w: torch.softmax(x @ w, 1), w=(4, 3)), (4,)),
     **NETWORKS,
 }
-"""What the difference rules read."""
+"""Networks that the difference rules read."""
 
 KINDS = (
     *("relu", "no bias", "called twice", "two heads", "one output without an axis", "tied and transposed"),
@@ -181,15 +158,15 @@ KINDS = (
     *("convolution", "batch norm in evaluation", "softmax", "lstm", "encoder, norm before", "tied embedding"),
     *("transposed", "max pooling", "branching", "rotary positions", "bilinear", "weight norm", "learned slopes"),
 )
-"""One of them for every kind of use of a weight: by products, one or many, by elements, by views and by what is made of
-weights; before and after constants, choices, and operations that torch takes apart."""
+"""A network for every kind of use of a weight: products, one or many, elements, views and functions of weights; before
+and after constants, choices, and operations that torch takes apart."""
 
 DENSE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "digamma": (formula(lambda x, w: (2 + torch.tanh(x @ w)).digamma(), w=(4, 3)), (4,)),
     "digammas": (formula(lambda x, w: torch.digamma(2 + torch.tanh(x @ w)).sum((1, 2)), w=(3, 3)), (3, 3)),
     "outputs without inputs": (formula(lambda x, b: b.expand(len(x), 2) * 1.0, b=(2,)), (4,)),
 }
-"""What no rule knows, and plain Jacobians read."""
+"""Networks with an operation that no rule knows; plain Jacobians read them."""
 
 
 @dataclass(frozen=True)
@@ -220,18 +197,30 @@ class Problem:
 def problem(name: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> Problem:
     """The module of this name, its weights of a size that keeps activations curved."""
     make, shape = (READ | DENSE)[name]
+    return problem_of(
+        make(), lambda generator: torch.randn(5, *shape, generator=generator, dtype=torch.float64), seed, dtype
+    )
+
+
+def problem_of(
+    module: nn.Module, inputs: Callable[[torch.Generator], Tensor], seed: int = 0, dtype: torch.dtype = torch.float64
+) -> Problem:
     generator = torch.Generator().manual_seed(seed)
-    module = make().to(dtype).eval()
+    module = module.to(dtype).eval()
     with torch.no_grad():
         for weight in module.parameters():
             weight.copy_(0.7 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    x = torch.randn(5, *shape, generator=generator, dtype=torch.float64).to(dtype)
-    return Problem(module, x, generator)
+    return Problem(module, inputs(generator).to(dtype), generator)
 
 
-# What is known of a network: its tape, reader, features and Jacobians, made once for all laws that ask for them.
+def routed(name: str) -> Problem:
+    """The routed network of this name with random weights, and a batch."""
+    return problem_of(ROUTED[name](), routed_batch)
+
+
+# The tape, reader, features and Jacobians of a network, computed once for all laws.
 #
-# Whoever changes a module, a rule or a reader takes a fresh `problem` instead.
+# A test that changes a module, a rule or a reader takes a fresh `problem` instead.
 
 
 @dataclass(frozen=True)
@@ -249,25 +238,25 @@ class Step:
 
     @property
     def scale(self) -> Tensor:
-        """Of the outputs at both ends."""
+        """The size of the outputs at both ends."""
         return self.start.outputs.abs().max() + self.end.outputs.abs().max()
 
     @property
     def weights(self) -> Weights:
-        """Δθ as the tapes have it."""
+        """Δθ between both tapes."""
         return {name: self.end[slot].detach() - self.start[slot].detach() for slot, name in self.start.weights.items()}
 
 
 @dataclass(frozen=True)
 class Known:
-    """A problem, with three more inputs beside its five."""
+    """A problem with five inputs, and three more inputs."""
 
     given: Problem
     steps: dict[float, Step] = field(default_factory=dict)
 
     @property
     def unspent(self) -> Problem:
-        """The problem with random numbers that nobody has drawn: laws come in any order."""
+        """The problem with a fresh generator, so that laws may come in any order."""
         generator = torch.Generator()
         generator.set_state(self.given.generator.get_state())
         return replace(self.given, generator=generator)
@@ -282,7 +271,7 @@ class Known:
 
     @cached_property
     def tape(self) -> Tape:
-        """At the start, of the five."""
+        """The tape of the five at the start."""
         return self.reader.record(self.given.start, self.given.x)
 
     @cached_property
@@ -292,12 +281,12 @@ class Known:
 
     @cached_property
     def jacobians(self) -> Weights:
-        """The oracle's, of all eight inputs."""
+        """The oracle's Jacobians of all eight inputs."""
         return oracle.jacobians(self.given.module, torch.cat([self.given.x, self.other]))
 
     @cached_property
     def kernel(self) -> Tensor:
-        """The oracle's, of the five with all eight."""
+        """The oracle's kernel of the five with all eight."""
         rows = torch.cat(list(self.jacobians.values()), 2)
         return torch.einsum("qcp,ndp->qcnd", rows[:5], rows)
 

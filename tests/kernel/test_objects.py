@@ -1,4 +1,4 @@
-"""Kernels as objects, and machines made of them, compared with dense Jacobians, training, and scikit-learn."""
+"""Kernel objects and kernel machines, compared with dense Jacobians, training, and scikit-learn."""
 
 from __future__ import annotations
 
@@ -15,35 +15,31 @@ from sklearn.svm import SVC
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from ntkexp import KernelMachine, Mistake, TangentKernel, tangent_kernel
+from ntkexp import KernelMachine, TangentKernel, tangent_kernel
 from ntkexp.capacity import MemoryBudget
 from ntkexp.library.tangent_object import Blocks, block_side
 from tests.kernel import oracle
-from tests.kernel.oracle import agree
+from tests.kernel.oracle import EPS, agree, refused
+from tests.kernel.oracle import normal as draw
 from tests.kernel.problems import problem
 
-EPS = torch.finfo(torch.float64).eps
 MODES: tuple[Blocks, ...] = ("all", "trace", "diagonal")
 
 
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def network() -> nn.Sequential:
-    """Three inputs, two outputs."""
+    """Return a network of three inputs and two outputs."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 
 
 def reduced(kernel: Tensor, mode: Blocks) -> Tensor:
-    """The entries of a whole kernel that a mode gives."""
+    """Return the entries of a whole kernel that a mode gives."""
     return torch.einsum({"all": "qcnd->qcnd", "trace": "qcnc->qn", "diagonal": "qcnc->qnc"}[mode], kernel)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["tanh", "convolution"])
-def test_every_mode_is_of_the_dense_jacobians_however_it_is_cut(name: str, mode: Blocks) -> None:
+def test_every_mode_is_that_of_the_dense_jacobians_in_blocks_of_any_size(name: str, mode: Blocks) -> None:
     given = problem(name)
     x1, x2 = given.x[:3], given.x[1:].flip(0)[:2]
     for small in (4.0, 1e-9):  # in one block, and in blocks of one example each
@@ -98,7 +94,7 @@ def test_the_rows_of_a_loader_are_its_examples_in_order(batch_size: int | None) 
     ],
 )
 def test_loaders_that_are_refused(loader: DataLoader[Any], words: str) -> None:
-    with pytest.raises(Mistake, match=rf"x1: .*{words}"):
+    with refused(rf"x1: .*{words}"):
         TangentKernel(network(), memory_gb=5e-6)(loader)
 
 
@@ -121,13 +117,13 @@ def test_an_array_is_taken_and_given_in_the_numbers_of_the_weights() -> None:
     ],
 )
 def test_other_arrays_are_refused(given: Any, words: str) -> None:
-    with pytest.raises(Mistake, match=words):
+    with refused(words):
         TangentKernel(network())(given)
-    with pytest.raises(Mistake, match=r"outputs='traec' is none of .* did you mean 'trace'"):
+    with refused(r"outputs='traec' is none of .* did you mean 'trace'"):
         TangentKernel(network(), "traec")  # type: ignore[arg-type]
 
 
-# --- By scikit-learn, and as it has it.
+# Compared with scikit-learn.
 
 
 def digits() -> tuple[Any, Any, Any]:
@@ -172,7 +168,7 @@ def test_the_deviation_is_that_of_a_gaussian_process() -> None:
     np.testing.assert_allclose(machine.deviation(new), deviation, rtol=0, atol=1e-11)
 
 
-# --- Training with a fixed kernel.
+# Training with a fixed kernel.
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -183,7 +179,7 @@ def test_it_is_gradient_descent_of_the_linearised_network(mode: Blocks, ridge: f
     steps, size = 50, 0.2
     kernel = TangentKernel(net, mode)
     whole, cross = tangent_kernel(net, x), tangent_kernel(net, new, x)
-    if mode != "all":  # outputs learn by themselves: each by its own kernel, or by the mean
+    if mode != "all":  # outputs learn separately: each by its own kernel, or by the mean
         diagonals = [torch.einsum("qcnc->qcn", each) for each in (whole, cross)]
         if mode == "trace":
             diagonals = [each.mean(1, keepdim=True).expand_as(each) for each in diagonals]
@@ -203,7 +199,7 @@ def test_it_is_gradient_descent_of_the_linearised_network(mode: Blocks, ridge: f
 
 
 def test_the_deviation_of_networks_that_start_at_random() -> None:
-    """Linear ones, f_0 = Φ w with w ~ N(0, 1): what A = K(x, X) g(R) does not learn of Φ is left of their variance."""
+    """Linear networks, f_0 = Φ w with w ~ N(0, 1): the part of Φ that A = K(x, X) g(R) misses keeps its variance."""
     features, new = draw(5, 8), draw(3, 8, seed=1)
     machine = KernelMachine(lambda one, two: 3 * one @ two.T, ridge=0.1, time=2.0).fit(features, torch.eye(5).double())
     left = new - machine.predict(new) @ features
@@ -241,23 +237,22 @@ def fixed(*shape: int) -> Callable[..., Tensor]:
         (lambda *given: draw(6, 6), draw(6), "not symmetric"),
     ],
 )
-def test_what_does_not_fit_is_refused(kernel: Callable[..., Tensor], y: Tensor, words: str) -> None:
-    with pytest.raises(Mistake, match=words) as caught:
+def test_kernels_and_targets_that_do_not_fit_are_refused(kernel: Callable[..., Tensor], y: Tensor, words: str) -> None:
+    with refused(words):
         KernelMachine(kernel).fit(draw(6, 3), y)
-    assert "\n" not in str(caught.value)
 
 
-def test_what_is_asked_is_refused_if_it_does_not_fit() -> None:
-    with pytest.raises(Mistake, match="call fit"):
+def test_queries_and_settings_that_do_not_fit_are_refused() -> None:
+    with refused("call fit"):
         KernelMachine("precomputed").predict(draw(2, 6))
     machine = KernelMachine("precomputed", ridge=1.0).fit(torch.eye(6).double(), draw(6, 2))
     for cross in (draw(2, 5), draw(2, 1), draw(2, 6, 2)):
-        with pytest.raises(Mistake, match=r"a column for each training example"):
+        with refused(r"a column for each training example"):
             machine.predict(cross)
-    with pytest.raises(Mistake, match=r"start= gives outputs of shape \[6, 1\]"):
+    with refused(r"start= gives outputs of shape \[6, 1\]"):
         KernelMachine(fixed(6, 6), ridge=1.0, start=lambda x: x[:, :1]).fit(draw(6, 3), draw(6, 2))
-    with pytest.raises(Mistake, match="diverges"):
+    with refused("diverges"):
         KernelMachine(fixed(6, 6), steps=10**4, step_size=1e9).fit(draw(6, 3), draw(6))
     for wrong in ({"steps": 3}, {"time": 1.0, "steps": 3, "step_size": 0.1}, {"ridge": -1.0}, {"time": -1.0}):
-        with pytest.raises(Mistake):
+        with refused():
             KernelMachine("precomputed", **wrong)

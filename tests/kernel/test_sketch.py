@@ -6,23 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from ntkexp.kernel import sketch as chapter
 from ntkexp.kernel.features.blocks import Factored, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read import reader, sketched
-from ntkexp.kernel.read import sketched as sketched_reader
+from ntkexp.kernel.read.sketched import sketched_kernel
 from ntkexp.kernel.secant.uses import View
-from ntkexp.kernel.sketch import Sketch, error_bar, random_vectors, sketched_gram
+from ntkexp.kernel.sketch import Sketch, error_bar, operations, random_vectors, sketched_gram
 from ntkexp.library import tangent_kernel
-from ntkexp.mistake import Mistake
-from tests.kernel.oracle import agree
+from tests.kernel import oracle
+from tests.kernel.oracle import EPS, agree, refused
 from tests.kernel.problems import KINDS, Known, known, problem
-
-EPS = torch.finfo(torch.float64).eps
+from tests.kernel.test_gram import Alone, Few, factored, jacobian
 
 
 def shapes(network: Known) -> dict[str, torch.Size]:
-    """Those of the trained weights."""
+    """The shapes of the trained weights."""
     return {name: p.shape for name, p in network.given.module.named_parameters() if p.requires_grad}
 
 
@@ -38,29 +36,40 @@ def matrix(sketch: Sketch) -> Tensor:
 
 
 @pytest.mark.sample(16)
-@pytest.mark.parametrize("out", [True, False], ids=["multiplied out", "convolved"])
 @pytest.mark.parametrize("name", KINDS)
-def test_every_way_is_the_jacobian_times_one_matrix(name: str, out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From factors, from copies and from rows: ties between parameters may be of any kind."""
+def test_every_block_is_the_jacobian_times_one_matrix(name: str) -> None:
+    """Factors, copies and rows: ties between parameters may be of any kind."""
     network = known(name)
-    monkeypatch.setattr(chapter, "operations", lambda *sizes: (0, 1) if out else (1, 0))
     sketch = Sketch(7, 3, shapes(network))
-    jacobian = torch.cat(list(network.jacobians.values()), 2)[:5]
-    expected = jacobian @ matrix(sketch)
-    scale = jacobian.abs().sum(2).max()
+    rows = torch.cat(list(network.jacobians.values()), 2)[:5]
+    expected, scale = rows @ matrix(sketch), rows.abs().sum(2).max()
     agree(sketch.of(network.reader.use_by_use(network.tape).blocks), expected, 100 * EPS, scale)
     agree(sketch.of(network.features.blocks), expected, 100 * EPS, scale)
 
 
+def test_outer_products_are_convolved_or_multiplied_out() -> None:
+    """Both ways occur among these sizes, with and without a bias, and in views that are transposed."""
+    ways = set()
+    for uses, width, size in ((1, 30, 8), (2, 40, 64), (50, 3, 64)):
+        block = factored(4, uses, width, width + 1, 2, seed=uses)
+        together, apart = operations(block.inputs, block.outputs, size)
+        ways.add(together <= apart)
+        for shape, strides in (((width, width + 1), (width + 1, 1)), ((width + 1, width), (1, width))):
+            weight, bias = View("v", (width, width + 1), strides, 0), View("b", (width + 1,), (1,), 0)
+            sketch = Sketch(size, 3, {"v": torch.Size(shape), "b": torch.Size((width + 1,))})
+            given = Factored(block.inputs, block.outputs, weight, bias, 0.5)
+            found = oracle.by_name(given)
+            rows = torch.cat([found["v"], found["b"]], 2)
+            agree(sketch.of([given]), rows @ matrix(sketch), 100 * EPS, rows.abs().sum(2).max())
+    assert ways == {True, False}
+
+
 def test_the_mean_over_sketches_is_the_kernel() -> None:
-    """400 of them: what is left is a twentieth of the error of one, and a bias of a tenth of that would show."""
+    """The mean of 400 sketches has a twentieth of the error of one. A bias of a tenth of that would show."""
     network = known("two heads")
     parts, kernel = network.reader.use_by_use(network.tape).blocks, network.kernel[:, :, :5]
-    found = []
-    for seed in range(400):
-        rows = Sketch(8, seed, shapes(network)).of(parts)
-        found.append(sketched_gram(rows, rows) - kernel)
-    errors = torch.stack(found)
+    rows = [Sketch(8, seed, shapes(network)).of(parts) for seed in range(400)]
+    errors = torch.stack([sketched_gram(each, each) - kernel for each in rows])
     typical = errors.square().mean(0).sqrt()
     assert bool((errors.mean(0).abs() < 4 * typical / 20).all())  # 4 deviations, at 225 entries
 
@@ -71,10 +80,8 @@ def test_the_error_falls_like_the_root_of_the_size(name: str) -> None:
     parts, kernel = network.reader.use_by_use(network.tape).blocks, network.kernel[:, :, :5]
 
     def error(size: int) -> float:
-        squares = []
-        for seed in range(30):
-            rows = Sketch(size, seed, shapes(network)).of(parts)
-            squares.append((sketched_gram(rows, rows) - kernel).square().sum())
+        rows = [Sketch(size, seed, shapes(network)).of(parts) for seed in range(30)]
+        squares = [(sketched_gram(each, each) - kernel).square().sum() for each in rows]
         return float(torch.stack(squares).mean().sqrt() / kernel.norm())
 
     few, many = error(16), error(1024)
@@ -84,7 +91,7 @@ def test_the_error_falls_like_the_root_of_the_size(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_bar_is_as_large_as_the_error_in_95_of_100_cases() -> None:
-    """200 cases, of all networks and sizes; the worst there is, an error in one direction, among them."""
+    """200 cases, from all networks and sizes, and the worst one, an error in a single direction."""
     covered = 0
     for case in range(150):
         network = known(KINDS[case % len(KINDS)])
@@ -100,7 +107,7 @@ def test_the_bar_is_as_large_as_the_error_in_95_of_100_cases() -> None:
 
 
 def holds(error: Tensor, seed: int) -> bool:
-    """Whether the bar covers this error."""
+    """Return whether the bar covers this error."""
     vectors = random_vectors(error.shape[2:], seed, error)
     return error_bar(torch.einsum("qcnd,vnd->vqc", error, vectors)) >= float(error.norm()) * (1 - 1e-12)
 
@@ -108,7 +115,8 @@ def holds(error: Tensor, seed: int) -> bool:
 # The sketched kernel as users call it.
 
 
-@pytest.mark.parametrize("name", ["two heads", "convolution", "tied embedding", "encoder, norm before"])
+@pytest.mark.filterwarnings("ignore:.*plain Jacobians")  # test_rules.py expects them
+@pytest.mark.parametrize("name", ["two heads", "convolution", "tied embedding", "encoder, norm before", "digamma"])
 def test_the_kernel_lies_within_its_bar(name: str) -> None:
     network = known(name)
     found, bar = tangent_kernel(network.given.module, network.given.x, network.other, sketch=2000)
@@ -124,14 +132,14 @@ def test_it_repeats_bit_by_bit_and_another_seed_is_another_sketch() -> None:
     assert not torch.equal(one.kernel, other.kernel)
 
 
-@pytest.mark.parametrize("kept", [0.0, 1e9], ids=["read again", "kept"])
-@pytest.mark.parametrize("name", ["convolution", "tied embedding"])
-def test_examples_a_few_at_a_time_change_only_rounding(name: str, kept: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [Few, Alone])
+@pytest.mark.parametrize("name", ["convolution", "tied embedding", "relu"])
+def test_examples_in_turns_change_only_rounding(name: str, kind: type[Few]) -> None:
     network = known(name)
-    usual = tangent_kernel(network.given.module, network.given.x, sketch=64)
-    monkeypatch.setattr(sketched_reader, "READ_BYTES", 1.0)
-    monkeypatch.setattr(sketched_reader, "MAX_JACOBIAN_BYTES", kept)
-    found = tangent_kernel(network.given.module, network.given.x, sketch=64)
+    usual = tangent_kernel(network.given.module, network.given.x, network.other, sketch=64)
+    own, outputs = dict(network.given.start), range(network.tape.outputs.shape[1])
+    one, other = (kind(network.reader, own, x, outputs) for x in (network.given.x, network.other))
+    found = sketched_kernel(one, other, own, 64, 0)
     agree(found.kernel, usual.kernel, 1000 * EPS)
     assert found.error_bar == pytest.approx(usual.error_bar, rel=1e-9)
 
@@ -143,52 +151,50 @@ def test_some_outputs_are_those_blocks() -> None:
     agree(some, whole[:, [2, 0]][..., [2, 0]], 100 * EPS)
 
 
-@pytest.mark.filterwarnings("ignore:.*plain Jacobians")  # test_rules.py hears them
-def test_plain_jacobians_are_sketched_too() -> None:
-    network = known("digamma")
-    found, bar = tangent_kernel(network.given.module, network.given.x, sketch=2000)
-    assert float((found - network.kernel[:, :, :5]).norm()) <= bar < 0.5 * float(network.kernel.norm())
-
-
-def test_what_cannot_be_sketched_is_refused_in_one_line() -> None:
+def test_calls_that_cannot_be_sketched_are_refused() -> None:
     given = problem("tanh")
     for size in (0, -3, True):
-        with pytest.raises(Mistake, match=f"sketch={size!r}: give the number of dimensions"):
+        with refused(f"sketch={size!r}: give the number of dimensions"):
             tangent_kernel(given.module, given.x, sketch=size)
-    with pytest.raises(Mistake, match="it is not sketched"):
+    with refused("it is not sketched"):
         tangent_kernel(given.module, given.x, sketch=8, outputs="trace")
-
-
-def test_more_outputs_than_the_machine_can_hold_are_refused_before_they_are_read() -> None:
-    """As of a language model whose scores of every word are the outputs."""
-    with pytest.raises(Mistake, match=r"of 3 × 3 examples with 400000 outputs each takes 5\.76e\+03 GB, and this"):
+    # 400,000 outputs, as of a language model whose scores of every word are read
+    with refused(r"of 3 × 3 examples with 400000 outputs each takes 5\.76e\+03 GB, and this"):
         tangent_kernel(torch.nn.Linear(1, 400_000), torch.ones(3, 1), sketch=8)
 
 
-# It is said when a sketch takes more than the exact kernel, and only then.
+# A remark tells when a sketch takes more than the exact kernel, and only then.
 
 
 def layers(count: int, positions: int) -> Jacobian:
-    """Two examples of layers like those of a language model, whose numbers take no memory."""
+    """Return two examples of layers like a language model's, whose numbers take no memory."""
     nothing = torch.zeros(())
     factors = nothing.expand(2, positions, 768), nothing.expand(2, 1, positions, 2304)
     views = [View(f"{k}", (768, 2304), (1, 768), 0) for k in range(count)]
-    return Jacobian(tuple(Factored(*factors, view, None, None) for view in views), 2, 1)
+    return jacobian(*(Factored(*factors, view, None, None) for view in views))
 
 
-def test_a_few_texts_are_cheaper_exactly() -> None:
-    said = sketched.remark(layers(40, positions=64), 32, 0, size=1024)
-    assert said is not None
-    assert said.startswith("the exact kernel of these 32 examples takes less")
+def with_rows(count: int) -> Jacobian:
+    """Add a parameter of 9.5 million elements whose gradients are rows."""
+    return jacobian(*layers(count, 64).blocks, Rows(torch.zeros(()).expand(2, 1, 9_500_000), "rows"))
 
 
 @pytest.mark.parametrize(
-    ("count", "positions", "examples"),
-    [(1, 64, 2000), (40, 64, 2000), (1, 64, 32)],
-    ids=["many examples", "more than are held", "done in no time"],
+    ("some", "examples", "remarked"),
+    [
+        (layers(40, 64), 32, True),
+        (layers(1, 64), 2000, False),
+        (layers(40, 64), 2000, False),
+        (layers(1, 64), 32, False),
+        (layers(11, 64), 32, False),  # 0.94e11 multiplications
+        (with_rows(11), 32, True),  # and 8 + 16 for each number of a row, 1.01e11 together
+    ],
+    ids=["a few texts", "many examples", "more than are held", "done in no time", "done soon", "rows of a table too"],
 )
-def test_otherwise_nothing_is_said(count: int, positions: int, examples: int) -> None:
-    assert sketched.remark(layers(count, positions), examples, 0, size=1024) is None
+def test_a_few_texts_are_cheaper_exactly(some: Jacobian, examples: int, remarked: bool) -> None:
+    remark = sketched.remark(some, examples, 0, size=1024)
+    assert (remark is not None) == remarked
+    assert remark is None or remark.startswith("the exact kernel of these 32 examples takes less")
 
 
 def test_layers_of_one_use_are_counted_by_their_factors() -> None:
@@ -198,8 +204,9 @@ def test_layers_of_one_use_are_counted_by_their_factors() -> None:
     assert reader.kernel_operations(some, 100, 50) == 100 * 50 * (768 + 2304 + 1)
 
 
-def test_users_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = problem("convolution")
-    monkeypatch.setattr(sketched, "LONG_MULTIPLICATIONS", 1.0)
+@pytest.mark.slow
+def test_a_long_sketch_of_few_examples_warns() -> None:
+    """It takes more than 10¹¹ multiplications, and the exact kernel fewer."""
+    net = torch.nn.Sequential(torch.nn.Conv1d(2300, 2300, 1), torch.nn.AdaptiveAvgPool1d(1), torch.nn.Flatten())
     with pytest.warns(UserWarning, match="leave sketch out"):
-        tangent_kernel(given.module, given.x, sketch=20)
+        tangent_kernel(net, torch.randn(8, 2300, 640), sketch=64, outputs=[0])

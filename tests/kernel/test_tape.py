@@ -1,4 +1,4 @@
-"""Recording a module as it runs, and comparing what it did at two places."""
+"""Recording a module as it runs, and comparing its operations at both ends of a step."""
 
 from __future__ import annotations
 
@@ -15,43 +15,23 @@ from ntkexp.kernel.record.program import program
 from ntkexp.kernel.record.recorder import Recorder, functional_twin
 from ntkexp.kernel.secant.call import NoRule
 from ntkexp.library import reader_of, secant_kernel, tangent_kernel
-from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 from tests.kernel import oracle
-from tests.kernel.oracle import agree
-from tests.kernel.problems import KINDS, Formula, known
+from tests.kernel.networks import Formula, drawn, drawn_formula, own_weights, scaled
+from tests.kernel.oracle import EPS, agree, normal, refused
+from tests.kernel.problems import KINDS, known
 
-
-def module(function: Callable[..., Tensor], seed: int = 0, **shapes: tuple[int, ...]) -> nn.Module:
-    """A formula with random weights."""
-    made = Formula(function, **shapes).double()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in made.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    return made
-
-
-def inputs(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+X = normal(4, 3, seed=7)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_tape_holds_what_the_module_gives(name: str) -> None:
-    network = known(name)
+def test_a_tape_holds_the_outputs_and_has_one_structure_at_all_weights(name: str) -> None:
+    network, step = known(name), known(name).step(0.3)
     expected = network.given.module(network.given.x).detach().reshape(len(network.given.x), -1)
-    agree(network.tape.outputs, expected, 100 * torch.finfo(torch.float64).eps)  # attention runs by other kernels
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_structure_is_the_same_at_two_weights(name: str) -> None:
-    step = known(name).step(0.3)
+    agree(network.tape.outputs, expected, 100 * EPS)  # attention runs by other kernels
     assert step.start.structure == step.end.structure
     assert step.start.program == step.end.program
-
-
-def test_a_tape_overwrites_nothing() -> None:
-    assert not any(entry.op._schema.is_mutable for entry in known("written in place").tape.entries)
+    assert not any(entry.op._schema.is_mutable for entry in network.tape.entries)
 
 
 def test_loops_are_unrolled() -> None:
@@ -66,19 +46,13 @@ def branching(x: Tensor, w: Tensor) -> Tensor:
 
 
 def test_a_branch_that_both_ends_take_is_read() -> None:
-    made, x = module(branching, w=(3, 2)), inputs(4, 3)
+    made = drawn_formula(branching, w=(3, 2))
     end = {"w": made.get_parameter("w").detach() + 0.01}
-    change = torch.func.functional_call(made, end, (x,)) - made(x)
+    change = torch.func.functional_call(made, end, (X,)) - made(X)
     reader, own = reader_of(made)
-    reading = reader.secant(reader.record(own, x), reader.record(end, x))
+    reading = reader.secant(reader.record(own, X), reader.record(end, X))
     # rounding of two outputs of size about one
-    agree(reading.push, change.detach(), 100 * torch.finfo(torch.float64).eps, made(x).abs().max().detach())
-
-
-def test_a_number_read_into_python_is_a_constant_of_a_tangent() -> None:
-    """As it is for autograd."""
-    made, x = module(lambda x, w: x @ w * float(w.detach().sum()), w=(3, 2)), inputs(4, 3)
-    agree(tangent_kernel(made, x), oracle.tangent(made, x, x), 100 * torch.finfo(torch.float64).eps)
+    agree(reading.push, change.detach(), 100 * EPS, made(X).abs().max().detach())
 
 
 @pytest.mark.parametrize(
@@ -90,46 +64,83 @@ def test_a_number_read_into_python_is_a_constant_of_a_tangent() -> None:
     ],
     ids=["a branch", "a number read into Python", "other shapes inside"],
 )
-def test_ends_that_differ_are_refused_in_one_line(function: Callable[..., Tensor]) -> None:
-    made, x = module(function, w=(3, 2)), inputs(4, 3)
+def test_ends_that_differ_are_refused(function: Callable[..., Tensor]) -> None:
+    made = drawn_formula(function, w=(3, 2))
     start = {"w": made.get_parameter("w").detach().abs()}
-    with pytest.raises(NoRule) as caught:
-        secant_kernel(made, start, {"w": -start["w"]}, x, x)
-    assert "\n" not in str(caught.value)
+    with refused(kind=NoRule):
+        secant_kernel(made, start, {"w": -start["w"]}, X, X)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, w: nn.functional.dropout(x @ w, 0.5, training=True),
-        lambda x, w: x @ w + torch.randn(len(x), 2, dtype=x.dtype),
-        lambda x, w: x @ w * torch.rand_like(x[:, :2]),
-        lambda x, w: x @ w + torch.bernoulli(torch.full((len(x), 2), 0.5, dtype=x.dtype)),
-    ],
-    ids=["dropout", "randn", "rand_like", "bernoulli"],
-)
-def test_random_numbers_are_refused_by_name(function: Callable[..., Tensor]) -> None:
-    with pytest.raises(Mistake, match=r"draws random numbers \(aten\."):
-        tangent_kernel(module(function, w=(3, 2)), inputs(4, 3))
+AS_AUTOGRAD: dict[str, Callable[[], nn.Module]] = {
+    "a number read into Python": lambda: drawn_formula(lambda x, w: x @ w * float(w.detach().sum()), w=(3, 2)),
+    "rrelu in evaluation": lambda: nn.Sequential(nn.Linear(3, 4), nn.RReLU(0.1, 0.5), nn.Linear(4, 1)).eval(),
+    "rrelu with its default slopes": lambda: nn.Sequential(nn.Linear(3, 4), nn.RReLU(), nn.Linear(4, 1)).eval(),
+    "dropout and batch norm in evaluation": lambda: nn.Sequential(
+        nn.Linear(3, 4), nn.Dropout(0.2), nn.BatchNorm1d(4), nn.Linear(4, 1)
+    ).eval(),
+}
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout(0.2), nn.BatchNorm1d(4), nn.BatchNorm1d(4, track_running_stats=False)])
-def test_layers_in_training_mode_are_refused_by_name(layer: nn.Module) -> None:
-    made = nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 1)).double()
-    with pytest.raises(Mistake, match=rf"layer '1' \({type(layer).__name__}.*module\.eval\(\)"):
-        tangent_kernel(made, inputs(5, 3))
+@pytest.mark.parametrize("name", AS_AUTOGRAD)
+def test_constants_of_a_tangent_are_those_of_autograd(name: str) -> None:
+    made = AS_AUTOGRAD[name]().double()
+    agree(tangent_kernel(made, X), oracle.tangent(made, X, X), 100 * EPS)
 
 
-def test_one_layer_left_in_training_mode_is_sent_to_evaluation() -> None:
-    made = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1)).double().eval()
-    made[1].train()
-    with pytest.raises(Mistake, match=r"layer '1' \(Dropout, p=0\.2\) is random.*; call module\.eval\(\) first"):
-        tangent_kernel(made, inputs(5, 3))
+def training(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), layer, nn.Linear(4, 1)).double()
 
 
-def test_dropout_and_batch_norm_in_evaluation_are_read() -> None:
-    made = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.BatchNorm1d(4), nn.Linear(4, 1)).double().eval()
-    assert tangent_kernel(made, inputs(5, 3)).shape == (5, 1, 5, 1)
+def complex_weights() -> nn.Module:
+    made = drawn_formula(lambda x, w: (x.to(w.dtype) @ w).abs(), w=(3, 2))
+    made.w = nn.Parameter(torch.ones(3, 2, dtype=torch.complex128))
+    return made
+
+
+def left_in_training() -> nn.Module:
+    made = training(nn.Dropout(0.2)).eval()
+    made[1].train()  # type: ignore[index]  # a Sequential
+    return made
+
+
+RANDOM = r"draws random numbers \(aten\."
+AXIS = "first axis must be that of the examples"
+REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "dropout": (lambda x, w: nn.functional.dropout(x @ w, 0.5, training=True), RANDOM),
+    "randn": (lambda x, w: x @ w + torch.randn(len(x), 2, dtype=x.dtype), RANDOM),
+    "rand_like": (lambda x, w: x @ w * torch.rand_like(x[:, :2]), RANDOM),
+    "bernoulli": (lambda x, w: x @ w + torch.bernoulli(torch.full((len(x), 2), 0.5, dtype=x.dtype)), RANDOM),
+    "overwritten inputs": (lambda x, w: x.add_(1) @ w, "overwrites its inputs"),
+    "a sum": (lambda x, w: (x @ w).sum(), AXIS),
+    "transposed": (lambda x, w: (x @ w).t(), AXIS),
+    "complex outputs": (lambda x, w: torch.complex(x @ w, x @ w), r"complex outputs.*torch\.view_as_real"),
+}
+MODULES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    **{name: (lambda f=function: drawn_formula(f, w=(3, 2)), words) for name, (function, words) in REFUSED.items()},
+    **{
+        f"{type(layer).__name__} in training": (
+            lambda layer=layer: training(layer),
+            rf"layer '1' \({type(layer).__name__}.*module\.eval\(\)",
+        )
+        for layer in (nn.Dropout(0.2), nn.BatchNorm1d(4))
+    },
+    "batch statistics": (
+        lambda: training(nn.BatchNorm1d(4, track_running_stats=False)),
+        r"layer '1' \(BatchNorm1d.*module\.eval\(\)",
+    ),
+    "one layer left in training": (
+        left_in_training,
+        r"layer '1' \(Dropout, p=0\.2\) is random.*; call module\.eval\(\) first",
+    ),
+    "complex weights": (complex_weights, r"'w' is complex.*torch\.view_as_complex"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_without_a_fixed_function_of_examples_is_refused(name: str) -> None:
+    make, words = MODULES[name]
+    with refused(words):
+        tangent_kernel(make(), X)
 
 
 class Counting(nn.Module):
@@ -154,42 +165,14 @@ class Counting(nn.Module):
 def test_recording_leaves_the_module_as_it_is() -> None:
     made = Counting().double()
     before = {name: value.clone() for name, value in made.state_dict().items()}
-    tangent_kernel(made, inputs(4, 3))
+    tangent_kernel(made, X)
     assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
     assert all(weight.grad is None for weight in made.parameters())
 
 
-def test_a_module_that_overwrites_its_inputs_is_refused() -> None:
-    with pytest.raises(Mistake, match="overwrites its inputs"):
-        tangent_kernel(module(lambda x, w: x.add_(1) @ w, w=(3, 2)), inputs(4, 3))
-
-
-@pytest.mark.parametrize("function", [lambda x, w: (x @ w).sum(), lambda x, w: (x @ w).t()], ids=["sum", "transposed"])
-def test_outputs_that_are_not_one_an_example_are_refused(function: Callable[..., Tensor]) -> None:
-    with pytest.raises(Mistake, match="first axis must be that of the examples"):
-        tangent_kernel(module(function, w=(3, 2)), inputs(4, 3))
-
-
-def test_complex_numbers_are_refused() -> None:
-    made = module(lambda x, w: torch.complex(x @ w, x @ w), w=(3, 2))
-    with pytest.raises(Mistake, match=r"complex outputs.*torch\.view_as_real"):
-        tangent_kernel(made, inputs(4, 3))
-    real = module(lambda x, w: (x.to(w.dtype) @ w).abs(), w=(3, 2))
-    real.w = nn.Parameter(torch.ones(3, 2, dtype=torch.complex128))
-    with pytest.raises(Mistake, match=r"'w' is complex.*torch\.view_as_complex"):
-        tangent_kernel(real, inputs(4, 3))
-
-
-def test_rrelu_in_evaluation_draws_nothing() -> None:
-    made = nn.Sequential(nn.Linear(3, 4), nn.RReLU(0.1, 0.5), nn.Linear(4, 1)).double().eval()
-    agree(tangent_kernel(made, inputs(5, 3)), oracle.tangent(made, inputs(5, 3), inputs(5, 3)), 1e-14)
-
-
 def test_a_layer_without_units_carries_nothing() -> None:
-    made = module(lambda x, w, v, u: x @ w @ v + x @ u, w=(3, 0), v=(0, 2), u=(3, 2))
-    start, end = ({name: size * weight.detach() for name, weight in made.named_parameters()} for size in (1.0, 1.5))
-    expected = oracle.tangent(made, inputs(5, 3), inputs(5, 3))
-    agree(secant_kernel(made, start, end, inputs(5, 3), inputs(5, 3)), expected, 1e-14)
+    made = drawn_formula(lambda x, w, v, u: x @ w @ v + x @ u, w=(3, 0), v=(0, 2), u=(3, 2))
+    agree(secant_kernel(made, {}, scaled(made, 1.5), X, X), oracle.tangent(made, X, X), 1e-14)
 
 
 IN_PLACE = [
@@ -200,8 +183,8 @@ IN_PLACE = [
 ]
 
 
-def test_what_writes_in_place_has_a_twin_that_takes_the_same() -> None:
-    """Of all operations of torch; a tensor is not a number, whatever the argument is called."""
+def test_a_write_in_place_has_a_twin_with_the_same_arguments() -> None:
+    """For all operations of torch. A tensor is not a number, whatever the argument is called."""
     found = {op: twin for op in IN_PLACE if (twin := functional_twin(op)) is not None}
     assert len(found) > 200
     for op, twin in found.items():
@@ -210,7 +193,7 @@ def test_what_writes_in_place_has_a_twin_that_takes_the_same() -> None:
 
 
 def test_a_program_keeps_the_last_operation_of_several_that_give_the_same() -> None:
-    """The gates of an LSTM are parts of what was written in place, and parts of its storage as well."""
+    """The gates of an LSTM are parts of a tensor that was written in place, and parts of its storage as well."""
     tape = known("lstm").reader.record(known("lstm").given.start, known("lstm").given.x)
     pruned = tape.pruned()
     before, after = ({entry.name for entry in each.entries} for each in (tape, pruned))
@@ -231,8 +214,8 @@ def test_a_program_keeps_the_last_operation_of_several_that_give_the_same() -> N
     ],
 )
 def test_a_write_in_place_can_be_run_again(write: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """By the program of its tape, where functionalize has no part in it."""
-    h, k = inputs(4, 3), inputs(4, 3).cos()
+    """By the program of its tape, without functionalize."""
+    h, k = X, X.cos()
     with Recorder() as recorder:
         slots = [recorder.slot(value) for value in (h, k)]
         target = h * 1.0
@@ -251,9 +234,6 @@ def test_examples_of_a_large_set_take_no_more_memory_than_others() -> None:
 # Modules with several inputs, by position or by name, and with several outputs.
 
 
-EPS = torch.finfo(torch.float64).eps
-
-
 class Pair(NamedTuple):
     """A tuple with names."""
 
@@ -263,7 +243,7 @@ class Pair(NamedTuple):
 
 @dataclass
 class Answer:
-    """What a network may give beside its outputs."""
+    """Outputs, with other values that a network may return."""
 
     logits: Tensor
     cache: list[Tensor]
@@ -271,7 +251,7 @@ class Answer:
 
 
 class Several(nn.Module):
-    """Tokens and a mask, with a switch; the answer comes as it is asked for."""
+    """Tokens and a mask, with a switch; `form` is the type of the answer."""
 
     def __init__(self, form: str = "tensor") -> None:
         super().__init__()
@@ -293,35 +273,19 @@ class Several(nn.Module):
 
 
 def several(form: str = "tensor") -> nn.Module:
-    """With the same random weights in every form."""
-    made = Several(form).double()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in made.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    return made
+    """Return the network with the same random weights in every form."""
+    return drawn(Several(form))
 
 
 TOKENS = torch.tensor([[0, 3, 6], [1, 1, 2], [5, 4, 0], [2, 6, 6]])
 MASK = torch.tensor([[1, 1, 0], [1, 0, 1], [1, 1, 1], [0, 1, 1]]).double()
 
 
-class Joined(nn.Module):
-    """The same network with one input, for the oracle."""
-
-    def __init__(self, double: bool) -> None:
-        super().__init__()
-        self.inner, self.twice = several(), double
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.inner(x[:, :3].long(), x[:, 3:].double(), self.twice)
-        return outputs
-
-
 def expected(double: bool = False) -> Tensor:
-    """By plain Jacobians."""
+    """Return the kernel of plain Jacobians, of the same network with one input."""
+    joined = Formula(lambda x, inner: inner(x[:, :3].long(), x[:, 3:].double(), double), inner=several())
     x = torch.cat([TOKENS.double(), MASK], 1)
-    return oracle.tangent(Joined(double), x, x)
+    return oracle.tangent(joined, x, x)
 
 
 @pytest.mark.parametrize(
@@ -353,13 +317,11 @@ def test_the_second_of_several_outputs_is_another() -> None:
 
 
 def test_a_step_through_several_inputs_and_outputs_is_exact() -> None:
-    made = several("dict")
-    start = {name: weight.detach() for name, weight in made.named_parameters()}
-    residual = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    inputs = {"tokens": TOKENS, "mask": MASK}
+    made, residual = several("dict"), normal(4, 3, seed=1)
+    inputs, queries = {"tokens": TOKENS, "mask": MASK}, {"tokens": TOKENS.flip(1), "mask": MASK}
     gradient = torch.autograd.grad(made(**inputs)["logits"], list(made.parameters()), residual)
+    start = own_weights(made)
     end = {name: weight - 0.3 * g for (name, weight), g in zip(start.items(), gradient, strict=True)}
-    queries = {"tokens": TOKENS.flip(1), "mask": MASK}
     kernel = secant_kernel(made, start, end, queries, inputs, output="logits")
     before = made(**queries)["logits"].detach()
     after = torch.func.functional_call(made, end, (), queries)["logits"].detach()
@@ -371,7 +333,7 @@ def test_a_step_through_several_inputs_and_outputs_is_exact() -> None:
     ("form", "output", "words"),
     [
         ("dict", None, ("gives a dict", "'logits'", "output=")),
-        ("dict", "logit", ("output='logit'", "did you mean 'logits'?")),
+        ("dict", "logit", ("output='logit'", r"did you mean 'logits'\?")),
         ("dict", "cache", ("output='cache'", "not a tensor", "'logits'")),
         ("dataclass", None, ("gives a Answer", "'logits'")),
         ("tuple", None, ("gives a tuple", "0, 1")),
@@ -380,26 +342,20 @@ def test_a_step_through_several_inputs_and_outputs_is_exact() -> None:
         ("nothing", None, ("NoneType", "no tensor")),
     ],
 )
-def test_outputs_that_cannot_be_read_are_refused_in_one_line(
-    form: str, output: str | int | None, words: tuple[str, ...]
-) -> None:
-    with pytest.raises(Mistake) as caught:
+def test_outputs_that_cannot_be_read_are_refused(form: str, output: str | int | None, words: tuple[str, ...]) -> None:
+    with refused(*words):
         tangent_kernel(several(form), (TOKENS, MASK), output=output)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("inputs", "words"),
     [
-        ((TOKENS, MASK[:3]), ("[4, 3], [3, 3]", "same examples")),
-        ({"tokens": TOKENS, "mask": torch.tensor(1.0)}, ("[4, 3], []",)),
+        ((TOKENS, MASK[:3]), (r"\[4, 3\], \[3, 3\]", "same examples")),
+        ({"tokens": TOKENS, "mask": torch.tensor(1.0)}, (r"\[4, 3\], \[\]",)),
         ((1, 2), ("hold no tensor",)),
         ("text", ("the inputs are a str", "dict of keyword arguments")),
     ],
 )
-def test_inputs_that_are_no_examples_are_refused_in_one_line(inputs: Inputs, words: tuple[str, ...]) -> None:
-    with pytest.raises(Mistake) as caught:
+def test_inputs_that_are_no_examples_are_refused(inputs: Inputs, words: tuple[str, ...]) -> None:
+    with refused(*words):
         tangent_kernel(several(), inputs)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
-    assert "\n" not in str(caught.value)

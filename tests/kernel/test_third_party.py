@@ -1,4 +1,4 @@
-"""Networks that nobody adapted, from libraries, small and with random weights: kernels and steps through them."""
+"""Unchanged networks of libraries, small and with random weights: kernels and steps through them."""
 
 from __future__ import annotations
 
@@ -15,40 +15,27 @@ from torch import Tensor, nn
 
 from ntkexp.kernel.record.casts import Casts
 from ntkexp.library import reader_of, tangent_kernel
-from ntkexp.mistake import Mistake
 from ntkexp.model.foreign import load_torchvision
 from tests.kernel import oracle
-from tests.kernel.oracle import agree, applied
+from tests.kernel.networks import Formula
+from tests.kernel.oracle import agree, applied, refused
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # what libraries warn of is their business
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # libraries have warnings themselves
 
-EPS = torch.finfo(torch.float64).eps
-CLOSED = 1e-11  # of Δf: rounding of Δf at a hundredth of the weights, and far below any part left out
+CLOSED = 1e-11  # of Δf: rounding of Δf at a hundredth of the weights, far below any part that could be missing
 TEXT = {
-    "vocab_size": 11,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 8,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 0,
+    **{"vocab_size": 11, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24},
+    **{"max_position_embeddings": 8, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0},
 }
 GPT2 = {
-    "vocab_size": 11,
-    "n_positions": 8,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 2,
-    "bos_token_id": 0,
+    **{"vocab_size": 11, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0},
     "eos_token_id": 1,
 }
 
 
 @dataclass(frozen=True)
 class Given:
-    """A network, what it is called with, and which of its outputs is read."""
+    """A network, its inputs, and the output that is read."""
 
     module: nn.Module
     inputs: dict[str, object]
@@ -56,23 +43,21 @@ class Given:
     casts: Casts = "keep"
 
 
-class Read(nn.Module):
-    """The same network as a function of one tensor, for the oracle."""
+def of_one_tensor(given: Given) -> nn.Module:
+    """Return the same network as a function of one tensor, for the oracle."""
+    constants = {name: value for name, value in given.inputs.items() if not isinstance(value, Tensor)}
+    names = [name for name in given.inputs if name not in constants]
 
-    def __init__(self, given: Given) -> None:
-        super().__init__()
-        self.module, self.output = given.module, given.output
-        self.constants = {name: value for name, value in given.inputs.items() if not isinstance(value, Tensor)}
-        self.names = [name for name in given.inputs if name not in self.constants]
-
-    def forward(self, x: Tensor) -> Tensor:
-        answer = self.module(**dict(zip(self.names, x.unbind(1), strict=True)), **self.constants)
-        outputs: Tensor = answer if self.output is None else answer[self.output]
+    def forward(x: Tensor, module: nn.Module) -> Tensor:
+        answer = module(**dict(zip(names, x.unbind(1), strict=True)), **constants)
+        outputs: Tensor = answer if given.output is None else answer[given.output]
         return outputs
+
+    return Formula(forward, module=given.module)
 
 
 def settled(module: nn.Module) -> nn.Module:
-    """In double precision and evaluation, with statistics and gains that are not those of the start."""
+    """Convert to double precision and evaluation, with other statistics and gains than the initial ones."""
     generator = torch.Generator().manual_seed(0)
     module = module.double().eval()
     with torch.no_grad():
@@ -85,7 +70,7 @@ def settled(module: nn.Module) -> nn.Module:
 
 
 def text(name: str, settings: dict[str, Any], casts: Casts = "keep") -> Given:
-    """A model of Hugging Face, from its configuration."""
+    """Return a model of Hugging Face, from its configuration."""
     load_torchvision()
     library = import_module("transformers")
     kind = name.removesuffix("LMHeadModel").removesuffix("ForCausalLM").removesuffix("ForSequenceClassification")
@@ -96,7 +81,7 @@ def text(name: str, settings: dict[str, Any], casts: Casts = "keep") -> Given:
 
 
 def image(name: str, **settings: Any) -> Given:
-    """A model of timm, without a download."""
+    """Return a model of timm, without a download."""
     load_torchvision()
     module = import_module("timm").create_model(name, pretrained=False, num_classes=3, **settings)
     x = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -122,9 +107,9 @@ def given(request: pytest.FixtureRequest) -> Given:
 
 
 def test_the_tangent_kernel_is_that_of_jacobians_by_example(given: Given) -> None:
-    """Through the casts too, which the oracle leaves in: they cost single precision."""
+    """The oracle keeps the casts, which cost single precision."""
     x = torch.stack([value for value in given.inputs.values() if isinstance(value, Tensor)], 1)
-    expected = oracle.tangent(Read(given), x, x)
+    expected = oracle.tangent(of_one_tensor(given), x, x)
     chosen = torch.arange(0, expected.shape[1], 5)
     expected = expected[:, chosen][:, :, :, chosen]
     single = given.casts == "ignore"
@@ -154,6 +139,5 @@ def test_a_mixture_whose_routing_changes_is_refused_by_name() -> None:
     given = text("MixtralForCausalLM", settings, "ignore")
     reader, own = reader_of(given.module, given.output, given.casts)
     end = {name: weight.flip(0) for name, weight in own.items()}
-    with pytest.raises(Mistake, match=r"different (ways|operations) at the two ends of a step") as caught:
+    with refused(r"different (ways|operations) at the two ends of a step"):
         reader.secant(reader.record(own, given.inputs), reader.record(end, given.inputs))
-    assert "\n" not in str(caught.value)

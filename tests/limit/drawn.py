@@ -30,7 +30,7 @@ BENT = [ReLU(), LeakyReLU(slope=0.3), Abs()]
 
 
 def weights(random: Random) -> dict[str, Any]:
-    """What all affine layers take."""
+    """Return arguments that all affine layers take."""
     frozen = random.randint(0, 5) == 0
     return {
         "W_std": random.choice([0.7, 1.0, 1.3]),

@@ -86,7 +86,7 @@ def added(one: Values, two: Values) -> Values:
 
 
 def concatenated(ends: Sequence[State]) -> State:
-    """The mean over all channels, those of one branch after those of another."""
+    """Return the mean over all channels of all branches."""
 
     def mean(each: Sequence[Values]) -> Values:
         assert all(values.keys() == each[0].keys() for values in each)
@@ -190,3 +190,14 @@ def pooled(layer: AvgPool | GlobalAvgPool | Flatten, state: State) -> State:
 
     own = (mean(state.own[0]), mean(state.own[1]))
     return State(mean(state.cross), mean(state.tangent), own, layer.shape(state.shape), state.same)
+
+
+def points(count: int, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    """Return random inputs."""
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(found: Sequence[Tensor], expected: Sequence[Tensor], rtol: float, scaled: bool = False) -> None:
+    """Assert that two kernels agree entry by entry, or relative to the largest entry if `scaled`."""
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=rtol, atol=rtol * float(two.abs().max()) if scaled else 0.0)

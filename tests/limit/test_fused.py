@@ -23,7 +23,8 @@ from ntkexp.layer.smooth import Generic, Polynomial, SiLU, Tanh, interpolated
 from ntkexp.limit.fused.functions import source_digest
 from ntkexp.limit.infinite_kernel import Engine, block_slices, compute, engine_of
 from ntkexp.limit.network import network
-from ntkexp.mistake import Mistake
+from tests.kernel.oracle import refused
+from tests.limit.oracle import close
 
 RTOL = {torch.float64: 1e-12, torch.float32: 5e-6}  # some ten roundings of each, and the sum over all pairs of pixels
 DENSE = Dense(features=3, W_std=1.2, b_std=0.2)
@@ -39,10 +40,7 @@ INNER = Residual(branch=(Abs(), conv(frozen=True)), shortcut=(conv(1),))
 NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
     "vectors": ((DENSE, ReLU(), DENSE, Abs(), DENSE), (7,)),
     "vectors, residual": ((DENSE, Residual(branch=(ReLU(), DENSE)), ReLU(), Dense(features=1)), (7,)),
-    "vectors, standard": (
-        (DENSE, LeakyReLU(slope=0.3), Dense(features=2, param="standard", b_std=0.1)),
-        (5,),
-    ),
+    "vectors, standard": ((DENSE, LeakyReLU(slope=0.3), Dense(features=2, param="standard", b_std=0.1)), (5,)),
     "vectors, curves": (
         (DENSE, LayerNorm(eps=0.1), Erf(), DENSE, GELU(), DENSE, Sin(a=1.2, b=0.7, c=0.4), DENSE, Cos(), DENSE),
         (7,),
@@ -142,8 +140,7 @@ NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
         (
             conv(),
             Residual(
-                branch=(ReLU(), conv(stride=2), ReLU(), conv(stride=2)),
-                shortcut=(AvgPool(window=2), AvgPool(window=2)),
+                branch=(ReLU(), conv(stride=2), ReLU(), conv(stride=2)), shortcut=(AvgPool(window=2), AvgPool(window=2))
             ),
             *(ReLU(), GlobalAvgPool(), DENSE),
         ),
@@ -187,50 +184,43 @@ NETWORKS: dict[str, tuple[tuple[AbstractLayer, ...], tuple[int, ...]]] = {
 }
 
 
-def points(count: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+def points(count: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
     x = torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-    x[0, ..., : shape[-1] // 2] = 0  # patches without anything
+    x[0, ..., : shape[-1] // 2] = 0  # patches of zeros
     return x
 
 
+ONCE = [
+    (name, (row + column) % 2 == 0, dtype)
+    for row, name in enumerate(NETWORKS)
+    for column, dtype in enumerate((torch.float64, torch.float32))
+] + [("series beside margins", False, torch.float64)]
+"""Every network in both precisions, and with itself and with other examples: once each."""
+QUICK = ("levels", "nested strides", "concatenation, strided", "passing through", "steps that differ")
+
+
 @pytest.mark.parametrize(
-    "name", ["levels", "nested strides", "concatenation, strided", "passing through", "steps that differ"]
-)
-def test_strides_and_pools_inside_a_network_are_those_of_torch(name: str) -> None:
-    agree(name, same=False, dtype=torch.float64)
-
-
-@pytest.mark.slow
-def test_what_a_series_sums_stays_within_the_image() -> None:
-    agree("series beside margins", same=False, dtype=torch.float64)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(  # every network in both precisions, and with itself and with other examples: once each
     ("name", "same", "dtype"),
     [
-        (name, (row + column) % 2 == 0, dtype)
-        for row, name in enumerate(NETWORKS)
-        for column, dtype in enumerate((torch.float64, torch.float32))
+        *((name, False, torch.float64) for name in QUICK),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [*ONCE, ("series beside margins", False, torch.float64)]
+        ),
     ],
 )
 def test_the_engines_agree(name: str, same: bool, dtype: torch.dtype) -> None:
-    agree(name, same, dtype)
-
-
-def agree(name: str, same: bool, dtype: torch.dtype) -> None:
     layers, shape = NETWORKS[name]
     x1, x2 = points(10, shape, dtype), None if same else points(9, shape, dtype, 1)
     fused = ntkexp.infinite_kernel(layers, x1, x2, engine="fused", threads=2)
-    for one, two in zip(fused, ntkexp.infinite_kernel(layers, x1, x2, engine="torch"), strict=True):
-        assert one.dtype == dtype
-        torch.testing.assert_close(one, two, rtol=RTOL[dtype], atol=RTOL[dtype] * float(two.abs().max()))
+    assert {kernel.dtype for kernel in fused} == {dtype}
+    close(fused, ntkexp.infinite_kernel(layers, x1, x2, engine="torch"), RTOL[dtype], scaled=True)
 
 
 @pytest.mark.slow
 def test_many_vectors_are_cut_into_pieces_that_fit() -> None:
     layers, shape = NETWORKS["vectors"]
-    x = points(1300, shape, torch.float64)
+    x = points(1300, shape)
     fused = ntkexp.infinite_kernel(layers, x, engine="fused", threads=2)
     rows = ntkexp.infinite_kernel(layers, x[600:670], x, engine="fused", threads=1)
     for one, two, part in zip(fused, ntkexp.infinite_kernel(layers, x, engine="torch"), rows, strict=True):
@@ -238,8 +228,7 @@ def test_many_vectors_are_cut_into_pieces_that_fit() -> None:
         torch.testing.assert_close(part, two[600:670], rtol=1e-12, atol=0.0)
         assert torch.equal(one, one.t())
     fused = ntkexp.infinite_kernel(layers, x[:300], x[600:], engine="fused", threads=2)
-    for one, two in zip(fused, ntkexp.infinite_kernel(layers, x[:300], x[600:], engine="torch"), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-12, atol=0.0)
+    close(fused, ntkexp.infinite_kernel(layers, x[:300], x[600:], engine="torch"), 1e-12)
 
 
 @pytest.mark.parametrize("engine", ["torch", "fused"])
@@ -250,53 +239,55 @@ def test_an_entry_beyond_the_range_is_refused(times: float, words: str, dtype: t
     layers = (Dense(features=2, W_std=2**0.5), ReLU(), Dense(features=1, W_std=(2e6 * times) ** 0.5))
     x = 1e-3 * torch.finfo(dtype).max ** 0.5 * torch.eye(2, dtype=dtype)
     for given in ((x,), (x, x.clone()), (x[:1], x)):
-        with pytest.raises(Mistake, match=f"{words} has entries beyond") if words else nullcontext():
+        with refused(f"{words} has entries beyond") if words else nullcontext():
             ntkexp.infinite_kernel(layers, *given, engine=engine)
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
     layers, shape = NETWORKS["mean"]
-    x = points(20, shape, torch.float64)
-    one, two = (ntkexp.infinite_kernel(layers, x, engine="fused", threads=threads) for threads in (1, 3))
-    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    x = points(20, shape)
+    close(*(ntkexp.infinite_kernel(layers, x, engine="fused", threads=threads) for threads in (1, 3)), 0.0)
 
 
 @pytest.mark.parametrize("name", ["flattened", "pooled", "strided residual"])
 def test_little_memory_cuts_smaller_and_changes_rounding_alone(name: str) -> None:
-    """Sums of tiles, and tiles that are kept: sub-blocks of two images a side, and of one, instead of seven."""
+    """Sums of tiles, and tiles that are kept: sub-blocks of two images or one on each side, instead of seven."""
     layers, shape = NETWORKS[name]
-    x = points(10, shape, torch.float64)
+    x = points(10, shape)
     roomy, narrow = (ntkexp.infinite_kernel(layers, x, engine="fused", memory_gb=room, threads=1) for room in (4, 2e-5))
-    for one, two in zip(roomy, narrow, strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-14, atol=0.0)
+    close(roomy, narrow, 1e-14)
 
 
 def test_an_example_meets_itself_without_rounding() -> None:
-    """Where pixels are equal κ = hq: with W² = 2 and no bias, K(x, x) = ‖x‖²/d through any number of ReLU layers."""
+    """Equal pixels have κ = hq: with W² = 2 and no bias, K(x, x) = ‖x‖²/d through any number of ReLU layers."""
     layers = (*(Dense(features=2, W_std=2**0.5), ReLU()) * 20, Dense(features=1))
-    x = points(5, (7,), torch.float64, 3)[1:]
+    x = points(5, (7,), seed=3)[1:]
     nngp, ntk = ntkexp.infinite_kernel(layers, x, engine="fused")
     norms = x.square().mean(1)
     torch.testing.assert_close(nngp.diagonal(), norms, rtol=1e-14, atol=0.0)
     torch.testing.assert_close(ntk.diagonal(), 21 * norms, rtol=1e-14, atol=0.0)
 
 
-def test_the_polynomials_are_the_arc_cosine() -> None:
-    from ntkexp.limit.fused.functions import ANGLE, ANGLE_SINGLE, GAP, GAP_SINGLE  # noqa: PLC0415
+def test_the_polynomials_are_the_arc_cosine_and_the_arc_sine() -> None:
+    from ntkexp.limit.fused import functions as of  # noqa: PLC0415  numba is slow to import
 
     mpmath.mp.dps = 40
+
+    def error(powers: object, place: float, exact: mpmath.mpf) -> float:
+        return float(abs(np.polynomial.polynomial.polyval(place, np.array(powers, float)) / exact - 1))
+
     for rho in (*np.linspace(0, 1, 101)[:-1].tolist(), 1 - 1e-6):
         exact = mpmath.mpf(rho)
         v, angle = mpmath.sqrt(1 - exact), mpmath.acos(exact)
         gap = (mpmath.sqrt(1 - exact**2) - exact * angle) / v**3
-        for powers, truth, error in (
-            (ANGLE, angle / v, 2e-15),
-            (ANGLE_SINGLE, angle / v, 4e-7),
-            (GAP, gap, 4e-15),
-            (GAP_SINGLE, gap, 3e-7),
-        ):
-            value = np.polynomial.polynomial.polyval(2 * rho - 1, np.array(powers, float))
-            assert abs(value / truth - 1) < error
+        assert error(of.ANGLE, 2 * rho - 1, angle / v) < 2e-15
+        assert error(of.ANGLE_SINGLE, 2 * rho - 1, angle / v) < 4e-7
+        assert error(of.GAP, 2 * rho - 1, gap) < 4e-15
+        assert error(of.GAP_SINGLE, 2 * rho - 1, gap) < 3e-7
+    for z in np.linspace(1e-6, 0.25, 101).tolist():
+        w = mpmath.sqrt(mpmath.mpf(z))
+        assert error(of.ARC, z, mpmath.asin(w) / w) < 4e-16
+        assert error(of.ARC_SINGLE, z, mpmath.asin(w) / w) < 1e-7
 
 
 @pytest.mark.parametrize(
@@ -307,7 +298,7 @@ def test_the_polynomials_are_the_arc_cosine() -> None:
         ((DENSE, ReLU(), DENSE), torch.ones(2, 3, dtype=torch.float16), "float32 or float64"),
     ],
 )
-def test_what_the_fused_engine_does_not_know_is_left_to_torch(
+def test_networks_without_a_fused_form_are_left_to_torch(
     layers: tuple[AbstractLayer, ...], x: Tensor, words: str
 ) -> None:
     net = network(layers, tuple(x.shape[1:]))
@@ -315,7 +306,7 @@ def test_what_the_fused_engine_does_not_know_is_left_to_torch(
     left_to = engine_of("auto", net, x, many, 1.0, 1)
     assert isinstance(left_to, partial)
     assert left_to.func.__module__ == "ntkexp.limit.network"
-    with pytest.raises(Mistake, match=words):
+    with refused(words):
         engine_of("fused", net, x, many, 1.0, 1)
 
 
@@ -331,12 +322,11 @@ def test_the_polynomial_is_the_arc_sine() -> None:
 
 
 def test_variances_beyond_reach_of_the_exponential_are_no_waves() -> None:
-    """exp(−b²q/2) is nothing there, and exp(b²c) would be too much."""
+    """exp(−b²q/2) underflows there, and exp(b²c) would overflow."""
     x = torch.tensor([[60.0, 20.0], [-10.0, 70.0], [60.0, 20.5]], dtype=torch.float64)
     layers = (DENSE, Sin(a=1.2), DENSE)
     fused = ntkexp.infinite_kernel(layers, x, engine="fused")
-    for one, two in zip(fused, ntkexp.infinite_kernel(layers, x, engine="torch"), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-12, atol=0.0)
+    close(fused, ntkexp.infinite_kernel(layers, x, engine="torch"), 1e-12)
 
 
 @pytest.mark.slow
@@ -348,7 +338,7 @@ def test_nor_are_they_in_float32() -> None:
 
 
 def test_coefficients_of_many_variances_are_found_at_few() -> None:
-    """Tables of 48 variances, and what they say at nine others; a function with a jump is taken as it is."""
+    """Tables of 48 variances, and a comparison at nine others. A function with a jump is computed everywhere."""
     q, asked = torch.linspace(0, 2, 500, dtype=torch.float64), []
 
     def slopes(q: Tensor) -> Tensor:
@@ -360,10 +350,16 @@ def test_coefficients_of_many_variances_are_found_at_few() -> None:
     assert asked == [500, 48, 9]
     assert torch.equal(interpolated(lambda q: (q > 1)[None].double(), q), (q > 1)[None].double())
 
+    def wave(q: Tensor) -> Tensor:
+        """T₉₆ in √q, which is constant at all 48 variances of the table."""
+        return (96 * (2 * (q / 2).sqrt() - 1).clamp(-1, 1).acos()).cos()[None]
+
+    assert torch.equal(interpolated(wave, q), wave(q))
+
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-14), (torch.float32, 1e-8)])
 def test_terms_that_are_left_out_make_no_difference(dtype: torch.dtype, bound: float) -> None:
-    """Σ b_k b_k over what is laid out is E σ′² but for the bound, which holds for every correlation."""
+    """Σ b_k b_k over the stored terms is E σ′² up to the bound, for every correlation."""
     q = torch.tensor([0.3, 1.9], dtype=torch.float64)
     for layer in (Tanh(), SiLU(), Generic(fn="cos")):
         squares = sum(layer.coefficients(q, 1024)[1][: layer.count(1.9, dtype)].square())
@@ -406,7 +402,7 @@ def test_the_fused_engine_is_chosen_for_much_work(pairs: int, module: str) -> No
 
 def test_blocks_are_parts_of_the_whole() -> None:
     layers, shape = NETWORKS["flattened"]
-    net, x = network(layers, shape), points(9, shape, torch.float64)
+    net, x = network(layers, shape), points(9, shape)
     whole = ntkexp.infinite_kernel(layers, x, engine="fused")
     for place in reversed(block_slices(net, 9, None, side=4)):
         block = compute(net, place, x, engine="fused")
@@ -420,11 +416,11 @@ def test_numba_is_loaded_when_it_is_needed() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# What numba compiled is kept for the very files that it was compiled from.
+# Compiled code is kept for exactly the files that it was compiled from.
 
 
 def test_a_change_of_any_file_is_another_place(tmp_path: Path) -> None:
-    """Numba itself looks at the file of a function alone, and would go on calling what others were."""
+    """Numba itself looks only at the file of a function, and would keep old versions of the others."""
     digests = set()
     for change in ("one", "two"):
         folder = tmp_path / change

@@ -11,7 +11,7 @@ import torch
 from mpmath import mp, mpf
 from torch import Tensor
 
-from ntkexp import Mistake, infinite_kernel
+from ntkexp import infinite_kernel
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
 from ntkexp.layer.linear import Dropout, Flatten, GlobalAvgPool, LayerNorm
@@ -19,6 +19,7 @@ from ntkexp.layer.pointwise import GELU, Abs, AbstractBent, Cos, Erf, LeakyReLU,
 from ntkexp.layer.smooth import Tanh
 from ntkexp.limit.infinite_kernel import Engine
 from ntkexp.limit.near import near_pairs
+from tests.kernel.oracle import EPS, refused
 
 DIGITS = 60
 Layers = tuple[AbstractLayer, ...]
@@ -129,7 +130,7 @@ NETWORKS: dict[str, Layers] = {
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_no_digits_of_near_examples_are_lost(name: str, engine: Engine, dtype: torch.dtype) -> None:
-    """Rounding to eps in each layer is all that is left. Before, a distance of 1e-7 left nine digits."""
+    """The error is the rounding to eps in each layer. Without care, a distance of 1e-7 would leave nine digits."""
     generator = torch.Generator().manual_seed(0)
     x, noise = (torch.randn(5, generator=generator, dtype=torch.float64).to(dtype) for _ in range(2))
     layers = NETWORKS[name]
@@ -148,7 +149,7 @@ def test_no_digits_are_lost_at_large_variances(layer: AbstractLayer, size: float
     x, noise = torch.randn(2, 5, generator=generator, dtype=torch.float64)
     for y in (x, -x, x + 1e-7 * noise, -x + 1e-9 * noise, noise):
         found = errors(dense((layer,), 1, W_std=1.0), size * x, size * y, engine)
-        assert max(found) <= 32 * torch.finfo(torch.float64).eps
+        assert max(found) <= 32 * EPS
 
 
 @pytest.mark.sample(2)
@@ -159,24 +160,24 @@ def test_nor_in_steep_layers_after_each_other(size: float, W_std: float) -> None
     x, noise = torch.randn(2, 5, generator=generator, dtype=torch.float64)
     for y in (-x, x + 1e-7 * noise, x + 1e-9 * noise):
         found = errors(dense((Erf(),), 3, W_std=W_std, b_std=0.5), size * x, size * y, "torch")
-        assert max(found) <= 100 * torch.finfo(torch.float64).eps
+        assert max(found) <= 100 * EPS
 
 
 def test_variances_at_which_the_digits_of_other_networks_are_lost_are_refused() -> None:
-    """Pixels that meet others have no distances, and a GELU does not say what they are after it."""
+    """Pixels that meet others have no distances, and a GELU has no formula for distances after it."""
     x = 1e5 * torch.ones(2, 1, 3, dtype=torch.float64)
     conv, end = Conv(features=1), (GlobalAvgPool(), Dense(features=1))
-    with pytest.raises(Mistake, match=r"Erf: variance .* is too large .*: 5 digits of their kernel are left"):
+    with refused(r"Erf: variance .* is too large .*: 5 digits of their kernel are left"):
         infinite_kernel((conv, Erf(), *end), x)
-    with pytest.raises(Mistake, match=r"GELU: variance .* is too large .*: 0 digits"):
+    with refused(r"GELU: variance .* is too large .*: 0 digits"):
         infinite_kernel(dense((GELU(),), 2, W_std=1e8, b_std=0.0), torch.ones(2, 3, dtype=torch.float64))
 
 
-# --- A block of many examples, of which some are near: they are found, and the others stay as they are.
+# In a block of many examples, near pairs are found, and the others stay unchanged.
 
 
 def several(dtype: torch.dtype = torch.float64) -> Tensor:
-    """Twenty examples, among them one of zeros, copies, opposites, multiples and neighbours of others."""
+    """Return twenty examples, with a row of zeros, copies, opposites, multiples and neighbours."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(20, 6, generator=generator, dtype=torch.float64)
     noise = torch.randn(20, 6, generator=generator, dtype=torch.float64)
@@ -219,9 +220,8 @@ def test_all_near_pairs_of_a_block_are_found(engine: Engine) -> None:
     for one, other in zip(whole, apart, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=0.0)
         assert torch.equal(one, one.t())
-    eps = torch.finfo(torch.float64).eps
     for i, j in ((0, 10), (1, 11), (2, 12), (14, 15), (16, 17), (3, 13)):
-        assert max(errors(layers, x[i], x[j], engine)) <= 100 * eps
+        assert max(errors(layers, x[i], x[j], engine)) <= 100 * EPS
         assert torch.equal(infinite_kernel(layers, x[[i]], x[[j]], engine=engine).ntk[0, 0], apart.ntk[i, j])
 
 
@@ -237,7 +237,7 @@ def test_constant_images_that_go_around_are_vectors_when_they_are_near() -> None
 
 
 def test_dropout_gives_no_distances() -> None:
-    """Draws are independent, so that near examples are not near after it; equal ones on two sides are two."""
+    """Draws are independent, so that near examples are not near after it. Equal ones on two sides have two draws."""
     layers = (*dense((ReLU(),), 1), Dropout(rate=0.5), Dense(features=1), ReLU(), Dense(features=1))
     x = several()
     near, apart = infinite_kernel(layers, x[:1], x[:1] + 1e-9).ntk, infinite_kernel(layers, x[:1], x[:1] + 1e-2).ntk

@@ -1,4 +1,4 @@
-"""Files of a user's own, each imported under a name of its own."""
+"""Files of a user, each imported under another name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions, pooling, norms, residual layers, and the architectures that are made of them."""
+"""Convolutions, pooling, norms and residual layers, and architectures of these layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ntkexp.cli.main import run
 from ntkexp.init import AbstractInit
@@ -17,14 +17,12 @@ from ntkexp.layer.linear import AvgPool, BatchNorm, Flatten, GlobalAvgPool, Grou
 from ntkexp.layer.pointwise import LeakyReLU
 from ntkexp.layer.spec import activation, activations
 from ntkexp.library import tangent_kernel
-from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture
 from tests.config.components import OWN, choices, configured
-from tests.kernel.oracle import agree
+from tests.kernel.oracle import EPS, agree, normal, refused
 from tests.run.commands import TINY, only_run
 from tests.run.test_execute import full_disk
 
-EPS = torch.finfo(torch.float64).eps
 INITS = choices("init")
 
 
@@ -41,16 +39,11 @@ def network(model: str, shape: tuple[int, ...], outputs: int, *, vocabulary: int
     return architecture.module(init("ntk"), shape, outputs, torch.Generator().manual_seed(0), vocabulary).eval()
 
 
-def normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-
-
 @pytest.mark.parametrize("name", INITS)
 def test_the_variance_of_a_convolution(name: str) -> None:
-    """Away from the zeros at the border, as for a dense layer: W_std² times the mean square of the window, + b_std².
+    """Away from the zeros at the border: W_std² times the mean square of the window, + b_std², as for a dense layer.
 
-    The mean of n squares is off by √(2/n) relative; six of those happen
-    once in 5e8.
+    The mean of n squares has a relative deviation of √(2/n), and an error of six deviations happens once in 5e8.
     """
     n = 4096
     layer = init(name, W_std=1.3, b_std=0.4).conv(n, 3)
@@ -76,33 +69,39 @@ def test_a_circular_convolution_turns_with_its_image() -> None:
     agree(layer(x.roll((1, 2), (2, 3))).detach(), layer(x).roll((1, 2), (2, 3)).detach(), 100 * EPS)
 
 
-@pytest.mark.parametrize("pixels", [(7,), (6, 7), (3, 4, 5)])
-@pytest.mark.parametrize(
-    "layer",
-    [
-        Conv(features=4, b_std=1.0),
-        Conv(features=4, stride=2),
-        Conv(features=4, window=5, circular=True),
-        AvgPool(window=2),
-        MaxPool(window=3),
-        GlobalAvgPool(),
-        LayerNorm(),
-        GroupNorm(groups=2),
-        BatchNorm(),
-        Concatenation(branches=((Conv(features=6), LayerNorm()), ())),
-        Residual(branch=(Conv(features=6), LayerNorm())),
-        Residual(branch=(Conv(features=4, stride=2),), shortcut=(Conv(features=4, window=1, stride=2),)),
-    ],
-    ids=lambda layer: type(layer).__name__,
+PIXELS = (
+    Conv(features=4, b_std=1.0),
+    Conv(features=4, stride=2),
+    Conv(features=4, window=5, circular=True),
+    AvgPool(window=2),
+    MaxPool(window=3),
+    GlobalAvgPool(),
+    LayerNorm(),
+    GroupNorm(groups=2),
+    BatchNorm(),
+    Concatenation(branches=((Conv(features=6), LayerNorm()), ())),
+    Residual(branch=(Conv(features=6), LayerNorm())),
+    Residual(branch=(Conv(features=4, stride=2),), shortcut=(Conv(features=4, window=1, stride=2),)),
 )
-def test_a_layer_of_pixels_gives_the_shape_that_it_says(layer: AbstractLayer, pixels: tuple[int, ...]) -> None:
-    module = build((layer,), (6, *pixels), torch.Generator().manual_seed(0)).eval()
-    assert module(normal(2, 6, *pixels)).shape == (2, *layer.shape((6, *pixels)))
+SHAPES = [((layer,), (6, *pixels)) for layer in PIXELS for pixels in ((7,), (6, 7), (3, 4, 5))] + [
+    ((Flatten(),), (1, 8, 8)),
+    ((Flatten(), Dense(features=5), activation("tanh")), (2, 3)),
+    ((activation("relu"), Flatten(), Dense(features=4, b_std=1.0)), (3, 2)),
+]
+
+
+@pytest.mark.parametrize(("layers", "shape"), SHAPES)
+def test_layers_give_the_shape_that_they_state(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> None:
+    stated = shape
+    for layer in layers:
+        stated = layer.shape(stated)
+    module = build(layers, shape, torch.Generator().manual_seed(0)).eval()
+    assert module(normal(2, *shape)).shape == (2, *stated)
 
 
 @pytest.mark.parametrize(("layer", "axes"), [(LayerNorm(eps=1e-12), (1,)), (GroupNorm(groups=1, eps=1e-12), (1, 2, 3))])
 def test_a_norm_leaves_mean_zero_and_mean_square_one(layer: AbstractLayer, axes: tuple[int, ...]) -> None:
-    """To 1e-12, by which ε makes the result shorter, times the inverse of the variance, which is about one."""
+    """Up to ε = 1e-12, which shortens the result, divided by the variance, which is about one."""
     y = build((layer,), (6, 4, 4), torch.Generator())(normal(3, 6, 4, 4)).detach()
     assert float(y.mean(axes).abs().max()) < 1e-14
     assert float((y.square().mean(axes) - 1).abs().max()) < 1e-10
@@ -156,18 +155,17 @@ def test_a_transformer_of_tokens(tied: bool) -> None:
         ("mlp", (4,), 7, {}, r"model=mlp takes numbers.*model=transformer, or data\.encoding=one_hot"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(
+def test_data_that_do_not_fit_are_refused(
     model: str, shape: tuple[int, ...], vocabulary: int, changes: dict[str, object], words: str
 ) -> None:
-    with pytest.raises(Mistake, match=words) as caught:
+    with refused(words):
         network(model, shape, 2, vocabulary=vocabulary, **changes)
-    assert "\n" not in str(caught.value)
 
 
-# Layers: what shape they give, and that activations are the functions they are named after.
+# Activations are the functions that they are named after.
 
 
-ACTIVATIONS = {  # and none of those that other tests define, whichever are read first
+ACTIVATIONS = {  # without the activations that other tests define
     name: layer for name, layer in activations().items() if type(layer).__module__.startswith("ntkexp.")
 }
 FORMULAS = {
@@ -185,17 +183,13 @@ FORMULAS = {
 }
 
 
-def inputs(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
 def test_every_activation_has_a_formula() -> None:
     assert set(ACTIVATIONS) == set(FORMULAS)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_an_activation_is_what_its_name_says(name: str) -> None:
-    z = 3 * inputs(5, 7)
+def test_an_activation_is_the_function_of_its_name(name: str) -> None:
+    z = 3 * normal(5, 7)
     module = build((ACTIVATIONS[name],), (7,), torch.Generator())
     agree(module(z), FORMULAS[name](z), 10 * EPS)
     assert not list(module.parameters())
@@ -206,28 +200,10 @@ def test_the_slope_of_a_leaky_relu_is_a_field() -> None:
     assert torch.equal(LeakyReLU(slope=0.5).apply(torch.tensor([-2.0, 2.0])), torch.tensor([-1.0, 2.0]))
 
 
-@pytest.mark.parametrize(
-    ("layers", "shape"),
-    [
-        ((Flatten(),), (1, 8, 8)),
-        ((Flatten(), Dense(features=5), ACTIVATIONS["tanh"]), (2, 3)),
-        ((ACTIVATIONS["relu"], Flatten(), Dense(features=4, b_std=1.0)), (3, 2)),
-    ],
-)
-def test_a_layer_gives_the_shape_that_it_says(layers: tuple[AbstractLayer, ...], shape: tuple[int, ...]) -> None:
-    stated = shape
-    for layer in layers:
-        stated = layer.shape(stated)
-    assert build(layers, shape, torch.Generator().manual_seed(0))(inputs(3, *shape)).shape == (3, *stated)
-
-
-def test_a_dense_layer_refuses_examples_with_several_axes() -> None:
-    with pytest.raises(Mistake, match="put a Flatten before it"):
+def test_a_dense_layer_of_images_and_an_unknown_activation_are_refused() -> None:
+    with refused("put a Flatten before it"):
         build((Dense(features=3),), (1, 8, 8), torch.Generator())
-
-
-def test_an_unknown_activation_is_refused_with_the_nearest() -> None:
-    with pytest.raises(Mistake, match=r"there is no activation 'rleu'; choose from .* did you mean 'relu'"):
+    with refused(r"there is no activation 'rleu'; choose from .* did you mean 'relu'"):
         activation("rleu")
 
 

@@ -13,9 +13,9 @@ from torch.func import functional_call
 
 from ntkexp.data.synthetic import Integers
 from ntkexp.library import ascend, finite_step_kernel, secant_kernel, tangent_kernel
-from ntkexp.mistake import Mistake
 from ntkexp.model.scalar import AbstractScalar
 from tests.config.components import SCALAR, configured
+from tests.kernel.oracle import EPS, normal, refused
 from tests.run.small import ran
 from tests.test_init import init
 
@@ -24,8 +24,6 @@ OBSERVED = X[20:21]
 """The point 10."""
 
 ON_INTEGERS = ("data=integers", "data.train=1", "data.query=0", "data.test=30")
-
-EPS = torch.finfo(torch.float64).eps
 
 
 def function(name: str, **changes: object) -> torch.nn.Module:
@@ -40,7 +38,7 @@ def at_ten(name: str, **changes: object) -> Float[Tensor, " point"]:
 
 
 def curve(kernel: Float[Tensor, "point out one out_"]) -> Float[Tensor, " point"]:
-    """A kernel with one point, as a share of what that has with itself."""
+    """Return a kernel with one point, divided by the point's kernel with itself."""
     return kernel[:, 0, 0, 0] / kernel[20, 0, 0, 0]
 
 
@@ -57,7 +55,7 @@ def test_kernels_in_closed_form(name: str) -> None:
 
 
 def test_one_step_of_a_table_moves_one_entry() -> None:
-    """Of the squared error (f − y)², whose η = 0.1 is 0.2 of half of it: 32 → 35.6."""
+    """The loss is (f − y)². A step of 0.1 for it is a step of 0.2 for ½(f − y)²: 32 → 35.6."""
     run = ran(*ON_INTEGERS, "model=lookup_table", "loss.reduction=sum", "optimizer.step_size=0.2", "steps=1")
     start, end = run.outcome.evidence.start[:, 0], run.outcome.evidence.end[:, 0]
     assert (start[0].item(), round(end[0].item(), 12)) == (32.0, 35.6)
@@ -77,7 +75,7 @@ def test_two_parametrisations_are_one_function_with_two_kernels() -> None:
 
 
 def test_the_bumps_that_the_text_describes() -> None:
-    """To the digits in which the numbers are given."""
+    """The numbers have the digits of the text."""
     kernel = at_ten("radial_basis")
     shares = kernel / kernel[20]
     assert round(kernel[20].item(), 6) == 2.542236
@@ -129,7 +127,7 @@ def test_a_finite_step_is_a_secant() -> None:
 def test_finite_steps_at_given_weights_and_several_outputs() -> None:
     """A linear map has the kernel (x·x′ + 1) δ at any weights and any step, but for the rounding of differences."""
     layer = torch.nn.Linear(3, 2).double()
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = normal(4, 3)
     weights = {"bias": torch.ones(2, dtype=torch.float64)}
     kernel = finite_step_kernel(layer, x, x[:2], 0.5, weights=weights)
     expected = (x @ x[:2].t() + 1)[:, None, :, None] * torch.eye(2)[:, None]
@@ -140,10 +138,10 @@ def test_finite_steps_at_given_weights_and_several_outputs() -> None:
 
 @pytest.mark.parametrize("shape", [(), (3, 2)])
 def test_finite_steps_of_outputs_of_any_shape(shape: tuple[int, ...]) -> None:
-    """A single number, or several axes, are read as a row."""
+    """A number, or several axes, become a row."""
     flat = torch.nn.Linear(3, prod(shape)).double()
     module = torch.nn.Sequential(flat, torch.nn.Unflatten(1, shape) if shape else torch.nn.Flatten(0))
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = normal(4, 3)
     expected = finite_step_kernel(flat, x, x[:2], 0.5)
     torch.testing.assert_close(finite_step_kernel(module, x, x[:2], 0.5), expected, rtol=0, atol=0)
 
@@ -152,13 +150,13 @@ def test_finite_steps_of_outputs_of_any_shape(shape: tuple[int, ...]) -> None:
 def test_several_numbers_are_refused(name: str) -> None:
     model = configured("model", name)
     assert isinstance(model, AbstractScalar)
-    with pytest.raises(Mistake, match=rf"model={name} has one value for one number; .*choose data=integers"):
+    with refused(rf"model={name} has one value for one number; .*choose data=integers"):
         model.module(init("ntk"), (2,), 1, torch.Generator())
 
 
 @pytest.mark.parametrize("x", [-11.0, 21.0, 0.5])
 def test_a_table_has_no_entry_elsewhere(x: float) -> None:
-    with pytest.raises(Mistake, match=rf"no entry for {x:g}; its keys are the whole numbers from -10 to 20"):
+    with refused(rf"no entry for {x:g}; its keys are the whole numbers from -10 to 20"):
         function("lookup_table")(torch.tensor([[x]], dtype=torch.float64))
 
 
@@ -168,7 +166,7 @@ def test_an_empty_table_is_refused() -> None:
 
 
 def test_a_step_of_no_size_is_refused() -> None:
-    with pytest.raises(Mistake, match=r"step_size=0\.0: a finite step is a number that is not 0"):
+    with refused(r"step_size=0\.0: a finite step is a number that is not 0"):
         finite_step_kernel(function("scalar_linear"), X, OBSERVED, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What a sample is, and the shapes and ranges that samples share."""
+"""The type of a sample, and the shapes and ranges that samples share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def inside(h: Tensor) -> Tensor:
 
 
 def ranked(h: Tensor) -> Tensor:
-    """Numbers whose order is the same wherever they move."""
+    """Numbers whose order stays while they move."""
     return h.tanh() + 3 * torch.tensor([2.0, 5.0, 0.0, 4.0, 1.0, 3.0], dtype=h.dtype)
 
 
@@ -200,7 +200,7 @@ CURVED: dict[str, Sample] = {
 }
 
 
-# Choices, many of which change in the course of a long step.
+# Choices; many change in the course of a long step.
 
 
 def overwritten(h: Tensor, k: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ CHOSEN: dict[str, Sample] = {
 
 
 def own_kernels(h: Tensor, k: Tensor) -> Tensor:
-    """Every example convolved with a kernel of its own."""
+    """Convolve every example with another kernel."""
     return functional.conv2d(image(h).transpose(0, 1), image(k), padding=1, groups=len(h)).transpose(0, 1)
 
 
@@ -296,7 +296,7 @@ def batch_normalised(h: Tensor) -> Tensor:
 
 
 def group_normalised(h: Tensor, k: Tensor) -> Tensor:
-    """Each channel by itself, with a gain and a bias."""
+    """Normalise each channel, with a gain and a bias."""
     return functional.group_norm(channels(h), 2, pair(1.5, -0.5), pair(0.1, 0.2)) * channels(k)
 
 

@@ -20,13 +20,13 @@ def resized(h: Tensor, k: Tensor, *, dims: int, mode: str, **how: bool) -> Tenso
 
 
 def bordered(h: Tensor, k: Tensor, *, dims: int, mode: str) -> Tensor:
-    """With a border that repeats what is inside."""
+    """Pad with a border that repeats the inside."""
     shape, widths = {1: (h[:, None], (2, 1)), 2: (image(h), (2, 1, 1, 0)), 3: (volume(h), (2, 1, 1, 0, 0, 0))}[dims]
     return functional.pad(shape, widths, mode=mode)
 
 
 def places(dims: int, h: Tensor) -> Tensor:
-    """Where to look into a picture, the same for every example."""
+    """Places in a picture, equal for every example."""
     return (
         torch.linspace(-0.9, 0.8, 2 * dims, dtype=h.dtype)
         .view(1, *[1] * (dims - 1), 2, dims)
@@ -35,7 +35,7 @@ def places(dims: int, h: Tensor) -> Tensor:
 
 
 def diagonal_blocks(a: Tensor, b: Tensor) -> Tensor:
-    """One beside and below the other."""
+    """Two blocks along the diagonal."""
     found: Tensor = torch.block_diag(a[:2], b[:2])  # type: ignore[no-untyped-call]  # torch's own
     return found
 
@@ -213,7 +213,7 @@ PAIRED: dict[str, Sample] = {
 }
 
 
-# Functions of matrices, at matrices that are regular wherever they move.
+# Functions of matrices that stay regular while they move.
 
 
 def matrix(h: Tensor, k: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ def tall(h: Tensor, k: Tensor) -> Tensor:
 
 
 def diagonal(size: float, rows: int = 3, columns: int = 3) -> Tensor:
-    """The same number on the diagonal, as of every example."""
+    """One number on the diagonal of every example."""
     return size * torch.eye(rows, columns, dtype=torch.float64)
 
 
@@ -256,7 +256,7 @@ def solved(h: Tensor, k: Tensor) -> Tensor:
 
 
 def eigenvalues(h: Tensor, k: Tensor) -> Tensor:
-    """Of either triangle."""
+    """Solutions with either triangle."""
     both = matrix(h, k) + matrix(h, k).mT
     spread = torch.diag(torch.tensor([0.0, 5.0, -7.0], dtype=h.dtype))
     return torch.cat([linalg.eigvalsh(both.tanh() + spread, UPLO=side) for side in ("L", "U")], 1)
@@ -297,7 +297,7 @@ ALGEBRA: dict[str, Sample] = {
 }
 
 
-# Operations of complex numbers, with real outputs: those of real numbers that go alike, and their own.
+# Operations of complex numbers with real outputs: rules shared with real numbers, and others.
 
 
 def parts(z: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ def number(h: Tensor, k: Tensor) -> Tensor:
 
 
 def lifted(sample: Sample, h: Tensor, k: Tensor) -> Tensor:
-    """The same with two complex numbers."""
+    """Rows with two complex numbers."""
     return parts(sample(number(h, k), number(k, h * h)))
 
 
@@ -329,7 +329,7 @@ def written(h: Tensor, k: Tensor) -> Tensor:
 
 
 def products(h: Tensor, k: Tensor) -> Tensor:
-    """Of matrices, one of them constant."""
+    """Products of matrices; one matrix is constant."""
     fixed = torch.arange(12.0, dtype=h.dtype).view(6, 2)
     weight = number(fixed, fixed.flip(0)).mT.conj()
     return parts(functional.linear(number(h, k), weight, weight[:, 0]))

@@ -1,4 +1,4 @@
-"""σ(z) = max(0, z) + 1, of which κ is that of max(0, z) with (√q₁ + √q₂)/√2π + 1, and κ̇ is its κ̇."""
+"""σ(z) = max(0, z) + 1. With ReLU's κ and κ̇, its κ is κ + (√q₁ + √q₂)/√2π + 1, and its κ̇ is κ̇."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""σ(z) = z², of which κ = q₁q₂ + 2c² and κ̇ = 4c."""
+"""σ(z) = z², with κ = q₁q₂ + 2c² and κ̇ = 4c."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""σ(z) = z/2, of which K′ = K/4 and Θ′ = Θ/4."""
+"""σ(z) = z/2, with K′ = K/4 and Θ′ = Θ/4."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ntkexp.path.rule.base import AbstractRule, Piece
+from ntkexp.path.rule.base import AbstractRule, Substep
 
 
 class Thirds(AbstractRule):
@@ -12,8 +12,8 @@ class Thirds(AbstractRule):
 
     closes: ClassVar[bool] = True
 
-    def quadrature(self, nodes: int, pieces: int, romberg: int) -> tuple[Piece, ...]:
-        return (Piece(0.0, 1 / 3, 1 / 3), Piece(1 / 3, 1.0, 2 / 3))
+    def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
+        return (Substep(0.0, 1 / 3, 1 / 3), Substep(1 / 3, 1.0, 2 / 3))
 
-    def detail(self, nodes: int, pieces: int, romberg: int) -> str:
+    def detail(self, points: int, substeps: int, romberg: int) -> str:
         return "thirds"
