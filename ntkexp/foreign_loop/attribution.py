@@ -180,7 +180,7 @@ class LoopBackward:
                 self.jumping.setdefault(step.index, str(reason))
                 jumped[query] = True
                 jacobians.append(self.reader.tangent(before))
-        return stacked(jacobians, step.start), jumped
+        return stacked(jacobians), jumped
 
     def record_query(self, tape: Tape, query: int) -> Tape:
         """Record one of the queries of a tape, at the same weights."""
@@ -527,9 +527,8 @@ def relative_size(part: Weights, whole: Weights) -> float:
     return (squares / squares_of_whole) ** 0.5 if squares else 0.0
 
 
-def stacked(jacobians: Sequence[Jacobian], weights: Weights) -> Jacobian:
-    """Return the Jacobian of some queries, each given alone, with rows of all weights."""
-    starts = [start for start, one in enumerate(jacobians) for _ in one.blocks]
+def stacked(jacobians: Sequence[Jacobian]) -> Jacobian:
+    """Return the Jacobian of some queries from those of each query alone."""
     blocks = [block for one in jacobians for block in one.blocks]
-    joined = Jacobian(tuple(blocks), len(jacobians), jacobians[0].outputs, tuple(starts))
-    return joined.as_rows({name: weights[name].numel() for name in joined.extents})
+    starts = [query for query, one in enumerate(jacobians) for _ in one.blocks]
+    return Jacobian(tuple(blocks), len(jacobians), jacobians[0].outputs, tuple(starts))

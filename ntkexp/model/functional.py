@@ -252,7 +252,8 @@ def choose_output(answer: object, output: Output) -> Tensor:
         )
     parts = parts_of(answer)
     if isinstance(output, str) and output not in parts:
-        parts = {**parts, **named_outputs(answer)}
+        for name, tensor in named_outputs(answer).items():
+            parts[name] = tensor
     kind = type(answer).__name__
     tensors = [name for name, value in parts.items() if isinstance(value, Tensor)]
     listed = "it holds no tensor"

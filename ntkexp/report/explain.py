@@ -361,4 +361,6 @@ def fitting(text: str) -> str:
     'one two'
     """
     words = " ".join(text.split())
-    return words if len(words) <= MAX_TEXT_LETTERS else f"{words[: MAX_TEXT_LETTERS - 1]}…"
+    if len(words) <= MAX_TEXT_LETTERS:
+        return words
+    return f"{words[: MAX_TEXT_LETTERS - 1]}…"

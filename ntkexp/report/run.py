@@ -75,7 +75,9 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """The content of DONE.json; empty while the run is unfinished."""
-        return RunFolder(self.path).sealed_facts if self.finished else {}
+        if self.finished:
+            return RunFolder(self.path).sealed_facts
+        return {}
 
     @property
     def finished(self) -> bool:

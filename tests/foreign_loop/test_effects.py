@@ -286,9 +286,10 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 )
 def test_a_missing_loss_is_noticed_before_the_attribution(loss: ExampleLoss | None, said: str) -> None:
     trace = followed(loop(loops.sgd), loops.plain, loss=loss)
-    with Products() as refused, pytest.raises(Mistake, match=said):
+    refused, whole = Products(), Products()  # type: ignore[no-untyped-call]
+    with refused, pytest.raises(Mistake, match=said):
         trace.attribute(effects=True)
-    with Products() as whole:
+    with whole:
         trace.attribute(quiet=True)
     assert refused.count < whole.count / 4
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from ctypes import CDLL, Structure, c_size_t
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,13 +135,13 @@ def test_checkpoints_are_not_thinned_if_memory_cannot_hold_the_replayed_steps() 
 # --- Resumed loops.
 
 
-RESUMED = {
+RESUMED: dict[str, tuple[Callable[[], Loop], Body, int]] = {
     "momentum": (lambda: loop(loops.momentum), loops.plain, 3),
     "adamw": (lambda: loop(loops.adamw), loops.plain, 3),
     "dropout": (random_adamw, loops.plain, 3),
     **{f"momentum, {back}": (lambda: loop(loops.momentum), loops.plain, back) for back in (4, 5)},
     **{f"adamw, {back}": (lambda: loop(loops.adamw), loops.plain, back) for back in (4, 5)},
-    **{each.__name__: (lambda each=each: loop(each), freezing, 4) for each in OPTIMIZERS},
+    **{each.__name__: (partial(loop, each), freezing, 4) for each in OPTIMIZERS},
 }
 FAST = ("momentum", "adamw", "dropout", *[each.__name__ for each in OPTIMIZERS][::5])
 

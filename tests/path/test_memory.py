@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -125,7 +126,15 @@ def test_a_disk_that_is_too_small_is_said(tmp_path: Path) -> None:
 # The memory of a run: estimated from sizes alone, spent on blocks, refused in one line when it is too little.
 
 
-COUNTS = {"parameters": 300_000, "points": 500, "read": 500, "train": 128, "outputs": 1, "integrated": 1, "rules": 2}
+COUNTS: dict[str, Any] = {
+    "parameters": 300_000,
+    "points": 500,
+    "read": 500,
+    "train": 128,
+    "outputs": 1,
+    "integrated": 1,
+    "rules": 2,
+}
 COUNTS |= {"tapes": 3, "number_bytes": 8, "steps": 1000}
 BASE = Budget(**COUNTS, memory_gb=4.0, tangents=3, path_kernels=2, errors=1, tape_bytes=2e4)
 

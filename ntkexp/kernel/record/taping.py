@@ -61,7 +61,9 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
             f"the module gives outputs of shape {list(outputs.shape)}: there is none for each "
             "example"
         )
-    return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
+    if outputs.dim() == 1:
+        return outputs[:, None]
+    return outputs.flatten(1)
 
 
 def record(

@@ -225,4 +225,6 @@ class GradientScale:
             largest = float(gradient.abs().amax())
             power = frexp(largest)[1] - 1 if largest and isfinite(largest) else 0
             self.scale = 1.0 if abs(power) <= REACH else 2.0**-power
-        return gradient if self.scale == 1.0 else gradient * self.scale
+        if self.scale == 1.0:
+            return gradient
+        return gradient * self.scale

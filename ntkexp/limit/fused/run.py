@@ -220,7 +220,9 @@ def kernels_of_vectors(
         )
         parts = strip_parts(strip, len(right.x), same, threads)
         largest = max([largest, *in_threads(apply_to_sub_block, parts, threads, len(parts))])
-    return finite(kernels) if largest == beyond(nngp.dtype) else kernels
+    if largest == beyond(nngp.dtype):
+        return finite(kernels)
+    return kernels
 
 
 def program_of(level: Level, table: Tables) -> CompiledProgram:

@@ -401,7 +401,9 @@ def components_view(explanation: Explanation, anchor: str) -> PageTable | None:
 def texts_view(explanation: Explanation) -> list[tuple[str, list[ShadedToken]]]:
     """Return the training texts with the largest contributions, shaded by position, if the run has positions."""
     texts = [part.example.index for part in explanation.parts[:SHOWN_TEXTS]]
-    return shaded_texts(explanation.positions, texts) if explanation.positions else []
+    if explanation.positions:
+        return shaded_texts(explanation.positions, texts)
+    return []
 
 
 def explanation_pictures(

@@ -119,7 +119,9 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     referred = set(REFERRED.findall(text))
 
     def prefixed(match: re.Match[str]) -> str:
-        return f' id="{prefix}-{match[1]}"' if match[1] in referred else ""
+        if match[1] in referred:
+            return f' id="{prefix}-{match[1]}"'
+        return ""
 
     text = NAMED.sub(prefixed, text)
     text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')

@@ -196,7 +196,9 @@ def bars(rows: list[Explained]) -> Figure:
 
 def ink(value: float) -> str:
     """Return blue for a part that raises the output, and vermilion for one that lowers it."""
-    return BLUE if value >= 0 else VERMILION
+    if value >= 0:
+        return BLUE
+    return VERMILION
 
 
 def spell_prediction(output: str, value: float) -> str:

@@ -75,7 +75,9 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
         value = last(call.wide(call.args[0]), [] if dims is None else dims)
         best = fold(value, lambda left, right, sign=sign: pairwise(call, left, right, sign))  # type: ignore[misc]
         results.append(best.change.reshape(call.start.shape))
-    return results[0] if len(results) == 1 else tuple(results)
+    if len(results) == 1:
+        return results[0]
+    return tuple(results)
 
 
 def follow_order(call: Call) -> Result:

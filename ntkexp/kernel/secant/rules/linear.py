@@ -33,14 +33,19 @@ def first(call: Call) -> Result:
     if call.is_use(value):  # indices that depend on the inputs take elements of a weight
         return call.element_use(value, arranged)
     result: Result = arranged(call.delta(value))
-    return tuple(result) if isinstance(result, list) else result
+    if isinstance(result, list):
+        return tuple(result)
+    return result
 
 
 def select(call: Call) -> Result:
     """Δv at one place along an axis."""
     value, dim, place = call.args
     unbound = None if value.delta is None else call.unbound(value, dim)
-    return first(call) if unbound is None else unbound[place]
+    if unbound is None:
+        return first(call)
+    result: Result = unbound[place]
+    return result
 
 
 def constant(value: Any) -> Any:
@@ -91,7 +96,9 @@ def replaced(call: Call) -> Tensor:
     """Δb in the place and shape of a."""
     value = call.args[1]
     varies = isinstance(value, Ends) and value.delta is not None
-    return call.delta(value, call.start.shape) if varies else torch.zeros_like(call.start)
+    if varies:
+        return call.delta(value, call.start.shape)
+    return torch.zeros_like(call.start)
 
 
 def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
