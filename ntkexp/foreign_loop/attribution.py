@@ -29,10 +29,11 @@ from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs
 from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.kernel import Jacobian, NoRule, Reader, Tape
+from ntkexp.kernel import Jacobian, Reader, Tape
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
 from ntkexp.kernel.record.tape import part
+from ntkexp.kernel.secant.call import ChoiceChanged
 from ntkexp.mistake import Mistake
 from ntkexp.path.backward_sum import BackwardStep, BackwardSum, StepTerms
 from ntkexp.records.contributions import JUMPED, SURROGATE
@@ -164,7 +165,7 @@ class LoopBackward:
         )
         try:
             return self.reader.along(ends.before, ends.after, as_copies=True), jumped
-        except NoRule as reason:
+        except ChoiceChanged as reason:
             self.jumping.setdefault(step.index, str(reason))
 
         # a measure of all queries together cannot be read query by query
@@ -176,7 +177,7 @@ class LoopBackward:
             before, after = (self.record_query(tape, query) for tape in (ends.before, ends.after))
             try:
                 jacobians.append(self.reader.along(before, after))
-            except NoRule as reason:
+            except ChoiceChanged as reason:
                 self.jumping.setdefault(step.index, str(reason))
                 jumped[query] = True
                 jacobians.append(self.reader.tangent(before))

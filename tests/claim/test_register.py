@@ -14,7 +14,7 @@ from ntkexp.cli.claims import registered, stands
 from ntkexp.config.choices import shipped
 from ntkexp.config.compose import composer
 from ntkexp.mistake import Mistake
-from ntkexp.records.register import REGISTER, SEAL, Register
+from ntkexp.records.register import REGISTER, REGISTER_SEAL, Register
 from ntkexp.report.claims import describe_attempt, outlook, tabulate_attempts
 from ntkexp.report.page.build import write_claims
 from ntkexp.report.progress import Quiet
@@ -158,4 +158,4 @@ def test_a_read_only_folder_has_its_register_in_the_outputs(tmp_path: Path, monk
     elsewhere = register_claim("tiny", made.builder, tmp_path / "out")
     assert elsewhere.path == tmp_path / "out" / REGISTER
     assert (elsewhere.lines, elsewhere.last) == (beside.lines, beside.last)
-    assert (tmp_path / "out" / SEAL).read_bytes() == (tmp_path / "claim" / SEAL).read_bytes()
+    assert (tmp_path / "out" / REGISTER_SEAL).read_bytes() == (tmp_path / "claim" / REGISTER_SEAL).read_bytes()

@@ -220,7 +220,7 @@ def test_an_error_of_a_worker_is_one_line(command: Command, tmp_path: Path, monk
     monkeypatch.setattr(base, "choose", lambda given, workers: Here(2, threads=1000))
     asked = ("kernel", "limit", *SMALL, "model=cnn", f"--out={tmp_path / 'k.zarr'}", "--engine=dask:here")
     ended = command(*asked, "memory_gb=1e-3", "--quiet")  # shared by 1000 threads
-    check(ended, "one pair of these examples needs", status=1)
+    check(ended, "GB of one pair of these examples; raise it", status=1)
     assert command(*asked, "--quiet") == (0, "", "")
 
 

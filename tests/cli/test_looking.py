@@ -255,7 +255,7 @@ def test_no_foreign_command_is_recommended(command: Command, tmp_path: Path, the
 
 
 def test_every_command_of_ours_is_known(tmp_path: Path) -> None:
-    assert {function.__name__ for function in main.COMMANDS} | {"kernel"} == COMMANDS
+    assert {function.__name__ for function in main.COMMAND_FUNCTIONS} | {"kernel"} == COMMANDS
 
 
 # A run of another version is refused in one line, which names the version and the command that runs it again.

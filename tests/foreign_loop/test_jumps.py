@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import ntkexp
 from ntkexp.foreign_loop.measure import Measure
+from ntkexp.mistake import Mistake
 
 EXAMPLES, INPUTS, EXPERTS, STEPS = 16, 4, 4, 12
 ROUNDING = 1e-12  # of sums of 16 examples over 12 steps, relative to their sizes
@@ -54,8 +55,9 @@ def in_order(scores: Tensor, outputs: Tensor) -> Tensor:
 
 def one_of_two_ways(scores: Tensor, outputs: Tensor) -> Tensor:
     """Python decides by the only example which operations run and which parameters they use."""
-    ((first, second, *_),) = scores.tolist()
-    return outputs[:, 0] if first > second else outputs[:, 1].tanh()
+    if bool(scores[0, 0] > scores[0, 1]):
+        return outputs[:, 0] * scores[:, :1]
+    return (outputs[:, 1] * scores[:, 1:2]).tanh()
 
 
 CASES: Mapping[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
@@ -124,8 +126,18 @@ def test_a_jump_leaves_the_other_queries_alone(case: str) -> None:
 @pytest.mark.parametrize("make", [adam, nesterov])
 def test_ways_with_other_parameters(make: Make) -> None:
     """A step that takes another way uses other parameters. Momentum carries those of the former way on."""
-    found = attributed(one_of_two_ways, X[:1], make=make, size=1)
+    found = attributed(one_of_two_ways, X[1:2], make=make, size=1)
     assert "different operations" in found.attrs["jumped"] or "takes different ways" in found.attrs["jumped"]
     total = found["contribution"].sum("example") + found["decay"] + found["rounding"] + found["jumps"]
     size = float(abs(found["contribution"]).sum("example").max())
     assert float(abs(total - found["change"]).max()) <= ROUNDING * size
+
+
+def test_numbers_that_leave_torch_are_no_choice() -> None:
+    """A smooth factor that Python computes has no difference rule, so nothing explains it."""
+
+    def normalised(scores: Tensor, outputs: Tensor) -> Tensor:
+        return outputs[:, 0] * scores[:, :1] / (1 + abs(float(scores[0, 1])))
+
+    with pytest.raises(Mistake, match="a buffer or constant of the module differs"):
+        attributed(normalised, X[:1], size=1)

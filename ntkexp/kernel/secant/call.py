@@ -125,6 +125,11 @@ class NoRule(Mistake):
         return f"{self.reason}: the tangent is read from plain Jacobians, which is correct but slow"
 
 
+class ChoiceChanged(NoRule):
+    """A discrete choice, such as an index, an order or a mask, that differs between the ends of a
+    step."""
+
+
 @dataclass(frozen=True, eq=False)
 class Ends:
     """A tensor at both ends of a step. `delta` is None if it cannot change."""

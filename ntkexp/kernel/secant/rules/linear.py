@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.tape import is_whole
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, total
+from ntkexp.kernel.secant.call import Call, ChoiceChanged, Ends, NoRule, Result, Rule, total
 from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
@@ -53,7 +53,7 @@ def constant(value: Any) -> Any:
     if not isinstance(value, Ends):
         return value
     if value.delta is not None:
-        raise NoRule(
+        raise ChoiceChanged(
             "what steers the operation, such as an index or a grid, changes between the ends of a "
             "step"
         )
@@ -85,7 +85,7 @@ def restride(call: Call) -> Tensor:
 def convert(call: Call) -> Tensor:
     """Δv in another precision or on another device."""
     if is_whole(call.start):
-        raise NoRule(
+        raise ChoiceChanged(
             "a number that is read as a whole one or as a truth value changes between the ends of "
             "a step"
         )
@@ -108,7 +108,7 @@ def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
         if not isinstance(value, Ends):
             return value
         if value.delta is not None and is_whole(value.start):
-            raise NoRule("an index or a mask changes between the ends of a step")
+            raise ChoiceChanged("an index or a mask changes between the ends of a step")
         if value.delta is not None:
             return call.delta(value)
         if is_whole(value.start):
