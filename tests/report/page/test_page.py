@@ -384,7 +384,9 @@ def test_the_check_shows_what_is_known() -> None:
     predicted = np.array([[[1.0], [2.0]], [[3.0], [np.nan]]])
     removals = tuple(LeftOut(influential=not k, examples=(k,)) for k in range(2))
     found = LeaveOut(removals=removals, query=(0, 1), predicted=predicted, actual=actual)
-    picture = checked(found, agreement_of(found, 1.0))
+    agreement = agreement_of(found, 1.0)
+    assert (agreement.correlation, agreement.size) == pytest.approx((1.0, 1.0))
+    picture = checked(found, agreement)
     assert picture.table["actual"].tolist() == [1.0, 2.0, 3.0]
     assert "2 retrainings" in picture.figure.get_suptitle().replace("\n", " ")
 
