@@ -286,7 +286,7 @@ def test_the_polynomials_are_the_arc_cosine_and_the_arc_sine() -> None:
         assert error(of.GAP_SINGLE, 2 * rho - 1, gap) < 3e-7
     for z in np.linspace(1e-6, 0.25, 101).tolist():
         w = mpmath.sqrt(mpmath.mpf(z))
-        assert error(of.ARC, z, mpmath.asin(w) / w) < 4e-16
+        assert error(of.ARC_DOUBLE, z, mpmath.asin(w) / w) < 4e-16
         assert error(of.ARC_SINGLE, z, mpmath.asin(w) / w) < 1e-7
 
 
@@ -308,17 +308,6 @@ def test_networks_without_a_fused_form_are_left_to_torch(
     assert left_to.func.__module__ == "ntkexp.limit.network"
     with refused(words):
         engine_of("fused", net, x, many, 1.0, 1)
-
-
-def test_the_polynomial_is_the_arc_sine() -> None:
-    from ntkexp.limit.fused.functions import ARC_DOUBLE, ARC_SINGLE  # noqa: PLC0415
-
-    mpmath.mp.dps = 40
-    for z in np.linspace(1e-6, 0.25, 101).tolist():
-        w = mpmath.sqrt(mpmath.mpf(z))
-        for powers, error in ((ARC_DOUBLE, 4e-16), (ARC_SINGLE, 1e-7)):
-            value = np.polynomial.polynomial.polyval(z, np.array(powers, float))
-            assert abs(value / (mpmath.asin(w) / w) - 1) < error
 
 
 def test_variances_beyond_reach_of_the_exponential_are_no_waves() -> None:
