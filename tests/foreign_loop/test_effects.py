@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.effects.sweep import Effects, MeanName
 from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.effects import loop_effects
@@ -322,7 +323,7 @@ def stored(to: Path) -> Trace:
 
 
 def swept(trace: Trace, kind: Effects = True, mean: MeanName = "renormalised", memory_gb: float = 4.0) -> Tensor:
-    return loop_effects(trace, kind, mean, memory_gb, None).values
+    return loop_effects(trace, kind, mean, MemoryBudget.of_gb(memory_gb), None).values
 
 
 def watched(trace: Trace, after: float = float("inf"), stop: Callable[[], object] = int) -> tuple[Trace, list[str]]:

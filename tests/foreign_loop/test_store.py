@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop import outside
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.rule import Signatures
@@ -125,7 +126,7 @@ def test_checkpoints_are_thinned_when_their_share_of_the_disk_is_used_up(
 
 
 def test_checkpoints_are_not_thinned_if_memory_cannot_hold_the_replayed_steps() -> None:
-    plan = CheckpointPlan.of(None, 1e6, 1e6, free=1e7, memory_gb=0.06)
+    plan = CheckpointPlan.of(None, 1e6, 1e6, free=1e7, budget=MemoryBudget(6e7))
     assert (plan.every, plan.most) == (8, 20)
     assert [plan.too_many(count) for count in (2, 3, 4)] == [False, True, True]
     plan.every = 16
@@ -460,7 +461,7 @@ def into(to: Path, maker: Maker = loops.sgd, **more: Any) -> Trace:
         (twice, "the optimizer is followed already"),
         (stepped, "has taken steps already"),
         (lambda to: into(to.parent), "holds files that no run wrote"),
-        (lambda to: into(to / "new", every=10**7), "to replay so many steps"),
+        (lambda to: into(to / "new", every=10**7), r"GB of every=10000000 replayed steps; raise it, or give every=\d+"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused(act: Callable[[Path], object], said: str, tmp_path: Path) -> None:
@@ -502,7 +503,7 @@ def test_a_signature_shows_the_size_of_an_error() -> None:
 
 def test_steps_up_to_the_limit_of_memory_are_explained() -> None:
     kept: list[Trace] = []
-    with pytest.raises(Mistake, match="step 5: the steps followed so far take more than memory_gb"):
+    with pytest.raises(Mistake, match="GB of the followed steps up to step 5; raise it, or follow fewer"):
         followed(loop(loops.momentum), loops.plain, kept, memory_gb=1.2e-5)
     found = kept[0].attribute(memory_gb=1.0)
     assert found.sizes["step"] == 6
