@@ -133,7 +133,7 @@ def test_movement_of_a_bias_without_a_gradient_is_rounding(
 
 def test_a_scaled_loss_leaves_the_same_contributions() -> None:
     """The rounding of gradients has the scale of the gradients that the optimizer got."""
-    plain, scaled = (followed(reward, OPTIMIZERS["Adam"], torch.float64, scale=each)[0] for each in (1.0, 1024.0))
+    plain, scaled = (followed(reward, OPTIMIZERS["Adam"], torch.float64, scale=each)[0] for each in (1.0, 2.0**24))
     for name in ("contribution", "rounding"):
         assert float(abs(plain[name] - scaled[name]).max()) <= bound(plain, torch.float64)
 

@@ -281,6 +281,14 @@ def test_attribution_reports_unless_it_is_quiet(
     assert "later" in caplog.text
 
 
+def test_half_by_needs_the_memory_that_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    trace = followed(loop(sgd), plain, memory_gb=0.1)
+    trace.attribute(memory_gb=1.1 * needed(trace))
+    announced = re.search(r"`half_by` is left out: it takes ([\d.e-]+) GB", caplog.text)
+    assert announced is not None
+    assert "half_by" in trace.attribute(memory_gb=1.1 * float(announced.group(1)), quiet=True)
+
+
 class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own is untyped
     """The largest number of bytes that results of operations held at once."""
 
