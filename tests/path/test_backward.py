@@ -221,7 +221,7 @@ def test_shares_are_as_even_as_the_groups_allow(count: int, sizes: tuple[int, ..
 
 
 def test_adjoints_that_do_not_fit_are_a_mistake() -> None:
-    with pytest.raises(Mistake, match=r"memory_gb=0\.7\d*: attributing a point of this run needs at least"):
+    with pytest.raises(Mistake, match=r"memory_gb=0\.75 is less than the .* GB of this run with the attribution"):
         prepare(small("optimizer=adam", "model.width=1024", "memory_gb=0.75", "data.classes=all"))
 
 
