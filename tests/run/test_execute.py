@@ -162,17 +162,13 @@ def test_a_full_disk_is_one_line_and_the_command_goes_on_afterwards(
     assert promised(only_run(tmp_path)) == undisturbed
 
 
-@pytest.mark.parametrize(("name", "room", "kept"), [("checkpoint.pt", 3, True), ("results.csv", 0, False)])
-def test_an_interrupt_leaves_a_run_that_goes_on(
-    tmp_path: Path, undisturbed: dict[str, bytes], name: str, room: int, kept: bool, capfd: Said
-) -> None:
-    """While it trains, and after the last step, where it keeps no checkpoint."""
-    with full_disk(name, room, interrupt=True):
+def test_an_interrupt_leaves_a_run_that_goes_on(tmp_path: Path, undisturbed: dict[str, bytes], capfd: Said) -> None:
+    with full_disk("checkpoint.pt", room=3, interrupt=True):
         assert train(tmp_path) == 130
     folder, line = only_run(tmp_path), only_line(capfd)
     assert line.startswith("ntkexp: interrupted; ")
     assert f"ntkexp resume {folder}" in line
-    assert (folder / "checkpoint.pt").is_file() or not kept
+    assert (folder / "checkpoint.pt").is_file()
     assert run(("resume", str(folder), "--quiet")) == 0
     assert promised(folder) == undisturbed
 
