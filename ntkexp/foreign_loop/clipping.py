@@ -107,9 +107,8 @@ def factors_between(
             "tensors that the loss is computed from"
         )
     raise Mistake(
-        f"step {step}: the gradient that was consumed is not that of the {facts.rows} examples "
-        "seen, off by "
-        f"{missed:.2g} of itself in '{worst}'; {reason}"
+        f"step {step}: the optimizer's gradient is not the gradient of the {facts.rows} recorded "
+        f"examples, off by {missed:.2g} of itself in '{worst}'; {reason}"
     )
 
 
@@ -331,9 +330,8 @@ class Factors:
                     else "not a scale, and not to the norm of another step, as by clipping to one norm"
                 )
                 raise Mistake(
-                    f"step {each.step}: the gradient that was consumed is not that of the examples "
-                    "seen: in "
-                    f"'{each.names[0]}'{more} it is {each.factor:.4g} times that, {what}; "
+                    f"step {each.step}: the optimizer's gradient is not the gradient of the recorded "
+                    f"examples: in '{each.names[0]}'{more} it is {each.factor:.4g} times that, {what}; "
                     f"{WHAT_ADDED}"
                 )
 

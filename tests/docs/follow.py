@@ -36,7 +36,7 @@ def sentence(body: Body) -> str:
 
 
 def refusal(step: int, name: str, said: str) -> str:
-    of = " of the examples seen" if said == GRADIENT else ""
+    of = " of the recorded examples" if said == GRADIENT else ""
     return f"step {step}, `{name}` {said}" if name else f"step {step}: {said}{of}"
 
 

@@ -272,7 +272,10 @@ RECORDED: tuple[Body, ...] = (
     given_back_late,
 )
 OUTPUTS = "the model gave other outputs when the loop called it"
-OTHERWISE, GRADIENT = "was changed by something other than the optimizer", "the gradient that was consumed is not that"
+OTHERWISE, GRADIENT = (
+    "was changed by something other than the optimizer",
+    "the optimizer's gradient is not the gradient",
+)
 RULE = "is not where its optimizer's rule leads"
 REFUSED: tuple[tuple[Body, int, str, str], ...] = (
     (clamped, 1, "0.weight", OTHERWISE),

@@ -372,7 +372,7 @@ def squares(given: Loop, batch: Tensor) -> None:
     given.step()
 
 
-OTHER, COARSE = "is not that of the 6 examples seen", "is in bfloat16, too coarse for any proof"
+OTHER, COARSE = "is not the gradient of the 6 recorded examples", "is in bfloat16, too coarse for any proof"
 WARMER = f"gave other outputs|{OTHER}"
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a penalty": (lambda: followed(cast_loop(loops.momentum), under(BRAIN, then=penalised)), OTHER),
@@ -382,7 +382,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a grown gradient": (
         lambda: followed(cast_loop(loops.sgd), under(BRAIN, then=grown)),
-        r"step 0: the gradient that was consumed is not .* in '3\.weight'",
+        r"step 0: the optimizer's gradient is not .* in '3\.weight'",
     ),
     "warmer half-way": (lambda: heated(STEPS // 2), WARMER),
     "warmer half-way, inside": (lambda: heated(STEPS // 2, Inside), WARMER),

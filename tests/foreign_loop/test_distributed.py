@@ -384,7 +384,7 @@ def test_parts_add_up_to_the_change_by_all_processes(name: str, played: Path) ->
     ("name", "said"),
     [
         ("joined", r"step 4: rank 1 took no part in it, .* without join\(\)"),
-        ("compressed", r"step 0: the gradient that was consumed is not that of the 14 examples seen"),
+        ("compressed", r"step 0: the optimizer's gradient is not the gradient of the 14 recorded examples"),
     ],
 )
 def test_attribution_refuses_what_the_processes_did(name: str, said: str, played: Path) -> None:

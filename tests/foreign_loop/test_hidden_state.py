@@ -300,7 +300,9 @@ CLIPPING: dict[str, Gradients] = {
 
 @pytest.mark.parametrize("case", NO_CLIPPING)
 def test_a_factor_that_no_clipping_gives_is_refused(case: str) -> None:
-    with pytest.raises(Mistake, match=r"step \d: the gradient that was consumed is not that of the examples seen: in"):
+    with pytest.raises(
+        Mistake, match=r"step \d: the optimizer's gradient is not the gradient of the recorded examples: in"
+    ):
         lone(NO_CLIPPING[case])
 
 
@@ -318,5 +320,5 @@ def test_random_norms_are_no_clipping() -> None:
     for step, factor in enumerate((0.2 + 0.7 * torch.rand(1000)).tolist()):
         consumed = {"bias": factor * one["bias"], "weight": one["weight"]}
         factors.take(step, {"bias": factor, "weight": 1.0}, one, consumed, SUM_EPS * torch.finfo(torch.float32).eps)
-    with pytest.raises(Mistake, match=r"step 0: the gradient that was consumed .* in 'bias' it is"):
+    with pytest.raises(Mistake, match=r"step 0: the optimizer's gradient .* in 'bias' it is"):
         factors.refuse_unexplained()

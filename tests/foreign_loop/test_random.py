@@ -73,7 +73,7 @@ def seeding(given: Loop, batch: Tensor) -> None:
     hook.remove()
 
 
-SEEDED = r"step 0: the gradient that was consumed is not .* in '[012]\.(weight|bias)'; were other random numbers"
+SEEDED = r"step 0: the optimizer's gradient is not .* in '[012]\.(weight|bias)'; were other random numbers"
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,9 @@ def test_replayed_steps_have_the_bits_of_the_loop(maker: Maker, dtype: torch.dty
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("body", [bugs.noisy, bugs.with_a_penalty])
 def test_a_trace_on_disk_is_refused_for_the_same_reason(body: Body, every: int, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"step \d: the gradient that was consumed is not that of the 6 examples"):
+    with pytest.raises(
+        Mistake, match=r"step \d: the optimizer's gradient is not the gradient of the 6 recorded examples"
+    ):
         followed(loop(loops.momentum), body, to=tmp_path / "run", every=every).attribute()
 
 
