@@ -22,7 +22,7 @@ from torch.func import vmap
 from ntkexp.kernel.features.blocks import Block, Copies, Factored, Gradients, Rows, spread
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.convolution import Window
-from ntkexp.kernel.secant.call import inner_products
+from ntkexp.kernel.secant.call import ChoiceChanged, inner_products
 from ntkexp.kernel.secant.ownership import Owners, shown_once
 from ntkexp.kernel.secant.uses import Element, Grouped, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights

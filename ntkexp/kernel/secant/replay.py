@@ -19,6 +19,7 @@ Yan 2017).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import frexp, isfinite
 
 import torch
@@ -162,8 +163,10 @@ class Replay:
                 if chord.scramble is not None and moved.requires_grad:
                     moved.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
             elif not is_settled(v0, v1):
-                reason = f"no difference rule for this result of {entry.op}"
-                self.unknown[slot] = NoRule(reason if delta is None else f"{delta} (at {entry.op})")
+                obstacle = f"{delta} (at {entry.op})"
+                if delta is None:
+                    obstacle = f"no difference rule for this result of {entry.op}"
+                self.unknown[slot] = NoRule(obstacle)
 
 
 def without_rule(entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex: bool) -> NoRule:
