@@ -163,10 +163,9 @@ class Replay:
                 if chord.scramble is not None and moved.requires_grad:
                     moved.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
             elif not is_settled(v0, v1):
-                obstacle = f"{delta} (at {entry.op})"
-                if delta is None:
-                    obstacle = f"no difference rule for this result of {entry.op}"
-                self.unknown[slot] = NoRule(obstacle)
+                self.unknown[slot] = without_rule(entry, [(v0, v1)], v0.is_complex())
+                if delta is not None:
+                    self.unknown[slot] = NoRule(f"{delta} (at {entry.op})")
 
 
 def without_rule(entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex: bool) -> NoRule:
