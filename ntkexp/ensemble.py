@@ -396,7 +396,7 @@ def ensemble(
     prior = Kernels(limit.start[: given.train], limit.start)
     everywhere = slice(0, len(inputs))
     block = BlockSlices(everywhere, everywhere, same=True)
-    nngp = compute(wide, block, inputs, memory_gb=experiment.room_gb / 4).nngp
+    nngp = compute(wide, block, inputs, budget=experiment.budget.part(4)).nngp
     own = experiment.init.alpha**2 * nngp
 
     data = experiment.draw()

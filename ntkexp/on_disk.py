@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from shutil import disk_usage
 from tempfile import NamedTemporaryFile
 from typing import Any
 
@@ -27,23 +26,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ntkexp.mistake import NoPlace
-
 ROW_BLOCK_BYTES = 32_000_000
 C_LIBRARY = ctypes.CDLL(None)
 MADV_DONTNEED = 4
 """Advice of `madvise`: drop pages; the next access reads them from the file again."""
-
-
-def refuse_small_disk(folder: Path, required_bytes: int) -> None:
-    """Raise, before contributions are computed, if the disk cannot hold them."""
-    free_bytes = disk_usage(folder).free
-    if free_bytes < required_bytes:
-        raise NoPlace(
-            f"contributions, their checkpoints and results take {required_bytes / 1e9:.2g} GB of "
-            f"disk and {folder} has {free_bytes / 1e9:.2g} GB free; raise memory_gb, lower "
-            "data.train, data.query or data.test, or choose another place"
-        )
 
 
 def zeros_on_disk(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -114,7 +114,7 @@ def shown_name(name: str) -> str:
     return spelt if len(spelt) <= LONGEST_NAME else f"{spelt[: LONGEST_NAME - 1]}…"
 
 
-FORMULA = re.compile(r"'*[=+\-@\t\r]")
+SPREADSHEET_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
 def as_cell(text: str) -> str:
@@ -125,7 +125,7 @@ def as_cell(text: str) -> str:
     >>> [as_cell(text) for text in ("=cmd|x", "-1.5", "@a", "'=b", "left", "")]
     ["'=cmd|x", '-1.5', "'@a", "''=b", 'left', '']
     """
-    return f"'{text}" if FORMULA.match(text) and not is_number(text) else text
+    return f"'{text}" if SPREADSHEET_FORMULA.match(text) and not is_number(text) else text
 
 
 def of_cell(cell: str) -> str:
@@ -134,7 +134,7 @@ def of_cell(cell: str) -> str:
     >>> [of_cell(as_cell(text)) for text in ("=cmd|x", "-1.5", "''=b", "'b'")]
     ['=cmd|x', '-1.5', "''=b", "'b'"]
     """
-    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
+    return cell[1:] if cell.startswith("'") and SPREADSHEET_FORMULA.match(cell) else cell
 
 
 def is_number(text: str) -> bool:

@@ -19,7 +19,7 @@ from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.records.ground_truth import FOLDER, TrainingWithout, read_ground_truth
+from ntkexp.records.ground_truth import VALIDATION_FOLDER, TrainingWithout, read_ground_truth
 from ntkexp.report.analysis.rank_correlation import spearman
 from ntkexp.report.loaded_run import load_run
 from ntkexp.report.validation import linear_datamodeling_score
@@ -99,7 +99,9 @@ def test_without_an_example_it_is_what_the_library_of_removals_says(finished: Pa
 
 
 def times(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in (folder / FOLDER).iterdir() if path.suffix != ".npz"}
+    return {
+        path.name: path.stat().st_mtime_ns for path in (folder / VALIDATION_FOLDER).iterdir() if path.suffix != ".npz"
+    }
 
 
 def test_a_kept_training_is_not_repeated_and_another_is_not_trusted(finished: Path, tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_a_kept_training_is_not_repeated_and_another_is_not_trusted(finished: Pa
     before = times(run)
     gone = sorted(before)[4:]
     for name in gone:
-        (run / FOLDER / name).unlink()
+        (run / VALIDATION_FOLDER / name).unlink()
     opposite = -load_run(run).contributions["effect"].to_numpy()[asked_points(load_run(run), None, 5)]
     found = ntkexp.validate(run, {"opposite": opposite}, **SMALL)
     assert {name: time for name, time in times(run).items() if name not in gone} == {
@@ -126,7 +128,7 @@ def test_a_kept_training_is_not_repeated_and_another_is_not_trusted(finished: Pa
     assert again.truth.digest == found.truth.digest
     assert next(each for each in again.scores if each.name == "upside down").lds.value < -0.9
 
-    paths = sorted(run / FOLDER / name for name in whole)
+    paths = sorted(run / VALIDATION_FOLDER / name for name in whole)
     paths[0].write_bytes(paths[1].read_bytes())  # a training of other examples, whole and sealed
     paths[2].write_bytes(paths[2].read_bytes()[:-9])
     outputs = ntkexp.validate(run, **SMALL).truth.outputs  # sums of six steps, with other trainings
@@ -139,7 +141,7 @@ def test_workers_find_the_same_bytes(finished: Path, tmp_path: Path, capfd: pyte
     words = ["--trainings=9", "--leave-out=4", "--top=2", "--queries=5", "--workers=1"]
     assert command(["validate", str(run), *words]) == 0
     assert "LDS" in capfd.readouterr().out
-    truth = read_ground_truth(run / FOLDER / "ground_truth.npz")
+    truth = read_ground_truth(run / VALIDATION_FOLDER / "ground_truth.npz")
     other = shutil.copytree(finished, tmp_path / "elsewhere" / finished.name)
     assert ntkexp.validate(other, **SMALL).truth.digest == truth.digest
 

@@ -32,7 +32,7 @@ from ntkexp.records.atomic import read_bytes, write_atomically
 from ntkexp.records.claim import PICTURE
 from ntkexp.text import printable, short
 
-VERDICTS, PAGE, SUMS = "verdicts.json", "README.md", "SHA256SUMS"
+VERDICTS_FILE, PAGE, SUMS = "verdicts.json", "README.md", "SHA256SUMS"
 TABLES = tuple(f"{look}.csv" for look in (MAIN, CONTROL, SECOND))
 ALWAYS = ("runs", "seed", "value", "bound")
 """Columns that every rule may read."""
@@ -89,11 +89,11 @@ ROWS = TypeAdapter(list[PublishedVerdict])
 
 def read_verdicts(folder: Path) -> list[dict[str, Any]]:
     """Read the published verdicts. Raise if they do not match the schema."""
-    return parse_verdicts(read_bytes(folder / VERDICTS), folder)
+    return parse_verdicts(read_bytes(folder / VERDICTS_FILE), folder)
 
 
 def parse_verdicts(content: bytes, folder: Path) -> list[dict[str, Any]]:
-    file = folder / VERDICTS
+    file = folder / VERDICTS_FILE
     try:
         rows: list[dict[str, Any]] = json.loads(content.decode(), object_pairs_hook=once)
         ROWS.validate_python(rows)
@@ -152,7 +152,7 @@ def read_digests(folder: Path) -> dict[str, str]:
 def files_of(names: Iterable[str]) -> list[str]:
     """List the files of a publication of these claims."""
     claim_files = [f"{name}/{file}" for name in names for file in (*TABLES, PICTURE)]
-    return [PAGE, VERDICTS, *claim_files]
+    return [PAGE, VERDICTS_FILE, *claim_files]
 
 
 def read_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -> dict[str, bytes]:

@@ -33,7 +33,7 @@ from ntkexp.claim.publication import (
     PAGE,
     SUMS,
     TABLES,
-    VERDICTS,
+    VERDICTS_FILE,
     files_of,
     parse_verdicts,
     read_digests,
@@ -84,7 +84,7 @@ def publish(
         and record.name in standing
         and record.digest == standing[record.name].digest
     ]
-    published = read_verdicts(folder) if (folder / VERDICTS).is_file() else []
+    published = read_verdicts(folder) if (folder / VERDICTS_FILE).is_file() else []
     if not judged and not published:
         raise Mistake(
             "no claim that stands in the register was judged at its default size; "
@@ -120,7 +120,7 @@ def publish(
             for look, words in draws.items():
                 row[look] = {**row[look], "draws": words}
     names = sorted(rows)
-    write_atomically(folder / VERDICTS, to_text([rows[name] for name in names]))
+    write_atomically(folder / VERDICTS_FILE, to_text([rows[name] for name in names]))
     shown = [published_record(folder, rows[name]) for name in names]
     write_atomically(folder / PAGE, page(shown, len(standing)))
     write_digests(folder, [file for file in files_of(names) if (folder / file).is_file()])
@@ -297,7 +297,7 @@ def check(
     """
     builder = composer.builder
     digests = read_digests(folder)
-    rows = parse_verdicts(read_files(folder, [VERDICTS], digests)[VERDICTS], folder)
+    rows = parse_verdicts(read_files(folder, [VERDICTS_FILE], digests)[VERDICTS_FILE], folder)
     published = [row["name"] for row in rows]
     for row in rows:
         refuse_other_entry(folder, row, builder, entries)
@@ -320,7 +320,7 @@ def check(
 
 
 def place_of(folder: Path, row: Mapping[str, Any]) -> str:
-    return printable(f"{folder / VERDICTS}: {row['name']}")
+    return printable(f"{folder / VERDICTS_FILE}: {row['name']}")
 
 
 def refuse_other_entry(
@@ -362,22 +362,22 @@ def refuse_other_set(folder: Path, published: Sequence[str], required: Sequence[
     """Raise if a publication lacks claims, holds others, or is not sorted."""
     if not published:
         raise Mistake(
-            f"{folder / VERDICTS} holds no verdict; `ntkexp claims publish {folder}` writes them"
+            f"{folder / VERDICTS_FILE} holds no verdict; `ntkexp claims publish {folder}` writes them"
         )
     if missing := sorted({*required} - {*published}):
         raise Mistake(
-            f"{folder / VERDICTS} lacks {counted(len(missing), 'claim')} that must be there, "
+            f"{folder / VERDICTS_FILE} lacks {counted(len(missing), 'claim')} that must be there, "
             f"such as {missing[0]}; publish all that were judged, or name those that you mean: "
             f"`ntkexp claims check {folder} {published[0]}`"
         )
     if other := sorted({*published} - {*required}):
         raise Mistake(
-            f"{folder / VERDICTS} has a verdict of {other[0]}, "
+            f"{folder / VERDICTS_FILE} has a verdict of {other[0]}, "
             f"which is none of {', '.join(required)}"
         )
     if [*published] != sorted(published):
         raise Mistake(
-            f"{folder / VERDICTS} is not in the order of names; "
+            f"{folder / VERDICTS_FILE} is not in the order of names; "
             f"`ntkexp claims publish {folder}` writes it"
         )
 

@@ -23,7 +23,7 @@ from ntkexp.mistake import Mistake, nearest
 from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.run import Run
 
-HEAD = ("runs", "run", "seed", "state", "reason")
+HEAD_COLUMNS = ("runs", "run", "seed", "state", "reason")
 """Columns that are not measured; `runs` holds the name of the sweep, or `trial`."""
 
 
@@ -48,7 +48,7 @@ class Measured:
     @property
     def numbers(self) -> list[str]:
         """The columns that hold measured numbers."""
-        names = [str(name) for name in self.table if name not in (*HEAD, *self.axes)]
+        names = [str(name) for name in self.table if name not in (*HEAD_COLUMNS, *self.axes)]
         return [name for name in names if pd.api.types.is_numeric_dtype(self.table[name])]
 
     @property

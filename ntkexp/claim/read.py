@@ -55,7 +55,7 @@ Size: TypeAlias = Literal["quick", "default", "full"]
 Tree: TypeAlias = Mapping[str, Any]
 
 NEEDED = ("statement", "source", "seeds", "quantity", "expectation", "refutes", "control", "second")
-KEYS = ("base", "runs", "trial", "looks", *NEEDED, "null", "quick", "full", "picture")
+CLAIM_KEYS = ("base", "runs", "trial", "looks", *NEEDED, "null", "quick", "full", "picture")
 CHANGES = ("base", "axes", "runs", "seeds", "looks", "quantity", "expectation", "null", "trial")
 COLUMN = "ntkexp.claim.quantity.Column"
 SECOND_SEED_OFFSET = 1000
@@ -118,9 +118,9 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
 def refuse_keys(tree: Tree) -> None:
     """Raise if a key is unknown or missing."""
     for key in tree:
-        if key not in KEYS:
+        if key not in CLAIM_KEYS:
             raise Mistake(
-                f"{key}: a claim has no such key; it has {', '.join(KEYS)}{nearest(str(key), KEYS)}"
+                f"{key}: a claim has no such key; it has {', '.join(CLAIM_KEYS)}{nearest(str(key), CLAIM_KEYS)}"
             )
     if not tree.get("runs") and not tree.get("trial"):
         raise Mistake("the claim has no runs; give it `runs` with axes and base, or a `trial`")

@@ -144,7 +144,7 @@ TABLES_PER_DESIGN = 200
 WRONG_VERDICTS = {-1.0: ("refuted",), 0.0: ("supported", "refuted"), 1.0: ("supported",)}
 """The wrong verdicts for a truth inside the range, at its edge, and outside."""
 
-RULES: tuple[AbstractExpectation, ...] = (
+SIMULATED_RULES: tuple[AbstractExpectation, ...] = (
     Identity(),
     Slope(along="width", value=-1.0, margin=0.2),
     Slope(along="width", value=-0.5, margin=0.2, bound="upper"),

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ntkexp.records.register import RegisterEntry
 
 
-FOLDER = "claims"
+CLAIMS_FOLDER = "claims"
 
 
 def claims(
@@ -101,7 +101,7 @@ def claims(
         raise WrongArgument(
             "a reason is registered: `ntkexp claims register NAME --reason=TEXT`", "reason"
         )
-    place = out.expanduser().absolute() / FOLDER
+    place = out.expanduser().absolute() / CLAIMS_FOLDER
     if attempts:
         show_attempts(names[1:], config_dir, place, as_json=as_json)
         return
@@ -343,10 +343,10 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
 
 def show_trials(*, as_json: bool) -> None:
     """Print the error rates and the decision rates of each rule on tables with a known truth."""
-    from ntkexp.claim.simulation import DESIGNS, RULES, try_design, try_judging
+    from ntkexp.claim.simulation import DESIGNS, SIMULATED_RULES, try_design, try_judging
     from ntkexp.records.atomic import to_text
 
-    tried = [*map(try_judging, RULES), *map(try_design, DESIGNS)]
+    tried = [*map(try_judging, SIMULATED_RULES), *map(try_design, DESIGNS)]
     if as_json:
         sys.stdout.write(to_text([one.fields for one in tried]))
         return

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ntkexp.records.kernel_file import KernelMatrix
 
 
-FOLDER = Path("outputs") / "kernels"
+KERNELS_FOLDER = Path("outputs") / "kernels"
 """The default folder of kernel files."""
 
 KernelFile: TypeAlias = Annotated[
@@ -82,7 +82,7 @@ def tiles_at_once(engine: AbstractEngine) -> int:
     return engine.workers if engine.near else 1
 
 
-def default_path(kernel: AbstractKernel, folder: Path = FOLDER) -> Path:
+def default_path(kernel: AbstractKernel, folder: Path = KERNELS_FOLDER) -> Path:
     """Return the default path of a kernel file."""
     return (
         folder

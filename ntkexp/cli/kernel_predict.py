@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ntkexp.cli.kernel_fill import (
-    FOLDER,
+    KERNELS_FOLDER,
     Filling,
     Tiles,
     compose_for_tiles,
@@ -242,7 +242,7 @@ def study(
     from ntkexp.kernel_file.predict import Entries, Question, predict, read_study
 
     definition = read_study(name, Choices(config_folders(common.config_dir)))
-    question, place = Question(ridge=read_ridge(ridge)), (out or FOLDER).expanduser()
+    question, place = Question(ridge=read_ridge(ridge)), (out or KERNELS_FOLDER).expanduser()
     chosen, rows = choose(engine, workers), list[list[str | float | None]]()
     for each, words in definition.overrides(overrides or []).items():
         experiment = compose_for_tiles(words, common)

@@ -57,7 +57,7 @@ def root(
         typer.echo(context.get_help())
 
 
-COMMANDS = (
+COMMAND_FUNCTIONS = (
     train,
     sweep,
     claims,
@@ -84,7 +84,7 @@ def assemble() -> typer.Typer:
         help="Compute a kernel into a file, and predict with it.", no_args_is_help=True
     )
     program.add_typer(kernel, name="kernel")
-    for group, commands in ((program, COMMANDS), (kernel, KERNEL_COMMANDS)):
+    for group, commands in ((program, COMMAND_FUNCTIONS), (kernel, KERNEL_COMMANDS)):
         for command in commands:
             group.command()(spread(command))
     return program

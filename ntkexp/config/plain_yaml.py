@@ -22,7 +22,7 @@ yaml.constructor.ConstructorError: '1x' is not a valid int
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -40,7 +40,7 @@ MAX_YAML_ENTRIES = 100_000  # of one file, with the copies that anchors make
 ENTRIES_PER_LETTER = 10  # of a text with ${…}, which Hydra parses by a slow grammar
 
 DATE = "tag:yaml.org,2002:timestamp"
-PLAIN = {
+PLAIN_TAGS = {
     f"tag:yaml.org,2002:{kind}"
     for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 }
@@ -68,7 +68,7 @@ class Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        if node.tag not in PLAIN:
+        if node.tag not in PLAIN_TAGS:
             kind = str(node.tag).replace("tag:yaml.org,2002:", "!!")
             problem = (
                 f"{kind} is not supported; write it as text, a number, a list or KEY: VALUE lines"
@@ -132,10 +132,10 @@ def refuse_large_expansion(root: yaml.Node) -> None:
 MAX_REFERENCE_ENTRIES = 1000  # entries that all references copy; OmegaConf takes 1 ms for each
 LETTERS_PER_ENTRY = 1000
 
-Place: TypeAlias = tuple[str, ...]
-"""The keys that lead to a node."""
+Place: TypeAlias = tuple[Any, ...]
+"""The keys and indices that lead to a node."""
 
-REFERENCE = re.compile(r"\$\{\s*([^${}:]*)([:}$]?)")
+INTERPOLATION = re.compile(r"\$\{\s*([^${}:]*)([:}$]?)")
 REFERENCE_ARGUMENT = re.compile(r"\.*[\w.\[\]-]+")
 
 
@@ -147,31 +147,27 @@ def refuse_reference_growth(tree: Mapping[str, Any]) -> None:
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: a8: the ${…} up to here stand for more than 1000 entries; write some of them out
     """
-    texts = [place for place, node in leaves(tree, ()) if has_references(node)]
+    nodes = dict(all_nodes(tree, ()))
     entries = 0
-    for text in texts:
-        entries = entries_with_text(tree, text, texts, entries)
+    for place, node in nodes.items():
+        if has_references(node):
+            entries = entries_with_text(nodes, place, entries)
 
 
-def entries_with_text(
-    tree: Mapping[str, Any], text: Place, texts: Sequence[Place], entries: int
-) -> int:
-    """Add the entries that the references of a text copy to a count. `texts` are all texts with
-    references.
-    """
+def entries_with_text(nodes: Mapping[Place, Any], text: Place, entries: int) -> int:
+    """Add the entries that the references of a text copy to a count."""
     waiting: list[tuple[tuple[Place, ...], Place]] = [((), text)]  # texts on the way, and a place
     while waiting:
         chain, place = waiting.pop()
-        node = node_at(tree, place)
+        node = nodes[place]
         size = len(node) // LETTERS_PER_ENTRY if isinstance(node, str) else 0
         if not has_references(node):
             entries += 1 + size
             waiting.extend((chain, (*place, key)) for key, _ in children(node))
         elif place not in chain:  # OmegaConf reports circles
             entries += node.count("${") + size
-            targets = reference_targets(tree, place, texts)
-            waiting.extend(((*chain, place), target) for target in targets)
-        key = ".".join(text)
+            waiting.extend(((*chain, place), target) for target in reference_targets(nodes, place))
+        key = ".".join(map(str, text))
         if len(chain) > MAX_NESTING:
             raise Mistake(
                 f"{key}: its ${{…}} lead on more than {MAX_NESTING} times; write some of them out"
@@ -184,73 +180,56 @@ def entries_with_text(
     return entries
 
 
-def reference_targets(
-    tree: Mapping[str, Any], place: Place, texts: Sequence[Place]
-) -> Iterator[Place]:
+def reference_targets(nodes: Mapping[Place, Any], place: Place) -> Iterator[Place]:
     """Yield the possible targets of the references in a text."""
-    text = node_at(tree, place)
-    for reference in REFERENCE.finditer(text):
+    text = nodes[place]
+    for reference in INTERPOLATION.finditer(text):
         if reference[2] == "$":  # a reference inside the key: it may lead anywhere
-            yield from texts
+            yield from (other for other, node in nodes.items() if has_references(node))
         keys = [reference[1].strip()]
         if reference[2] == ":":  # a resolver, such as ${oc.select: a.b}
             keys = REFERENCE_ARGUMENT.findall(text, reference.end())
         for key in keys:
-            target = reference_target(tree, place, key)
+            target = reference_target(nodes, place, key)
             if target is not None:
                 yield target
 
 
-def reference_target(tree: Mapping[str, Any], place: Place, key: str) -> Place | None:
+def reference_target(nodes: Mapping[Place, Any], place: Place, key: str) -> Place | None:
     """Return the place of a key, or of the first reference on the way. Leading dots are steps up
     from `place`.
     """
     steps_up = len(key) - len(key.lstrip("."))
     target = place[: len(place) - steps_up] if steps_up else ()
     for part in re.findall(r"[^.\[\]]+", key):
-        if has_references(node_at(tree, target)):
+        if has_references(nodes[target]):
             return target
-        if child(node_at(tree, target), part) is None:
+        is_number = part.isdecimal() and len(part) < LETTERS_PER_ENTRY
+        if is_number and (*target, part) not in nodes:
+            target = (*target, int(part))
+        else:
+            target = (*target, part)
+        if target not in nodes:
             return None
-        target = (*target, part)
     return target
-
-
-def node_at(tree: Mapping[str, Any], place: Place) -> Any:
-    node: Any = tree
-    for key in place:
-        node = child(node, key)
-    return node
 
 
 def has_references(node: object) -> bool:
     return isinstance(node, str) and "${" in node
 
 
-def child(node: object, key: str) -> Any:
-    """Return the value of a key in a mapping, or an item of a list, or None if there is none."""
+def children(node: object) -> Iterator[tuple[Any, Any]]:
     if isinstance(node, Mapping):
-        if key in node:
-            return node[key]
-        return next((node[other] for other in node if str(other) == key), None)
-    if isinstance(node, list | tuple) and key.isdecimal() and len(key) < LETTERS_PER_ENTRY:
-        return node[int(key)] if int(key) < len(node) else None
-    return None
-
-
-def children(node: object) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping):
-        yield from ((str(key), value) for key, value in node.items())
+        yield from node.items()
     elif isinstance(node, list | tuple):
-        yield from ((str(k), value) for k, value in enumerate(node))
+        yield from enumerate(node)
 
 
-def leaves(node: object, place: Place) -> Iterator[tuple[Place, Any]]:
-    parts = list(children(node))
-    for key, value in parts:
-        yield from leaves(value, (*place, key))
-    if not parts:
-        yield place, node
+def all_nodes(node: object, place: Place) -> Iterator[tuple[Place, Any]]:
+    """Yield every node with its place, in the order of the document."""
+    yield place, node
+    for key, child in children(node):
+        yield from all_nodes(child, (*place, key))
 
 
 # --- A file of YAML.

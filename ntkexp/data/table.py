@@ -121,7 +121,7 @@ def list_names(names: Iterable[str], most: int = 12) -> str:
 
 
 TRUTH = {"false": 0.0, "true": 1.0}
-MISSING = frozenset({"", "?", "na", "n/a", "<na>", "nan", "null"})
+MISSING_CELLS = frozenset({"", "?", "na", "n/a", "<na>", "nan", "null"})
 
 
 def parse_number(cell: str) -> float:
@@ -137,10 +137,10 @@ def parse_number(cell: str) -> float:
 
 
 def is_missing(cell: str) -> bool:
-    return cell.lower() in MISSING
+    return cell.lower() in MISSING_CELLS
 
 
-KINDS = {
+FILE_KINDS = {
     rb"PK(?:\x03\x04|\x05\x06|\x07\x08)": "a ZIP archive (of Excel, NumPy or torch, perhaps)",
     rb"\x1f\x8b": "compressed by gzip",
     rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)": "compressed by bzip2",
@@ -162,7 +162,7 @@ KINDS = {
 
 def foreign_format(raw: bytes) -> str | None:
     """Return the name of a known binary format, or None for text and unknown formats."""
-    return next((kind for first, kind in KINDS.items() if re.match(first, raw)), None)
+    return next((kind for first, kind in FILE_KINDS.items() if re.match(first, raw)), None)
 
 
 # --- Comma-separated text in UTF-8, with a header

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ntkexp.mistake import Mistake
+from ntkexp.capacity import MemoryBudget
 from ntkexp.text import several
 
 # --- The memory of a sweep, and the number of outputs that it handles at once.
@@ -14,17 +14,16 @@ from ntkexp.text import several
 END_GRADIENTS = 1  # copies of ∂F/∂θ_T for each output, besides its adjoints
 PASS_VECTORS = 4  # vectors of each output in a pass: p̂, S⊙a, H γ, and one in transit
 PASS_TAPES = 6  # tapes in a pass: values, tangents, and gradients of both
-CACHED_NUMBERS = 2**20  # in all γ of one pass, so that they stay in a processor's cache
+SWEEP_CACHE_NUMBERS = 2**20  # in all γ of one pass, so that they stay in a processor's cache
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepPlan:
-    """The sizes of a sweep, and the free memory."""
+class SweepMemory:
+    """The sizes of a sweep, and the memory budget."""
 
-    free: float  # bytes
+    budget: MemoryBudget
     points: int
     outputs: int  # of each point
-    steps: int
     parameters: int
     train: int
     rows: int  # of a batch
@@ -37,14 +36,12 @@ class SweepPlan:
     def chunk(self) -> int:
         """The number of points at once."""
         per_point = self.outputs * self.per_output
-        if self.free / 2 < max(per_point, self.least_pass):
-            needed = (2 * max(per_point, self.least_pass) - self.free) / 1e9
-            raise Mistake(
-                f"effects: a sweep for one point needs {needed:.1f} GB more; raise memory_gb, or "
-                "train a smaller "
-                "network, with fewer examples or smaller batches"
-            )
-        return max(1, min(self.points, int(self.free / 2 / per_point)))
+        self.budget.require(
+            2 * max(per_point, self.least_pass),
+            "a sweep for the effects on one point",
+            "train a smaller network, with fewer examples or smaller batches",
+        )
+        return self.budget.largest_batch(2 * per_point, self.points)
 
     @property
     def least_pass(self) -> float:
@@ -54,7 +51,7 @@ class SweepPlan:
     @property
     def together(self) -> int:
         """The number of outputs that take a step together."""
-        return max(1, min(CACHED_NUMBERS // self.parameters, int(self.free / 2 / self.per_pass)))
+        return self.budget.largest_batch(2 * self.per_pass, SWEEP_CACHE_NUMBERS // self.parameters)
 
     @property
     def per_output(self) -> float:

@@ -241,7 +241,7 @@ def blocked(number: signal.Signals) -> Iterator[None]:
 # --- Engines by their names: KIND[:WHERE].
 
 
-HOMES = {
+ENGINE_MODULES = {
     "local": "ntkexp.engine.local",
     "dask": "ntkexp.engine.dask_cluster",
     "slurm": "ntkexp.engine.slurm",
@@ -256,10 +256,10 @@ def choose(spelling: str, workers: int | None) -> AbstractEngine:
     Local(workers=2)
     """
     kind, _, where = spelling.partition(":")
-    if kind not in HOMES:
-        raise WrongEngine(f"{spelling}: it takes {SPELLINGS}{nearest(kind, HOMES)}")
+    if kind not in ENGINE_MODULES:
+        raise WrongEngine(f"{spelling}: it takes {SPELLINGS}{nearest(kind, ENGINE_MODULES)}")
     try:
-        module = import_module(HOMES[kind])
+        module = import_module(ENGINE_MODULES[kind])
     except ModuleNotFoundError as error:
         raise WrongEngine(
             f"{kind} needs {error.name}; `pip install 'ntkexp[{kind}]'` brings it"

@@ -14,6 +14,7 @@ from typing import Literal, Self
 import torch
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
+from ntkexp.capacity import DEFAULT_MEMORY_GB, MemoryBudget
 from ntkexp.component import Component, Steps
 from ntkexp.data.base import AbstractSource, Data
 from ntkexp.init import AbstractInit
@@ -54,9 +55,9 @@ class Experiment(Component):
 
     def draw(self) -> Data:
         """Return the data. Raise if memory does not suffice."""
-        available_gb = self.memory_gb or DEFAULT_MEMORY_GB  # on the host, whatever the device
+        host = MemoryBudget.of_gb(self.memory_gb or DEFAULT_MEMORY_GB)  # whatever the device
         remedy = "data.train, data.query, data.test or the size of an example"
-        with MemoryLimit(available_gb, "the data", remedy):
+        with MemoryLimit(host, "the data", remedy):
             return self.data.split(self.seed)
 
     @field_validator("device")
@@ -73,9 +74,9 @@ class Experiment(Component):
         raise Mistake("it takes cpu, cuda, cuda:1, mps, xpu or another device that torch knows")
 
     @property
-    def room_gb(self) -> float:
-        """The memory limit in GB. The device decides it by default."""
-        return self.memory_gb or memory_limit(self.device)
+    def budget(self) -> MemoryBudget:
+        """The memory of a run. The device decides it by default."""
+        return MemoryBudget.of_gb(self.memory_gb or memory_limit(self.device))
 
     @property
     def switches(self) -> tuple[int, ...]:
@@ -161,7 +162,6 @@ class Experiment(Component):
         return self
 
 
-DEFAULT_MEMORY_GB = 4.0
 GPU_MEMORY_SHARE = 0.8  # of a GPU's memory; torch and fragments of its allocator take the rest
 
 

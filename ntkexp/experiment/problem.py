@@ -109,7 +109,7 @@ def draw_network(
     shape = tuple(data.train.inputs.shape[1:])
     weights = stream("weights", experiment.seed)
     with MemoryLimit(
-        experiment.room_gb,
+        experiment.budget,
         "the network",
         "model.width, model.depth or the size of an example",
         copies,
@@ -129,7 +129,7 @@ def draw_network(
 
 MAX_LIMIT_WORK = 2 * 10**9  # half a minute on two cores
 NUMBERS_PER_PAIR = 4  # held at once for each pair of points
-LIMIT_MEMORY_SHARE = 0.25  # of the memory limit
+LIMIT_MEMORY_PARTS = 4  # of the memory; the kernels at infinite width may take one
 
 
 def limit_kernels(
@@ -151,12 +151,11 @@ def limit_kernels(
             f"the kernels at infinite width take {work / MAX_LIMIT_WORK:.1f} times the work that a run does "
             "for them; lower data.train, data.query or data.test, or compute them into a kernel file"
         )
-    gigabytes = NUMBERS_PER_PAIR * 8 * train * len(inputs) / 1e9
-    if gigabytes > LIMIT_MEMORY_SHARE * experiment.room_gb:
-        return DoesNotApply(
-            f"the kernels at infinite width take {gigabytes:.1f} GB, more than a quarter of memory_gb="
-            f"{experiment.room_gb:g}; raise it, or lower data.train, data.query or data.test"
-        )
+    needed = LIMIT_MEMORY_PARTS * NUMBERS_PER_PAIR * 8 * train * len(inputs)
+    if not experiment.budget.fits(needed):
+        what = "a run with the kernels at infinite width"
+        remedy = "lower data.train, data.query or data.test"
+        return DoesNotApply(experiment.budget.refusal(needed, what, remedy))
     try:
         return infinite_kernels(network, inputs, train, experiment)
     except Mistake as mistake:  # a variance is too large for an activation
@@ -171,11 +170,10 @@ def infinite_kernels(
     blocks = [BlockSlices(learned, learned, same=True)]
     if len(inputs) > train:
         blocks.append(BlockSlices(slice(train, len(inputs)), learned, same=False))
-    memory_gb = LIMIT_MEMORY_SHARE * experiment.room_gb
+    budget = experiment.budget.part(LIMIT_MEMORY_PARTS)
     threads = torch.get_num_threads()
     computed = [
-        compute(network, block, inputs, inputs, memory_gb=memory_gb, threads=threads)
-        for block in blocks
+        compute(network, block, inputs, inputs, budget=budget, threads=threads) for block in blocks
     ]
     nngp = torch.cat([block.nngp for block in computed])
     ntk = torch.cat([block.ntk for block in computed])

@@ -17,6 +17,7 @@ from torch.distributed import get_world_size
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.batch_norm import BatchNormMode, checked_mode
 from ntkexp.foreign_loop.call import beginning_at, generator_states
 from ntkexp.foreign_loop.example_names import Ids
@@ -28,7 +29,7 @@ from ntkexp.kernel import NoRule, Reader
 from ntkexp.kernel.read.checks import Unfaithful
 from ntkexp.kernel.record.casts import is_short, without_casts
 from ntkexp.kernel.record.tape import as_inputs, examples, map_tensors, part
-from ntkexp.mistake import Mistake, checked_count, checked_number, first_line, in_short
+from ntkexp.mistake import Mistake, checked_count, first_line, in_short
 from ntkexp.model.functional import BATCH_AXIS, Output, batch_axis_missing
 from ntkexp.path.components import By
 from ntkexp.shapes import Inputs
@@ -228,7 +229,6 @@ NEVER_CALLED = (
     "model(x) was never called with gradients enabled, or only a copy of the model was "
     "(first-order MAML?); follow the module that the loop calls so"
 )
-MAX_MEMORY_GB = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +247,10 @@ class FollowOptions:
     rules: Sequence[AbstractOptimizerRule] = ()
     log: Any = None
 
+    @property
+    def budget(self) -> MemoryBudget:
+        return MemoryBudget.of_gb(self.memory_gb)
+
     def refuse_unusable(self) -> None:
         """Raise for values of the wrong kind."""
         checked_mode(self.batch_norm)
@@ -263,7 +267,7 @@ class FollowOptions:
                 f"to={in_short(self.to)} is a {type(self.to).__name__} that names no folder; give "
                 "the path of one"
             )
-        checked_number("memory_gb", self.memory_gb, most=MAX_MEMORY_GB, above=True)
+        _ = self.budget
         are_rules = isinstance(self.rules, list | tuple) and all(
             isinstance(rule, AbstractOptimizerRule) for rule in self.rules
         )

@@ -29,10 +29,11 @@ from ntkexp.foreign_loop.loop_sums import LoopSums, LoopTerms, StepProofs
 from ntkexp.foreign_loop.outside import release_memory
 from ntkexp.foreign_loop.signatures import CHANGED, Replayed
 from ntkexp.foreign_loop.step import AbstractSteps, FollowedStep
-from ntkexp.kernel import Jacobian, NoRule, Reader, Tape
+from ntkexp.kernel import Jacobian, Reader, Tape
 from ntkexp.kernel.features.blocks import Rows
 from ntkexp.kernel.features.cancellation import credit, term_sizes
 from ntkexp.kernel.record.tape import part
+from ntkexp.kernel.secant.call import ChoiceChanged
 from ntkexp.mistake import Mistake
 from ntkexp.path.backward_sum import BackwardStep, BackwardSum, StepTerms
 from ntkexp.records.contributions import JUMPED, SURROGATE
@@ -164,7 +165,7 @@ class LoopBackward:
         )
         try:
             return self.reader.along(ends.before, ends.after, as_copies=True), jumped
-        except NoRule as reason:
+        except ChoiceChanged as reason:
             self.jumping.setdefault(step.index, str(reason))
 
         # a measure of all queries together cannot be read query by query
@@ -176,11 +177,11 @@ class LoopBackward:
             before, after = (self.record_query(tape, query) for tape in (ends.before, ends.after))
             try:
                 jacobians.append(self.reader.along(before, after))
-            except NoRule as reason:
+            except ChoiceChanged as reason:
                 self.jumping.setdefault(step.index, str(reason))
                 jumped[query] = True
                 jacobians.append(self.reader.tangent(before))
-        return stacked(jacobians, step.start), jumped
+        return stacked(jacobians), jumped
 
     def record_query(self, tape: Tape, query: int) -> Tape:
         """Record one of the queries of a tape, at the same weights."""
@@ -527,9 +528,8 @@ def relative_size(part: Weights, whole: Weights) -> float:
     return (squares / squares_of_whole) ** 0.5 if squares else 0.0
 
 
-def stacked(jacobians: Sequence[Jacobian], weights: Weights) -> Jacobian:
-    """Return the Jacobian of some queries, each given alone, with rows of all weights."""
-    starts = [start for start, one in enumerate(jacobians) for _ in one.blocks]
+def stacked(jacobians: Sequence[Jacobian]) -> Jacobian:
+    """Return the Jacobian of some queries from those of each query alone."""
     blocks = [block for one in jacobians for block in one.blocks]
-    joined = Jacobian(tuple(blocks), len(jacobians), jacobians[0].outputs, tuple(starts))
-    return joined.as_rows({name: weights[name].numel() for name in joined.extents})
+    starts = [query for query, one in enumerate(jacobians) for _ in one.blocks]
+    return Jacobian(tuple(blocks), len(jacobians), jacobians[0].outputs, tuple(starts))

@@ -33,7 +33,7 @@ BatchNormMode: TypeAlias = Literal["exact", "constant"]
 constant."""
 
 
-MODES: tuple[BatchNormMode, ...] = ("exact", "constant")
+BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("exact", "constant")
 
 
 def checked_mode(mode: str) -> BatchNormMode:
@@ -43,7 +43,7 @@ def checked_mode(mode: str) -> BatchNormMode:
     Traceback (most recent call last):
     ntkexp.mistake.Mistake: batch_norm='frozen': give 'exact' or 'constant'
     """
-    for known in MODES:
+    for known in BATCH_NORM_MODES:
         if isinstance(mode, str) and mode == known:
             return known
     raise Mistake(f"batch_norm={in_short(mode)}: give 'exact' or 'constant'")

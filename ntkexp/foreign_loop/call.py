@@ -150,7 +150,7 @@ class Autocast:
 # same ones.
 
 
-KERNELS: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] = {
+KERNEL_SWITCHES: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] = {
     "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     "mem_efficient": (
         torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -173,7 +173,7 @@ def forbidden_kernels() -> frozenset[str]:
     ...     sorted(forbidden_kernels())
     ['cudnn', 'flash', 'mem_efficient']
     """
-    return frozenset(name for name, (is_allowed, _) in KERNELS.items() if not is_allowed())
+    return frozenset(name for name, (is_allowed, _) in KERNEL_SWITCHES.items() if not is_allowed())
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def without_kernels(forbidden: frozenset[str]) -> Iterator[None]:
 
     def set_switches(off: frozenset[str]) -> None:
         for name in before ^ forbidden:
-            _, allow = KERNELS[name]
+            _, allow = KERNEL_SWITCHES[name]
             allow(name not in off)
 
     try:

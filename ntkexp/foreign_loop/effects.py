@@ -15,8 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.func import jacrev
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.diagnostics import kinks
-from ntkexp.effects.plan import Caveats, SweepPlan
+from ntkexp.effects.plan import Caveats, SweepMemory
 from ntkexp.effects.sweep import ChunkedSweep, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, LoopAgain
 from ntkexp.foreign_loop.followed_training import FollowedTraining
@@ -40,7 +41,7 @@ from ntkexp.shapes import Inputs
 # to the same bytes.
 
 
-SAVE_SECONDS = 60.0
+SWEEP_SAVE_SECONDS = 60.0
 """Seconds between two saved states of a sweep."""
 
 
@@ -68,7 +69,7 @@ class FollowedSweep:
                 "ntkexp: the sweep for effects", 1 + whole - done, self.progress
             )
             announced.step()
-            if time.monotonic() - kept_at >= SAVE_SECONDS:
+            if time.monotonic() - kept_at >= SWEEP_SAVE_SECONDS:
                 self.keep()
                 kept_at = time.monotonic()
         if announced is not None:
@@ -95,7 +96,7 @@ class FollowedSweep:
 def sweep_over(
     trace: LoopProblem,
     training: FollowedTraining,
-    plan: SweepPlan,
+    plan: SweepMemory,
     kind: Effects,
     mean: MeanName,
     progress: AbstractProgress,
@@ -153,7 +154,7 @@ def loop_effects(
     trace: LoopProblem,
     effects: Effects,
     mean: MeanName,
-    memory_gb: float,
+    budget: MemoryBudget,
     again: Again | None,
     progress: AbstractProgress | None = None,
 ) -> EffectsFound:
@@ -162,7 +163,7 @@ def loop_effects(
     training = training_of(trace, mean)
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
     last, _ = next(trace.steps.backwards())
-    plan = plan_of(trace, tape, last, memory_gb, one_step=effects == "one_step")
+    plan = plan_of(trace, tape, last, budget, one_step=effects == "one_step")
     loop = None if again is None else LoopAgain(again, trace, mean, progress)
     query = range(plan.points)
     if (
@@ -210,16 +211,15 @@ def loss_of(trace: LoopProblem) -> ExampleLoss:
 
 
 def plan_of(
-    trace: LoopProblem, tape: Tape, last: FollowedStep, memory_gb: float, *, one_step: bool
-) -> SweepPlan:
+    trace: LoopProblem, tape: Tape, last: FollowedStep, budget: MemoryBudget, *, one_step: bool
+) -> SweepMemory:
     """Plan the memory of the sweep, as if all steps were like the last."""
     rows = sum(len(call.names) for call in last.calls)
     weights = trace.steps.end.values()
-    return SweepPlan(
-        free=memory_gb * 1e9,
+    return SweepMemory(
+        budget=budget,
         points=examples(trace.queries),
         outputs=tape.outputs.shape[1],
-        steps=len(trace.steps),
         parameters=sum(weight.numel() for weight in weights),
         train=len(trace.examples),
         rows=rows,

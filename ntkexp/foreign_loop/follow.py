@@ -244,7 +244,7 @@ def watched(
             options.loss,
             store.folder,
             processes.rank,
-            options.memory_gb,
+            options.budget,
             options.by,
             batch_norm=options.batch_norm,
             measured=called.measured,
@@ -322,9 +322,9 @@ def choose_store(
                 "steps=: some steps are held in memory, of one optimizer in one process; leave "
                 "steps= out, or to= and other optimizers"
             )
-        return ChosenStore(loop.known, called.output, options.every, options.memory_gb, chosen)
+        return ChosenStore(loop.known, called.output, options.every, options.budget, chosen)
     if options.to is None:
-        return MemoryStore(loop.known, called.output, options.every, options.memory_gb)
+        return MemoryStore(loop.known, called.output, options.every, options.budget)
     return disk_store(options.to, loop, called, queries, options, processes)
 
 
@@ -382,7 +382,7 @@ def disk_store(
         loop.known,
         called.output,
         options.every,
-        options.memory_gb,
+        options.budget,
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isclose, isnan, log2, sqrt
 from pathlib import Path
-from shutil import disk_usage
 from tempfile import TemporaryFile, gettempdir
 from typing import Any
 
@@ -18,6 +17,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ntkexp.capacity import require_disk
 from ntkexp.effects.curvature import gradient
 from ntkexp.effects.trajectory import (
     AbstractTrajectory,
@@ -40,7 +40,7 @@ from ntkexp.foreign_loop.user_loss import (
     Weighing,
     cancelled,
 )
-from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 from ntkexp.text import several
@@ -132,13 +132,7 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
     """Map an empty temporary file, or raise if the disk is too small."""
     folder, dtype = Path(gettempdir()), like.cpu().numpy().dtype
     needed = steps * len(ADAM_PARTS) * flat.size * dtype.itemsize
-    free = disk_usage(folder).free
-    if free < needed:
-        raise NoPlace(
-            f"Adam's memory at every step takes {needed / 1e9:.2g} GB and {folder} has "
-            f"{free / 1e9:.2g} GB free; "
-            "set TMPDIR to another place"
-        )
+    require_disk(folder, needed, "Adam's moments of every step", "set TMPDIR")
     with TemporaryFile(dir=folder) as file:
         return np.memmap(file, dtype, "w+", shape=(steps, len(ADAM_PARTS), flat.size))
 

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from jaxtyping import Float
 from torch import Tensor
 
-from ntkexp.effects.plan import CACHED_NUMBERS
+from ntkexp.effects.plan import SWEEP_CACHE_NUMBERS
 from ntkexp.effects.sweep import MEANS, MeanName
 from ntkexp.effects.trajectory import FlatWeights
 from ntkexp.foreign_loop.again import Again, LoopAgain, trained_again
@@ -29,7 +29,7 @@ from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.kernel.record.tape import part
 from ntkexp.model.functional import copied
 from ntkexp.progress import AbstractProgress
-from ntkexp.records.contributions import FOLDER, Removal
+from ntkexp.records.contributions import REMOVAL_FOLDER, Removal
 from ntkexp.removal.between import Pair, TrainingPair
 from ntkexp.removal.retraining import OutputsAt, removal_of, split_change
 
@@ -45,7 +45,7 @@ def loop_without(
     progress: AbstractProgress,
 ) -> Removal:
     """Return the change at some queries without the examples at these places, and its breakdown."""
-    place = files.folder.path / FOLDER
+    place = files.folder.path / REMOVAL_FOLDER
     place.mkdir(exist_ok=True)
     try:
         with TemporaryDirectory(dir=place, prefix="again-") as folder:
@@ -113,6 +113,6 @@ def trained_twice(
         second=second_training,
         weights=Pair(weighing.left(names).to(end), without.left(names).to(end)),
         mean=MEANS[weighing.mean],
-        together=max(1, CACHED_NUMBERS // first_training.flat.size),
+        together=max(1, SWEEP_CACHE_NUMBERS // first_training.flat.size),
     )
     return pair, first

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.batch_norm import BatchNormMode
 from ntkexp.foreign_loop.closing import ClosingSums
 from ntkexp.foreign_loop.positions import LoopPositions, Positions
@@ -19,7 +20,6 @@ from ntkexp.foreign_loop.run_folder import CASTS, PROOFS
 from ntkexp.kernel import Tape
 from ntkexp.kernel.features.adjoint import CACHED_NUMBERS
 from ntkexp.kernel.features.gram import PIECE_BYTES, PIECE_ELEMENTS
-from ntkexp.mistake import Mistake
 from ntkexp.path.components import Components
 from ntkexp.path.recording import STRETCHES, Halves, halves_at_zero
 from ntkexp.records.contributions import BY_POSITION, JUMPS, POSITION
@@ -254,21 +254,28 @@ def sums_at_zero(
     step: StepMemory,
     examples: int,
     steps: int,
-    memory_gb: float,
+    budget: MemoryBudget,
     components: Components | None = None,
     positions: Positions | None = None,
 ) -> LoopSums:
     """Begin the sums of a loop, or raise if they and a step take more than the memory."""
     outputs = step.tape.outputs
-    needed = needed_gb(step, examples, steps, components, memory_gb)
-    halves_gb = 2 * STRETCHES * outputs.numel() * examples * outputs.element_size() / 1e9
+    by, fewer = "", ""
+    if components is not None:
+        by = f" by {counted(len(components), 'component')}"
+        fewer = ", by fewer components"
+    contributions = (
+        f"contributions of {examples} examples to {outputs.numel()} outputs of the queries"
+    )
+    needed = needed_bytes(step, examples, steps, components)
+    budget.require(needed, f"{contributions}{by}", f"give fewer queries{fewer}")
+    budget = budget.holding(needed)
     with_halves = STRETCHES * outputs.numel() * examples <= MAX_HALF_BY_NUMBERS
-    if with_halves and needed + halves_gb > memory_gb:
+    half_bytes = 2 * STRETCHES * outputs.numel() * examples * outputs.element_size()
+    if with_halves and not budget.fits(half_bytes):
         with_halves = False
         LOG.warning(
-            "ntkexp: `half_by` is left out: it takes %.2g GB, and memory_gb=%g",
-            needed + halves_gb,
-            memory_gb,
+            "ntkexp: `half_by` is left out: %s", budget.refusal(half_bytes, "it and other sums")
         )
     zero = torch.zeros_like(outputs, dtype=accumulated_in(outputs))
     totals = TermTotals.at_zero(zero, examples, steps)
@@ -279,8 +286,7 @@ def sums_at_zero(
         each = zero.new_zeros(len(components), *zero.shape)
         by_component = TermTotals.at_zero(each, examples, steps)
     if positions is not None:
-        free_gb = memory_gb - needed
-        by_position = LoopPositions.at_zero(positions, totals.contributions, free_gb, memory_gb)
+        by_position = LoopPositions.at_zero(positions, totals.contributions, budget)
     return LoopSums(
         totals=totals,
         statistics=zero.clone(),
@@ -295,27 +301,15 @@ def sums_at_zero(
     )
 
 
-def needed_gb(
-    step: StepMemory, examples: int, steps: int, components: Components | None, memory_gb: float
+def needed_bytes(
+    step: StepMemory, examples: int, steps: int, components: Components | None
 ) -> float:
-    """Return the gigabytes that the sums and a step take, or raise if the memory is less."""
+    """Return the bytes that the sums and a step take."""
     outputs = step.tape.outputs
-    number_bytes, sum_bytes = outputs.element_size(), accumulated_in(outputs).itemsize
-    contributions = outputs.numel() * examples * (number_bytes + sum_bytes)
+    sum_bytes = accumulated_in(outputs).itemsize
+    contributions = outputs.numel() * examples * (outputs.element_size() + sum_bytes)
     by_step = outputs.numel() * steps * sum_bytes
-    needed = contributions / 1e9 + (by_step + step.products) / 1e9
-    by, remedy = "", "give fewer queries"
-    if components is not None:
-        needed *= 1 + len(components)
-        by = f" by {counted(len(components), 'component')}"
-        remedy = f"{remedy}, by fewer components"
-    needed += step.held / 1e9
-    if needed > memory_gb:
-        raise Mistake(
-            f"memory_gb={memory_gb:g}: contributions of {examples} examples to {outputs.numel()} outputs of the "
-            f"queries{by} take {needed:.2g} GB; {remedy}, or attribute(memory_gb={1.1 * needed:.2g})"
-        )
-    return needed
+    return (contributions + by_step + step.products) * (1 + len(components or {})) + step.held
 
 
 def accumulated_in(outputs: Tensor) -> torch.dtype:

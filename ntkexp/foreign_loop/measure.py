@@ -42,7 +42,9 @@ Measure: TypeAlias = Callable[[Tensor, SeenCall], Tensor | Mapping[str, Tensor]]
 [Q]."""
 
 RANDOM = "the module draws random numbers"
-FORMS = "give a tensor [queries], or [queries, numbers], or a dict of names to tensors [queries]"
+MEASURE_FORMS = (
+    "give a tensor [queries], or [queries, numbers], or a dict of names to tensors [queries]"
+)
 
 
 class NamedValues(NamedTuple):
@@ -128,7 +130,7 @@ class MeasuredQueries:
         if isinstance(result, Mapping):
             names = list(result)
             if not names or not all(isinstance(name, str) for name in names):
-                raise Mistake(f"measure=: it gives a dict with the names {names}; {FORMS}")
+                raise Mistake(f"measure=: it gives a dict with the names {names}; {MEASURE_FORMS}")
             for name, column in result.items():
                 refuse_form(column, (len(ids),), f" for '{name}'")
             return NamedValues(names, torch.stack(list(result.values()), 1).to(outputs.dtype))
@@ -244,12 +246,12 @@ def at_least_float(outputs: Tensor) -> Tensor:
 def refuse_form(values: object, shape: tuple[int, ...], name: str = "") -> None:
     """Raise unless the values are a floating tensor of this shape, with one row for each query."""
     if not isinstance(values, Tensor):
-        raise Mistake(f"measure=: it gives a {type(values).__name__}{name}; {FORMS}")
+        raise Mistake(f"measure=: it gives a {type(values).__name__}{name}; {MEASURE_FORMS}")
     if values.shape != shape:
         count = "1 query" if shape[0] == 1 else f"{shape[0]} queries"
         raise Mistake(
             f"measure=: it gives a tensor of shape {list(values.shape)}{name}, and was given "
-            f"{count}; {FORMS}"
+            f"{count}; {MEASURE_FORMS}"
         )
     if not values.is_floating_point():
         raise Mistake(

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.kernel import Jacobian
 from ntkexp.kernel.record.tape import tensors
@@ -203,25 +204,18 @@ class LoopPositions:
 
     @classmethod
     def at_zero(
-        cls,
-        positions: Positions,
-        parts: Float[Tensor, "query out example"],
-        free_gb: float,
-        memory_gb: float,
+        cls, positions: Positions, parts: Float[Tensor, "query out example"], budget: MemoryBudget
     ) -> LoopPositions:
-        """Begin with zeros, or raise if they do not fit into the `free_gb` that other sums
-        leave."""
+        """Begin with zeros, or raise if they do not fit into the memory."""
         outputs = prod(parts.shape[:2])
         examples = parts.shape[2]
         numbers = outputs * (examples * positions.longest + positions.rows)  # the sum, and one step
-        needed = numbers * parts.element_size() / 1e9
-        if needed > free_gb:
-            raise Mistake(
-                f"memory_gb={memory_gb:g}: what {counted(positions.longest, 'position')} of "
-                f"{examples} examples add to {outputs} outputs of the queries takes {needed:.2g} "
-                "GB; give fewer queries, or "
-                f"attribute(memory_gb={1.1 * (memory_gb - free_gb + needed):.2g})"
-            )
+        budget.require(
+            numbers * parts.element_size(),
+            f"contributions of {counted(positions.longest, 'position')} of {examples} examples "
+            f"to {outputs} outputs of the queries",
+            "give fewer queries",
+        )
         return cls(parts.new_zeros(*parts.shape, positions.longest))
 
     def add(

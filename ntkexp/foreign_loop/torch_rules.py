@@ -436,7 +436,7 @@ def adjusted_rate(group: Entries, rows: int, columns: int) -> float:
     return float(group["lr"]) * sqrt(max(1.0, rows / columns))
 
 
-RULES: tuple[AbstractOptimizerRule, ...] = (
+OPTIMIZER_RULES: tuple[AbstractOptimizerRule, ...] = (
     SGDRule(),
     AdamRule(),
     RMSpropRule(),
@@ -468,10 +468,10 @@ class KnownOptimizer:
     def name(self) -> str:
         """The name in a trace. A user's rule adds its own name, as a class may have any name.
 
-        >>> KnownOptimizer(RULES[0], torch.optim.SGD).name
+        >>> KnownOptimizer(OPTIMIZER_RULES[0], torch.optim.SGD).name
         'SGD'
         """
-        if self.rule in RULES:
+        if self.rule in OPTIMIZER_RULES:
             return self.kind.__name__
         return f"{self.kind.__name__} by {type(self.rule).__name__}"
 
@@ -505,7 +505,7 @@ def known_optimizer(
             f"{kind.__name__} with differentiable=True: its steps are not followed; train with "
             "differentiable=False"
         )
-    ours = () if "SAM" in kind.__name__ else RULES
+    ours = () if "SAM" in kind.__name__ else OPTIMIZER_RULES
     for base in kind.__mro__:
         for rule in (*rules, *ours):
             if base in rule.kinds:
@@ -526,7 +526,7 @@ def known_optimizer(
         (f" ({NOT_LINEAR[base.__name__]})" for base in kind.__mro__ if base.__name__ in NOT_LINEAR),
         "",
     )
-    known = ", ".join(each.__name__ for rule in RULES for each in rule.kinds)
+    known = ", ".join(each.__name__ for rule in OPTIMIZER_RULES for each in rule.kinds)
     instead = "" if reason else ", or give one, rules=[…]"
     raise Mistake(
         f"steps of {where} are not followed{reason}: rules are known for {known}{instead}"
@@ -539,7 +539,9 @@ def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimi
     >>> named("AdamW").kind
     <class 'torch.optim.adamw.AdamW'>
     """
-    known = [KnownOptimizer(rule, kind) for rule in (*rules, *RULES) for kind in rule.kinds]
+    known = [
+        KnownOptimizer(rule, kind) for rule in (*rules, *OPTIMIZER_RULES) for kind in rule.kinds
+    ]
     optimizer = next((each for each in known if each.name == name), None)
     if optimizer is None:
         raise WrongArgument(

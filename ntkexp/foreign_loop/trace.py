@@ -21,9 +21,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget
 from ntkexp.effects.sweep import MEANS, Effects, MeanName
 from ntkexp.foreign_loop.again import Again, altered_loop
-from ntkexp.foreign_loop.arguments import MAX_MEMORY_GB, NEVER_CALLED
+from ntkexp.foreign_loop.arguments import NEVER_CALLED
 from ntkexp.foreign_loop.attribution import SURROGATE_GRADIENTS, LoopBackward
 from ntkexp.foreign_loop.batch_norm import (
     BatchNormMode,
@@ -55,7 +56,7 @@ from ntkexp.foreign_loop.torch_rules import named
 from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.kernel import ProgramCache, Reader, Tape, columns, plain_kernels
 from ntkexp.kernel.record.tape import examples, map_tensors
-from ntkexp.mistake import Mistake, checked_number, in_short
+from ntkexp.mistake import Mistake, in_short
 from ntkexp.model.functional import Output
 from ntkexp.path.backward_sum import BackwardSum
 from ntkexp.path.components import By, Components, components_of
@@ -85,7 +86,7 @@ class Trace:
     loss: ExampleLoss | None = None
     folder: RunFolder | None = None
     rank: int = 0  # of the process that followed
-    memory_gb: float = 4.0
+    budget: MemoryBudget = DEFAULT_MEMORY
     by: By | None = None  # the split of contributions by components
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
@@ -262,7 +263,7 @@ class Trace:
                 "FOLDER"
             )
         if memory_gb is not None:
-            self.memory_gb = checked_number("memory_gb", memory_gb, most=MAX_MEMORY_GB, above=True)
+            self.budget = MemoryBudget.of_gb(memory_gb)
         self.by = self.by if by is None else by
         self.batch_norm = checked_mode(self.batch_norm if batch_norm is None else batch_norm)
         if effects:
@@ -281,7 +282,7 @@ class Trace:
                     "for contributions"
                 )
             if effects:
-                known = loop_effects(self, effects, mean, self.memory_gb, again, progress)
+                known = loop_effects(self, effects, mean, self.budget, again, progress)
                 check = known.check
                 values = known.values.cpu().numpy()
                 attribution["effect"] = (
@@ -326,7 +327,9 @@ class Trace:
         components = None if self.by is None else components_of(self.by, steps.end)
         back = LoopBackward(
             reader,
-            CallReaders(self.called, reader.trained, self.batch_norm, 5e8 * self.memory_gb, places),
+            CallReaders(
+                self.called, reader.trained, self.batch_norm, self.budget.bytes / 2, places
+            ),
             self.queries,
             last,
             self.examples,
@@ -396,7 +399,7 @@ class Trace:
             adjoints=3 if forms_v else 1,  # for SGD and Adam, V is a multiple of U
         )
         examples = len(self.examples)
-        return sums_at_zero(step, examples, len(self.steps), self.memory_gb, components, places)
+        return sums_at_zero(step, examples, len(self.steps), self.budget, components, places)
 
     def go_back(self, back: LoopBackward, gallery: Gallery, progress: AbstractProgress) -> None:
         """Add all steps, and collect their examples."""

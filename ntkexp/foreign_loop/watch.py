@@ -84,13 +84,13 @@ from ntkexp.shapes import Inputs, Weights
 
 LOG = logging.getLogger("ntkexp.follow")
 
-FOLLOWED: WeakSet[torch.optim.Optimizer] = WeakSet()
+FOLLOWED_OPTIMIZERS: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers whose steps are followed now."""
 
 
 def refuse_followed(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Raise if an optimizer is followed already."""
-    if any(optimizer in FOLLOWED for optimizer in optimizers):
+    if any(optimizer in FOLLOWED_OPTIMIZERS for optimizer in optimizers):
         raise Mistake("the optimizer is followed already; one trace holds all of its steps")
 
 
@@ -160,7 +160,7 @@ class Watch:
                     "from its first step"
                 )
             self.remember(optimizer)
-        FOLLOWED.update(self.optimizers)
+        FOLLOWED_OPTIMIZERS.update(self.optimizers)
         self.register_hooks()
 
     def register_hooks(self) -> None:
@@ -214,7 +214,7 @@ class Watch:
         outside = Outside()
         if self.hooks:
             self.catch_up()
-            FOLLOWED.difference_update(self.optimizers)
+            FOLLOWED_OPTIMIZERS.difference_update(self.optimizers)
             if whole:
                 outside = self.changed_outside()
         for hook in self.hooks:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from math import ceil
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ntkexp.capacity import require_disk
 from ntkexp.config.build import admit, build
 from ntkexp.engine.base import (
     AbstractEngine,
@@ -155,13 +155,8 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
     pairs = tiling.train * (tiling.points - tiling.train / 2)
     sizes = f"data.train={tiling.train}, {tiling.points} points in all"
     refuse_years(pairs * kernel.seconds, sizes, kernel.experiment.device, "them, or model.depth")
-    free_bytes = disk_usage(path.parent).free
-    if free_bytes < layout.bytes:
-        raise NoPlace(
-            f"{path}: the kernel takes {layout.bytes / 1e9:.2g} GB and there are "
-            f"{free_bytes / 1e9:.2g} GB free; lower data.train, data.query or data.test, or choose "
-            "another place"
-        )
+    remedy = "lower data.train, data.query or data.test"
+    require_disk(path.parent, layout.bytes, "tiles of this kernel", remedy)
     facts = {
         "identity": kernel.identity,
         "description": to_text(kernel.description),

@@ -210,8 +210,8 @@ class InfiniteKernel(AbstractKernel):
 
     def block(self, left: Tensor, right: Tensor, *, same: bool) -> Blocks:
         block = BlockSlices(slice(0, len(left)), slice(0, len(right)), same)
-        memory_gb = self.experiment.room_gb / self.threads
-        kernels = compute(self.network, block, left, right, memory_gb=memory_gb, threads=1)
+        budget = self.experiment.budget.part(self.threads)
+        kernels = compute(self.network, block, left, right, budget=budget, threads=1)
         scale = self.experiment.init.alpha**2
         return {
             "nngp": scale * kernels.nngp[:, None, :, None],

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, PositiveFloat, ValidationError
 from torch import Tensor
 
+from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget
 from ntkexp.closed_form import (
     AbstractGain,
     DescentGain,
@@ -64,7 +65,7 @@ class Entries:
     """The numbers of a file in double precision, read in whole tiles."""
 
     matrix: KernelMatrix
-    memory_gb: float = 4.0
+    budget: MemoryBudget = DEFAULT_MEMORY
 
     def __post_init__(self) -> None:
         missing = len(self.matrix.missing())
@@ -105,7 +106,7 @@ class Entries:
     def blocks(self, points: slice) -> list[slice]:
         """Cut points into blocks of whole tiles whose rows are read at once."""
         side = self.matrix.layout.tiling.side
-        block_bytes = min(MAX_ROW_BYTES, self.memory_gb * 1e9 / MEMORY_PARTS_OF_ROWS)
+        block_bytes = min(MAX_ROW_BYTES, self.budget.bytes / MEMORY_PARTS_OF_ROWS)
         step = int(block_bytes // (8 * self.count * self.matrix.layout.outputs))
         step = max(step // side, 1) * side
         starts = range(points.start, points.stop, step)
@@ -191,8 +192,11 @@ class Question:
             raise WrongArgument(
                 "folds=1: it takes a number of folds ≥ 2, or 0 to leave out one by one", "folds"
             )
-        if not self.memory_gb > 0:
-            raise WrongArgument(f"memory_gb={self.memory_gb:g}: it takes a number > 0", "memory_gb")
+        _ = self.budget
+
+    @property
+    def budget(self) -> MemoryBudget:
+        return MemoryBudget.of_gb(self.memory_gb)
 
     def ways(self, examples: int) -> dict[str, AbstractGain]:
         """Return the gain of each way to train by name, for a loss that is the mean over
@@ -225,14 +229,11 @@ class Question:
             candidates = [self.solver]
         for solver in candidates:
             needed_bytes = 8.0 * KERNEL_COPIES[solver] * entries.count**2
-            if needed_bytes <= self.memory_gb * 1e9:
+            if self.budget.fits(needed_bytes):
                 return solver
-        advice = "" if self.is_plain else ", or ask for t=∞ at one ridge"
-        raise WrongArgument(
-            f"memory_gb={self.memory_gb:g}: solving {entries.count} equations this way needs "
-            f"{needed_bytes / 1e9:.1f}; raise it{advice}",
-            "memory_gb",
-        )
+        remedy = "" if self.is_plain else "ask for t=∞ at one ridge"
+        what = f"solving {entries.count} equations this way"
+        raise WrongArgument(self.budget.refusal(needed_bytes, what, remedy), "memory_gb")
 
 
 # --- Coefficients of one kernel
@@ -271,7 +272,7 @@ def solve(
         name = f"Cholesky, jitter {factor.jitter:.0e}" if factor.jitter else "Cholesky"
         yield SolvedKernel(when, ridge, factor.solve(targets), name, (factor.solve, factor.solve))
         return
-    matrix = matrix_for_products(entries, kernel, question.memory_gb)
+    matrix = matrix_for_products(entries, kernel, question.budget)
 
     def product(vectors: Tensor) -> Tensor:
         return torch.cat([part @ vectors for part in row_parts(matrix)]) + ridge * vectors
@@ -287,7 +288,7 @@ def solve(
 
 
 def matrix_for_products(
-    entries: Entries, kernel: str, memory_gb: float
+    entries: Entries, kernel: str, budget: MemoryBudget
 ) -> Float[Tensor, "entry entry"]:
     """Return the kernel matrix of the training examples, for products with vectors.
 
@@ -295,7 +296,7 @@ def matrix_for_products(
     file. Products read this file much faster than tiles.
     """
     shape = (entries.count, entries.count)
-    if 2 * 8.0 * entries.count**2 <= memory_gb * 1e9:
+    if budget.fits(2 * 8.0 * entries.count**2):
         matrix = torch.empty(shape, dtype=torch.float64)
     else:
         matrix = matrix_on_disk(entries.matrix.path.parent, shape)
@@ -406,7 +407,7 @@ class Answer:
 
 
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
-    entries = replace(entries, memory_gb=question.memory_gb)
+    entries = replace(entries, budget=question.budget)
     for kernel in reversed(entries.matrix.layout.kernels):
         for solved in solve(entries, kernel, question, tell):
             yield answer_at_splits(entries, kernel, solved)

@@ -27,7 +27,7 @@ from ntkexp.layer.spec import layer_mistake
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Shape
 
-ADVICE = "; write the layers as a list, or choose method='monte_carlo'"
+LIST_ADVICE = "; write the layers as a list, or choose method='monte_carlo'"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Scales:
         if bias is not None and bias.requires_grad != weight.requires_grad:
             raise Mistake(
                 f"one of weight and bias of {type(module).__name__} is trained, and the other "
-                f"not{ADVICE}"
+                f"not{LIST_ADVICE}"
             )
         W_std = sqrt(inputs / (3 * counted)) if self.W_std is None else self.W_std
         b_std = 1 / sqrt(3 * counted) if self.b_std is None else self.b_std
@@ -75,19 +75,19 @@ def read_sequential(
         if kind not in READERS:
             raise Mistake(
                 f"{place} is a {kind.__name__}, whose limit of infinite width is not known "
-                f"here{ADVICE}"
+                f"here{LIST_ADVICE}"
             )
         if leaf._forward_hooks or leaf._forward_pre_hooks:
             raise Mistake(
                 f"{place} has a hook, by which it may be another function than its "
-                f"{kind.__name__}{ADVICE}"
+                f"{kind.__name__}{LIST_ADVICE}"
             )
         has_weights = any(True for _ in leaf.parameters())
         first = places.setdefault(id(leaf), place) if has_weights else place
         if first != place:
             raise Mistake(
                 f"{place} is {first} again: weights that are used twice have no limit known "
-                f"here{ADVICE}"
+                f"here{LIST_ADVICE}"
             )
         try:
             leaf_layers = READERS[kind](leaf, shape, scales or Scales())
@@ -104,7 +104,7 @@ def read_sequential(
 def leaves(module: nn.Sequential, place: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules in order with their names, and descend into nested `nn.Sequential`s."""
     if module._forward_hooks or module._forward_pre_hooks:
-        raise Mistake(f"{place} has a hook, by which it may be another function{ADVICE}")
+        raise Mistake(f"{place} has a hook, by which it may be another function{LIST_ADVICE}")
     for name, child in module._modules.items():  # `children()` would skip repeated modules
         assert child is not None
         child_place = f"{place}[{name}]"
@@ -159,7 +159,7 @@ def read_convolution(
     if module.groups != 1 or not known_mode or (circular and not is_plain):
         raise Mistake(
             "groups, and padding other than by zeros or circular by half a window, are not "
-            f"supported{ADVICE}"
+            f"supported{LIST_ADVICE}"
         )
     scale_fields = scales.of(module, module.in_channels * prod(windows))
     if not is_plain:
@@ -192,7 +192,7 @@ def padding_of(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...]:
     if any(total % 2 for total in totals):
         raise Mistake(
             "padding='same' of an even window has two unequal ends, which are not "
-            f"supported{ADVICE}"
+            f"supported{LIST_ADVICE}"
         )
     return tuple(total // 2 for total in totals)
 
@@ -208,7 +208,7 @@ def read_transposed(
     windows = tuple(module.kernel_size)
     refuse_other_images(module, shape)
     if module.groups != 1:
-        raise Mistake(f"groups are not supported{ADVICE}")
+        raise Mistake(f"groups are not supported{LIST_ADVICE}")
     count = prod(windows)
     return [
         ConvTranspose(
@@ -233,10 +233,10 @@ def read_pool(module: Any, shape: Shape, scales: Scales) -> list[AbstractLayer]:
     window = per_axis(module.kernel_size)
     if window != per_axis(module.stride) or any(per_axis(module.padding)) or module.ceil_mode:
         raise Mistake(
-            f"windows that overlap, are apart, or look beyond the image are not supported{ADVICE}"
+            f"windows that overlap, are apart, or look beyond the image are not supported{LIST_ADVICE}"
         )
     if getattr(module, "divisor_override", None) is not None:
-        raise Mistake(f"divisor_override is not supported{ADVICE}")
+        raise Mistake(f"divisor_override is not supported{LIST_ADVICE}")
     return [AvgPool(window=window)]
 
 
@@ -244,7 +244,7 @@ def read_global_pool(module: Any, shape: Shape, scales: Scales) -> list[Abstract
     """Read pooling over the whole image, which leaves an image of one pixel."""
     sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
     if set(sizes) != {1}:
-        raise Mistake(f"output_size={module.output_size} is not supported, only 1{ADVICE}")
+        raise Mistake(f"output_size={module.output_size} is not supported, only 1{LIST_ADVICE}")
     return [AvgPool(window=shape[1:])]
 
 

@@ -26,7 +26,7 @@ from ntkexp.layer.pointwise import AbstractPointwise
 from ntkexp.mistake import Mistake, in_short, nearest
 from ntkexp.naming import class_path, module_names, option_name
 
-PACKAGE = __name__.rpartition(".")[0]
+LAYER_PACKAGE = __name__.rpartition(".")[0]
 
 
 def layer_classes() -> dict[str, type[AbstractLayer]]:
@@ -36,8 +36,8 @@ def layer_classes() -> dict[str, type[AbstractLayer]]:
     <class 'ntkexp.layer.affine.Dense'>
     """
     # Import the files of this package, so that Python knows their subclasses.
-    for name in module_names(sys.modules[PACKAGE]):
-        import_module(f"{PACKAGE}.{name}")
+    for name in module_names(sys.modules[LAYER_PACKAGE]):
+        import_module(f"{LAYER_PACKAGE}.{name}")
     # Refuse two classes with the same option name.
     by_option: dict[str, type[AbstractLayer]] = {}
     for kind in subclasses(AbstractLayer):  # type: ignore[type-abstract]  # no instance is made

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.component import MAX_COUNT
 from ntkexp.kernel.record.products import full_precision, refuse_rounded_products
 from ntkexp.layer.affine import Parametrisation
@@ -93,7 +94,8 @@ def infinite_kernel(
     """
     if not isinstance(method, str) or method not in METHODS:
         raise Mistake(f"method={in_short(method)} is none of {', '.join(METHODS)}")
-    limit.refuse_unfit(x1, x2, memory_gb)
+    budget = MemoryBudget.of_gb(memory_gb)
+    limit.refuse_unfit(x1, x2)
     refuse_rounded_products({"x1": x1})
     given = {
         name: value
@@ -117,7 +119,7 @@ def infinite_kernel(
     if method == "monte_carlo":
         return estimate(spec, x1, x2, samples, seed, memory_gb)
     assert not isinstance(spec, nn.Module)
-    return limit.infinite_kernel(spec, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)
+    return limit.infinite_kernel(spec, x1, x2, budget=budget, engine=engine, threads=threads)
 
 
 # --- Means over random networks.

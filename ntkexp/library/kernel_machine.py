@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.closed_form import (
     AbstractGain,
     DescentGain,
@@ -121,7 +122,7 @@ class KernelMachine:
         if steps is not None and step_size is not None:
             self.steps = checked_count("steps", steps, 0, MAX_STEPS)
             self.step_size = checked_number("step_size", step_size, above=True)
-        self.memory_gb = checked_number("memory_gb", memory_gb, above=True)
+        self.budget = MemoryBudget.of_gb(memory_gb)
         self.fitted: LearnedMachine | None = None
 
     def fit(self, x: Examples, y: Any) -> KernelMachine:
@@ -136,12 +137,8 @@ class KernelMachine:
                 f"the kernel among the examples has shape {shape}, and y has {count} rows; give "
                 "one for each"
             )
-        needed = COPIES_FOR_MODES * sum(8.0 * matrix.numel() for matrix in matrices) / 1e9
-        if needed > self.memory_gb:
-            raise Mistake(
-                f"memory_gb={self.memory_gb:g}: the modes of {entries} equations need {needed:.2g} "
-                "GB; raise it"
-            )
+        needed = COPIES_FOR_MODES * sum(8.0 * matrix.numel() for matrix in matrices)
+        self.budget.require(needed, f"the modes of {entries} equations")
         residual = targets - self.outputs_at_start(x, count, width)
         gain = self.gain(count)
         modes = [modes_of(symmetric(matrix)) for matrix in matrices]

@@ -86,9 +86,6 @@ def listed(outputs: object) -> Any:
     return outputs.tolist() if isinstance(outputs, Tensor | np.ndarray) else outputs
 
 
-SMALL_KERNEL = 10**8  # numbers, which need no check of the memory
-
-
 @runtime_checkable
 class JacobianSide(Protocol):
     """One side of a kernel: examples, and their Jacobian at chosen outputs."""
@@ -139,14 +136,11 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
     else:
         count = len(wanted(outputs, left.tape.outputs.shape[1]))
         numbers = left.examples * right.examples * count**2
-    if numbers > SMALL_KERNEL:
-        choice, needed = (
-            "outputs=[0], their sum by outputs='trace'",
-            numbers * left.tape.outputs.element_size(),
-        )
-        refuse_large(
-            "kernel", left.examples, right.examples, outputs=count, needed=needed, choice=choice
-        )
+    choice = "outputs=[0], their sum by outputs='trace'"
+    needed = numbers * left.tape.outputs.element_size()
+    refuse_large(
+        "kernel", left.examples, right.examples, outputs=count, needed=needed, choice=choice
+    )
 
 
 # --- The tangent kernel of a module whose assembled Jacobian would not fit.

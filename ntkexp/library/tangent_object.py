@@ -21,20 +21,25 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.kernel import Casts
 from ntkexp.kernel.read.reader import kernel_bytes
 from ntkexp.kernel.record.products import full_precision
 from ntkexp.kernel.record.tape import as_inputs, examples, part, tensors
 from ntkexp.library.module import named, of_module, reader_of, refuse_unfit
 from ntkexp.library.tangent import MODES, refuse_large, tangent_kernel
-from ntkexp.mistake import Mistake, checked_number, first_line, in_short, nearest
+from ntkexp.mistake import Mistake, first_line, in_short, nearest
 from ntkexp.shapes import Inputs
 
 Examples: TypeAlias = "Inputs | np.ndarray[Any, Any] | DataLoader[Any]"
 """The arguments of a kernel."""
 
 Blocks = Literal["all", "trace", "diagonal"]
-RANDOM: tuple[type[Sampler[Any]], ...] = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+RANDOM_SAMPLERS: tuple[type[Sampler[Any]], ...] = (
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 MAX_BLOCK_SIDE = 2**20  # examples
 
 
@@ -83,7 +88,11 @@ class TangentKernel:
         if not isinstance(self.outputs, str) or self.outputs not in MODES:
             hint = nearest(in_short(self.outputs).strip("'"), MODES)
             raise Mistake(f"outputs={in_short(self.outputs)} is none of {', '.join(MODES)}{hint}")
-        checked_number("memory_gb", self.memory_gb, above=True)
+        _ = self.budget
+
+    @property
+    def budget(self) -> MemoryBudget:
+        return MemoryBudget.of_gb(self.memory_gb)
 
     @overload
     def __call__(  # type: ignore[overload-overlap]  # arrays are among examples, and come first
@@ -113,7 +122,7 @@ class TangentKernel:
             self.output,
             self.casts,
             all_pairs=self.outputs == "all",
-            memory_gb=self.memory_gb,
+            budget=self.budget,
         )
         if side >= max(counts):
             return self.block(left, right)
@@ -197,7 +206,7 @@ class TangentKernel:
     def loaded(self, loader: DataLoader[Any], name: str) -> Inputs:
         """Return the inputs of all batches."""
         samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-        if any(isinstance(sampler, RANDOM) for sampler in samplers):
+        if any(isinstance(sampler, RANDOM_SAMPLERS) for sampler in samplers):
             raise Mistake(
                 f"{name}: the DataLoader shuffles, and rows of a kernel would be in an unknown "
                 "order; give shuffle=False"
@@ -208,11 +217,7 @@ class TangentKernel:
             inputs = as_inputs(self.inputs_of(batch))
             batches.append(inputs)
             loaded_bytes += sum(tensor.nbytes for tensor in tensors(inputs))
-            if loaded_bytes > self.memory_gb * 1e9:
-                raise Mistake(
-                    f"{name}: the examples alone take more than memory_gb={self.memory_gb:g}; "
-                    "raise it"
-                )
+            self.budget.require(loaded_bytes, f"the first examples of {name}")
         if not batches:
             raise Mistake(f"{name}: the DataLoader gives no batch; give at least one example")
         try:
@@ -237,9 +242,9 @@ def block_side(
     casts: Casts = "keep",
     *,
     all_pairs: bool,
-    memory_gb: float,
+    budget: MemoryBudget,
 ) -> int:
-    """Return the most examples on either side of a block that takes `memory_gb`, judged by two
+    """Return the most examples on either side of a block that fits into the budget, judged by two
     examples.
 
     A block has all pairs of outputs, or a few outputs at a time.
@@ -256,7 +261,7 @@ def block_side(
         result = side**2 * jacobian.outputs**2 * tape.outputs.element_size()
         return kernel_bytes(jacobian, side, side) + 2 * side * recorded + result
 
-    return max(1, bisect_left(range(1, MAX_BLOCK_SIDE), memory_gb * 1e9, key=needed))
+    return max(1, bisect_left(range(1, MAX_BLOCK_SIDE), budget.bytes, key=needed))
 
 
 def joined(batches: list[Inputs]) -> Inputs:

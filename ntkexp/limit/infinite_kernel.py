@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget
 from ntkexp.covariance.covariance import split_portions
 from ntkexp.covariance.pairs import NoFusedForm, Unresolved
 from ntkexp.layer.spec import Spec, every_layer, parse_layers
@@ -54,7 +55,7 @@ def fused_obstacle(net: Network, x: Tensor) -> str | None:
 
 
 def engine_of(
-    engine: Engine, net: Network, x: Tensor, pairs: int, memory_gb: float, threads: int | None
+    engine: Engine, net: Network, x: Tensor, pairs: int, budget: MemoryBudget, threads: int | None
 ) -> Run:
     """Return the requested engine, or for `auto` the faster one for this number of example
     pairs.
@@ -63,7 +64,7 @@ def engine_of(
         raise Mistake(
             f"engine={engine} is none of {', '.join(ENGINES)}{nearest(str(engine), ENGINES)}"
         )
-    by_torch = partial(limit_network.kernels, net, memory_gb=memory_gb)
+    by_torch = partial(limit_network.kernels, net, budget=budget)
     if engine == "torch" or (engine == "auto" and net.work * pairs < MIN_FUSED_WORK):
         return by_torch
     obstacle = fused_obstacle(net, x)
@@ -79,13 +80,13 @@ def engine_of(
     from ntkexp.limit.fused.run import kernels as fused_kernels  # noqa: PLC0415  numba loads slowly
 
     threads = threads or torch.get_num_threads()
-    return partial(fused_kernels, fused_program, net, threads=threads, memory_gb=memory_gb)
+    return partial(fused_kernels, fused_program, net, threads=threads, budget=budget)
 
 
 MAX_BLOCK_WORK = 2**32
 """Pixel pairs times layers in a block: seconds to a minute."""
-MIN_BLOCK_SIDE = 16
-MAX_BLOCK_SIDE = 2048
+MIN_LIMIT_BLOCK_SIDE = 16
+MAX_LIMIT_BLOCK_SIDE = 2048
 
 __all__ = ["BlockSlices", "KernelBlock", "block_slices", "blocks", "compute", "network"]
 
@@ -128,7 +129,9 @@ def block_slices(
     """
     # Large enough that the work per example is small compared with the work per pair, and small
     # enough that a kill loses little.
-    size = side or min(MAX_BLOCK_SIDE, max(MIN_BLOCK_SIDE, isqrt(MAX_BLOCK_WORK // net.work)))
+    size = side or min(
+        MAX_LIMIT_BLOCK_SIDE, max(MIN_LIMIT_BLOCK_SIDE, isqrt(MAX_BLOCK_WORK // net.work))
+    )
     if columns is not None:
         pairs = product(cuts(rows, size), cuts(columns, size))
         return [BlockSlices(row, column, same=False) for row, column in pairs]
@@ -143,12 +146,12 @@ def compute(
     x1: Float[Tensor, "row *shape"],
     x2: Float[Tensor, "column *shape"] | None = None,
     *,
-    memory_gb: float = 4.0,
+    budget: MemoryBudget = DEFAULT_MEMORY,
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> KernelBlock:
     """Compute one block of both kernels between `x1` and `x2`, or `x1` itself, in about
-    `memory_gb`.
+    the budget.
     """
     left = net.side(x1[place.rows])
     right = left
@@ -156,7 +159,7 @@ def compute(
         others = x1 if x2 is None else x2
         right = net.side(others[place.columns])
     pairs = len(left.x) * len(right.x)
-    run = engine_of(engine, net, left.x, pairs, memory_gb, threads)
+    run = engine_of(engine, net, left.x, pairs, budget, threads)
     try:
         kernels = with_near_pairs(net, left, right, place.same, run(left, right, place.same))
     except Unresolved:
@@ -171,7 +174,7 @@ def blocks(
     x1: Float[Tensor, "row *shape"],
     x2: Float[Tensor, "column *shape"] | None = None,
     *,
-    memory_gb: float = 4.0,
+    budget: MemoryBudget = DEFAULT_MEMORY,
     engine: Engine = "auto",
     threads: int | None = None,
     side: int | None = None,
@@ -179,10 +182,9 @@ def blocks(
     """Compute all blocks of both kernels, one at a time."""
     columns = None if x2 is None else len(x2)
     for place in block_slices(net, len(x1), columns, side):
-        yield compute(net, place, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads)
+        yield compute(net, place, x1, x2, budget=budget, engine=engine, threads=threads)
 
 
-MAX_MEMORY_GB = 1e9
 MAX_THREADS = 10**9
 
 
@@ -200,7 +202,7 @@ def infinite_kernel(
     x1: Shaped[Tensor, "..."],
     x2: Shaped[Tensor, "..."] | None = None,
     *,
-    memory_gb: float = 4.0,
+    budget: MemoryBudget = DEFAULT_MEMORY,
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> InfiniteKernels:
@@ -208,7 +210,7 @@ def infinite_kernel(
     modules too.
 
     Without `x2`, pair the examples of `x1` with each other. The correlation of an example with
-    itself is then exactly 1. A call uses up to `memory_gb` in addition to its result.
+    itself is then exactly 1. A call uses up to the budget in addition to its result.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     >>> nngp, ntk = infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x)
@@ -216,7 +218,7 @@ def infinite_kernel(
     tensor([[1.5000, 1.0000],
             [1.0000, 3.0000]], dtype=torch.float64)
     """
-    refuse_unfit(x1, x2, memory_gb)
+    refuse_unfit(x1, x2)
     is_thread_count = isinstance(threads, int) and 0 < threads < MAX_THREADS
     if threads is not None and not is_thread_count:
         raise Mistake(f"threads={in_short(threads)}: it takes a whole number > 0")
@@ -227,7 +229,7 @@ def infinite_kernel(
     side = max(shape) if len(net.shape) == 1 else None
     nngp = x1.new_empty(shape)
     ntk = x1.new_empty(shape)
-    computed = blocks(net, x1, x2, memory_gb=memory_gb, engine=engine, threads=threads, side=side)
+    computed = blocks(net, x1, x2, budget=budget, engine=engine, threads=threads, side=side)
     for block in computed:
         if block.nngp.shape == shape:
             return InfiniteKernels(block.nngp, block.ntk)
@@ -240,13 +242,8 @@ def infinite_kernel(
     return InfiniteKernels(nngp, ntk)
 
 
-def refuse_unfit(x1: Tensor, x2: Tensor | None, memory_gb: float) -> None:
+def refuse_unfit(x1: Tensor, x2: Tensor | None) -> None:
     """Raise unless the inputs are finite floating-point tensors with equal example shapes."""
-    if not isinstance(memory_gb, int | float) or not 0 < memory_gb < MAX_MEMORY_GB:
-        raise Mistake(
-            f"memory_gb={in_short(memory_gb)}: it takes a number > 0, and the machine has less "
-            f"than {MAX_MEMORY_GB:g}"
-        )
     inputs = {"x1": x1}
     if x2 is not None:
         inputs["x2"] = x2

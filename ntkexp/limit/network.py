@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.covariance.covariance import Covariance, Signal, Variances
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
@@ -129,9 +130,9 @@ COPIES = 32
 """Tensors of a chunk's size that exist at once; 19 to 29 were measured on several architectures."""
 
 
-def kernels(network: Network, left: Side, right: Side, same: bool, memory_gb: float) -> Kernels:
+def kernels(network: Network, left: Side, right: Side, same: bool, budget: MemoryBudget) -> Kernels:
     """Compute both kernels of a block."""
-    rows, columns = chunk(network, left, right, memory_gb)
+    rows, columns = chunk(network, left, right, budget)
     shape = (len(left.x), len(right.x))
     if same:
         columns = rows
@@ -181,20 +182,15 @@ def kernels_of(covariance: Covariance) -> Kernels:
     return covariance.nngp, covariance.ntk
 
 
-def chunk(network: Network, left: Side, right: Side, memory_gb: float) -> tuple[int, int]:
+def chunk(network: Network, left: Side, right: Side, budget: MemoryBudget) -> tuple[int, int]:
     """Return the number of rows and columns of a chunk."""
     tensors = [left.x, *left.variances, right.x, *right.variances]
     if any(values.requires_grad for values in tensors):
         return len(left.x), len(right.x)  # autograd stores all chunks anyway
     pairs = network.pairs.count
     bytes_per_number = COPIES * left.x.element_size()
-    max_numbers = int(memory_gb * 1e9 / bytes_per_number)
-    if max_numbers < pairs:
-        needed = 1.05 * bytes_per_number * pairs / 1e9  # enough even after rounding
-        raise Mistake(
-            f"one pair of these examples needs {needed:.2g} GB, and a block may take "
-            f"{memory_gb:g}; raise memory_gb"
-        )
+    budget.require(pairs * bytes_per_number, "one pair of these examples")
+    max_numbers = budget.largest_batch(bytes_per_number)
     if left.x.device.type == "cpu":
         max_numbers = min(max_numbers, max(CHUNK_NUMBERS, pairs))
     rows = min(len(left.x), max(1, isqrt(max_numbers // pairs)))

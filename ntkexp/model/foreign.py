@@ -344,7 +344,7 @@ ELSEWHERE = frozenset(
     }
 )
 
-PLAIN = {None, "eager", "sdpa", "batched_mm", "grouped_mm"}
+PLAIN_ATTENTION = {None, "eager", "sdpa", "batched_mm", "grouped_mm"}
 """Implementations of attention and experts in torch. Others are downloaded as compiled code."""
 
 
@@ -360,7 +360,7 @@ def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
     """
     for key, value in tree_entries(fields):
         foreign = key.endswith("_implementation") and (
-            not isinstance(value, str | None) or value not in PLAIN
+            not isinstance(value, str | None) or value not in PLAIN_ATTENTION
         )
         if foreign or (key in ELSEWHERE and value not in (None, False, [], {})):
             raise Mistake(

@@ -252,7 +252,8 @@ def choose_output(answer: object, output: Output) -> Tensor:
         )
     parts = parts_of(answer)
     if isinstance(output, str) and output not in parts:
-        parts = {**parts, **named_outputs(answer)}
+        for name, tensor in named_outputs(answer).items():
+            parts[name] = tensor
     kind = type(answer).__name__
     tensors = [name for name, value in parts.items() if isinstance(value, Tensor)]
     listed = "it holds no tensor"
@@ -422,7 +423,7 @@ def without_checkpoints() -> Iterator[None]:
 # Batches of several images are right.
 
 
-BATCH_NORMS = (torch.batch_norm, functional.batch_norm)
+BATCH_NORM_FUNCTIONS = (torch.batch_norm, functional.batch_norm)
 
 
 class InOrder(TorchFunctionMode):
@@ -438,6 +439,6 @@ class InOrder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in BATCH_NORMS and len(result) == 1:
+        if func in BATCH_NORM_FUNCTIONS and len(result) == 1:
             return result.flatten().view(result.shape)  # its backward copies the gradient in order
         return result

@@ -93,6 +93,7 @@ class BackwardSum:
             # U ← S ⊙ J̄ + β U
             jacobian = self.mixed_back(secant, step, coefficients)
             self.adjoint = self.adjoint or self.first_adjoint(jacobian, step.start)
+            self.adjoint = self.adjoint.covering(jacobian, step.start)
             self.adjoint.accumulate(jacobian, times(weight, coefficients.momentum_scale), beta)
             beta = 1.0
 
@@ -101,7 +102,7 @@ class BackwardSum:
 
             # N ⊙ J̄, the second term of V: formed, or multiplied with the other side at once
             if forms_v:
-                gradient_part = gradient_part or zero_adjoint(jacobian, step.start)
+                gradient_part = gradient_part or self.adjoint.zeros()
                 scale = spread_all(coefficients.gradient_scale, step.start)
                 gradient_part.accumulate(jacobian, times(weight, scale), 1.0)
             for terms in sums:

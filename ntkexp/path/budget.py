@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.kernel.read.plan import OUTPUT_GRADIENT_BYTES
 from ntkexp.mistake import Mistake
 from ntkexp.on_disk import ROW_BLOCK_BYTES
@@ -25,7 +26,6 @@ from ntkexp.text import SECONDS_PER_YEAR, duration
 #                 gradients, rows of kernels
 
 
-FEWER = ", or name fewer components by path.by"
 PROGRAM = 0.6e9
 WEIGHT_COPIES = 9
 SQUARE_COPIES = 5
@@ -42,10 +42,10 @@ def copies_of_drawn(number_bytes: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class RunMemory:
     """The sizes of a run, in numbers and bytes."""
 
-    memory_gb: float
+    budget: MemoryBudget
     parameters: int
     points: int
     read: int  # points of the path integrals
@@ -77,7 +77,7 @@ class Budget:
         """True if contributions go to disk: nothing else is summed, and they do not fit into the
         memory."""
         may = self.disk and self.kernels == "none"
-        return may and self.memory_gb * 1e9 < self.always + self.sums + 2 * self.per_point
+        return may and not self.budget.holding(self.always).fits(self.sums + 2 * self.per_point)
 
     @property
     def always(self) -> float:
@@ -132,16 +132,14 @@ class Budget:
     def block(self) -> int:
         """The number of points in a block, which uses half of the free memory; tapes use the
         rest."""
-        free = self.memory_gb * 1e9 - self.fixed
-        if free < 2 * self.per_point:
-            needed = (self.fixed + 2 * self.per_point) / 1e9
-            raise Mistake(
-                f"memory_gb={self.memory_gb:g}: this run needs at least {needed:.1f}; raise "
-                "memory_gb, or lower "
-                "model.width, data.train, data.query or "
-                f"data.test{FEWER if self.components else ''}"
-            )
-        return min(self.points, int(free / 2 / self.per_point))
+        self.require()
+        return self.budget.holding(self.fixed).largest_batch(2 * self.per_point, self.points)
+
+    def require(self) -> None:
+        """Raise if the memory does not suffice for blocks of one point."""
+        remedy = f"lower model.width, data.train, data.query or data.test{self.fewer}"
+        what = f"this run of {self.points} points, {self.train} of them training examples"
+        self.budget.holding(self.fixed).require(2 * self.per_point, what, remedy)
 
     def chunk(self, wanted: int) -> int:
         """Return the number of points in a chunk of the backward sum. Each has an adjoint for every
@@ -151,24 +149,30 @@ class Budget:
         )
         halves = STRETCHES * self.rules * wanted * self.integrated * self.train * self.number_bytes
         held = 2 * self.train * self.tape_bytes + halves
-        free = self.memory_gb * 1e9 - self.fixed - held
         products = self.integrated * self.train * self.tape_bytes  # of an adjoint with all examples
         reading = self.per_point + 2 * self.tape_bytes + 2 * products
         per_point = adjoint + (1 + self.doubled) * reading
-        if free < per_point:
-            needed = (self.fixed + held + per_point) / 1e9
-            raise Mistake(
-                f"memory_gb={self.memory_gb:g}: attributing a point of this run needs at least "
-                f"{needed:.1f}; raise "
-                f"memory_gb, or lower model.width or data.train{FEWER if self.components else ''}"
-            )
-        return min(wanted, int(free / per_point))
+        budget = self.budget.holding(self.fixed + held)
+        remedy = f"lower model.width or data.train{self.fewer}"
+        budget.require(per_point, "this run with the attribution of one point", remedy)
+        return budget.largest_batch(per_point, wanted)
+
+    @property
+    def fewer(self) -> str:
+        """The advice to name fewer components, if there are any."""
+        return ", or name fewer components by path.by" if self.components else ""
 
     @property
     def keep(self) -> bool:
         """True if the tapes of all points at both ends of a step fit into the memory."""
-        free = self.memory_gb * 1e9 - self.fixed - self.block * self.per_point
-        return 2 * self.points * self.tape_bytes < free
+        blocks = self.fixed + self.block * self.per_point
+        return self.budget.holding(blocks).fits(2 * self.points * self.tape_bytes)
+
+    @property
+    def peak(self) -> float:
+        """The most bytes at any time."""
+        tapes = 2 * self.points * self.tape_bytes if self.keep else 0.0
+        return self.fixed + self.block * self.per_point + tapes
 
 
 # --- The time of a run, from shapes alone, so that every machine estimates the same:
@@ -187,12 +191,12 @@ WORK_PER_NUMBER = 64  # of a tape, for products of its features with the trainin
 MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}  # a GPU is a thousand cores
 
 
-def core_seconds(budget: Budget, steps: int, passes: int) -> float:
+def core_seconds(memory: RunMemory, passes: int) -> float:
     """Return the seconds of a run with one pass over its path, or two."""
-    work = budget.points * (
-        budget.parameters + WORK_PER_NUMBER * budget.tape_bytes / budget.number_bytes
+    work = memory.points * (
+        memory.parameters + WORK_PER_NUMBER * memory.tape_bytes / memory.number_bytes
     )
-    return START_SECONDS + steps * budget.tapes * passes * (
+    return START_SECONDS + memory.steps * memory.tapes * passes * (
         POSITION_SECONDS + work * SECONDS_PER_WORK
     )
 

@@ -2,8 +2,8 @@
 
 Each line imports only from the lines above it:
 
-atomic, sealed_log, own_files        files that survive a kill, seals; logs; removal of a package's own files
-schema                               the schema of every file
+atomic, own_files                    files that survive a kill, seals; removal of a package's own files
+sealed_log, schema                   logs that survive a kill; the schema of every file
 folder, array_schema, results        the state of a run folder; the schema of arrays; the CSV files of a run
 data, kernels                        the examples; tangent kernels, path kernels and predictions
 contributions, ground_truth          contributions, effects and removals; trainings without examples

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from ntkexp.mistake import Mistake
-from ntkexp.records.atomic import AGAIN, Damaged, read_object
+from ntkexp.records.atomic import RUN_AGAIN, Damaged, read_object
 from ntkexp.records.schema import ArrayRecord, GroupRecord, checked, first_fault
 
 # --- data.npz: the types and shapes of its arrays are read before the arrays.
@@ -39,9 +39,9 @@ class Header(NamedTuple):
 
 # kinds of NumPy dtypes
 NUMBERS = "biuf"
-WHOLE = "iu"
-WORDS = "U"
-ANY = NUMBERS + WORDS
+INTEGER_KINDS = "iu"
+TEXT_KINDS = "U"
+ANY = NUMBERS + TEXT_KINDS
 
 
 def read_headers(path: Path) -> dict[str, Header]:
@@ -104,7 +104,7 @@ class RunAxes:
         """Return the lengths of the axes. Raise if the arrays are inconsistent."""
         fault = data_fault(headers, read)
         if fault:
-            raise Damaged(f"{path} holds what no run writes: {fault}; {AGAIN}")
+            raise Damaged(f"{path} holds what no run writes: {fault}; {RUN_AGAIN}")
         counts = {split: headers[f"{split}_index"].shape[0] for split in ("train", *read)}
         return cls(counts["train"], sum(counts[split] for split in read), counts)
 
@@ -117,10 +117,10 @@ class RunAxes:
 def data_fault(headers: Mapping[str, Header], read: Sequence[str]) -> str | None:
     """Return the first fault in the arrays of data.npz, or None."""
     faults = list[str]()
-    if not is_like(headers.get("classes"), 1, WORDS):
+    if not is_like(headers.get("classes"), 1, TEXT_KINDS):
         faults.append("'classes' is missing, or no names")
     for name, axes in (("out_name", 1), ("phases", 1), ("phase_classes", 2)):
-        if name in headers and not is_like(headers[name], axes, WORDS):
+        if name in headers and not is_like(headers[name], axes, TEXT_KINDS):
             faults.append(f"'{name}' are no names")
     for split in dict.fromkeys(("train", *read)):
         faults += split_faults(headers, split)
@@ -130,7 +130,7 @@ def data_fault(headers: Mapping[str, Header], read: Sequence[str]) -> str | None
 def split_faults(headers: Mapping[str, Header], split: str) -> list[str]:
     """Return the faults in the arrays of one split."""
     index = headers.get(f"{split}_index")
-    if index is None or not is_like(index, 1, WHOLE):
+    if index is None or not is_like(index, 1, INTEGER_KINDS):
         return [f"it has no '{split}_index', a number for each example"]
     split_headers = {
         name.removeprefix(f"{split}_"): header
@@ -146,9 +146,9 @@ def split_faults(headers: Mapping[str, Header], split: str) -> list[str]:
         "shown": NUMBERS,
         "target": NUMBERS,
         "targets": NUMBERS,
-        "name": WORDS,
-        "text": WORDS,
-        "phase": WHOLE,
+        "name": TEXT_KINDS,
+        "text": TEXT_KINDS,
+        "phase": INTEGER_KINDS,
     }
     faults += [
         f"'{split}_{part}' is of another kind"
@@ -171,7 +171,7 @@ def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
     phase_classes = arrays.get("phase_classes")
     try:
         for array in arrays.values():
-            if array.dtype.kind == WORDS:
+            if array.dtype.kind == TEXT_KINDS:
                 refuse_half_characters(array)
         for split in ("train", "query", "test"):
             target = arrays.get(f"{split}_target")
@@ -183,12 +183,12 @@ def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
         if phase_classes is not None and phase_classes.shape != (len(phases), len(classes)):
             raise ValueError("'phase_classes' are not a row for each phase")
     except ValueError as error:
-        raise Damaged(f"{path} holds what no run writes: {error}; {AGAIN}") from None
+        raise Damaged(f"{path} holds what no run writes: {error}; {RUN_AGAIN}") from None
 
 
 def refuse_outside(numbers: NDArray[Any], low: int, high: int, name: str) -> None:
     """Raise ValueError unless these are whole numbers from `low` to below `high`."""
-    if numbers.dtype.kind not in WHOLE or (
+    if numbers.dtype.kind not in INTEGER_KINDS or (
         numbers.size and not low <= numbers.min() <= numbers.max() < high
     ):
         raise ValueError(f"'{name}' has numbers outside {low} to {high - 1}")
@@ -296,7 +296,7 @@ def refuse_odd_store(
     """
     missing = [name for name in required if name not in store.arrays]
     if missing:
-        raise Damaged(f"{path} holds no array '{missing[0]}'; {AGAIN}")
+        raise Damaged(f"{path} holds no array '{missing[0]}'; {RUN_AGAIN}")
     for name, array in store.arrays.items():
         dims = tuple(array.dimension_names)
         possible_dims = [
@@ -304,12 +304,13 @@ def refuse_odd_store(
         ]
         if dims not in possible_dims:
             raise Damaged(
-                f"{path} holds what no run writes: '{name}' over {', '.join(dims)}; {AGAIN}"
+                f"{path} holds what no run writes: '{name}' over {', '.join(dims)}; {RUN_AGAIN}"
             )
         for axis, length in zip(dims, array.shape, strict=True):
             if axis in lengths and length != lengths[axis]:
                 raise Damaged(
-                    f"{path} holds what no run writes: '{name}' has {length} along {axis}, not {lengths[axis]}; {AGAIN}"
+                    f"{path} holds what no run writes: '{name}' has {length} along {axis}, not "
+                    f"{lengths[axis]}; {RUN_AGAIN}"
                 )
 
 
@@ -319,4 +320,4 @@ def refuse_odd_store(
 def refuse_odd_steps(steps: NDArray[np.int64], path: Path) -> None:
     """Raise if steps do not increase."""
     if len(steps) and (steps[0] < 0 or (np.diff(steps) <= 0).any()):
-        raise Damaged(f"{path} is damaged: its steps do not count upwards; {AGAIN}")
+        raise Damaged(f"{path} is damaged: its steps do not count upwards; {RUN_AGAIN}")

@@ -307,7 +307,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 MAX_JSON_BYTES = 1 << 30
 MAX_JSON_DEPTH = 64  # nested objects and lists
 SEAL = "seal"
-AGAIN = "run the command that wrote it again"
+RUN_AGAIN = "run the command that wrote it again"
 
 
 def to_text(value: Json) -> str:
@@ -389,10 +389,10 @@ def read_sealed(path: Path, of: str) -> dict[str, Any]:
     value = as_object(content, path)
     mark = value.pop(SEAL, None)
     if mark is None:
-        raise Damaged(f"{path} is damaged, or of an earlier version: it has no seal; {AGAIN}")
+        raise Damaged(f"{path} is damaged, or of an earlier version: it has no seal; {RUN_AGAIN}")
     line = f',\n  "{SEAL}": "{mark}"\n}}\n'.encode(errors="replace")
     if not content.endswith(line) or seal(content.removesuffix(line) + b"\n}\n", of).hex() != mark:
-        raise Damaged(f"{path} is damaged: it is not as it was written for this place; {AGAIN}")
+        raise Damaged(f"{path} is damaged: it is not as it was written for this place; {RUN_AGAIN}")
     return value
 
 

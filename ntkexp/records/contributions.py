@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.array_schema import ZARR, Dims, read_store, refuse_odd_store
-from ntkexp.records.atomic import AGAIN, Damaged, Json, broken, sealed
+from ntkexp.records.atomic import RUN_AGAIN, Damaged, Json, broken, sealed
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import (
     Facts,
@@ -182,7 +182,7 @@ def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: in
         or max(outs) >= outputs
     ):
         raise Damaged(
-            f"{path} holds what no run writes: other examples, or outputs that there are not; {AGAIN}"
+            f"{path} holds what no run writes: other examples, or outputs that there are not; {RUN_AGAIN}"
         )
     known_lengths = {
         **lengths,
@@ -397,11 +397,11 @@ def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> N
     for numbers, end in ((query, lengths["query"]), (example, lengths["example"])):
         if not len(numbers) or numbers.min() < 0 or numbers.max() >= end:
             raise Damaged(
-                f"{path} holds what no run writes: points or examples that there are not; {AGAIN}"
+                f"{path} holds what no run writes: points or examples that there are not; {RUN_AGAIN}"
             )
     if count.min() < 1 or count.sum() != len(example):
         raise Damaged(
-            f"{path} holds what no run writes: removals of other numbers of examples; {AGAIN}"
+            f"{path} holds what no run writes: removals of other numbers of examples; {RUN_AGAIN}"
         )
 
 
@@ -433,7 +433,7 @@ def read_leave_out(path: Path) -> LeaveOut:
 # key, so that the removal of another run or group is not read.
 
 
-FOLDER = "removal"
+REMOVAL_FOLDER = "removal"
 REMOVAL_DIMS = {
     "actual": ("query", "out"),
     "shares": ("query", "out", "example"),
@@ -482,7 +482,7 @@ def key(example: Sequence[int], query: Sequence[int]) -> str:
 
 def write_removal(run: Path, removal: Removal) -> None:
     """Write a removal into a run, whole or not at all."""
-    folder = run / FOLDER
+    folder = run / REMOVAL_FOLDER
     name = key(removal.example, removal.query)
     folder.mkdir(exist_ok=True)
     store = create_store(folder / f"{name}.zarr")
@@ -492,16 +492,18 @@ def write_removal(run: Path, removal: Removal) -> None:
         write_array(store, axis, np.array(getattr(removal, axis), dtype=np.int64), (axis,), {})
     facts: dict[str, Json] = {fact: getattr(removal, fact) for fact in REMOVAL_FACTS}
     facts["seals"] = sealed(folder, [f"{name}.zarr"])
-    RunFolder(run).write_sealed(f"{FOLDER}/{name}.json", facts)
+    RunFolder(run).write_sealed(f"{REMOVAL_FOLDER}/{name}.json", facts)
 
 
 def read_removal(run: Path, example: Sequence[int], query: Sequence[int]) -> Removal | None:
     """Return the removal of a group at these queries, if the run has it undamaged."""
-    folder = run / FOLDER
+    folder = run / REMOVAL_FOLDER
     name = key(example, query)
     path = folder / f"{name}.json"
     try:
-        facts = checked(RunFolder(run).read_sealed(f"{FOLDER}/{name}.json"), RemovalFacts, path)
+        facts = checked(
+            RunFolder(run).read_sealed(f"{REMOVAL_FOLDER}/{name}.json"), RemovalFacts, path
+        )
         if broken(folder, facts["seals"]):
             return None
         read_store(folder / f"{name}.zarr")

@@ -9,13 +9,13 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ntkexp.mistake import Mistake, NoPlace
+from ntkexp.capacity import require_disk
+from ntkexp.mistake import Mistake
 from ntkexp.records.array_schema import read_headers
 from ntkexp.records.atomic import WIDTH, Damaged, seal, write_atomically
 
@@ -87,12 +87,8 @@ class Trajectory:
     def allocate(self) -> None:
         """Give the file its full size. Rows that it already holds stay."""
         there = self.path.stat().st_size if self.path.is_file() else 0
-        free = disk_usage(self.path.parent).free + there
-        if free < self.room:
-            raise NoPlace(
-                f"the trajectory takes {self.room / 1e9:.2g} GB and {self.path.parent} has {free / 1e9:.2g} GB free; "
-                "lower steps or model.width, or choose another place"
-            )
+        remedy = "lower steps or model.width"
+        require_disk(self.path.parent, self.room - there, "trajectories", remedy)
         with self.path.open("ab") as file:
             os.posix_fallocate(file.fileno(), 0, self.room)
 

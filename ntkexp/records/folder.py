@@ -222,7 +222,7 @@ OURS = re.compile(
 Pictures have no fixed names. DONE.json lists them, or BEGUN.json until that is written.
 """
 
-PICTURE = re.compile(r"plots/[^/]+\.(svg|png|csv)")
+PICTURE_FILE = re.compile(r"plots/[^/]+\.(svg|png|csv)")
 
 SOMETIMES = ("retraced.csv",)
 """Files that some runs have. If DONE.json does not list such a file, it belongs to another run."""
@@ -468,7 +468,7 @@ class RunFolder:
                 record = self.read_sealed(name)
                 listed |= record.get("pictures", {})
                 seals = record["seals"].items()
-                listed |= {place: mark for place, mark in seals if PICTURE.fullmatch(place)}
+                listed |= {place: mark for place, mark in seals if PICTURE_FILE.fullmatch(place)}
         return listed
 
     def reopen(self) -> None:
@@ -535,7 +535,7 @@ class RunFolder:
         ranks = {DONE: 1, BEGUN: 3, CONFIG: 4}
 
         def rank(name: str) -> int:
-            return 0 if PICTURE.fullmatch(name) else ranks.get(name, 2)
+            return 0 if PICTURE_FILE.fullmatch(name) else ranks.get(name, 2)
 
         names = [name for name in files_in(self.path) if name != LOCK]
         remove_files(self.path, sorted(names, key=rank))

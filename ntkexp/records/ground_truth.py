@@ -24,7 +24,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import being_sealed, being_written, make_folder, sealed_for
 from ntkexp.records.folder import RunFolder
 
-FOLDER = "validation"
+VALIDATION_FOLDER = "validation"
 FORMAT = 1
 
 Outputs: TypeAlias = NDArray[np.float64]
@@ -51,13 +51,13 @@ class TrainingStore:
     def path(self, training: TrainingWithout) -> Path:
         """Return the file of a training."""
         key = json.dumps([FORMAT, self.query, training.left_out, training.seed])
-        return self.run / FOLDER / f"{sha256(key.encode()).hexdigest()[:12]}.bin"
+        return self.run / VALIDATION_FOLDER / f"{sha256(key.encode()).hexdigest()[:12]}.bin"
 
     def seal(self, training: TrainingWithout) -> str:
-        return RunFolder(self.run).sealed_for(f"{FOLDER}/{self.path(training).name}")
+        return RunFolder(self.run).sealed_for(f"{VALIDATION_FOLDER}/{self.path(training).name}")
 
     def write(self, training: TrainingWithout, outputs: Outputs) -> None:
-        make_folder(self.run / FOLDER)
+        make_folder(self.run / VALIDATION_FOLDER)
         with being_sealed(self.path(training), self.seal(training)) as file:
             file.write(npy(outputs))
 

@@ -130,9 +130,9 @@ def side_for(train: int, seconds: float) -> int:
 
 
 SELF = "_self"
-DONE = "done"
-GROUP = "zarr.json"
-SEALS = f"{DONE}/seals.json"
+DONE_ARRAY = "done"
+GROUP_FILE = "zarr.json"
+SEALS = f"{DONE_ARRAY}/seals.json"
 """The seals of all files that are written at the beginning. zarr warns of a strange file next to the arrays."""
 MARK = np.dtype("<u8")
 """The type of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
@@ -194,7 +194,7 @@ def create(
         )
     preallocate(
         store,
-        DONE,
+        DONE_ARRAY,
         tiling.shape,
         chunks=(1, 1),  # a file for each tile, so that several processes can mark tiles
         dims=("row", "column"),
@@ -210,7 +210,7 @@ def create(
     partial.replace(path)
 
 
-COMMON_ARRAYS = ("target", "label", "index", DONE)
+COMMON_ARRAYS = ("target", "label", "index", DONE_ARRAY)
 """The arrays that every kernel file has in addition to its kernels."""
 
 
@@ -228,13 +228,13 @@ def refuse_foreign_files(path: Path) -> None:
         raise Mistake(
             f"{path} is not a kernel file: it lacks arrays that every one has; choose another place"
         )
-    stored = rf"{GROUP}|{re.escape(SEALS)}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
+    stored = rf"{GROUP_FILE}|{re.escape(SEALS)}|{HALF_WRITTEN}|({'|'.join(map(re.escape, sorted(ours)))})/{STORED}"
     refuse_strangers(path, re.compile(stored).fullmatch)
 
 
 def refuse_damaged(path: Path) -> None:
     """Raise if a store is no kernel file, or a file is damaged that was written at the beginning."""
-    if not ((path / DONE / GROUP).is_file() or any(path.glob(f"*{SELF}/{GROUP}"))):
+    if not ((path / DONE_ARRAY / GROUP_FILE).is_file() or any(path.glob(f"*{SELF}/{GROUP_FILE}"))):
         raise Mistake(
             f"{path} is not a kernel file: it is not a store of arrays with marks of what is done"
         )
@@ -310,7 +310,7 @@ class KernelMatrix:
 
     def mark(self, row: int, column: int) -> Path:
         """Return the file with the mark of a tile. It exists if the tile was finished."""
-        return self.path / DONE / "c" / str(row) / str(column)
+        return self.path / DONE_ARRAY / "c" / str(row) / str(column)
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return the tiles without a mark."""

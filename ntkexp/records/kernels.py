@@ -15,7 +15,7 @@ from zarr.storage import MemoryStore
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.array_schema import ZARR, Dims, read_store, refuse_odd_store
-from ntkexp.records.atomic import AGAIN, Damaged, write_atomically
+from ntkexp.records.atomic import RUN_AGAIN, Damaged, write_atomically
 from ntkexp.records.own_files import drop_half_written, remove_store
 from ntkexp.records.schema import PredictionsAttributes, checked
 
@@ -296,7 +296,7 @@ def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
     names = checked(store.attributes, PredictionsAttributes, path / ZARR)["machines"]
     if len(set(names)) < len(names) or not {"f_0", "f_T"} <= set(names):
         raise Damaged(
-            f"{path} holds what no run writes: its machines are {', '.join(names)}; {AGAIN}"
+            f"{path} holds what no run writes: its machines are {', '.join(names)}; {RUN_AGAIN}"
         )
     refuse_odd_store(
         store, path, PREDICTION_KINDS, ["prediction"], {**lengths, "machine": len(names)}

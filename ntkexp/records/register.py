@@ -42,7 +42,7 @@ from ntkexp.records.atomic import (
 )
 from ntkexp.records.claim import ClaimRecord
 
-REGISTER, SEAL = "register.jsonl", "register.seal"
+REGISTER, REGISTER_SEAL = "register.jsonl", "register.seal"
 FIRST_REASON = "first version that was registered"
 """The default reason of a claim's first entry."""
 MIN_REASON_WORDS = 4
@@ -117,7 +117,7 @@ class Register:
         if os.access(claim_file.parent, os.W_OK) and not is_packaged:
             return cls.opened(register)
         if register.is_file() and not (out / REGISTER).is_file():
-            for name in (SEAL, REGISTER):
+            for name in (REGISTER_SEAL, REGISTER):
                 write_atomically(out / name, read_bytes(register.with_name(name)))
         return cls.opened(out / REGISTER)
 
@@ -143,7 +143,7 @@ class Register:
         self.last = hashes[-1]
 
         # the sealed lines must exist, and a killed process may have left one more
-        seal = self.path.with_name(SEAL)
+        seal = self.path.with_name(REGISTER_SEAL)
         sealed = read_object(seal) if seal.is_file() else {}
         count = int(sealed.get("lines", 0))
         has_sealed = 0 <= count < len(hashes) and hashes[count] == sealed.get("last", "")
@@ -166,7 +166,7 @@ class Register:
         self.lines.append(json.loads(text))
         self.last = sha256(text).hexdigest()
         seal = to_text({"lines": len(self.lines), "last": self.last})
-        write_atomically(self.path.with_name(SEAL), seal)
+        write_atomically(self.path.with_name(REGISTER_SEAL), seal)
 
     # --- Reading entries.
 

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ntkexp.records.atomic import AGAIN, Damaged
+from ntkexp.records.atomic import RUN_AGAIN, Damaged
 from ntkexp.text import printable
 
 # --- Values.
@@ -245,13 +245,13 @@ def refuse_odd_metrics(path: Path) -> None:
     size = path.stat().st_size
     if size > LARGEST_TABLE:
         raise Damaged(
-            f"{path} has {size} bytes, and tables are read up to {LARGEST_TABLE}; {AGAIN}"
+            f"{path} has {size} bytes, and tables are read up to {LARGEST_TABLE}; {RUN_AGAIN}"
         )
     with path.open(encoding="utf-8", newline="") as file:
         header = next(csv.reader(file), [])
     if "step" not in header or len(set(header)) < len(header):
         raise Damaged(
-            f"{path} is damaged: its columns are not 'step' and others, each once; {AGAIN}"
+            f"{path} is damaged: its columns are not 'step' and others, each once; {RUN_AGAIN}"
         )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from shutil import disk_usage
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
@@ -20,8 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.func import vjp
 
+from ntkexp.capacity import DEFAULT_MEMORY, MemoryBudget, require_disk
 from ntkexp.effects.curvature import at_once
-from ntkexp.effects.plan import CACHED_NUMBERS
+from ntkexp.effects.plan import SWEEP_CACHE_NUMBERS
 from ntkexp.effects.sweep import MEANS
 from ntkexp.effects.trajectory import (
     FlatWeights,
@@ -80,7 +80,7 @@ class Rerun(TrainingRecipe):
     start: Weights
     inputs: Float[Tensor, "train *shape"]
     length: int
-    memory_gb: float = 4.0
+    budget: MemoryBudget = DEFAULT_MEMORY
     renormalises: bool = True  # the mean is over the remaining examples, not the original batch
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class Rerun(TrainingRecipe):
     def directions(self) -> int:
         """The number of outputs whose backward passes fit into half the memory together."""
         bytes_each = VECTORS_PER_DIRECTION * self.flat.size * self.targets.element_size()
-        return max(1, int(self.memory_gb * 1e9 / 2 / bytes_each))
+        return self.budget.largest_batch(2 * bytes_each)
 
     def batch(self, step: int) -> Drawn:
         """Return the batch of a step."""
@@ -200,12 +200,7 @@ def film_for(
 ) -> Film:
     """Create an empty film of two trainings in a folder. Raise if the disk is too full."""
     needed = bytes_of(parts, frames, like)
-    free = disk_usage(folder).free
-    if free < needed:
-        raise Mistake(
-            f"two recorded trainings take {needed / 1e9:.2g} GB and {folder} has "
-            f"{free / 1e9:.2g} GB free; make room"
-        )
+    require_disk(folder, needed, "two recorded trainings")
     shape = (frames, len(parts), 2, len(like))
     with TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, needed)
@@ -309,7 +304,7 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
         steps=experiment.steps,
         length=length,
         seed=experiment.seed,
-        memory_gb=experiment.room_gb,
+        budget=experiment.budget,
         renormalises=experiment.path.mean == "renormalised",
     )
 
@@ -480,7 +475,7 @@ def pair_of(rerun: Rerun, film: Film, weight: Pair) -> TrainingPair:
         second=second,
         weights=weight,
         mean=MEANS["renormalised" if rerun.renormalises else "fixed"],
-        together=max(1, CACHED_NUMBERS // rerun.flat.size),
+        together=max(1, SWEEP_CACHE_NUMBERS // rerun.flat.size),
         begun=first_difference(rerun, weight),
     )
 

@@ -114,7 +114,9 @@ def predicted_change(
     if effects is None or out not in run.outs:
         return None
     change = float(effects[query, run.outs.index(out), group].sum())
-    return change if np.isfinite(change) else None
+    if np.isfinite(change):
+        return change
+    return None
 
 
 # --- Breakdowns on a terminal.

@@ -74,7 +74,9 @@ def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Tabl
 
 
 def format_minutes(minutes: float) -> str:
-    return MISSING if math.isnan(minutes) else f"{minutes:.1f}"
+    if math.isnan(minutes):
+        return MISSING
+    return f"{minutes:.1f}"
 
 
 def format_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
@@ -93,7 +95,9 @@ def interval(judged: Judgement) -> str:
         return "exact, no interval"
     ends = f"{short(judged.low)} to {short(judged.high)}"
     identity = judged.p is None and judged.verdict != "undecided"  # decided without a probability
-    return f"errors {ends}" if identity else ends
+    if identity:
+        return f"errors {ends}"
+    return ends
 
 
 def shortened(expected: str) -> str:
@@ -103,7 +107,9 @@ def shortened(expected: str) -> str:
     ('slope −1 ± 0.1, and 1 more', '≤ 2 ± 0.1')
     """
     first, *others = expected.split("; ")
-    return f"{first}, and {len(others)} more" if others else first
+    if others:
+        return f"{first}, and {len(others)} more"
+    return first
 
 
 def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
@@ -225,4 +231,6 @@ def describe_attempt(attempt: RegisterEntry, stands: bool) -> str:
         low, high = main["interval"]
         sentence += f" Looked at on {look['date'][:10]} ({look['size']}): {look['verdict']}, {short(main['figure'])}"
         sentence += "." if low is None else f" ({short(low)} to {short(high)})."
-    return sentence if attempt.looks else f"{sentence} No look at it is on record."
+    if attempt.looks:
+        return sentence
+    return f"{sentence} No look at it is on record."

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import being_written
 from ntkexp.records.folder import RunFolder
-from ntkexp.report.live_log import FORMAT, NAME, PLACE, event_files, ladder_name, metric_name
+from ntkexp.report.live_log import EVENT_VERSION, NAME, PLACE, event_files, ladder_name, metric_name
 from ntkexp.report.run import Run, load_tables
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def write_events(run: Run, path: Path) -> None:
     then = (run.path / "metrics.csv").stat().st_mtime
     with being_written(path) as file:
         records = RecordWriter(file)
-        records.write(Event(wall_time=then, file_version=FORMAT).SerializeToString())
+        records.write(Event(wall_time=then, file_version=EVENT_VERSION).SerializeToString())
         for step, summary in summaries(run):
             records.write(Event(wall_time=then, step=step, summary=summary).SerializeToString())
 

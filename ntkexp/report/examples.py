@@ -29,7 +29,9 @@ class Example:
     @property
     def label(self) -> str:
         """The name, followed by the phase if there are phases."""
-        return self.name if self.phase is None else f"{self.name}, phase {self.phase}"
+        if self.phase is None:
+            return self.name
+        return f"{self.name}, phase {self.phase}"
 
 
 def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
@@ -97,7 +99,9 @@ def has_names(run: Run) -> bool:
 def phase_of(run: Run, split: str, number: int) -> int | None:
     """Return the phase of an example, counted from 1; None if data come in no phases."""
     phases = run.data.get(f"{split}_phase")
-    return None if phases is None else int(phases[number])
+    if phases is None:
+        return None
+    return int(phases[number])
 
 
 def class_name(run: Run, target: int, phase: int | None) -> str:

@@ -254,7 +254,7 @@ def worst_points(run: Run, split: str, count: int) -> list[int]:
 # --- Explanations for readers: two tables, and text for a terminal.
 
 
-MAX_TEXT_LETTERS = 60  # of an example's text on a line
+MAX_SHOWN_LETTERS = 60  # of an example's text on a line
 
 
 def tabulate_pieces(explanation: Explanation) -> Table:
@@ -361,4 +361,6 @@ def fitting(text: str) -> str:
     'one two'
     """
     words = " ".join(text.split())
-    return words if len(words) <= MAX_TEXT_LETTERS else f"{words[: MAX_TEXT_LETTERS - 1]}…"
+    if len(words) <= MAX_SHOWN_LETTERS:
+        return words
+    return f"{words[: MAX_SHOWN_LETTERS - 1]}…"

@@ -264,7 +264,9 @@ def forgetting_sentence(forgetting: Forgetting) -> str:
 
 def measure_and_sign(forgetting: Forgetting) -> tuple[str, int]:
     """Return the name of the measure for readers, and its sign: a loss is the negative of the measure."""
-    return ("margin", 1) if forgetting.right else ("loss", -1)
+    if forgetting.right:
+        return ("margin", 1)
+    return ("loss", -1)
 
 
 def describe_change(before: float, after: float, spell: Callable[[float], str]) -> str:

@@ -48,7 +48,9 @@ class KnownEffects:
             if actual is not None:
                 return actual[self.check.query.index(query), column], True
         effects = self.predicted[query, column]
-        return (effects, self.is_actual) if np.isfinite(effects).all() else None
+        if np.isfinite(effects).all():
+            return (effects, self.is_actual)
+        return None
 
     def credible_at(self, query: int, out: int) -> tuple[Array | None, bool, str]:
         """Return the effects on one output, whether trainings measured them, and the reason to withhold them.

@@ -30,7 +30,7 @@ PLACE = Path("tensorboard")
 NAME = (
     "events.out.tfevents."  # TensorBoard needs `tfevents` in the name; a suffix distinguishes files
 )
-FORMAT = "brain.Event:2"  # the file version in the first event
+EVENT_VERSION = "brain.Event:2"  # the file version in the first event
 
 PROJECT = "ntkexp"
 """The default project or experiment."""
@@ -199,7 +199,7 @@ class TensorBoard(AbstractLog):
         path = place / f"{NAME}{time.time_ns()}"  # sorted after earlier files
         self.file = path.open("xb")
         self.records = RecordWriter(self.file)
-        self.add(file_version=FORMAT)
+        self.add(file_version=EVENT_VERSION)
         # makes TensorBoard drop the numbers of earlier files from this step on
         self.add(step=0, session_log=SessionLog(status=SessionLog.START))
         return path.name

@@ -102,7 +102,9 @@ def format_ends(low: float, high: float) -> str:
     >>> format_ends(0.25, 0.5), format_ends(math.nan, math.nan)
     ('0.25 to 0.5', '–')
     """
-    return MISSING if math.isnan(low) else f"{short(low)} to {short(high)}"
+    if math.isnan(low):
+        return MISSING
+    return f"{short(low)} to {short(high)}"
 
 
 # --- The material.
@@ -184,7 +186,9 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
 def unfinished_sentence(sweep_and_state: tuple[str, str], runs: Sequence[SweepRun]) -> str:
     """Say how many runs of a sweep are in an unfinished state."""
     name, state = sweep_and_state
-    return runs[0].standing if len(runs) == 1 else f"{len(runs)} runs of {name}, {state}"
+    if len(runs) == 1:
+        return runs[0].standing
+    return f"{len(runs)} runs of {name}, {state}"
 
 
 def paths_of_name(name: str, outputs: Path) -> list[Path]:
@@ -193,7 +197,9 @@ def paths_of_name(name: str, outputs: Path) -> list[Path]:
     for default_path in (outputs / "sweeps" / f"{name}.json", outputs / "runs" / name):
         if not path.exists() and default_path.exists():
             return [default_path]
-    return [path] if is_run_folder(path) else list(results_inside(path)) or [path]
+    if is_run_folder(path):
+        return [path]
+    return list(results_inside(path)) or [path]
 
 
 def results_inside(folder: Path) -> Iterator[Path]:

@@ -54,7 +54,9 @@ class OutputParts:
     def total(self, kind: str) -> float:
         """Return a part that belongs to no example, such as `decay`; 0 if the run lacks it."""
         part = self.read(kind)
-        return 0.0 if part is None else float(part)
+        if part is None:
+            return 0.0
+        return float(part)
 
 
 def strongest_first(values: Array) -> list[int]:

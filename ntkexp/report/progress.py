@@ -32,7 +32,9 @@ def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
     """
     if quiet:
         return Quiet()
-    return Bar(hint) if sys.stderr.isatty() else ProgressLines(sys.stderr, hint=hint)
+    if sys.stderr.isatty():
+        return Bar(hint)
+    return ProgressLines(sys.stderr, hint=hint)
 
 
 class Announced:

@@ -46,7 +46,7 @@ from ntkexp.text import printable
 if TYPE_CHECKING:
     import xarray as xr
 
-TABLES = (CONFIG, "metrics.csv", "results.csv")
+RUN_TABLES = (CONFIG, "metrics.csv", "results.csv")
 METRICS_TYPES: Mapping[str, type[float]] = defaultdict(lambda: float, step=int, phase=int)
 """The types of the columns of metrics.csv."""
 
@@ -75,7 +75,9 @@ class Run:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """The content of DONE.json; empty while the run is unfinished."""
-        return RunFolder(self.path).sealed_facts if self.finished else {}
+        if self.finished:
+            return RunFolder(self.path).sealed_facts
+        return {}
 
     @property
     def finished(self) -> bool:
@@ -247,7 +249,7 @@ def load_tables(folder: Path | str) -> Run:
         advice = f"; {REDO}" if (path / DONE).is_file() else ""
         raise Mistake(f"{path} is still being written" if running else f"{path} {defect}{advice}")
     refuse_other_version(path)
-    RunFolder(path).check(*TABLES, *([RETRACED] if (path / RETRACED).exists() else []))
+    RunFolder(path).check(*RUN_TABLES, *([RETRACED] if (path / RETRACED).exists() else []))
     return read_run(path)
 
 

@@ -8,6 +8,7 @@ dattri, TRAK, quanda and `ntkexp.validate` use this sign. The arrays of the data
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
@@ -22,10 +23,11 @@ from ntkexp.records.contributions import (
     DIMS,
     EFFECT,
     MEASURE,
+    QUERY_OUT,
 )
 from ntkexp.report.outputs import one_output
 from ntkexp.report.top_examples import FindExample, html_table
-from ntkexp.text import listed
+from ntkexp.text import counted, listed, percent, short
 
 if TYPE_CHECKING:
     from ntkexp.report.plots.examples import AttributionPlots
@@ -36,6 +38,19 @@ LAYOUTS: dict[str, tuple[str, str]] = {
     "test,train": ("query", "example"),
 }
 """The axes of each layout, in order."""
+
+NO_EXAMPLE = {
+    "decay": "weight decay",
+    "rounding": "rounding",
+    "statistics": "running statistics",
+    "jumps": "discrete choices",
+    "coupling": "batch statistics",
+    "outside": "changes outside the steps",
+    "carried": "earlier momentum",
+    "other_steps": "other steps",
+}
+"""The parts of the change that no example caused, in words."""
+SMALLEST_SHARE = 1e-6  # of the change that a summary states
 
 RAISED = "positive: the example raised the output"
 LOWER_WITHOUT = "positive: the output would be lower without the example"
@@ -62,13 +77,55 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         self._find = find
         return self
 
+    def summary(self) -> str:
+        """Return a sentence: do the parts add up, how strongly do they cancel, and what did no example cause?
+
+        >>> arrays = {"contribution": (DIMS, np.array([[[3.0, -1.0]]]))}
+        >>> arrays |= {"decay": (QUERY_OUT, np.array([[2.0]])), "change": (QUERY_OUT, np.array([[4.0]]))}
+        >>> Attribution(arrays).summary()
+        '2 examples and weight decay (50 %) add up to the change of 1 output, to 0 of it; contributions cancel 2 : 1'
+        """
+        contributions = self[CONTRIBUTION]
+        total = contributions.sum("example")
+        net = float(abs(total).sum())
+        cancellation = float(abs(contributions).sum()) / net if net else 1.0
+        cancel = f"contributions cancel {short(cancellation)} : 1"
+        examples = counted(contributions.sizes["example"], "example")
+        if "change" not in self or self["change"].dims != QUERY_OUT:
+            return f"{examples}; {cancel}"
+        change = self["change"]
+        moved = float(np.linalg.norm(change)) or 1.0
+
+        # the other parts, and the rest of the change that no part explains
+        causes = [examples]
+        for name, words in NO_EXAMPLE.items():
+            if name not in self:
+                continue
+            total = total + self[name]
+            share = float(np.linalg.norm(self[name])) / moved
+            if share > SMALLEST_SHARE:
+                causes.append(f"{words} ({percent(share)})")
+        missed = short(float(np.linalg.norm(total - change)) / moved)
+        outputs = counted(change.size, "output")
+        return f"{listed(causes)} add up to the change of {outputs}, to {missed} of it; {cancel}"
+
+    def __repr__(self) -> str:
+        arrays: str = super().__repr__()
+        return f"{self.summary()}\n{arrays}" if self.is_complete else arrays
+
+    @property
+    def is_complete(self) -> bool:
+        """True unless contributions were left out or selected."""
+        return CONTRIBUTION in self.data_vars and set(self[CONTRIBUTION].dims) == set(DIMS)
+
     def _repr_html_(self) -> str:
         """Return a table of the strongest examples of each query, and all arrays below it."""
         arrays: str = super()._repr_html_()
-        if CONTRIBUTION not in self.data_vars or set(self[CONTRIBUTION].dims) != set(DIMS):
+        if not self.is_complete:
             return arrays
         table = html_table(self, getattr(self, "_find", lambda axis, place: None))
-        return f"<div>{table}<details><summary>all arrays</summary>{arrays}</details></div>"
+        details = f"<details><summary>all arrays</summary>{arrays}</details>"
+        return f"<div><p>{escape(self.summary())}</p>{table}{details}</div>"
 
     @property
     def plot(self) -> AttributionPlots:  # type: ignore[override]  # includes the plots of xarray
@@ -152,7 +209,9 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     @property
     def _components(self) -> list[str]:
-        return [str(name) for name in self[COMPONENT].to_numpy()] if BY_COMPONENT in self else []
+        if BY_COMPONENT in self:
+            return [str(name) for name in self[COMPONENT].to_numpy()]
+        return []
 
     def _one_score(self, score: str, component: str | None) -> xr.DataArray:
         """Return the array of a score, or its part of one component."""

@@ -68,7 +68,9 @@ def measured(number: float) -> str:
     >>> measured(0.5), measured(float("nan"))
     ('0.5', 'nan')
     """
-    return "nan" if math.isnan(number) else short(number)
+    if math.isnan(number):
+        return "nan"
+    return short(number)
 
 
 def format_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
@@ -131,7 +133,9 @@ COMPARED = frozenset({Likeness.EXACT, Likeness.MISSES})
 def likeness(row: Result) -> Likeness:
     """Classify a row. Its floor is NaN if outputs of the network are not finite."""
     if row.relative_error is None:
-        return Likeness.SILENT if row.max_error is None else Likeness.STILL
+        if row.max_error is None:
+            return Likeness.SILENT
+        return Likeness.STILL
     if row.floor is not None and math.isnan(row.floor):
         return Likeness.LOST
     if not math.isfinite(row.relative_error):
@@ -182,12 +186,16 @@ class Spoken:
         splits = name_splits(compared, self.splits) if has_splits else ""
         counts = [row.points for row in self.compared if row.points]
         if not counts:
-            return f"on {splits} " if has_splits else ""
+            if has_splits:
+                return f"on {splits} "
+            return ""
         measured_points, points = map(sum, zip(*counts, strict=True))
         where = f"{measured_points} of {points} points"
         if len(counts) < len(compared):
             return f"on {splits}, on {len(counts)} of them at {where}, "
-        return f"at {where} of {splits} " if has_splits else f"at {where} "
+        if has_splits:
+            return f"at {where} of {splits} "
+        return f"at {where} "
 
 
 def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
@@ -318,11 +326,15 @@ def why_nothing(rows: Sequence[Result]) -> str:
         )
     text = "No kernel machine was compared with the trained network"
     reason = next((row.note for row in rows if row.note), "")
-    return f"{text}: {reason}." if reason else f"{text}."
+    if reason:
+        return f"{text}: {reason}."
+    return f"{text}."
 
 
 def on_splits(here: Sequence[str], splits: Sequence[str]) -> str:
-    return f" on {name_splits(here, splits)}" if len(splits) > 1 else ""
+    if len(splits) > 1:
+        return f" on {name_splits(here, splits)}"
+    return ""
 
 
 def name_splits(here: Sequence[str], splits: Sequence[str]) -> str:
@@ -333,7 +345,9 @@ def name_splits(here: Sequence[str], splits: Sequence[str]) -> str:
     """
     if len(set(here)) < len(splits):
         return listed(list(dict.fromkeys(here)))
-    return "both splits" if len(splits) == 2 else f"all {len(splits)} splits"
+    if len(splits) == 2:
+        return "both splits"
+    return f"all {len(splits)} splits"
 
 
 # --- One clause about a machine in many runs.
@@ -409,7 +423,9 @@ def errors_in_words(kind: Likeness, standings: Sequence[Standing]) -> str:
     if kind is Likeness.EXACT:
         return f"{short(max(errors))}{' at worst' if len(errors) > 1 else ''}"
     if kind is Likeness.LOST:
-        return "are" if len(errors) > 1 else "is"
+        if len(errors) > 1:
+            return "are"
+        return "is"
     if len(errors) == 1:
         return share(errors[0])
     return f"{share(statistics.median(errors))} at the median and {share(max(errors))} at worst"

@@ -38,7 +38,9 @@ Value: TypeAlias = bool | int | float | str | None
 
 def format_value(value: object) -> str:
     """Spell a value for a person. Whole numbers keep every digit."""
-    return short(value) if value is None or isinstance(value, float) else str(value)
+    if value is None or isinstance(value, float):
+        return short(value)
+    return str(value)
 
 
 def format_signed(value: float) -> str:
@@ -47,7 +49,9 @@ def format_signed(value: float) -> str:
     >>> format_signed(0.5), format_signed(-0.25), format_signed(0.0)
     ('+0.5', '-0.25', '0')
     """
-    return f"+{short(value)}" if value > 0 else short(value + 0.0)
+    if value > 0:
+        return f"+{short(value)}"
+    return short(value + 0.0)
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,9 @@ def format_text(table: Table) -> str:
 def spelled(column: Column, value: Value) -> str:
     if value is None:
         return MISSING
-    return value if isinstance(value, str) else column.spell(value)
+    if isinstance(value, str):
+        return value
+    return column.spell(value)
 
 
 def format_markdown(table: Table) -> str:
@@ -203,7 +209,9 @@ def format_json(value: Json) -> str:
 
 
 def json_letter(letter: str) -> str:
-    return letter if letter.isprintable() or letter in ODD_LETTERS else json.dumps(letter)[1:-1]
+    if letter.isprintable() or letter in ODD_LETTERS:
+        return letter
+    return json.dumps(letter)[1:-1]
 
 
 @dataclass(frozen=True)

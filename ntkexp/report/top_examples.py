@@ -29,8 +29,8 @@ SHOWN_QUERIES = 5
 SHOWN_EXAMPLES = 5  # of each query
 MAX_LETTERS = 90  # of a text
 PICTURE_PIXELS = 64  # of the longer side of a picture; larger images are subsampled
-RAISED = "#0072b2"  # blue and vermilion, as in the pictures of a run
-LOWERED = "#d55e00"
+RAISED_COLOUR = "#0072b2"  # blue and vermilion, as in the pictures of a run
+LOWERED_COLOUR = "#d55e00"
 
 FindExample: TypeAlias = Callable[[str, int], Example | None]
 """A function from an axis, `query` or `example`, and a place along it to the example there, if it is known."""
@@ -74,7 +74,7 @@ def html_table(arrays: xr.Dataset, find: FindExample) -> str:
         output = f"<br>output {text(top.out)}" if top.out else ""
         cells = [f"<th>{described(point, str(top.point))}{output}</th>"]
         for place, added in zip(top.places, top.added, strict=True):
-            colour = RAISED if added > 0 else LOWERED
+            colour = RAISED_COLOUR if added > 0 else LOWERED_COLOUR
             example = described(find("example", place), names[place])
             cells.append(
                 f'<td>{example}<br><b style="color:{colour}">{format_signed(added)}</b></td>'

@@ -21,7 +21,7 @@ from ntkexp.kernel.read.plan import threads_by_size
 from ntkexp.mistake import Mistake, Useless
 from ntkexp.progress import AbstractProgress
 from ntkexp.records.atomic import Damaged, Json
-from ntkexp.records.contributions import FOLDER, Removal, read_removal, write_removal
+from ntkexp.records.contributions import REMOVAL_FOLDER, Removal, read_removal, write_removal
 from ntkexp.records.contributions import STORE as LEFT_OUT
 from ntkexp.records.data import write_data
 from ntkexp.records.folder import (
@@ -416,7 +416,7 @@ def train_without(
     inputs = problem.inputs[[first + point for point in points]]
     chosen = torch.cartesian_prod(torch.arange(len(points)), torch.tensor(outs)).view(-1, 2)
 
-    memory_folder = folder.path / FOLDER
+    memory_folder = folder.path / REMOVAL_FOLDER
     memory_folder.mkdir(exist_ok=True)
     weight = Pair(rerun.everyone, rerun.without(group))
     breakdown = breakdown_between(

@@ -182,7 +182,7 @@ def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> Ch
 # without each example.
 
 
-UNCHECKED = (
+UNCHECKED_FIXED_MEAN = (
     "effects of path.mean=fixed were not checked, as trainings without examples renormalise their "
     "means"
 )
@@ -235,7 +235,7 @@ def effects_from_sweeps(
         training if renormalises and state.step > 0 else None,
         queries,
         everyone=sweep.costs_more,
-        unchecked="" if renormalises else UNCHECKED,
+        unchecked="" if renormalises else UNCHECKED_FIXED_MEAN,
     )
 
 

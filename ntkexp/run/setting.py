@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ntkexp.diagnostics import kinks, largest_kernel_eigenvalue
-from ntkexp.effects.plan import SweepPlan
+from ntkexp.effects.plan import SweepMemory
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.problem import Problem, draw_problem, limit_kernels
 from ntkexp.kernel import ProgramCache, Reader, Tape
@@ -23,7 +23,7 @@ from ntkexp.machine.base import DoesNotApply, LimitKernels
 from ntkexp.measure import AbstractMeasure, MeasuredPoints, Objective
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import function_of
-from ntkexp.path.budget import Budget, core_seconds, refuse_endless
+from ntkexp.path.budget import RunMemory, core_seconds, refuse_endless
 from ntkexp.path.components import Components, components_of
 from ntkexp.path.domain import Domain
 from ntkexp.path.integrals import Rounding
@@ -31,10 +31,7 @@ from ntkexp.path.integration import fair_counts
 from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.step import Descent, Phase, phases_of
 
-# --- Early refusals: kernels that exceed the memory.
-
-
-LEAST_ROWS = 8  # per kernel on disk: four blocks of two points
+# --- Early refusals.
 
 
 def refuse_sketch(experiment: Experiment) -> None:
@@ -46,38 +43,6 @@ def refuse_sketch(experiment: Experiment) -> None:
             "path.kernels=none or trace, or sketch one kernel by "
             f"ntkexp kernel tangent kernel.sketch={size}"
         )
-
-
-def refuse_vast(experiment: Experiment) -> None:
-    """Raise if the kernels exceed the memory by the numbers of examples alone. No example is drawn
-    for this.
-    """
-    source = experiment.data
-    path = experiment.path
-    number_bytes = torch.finfo(getattr(torch, experiment.dtype)).bits // 8
-    others = 0
-    if "query" in path.queries:
-        others += source.query
-    if "test" in path.queries:
-        others += source.test or 0
-    points = source.train + others
-    read = points if "train" in path.queries else others
-    costs = experiment.integration.costs
-    rows = path.tangents * points + (costs.kernels + costs.rules) * read
-    if path.kernels == "none" and experiment.device == "cpu":
-        rows = min(rows, LEAST_ROWS)  # the others are on disk
-    least = float(source.train) * number_bytes * rows
-    if least > experiment.room_gb * 1e9:
-        raise Mistake(
-            f"memory_gb={experiment.room_gb:g}: the kernels of {points} points with "
-            f"data.train={source.train} of them take {least / 1e9:.4g} GB or more; lower "
-            "data.train, data.query or data.test, or raise memory_gb"
-        )
-
-
-def run_seconds(experiment: Experiment, budget: Budget) -> float:
-    """Return the estimated seconds of a run on one core."""
-    return core_seconds(budget, experiment.steps, experiment.integration.passes)
 
 
 # --- A survey: two points are enough to learn the shapes, and from these follow block sizes and
@@ -92,7 +57,7 @@ class Survey:
     points: Points
     explained: Points  # `points`, with outputs replaced by the measure, if any
     measured: MeasuredPoints | None
-    budget: Budget
+    memory: RunMemory
     tape: Tape  # of two of the points
     explained_tape: Tape  # of two of the explained points
 
@@ -110,7 +75,7 @@ def survey(experiment: Experiment) -> Survey:
     the memory.
     """
     refuse_sketch(experiment)
-    refuse_vast(experiment)
+    least_memory(experiment).require()
     problem = draw_problem(experiment)
     experiment.loss.refuse_unlike_differences(problem.targets)
     if experiment.path.effects:
@@ -137,15 +102,15 @@ def survey(experiment: Experiment) -> Survey:
         tape_bytes += explained_tape.bytes_per_example
 
     # blocks of points
-    budget = budget_of(experiment, problem, tape_bytes)
+    memory = memory_of_run(experiment, problem, tape_bytes)
     outputs = experiment.path.chosen_outputs(problem.outputs)
     chooses_outputs = measured is None and len(outputs) < problem.outputs
     points = Points(
         reader=reader,
         inputs=problem.inputs,
         train=problem.train,
-        block=budget.block,
-        keep=budget.keep,
+        block=memory.block,
+        keep=memory.keep,
         chosen=outputs if chooses_outputs else None,
         kernels=experiment.path.kernels,
     )
@@ -157,7 +122,7 @@ def survey(experiment: Experiment) -> Survey:
         points=points,
         explained=explained,
         measured=measured,
-        budget=budget,
+        memory=memory,
         tape=tape,
         explained_tape=explained_tape,
     )
@@ -173,30 +138,49 @@ def measured_points(
     return None if measured is None else MeasuredPoints(measured, problem.targets)
 
 
-def budget_of(experiment: Experiment, problem: Problem, tape_bytes: float) -> Budget:
-    """Return the memory plan of a run, given the recorded bytes per point."""
+def least_memory(experiment: Experiment) -> RunMemory:
+    """Return the memory plan of a run whose network has one weight and one output, from the numbers
+    of examples alone.
+    """
+    source = experiment.data
     costs = experiment.integration.costs
-    return Budget(
-        memory_gb=experiment.room_gb,
-        parameters=sum(weight.numel() for weight in problem.weights.values()),
-        points=len(problem.inputs),
-        read=sum(split.stop - split.start for split in problem.places.values()),
-        train=problem.train,
-        outputs=problem.outputs,
-        integrated=len(experiment.path.chosen_outputs(problem.outputs)),
+    counts = {"train": source.train, "query": source.query, "test": source.test or 0}
+    read = sum(counts[name] for name in experiment.path.queries)
+    return RunMemory(
+        budget=experiment.budget,
+        parameters=1,
+        points=read if "train" in experiment.path.queries else counts["train"] + read,
+        read=read,
+        train=counts["train"],
+        outputs=1,
+        integrated=1,
         rules=costs.rules,
         tangents=experiment.path.tangents,
         path_kernels=costs.kernels,
         errors=costs.errors,
         tapes=costs.tapes,
-        tape_bytes=tape_bytes,
-        number_bytes=problem.inputs.element_size(),
+        tape_bytes=0.0,
+        number_bytes=getattr(torch, experiment.dtype).itemsize,
         copies=experiment.optimizer.copies,
         kernels=experiment.path.kernels,
         steps=experiment.steps,
         phases=len(experiment.switches) + 1,
         doubled=costs.doubled,
         disk=experiment.device == "cpu",
+    )
+
+
+def memory_of_run(experiment: Experiment, problem: Problem, tape_bytes: float) -> RunMemory:
+    """Return the memory plan of a run, given the recorded bytes per point."""
+    return replace(
+        least_memory(experiment),
+        parameters=sum(weight.numel() for weight in problem.weights.values()),
+        points=len(problem.inputs),
+        read=sum(split.stop - split.start for split in problem.places.values()),
+        train=problem.train,
+        outputs=problem.outputs,
+        integrated=len(experiment.path.chosen_outputs(problem.outputs)),
+        tape_bytes=tape_bytes,
         components=len(components_of_run(experiment, problem)),
     )
 
@@ -222,7 +206,7 @@ class SweepSetting:
     """The points and the plan of the reverse passes, or of the trainings that replace them."""
 
     points: Int[Tensor, " attributed"]
-    plan: SweepPlan
+    plan: SweepMemory
     kinks: tuple[str, ...]  # operations that have no derivative everywhere
     retrains: bool = False  # trainings without each example replace the reverse passes
     differentiated: bool = True  # the optimizer's update has a known derivative
@@ -242,7 +226,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     """Return the plan of the effects: reverse passes, or trainings if these cost less."""
     optimizer = experiment.optimizer
     path = experiment.path
-    budget = survey.budget
+    memory = survey.memory
     train = survey.problem.train
     splits = list(survey.problem.places.values())
     sizes = [split.stop - split.start for split in splits]
@@ -251,18 +235,17 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     # the cost of a reverse pass
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
-    plan = SweepPlan(
-        free=experiment.room_gb * 1e9 - budget.fixed,
+    plan = SweepMemory(
+        budget=experiment.budget.holding(memory.fixed),
         points=len(points),
-        outputs=budget.integrated,
-        steps=experiment.steps,
-        parameters=budget.parameters,
+        outputs=memory.integrated,
+        parameters=memory.parameters,
         train=train,
         rows=rows,
         taken_out=rows if path.effects == "one_step" else 0,
         adjoints=1 + optimizer.remembers + len(optimizer.differentiated),
-        tape_bytes=budget.tape_bytes,
-        number_bytes=budget.number_bytes,
+        tape_bytes=memory.tape_bytes,
+        number_bytes=memory.number_bytes,
     )
 
     kinked = kinks(survey.tape)
@@ -340,7 +323,8 @@ def prepare(experiment: Experiment) -> Setting:
 def setting_of(experiment: Experiment, survey: Survey) -> Setting:
     """Measure the surveyed problem before training. Raise if training would take years."""
     if experiment.stop_at_loss is None:
-        refuse_endless(run_seconds(experiment, survey.budget), experiment.steps, experiment.device)
+        seconds = core_seconds(survey.memory, experiment.integration.passes)
+        refuse_endless(seconds, experiment.steps, experiment.device)
     problem = survey.problem
     points = survey.points
     # most data have one phase with all examples
@@ -453,9 +437,9 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
         outputs=problem.outputs,
         steps=experiment.steps,
         switches=experiment.switches,
-        chunk=survey.budget.chunk(len(attributed)) if backwards else len(attributed),
+        chunk=survey.memory.chunk(len(attributed)) if backwards else len(attributed),
         like=like,
-        spills=survey.budget.spills,
+        spills=survey.memory.spills,
         components=components_of_run(experiment, problem),
     )
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.func import jacrev
 from torch.utils._pytree import tree_map
 
+from ntkexp.capacity import require_disk
 from ntkexp.effects.sweep import ChunkedSweep
 from ntkexp.kernel import Closure
 from ntkexp.model.functional import load_tensors
-from ntkexp.on_disk import RowsInFile, blocks, is_on_disk, refuse_small_disk
+from ntkexp.on_disk import RowsInFile, blocks, is_on_disk
 from ntkexp.optimizer.base import Memory
 from ntkexp.path.domain import Domain
 from ntkexp.path.forward_sum import AbstractAccumulator, Marked
@@ -369,7 +370,12 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
     domain = replace(setting.domain, scratch=scratch if setting.domain.spills else None)
     if domain.scratch is not None:
         saved_bytes = sum(path.stat().st_size for path in domain.scratch.glob(SUM_FILES))
-        refuse_small_disk(domain.scratch, spilled(setting) - saved_bytes)
+        require_disk(
+            domain.scratch,
+            spilled(setting) - saved_bytes,
+            "contributions, their checkpoints and results",
+            "raise memory_gb, lower data.train, data.query or data.test",
+        )
     accumulator = experiment.integration.begin(domain, weights, room)
     if setting.domain.switches and experiment.integration.passes == 1:
         accumulator = Marked(accumulator=accumulator, switches=setting.domain.switches)

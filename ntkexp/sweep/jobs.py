@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ntkexp.capacity import DEFAULT_MEMORY_GB
 from ntkexp.config.build import admit, build
 from ntkexp.engine.base import (
     AbstractEngine,
@@ -28,7 +29,7 @@ from ntkexp.engine.base import (
     Warned,
     run_jobs,
 )
-from ntkexp.experiment.experiment import DEFAULT_MEMORY_GB, Experiment
+from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import AbstractProgress, Unit

@@ -18,10 +18,11 @@ from ntkexp.engine.base import Ended
 from ntkexp.experiment.experiment import Experiment
 from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
+from ntkexp.path.budget import core_seconds
 from ntkexp.records.atomic import SEAL, make_folder, seal
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.sweep import Sweep, SweepRun
-from ntkexp.run.setting import run_seconds, survey
+from ntkexp.run.setting import survey
 from ntkexp.sweep.definition import MAX_RUNS, Definition, Point
 
 # --- journal.jsonl: the events of runs under all sweeps, one line each.
@@ -242,10 +243,8 @@ def cost_of(experiment: Experiment) -> RunCost:
     """Survey a run, and return its cost."""
     try:
         here = experiment.model_copy(update={"device": "cpu"})
-        budget = survey(here).budget
-        seconds = run_seconds(here, budget)
+        memory = survey(here).memory
+        seconds = core_seconds(memory, here.integration.passes)
     except Mistake as mistake:
         return RunCost(0.0, 0.0, str(mistake))
-    tapes = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
-    size = budget.fixed + budget.block * budget.per_point + tapes
-    return RunCost(seconds, size)
+    return RunCost(seconds, memory.peak)

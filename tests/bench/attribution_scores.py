@@ -26,7 +26,7 @@ from torch.func import jacrev, jvp, vjp
 
 from ntkexp.effects.curvature import at_once, load_forward_mode
 from ntkexp.effects.curvature import scores as taken_back
-from ntkexp.effects.plan import CACHED_NUMBERS
+from ntkexp.effects.plan import SWEEP_CACHE_NUMBERS
 from ntkexp.effects.sweep import MEANS, sweep_from
 from ntkexp.effects.trajectory import TakenBatch
 from ntkexp.kernel.read.program_cache import ProgramCache
@@ -155,7 +155,7 @@ def effects(rerun: Rerun, asked: Asked, *, one_step: bool) -> Float[Tensor, "poi
     """Return the effects on F."""
     with tempfile.TemporaryDirectory() as folder:
         training = recorded(rerun, folder)
-        vectors, together = slopes(asked, training.end), max(1, CACHED_NUMBERS // rerun.flat.size)
+        vectors, together = slopes(asked, training.end), max(1, SWEEP_CACHE_NUMBERS // rerun.flat.size)
         sweep = sweep_from(training, vectors, MEANS["renormalised"], together, one_step=one_step)
         for _ in sweep.steps_back():
             pass

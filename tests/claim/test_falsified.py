@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ntkexp.claim.conduct import circumstances, plan_claim, register_claim
-from ntkexp.claim.publication import PAGE, SUMS, VERDICTS, files_of, write_digests
+from ntkexp.claim.publication import PAGE, SUMS, VERDICTS_FILE, files_of, write_digests
 from ntkexp.claim.publish import check, page, publish, published_record
 from ntkexp.claim.read import read_claim
 from ntkexp.cli.claims import registered
@@ -56,12 +56,12 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((folder / VERDICTS).read_text())
+    rows: list[dict[str, Any]] = json.loads((folder / VERDICTS_FILE).read_text())
     return rows
 
 
 def write_rows(rows: object, folder: Path) -> None:
-    (folder / VERDICTS).write_text(json.dumps(rows))
+    (folder / VERDICTS_FILE).write_text(json.dumps(rows))
 
 
 def set_field(folder: Path, *path: str, to: Any = None) -> None:
@@ -200,7 +200,7 @@ def malformed_verdicts() -> Iterator[Any]:
         "long-number": b"[" + b"9" * 10_000 + b"]",
         "key-twice": b'[{"name": "a", "name": "b"}]',
     }.items():
-        yield case(f"verdicts-{name}", replace_file, VERDICTS, content, reason=VERDICTS)
+        yield case(f"verdicts-{name}", replace_file, VERDICTS_FILE, content, reason=VERDICTS_FILE)
     for name, path, value in (
         ("words-for-a-figure", ("figure",), "0.5"),
         ("yes-for-a-figure", ("figure",), True),
@@ -216,7 +216,7 @@ def malformed_verdicts() -> Iterator[Any]:
         ("half-a-letter", ("statement",), "\ud800"),
         ("words-for-seeds", ("second", "seeds"), "0, 1"),
     ):
-        yield case(f"verdicts-{name}", set_field, *path, to=lambda *_, value=value: value, reason=VERDICTS)
+        yield case(f"verdicts-{name}", set_field, *path, to=lambda *_, value=value: value, reason=VERDICTS_FILE)
     yield case("verdicts-path", set_field, "name", to="../tiny", reason="is not a claim of the register")
     yield case("verdicts-twice", lambda folder: write_rows([*rows_of(folder), rows_of(folder)[-1]], folder))
     yield case("verdicts-order", lambda folder: write_rows(rows_of(folder)[::-1], folder), reason="order of names")

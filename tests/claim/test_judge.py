@@ -19,7 +19,7 @@ from ntkexp.claim.judge import Finding, join_parts, judge_interval, judge_look, 
 from ntkexp.claim.look import Look
 from ntkexp.claim.papers import FiniteSteps, ScalarCurve
 from ntkexp.claim.quantity import Column, Columns, Crossing, Measured
-from ntkexp.claim.simulation import DESIGNS, RULES, JudgingDesign, invent, look_of, try_design, try_judging
+from ntkexp.claim.simulation import DESIGNS, SIMULATED_RULES, JudgingDesign, invent, look_of, try_design, try_judging
 from ntkexp.data.synthetic import Integers
 from ntkexp.init import Standard
 from ntkexp.mistake import Mistake
@@ -36,7 +36,7 @@ ONE = Finding("supported", 1.0, low=0.9, high=1.1, p=0.001)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.words)
+@pytest.mark.parametrize("rule", SIMULATED_RULES, ids=lambda rule: rule.words)
 def test_rules_err_seldom_and_decide_often(rule: Slope) -> None:
     tried = try_judging(rule, tables=200)
     assert tried.false <= 0.05  # 2.5 % plus two standard deviations of 200 tables
@@ -221,7 +221,7 @@ def test_intervals_of_shares_stay_in_range_and_err_less_often_than_students(seed
 
 
 def test_the_part_with_the_shown_figure_comes_first() -> None:
-    identity, slope, bound = RULES[:3]
+    identity, slope, bound = SIMULATED_RULES[:3]
     look = Look({}, None, (0,), Column(column="loss"), (identity, slope, bound))
     words_of = [look.words(part).split("; ") for part in range(3)]
     assert [words[0] for words in words_of] == [part.whole_words for part in (identity, slope, bound)]
@@ -237,7 +237,7 @@ def test_the_part_that_needs_most_seeds_counts() -> None:
     assert "1000 seeds would not settle it" in edge.note
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.words)
+@pytest.mark.parametrize("rule", SIMULATED_RULES, ids=lambda rule: rule.words)
 def test_a_number_that_is_missing_decides_nothing(rule: Slope) -> None:
     table = invent(rule, -1.0, np.random.default_rng(0))
     table.loc[0, "value"] = np.nan

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from ntkexp.claim.conduct import circumstances, register_claim
-from ntkexp.claim.publication import VERDICTS
+from ntkexp.claim.publication import VERDICTS_FILE
 from ntkexp.claim.publish import check, publish
 from ntkexp.cli.claims import registered
 from ntkexp.config.compose import Composer, composer
@@ -40,7 +40,7 @@ def looked_at(folder: Path, tree: dict[str, Any] = TREE) -> tuple[Composer, list
 def test_a_publication_has_the_verdicts_and_tables(tmp_path: Path) -> None:
     (made, records, entries), folder = looked_at(tmp_path), tmp_path / "docs"
     assert publish(folder, made, records, entries) == ["tiny"]
-    (row,) = json.loads((folder / VERDICTS).read_text())
+    (row,) = json.loads((folder / VERDICTS_FILE).read_text())
     words = (row["name"], row["verdict"], row["control"]["verdict"], row["second"]["verdict"], row["entry"])
     assert words == ("tiny", "supported", "refuted", "supported", entries["tiny"][-1].digest)
     assert [*pd.read_csv(folder / "tiny" / "main.csv")] == ["runs", "width", "seed", "value"]
@@ -65,16 +65,16 @@ def test_earlier_publications_stay_while_their_claims_are_unchanged(tmp_path: Pa
     """Verdict, tables and page stay without the runs. Those of changed claims are removed."""
     (made, records, mine), folder = looked_at(tmp_path), tmp_path / "docs"
     publish(folder, made, records, mine)
-    (row,) = json.loads((folder / VERDICTS).read_text())
+    (row,) = json.loads((folder / VERDICTS_FILE).read_text())
     others = [row | {"name": name, "entry": entry} for name, entry in (("kept", row["entry"]), ("changed", "0" * 8))]
     elsewhere = [row | {"name": "../mine"}, row | {"name": ""}]  # no claims: their folders stay
-    (folder / VERDICTS).write_text(json.dumps([row, *others, *elsewhere]))
+    (folder / VERDICTS_FILE).write_text(json.dumps([row, *others, *elsewhere]))
     for name in ("kept", "changed", "../mine"):
         (folder / name).mkdir()
 
     entries = mine | {"kept": mine["tiny"], "changed": mine["tiny"]}
     assert publish(folder, made, records, entries) == ["kept", "tiny"]
-    kept, tiny = json.loads((folder / VERDICTS).read_text())
+    kept, tiny = json.loads((folder / VERDICTS_FILE).read_text())
     assert kept == tiny | {"name": "kept"}
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"kept", "tiny"}
     assert "| kept | supported |" in (folder / "README.md").read_text()
@@ -85,7 +85,7 @@ def test_the_note_on_seeds_is_written_again(tmp_path: Path) -> None:
     (made, (record,), mine), folder = looked_at(tmp_path), tmp_path / "docs"
     older = replace(record, looks={**record.looks, "main": replace(record.main, draws="as it was said then")})
     publish(folder, made, [older], mine)
-    (row,) = json.loads((folder / VERDICTS).read_text())
+    (row,) = json.loads((folder / VERDICTS_FILE).read_text())
     assert row["main"]["draws"] == record.main.draws != older.main.draws
 
 
@@ -107,7 +107,7 @@ def test_without_the_data_the_note_on_seeds_is_kept(tmp_path: Path, monkeypatch:
 
     monkeypatch.delenv("CIFAR10")
     publish(folder, made, [then], mine)
-    (row,) = json.loads((folder / VERDICTS).read_text())
+    (row,) = json.loads((folder / VERDICTS_FILE).read_text())
     assert row["main"]["draws"] == then.main.draws
 
     photographs.write_bytes(b"none")

@@ -14,7 +14,7 @@ from ntkexp.cli.claims import registered, stands
 from ntkexp.config.choices import shipped
 from ntkexp.config.compose import composer
 from ntkexp.mistake import Mistake
-from ntkexp.records.register import REGISTER, SEAL, Register
+from ntkexp.records.register import REGISTER, REGISTER_SEAL, Register
 from ntkexp.report.claims import describe_attempt, outlook, tabulate_attempts
 from ntkexp.report.page.build import write_claims
 from ntkexp.report.progress import Quiet
@@ -98,6 +98,7 @@ SLOPE = {"_target_": f"{RULES}Slope", "along": "width", "value": 0.0, "margin": 
 BOUND = {"_target_": f"{RULES}Bound", "limit": 0.5, "side": "upper", "margin": 0.1}
 RATIO = {"_target_": f"{RULES}Equality", "value": 2.0, "margin": 0.5, "scale": "log"}
 IDENTITY = {"_target_": f"{RULES}Identity", "tolerance": 0.1}
+LOCATION = {"_target_": f"{RULES}Location", "along": "width", "value": 8.0, "margin": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,7 @@ IDENTITY = {"_target_": f"{RULES}Identity", "tolerance": 0.1}
         (BOUND, 0.55, "holds at 0.55 too"),
         (RATIO, 2.9, "holds at 2.9 too"),
         (IDENTITY, 0.01, "holds at 0.01 too"),
+        (LOCATION, 9, r"holds at 9\.0 too"),
         ([SLOPE, BOUND], [-6], "a number, or one for each of the 2 rules"),
     ],
 )
@@ -120,7 +122,10 @@ def test_a_claim_that_holds_at_its_null_is_refused(tmp_path: Path, expectation: 
         read_claim("tiny", made.builder)
 
 
-@pytest.mark.parametrize(("expectation", "null"), [(SLOPE, 5), (BOUND, 0.6), (RATIO, 3.1), (RATIO, 0), (IDENTITY, 0.1)])
+@pytest.mark.parametrize(
+    ("expectation", "null"),
+    [(SLOPE, 5), (BOUND, 0.6), (RATIO, 3.1), (RATIO, 0), (IDENTITY, 0.1), (LOCATION, 13), (LOCATION, 0)],
+)
 def test_a_claim_that_excludes_its_null_is_read(tmp_path: Path, expectation: Any, null: float) -> None:
     made = written(tmp_path, TINY | {"expectation": expectation, None: null, "control": {}})
     claim = read_claim("tiny", made.builder)
@@ -153,4 +158,4 @@ def test_a_read_only_folder_has_its_register_in_the_outputs(tmp_path: Path, monk
     elsewhere = register_claim("tiny", made.builder, tmp_path / "out")
     assert elsewhere.path == tmp_path / "out" / REGISTER
     assert (elsewhere.lines, elsewhere.last) == (beside.lines, beside.last)
-    assert (tmp_path / "out" / SEAL).read_bytes() == (tmp_path / "claim" / SEAL).read_bytes()
+    assert (tmp_path / "out" / REGISTER_SEAL).read_bytes() == (tmp_path / "claim" / REGISTER_SEAL).read_bytes()

@@ -420,6 +420,10 @@ def test_a_linear_network_is_regression_with_its_last_kernel() -> None:
     assert all(number(row, "gap") < 1e-9 for row in silent())  # 1e-12 of ridge, times the condition number
 
 
+def test_training_ends_below_a_share_of_the_loss_of_zero_outputs() -> None:
+    assert all(math.isfinite(number(row, "turned")) for row in silent(until=0.3) if row["start"] == "small")
+
+
 def test_an_unfinished_training_has_no_turn() -> None:
     assert all(math.isnan(number(row, "turned")) for row in silent(steps=2))
 

@@ -140,6 +140,7 @@ def test_an_ensemble_is_drawn_and_compared(command: Command, tmp_path: Path) -> 
     settings = ("data.train=4", "data.test=10", "model.width=8", "steps=3")
     ended = command("kernel", "ensemble", *settings, "--networks=3", f"--out={tmp_path}")
     assert ended.status == 0
+    assert "networks: 6 steps\n" in ended.err  # three networks, trained twice
     assert sum(line.startswith("readout") for line in ended.out.splitlines()) == 2
     assert "\n3 networks of width 8 after 3 steps: where all layers learn, they " in ended.out
     assert {path.suffix for path in tmp_path.glob("ensemble-mlp-w8-n3-s0*")} == {".svg", ".png", ".csv"}
@@ -219,7 +220,7 @@ def test_an_error_of_a_worker_is_one_line(command: Command, tmp_path: Path, monk
     monkeypatch.setattr(base, "choose", lambda given, workers: Here(2, threads=1000))
     asked = ("kernel", "limit", *SMALL, "model=cnn", f"--out={tmp_path / 'k.zarr'}", "--engine=dask:here")
     ended = command(*asked, "memory_gb=1e-3", "--quiet")  # shared by 1000 threads
-    check(ended, "one pair of these examples needs", status=1)
+    check(ended, "GB of one pair of these examples; raise it", status=1)
     assert command(*asked, "--quiet") == (0, "", "")
 
 

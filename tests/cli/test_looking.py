@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ntkexp import load_run
 from ntkexp.cli import main
+from ntkexp.cli.explain import of_largest_outputs
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json, sealed_text
 from ntkexp.records.folder import BEGUN, COMMANDS, DONE, PROVENANCE, RunFolder, results_version
+from ntkexp.report.breakdown import BreakdownEntry
 from tests.cli.conftest import Command, check
 from tests.report.synthetic import digits, write_run, write_small_run, write_sweep
 
@@ -28,6 +32,15 @@ def test_a_picture_is_written_to_its_file(command: Command, finished: Path, tmp_
     for name in ("why.svg", "why.png"):
         assert command("explain", str(finished), "--query=1", "--query=3", f"--picture={tmp_path / name}").status == 0
         assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_a_breakdown_has_the_largest_output_of_each_query() -> None:
+    fields: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(BreakdownEntry))
+    entries = [
+        BreakdownEntry(**fields | {"number": number, "out": out, "before": before})
+        for number, out, before in ((0, 0, 1.0), (0, 1, 3.0), (0, 2, 2.0), (1, 0, -1.0), (1, 1, -2.0))
+    ]
+    assert [(entry.number, entry.out) for entry in of_largest_outputs(entries)] == [(0, 1), (1, 0)]
 
 
 def test_two_runs_are_compared(command: Command, tmp_path: Path) -> None:
@@ -242,7 +255,7 @@ def test_no_foreign_command_is_recommended(command: Command, tmp_path: Path, the
 
 
 def test_every_command_of_ours_is_known(tmp_path: Path) -> None:
-    assert {function.__name__ for function in main.COMMANDS} | {"kernel"} == COMMANDS
+    assert {function.__name__ for function in main.COMMAND_FUNCTIONS} | {"kernel"} == COMMANDS
 
 
 # A run of another version is refused in one line, which names the version and the command that runs it again.

@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
 import ntkexp
+from ntkexp.capacity import MemoryBudget
 from ntkexp.component import Component
 from ntkexp.config.build import build
 from ntkexp.config.choices import shipped
@@ -94,10 +95,13 @@ def test_every_whole_number_has_two_ends() -> None:
     ("words", "advice"),
     [
         ("model.width=100000000000", "model.width=100000000000: it takes a whole number ≥ 1 and ≤ "),
-        ("model.width=10000000", "the network takes an array of [10000000, 64]"),
+        ("model.width=10000000", "GB of the network with an array of [10000000, 64]; raise"),
         ("model.depth=100000", "≤ 1000"),
-        ("data=sphere data.train=100000", "kernels of 100012 points"),
-        ("data=sphere data.dimension=10000000 data.query=100000", "the data takes an array of [100018, 10000000]"),
+        ("data=sphere data.train=100000", "GB of this run of 100012 points, 100000 of them"),
+        (
+            "data=sphere data.dimension=10000000 data.query=100000",
+            "the data with an array of [100018, 10000000]; raise",
+        ),
         ("data=text data.path=x data.context=100000000000000000000", "data.context=1"),
         ("path.substeps=1000000000", "path.substeps=1000000000: it takes"),
         ("path.quadrature_points=5000", "path.quadrature_points=5000: it takes"),
@@ -122,18 +126,18 @@ def test_beyond_reason(words: str, advice: str, command: Command, tmp_path: Path
 
 
 def test_what_is_made_of_nothing_is_counted_together() -> None:
-    with MemoryLimit(1e-3, "the data", "data.train"):
+    with MemoryLimit(MemoryBudget.of_gb(1e-3), "the data", "data.train"):
         torch.zeros(500, 100)  # 4 bytes each, the default
         torch.randn(50_000, dtype=torch.float64).exp()  # as large as the counted numbers
-        with refused(r"\[100001\], with which there are 0\.001 GB; lower data.train"):
+        with refused(r"the 0\.00101 GB of the data with an array of \[100001\]; raise"):
             torch.empty(100_001)
 
 
 def test_the_copies_that_will_be_held_count_as_well() -> None:
-    with MemoryLimit(1e-3, "the network", "model.width", copies=5) as limit:
+    with MemoryLimit(MemoryBudget.of_gb(1e-3), "the network", "model.width", copies=5) as limit:
         torch.zeros(40_000)
         with pytest.raises(
-            Mistake, match=r"\[10001\], with which there are 0\.001 GB in all copies that are held; lower"
+            Mistake, match=r"the 0\.00101 GB of the network with an array of \[10001\]; raise it, or lower model\.width"
         ):
             torch.zeros(10_001)
     assert limit.taken == 5 * 4 * 50_001
@@ -142,7 +146,7 @@ def test_the_copies_that_will_be_held_count_as_well() -> None:
 def test_what_a_run_cannot_hold_is_refused_before_much_of_it_is_drawn() -> None:
     experiment = compose(["model.width=2048", "model.depth=50", "memory_gb=0.9", *SMALL])
     before = getrusage(RUSAGE_SELF).ru_maxrss
-    with refused("in all copies that are held; lower"):
+    with refused(r"GB of the network with an array of .*; raise it, or lower"):
         prepare(experiment)
     assert getrusage(RUSAGE_SELF).ru_maxrss - before < 0.4e6  # KB: of the 1.6 GB that the weights alone would be
 
@@ -432,10 +436,10 @@ def cards(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_run_may_use_most_of_its_card(words: tuple[str, ...], room: float) -> None:
     asked = compose(words)
-    assert asked.room_gb == pytest.approx(room, rel=1e-12)
+    assert asked.budget.bytes / 1e9 == pytest.approx(room, rel=1e-12)
     assert identity(asked) == identity(compose([]))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
 def test_where_there_is_no_card_it_is_as_on_the_processor() -> None:
-    assert compose(["device=cuda"]).room_gb == 4.0
+    assert compose(["device=cuda"]).budget.bytes == 4e9

@@ -107,7 +107,11 @@ def trained(device: str, optimizer: str, folder: Path | None = None) -> Trace:
     made: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     if optimizer == "adamw":
         made = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-2)
-    made.register_step_pre_hook(lambda *_: nn.utils.clip_grad_norm_(model.parameters(), 0.5) and None)
+
+    def clip(*_: object) -> None:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+    made.register_step_pre_hook(clip)
     asked: dict[str, Any] = {
         "queries": queries,
         "loss": lambda outputs, call: (outputs - y).square().mean(1),

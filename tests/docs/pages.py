@@ -45,7 +45,7 @@ def install(program: Path) -> None:
 
 def most_bytes() -> int:
     """Return the limit of memory."""
-    return int((compose([]).room_gb + PROGRAM) * 1e9)
+    return int(compose([]).budget.bytes + PROGRAM * 1e9)
 
 
 WITH_WORKERS = re.compile(r"ntkexp (sweep|claims)(?! list)(?!.* --dry-run)")

@@ -69,7 +69,7 @@ def extend(package: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_command_is_in_the_help_and_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(main, "COMMANDS", (*main.COMMANDS, greet))
+    monkeypatch.setattr(main, "COMMAND_FUNCTIONS", (*main.COMMAND_FUNCTIONS, greet))
     monkeypatch.setattr(main, "app", main.assemble())
     assert command(["--help"]) == 0
     assert re.search(r"greet +Say who asks\.", capsys.readouterr().out)

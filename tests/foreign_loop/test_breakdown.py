@@ -23,7 +23,7 @@ from ntkexp.foreign_loop.effects import loss_of as known_loss
 from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.followed_training import FollowedTraining
 from ntkexp.foreign_loop.loop_breakdown import loop_without, outputs_at
-from ntkexp.foreign_loop.trace import example_names_in, find_trace
+from ntkexp.foreign_loop.trace import Trace, example_names_in, find_trace
 from ntkexp.foreign_loop.user_loss import Weighing
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent

@@ -96,7 +96,7 @@ def followed(
         return loss(model, inputs[batches[step]]) * scale
 
     def unscale(*_: object) -> None:
-        torch._foreach_div_([weight.grad for weight in moving], scale)
+        torch._foreach_div_([weight.grad for weight in moving if weight.grad is not None], scale)
 
     steps = optimizer(moving)
     steps.register_step_pre_hook(unscale)

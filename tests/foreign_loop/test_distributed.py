@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed import Store, destroy_process_group, init_process_group
+from torch.distributed import destroy_process_group, init_process_group
+from torch.distributed.distributed_c10d import Store
 from torch.multiprocessing.spawn import spawn
 from torch.nn.utils import clip_grad_norm_
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the backend "fake"
@@ -152,7 +153,7 @@ def surprise(outputs: Tensor, _: object) -> Tensor:
     return outputs.logsumexp(1) - outputs[:, 0]
 
 
-SUMS = {
+SUMS: dict[str, tuple[Ranks, dict[str, Any]]] = {
     "outputs, accumulated and clipped": (Ranks(loops.adamw, 2, clip=0.2, parts=2), {"every": 3}),
     "three ranks": (Ranks(loops.several, 3), {}),
     "a measure": (Ranks(loops.adamw, 2, clip=0.2), {"measure": surprise}),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.effects.sweep import Effects, MeanName
 from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.effects import loop_effects
@@ -286,9 +287,10 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's o
 )
 def test_a_missing_loss_is_noticed_before_the_attribution(loss: ExampleLoss | None, said: str) -> None:
     trace = followed(loop(loops.sgd), loops.plain, loss=loss)
-    with Products() as refused, pytest.raises(Mistake, match=said):
+    refused, whole = Products(), Products()  # type: ignore[no-untyped-call]
+    with refused, pytest.raises(Mistake, match=said):
         trace.attribute(effects=True)
-    with Products() as whole:
+    with whole:
         trace.attribute(quiet=True)
     assert refused.count < whole.count / 4
 
@@ -321,7 +323,7 @@ def stored(to: Path) -> Trace:
 
 
 def swept(trace: Trace, kind: Effects = True, mean: MeanName = "renormalised", memory_gb: float = 4.0) -> Tensor:
-    return loop_effects(trace, kind, mean, memory_gb, None).values
+    return loop_effects(trace, kind, mean, MemoryBudget.of_gb(memory_gb), None).values
 
 
 def watched(trace: Trace, after: float = float("inf"), stop: Callable[[], object] = int) -> tuple[Trace, list[str]]:

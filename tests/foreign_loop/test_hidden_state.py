@@ -234,7 +234,8 @@ def lone(change: Gradients, dtype: torch.dtype = torch.float64) -> tuple[Any, Te
     optimizer.register_step_pre_hook(before_step)
 
     def loss(step: int) -> Tensor:
-        return (net(x[step % 2 :: 2]) - y[step % 2 :: 2]).square().mean()
+        outputs: Tensor = net(x[step % 2 :: 2])
+        return (outputs - y[step % 2 :: 2]).square().mean()
 
     found = fitted(net, optimizer, loss, STEPS, queries=x[:3]).attribute()
     return found, outputs_of(net, x[:3]) - start

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 import ntkexp
 from ntkexp.foreign_loop.measure import Measure
+from ntkexp.mistake import Mistake
 
 EXAMPLES, INPUTS, EXPERTS, STEPS = 16, 4, 4, 12
 ROUNDING = 1e-12  # of sums of 16 examples over 12 steps, relative to their sizes
@@ -51,6 +53,13 @@ def in_order(scores: Tensor, outputs: Tensor) -> Tensor:
     return outputs.sum(1) * scores.sort(1).values[:, :3]
 
 
+def one_of_two_ways(scores: Tensor, outputs: Tensor) -> Tensor:
+    """Python decides by the only example which operations run and which parameters they use."""
+    if bool(scores[0, 0] > scores[0, 1]):
+        return outputs[:, 0] * scores[:, :1]
+    return (outputs[:, 1] * scores[:, 1:2]).tanh()
+
+
 CASES: Mapping[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "the two best experts": (two_best, "aten.topk"),
     "the best expert": (best, "aten.argmax"),
@@ -58,14 +67,29 @@ CASES: Mapping[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
 }  # fmt: skip
 
 
+Make: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def adam(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(weights, 0.05)
+
+
+def nesterov(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, 0.2, momentum=0.9, nesterov=True)
+
+
 def attributed(
-    choose: Callable[[Tensor, Tensor], Tensor], queries: Tensor, measure: Measure | None = None
+    choose: Callable[[Tensor, Tensor], Tensor],
+    queries: Tensor,
+    measure: Measure | None = None,
+    make: Make = adam,
+    size: int = 8,
 ) -> xr.Dataset:
     model = Routed(choose)
-    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    optimizer = make(model.parameters())
     with ntkexp.follow(model, optimizer, queries=queries, measure=measure) as trace:
         for step in range(STEPS):
-            batch = torch.arange(EXAMPLES).roll(step)[:8]
+            batch = torch.arange(EXAMPLES).roll(step)[:size]
             optimizer.zero_grad()
             functional.cross_entropy(model(X[batch]), Y[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -97,3 +121,23 @@ def test_a_jump_leaves_the_other_queries_alone(case: str) -> None:
         ours = together["contribution"][query].sel(example=alone["example"]).to_numpy()
         assert np.abs(ours - alone["contribution"][0].to_numpy()).max() <= ROUNDING * size
         assert ("jumps" in alone) == bool(jumped[query])
+
+
+@pytest.mark.parametrize("make", [adam, nesterov])
+def test_ways_with_other_parameters(make: Make) -> None:
+    """A step that takes another way uses other parameters. Momentum carries those of the former way on."""
+    found = attributed(one_of_two_ways, X[1:2], make=make, size=1)
+    assert "different operations" in found.attrs["jumped"] or "takes different ways" in found.attrs["jumped"]
+    total = found["contribution"].sum("example") + found["decay"] + found["rounding"] + found["jumps"]
+    size = float(abs(found["contribution"]).sum("example").max())
+    assert float(abs(total - found["change"]).max()) <= ROUNDING * size
+
+
+def test_numbers_that_leave_torch_are_no_choice() -> None:
+    """A smooth factor that Python computes has no difference rule, so nothing explains it."""
+
+    def normalised(scores: Tensor, outputs: Tensor) -> Tensor:
+        return outputs[:, 0] * scores[:, :1] / (1 + abs(float(scores[0, 1])))
+
+    with pytest.raises(Mistake, match="a buffer or constant of the module differs"):
+        attributed(normalised, X[:1], size=1)

@@ -79,7 +79,7 @@ def by_lightning(
 
 
 CLIP = {"gradient_clip_val": 0.2}
-LIGHTNING = {
+LIGHTNING: dict[str, tuple[torch.dtype, dict[str, Any] | None, dict[str, Any], float]] = {
     "clipped": (torch.float64, None, CLIP, EXACT),
     "named": (torch.float64, {"model": "net", "ids": "dataset"}, {}, EXACT),
     # on a CPU Lightning takes bfloat16 for both

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ntkexp
+from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.positions import LoopPositions, Positions, positions_of
@@ -200,9 +201,9 @@ def test_outputs_without_positions_are_refused() -> None:
 
     parts, places = torch.zeros(2, 1, 7, dtype=torch.float64), Positions(axis=1, longest=LONGEST, rows=4 * LONGEST)
     numbers = 2 * (7 * LONGEST + 4 * LONGEST)  # of two outputs: in all, and in the larger step
-    assert LoopPositions.at_zero(places, parts, numbers * 8 / 1e9, 1.0).parts.shape == (2, 1, 7, LONGEST)
-    with pytest.raises(Mistake, match=r"5 positions of 7 examples add to 2 outputs .* GB"):
-        LoopPositions.at_zero(places, parts, (numbers - 1) * 8 / 1e9, 1.0)
+    assert LoopPositions.at_zero(places, parts, MemoryBudget(numbers * 8)).parts.shape == (2, 1, 7, LONGEST)
+    with pytest.raises(Mistake, match=r"GB of contributions of 5 positions of 7 examples to 2 outputs"):
+        LoopPositions.at_zero(places, parts, MemoryBudget((numbers - 1) * 8))
 
     model, x = nn.Sequential(nn.Embedding(WORDS, 6), nn.BatchNorm1d(LONGEST), nn.Linear(6, WORDS)).double(), texts()[0]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

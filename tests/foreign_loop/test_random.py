@@ -29,7 +29,7 @@ def test_parts_are_those_of_a_loop_that_keeps_its_masks_itself() -> None:
         for row in range(len(batch)):
             torch.set_rng_state(state)
             given.zero(set_to_none=False)
-            cross_entropy(given.model(given.x[batch]), given.y[batch], reduction="none")[row].backward()
+            cross_entropy(given.model(given.x[batch]), given.y[batch], reduction="none")[row].backward()  # type: ignore[no-untyped-call]
             gradients.append({
                 name: torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
                 for name, weight in given.model.named_parameters()

@@ -246,7 +246,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "every no steps": (giving(every=0), "every=0"),
     "the name of a log": (giving(log="wandb"), "log= is a str; give a function of numbers and step"),
     "a missing output": (giving(output="logits"), "output='logits'"),
-    "little memory": (giving(memory_gb=1e-5), "step 4: the steps followed so far take more"),
+    "little memory": (giving(memory_gb=1e-5), "GB of the followed steps up to step 4; raise it"),
     "half a mean": (attributing(mean="half"), "mean='half' is none of"),
     "all effects": (attributing(effects="all"), "effects='all' is none of"),
     "memory of NaN": (attributing(memory_gb=float("nan")), "memory_gb=nan: it takes a number > 0"),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from ctypes import CDLL, Structure, c_size_t
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop import outside
 from ntkexp.foreign_loop.follow import follow
 from ntkexp.foreign_loop.rule import Signatures
@@ -124,7 +126,7 @@ def test_checkpoints_are_thinned_when_their_share_of_the_disk_is_used_up(
 
 
 def test_checkpoints_are_not_thinned_if_memory_cannot_hold_the_replayed_steps() -> None:
-    plan = CheckpointPlan.of(None, 1e6, 1e6, free=1e7, memory_gb=0.06)
+    plan = CheckpointPlan.of(None, 1e6, 1e6, free=1e7, budget=MemoryBudget(6e7))
     assert (plan.every, plan.most) == (8, 20)
     assert [plan.too_many(count) for count in (2, 3, 4)] == [False, True, True]
     plan.every = 16
@@ -134,13 +136,13 @@ def test_checkpoints_are_not_thinned_if_memory_cannot_hold_the_replayed_steps() 
 # --- Resumed loops.
 
 
-RESUMED = {
+RESUMED: dict[str, tuple[Callable[[], Loop], Body, int]] = {
     "momentum": (lambda: loop(loops.momentum), loops.plain, 3),
     "adamw": (lambda: loop(loops.adamw), loops.plain, 3),
     "dropout": (random_adamw, loops.plain, 3),
     **{f"momentum, {back}": (lambda: loop(loops.momentum), loops.plain, back) for back in (4, 5)},
     **{f"adamw, {back}": (lambda: loop(loops.adamw), loops.plain, back) for back in (4, 5)},
-    **{each.__name__: (lambda each=each: loop(each), freezing, 4) for each in OPTIMIZERS},
+    **{each.__name__: (partial(loop, each), freezing, 4) for each in OPTIMIZERS},
 }
 FAST = ("momentum", "adamw", "dropout", *[each.__name__ for each in OPTIMIZERS][::5])
 
@@ -459,7 +461,7 @@ def into(to: Path, maker: Maker = loops.sgd, **more: Any) -> Trace:
         (twice, "the optimizer is followed already"),
         (stepped, "has taken steps already"),
         (lambda to: into(to.parent), "holds files that no run wrote"),
-        (lambda to: into(to / "new", every=10**7), "to replay so many steps"),
+        (lambda to: into(to / "new", every=10**7), r"GB of every=10000000 replayed steps; raise it, or give every=\d+"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused(act: Callable[[Path], object], said: str, tmp_path: Path) -> None:
@@ -501,7 +503,7 @@ def test_a_signature_shows_the_size_of_an_error() -> None:
 
 def test_steps_up_to_the_limit_of_memory_are_explained() -> None:
     kept: list[Trace] = []
-    with pytest.raises(Mistake, match="step 5: the steps followed so far take more than memory_gb"):
+    with pytest.raises(Mistake, match="GB of the followed steps up to step 5; raise it, or follow fewer"):
         followed(loop(loops.momentum), loops.plain, kept, memory_gb=1.2e-5)
     found = kept[0].attribute(memory_gb=1.0)
     assert found.sizes["step"] == 6

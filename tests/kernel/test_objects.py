@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ntkexp import KernelMachine, TangentKernel, tangent_kernel
+from ntkexp.capacity import MemoryBudget
 from ntkexp.library.tangent_object import Blocks, block_side
 from tests.kernel import oracle
 from tests.kernel.oracle import EPS, agree, refused
@@ -49,7 +50,7 @@ def test_every_mode_is_that_of_the_dense_jacobians_in_blocks_of_any_size(name: s
 
 def test_less_memory_is_smaller_blocks() -> None:
     net, x = network(), draw(50, 3)
-    sides = [block_side(net, x, all_pairs=True, memory_gb=gb) for gb in (1e-9, 4e-5, 4e-4, 4.0)]
+    sides = [block_side(net, x, all_pairs=True, budget=MemoryBudget.of_gb(gb)) for gb in (1e-9, 4e-5, 4e-4, 4.0)]
     assert sides == sorted(sides)
     assert sides[0] == 1 < sides[1] < sides[2] < 1_000 < sides[3]
     bytes_of_result = 8 * 4 * sides[2] ** 2
@@ -89,7 +90,7 @@ def test_the_rows_of_a_loader_are_its_examples_in_order(batch_size: int | None) 
         (DataLoader(TensorDataset(draw(4, 3)), 2, shuffle=True), "shuffles.*shuffle=False"),
         (DataLoader(Batches(draw(2, 3), draw(2, 4)), batch_size=None), "do not go together"),
         (DataLoader(Batches(), batch_size=None), "no batch"),
-        (DataLoader(TensorDataset(draw(300, 3)), 2), "take more than memory_gb"),
+        (DataLoader(TensorDataset(draw(300, 3)), 2), "GB of the first examples of x1; raise it"),
     ],
 )
 def test_loaders_that_are_refused(loader: DataLoader[Any], words: str) -> None:

@@ -194,8 +194,8 @@ def test_a_lock_that_another_removes_just_before_is_taken_anew(tmp_path: Path, m
 def test_a_disk_that_is_too_small_is_found_out_before_it_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ntkexp.kernel_file.fill.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(Mistake, match=r"the kernel takes .* GB and there are 1e-06 GB free"):
+    monkeypatch.setattr("ntkexp.capacity.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(Mistake, match=r"tiles of this kernel take .* GB of disk and .* has 1e-06 GB free"):
         products(tmp_path / "k.zarr")
 
 

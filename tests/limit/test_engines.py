@@ -440,7 +440,7 @@ def test_sides_are_of_one_kind() -> None:
 def test_memory_and_engine_are_checked() -> None:
     with refused(r"memory_gb=0: it takes a number > 0"):
         ntkexp.infinite_kernel([DENSE], VECTORS, memory_gb=0)
-    with refused(r"needs .* GB, and a block may take 1e-06; raise memory_gb"):
+    with refused(r"memory_gb=1e-06 is less than the .* GB of one pair of these examples; raise it"):
         ntkexp.infinite_kernel([CONV, RELU, {"layer": "GlobalAvgPool"}], IMAGES, memory_gb=1e-6)
     net = network((Dense(features=1),), (3,))
     with refused(r"engine=fussed is none of auto, torch, fused; did you mean 'fused'\?"):

@@ -359,7 +359,7 @@ def in_blocks(file: Path, block: int | None) -> Ran:
     model = (*FEW_ROWS, f"model.path={file}:build")
     if block is None:
         return ran(*model, trust=[str(file)])
-    budget = survey(small(*model, trust=[str(file)])).budget
+    budget = survey(small(*model, trust=[str(file)])).memory
     memory = (budget.fixed + (2 * block + 1) * budget.per_point) / 1e9
     found = ran(*model, f"memory_gb={memory:.12f}", trust=[str(file)])
     assert found.setting.points.block == block

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from hypothesis import strategies as some
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ntkexp.capacity import MemoryBudget, require_disk
 from ntkexp.mistake import Mistake, NoPlace
-from ntkexp.on_disk import ROW_BLOCK_BYTES, blocks, refuse_small_disk, release_pages, summed, zeros_on_disk
-from ntkexp.path.budget import Budget
+from ntkexp.on_disk import ROW_BLOCK_BYTES, blocks, release_pages, summed, zeros_on_disk
+from ntkexp.path.budget import RunMemory
 from ntkexp.run.loop import train_steps
 from ntkexp.run.setting import setting_of, survey
 from ntkexp.run.state import begin
@@ -118,44 +120,54 @@ def test_an_array_on_disk_takes_the_memory_of_a_block_and_loses_nothing(tmp_path
 
 
 def test_a_disk_that_is_too_small_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NoPlace, match=r"contributions, their checkpoints and results take 9\.2e\+09 GB of disk and "):
-        refuse_small_disk(tmp_path, 2**63)
+    with pytest.raises(NoPlace, match=r"contributions take 9\.2e\+09 GB of disk and .* GB free; lower data.train, or"):
+        require_disk(tmp_path, 2**63, "contributions", "lower data.train")
 
 
 # The memory of a run: estimated from sizes alone, spent on blocks, refused in one line when it is too little.
 
 
-COUNTS = {"parameters": 300_000, "points": 500, "read": 500, "train": 128, "outputs": 1, "integrated": 1, "rules": 2}
+COUNTS: dict[str, Any] = {
+    "parameters": 300_000,
+    "points": 500,
+    "read": 500,
+    "train": 128,
+    "outputs": 1,
+    "integrated": 1,
+    "rules": 2,
+}
 COUNTS |= {"tapes": 3, "number_bytes": 8, "steps": 1000}
-BASE = Budget(**COUNTS, memory_gb=4.0, tangents=3, path_kernels=2, errors=1, tape_bytes=2e4)
+BASE = RunMemory(**COUNTS, budget=MemoryBudget.of_gb(4), tangents=3, path_kernels=2, errors=1, tape_bytes=2e4)
 
 
 @pytest.mark.parametrize("size", [*COUNTS, "tape_bytes"])
 @given(times=some.integers(1, 8))
 def test_a_larger_run_needs_no_less(size: str, times: int) -> None:
-    larger = replace(BASE, memory_gb=1e6, **{size: getattr(BASE, size) * times})
+    larger = replace(BASE, budget=MemoryBudget.of_gb(1e6), **{size: getattr(BASE, size) * times})
     assert larger.fixed >= BASE.fixed
     assert larger.per_point >= BASE.per_point
 
 
 @given(some.floats(2, 100), some.floats(1, 10))
 def test_more_memory_reads_no_fewer_points_and_keeps_no_fewer_tapes(memory: float, times: float) -> None:
-    large = replace(BASE, points=10**6, train=8, memory_gb=memory)
-    more = replace(large, memory_gb=memory * times)
+    large = replace(BASE, points=10**6, train=8, budget=MemoryBudget.of_gb(memory))
+    more = replace(large, budget=MemoryBudget.of_gb(memory * times))
     assert large.block <= more.block
-    whole = replace(BASE, memory_gb=memory)
-    assert replace(whole, memory_gb=memory * times).keep >= whole.keep
+    whole = replace(BASE, budget=MemoryBudget.of_gb(memory))
+    assert replace(whole, budget=MemoryBudget.of_gb(memory * times)).keep >= whole.keep
 
 
 @given(some.floats(2, 100))
 def test_what_is_planned_fits(memory: float) -> None:
-    budget = replace(BASE, points=10**5, train=100, memory_gb=memory)
-    kept = 2 * budget.points * budget.tape_bytes if budget.keep else 0.0
-    assert budget.fixed + budget.block * budget.per_point + kept <= memory * 1e9
+    plan = replace(BASE, points=10**5, train=100, budget=MemoryBudget.of_gb(memory))
+    kept = 2 * plan.points * plan.tape_bytes if plan.keep else 0.0
+    assert plan.fixed + plan.block * plan.per_point + kept == plan.peak <= memory * 1e9
 
 
 def test_too_little_memory_is_a_mistake_that_says_how_much_is_needed() -> None:
-    with pytest.raises(Mistake, match=r"memory_gb=0\.1: this run needs at least 0\.\d; raise memory_gb, or lower"):
+    with pytest.raises(
+        Mistake, match=r"memory_gb=0\.1 is less than the 0\.\d+ GB of this run of .*; raise it, or lower"
+    ):
         survey(small("memory_gb=0.1"))
 
 
@@ -170,9 +182,9 @@ def test_the_backward_sum_leaves_memory_for_the_tapes_of_a_step() -> None:
 
 def test_what_it_says_is_needed_is_enough() -> None:
     needed = (BASE.fixed + 2 * BASE.per_point) / 1e9
-    assert replace(BASE, memory_gb=needed * (1 + 1e-9)).block >= 1
+    assert replace(BASE, budget=MemoryBudget.of_gb(needed * (1 + 1e-9))).block >= 1
     with pytest.raises(Mistake, match="memory_gb"):
-        _ = replace(BASE, memory_gb=needed * (1 - 1e-9)).block
+        _ = replace(BASE, budget=MemoryBudget.of_gb(needed * (1 - 1e-9))).block
 
 
 TRAIN = 24  # of a small run
@@ -209,8 +221,8 @@ def test_what_is_counted_is_what_is_held(chosen: tuple[str, ...]) -> None:
     train_steps(state, listener)
     summed = [leaf for leaf in tree_leaves(state.accumulator.state) if isinstance(leaf, Tensor) and is_of_all(leaf)]
     assert summed
-    held = sum(leaf.nbytes for leaf in summed) + found.budget.tangents * setting.start.kernel.nbytes
-    assert held == found.budget.sums
+    held = sum(leaf.nbytes for leaf in summed) + found.memory.tangents * setting.start.kernel.nbytes
+    assert held == found.memory.sums
 
 
 def is_of_all(numbers: Tensor) -> bool:

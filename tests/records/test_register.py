@@ -11,7 +11,7 @@ import pytest
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.claim import ClaimRecord, Judgement
-from ntkexp.records.register import FIRST_REASON, REGISTER, SEAL, Register
+from ntkexp.records.register import FIRST_REASON, REGISTER, REGISTER_SEAL, Register
 
 ABOUT = {"date": "2026-11-24T12:00:00+00:00", "version": "0.1.0", "commit": None}
 SAID = {"seeds": [0, 1], "margin": 0.1}
@@ -118,7 +118,7 @@ def test_a_line_that_is_changed_is_seen(register: Register, line: int) -> None:
 
 
 def test_a_log_that_is_gone_or_not_sealed_is_seen(register: Register) -> None:
-    seal = register.path.with_name(SEAL)
+    seal = register.path.with_name(REGISTER_SEAL)
     sealed = seal.read_bytes()
     seal.unlink()
     with pytest.raises(Mistake, match="lines were taken out or changed"):
@@ -131,7 +131,7 @@ def test_a_log_that_is_gone_or_not_sealed_is_seen(register: Register) -> None:
 
 @pytest.mark.parametrize("cut", [5, 0])
 def test_a_kill_between_line_and_seal_leaves_a_log_that_goes_on(register: Register, cut: int) -> None:
-    seal, before = register.path.with_name(SEAL), register.path.with_name(SEAL).read_bytes()
+    seal, before = register.path.with_name(REGISTER_SEAL), register.path.with_name(REGISTER_SEAL).read_bytes()
     register.record(look("b"), ABOUT)
     seal.write_bytes(before)
     whole = register.path.read_bytes()

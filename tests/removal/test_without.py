@@ -19,7 +19,7 @@ from ntkexp.cli.explain import influences
 from ntkexp.cli.main import run
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
-from ntkexp.records.contributions import FOLDER, STORE, key, read_leave_out, write_leave_out
+from ntkexp.records.contributions import REMOVAL_FOLDER, STORE, key, read_leave_out, write_leave_out
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.kernels import read_predictions, write_predictions
 from ntkexp.report.known_effects import known_effects
@@ -64,7 +64,9 @@ def test_a_removal_is_computed_once_and_again_if_it_is_damaged(finished: Path, t
     assert found.closure < 1e-12
     assert found.repeated < 1e-9
     assert load_run(finished).path == finished  # the run is as whole as it was
-    chunk = next(file for file in (folder / FOLDER / f"{key(GROUP, [1, 5])}.zarr").rglob("c/*") if file.is_file())
+    chunk = next(
+        file for file in (folder / REMOVAL_FOLDER / f"{key(GROUP, [1, 5])}.zarr").rglob("c/*") if file.is_file()
+    )
     chunk.write_bytes(bytes(chunk.stat().st_size))
     assert np.array_equal(remove_group(folder, GROUP, [1, 5], Silent()).shares, found.shares)
     assert chunk.read_bytes().strip(b"\0")

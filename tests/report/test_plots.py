@@ -44,9 +44,9 @@ from tests.report.synthetic import write_sweep
 
 PICTURES = dict(gallery())
 ALL = set(PICTURES)
-OF_A_NETWORK = {"predictions", "contributions", "ladder", "time_profile"}  # a diverged run has none of them
+OF_A_NETWORK = {"predictions", "contributions", "ladder", "time_profile"}  # a diverged run lacks them
 
-OF_TRAINING = {"path_kernel", "gradients"}  # a run that reads no training examples has none of them
+OF_TRAINING = {"path_kernel", "gradients"}  # a run that reads no training examples lacks them
 OF_PHASES = {"tasks"}  # none of these runs has it; tests/run/test_sequence.py draws it
 
 DRAWN = [  # fast: each picture for two kinds, including pictures that do not apply
@@ -68,7 +68,7 @@ def test_every_picture_fits_its_page_or_does_not_apply(finished: dict[str, Path]
 
 
 def assert_inside(figure: Figure) -> None:
-    """Assert that the edge of the picture cuts no text off."""
+    """Assert that the edge of the picture cuts no text and no image off."""
     figure.draw_without_rendering()
     page = figure.get_window_extent()
     tight = figure.get_tightbbox().transformed(figure.dpi_scale_trans)
@@ -77,6 +77,11 @@ def assert_inside(figure: Figure) -> None:
     assert tight.x1 <= page.x1 + 1
     assert tight.y0 >= page.y0 - 1
     assert tight.y1 <= page.y1 + 1
+    for axes in figure.axes:  # the box of all axes is clipped, so it does not count images outside
+        for drawn in axes.images:
+            (left, bottom), (right, top) = axes.transAxes.inverted().transform(drawn.get_window_extent())
+            assert -0.01 <= left < right <= 1.01
+            assert -0.01 <= bottom < top <= 1.01
 
 
 def test_a_run_gives_the_axes_of_its_pictures(finished: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""A run is read as it was written, or refused in one line."""
+"""A run is read unchanged, or refused in one line."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_records_and_reports_import_no_more_than_they_need(program: str, absent:
     assert not absent & set(modules)
 
 
-# Sentences about many runs count all of them.
+# Sentences about many runs count every run.
 
 
 Errors: TypeAlias = Mapping[str, float | None]

@@ -23,7 +23,7 @@ from ntkexp.experiment.identity import folder_name
 from ntkexp.mistake import Mistake
 from ntkexp.progress import Silent
 from ntkexp.records.atomic import read_object
-from ntkexp.records.contributions import FOLDER
+from ntkexp.records.contributions import REMOVAL_FOLDER
 from ntkexp.records.folder import RunFolder
 from ntkexp.records.results import read_timings
 from ntkexp.report.loaded_run import load_run
@@ -193,9 +193,9 @@ def test_resume_goes_on_with_the_threads_of_the_checkpoint(tmp_path: Path, undis
 
 
 def test_a_small_disk_is_found_out_before_the_first_step(tmp_path: Path, capfd: Said) -> None:
-    with mock.patch("ntkexp.records.data.disk_usage", return_value=SimpleNamespace(free=1000)):
+    with mock.patch("ntkexp.capacity.disk_usage", return_value=SimpleNamespace(free=1000)):
         assert train(tmp_path, "optimizer=adam", "optimizer.step_size=0.01") == 2
-    assert "the trajectory takes 6.8e-05 GB and" in only_line(capfd)
+    assert "trajectories take 6.8e-05 GB of disk and" in only_line(capfd)
     assert (only_run(tmp_path) / "metrics.csv").read_text().count("\n") == 1
     spilling = prepare(small("data.train=12", "path.kernels=none", "path.rule=[secant,left]", "path.error_samples=2"))
     assert spilled(spilling) == 3 * 3 * 36 * 12 * 8  # two rules and an error bar, three times, at 36 points
@@ -284,8 +284,8 @@ def test_a_removal_of_another_run_is_not_read(two_seeds: tuple[Path, Path], tmp_
     here, there = (copied(place, tmp_path) for place in two_seeds)
     true, other = (remove_group(place, GROUP, POINTS, Silent()) for place in (here, there))
     assert not np.array_equal(true.actual, other.actual)
-    shutil.rmtree(here / FOLDER)
-    shutil.copytree(there / FOLDER, here / FOLDER)
+    shutil.rmtree(here / REMOVAL_FOLDER)
+    shutil.copytree(there / REMOVAL_FOLDER, here / REMOVAL_FOLDER)
     assert np.array_equal(remove_group(here, GROUP, POINTS, Silent()).actual, true.actual)
 
 

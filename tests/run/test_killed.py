@@ -26,7 +26,7 @@ import pytest
 import torch
 import yaml
 
-from ntkexp.path.budget import Budget
+from ntkexp.path.budget import RunMemory
 from ntkexp.records.claim import TIMINGS
 from ntkexp.run.folder_listener import end_weights
 from tests.claim.subject import CLAIM
@@ -58,7 +58,7 @@ MOMENTS = (
 def on_disk(moment: tuple[str, int] | None, arguments: list[str], said: Path) -> None:
     """The command with sums on disk and a checkpoint after every step; killed at a moment."""
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(Budget, "spills", new=True))
+        stack.enter_context(mock.patch.object(RunMemory, "spills", new=True))
         stack.enter_context(mock.patch("ntkexp.run.folder_listener.CHECKPOINT_PAUSE", 0))
         stack.enter_context(mock.patch("ntkexp.run.execute.draw_run", no_pictures))
         if moment is not None:

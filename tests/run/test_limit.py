@@ -92,10 +92,10 @@ def test_without_a_limit_there_is_a_reason(
 
 
 def test_kernels_that_outgrow_the_memory_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ntkexp.experiment.problem.LIMIT_MEMORY_SHARE", 1e-9)
+    monkeypatch.setattr("ntkexp.experiment.problem.LIMIT_MEMORY_PARTS", 1e9)
     limit = prepare(small(RUNGS)).start.limit
     assert isinstance(limit, DoesNotApply)
-    assert "more than a quarter of memory_gb=4" in str(limit)
+    assert "GB of a run with the kernels at infinite width; raise it" in str(limit)
 
 
 def test_nothing_is_computed_that_nobody_asks_for() -> None:

@@ -247,8 +247,8 @@ def test_what_is_estimated_once_is_not_looked_at_again() -> None:
 
 
 def test_a_run_that_cannot_be_says_why() -> None:
-    assert "data.train=100000" in cost("data.train=100000").mistake
-    assert "raise memory_gb" in cost("memory_gb=0.1").mistake
+    assert "100000 of them training examples" in cost("data.train=100000").mistake
+    assert "memory_gb=0.1 is less than" in cost("memory_gb=0.1").mistake
 
 
 # The remaining time, after events at known times.

@@ -568,7 +568,7 @@ class KernelTimes(AbstractTrial):
         return rows
 
 
-COLUMNS = ("depth", "family", "regressor", "accuracy", "seed")
+ACCURACY_COLUMNS = ("depth", "family", "regressor", "accuracy", "seed")
 
 
 class AccuracyTable(AbstractPicture):
@@ -606,7 +606,7 @@ class AccuracyTable(AbstractPicture):
 
     def here(self, judged: JudgedClaim) -> str:
         ours = accuracies(judged)
-        seeds = judged.rows(*COLUMNS)["seed"].nunique()
+        seeds = judged.rows(*ACCURACY_COLUMNS)["seed"].nunique()
         means = {
             name: fmean(value for (*_, other), value in ours.items() if other == name)
             for name in REGRESSORS
@@ -632,7 +632,7 @@ class AccuracyTable(AbstractPicture):
 def accuracies(judged: JudgedClaim) -> dict[tuple[int, str, str], float]:
     """Return the accuracy in per cent of each depth, family and regressor, averaged over seeds."""
     cells = (
-        judged.rows(*COLUMNS)
+        judged.rows(*ACCURACY_COLUMNS)
         .groupby(["depth", "family", "regressor"], sort=False)["accuracy"]
         .mean()
         .reset_index()

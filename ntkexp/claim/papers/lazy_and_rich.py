@@ -284,7 +284,9 @@ def wrong(outputs: Float[Tensor, " point"], targets: Float[Tensor, " point"]) ->
     >>> wrong(torch.tensor([0.5, -0.5, 2.0, 1.0]), torch.tensor([1.0, 1.0, 1.0, -1.0]))
     0.5
     """
-    return float((outputs * targets <= 0).double().mean()) if outputs.isfinite().all() else math.nan
+    if outputs.isfinite().all():
+        return float((outputs * targets <= 0).double().mean())
+    return math.nan
 
 
 def half_square(
@@ -618,4 +620,6 @@ def top_mode(
 
 def share_right(outputs: Float[Tensor, "point out"], labels: Tensor) -> float:
     """Return the accuracy, or 0 if an output is not finite."""
-    return float((outputs.argmax(1) == labels).double().mean()) if outputs.isfinite().all() else 0.0
+    if outputs.isfinite().all():
+        return float((outputs.argmax(1) == labels).double().mean())
+    return 0.0

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.claim.expectation import select_rows
 from ntkexp.claim.judged import AbstractPicture, JudgedClaim
 from ntkexp.claim.picture import draw_change_by_width
@@ -49,6 +50,8 @@ from ntkexp.text import listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+ONE_GB = MemoryBudget.of_gb(1.0)  # for kernels at infinite width
 
 
 def network_of_width(
@@ -124,7 +127,7 @@ class FirstOutputs(AbstractTrial):
         generator = stream("weights", seed)
         every = slice(0, len(x))
         limit = self.model.limit(self.init, task)
-        process = compute(limit, BlockSlices(every, every, same=True), x, memory_gb=1.0).nngp
+        process = compute(limit, BlockSlices(every, every, same=True), x, budget=ONE_GB).nngp
 
         untrained = EnsembleTraining(
             x, x.new_zeros(0, 1), size=0.0, steps=0, divisor=1.0, readout=False
@@ -198,7 +201,7 @@ class OutputsInTraining(AbstractTrial):
             self.model.limit(self.init, task),
             BlockSlices(every, every, same=True),
             x[:train],
-            memory_gb=1.0,
+            budget=ONE_GB,
         )
         size = self.fraction * 2 / float(torch.linalg.eigvalsh(limit.ntk)[-1])
         training = EnsembleTraining(x, learned, size, max(self.times), divisor=1.0, readout=False)
@@ -248,7 +251,7 @@ class FirstKernels(AbstractTrial):
         every = slice(0, len(x))
         network = self.model.limit(self.init, task)
         limit = compute(
-            network, BlockSlices(every, every, same=True), x, memory_gb=1.0, threads=1
+            network, BlockSlices(every, every, same=True), x, budget=ONE_GB, threads=1
         ).ntk
         limit = self.init.alpha**2 * limit  # K_∞
         size = float(limit.square().sum())  # ‖K_∞‖²
@@ -431,7 +434,7 @@ class TrainingBesideKernels(AbstractTrial):
         train = len(x)
         network = self.model.limit(self.init, task)
         block = BlockSlices(slice(0, len(points)), slice(0, len(points)), same=True)
-        limit = self.init.alpha**2 * compute(network, block, points, memory_gb=1.0, threads=1).ntk
+        limit = self.init.alpha**2 * compute(network, block, points, budget=ONE_GB, threads=1).ntk
         # A share of the largest stable step, 2/λ_max(K_∞)
         size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
         training = EnsembleTraining(

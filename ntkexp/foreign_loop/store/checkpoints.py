@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.shapes import Weights
 
 FREE_DISK_SHARE = 0.25  # the checkpoints of a trace take at most this share of the free disk
@@ -33,14 +34,14 @@ class CheckpointPlan:
 
     @classmethod
     def of(
-        cls, every: int | None, weights: float, size: float, free: float, memory_gb: float
+        cls, every: int | None, weights: float, size: float, free: float, budget: MemoryBudget
     ) -> CheckpointPlan:
         """Plan for `weights` bytes of weights and `size` bytes with the states of the optimizers.
 
-        >>> CheckpointPlan.of(None, 1e6, 3e6, free=1e9, memory_gb=0.03).most
+        >>> CheckpointPlan.of(None, 1e6, 3e6, free=1e9, budget=MemoryBudget(3e7)).most
         10
         """
-        most = int(1e9 * memory_gb / (COPIES_PER_STEP * weights)) if weights else 1
+        most = budget.largest_batch(COPIES_PER_STEP * weights) if weights else 1
         return cls(
             every=every or max(1, min(STEPS_PER_CHECKPOINT, most)),
             fixed=every is not None,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import nn
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.call import ModelCall
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
@@ -74,7 +75,7 @@ class ChosenStore(AbstractStore):
     known: Sequence[KnownOptimizer]
     output: Output
     every: int | None
-    memory_gb: float
+    budget: MemoryBudget
     chosen: int | frozenset[int]
     runs: list[MemoryStore] = field(default_factory=list)
     taken: int = 0  # steps of the loop
@@ -114,9 +115,8 @@ class ChosenStore(AbstractStore):
             self.runs = self.runs[-1:]
         held = sum(run.loop.nbytes for run in self.runs)
         held += sum(weight.nbytes for weight in self.first.values())
-        run = MemoryStore(
-            self.known, self.output, self.every, self.memory_gb, before=self.taken, held=held
-        )
+        budget = self.budget.holding(held)
+        run = MemoryStore(self.known, self.output, self.every, budget, before=self.taken)
         run.begin(weights, self.optimizers, self.names)
         self.runs.append(run)
 

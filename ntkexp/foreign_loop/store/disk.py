@@ -17,12 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from ntkexp.capacity import MemoryBudget, require_disk
 from ntkexp.foreign_loop.call import Autocast, Circumstances, ModelCall
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.foreign_loop.outside import Outside, release_memory
 from ntkexp.foreign_loop.rule import Signatures, Signed, distance
 from ntkexp.foreign_loop.step import AbstractSteps, AbstractStore, FollowedStep, step_index
 from ntkexp.foreign_loop.store.checkpoints import (
+    COPIES_PER_STEP,
     CheckpointPlan,
     cloned,
     optimizer_states,
@@ -212,7 +214,7 @@ class DiskStore(AbstractStore):
     known: Sequence[KnownOptimizer]
     output: Output
     every: int | None
-    memory_gb: float
+    budget: MemoryBudget
     plan: CheckpointPlan = field(init=False)
     writer: CheckpointWriter = field(init=False)
     moved: frozenset[str] = frozenset()  # by the latest step so far
@@ -310,17 +312,13 @@ class DiskStore(AbstractStore):
         size = sum(part.nbytes for part in weights.values())
         free = disk_usage(self.files.path).free
         copies = 1 if all(map(is_plain_descent, self.optimizers)) else 3
-        plan = CheckpointPlan.of(self.every, size, copies * size, free, self.memory_gb)
-        if plan.most < plan.every:
-            raise Mistake(
-                f"every={plan.every}: to replay so many steps takes more than "
-                f"memory_gb={self.memory_gb:g}; raise that, or keep weights every {plan.most or 1}"
-            )
-        if free < 3 * plan.size:
-            raise NoPlace(
-                f"the trace takes {plan.size / 1e6:.3g} MB each time that weights are kept and "
-                f"{self.files.path} has {free / 1e6:.3g} MB free; choose another place"
-            )
+        plan = CheckpointPlan.of(self.every, size, copies * size, free, self.budget)
+        self.budget.require(
+            COPIES_PER_STEP * size * plan.every,
+            f"every={plan.every} replayed steps",
+            f"give every={plan.most}",
+        )
+        require_disk(self.files.path, 3 * plan.size, "three checkpoints of the trace")
         return plan
 
     # --- Store a step

@@ -195,7 +195,7 @@ class TraceFolder:
 
 LENGTH_BYTES = 8
 ALIGNMENT = 16  # bytes
-PLAIN = (bool, int, float, str, type(None))
+PLAIN_TYPES = (bool, int, float, str, type(None))
 CONTAINERS: Mapping[str, Callable[[list[Any]], Any]] = {"dict": dict, "tuple": tuple}
 """The types of containers by their names in a head. A container of another type becomes a list."""
 
@@ -213,7 +213,9 @@ def written(content: object) -> list[bytes | memoryview]:
     def described(part: object) -> object:
         """Replace every tensor by its dtype, shape and offset."""
         nonlocal size
-        if type(part) in PLAIN:  # the most frequent case, at every step of the user's training
+        if (
+            type(part) in PLAIN_TYPES
+        ):  # the most frequent case, at every step of the user's training
             return part
         if isinstance(part, Tensor):
             offset = size
@@ -224,7 +226,7 @@ def written(content: object) -> list[bytes | memoryview]:
             return {"dict": [[described(key), described(value)] for key, value in part.items()]}
         if isinstance(part, list | tuple):
             return {type(part).__name__: [described(item) for item in part]}
-        if not isinstance(part, PLAIN):
+        if not isinstance(part, PLAIN_TYPES):
             raise Mistake(f"a {type(part).__name__} cannot be kept in a file; follow without to=")
         return part
 

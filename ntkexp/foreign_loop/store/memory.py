@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.foreign_loop.call import Autocast, ModelCall
 from ntkexp.foreign_loop.outside import Outside
 from ntkexp.foreign_loop.rule import Signed
@@ -20,7 +21,6 @@ from ntkexp.foreign_loop.store.files import Event, event_of
 from ntkexp.foreign_loop.store.replay import ReplayedSteps
 from ntkexp.foreign_loop.torch_rules import KnownOptimizer
 from ntkexp.kernel.record.tape import tensors
-from ntkexp.mistake import Mistake
 from ntkexp.model.functional import Output
 from ntkexp.shapes import Weights
 
@@ -80,14 +80,13 @@ def bytes_in(content: object) -> int:
 
 @dataclass
 class MemoryStore(AbstractStore):
-    """Stores steps in memory, up to `memory_gb`."""
+    """Stores steps in memory."""
 
     known: Sequence[KnownOptimizer]
     output: Output
     every: int | None
-    memory_gb: float
+    budget: MemoryBudget
     before: int = 0  # steps of the loop before the first stored one
-    held: int = 0  # bytes of other stores
     loop: LoopInMemory = field(default_factory=LoopInMemory)
     moved: frozenset[str] = frozenset()  # by the latest step so far
     latest: Weights = field(default_factory=dict)
@@ -108,7 +107,7 @@ class MemoryStore(AbstractStore):
         self.names = names
         self.moved = frozenset(weights)  # so the next event begins a step
         size = sum(weight.nbytes for weight in weights.values())
-        self.plan = CheckpointPlan.of(self.every, size, size, inf, self.memory_gb)
+        self.plan = CheckpointPlan.of(self.every, size, size, inf, self.budget)
         self.add_checkpoint(weights)
 
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
@@ -116,20 +115,11 @@ class MemoryStore(AbstractStore):
         event = event_of(step, index, which, self.optimizers[which], self.names, signed)
         self.loop.add({**event, "calls": step.calls, "whole": cloned(event["whole"])})
         self.latest = after
-        self.refuse_large(index)
+        remedy = "follow fewer steps, or give a folder, to=…"
+        self.budget.require(self.loop.nbytes, f"the followed steps up to step {index}", remedy)
         self.waiting.discard(which)
         if not self.waiting and self.count - self.checkpoint_at >= self.plan.every:
             self.add_checkpoint(after)
-
-    def refuse_large(self, step: int) -> None:
-        """Raise if the steps so far take more than the memory."""
-        if self.held + self.loop.nbytes <= 1e9 * self.memory_gb:
-            return
-        megabytes = self.loop.nbytes / 1e6 / len(self.loop.firsts)
-        raise Mistake(
-            f"step {step}: the steps followed so far take more than memory_gb={self.memory_gb:g}, "
-            f"about {megabytes:.3g} MB each; raise it, follow fewer, or give a folder, to=…"
-        )
 
     def add_checkpoint(self, weights: Weights) -> None:
         """Copy the weights and the states of the optimizers."""

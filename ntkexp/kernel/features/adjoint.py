@@ -38,12 +38,15 @@ class Adjoint:
 
     def accumulate(self, jacobian: Jacobian, scale: Weights, carry: float) -> None:
         """U ← scale ⊙ J + carry · U."""
-        if jacobian.uses.keys() != self.parts.keys():
+        if not jacobian.uses.keys() <= self.parts.keys():
             raise ValueError("Jacobians of different functions have no common adjoint")
         for name, part in self.parts.items():
+            if name not in jacobian.uses:  # the step took a way without this parameter
+                part.mul_(carry)
+                continue
             factor = scale[name].reshape(-1)
             match jacobian.uses[name]:
-                case [(_, Copies() as block)]:
+                case [(_, Copies() as block)] if jacobian.starts is None:
                     part.mul_(carry)
                     values = block.values * factor[block.places][:, None]
                     places = block.places[:, None].expand_as(values)
@@ -54,6 +57,16 @@ class Adjoint:
                         gradients = jacobian.chunk(name, chunk.elements)
                         columns = rows[:, chunk.place]
                         columns.mul_(carry).addcmul_(gradients, factor[chunk.place])
+
+    def covering(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
+        """Return U with zeros for parameters that only this Jacobian uses."""
+        if jacobian.uses.keys() <= self.parts.keys():
+            return self
+        return Adjoint({**zero_adjoint(jacobian, weights).parts, **self.parts})
+
+    def zeros(self) -> Adjoint:
+        """Return zeros for the same parameters."""
+        return Adjoint({name: torch.zeros_like(part) for name, part in self.parts.items()})
 
     def of(self, names: Collection[str] | None) -> Adjoint:
         """Return U for these parameters alone, or for all of them if `names` is None."""

@@ -22,7 +22,7 @@ from torch.func import vmap
 from ntkexp.kernel.features.blocks import Block, Copies, Factored, Gradients, Rows, spread
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.record.convolution import Window
-from ntkexp.kernel.secant.call import NoRule, inner_products
+from ntkexp.kernel.secant.call import inner_products
 from ntkexp.kernel.secant.ownership import Owners, shown_once
 from ntkexp.kernel.secant.uses import Element, Grouped, Product, Source, Use, View, rows_of
 from ntkexp.shapes import Weights
@@ -50,7 +50,7 @@ class PulledBack:
     def by_use(self) -> Iterator[tuple[Use, Cotangent, Owner]]:
         """Yield each use with its β and the owners of its elements."""
         if len(self.owners) < len(self.uses):
-            raise NoRule(BY_COMPARISON)
+            raise ChoiceChanged(BY_COMPARISON)
         return zip(self.uses, self.cotangents, self.owners, strict=True)
 
 
@@ -529,7 +529,7 @@ def refuse_unowned(cotangent: Cotangent) -> None:
     Only a mask that changed since owners were found can give it one.
     """
     if cotangent.any():
-        raise NoRule(BY_COMPARISON)
+        raise ChoiceChanged(BY_COMPARISON)
 
 
 def copies(

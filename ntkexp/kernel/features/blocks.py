@@ -276,7 +276,9 @@ class OneParameter:
         return {self.name: self.size}
 
     def of(self, names: Collection[str]) -> list[Self]:
-        return [self] if self.name in names else []
+        if self.name in names:
+            return [self]
+        return []
 
 
 @dataclass(frozen=True)

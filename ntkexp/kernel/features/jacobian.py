@@ -119,10 +119,19 @@ class Jacobian:
 
     def with_rows(self, names: Set[str], weights: Weights) -> Jacobian:
         """Replace the blocks of these parameters by rows of all their elements."""
-        others = [block for block in self.blocks if names.isdisjoint(block.extents)]
-        touched = [block for block in self.blocks if not names.isdisjoint(block.extents)]
-        sizes = {name: weights[name].numel() for block in touched for name in block.extents}
-        return replace(self, blocks=(*others, *self.as_rows(sizes).blocks))
+        others: list[Block] = []
+        starts: list[int] = []
+        sizes: dict[str, int] = {}
+        for place, block in self.placed():
+            if names.isdisjoint(block.extents):
+                others.append(block)
+                starts.append(place.start)
+            else:
+                sizes |= {name: weights[name].numel() for name in block.extents}
+        rows = self.as_rows(sizes).blocks
+        if self.starts is None:
+            return replace(self, blocks=(*others, *rows))
+        return replace(self, blocks=(*others, *rows), starts=(*starts, *[0] * len(rows)))
 
     def chunk(self, name: str, elements: range) -> Float[Tensor, "row size"]:
         """Return the gradients of some elements of a parameter, summed over uses: a row for each

@@ -99,7 +99,9 @@ class Checks:
 
         def owners_if_faithful() -> Owners | None:
             owned = self.owners(tape)
-            return owned if is_faithful(self.function, tape, self.trained, owned) else None
+            if is_faithful(self.function, tape, self.trained, owned):
+                return owned
+            return None
 
         owned = self.findings.faithful.to(self.question(tape, masks=True), owners_if_faithful)
         if owned is None:
@@ -282,7 +284,9 @@ def where_spoiled(
         if is_out_of_memory(error):
             raise
         operation = re.search(r"Function '(\w+?)(?:Backward\d*)?' returned nan", str(error))
-        return f", from {operation[1]} on" if operation else ""
+        if operation:
+            return f", from {operation[1]} on"
+        return ""
     return ""
 
 
@@ -311,4 +315,6 @@ def by_autograd(
 
 def dense(gradient: Tensor) -> Tensor:
     """Return a gradient as a dense tensor. An embedding may give a sparse one."""
-    return gradient if gradient.layout is torch.strided else gradient.to_dense()
+    if gradient.layout is torch.strided:
+        return gradient
+    return gradient.to_dense()

@@ -52,7 +52,9 @@ class Mixtures:
 
     @property
     def count(self) -> int:
-        return 1 if self.chosen is None else len(self.chosen)
+        if self.chosen is None:
+            return 1
+        return len(self.chosen)
 
     @cached_property
     def columns(self) -> Float[Tensor, "mixture example out"]:
@@ -132,7 +134,9 @@ def threads_by_size(operations: float, most: int) -> int:
     >>> threads_by_size(1e7, most=4), threads_by_size(1e10, most=4)
     (1, 4)
     """
-    return 1 if operations <= FEW_OPERATIONS else most
+    if operations <= FEW_OPERATIONS:
+        return 1
+    return most
 
 
 @contextmanager

@@ -102,7 +102,9 @@ class Request:
 
     @property
     def tapes(self) -> list[Tape]:
-        return [self.start] if self.start is self.end else [self.start, self.end]
+        if self.start is self.end:
+            return [self.start]
+        return [self.start, self.end]
 
     @property
     def fed(self) -> list[Tensor]:
@@ -110,7 +112,9 @@ class Request:
         program.
         """
         fed = [tape[slot] for tape in self.tapes for slot in (*fed_slots(tape), *tape.made)]
-        return [*fed, self.mixtures.columns] if self.mixtures.chosen is None else fed
+        if self.mixtures.chosen is None:
+            return [*fed, self.mixtures.columns]
+        return fed
 
 
 MAX_PROGRAM_BYTES = (
@@ -153,7 +157,9 @@ class Programs(Generic[T]):
         if key not in self.latest.kept:
             return None
         written = self.latest.keep(key, self.latest.kept[key])
-        return None if written is None or written.trials else written.run(fed)
+        if written is None or written.trials:
+            return None
+        return written.run(fed)
 
     def compare(self, key: Hashable, fed: Sequence[Tensor], expected: T) -> T:
         """Return the program's result if it agrees with the expected one. Otherwise drop the
@@ -224,7 +230,9 @@ def outline(inputs: Inputs) -> str:
     """Return the structure, shapes, dtypes and devices of inputs, as text."""
 
     def kind(leaf: Any) -> Any:
-        return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
+        if isinstance(leaf, Tensor):
+            return (leaf.shape, leaf.dtype, leaf.device)
+        return leaf
 
     return repr(kind(inputs) if isinstance(inputs, Tensor) else tree_map(kind, inputs))
 

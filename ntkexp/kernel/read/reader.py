@@ -330,7 +330,9 @@ def kernel_operations(some: Jacobian, query: int, train: int) -> float:
         if isinstance(block, Factored) and factored.isdisjoint(block.extents)
     )
     total = sum(size.operations for size in factors.values()) + products + made * (query + other)
-    return total if train else total / 2
+    if train:
+        return total
+    return total / 2
 
 
 def row_operations(block: Factored) -> int:

@@ -74,7 +74,9 @@ def with_casts(function: Function, casts: Casts) -> Function:
     """Return the function, with or without its casts."""
     if not isinstance(casts, str) or casts not in ("keep", "ignore"):
         raise Mistake(f"casts={in_short(casts)}: give 'keep' or 'ignore'")
-    return without_casts(function) if casts == "ignore" else function
+    if casts == "ignore":
+        return without_casts(function)
+    return function
 
 
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:

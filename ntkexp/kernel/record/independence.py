@@ -248,7 +248,9 @@ class Trial:
         noisy = partial(with_noise, eps=self.tape.eps)
         weights = {name: noisy(weight) for name, weight in self.weights.items()}
         near = replace(self, weights=weights).run_or_none(map_tensors(noisy, given))
-        return 0.0 if near is None else float((near - usual).abs().max())
+        if near is None:
+            return 0.0
+        return float((near - usual).abs().max())
 
     def run_or_none(self, inputs: Inputs) -> Float[Tensor, "example out"] | None:
         try:

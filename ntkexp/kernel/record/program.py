@@ -68,7 +68,9 @@ def trace(
         for tape in tapes:
 
             def slot(leaf: Any, tape: Tape = tape) -> Any:
-                return recorder.slot(tape[leaf]) if isinstance(leaf, Slot) else leaf
+                if isinstance(leaf, Slot):
+                    return recorder.slot(tape[leaf])
+                return leaf
 
             known += [entry.of(slot, tuple(map(slot, entry.results))) for entry in tape.entries]
         results = [recorder.slot(result) for result in act()]
@@ -150,7 +152,9 @@ class Simplifier:
 
     def slot(self, leaf: Any) -> Any:
         """Return the first slot with the same value. Other arguments stay unchanged."""
-        return self.same.get(leaf, leaf) if isinstance(leaf, Slot) else leaf
+        if isinstance(leaf, Slot):
+            return self.same.get(leaf, leaf)
+        return leaf
 
     def simplify(self, entries: Iterable[Entry]) -> list[Entry]:
         """Return the operations that still have to run, in order."""

@@ -102,7 +102,9 @@ def native_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not training or not rate:
         return func(*args, **kwargs)
     dropped = torch.native_dropout(value, rate, True)[0]
-    return value.copy_(dropped) if in_place else dropped
+    if in_place:
+        return value.copy_(dropped)
+    return dropped
 
 
 def dropout_arguments(

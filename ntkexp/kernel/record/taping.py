@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.kernel.record.recorder import DispatchMode, NoteReads, NotPure, PureOnly, Recorder
 from ntkexp.kernel.record.tape import Tape, as_inputs, examples, map_tensors, tensors
 from ntkexp.mistake import Mistake
@@ -61,7 +62,9 @@ def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
             f"the module gives outputs of shape {list(outputs.shape)}: there is none for each "
             "example"
         )
-    return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
+    if outputs.dim() == 1:
+        return outputs[:, None]
+    return outputs.flatten(1)
 
 
 def record(
@@ -223,24 +226,24 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class MemoryLimit(DispatchMode):
-    """A limit in GB on new arrays, counted by their shapes before torch makes them.
+    """A limit on the bytes of new arrays, counted by their shapes before torch makes them.
 
     `what` names the arrays, and `copies` is the number of them that will be held in the end.
     `remedy` names the setting that makes them smaller.
 
-    >>> with MemoryLimit(1.0, "the data", "the number of examples"):  # doctest: +ELLIPSIS
+    >>> with MemoryLimit(MemoryBudget.of_gb(1), "the data", "examples"):  # doctest: +ELLIPSIS
     ...     numbers = torch.zeros(10**6, 10**6)
     Traceback (most recent call last):
-    ntkexp.mistake.Mistake: memory_gb=1: the data takes an array of [1000000, 1000000], with which there are 4000 GB...
+    ntkexp.mistake.Mistake: memory_gb=1 is less than the 4.04e+03 GB of the data with an array of [1000000, 1000000]...
     """
 
-    def __init__(self, memory_gb: float, what: str, remedy: str, copies: float = 1.0) -> None:
+    def __init__(self, budget: MemoryBudget, what: str, remedy: str, copies: float = 1.0) -> None:
         super().__init__()
-        self.memory_gb = memory_gb
+        self.budget = budget
         self.what = what
         self.remedy = remedy
         self.copies = copies
-        self.taken = 0.0
+        self.taken = 0.0  # bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
@@ -260,11 +263,6 @@ class MemoryLimit(DispatchMode):
         if size is not None:
             kind = named.get("dtype") or torch.get_default_dtype()
             self.taken += self.copies * prod(size) * kind.itemsize
-            if self.taken > self.memory_gb * 1e9:
-                held = "" if self.copies == 1 else " in all copies that are held"
-                raise Mistake(
-                    f"memory_gb={self.memory_gb:g}: {self.what} takes an array of {size}, with "
-                    f"which there are {self.taken / 1e9:.4g} GB{held}; lower {self.remedy}, or "
-                    "raise memory_gb"
-                )
+            what = f"{self.what} with an array of {size}"
+            self.budget.require(self.taken, what, f"lower {self.remedy}")
         return func(*args, **named)

@@ -88,7 +88,9 @@ class LinearMap(torch.autograd.Function):
 
     @staticmethod
     def forward(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None) -> Tensor:
-        return there(delta) if nothing is None else delta.new_zeros(nothing)
+        if nothing is None:
+            return there(delta)
+        return delta.new_zeros(nothing)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Way, Way, Any], output: Tensor) -> None:
@@ -121,6 +123,11 @@ class NoRule(Mistake):
     def remark(self) -> str:
         """The consequence for a tangent."""
         return f"{self.reason}: the tangent is read from plain Jacobians, which is correct but slow"
+
+
+class ChoiceChanged(NoRule):
+    """A discrete choice, such as an index, an order or a mask, that differs between the ends of a
+    step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +293,9 @@ class Call:
         """Return gain · Δv, expanded to the shape in which the operation uses the value."""
         wide = value.change if shape is None else value.change.expand(shape)
         if not self.is_use(value):
-            return wide if isinstance(gain, float) and gain == 1 else wide * gain
+            if isinstance(gain, float) and gain == 1:
+                return wide
+            return wide * gain
         if isinstance(gain, Tensor) and gain.is_complex():
             return self.element_use(value, lambda source: source.expand(wide.shape)) * gain
         return self.element_use(value, lambda source: source.expand(wide.shape), gain)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole
 from ntkexp.kernel.record.taping import is_out_of_memory
-from ntkexp.kernel.secant.call import Call, Chord, NoRule
+from ntkexp.kernel.secant.call import Call, ChoiceChanged, Chord, NoRule
 from ntkexp.kernel.secant.rules import COMPLEX, RULES
 from ntkexp.kernel.secant.uses import Trained, Use
 from ntkexp.shapes import Weights
@@ -57,7 +57,7 @@ class Replay:
         self.chord = chord = Chord(
             start, end, Trained(start, trained, constants), scramble, pullback_only
         )
-        self.unknown: dict[Slot, str] = {}  # results without a difference, and the reason
+        self.unknown: dict[Slot, NoRule] = {}  # results without a difference, and the reason
         # Δθ, then Δv of every operation that a difference reaches, in order
         self.seed_deltas(direction)
         with torch.enable_grad():
@@ -67,7 +67,7 @@ class Replay:
                 ):
                     self.pass_through(entry)
         if start.output in self.unknown:
-            raise NoRule(self.unknown[start.output])
+            raise self.unknown[start.output]
         zero = torch.zeros_like(start[start.output], requires_grad=True)
         self.delta = chord.deltas.get(start.output, zero)
 
@@ -132,11 +132,7 @@ class Replay:
             is_complex = chord.start.is_complex and any(tensor.is_complex() for tensor in tensors)
             rule = (COMPLEX if is_complex else RULES).get(entry.name)
             if rule is None:
-                choice = f"a choice made by {entry.op} differs between the ends of a step"
-                reason = f"no difference rule for the operation {entry.op}{' of complex numbers' if is_complex else ''}"
-                self.unknown |= dict.fromkeys(
-                    entry.results, choice if all(is_whole(v) for v, _ in ends) else reason
-                )
+                self.unknown |= dict.fromkeys(entry.results, without_rule(entry, ends, is_complex))
                 return
             difference = rule(Call(chord, entry))
             results = (
@@ -146,14 +142,15 @@ class Replay:
             )
             pairs = list(zip(entry.results, results, ends, strict=True))
         except NoRule as error:
-            self.unknown |= dict.fromkeys(entry.results, f"{error.reason} (at {entry.op})")
+            located = type(error)(f"{error.reason} (at {entry.op})")
+            self.unknown |= dict.fromkeys(entry.results, located)
             return
         except Exception as error:  # arguments that the rule did not expect: refuse the secant
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
             self.unknown |= dict.fromkeys(
-                entry.results, f"the difference rule of {entry.op} fails here: {words}"
+                entry.results, NoRule(f"the difference rule of {entry.op} fails here: {words}")
             )
             return
         for slot, delta, (v0, v1) in pairs:
@@ -166,7 +163,15 @@ class Replay:
                     moved.register_hook(GradientScale())  # type: ignore[no-untyped-call]  # torch's own
             elif not is_settled(v0, v1):
                 reason = f"no difference rule for this result of {entry.op}"
-                self.unknown[slot] = reason if delta is None else f"{delta} (at {entry.op})"
+                self.unknown[slot] = NoRule(reason if delta is None else f"{delta} (at {entry.op})")
+
+
+def without_rule(entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex: bool) -> NoRule:
+    """Return the reason why an operation without a rule has no difference."""
+    if all(is_whole(start) for start, _ in ends):
+        return ChoiceChanged(f"a choice made by {entry.op} differs between the ends of a step")
+    of_complex = " of complex numbers" if is_complex else ""
+    return NoRule(f"no difference rule for the operation {entry.op}{of_complex}")
 
 
 def is_settled(v0: Tensor, v1: Tensor) -> bool:
@@ -184,7 +189,7 @@ def refuse_different_programs(start: Tape, end: Tape) -> None:
     if start is end or start.structure == end.structure:
         return
     if len(start.entries) != len(end.entries):
-        raise NoRule("the module runs different operations at the two ends of a step")
+        raise ChoiceChanged("the module runs different operations at the two ends of a step")
     for entry, later in zip(start.entries, end.entries, strict=True):
         if (entry.op, entry.args, entry.kwargs, entry.scalars) != (
             later.op,
@@ -192,8 +197,10 @@ def refuse_different_programs(start: Tape, end: Tape) -> None:
             later.kwargs,
             later.scalars,
         ):
-            raise NoRule(f"at {entry.op} the module takes different ways at the two ends of a step")
-    raise NoRule("the module makes tensors of different shapes at the two ends of a step")
+            raise ChoiceChanged(
+                f"at {entry.op} the module takes different ways at the two ends of a step"
+            )
+    raise ChoiceChanged("the module makes tensors of different shapes at the two ends of a step")
 
 
 REACH = 300  # powers of two; gradients within this range are not scaled
@@ -225,4 +232,6 @@ class GradientScale:
             largest = float(gradient.abs().amax())
             power = frexp(largest)[1] - 1 if largest and isfinite(largest) else 0
             self.scale = 1.0 if abs(power) <= REACH else 2.0**-power
-        return gradient if self.scale == 1.0 else gradient * self.scale
+        if self.scale == 1.0:
+            return gradient
+        return gradient * self.scale

@@ -46,7 +46,9 @@ class Segment:
         {'w': tensor(2.)}
         """
         if position in (0.0, 1.0):
-            return self.end if position else self.start
+            if position:
+                return self.end
+            return self.start
         return {
             name: torch.lerp(weight, self.end[name], position)
             for name, weight in self.start.items()
@@ -94,7 +96,9 @@ class Closure:
     @property
     def miss(self) -> float:
         """The error, or infinity if it is nan."""
-        return inf if isnan(self.error) else self.error
+        if isnan(self.error):
+            return inf
+        return self.error
 
     @property
     def severity(self) -> float:
@@ -104,8 +108,12 @@ class Closure:
         (2.0, inf, 0.0)
         """
         if self.holds:
-            return self.error / self.bound if self.bound else 0.0
-        return self.miss / self.bound if 0 < self.bound < inf else inf
+            if self.bound:
+                return self.error / self.bound
+            return 0.0
+        if 0 < self.bound < inf:
+            return self.miss / self.bound
+        return inf
 
     @property
     def words(self) -> str:
@@ -140,7 +148,9 @@ def explained(closures: Sequence[Closure], eps: float) -> str | None:
         raise Mistake(
             f"{remark}, so its kernel would be wrong; are the outputs finite at both ends?"
         )
-    return None if worst.holds else remark
+    if worst.holds:
+        return None
+    return remark
 
 
 def bound(size: float, eps: float) -> float:

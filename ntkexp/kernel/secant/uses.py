@@ -337,7 +337,9 @@ def normalisation(met: Meeting) -> list[Use]:
         normed = ((grouped - mean.view(shape)) * reciprocal.view(shape)).view(met.tap.shape)
         axes = [1, channels] + [1] * (met.tap.dim() - 2)
     uses: list[Use] = [met.spread(gain, axes, normed)] if met.is_trained(gain) else []
-    return [*uses, met.spread(bias, axes)] if met.is_trained(bias) else uses
+    if met.is_trained(bias):
+        return [*uses, met.spread(bias, axes)]
+    return uses
 
 
 def add(met: Meeting) -> list[Use]:

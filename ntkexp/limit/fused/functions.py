@@ -27,13 +27,13 @@ from numba.extending import intrinsic, overload
 
 
 FAST_MATH = {"contract", "nnan", "ninf", "nsz", "reassoc"}
-SOURCE_FOLDER = Path(__file__).parent
+FUSED_FOLDER = Path(__file__).parent
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a function at its first call, and cache the result on disk if possible."""
     try:
-        with cached_in(SOURCE_FOLDER / "__pycache__" / source_digest(SOURCE_FOLDER)):
+        with cached_in(FUSED_FOLDER / "__pycache__" / source_digest(FUSED_FOLDER)):
             jitted: Callable[..., Any] = njit(
                 nogil=True, fastmath=FAST_MATH, error_model="numpy", cache=True
             )(function)
@@ -300,7 +300,7 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
 # (degree 12) in float64 and 3e-10 (degree 6) in float32.
 
 
-ARC = (
+ARC_DOUBLE = (
     1.0,
     0.1666666666666484,
     0.07500000000404858,
@@ -337,10 +337,12 @@ def arc_series(z: Any) -> Any:
 @overload(arc_series, inline="always")
 def _arc_series(z: Any) -> Callable[[Any], Any]:
     def double(z: Any) -> Any:
-        p = ARC[12]
-        p = ARC[8] + z * (ARC[9] + z * (ARC[10] + z * (ARC[11] + z * p)))
-        p = ARC[4] + z * (ARC[5] + z * (ARC[6] + z * (ARC[7] + z * p)))
-        p = ARC[0] + z * (ARC[1] + z * (ARC[2] + z * (ARC[3] + z * p)))
+        p = ARC_DOUBLE[12]
+        p = ARC_DOUBLE[8] + z * (
+            ARC_DOUBLE[9] + z * (ARC_DOUBLE[10] + z * (ARC_DOUBLE[11] + z * p))
+        )
+        p = ARC_DOUBLE[4] + z * (ARC_DOUBLE[5] + z * (ARC_DOUBLE[6] + z * (ARC_DOUBLE[7] + z * p)))
+        p = ARC_DOUBLE[0] + z * (ARC_DOUBLE[1] + z * (ARC_DOUBLE[2] + z * (ARC_DOUBLE[3] + z * p)))
         return p
 
     def single(z: Any) -> Any:

@@ -307,7 +307,9 @@ def fields_of_side(
     for fields_of_operation in fields:
         parts += [field[rows].reshape(len(x), 1, pixels) for field in fields_of_operation]
     table = np.ascontiguousarray(torch.cat(parts, 1).numpy())
-    return table.reshape(len(x), -1) if is_vector else table
+    if is_vector:
+        return table.reshape(len(x), -1)
+    return table
 
 
 def field_count(level: Level, left: Side, right: Side) -> int:

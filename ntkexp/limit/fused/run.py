@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.covariance.covariance import Covariance
 from ntkexp.covariance.pairs import Pairs
 from ntkexp.layer import base
@@ -220,7 +221,9 @@ def kernels_of_vectors(
         )
         parts = strip_parts(strip, len(right.x), same, threads)
         largest = max([largest, *in_threads(apply_to_sub_block, parts, threads, len(parts))])
-    return finite(kernels) if largest == beyond(nngp.dtype) else kernels
+    if largest == beyond(nngp.dtype):
+        return finite(kernels)
+    return kernels
 
 
 def program_of(level: Level, table: Tables) -> CompiledProgram:
@@ -263,7 +266,7 @@ def kernels(
     right: Side,
     same: bool,
     threads: int,
-    memory_gb: float,
+    budget: MemoryBudget,
 ) -> Kernels:
     """Compute both kernels of a block."""
     if len(net.shape) == 1:
@@ -272,10 +275,9 @@ def kernels(
         field_count(level, left, right) * prod(level.sizes) for level in program.levels
     ]
     numbers = left.x[0].numel() + sum(field_numbers)
-    memory = memory_gb * 1e9
-    max_examples = max(1, int(memory / (MEMORY_PARTS * numbers * left.x.element_size())))
+    max_examples = budget.largest_batch(MEMORY_PARTS * numbers * left.x.element_size())
     if max(len(left.x), len(right.x)) <= max_examples:
-        nngp, ntk = kernels_of_images(program, left, right, same, threads, memory_gb / threads)
+        nngp, ntk = kernels_of_images(program, left, right, same, threads, budget.part(threads))
         if same:
             nngp = symmetric(nngp)
             ntk = symmetric(ntk)
@@ -286,9 +288,7 @@ def kernels(
     block = [left.x.new_empty(len(left.x), len(right.x)) for _ in range(2)]
     for row, column in sub_blocks(left, right, max_examples, same):
         itself = same and row == column
-        parts = kernels(
-            program, net, left.part(row), right.part(column), itself, threads, memory_gb
-        )
+        parts = kernels(program, net, left.part(row), right.part(column), itself, threads, budget)
         for values, part in zip(block, parts, strict=True):
             values[row, column] = part
             if same and not itself:
@@ -297,7 +297,7 @@ def kernels(
 
 
 def kernels_of_images(
-    program: TileProgram, left: Side, right: Side, same: bool, threads: int, memory_gb: float
+    program: TileProgram, left: Side, right: Side, same: bool, threads: int, budget: MemoryBudget
 ) -> Kernels:
     """Compute the means over the last tiles, if `program.end` needs only these; else both kernels.
 
@@ -308,7 +308,7 @@ def kernels_of_images(
         coarsenings(*ends, levels[0].left.dtype)
         for ends in zip(program.levels, program.coarse_pairs, strict=True)
     ]
-    size = sub_block_size(program, levels, memory_gb)
+    size = sub_block_size(program, levels, budget)
     if threads > 1:  # about two sub-blocks for every thread
         size = max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
     parts = sub_blocks(left, right, size, same)
@@ -334,19 +334,18 @@ def kernels_of_images(
     return nngp, ntk
 
 
-def sub_block_size(program: TileProgram, levels: Sequence[Tables], memory_gb: float) -> int:
+def sub_block_size(program: TileProgram, levels: Sequence[Tables], budget: MemoryBudget) -> int:
     """Return the number of images on each side of a sub-block that fits into the memory.
 
     Each image is laid out in three steps on both sides, and two levels store their coarse tiles.
     """
-    memory = memory_gb * 1e9
     layout_bytes = max(table.left[0].nbytes for table in levels)
     stored_numbers = [
         2 * len(level.coarsenings) * pairs.count
         for level, pairs in zip(program.levels, program.coarse_pairs, strict=True)
     ]
-    numbers = min(MAX_STORED_NUMBERS, int(memory / (COPIES * levels[0].left.itemsize)))
-    size = max(1, min(MAX_IMAGES, int(memory / (6 * layout_bytes))))
+    numbers = budget.largest_batch(COPIES * levels[0].left.itemsize, MAX_STORED_NUMBERS)
+    size = budget.largest_batch(6 * layout_bytes, MAX_IMAGES)
     return max(1, min(size, isqrt(2 * numbers // max(1, *stored_numbers))))
 
 

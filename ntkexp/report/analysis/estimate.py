@@ -299,7 +299,9 @@ def tail_probability(estimate: Estimate, distance: float) -> float:
     from scipy.special import stdtr  # noqa: PLC0415  slow to import
 
     if math.isinf(distance) or not estimate.error:
-        return 0.0 if distance >= 0 else 1.0
+        if distance >= 0:
+            return 0.0
+        return 1.0
     return float(stdtr(estimate.freedom, -distance / estimate.error))
 
 

@@ -81,7 +81,7 @@ def row_of(fitted: Fitted) -> dict[str, Level]:
         "exponent": law.exponent.value,
         "low": law.exponent.low,
         "high": law.exponent.high,
-        "verdict": None if comparison is None else VERDICT[comparison.where],
+        "verdict": None if comparison is None else WORD_OF_PLACE[comparison.where],
         "more_seeds": None if comparison is None else comparison.more,
         "curvature": law.curvature.value,
         "curvature_low": law.curvature.low,
@@ -100,7 +100,7 @@ def row_of(fitted: Fitted) -> dict[str, Level]:
 # --- The laws of a sweep in words.
 
 
-VERDICT = {"inside": "agrees", "above": "larger", "below": "smaller", "across": "undecided"}
+WORD_OF_PLACE = {"inside": "agrees", "above": "larger", "below": "smaller", "across": "undecided"}
 """The verdict on an exponent, by the position of its interval relative to theory's range."""
 
 SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
@@ -136,7 +136,7 @@ def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
 
 
 def verdict_in_words(comparison: IntervalComparison, *, known: bool) -> str:
-    verdict = VERDICT[comparison.where]
+    verdict = WORD_OF_PLACE[comparison.where]
     if comparison.where != "across" or not known:
         return verdict
     if comparison.more is None:
@@ -176,10 +176,12 @@ def summary(laws: Sequence[Fitted], draws: str) -> str:
     for law in laws:
         if law.fit.expected is not None and law.comparison is not None:
             margins.append(law.fit.expected.margin)
-            verdicts[VERDICT[law.comparison.where]] += 1
+            verdicts[WORD_OF_PLACE[law.comparison.where]] += 1
     if not margins:
         return f"{text}."
-    counts = ", ".join(f"{verdicts[word]} {word}" for word in VERDICT.values() if verdicts[word])
+    counts = ", ".join(
+        f"{verdicts[word]} {word}" for word in WORD_OF_PLACE.values() if verdicts[word]
+    )
     return (
         f"{text}. Theory predicts {len(margins)}, with a margin of {extent(margins)}: {counts}. "
         "Each verdict is without correction for the number of laws."

@@ -86,7 +86,7 @@ from ntkexp.text import listed, short
 
 HERE = Path(__file__).parent
 CLAIMS = "claims.html"
-ROWS_AT_ONCE = 25  # of a table
+TABLE_ROWS_AT_ONCE = 25  # of a table
 SHOWN_TEXTS = 8  # training texts that are shown in full
 EXPLAINED_RUNS = 4  # of a page
 EXPLAINED_QUERIES = 3  # of a run
@@ -139,7 +139,7 @@ def write_claims(
         "claims.html",
         command,
         summary=claims_summary(records, len(attempts)),
-        rule=RULE,
+        rule=CLAIM_RULE,
         overview=format_html(
             tabulate_claims(records, len(attempts)).select(*CLAIM_COLUMNS), "claims", caption, links
         ),
@@ -196,7 +196,7 @@ def fill(template: str, command: str, **content: object) -> str:
         style=(HERE / "style.css").read_text(encoding="utf-8"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        per_page=ROWS_AT_ONCE,
+        per_page=TABLE_ROWS_AT_ONCE,
     )
 
 
@@ -291,7 +291,7 @@ def points_of_run(run: Run, anchor: str) -> list[View]:
     except (Mistake, OSError):  # contributions are missing or damaged
         return []
     return [
-        point_view(explanation, None, f"{anchor}-", rows=ROWS_AT_ONCE)
+        point_view(explanation, None, f"{anchor}-", rows=TABLE_ROWS_AT_ONCE)
         for explanation in explanations
     ]
 
@@ -401,7 +401,9 @@ def components_view(explanation: Explanation, anchor: str) -> PageTable | None:
 def texts_view(explanation: Explanation) -> list[tuple[str, list[ShadedToken]]]:
     """Return the training texts with the largest contributions, shaded by position, if the run has positions."""
     texts = [part.example.index for part in explanation.parts[:SHOWN_TEXTS]]
-    return shaded_texts(explanation.positions, texts) if explanation.positions else []
+    if explanation.positions:
+        return shaded_texts(explanation.positions, texts)
+    return []
 
 
 def explanation_pictures(
@@ -457,7 +459,7 @@ CLAIM_COLUMNS = (
 )
 LOOK_COLUMNS = ("look", "verdict", "figure", "low", "high", "seeds", "a seed draws", "expected")
 LOOK_NAMES = {"main": "the claim", "second": "second look"}
-RULE = (
+CLAIM_RULE = (
     "Each claim states beforehand what would support it. Supported: the whole 95 % interval over seeds lies in what "
     "was expected, in the claim's own look and in the second; not replicated: in its own alone; refuted: its own "
     "interval lies outside; undecided: anything else, and also where the control is supported too. CPU minutes are "

@@ -93,7 +93,7 @@ def refuse_other(svg: str) -> None:
 
 DROPPED = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", re.S)
 REFERRED = re.compile(r"(?:url\(|href=\")#([\w.-]+)")
-NAMED = re.compile(r' id="([^"]*)"')
+ID_ATTRIBUTE = re.compile(r' id="([^"]*)"')
 COLOURED = re.compile(r"(fill|stroke): #([0-9a-f]{6})")
 STYLED = re.compile(r'style="[^"]*"')
 LONG = re.compile(r'="[^":]*\.\d{3}[^":]*"')  # coordinates; values with a colon are styles
@@ -119,9 +119,11 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
     referred = set(REFERRED.findall(text))
 
     def prefixed(match: re.Match[str]) -> str:
-        return f' id="{prefix}-{match[1]}"' if match[1] in referred else ""
+        if match[1] in referred:
+            return f' id="{prefix}-{match[1]}"'
+        return ""
 
-    text = NAMED.sub(prefixed, text)
+    text = ID_ATTRIBUTE.sub(prefixed, text)
     text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
     # colours and font of the page, and coordinates to a hundredth of a point
     text = STYLED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")

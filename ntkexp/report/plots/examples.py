@@ -57,7 +57,7 @@ from ntkexp.text import percent, short
 
 
 TOP = 8  # examples of a query
-MAX_NAME_LETTERS = 11  # below an image
+MAX_LABEL_LETTERS = 11  # below an image
 MAX_QUERY_LETTERS = 16  # below a query, including the margin
 DPI = 200  # of the following pixels
 IMAGE_PIXELS = 108
@@ -86,7 +86,7 @@ def draw(rows: list[Explained]) -> Figure:
     return pictures(rows)
 
 
-def fitting(name: str, longest: int = MAX_NAME_LETTERS) -> str:
+def fitting(name: str, longest: int = MAX_LABEL_LETTERS) -> str:
     """Shorten a name so that it fits below an image.
 
     >>> fitting("boot"), fitting("ankle boot (left)")
@@ -112,7 +112,7 @@ def pictures(rows: list[Explained]) -> Figure:
         bottom = height - TITLE_PIXELS - ROW_PIXELS * (down + 1) + ROW_PIXELS - IMAGE_PIXELS
         # the class with its phase if that fits, the role of the query, and its output
         name = row.point.label
-        if len(name) > MAX_NAME_LETTERS:
+        if len(name) > MAX_LABEL_LETTERS:
             name = row.point.name
         query_image = image(page, row.point.shown, QUERY_X, bottom)
         label(page, query_image, f"{name}\n{row.role}\n{row.prediction}", BLACK)
@@ -196,7 +196,9 @@ def bars(rows: list[Explained]) -> Figure:
 
 def ink(value: float) -> str:
     """Return blue for a part that raises the output, and vermilion for one that lowers it."""
-    return BLUE if value >= 0 else VERMILION
+    if value >= 0:
+        return BLUE
+    return VERMILION
 
 
 def spell_prediction(output: str, value: float) -> str:
@@ -263,7 +265,7 @@ def answer(explanations: Sequence[Explanation]) -> str:
 
 
 MAX_BARS = 12
-LINES = (BLUE, VERMILION, GREEN, ORANGE, PURPLE)  # colours of components with a line
+LINE_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE)  # colours of components with a line
 MAX_LABEL_LETTERS = 24  # of a component's name at a line or bar
 Array = NDArray[np.float64]
 
@@ -326,12 +328,12 @@ def through(explanation: Explanation) -> Picture:
 def through_by_step(explanation: Explanation) -> Picture:
     """Draw the parts of the strongest components and of all others over the steps, added up from the first step."""
     ordered = strongest_components(explanation)
-    lines = {part.name: part.movement.by_step for part in ordered[: len(LINES)]}
-    others = ordered[len(LINES) :]
+    lines = {part.name: part.movement.by_step for part in ordered[: len(LINE_COLOURS)]}
+    others = ordered[len(LINE_COLOURS) :]
     if others:
         lines["all others"] = np.sum([part.movement.by_step for part in others], axis=0)
     last = ordered[0].movement.last_step + 1
-    colors = dict(zip(lines, LINES, strict=False)) | {"all others": GREY}
+    colors = dict(zip(lines, LINE_COLOURS, strict=False)) | {"all others": GREY}
     so_far = {name: np.cumsum(by_step) for name, by_step in lines.items()}
     ends = []
     with house_style():

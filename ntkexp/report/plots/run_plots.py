@@ -170,7 +170,9 @@ def errors_in_words(errors: pd.Series[float]) -> str:
     if len(finite) == len(errors):
         return words
     infinite = f"{len(errors) - len(finite)} not finite"
-    return f"{words}; {infinite}" if words else infinite
+    if words:
+        return f"{words}; {infinite}"
+    return infinite
 
 
 def strip_title(table: pd.DataFrame, runs: int) -> str:

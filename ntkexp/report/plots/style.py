@@ -33,7 +33,7 @@ from ntkexp.text import short, spoken
 
 
 EXPONENT = re.compile(r"\^\{(.*?)\}")
-RAISED = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SUPERSCRIPTS = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NARROW, WIDE = 3.3, 6.8  # inches: one column of a paper, and two
 LEAST = 1e-17  # where an error of exactly zero is drawn on a log axis
 
@@ -140,7 +140,7 @@ class PowersOfTen(LogFormatterSciNotation):
     def __call__(self, x: float, pos: int | None = None) -> str:
         formula = str(super().__call__(x, pos)).removeprefix(r"$\mathdefault{").removesuffix("}$")
         formula = formula.replace(r"\times", "×")
-        return EXPONENT.sub(lambda match: match[1].translate(RAISED), formula)
+        return EXPONENT.sub(lambda match: match[1].translate(SUPERSCRIPTS), formula)
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:

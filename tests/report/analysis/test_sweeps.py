@@ -218,7 +218,7 @@ def test_one_seed_that_can_be_asked_leaves_everything_undecided() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 0.06, 0.2])
 def test_the_recommended_number_of_seeds_decides(value: float) -> None:
-    """They decide at least 80 % of the trials with this value and spread. Half as many do not."""
+    """They decide at least 80 % of the trials with this value and spread. Half that number does not."""
     (first,) = estimates(np.array([[value - 0.1], [value + 0.1], [value - 0.1], [value + 0.1]]))
     more = compare_estimates(first, Expected(0.0)).more
     assert more is not None

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ntkexp.records.sweep import Expected
 from ntkexp.report.analysis.estimate import Estimate, compare, mean_of
-from ntkexp.report.analysis.laws import VERDICT
+from ntkexp.report.analysis.laws import WORD_OF_PLACE
 from ntkexp.report.analysis.power_law import unit_weights, units
 
 Array = NDArray[np.float64]
@@ -69,7 +69,7 @@ DESIGNS: Mapping[str, Design] = {
 
 @dataclass(frozen=True)
 class Laws:
-    """The fitted exponents and curvatures of sweeps in which both are zero."""
+    """The fitted exponents and curvatures of sweeps with zero exponent and curvature."""
 
     exponents: Sequence[Estimate]
     curvatures: Sequence[Estimate]
@@ -85,8 +85,8 @@ class Laws:
     def words(self, expected: Expected, scale: float = 1.0) -> Mapping[str, float]:
         """Return the share of each verdict on laws with the exponent zero, with scaled noise."""
         laws = (Estimate(scale * law.value, scale * law.error, law.freedom) for law in self.exponents)
-        found = Counter(VERDICT[compare(law, expected).where] for law in laws)
-        return {word: found[word] / len(self.exponents) for word in VERDICT.values()}
+        found = Counter(WORD_OF_PLACE[compare(law, expected).where] for law in laws)
+        return {word: found[word] / len(self.exponents) for word in WORD_OF_PLACE.values()}
 
 
 def laws(design: Design, seeds: int, sweeps: int = SWEEPS) -> Laws:

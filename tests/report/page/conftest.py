@@ -35,7 +35,7 @@ def page(outputs: Path) -> Path:
     return write(gather([], outputs), outputs / "report", "ntkexp report")
 
 
-@pytest.fixture(scope="module")  # its event loop would block those of other modules
+@pytest.fixture(scope="module")  # its event loop would block other event loops
 def browser() -> Iterator[Browser]:
     found = next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

@@ -162,7 +162,9 @@ def terms_of(
     terms = []
     if left.delta is not None:
         terms.append(product(left.delta, call.mean(right)))
-    return terms if right.delta is None else [*terms, product(call.mean(left), right.delta)]
+    if right.delta is None:
+        return terms
+    return [*terms, product(call.mean(left), right.delta)]
 
 
 def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Tensor:

@@ -123,7 +123,9 @@ def lerp(call: Call) -> Tensor:
 
 def gap_delta(left: Ends, right: Ends) -> Tensor | None:
     if left.delta is None or right.delta is None:
-        return right.delta if left.delta is None else -left.delta
+        if left.delta is None:
+            return right.delta
+        return -left.delta
     return right.delta - left.delta
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, fold, last, total
+from ntkexp.kernel.secant.call import Call, ChoiceChanged, Ends, Result, Rule, fold, last, total
 from ntkexp.kernel.secant.rules.elementwise import analytic, quotient, relu
 from ntkexp.kernel.secant.rules.linear import join
 
@@ -75,7 +75,9 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
         value = last(call.wide(call.args[0]), [] if dims is None else dims)
         best = fold(value, lambda left, right, sign=sign: pairwise(call, left, right, sign))  # type: ignore[misc]
         results.append(best.change.reshape(call.start.shape))
-    return results[0] if len(results) == 1 else tuple(results)
+    if len(results) == 1:
+        return results[0]
+    return tuple(results)
 
 
 def follow_order(call: Call) -> Result:
@@ -84,7 +86,9 @@ def follow_order(call: Call) -> Result:
     """
     (_, _), (first, last) = call.ends
     if not torch.equal(first, last):
-        raise NoRule(f"the order that {call.entry.name} finds differs between the ends of a step")
+        raise ChoiceChanged(
+            f"the order that {call.entry.name} finds differs between the ends of a step"
+        )
     dim = call.given["dim"]
     delta = call.delta(call.args[0])
     if first.dim() < delta.dim():
@@ -118,7 +122,7 @@ def index_put(call: Call) -> Result:
         value
     )  # each value belongs to one example, and the mask moves it
     if rows and mask.delta is not None:
-        raise NoRule(
+        raise ChoiceChanged(
             "a mask that changes between the ends of a step decides where rows are written"
         )
     if any(accumulate) or not alone or value.start.dim() > inner or rows:
@@ -133,7 +137,7 @@ def combine(constant: float, factor: float, call: Call) -> Tensor:
         next(value.delta.dtype for value in call.args if value.delta is not None),
     )
     if call.start.dtype != torch.bool:
-        raise NoRule("bits of whole numbers change between the ends of a step")
+        raise ChoiceChanged("bits of whole numbers change between the ends of a step")
     terms = [
         (constant + factor * call.mean(as_numbers(other, shape, kind))) * call.delta(value, shape)
         for value, other in (call.args, call.args[::-1])
@@ -158,7 +162,9 @@ def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
         changed = (mask.start != mask.end).expand(shape)
         jump = torch.where(changed, (yes.start + yes.end - no.start - no.end) / 2, zero)
         if not jump.isfinite().all():
-            raise NoRule("a mask changes between the ends of a step where its value is infinite")
+            raise ChoiceChanged(
+                "a mask changes between the ends of a step where its value is infinite"
+            )
         terms.append(jump * call.delta(mask, shape))
     return total(terms, shape)
 

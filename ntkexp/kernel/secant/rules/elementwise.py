@@ -161,7 +161,9 @@ def whole_power(n: int, z0: Tensor, z1: Tensor) -> Tensor:
         return torch.ones_like(z0)
     half, odd = divmod(n, 2)
     doubled = (z0**half + z1**half) * whole_power(half, z0, z1)
-    return z1 ** (n - 1) + z0 * doubled if odd else doubled
+    if odd:
+        return z1 ** (n - 1) + z0 * doubled
+    return doubled
 
 
 def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
@@ -357,7 +359,9 @@ def function_of(call: Call) -> Function:
     def fixed(value: Any) -> Any:
         if isinstance(value, Ends) and value.delta is not None:
             raise NoRule(f"several arguments of {call.entry.op} change")
-        return value.start if isinstance(value, Ends) else value
+        if isinstance(value, Ends):
+            return value.start
+        return value
 
     rest, named = tree_map(fixed, (call.args[1:], call.kwargs))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ntkexp.kernel.record.tape import is_whole
-from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, total
+from ntkexp.kernel.secant.call import Call, ChoiceChanged, Ends, NoRule, Result, Rule, total
 from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
@@ -33,14 +33,19 @@ def first(call: Call) -> Result:
     if call.is_use(value):  # indices that depend on the inputs take elements of a weight
         return call.element_use(value, arranged)
     result: Result = arranged(call.delta(value))
-    return tuple(result) if isinstance(result, list) else result
+    if isinstance(result, list):
+        return tuple(result)
+    return result
 
 
 def select(call: Call) -> Result:
     """Δv at one place along an axis."""
     value, dim, place = call.args
     unbound = None if value.delta is None else call.unbound(value, dim)
-    return first(call) if unbound is None else unbound[place]
+    if unbound is None:
+        return first(call)
+    result: Result = unbound[place]
+    return result
 
 
 def constant(value: Any) -> Any:
@@ -48,7 +53,7 @@ def constant(value: Any) -> Any:
     if not isinstance(value, Ends):
         return value
     if value.delta is not None:
-        raise NoRule(
+        raise ChoiceChanged(
             "what steers the operation, such as an index or a grid, changes between the ends of a "
             "step"
         )
@@ -80,7 +85,7 @@ def restride(call: Call) -> Tensor:
 def convert(call: Call) -> Tensor:
     """Δv in another precision or on another device."""
     if is_whole(call.start):
-        raise NoRule(
+        raise ChoiceChanged(
             "a number that is read as a whole one or as a truth value changes between the ends of "
             "a step"
         )
@@ -91,7 +96,9 @@ def replaced(call: Call) -> Tensor:
     """Δb in the place and shape of a."""
     value = call.args[1]
     varies = isinstance(value, Ends) and value.delta is not None
-    return call.delta(value, call.start.shape) if varies else torch.zeros_like(call.start)
+    if varies:
+        return call.delta(value, call.start.shape)
+    return torch.zeros_like(call.start)
 
 
 def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
@@ -101,7 +108,7 @@ def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
         if not isinstance(value, Ends):
             return value
         if value.delta is not None and is_whole(value.start):
-            raise NoRule("an index or a mask changes between the ends of a step")
+            raise ChoiceChanged("an index or a mask changes between the ends of a step")
         if value.delta is not None:
             return call.delta(value)
         if is_whole(value.start):

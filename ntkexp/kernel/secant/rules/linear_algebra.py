@@ -50,7 +50,9 @@ def inverse(call: Call) -> Tensor:
     """
     p0, p1 = (call.coefficient(v) for v in call.ends[0])
     v = call.delta(call.args[0])
-    return -p0 @ v @ p0 if call.is_point else (p1 @ v @ p0 + p0 @ v @ p1) * -0.5
+    if call.is_point:
+        return -p0 @ v @ p0
+    return (p1 @ v @ p0 + p0 @ v @ p1) * -0.5
 
 
 def solve(call: Call) -> Tensor:
@@ -63,7 +65,9 @@ def solve(call: Call) -> Tensor:
         matrix, right = (value.view(lambda v: v.mT) for value in (matrix, right))
     delta = solution(call, matrix, right)
     delta = delta if call.given["left"] else delta.mT
-    return delta[..., 0] if is_vector else delta
+    if is_vector:
+        return delta[..., 0]
+    return delta
 
 
 def solve_triangular(call: Call) -> Tensor:
@@ -72,7 +76,9 @@ def solve_triangular(call: Call) -> Tensor:
     ones = call.given["unitriangular"]
 
     def triangle(a: Tensor) -> Tensor:
-        return a.triu(int(ones)) if call.given["upper"] else a.tril(-int(ones))
+        if call.given["upper"]:
+            return a.triu(int(ones))
+        return a.tril(-int(ones))
 
     matrix = matrix.view(triangle)
     if ones:
@@ -132,7 +138,9 @@ def cholesky(call: Call) -> Tensor:
     value = call.args[0].view(lambda a: a.mT) if upper else call.args[0]
     x = inverse @ symmetric(call.wide(value)).change @ inverse.mT
     delta = factor @ ((x.tril() + x.tril(-1)) / 2)
-    return delta.mT if upper else delta
+    if upper:
+        return delta.mT
+    return delta
 
 
 def qr(call: Call) -> Result:

@@ -69,7 +69,9 @@ def mean_shares(call: Call) -> Tensor:
         return torch.where(z == -inf, z, z.log_softmax(axis))
 
     def mean(z0: Tensor, z1: Tensor) -> Tensor:
-        return logarithms(z0).exp() if call.is_point else log_mean(logarithms(z0), logarithms(z1))
+        if call.is_point:
+            return logarithms(z0).exp()
+        return log_mean(logarithms(z0), logarithms(z1))
 
     return call.slope(value, lambda *ends: row_by_row(mean, axis, *ends))
 
@@ -224,7 +226,9 @@ def batch_norm(call: Call) -> Result:
 def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
     """One number for each channel, in the shape of x."""
     rest = x.start.dim() - axis - 1
-    return None if value is None else value.view(lambda v: v.reshape(*[1] * axis, -1, *[1] * rest))
+    if value is None:
+        return None
+    return value.view(lambda v: v.reshape(*[1] * axis, -1, *[1] * rest))
 
 
 def normalise(
@@ -298,8 +302,10 @@ def affine(
 
 def axes_of(call: Call) -> list[int]:
     """The axes of the operation, or all axes if none are given."""
-    dims = call.given.get("dim")
-    return list(range(call.args[0].start.dim())) if dims is None else dims
+    dims: list[int] | None = call.given.get("dim")
+    if dims is None:
+        return list(range(call.args[0].start.dim()))
+    return dims
 
 
 def variance(call: Call) -> tuple[Tensor, ...]:
@@ -314,7 +320,9 @@ def variance(call: Call) -> tuple[Tensor, ...]:
     deviation = value.view(lambda v: v - v.mean(dims, keepdim=True))
     delta = call.delta(value)
     spread = 2 * (call.mean(deviation) * delta).sum(dims, keepdim=keep) / count
-    return (spread, delta.mean(dims, keepdim=keep)) if len(call.entry.results) > 1 else (spread,)
+    if len(call.entry.results) > 1:
+        return (spread, delta.mean(dims, keepdim=keep))
+    return (spread,)
 
 
 def deviation(call: Call) -> Result:

@@ -27,7 +27,7 @@ from ntkexp.text import short
 MAX_STATIONS = 4  # points of the path with drawn gradients
 HEIGHT_INCHES = 0.9  # of the longest gradient
 WIDTH_INCHES = 1.7  # of all stations
-MAX_NAME_LETTERS = 14
+MAX_PARAMETER_LETTERS = 14
 
 Array = NDArray[np.float64]
 
@@ -88,7 +88,7 @@ def draw(run: Run) -> Figure | None:
     course = read(run)
     if course is None:
         return None
-    names = [fitting(name_of(run, place), MAX_NAME_LETTERS) for place in course.pair]
+    names = [fitting(name_of(run, place), MAX_PARAMETER_LETTERS) for place in course.pair]
     figure = Figure(figsize=(NARROW, 3.0), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     draw_pairs(above, course, names)

@@ -123,4 +123,6 @@ def geometric_mean(table: pd.DataFrame, axis: str, level: object, column: str) -
     values = table[column][here].dropna().to_numpy(dtype=float)
     if not len(values):
         return None
-    return float(np.exp(np.log(values).mean())) if values.all() else 0.0
+    if values.all():
+        return float(np.exp(np.log(values).mean()))
+    return 0.0
