@@ -118,7 +118,8 @@ def test_a_kept_training_is_not_repeated_and_another_is_not_trusted(finished: Pa
         name: time for name, time in before.items() if name not in gone
     }
     assert times(run).keys() == before.keys()
-    assert found.truth.digest == first.truth.digest
+    known = first.truth.outputs
+    assert abs(found.truth.outputs - known).max() < 1e-11 * abs(known).max()  # sums of six steps, with other trainings
     by_name = {each.name: each.lds.value for each in found.scores}
     assert by_name["opposite"] == by_name["effect"] > 0.9  # −effect is the score of an effect
 
@@ -131,8 +132,7 @@ def test_a_kept_training_is_not_repeated_and_another_is_not_trusted(finished: Pa
     paths = sorted(run / VALIDATION_FOLDER / name for name in whole)
     paths[0].write_bytes(paths[1].read_bytes())  # a training of other examples, whole and sealed
     paths[2].write_bytes(paths[2].read_bytes()[:-9])
-    outputs = ntkexp.validate(run, **SMALL).truth.outputs  # sums of six steps, with other trainings
-    assert abs(outputs - first.truth.outputs).max() < 1e-11 * abs(outputs).max()
+    assert abs(ntkexp.validate(run, **SMALL).truth.outputs - known).max() < 1e-11 * abs(known).max()
 
 
 @pytest.mark.slow

@@ -176,8 +176,8 @@ def test_the_backward_sum_leaves_memory_for_the_tapes_of_a_step() -> None:
     large = replace(BASE, tape_bytes=1e7)
     tapes, products = 2 * large.train * large.tape_bytes, (1 + large.doubled) * 2 * large.train * large.tape_bytes
     with pytest.raises(Mistake, match="memory_gb"):
-        replace(large, memory_gb=(large.fixed + tapes + products) / 1e9).chunk(1)
-    assert replace(large, memory_gb=(large.fixed + 2 * tapes + products) / 1e9).chunk(1) == 1
+        replace(large, budget=MemoryBudget.of_gb((large.fixed + tapes + products) / 1e9)).chunk(1)
+    assert replace(large, budget=MemoryBudget.of_gb((large.fixed + 2 * tapes + products) / 1e9)).chunk(1) == 1
 
 
 def test_what_it_says_is_needed_is_enough() -> None:
