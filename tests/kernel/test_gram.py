@@ -217,7 +217,7 @@ def test_a_caller_without_gradients_gets_the_same(name: str) -> None:
 # Batches, or a few examples at a time, give the kernel of all examples at once.
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("outputs", ["all", "trace"])
 @pytest.mark.parametrize("name", [*KINDS, *DENSE, *ROUTED])
 def test_batches_change_only_rounding(name: str, outputs: Outputs) -> None:
@@ -261,7 +261,7 @@ class Alone(Few):
     alone = True
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("kind", [InTurns, Few, Alone])
 @pytest.mark.parametrize("name", KINDS)
 def test_examples_in_turns_have_the_kernel_of_all_at_once(name: str, kind: type[InTurns]) -> None:
