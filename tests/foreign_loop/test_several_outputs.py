@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ntkexp
+from ntkexp.foreign_loop.example_names import SeenCall
 from ntkexp.foreign_loop.trace import Trace
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import choose_output
@@ -81,12 +82,14 @@ def of_nested(answer: Any, x: Tensor) -> Tensor:
 
 def of_probabilities(answer: Any, x: Tensor) -> Tensor:
     """The probabilities are computed from the logits, and the loss uses both."""
-    return likelihood(answer["logits"], x) + answer["probabilities"].square().sum(1).mean()
+    penalty: Tensor = answer["probabilities"].square().sum(1).mean()
+    return likelihood(answer["logits"], x) + penalty
 
 
 def of_tokens(answer: Any, x: Tensor) -> Tensor:
     """Outputs of other numbers of axes."""
-    return answer[0].square().mean() + error(answer[1], x)
+    penalty: Tensor = answer[0].square().mean()
+    return penalty + error(answer[1], x)
 
 
 Form: TypeAlias = Callable[[Tensor, Tensor, Tensor], Any]
@@ -126,14 +129,14 @@ def trained(
     with ntkexp.follow(model, optimizer, queries=X[:3], output=output, to=to) as trace:
         for step in range(STEPS):
             optimizer.zero_grad()
-            for batch in X.roll(step, 0).split(EXAMPLES // 2):  # accumulated
+            for batch in torch.split(X.roll(step, 0), EXAMPLES // 2):  # accumulated
                 loss(model(batch), batch).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return trace
 
 
 def part_of(answer: Tensor, shapes: list[torch.Size]) -> list[Tensor]:
-    rows = answer.split([shape[1:].numel() for shape in shapes], 1)
+    rows = torch.split(answer, [shape[1:].numel() for shape in shapes], 1)
     return [row.view(-1, *shape[1:]) for row, shape in zip(rows, shapes, strict=True)]
 
 
@@ -205,18 +208,18 @@ def rounded(x: Tensor) -> Tensor:
     return x + ((4 * x).round() / 4 - x).detach()
 
 
-SURROGATES: Mapping[str, Callable[[nn.Module, Tensor], Tensor]] = {
+SURROGATES: Mapping[str, Callable[[nn.Linear, Tensor], Tensor]] = {
     "a stopped branch": lambda layer, h: h + layer(h.detach()).relu(),
     "a stopped factor": lambda layer, h: layer(h) * h.detach(),
     "rounded activations": lambda layer, h: rounded(layer(h)),
-    "rounded weights": lambda layer, h: functional.linear(h, rounded(layer.weight), layer.bias),  # type: ignore[arg-type]
-    "a stopped norm": lambda layer, h: functional.linear(h, layer.weight / layer.weight.norm().detach()),  # type: ignore[operator,union-attr,arg-type]
-    "a custom function": lambda layer, h: h + Sign.apply(layer(h)),
+    "rounded weights": lambda layer, h: functional.linear(h, rounded(layer.weight), layer.bias),
+    "a stopped norm": lambda layer, h: functional.linear(h, layer.weight / layer.weight.norm().detach()),
+    "a custom function": lambda layer, h: h + Sign.apply(layer(h)),  # type: ignore[no-untyped-call]
 }
 
 
 class Surrogate(nn.Module):
-    def __init__(self, body: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    def __init__(self, body: Callable[[nn.Linear, Tensor], Tensor]) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(2)
@@ -259,8 +262,10 @@ def test_gradients_of_examples_are_those_of_autograd() -> None:
 
 def test_effects_need_derivatives() -> None:
     trace = trained(Surrogate(SURROGATES["a stopped branch"]), likelihood)
-    trace.loss = lambda outputs, call: functional.cross_entropy(
-        outputs, (call.args[0][:, 0] > 0).long(), reduction="none"
-    )
+
+    def loss(outputs: Tensor, call: SeenCall) -> Tensor:
+        return functional.cross_entropy(outputs, (call.args[0][:, 0] > 0).long(), reduction="none")  # type: ignore[index]
+
+    trace.loss = loss
     with pytest.raises(Mistake, match="effects: training used gradients that are not the derivatives"):
         trace.attribute(effects=True, quiet=True)

@@ -301,7 +301,7 @@ def test_files_of_another_training_are_refused(three: tuple[Path, ...], tmp_path
 
 def test_content_is_read_as_it_was_written(three: tuple[Path, ...], tmp_path: Path) -> None:
     files = TraceFolder(RunFolder(shutil.copytree(three[0], tmp_path / "run")))
-    content = {"both": (1, [2.0, ("x", None)]), 3: {"empty": [()]}}
+    content: dict[Any, Any] = {"both": (1, [2.0, ("x", None)]), 3: {"empty": [()]}}
     files.write(files.weights_at(99), {**content, "tensor": torch.arange(3)})
     found = files.read(files.weights_at(99))
     assert torch.equal(found.pop("tensor"), torch.arange(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from warnings import catch_warnings, simplefilter
 
 import torch
@@ -416,8 +417,8 @@ ROUTED: dict[str, Maker] = {
     "an empty bucket": lambda: Layers(emptied),
     "embedding bags": lambda: Formula(bags, table=nn.EmbeddingBag(6, 4, mode="sum"), outer=nn.Linear(4, 2)),
     "tokens added up": lambda: Formula(added_tokens, table=nn.Embedding(6, 4), outer=nn.Linear(4, 2)),
-    "top-1 experts": lambda: experts(lambda *parts: mixture(*parts, best=1)),
-    "top-2 experts": lambda: experts(lambda *parts: mixture(*parts, best=2)),
+    "top-1 experts": lambda: experts(partial(mixture, best=1)),
+    "top-2 experts": lambda: experts(partial(mixture, best=2)),
     "switched experts": lambda: experts(switch),
     "packed sequences": lambda: Formula(sequences, cell=nn.GRU(3, 4, batch_first=True), outer=nn.Linear(4, 2)),
 }

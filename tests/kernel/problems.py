@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ def formula(function: Callable[..., Tensor], **parts: tuple[int, ...]) -> Callab
 
 def called(times: int) -> Callable[[], nn.Module]:
     """Return a maker of a network that calls one layer so often."""
-    return lambda: Formula(lambda *parts: repeated(*parts, times), layer=nn.Linear(4, 4), readout=nn.Linear(4, 2))
+    return lambda: Formula(partial(repeated, times=times), layer=nn.Linear(4, 4), readout=nn.Linear(4, 2))
 
 
 def attention(x: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ def step_to(module: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", [*COUPLING, *HIDDEN])
 def test_coupling_is_found(name: str) -> None:
     made, x = coupled(name)
-    kernels = [tangent_kernel]
+    kernels: list[Callable[[nn.Module, Tensor], object]] = [tangent_kernel]
     if name in COUPLING and name != "softmax over examples":
         kernels.append(step_to)
     if name in ("batch statistics", "the last two", "if any is long"):

@@ -169,7 +169,8 @@ def test_vectors_of_values_close_or_have_turned_round(kind: str, dtype: torch.dt
 @pytest.mark.parametrize("end", [[1.0, 1.0], [1.0, 1.0 + 1e-9]])
 def test_vectors_of_equal_values_are_refused(end: list[float]) -> None:
     def vectors(x: Tensor, w: Tensor) -> Tensor:
-        return linalg.eigh(torch.diag_embed(x * w))[1].flatten(1)
+        result: Tensor = linalg.eigh(torch.diag_embed(x * w))[1].flatten(1)
+        return result
 
     with refused(r"vectors of values that meet.*aten\._linalg_eigh", kind=NoRule):
         along(vectors, torch.ones(3, 2).double(), torch.ones(2).double(), torch.tensor(end).double())

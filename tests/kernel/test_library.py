@@ -89,7 +89,8 @@ def of_tied(other: Tensor) -> object:
 
 def along(**ends: dict[str, Tensor]) -> object:
     given = problem("tanh")
-    return ntkexp.secant_kernel(given.module, **({"start": {}, "end": {}} | ends), queries=given.x, train=given.x)
+    start, end = ends.get("start", {}), ends.get("end", {})
+    return ntkexp.secant_kernel(given.module, start=start, end=end, queries=given.x, train=given.x)
 
 
 def at(weights: dict[str, Tensor]) -> object:

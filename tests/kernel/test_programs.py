@@ -55,7 +55,8 @@ class Heard(DispatchMode):
 
 
 def heard(program: Program, fed: Sequence[Tensor]) -> list[str]:
-    with Heard() as mode:
+    mode = Heard()
+    with mode:
         program.run(fed)
     return mode.names
 

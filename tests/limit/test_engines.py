@@ -17,6 +17,7 @@ from scipy.integrate import quad
 from torch import Tensor, nn
 
 import ntkexp
+from ntkexp.capacity import MemoryBudget
 from ntkexp.covariance.covariance import Covariance, Signal
 from ntkexp.covariance.pairs import Coarse, Operations, Pairs, coarsen
 from ntkexp.layer.affine import AbstractTapped, Conv, ConvTranspose, Dense, PaddedConv
@@ -35,6 +36,7 @@ from tests.limit import oracle
 from tests.limit.drawn import POINTWISE, image_networks
 from tests.limit.oracle import close, points
 
+ONE_GB = MemoryBudget.of_gb(1.0)
 SMOOTH = [layer for layer in POINTWISE if not isinstance(layer, AbstractBent)]
 SMOOTH += [Generic(fn=name) for name in FUNCTIONS]
 VARIANCES = [(1.0, 1.0), (0.3, 2.0), (1.7, 0.05)]
@@ -197,7 +199,8 @@ def test_padding_by_half_a_window_is_the_usual_convolution(stride: int, head: Ab
     usual = Conv(window=(3, 5), stride=stride, **scales)
     padded = PaddedConv(window=(3, 5), stride=stride, padding=(1, 2), **scales)
     nets = ((layer, ReLU(), layer, ReLU(), head, Dense(features=1)) for layer in (usual, padded))
-    close(*(ntkexp.infinite_kernel(net, x) for net in nets), RTOL, scaled=True)
+    expected, found = (ntkexp.infinite_kernel(net, x) for net in nets)
+    close(expected, found, RTOL, scaled=True)
 
 
 def test_all_pairs_of_pixels_are_a_matrix() -> None:
@@ -252,7 +255,7 @@ class Overlapping(AvgPool):
 def said(layers: tuple[AbstractLayer, ...], x: Tensor) -> str:
     """Return the refusal of engine=fused."""
     with pytest.raises(Mistake, match=r"engine=fused: .*; choose torch") as caught:
-        engine_of("fused", network(layers, tuple(x.shape[1:])), x, 4, 1.0, 1)
+        engine_of("fused", network(layers, tuple(x.shape[1:])), x, 4, ONE_GB, 1)
     return str(caught.value).removeprefix("engine=fused: ").removesuffix("; choose torch")
 
 
@@ -444,4 +447,4 @@ def test_memory_and_engine_are_checked() -> None:
         ntkexp.infinite_kernel([CONV, RELU, {"layer": "GlobalAvgPool"}], IMAGES, memory_gb=1e-6)
     net = network((Dense(features=1),), (3,))
     with refused(r"engine=fussed is none of auto, torch, fused; did you mean 'fused'\?"):
-        engine_of(cast("Engine", "fussed"), net, VECTORS, 1, 1.0, None)
+        engine_of(cast("Engine", "fussed"), net, VECTORS, 1, ONE_GB, None)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import ntkexp
+from ntkexp.capacity import MemoryBudget
 from ntkexp.layer.affine import Conv, Dense
 from ntkexp.layer.base import AbstractLayer, Concatenation, Residual
 from ntkexp.layer.linear import AvgPool, Flatten, GlobalAvgPool, LayerNorm
@@ -26,6 +27,7 @@ from ntkexp.limit.network import network
 from tests.kernel.oracle import refused
 from tests.limit.oracle import close
 
+ONE_GB = MemoryBudget.of_gb(1.0)
 RTOL = {torch.float64: 1e-12, torch.float32: 5e-6}  # some ten roundings of each, and the sum over all pairs of pixels
 DENSE = Dense(features=3, W_std=1.2, b_std=0.2)
 
@@ -246,7 +248,8 @@ def test_an_entry_beyond_the_range_is_refused(times: float, words: str, dtype: t
 def test_the_number_of_threads_changes_no_bit() -> None:
     layers, shape = NETWORKS["mean"]
     x = points(20, shape)
-    close(*(ntkexp.infinite_kernel(layers, x, engine="fused", threads=threads) for threads in (1, 3)), 0.0)
+    one, three = (ntkexp.infinite_kernel(layers, x, engine="fused", threads=threads) for threads in (1, 3))
+    close(one, three, 0.0)
 
 
 @pytest.mark.parametrize("name", ["flattened", "pooled", "strided residual"])
@@ -303,11 +306,11 @@ def test_networks_without_a_fused_form_are_left_to_torch(
 ) -> None:
     net = network(layers, tuple(x.shape[1:]))
     many = 10**9
-    left_to = engine_of("auto", net, x, many, 1.0, 1)
+    left_to = engine_of("auto", net, x, many, ONE_GB, 1)
     assert isinstance(left_to, partial)
     assert left_to.func.__module__ == "ntkexp.limit.network"
     with refused(words):
-        engine_of("fused", net, x, many, 1.0, 1)
+        engine_of("fused", net, x, many, ONE_GB, 1)
 
 
 def test_variances_beyond_reach_of_the_exponential_are_no_waves() -> None:
@@ -383,7 +386,7 @@ def test_the_fused_engine_is_chosen_for_much_work(pairs: int, module: str) -> No
     """3e7 pixel pairs times layers: here 1.08e7 for each pair of examples."""
     layers, _ = NETWORKS["mean"]
     net = network(layers, (3, 36, 36))
-    chosen = engine_of("auto", net, torch.ones(2, 3, 36, 36), pairs, 1.0, 1)
+    chosen = engine_of("auto", net, torch.ones(2, 3, 36, 36), pairs, ONE_GB, 1)
     assert isinstance(chosen, partial)
     assert net.work * pairs == len(layers) * 36**4 * pairs
     assert chosen.func.__module__ == module

@@ -92,7 +92,7 @@ def test_an_estimate_is_of_its_seed_alone_and_its_error_falls() -> None:
         for samples in (8, 8, 72)
     )
     assert torch.equal(torch.random.get_rng_state(), before)
-    close(net.parameters(), held, 0.0)
+    close(list(net.parameters()), held, 0.0)
     close(few, again, 0.0)
     ratio = float((few.error.ntk / many.error.ntk).mean())  # type: ignore[attr-defined]
     assert 1.5 < ratio < 6  # √9; of 8 draws it is known to a factor of 1.5

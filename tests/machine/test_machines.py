@@ -145,7 +145,8 @@ def limited(found: Evidence, kernel: Tensor) -> Evidence:
 def fitted(found: Evidence) -> Tensor:
     """Regression with two features, which projects."""
     features = random(POINTS, 2, seed=7)
-    return found.start + features @ torch.linalg.lstsq(features[:TRAIN], found.learned).solution
+    weights: Tensor = torch.linalg.lstsq(features[:TRAIN], found.learned).solution
+    return found.start + features @ weights
 
 
 def gaussian(found: Evidence) -> Tensor:
@@ -153,7 +154,8 @@ def gaussian(found: Evidence) -> Tensor:
     distances = torch.cdist(found.inputs, found.inputs[:TRAIN])
     width = distances[:TRAIN][~torch.eye(TRAIN, dtype=torch.bool)].median()
     kernel = torch.exp(-distances.square() / (2 * width**2))
-    return found.start + kernel @ torch.linalg.solve(kernel[:TRAIN], found.learned)
+    weights: Tensor = torch.linalg.solve(kernel[:TRAIN], found.learned)
+    return found.start + kernel @ weights
 
 
 def summed(found: Evidence) -> Tensor:
@@ -171,7 +173,8 @@ def linear_steps(found: Evidence) -> Tensor:
 def posterior(found: Evidence) -> Tensor:
     assert isinstance(found.limit, LimitKernels)
     prior = found.limit.start
-    return prior @ torch.linalg.solve(prior[:TRAIN], found.targets)
+    outputs: Tensor = prior @ torch.linalg.solve(prior[:TRAIN], found.targets)
+    return outputs
 
 
 def mean_coefficients(found: Evidence) -> Tensor:

@@ -203,7 +203,8 @@ class Largest(DispatchMode):
 def largest(*words: str) -> int:
     """Return the largest number of numbers in a tensor while a run takes two steps."""
     setting, listener = prepare(small("steps=2", "path.rule=[secant]", *words)), Memory()
-    with Largest() as spy:
+    spy = Largest()
+    with spy:
         train_steps(begin(setting, listener.trajectory), listener)
     return spy.numbers
 

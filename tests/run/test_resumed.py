@@ -15,6 +15,7 @@ from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from torch import Tensor
 
+from ntkexp.capacity import MemoryBudget
 from ntkexp.machine.base import Prediction
 from ntkexp.on_disk import is_on_disk
 from ntkexp.run.loop import Way, run
@@ -37,7 +38,9 @@ def swept_in_chunks(setting: Setting) -> Setting:
     """Give the sweep memory for three points at once: two chunks of six steps."""
     assert setting.sweep is not None
     plan = setting.sweep.plan
-    return replace(setting, sweep=replace(setting.sweep, plan=replace(plan, free=2 * 3.5 * 3 * plan.per_output)))
+    return replace(
+        setting, sweep=replace(setting.sweep, plan=replace(plan, budget=MemoryBudget(2 * 3.5 * 3 * plan.per_output)))
+    )
 
 
 SNAPSHOTS = (
@@ -207,4 +210,4 @@ def test_a_run_that_is_left_goes_on_to_the_same_bits(name: str) -> None:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(partial(Interrupted, name), settings=chosen)
+    run_state_machine_as_test(partial(Interrupted, name), settings=chosen)  # type: ignore[arg-type]  # a factory will do
