@@ -140,7 +140,7 @@ class Adjoint:
         return left_first <= 2 * multiplied_out
 
     def times_factors(self, right: Factored) -> Float[Tensor, "query out train out_"]:
-        """Return Σ_u (a_uᵀ U) β_u. Loop over groups of queries, so that a_uᵀ U stays in the cache."""
+        """Return Σ_u (a_uᵀ U) β_u. Take a few queries at a time, to keep a_uᵀ U in the cache."""
         queries, out, _ = next(iter(self.parts.values())).shape
         train, outputs, uses, features = right.outputs.shape
         assert right.weight is not None

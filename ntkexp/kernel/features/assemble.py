@@ -89,7 +89,7 @@ def pull_at_once(
 
 
 def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
-    """Stack along a new first axis. The memory order is [example, out, …], in which kernels read."""
+    """Stack along a new first axis, in the memory order [example, out, …] in which kernels read."""
     if len(parts) == 1:
         return parts[0][None]
     if not parts[0].dim():

@@ -86,7 +86,7 @@ class Factored:
 
     @property
     def line(self) -> int:
-        """The length of a line: neighbours in the weight whose gradients share one factor element."""
+        """The length of a line: neighbours in the weight whose gradients share a factor element."""
         if self.weight is None:
             return 1
         axis = 0 if self.weight.stride[0] == 1 else 1

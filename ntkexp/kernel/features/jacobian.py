@@ -100,7 +100,7 @@ class Jacobian:
         return total
 
     def total(self, weights: Weights) -> Weights:
-        """Return the sum over examples and outputs. For J(x)ᵀℓ′, this is the gradient of the loss."""
+        """Return the sum over examples and outputs. For J(x)ᵀℓ′, it is the gradient of the loss."""
         totals: Weights = {}
         for block in self.blocks:
             for name, value in block.total(weights).items():
