@@ -70,7 +70,7 @@ def tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def examples(inputs: Inputs) -> int:
-    """Return the number of examples. Raise Mistake if tensors have different numbers.
+    """Return the number of examples. Raise Mistake if there is no tensor, or if tensors disagree.
 
     >>> examples(([1.0, 2.0],))
     Traceback (most recent call last):
