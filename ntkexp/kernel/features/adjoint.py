@@ -10,7 +10,7 @@ gradient β_u at use u of the weight. Its product with U is
 
     ⟨U, Σ_u a_u ⊗ β_u⟩ = Σ_u a_uᵀ U β_u
 
-The side that takes fewer multiplications is computed.
+Compute the side that takes fewer multiplications.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ Owner: TypeAlias = Int[Tensor, "..."]
 
 @dataclass(frozen=True)
 class PulledBack:
-    """β = ∂f/∂tap at every use of a weight. `owners` holds the example to which each element
-    belongs; for a product, the example to which each row belongs.
+    """β = ∂f/∂tap at every use of a weight. `owners` holds the example to which each element of a
+    tap belongs. For a product, it holds the example of each row.
     """
 
     uses: Sequence[Use]
@@ -106,7 +106,7 @@ def select_outputs(
     return one_hot[:, None].expand(-1, *output.shape)
 
 
-# A weight and its bias keep their factors if both occur only in products of this pair. A parameter
+# A weight and its bias keep their factors if both occur only in products of the pair. A parameter
 # with several kinds of use (a tied weight, a gain, a weight computed from other weights) gets its
 # gradients multiplied out, so that its uses can be added up.
 
@@ -218,8 +218,8 @@ class RowSums:
 
 
 def assemble_uses(pulled: PulledBack) -> Jacobian:
-    """Return the Jacobian with one block for each use, without summing over uses. Reads from a
-    table become `Copies` blocks.
+    """Return the Jacobian with one block for each use, without summing over uses. Table lookups
+    become `Copies` blocks.
     """
     blocks: list[Block] = []
     for use, cotangent, owner in pulled.by_use():
@@ -256,7 +256,7 @@ def weight_and_bias(use: Use) -> ProductKey:
 
 
 def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
-    """Return the pairs (weight, bias) whose parameters occur only in products of this very pair."""
+    """Return the pairs (weight, bias) whose parameters occur only in products of this pair."""
     ways: dict[str, set[object]] = defaultdict(set)
     pairs: set[ProductKey] = set()
     for use in uses:

@@ -410,8 +410,8 @@ class Total:
     def add_single_uses(self, pairs: Sequence[tuple[Factored, Factored]]) -> None:
         """Add Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩ over weights l that each example uses once.
 
-        With ten outputs, the matrix of ⟨β, β′⟩ is a hundred times larger than the matrix of ⟨a,
-        a′⟩. To add it weight by weight would take longer to move memory than to compute. So each
+        With ten outputs, the matrix of ⟨β, β′⟩ is a hundred times larger than that of ⟨a, a′⟩. If
+        it were added weight by weight, memory traffic would take longer than arithmetic. So each
         block of the kernel is summed over all weights while it is in the cache.
         """
         if not pairs:

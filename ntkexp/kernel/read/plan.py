@@ -93,8 +93,8 @@ def chunks(
 ) -> Iterator[range]:
     """Yield all outputs, in groups whose gradients take at most OUTPUT_GRADIENT_BYTES.
 
-    Count the gradients of values on the tape, and of weights that are multiplied out. If the number
-    of weights matters, read one output to find these weights.
+    Count the gradients of values on the tape, and of weights that are multiplied out. Unless all
+    outputs fit in any case, read one output to find which weights are multiplied out.
     """
     values = tape.bytes_per_example
     weights = sum(tape[slot].nbytes for slot in tape.weights)

@@ -5,12 +5,10 @@ There are three ways to read it. The first valid one is used:
 
 1. At one point, autograd differentiates the recorded operations. This requires that the network
    combines weights with inputs only in products, norms and sums.
-2. The difference rules are applied to the tapes (a replay). On a segment of length zero, this gives
-the
-   tangent Jacobian too, and the tests compare both ways.
+2. The difference rules are applied to the tapes (a replay). On a segment of length zero, this
+   gives the tangent Jacobian too, and the tests compare both ways.
 3. A tangent is read example by example, if an operation has no rule, or if the gradients of the
-module
-   are not the derivatives of its values.
+   module are not the derivatives of its values.
 """
 
 from __future__ import annotations
@@ -44,9 +42,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class Reading:
-    """The Jacobian J̄ of a segment, and J̄Δθ from the forward pass of the replay (zero at a
-    point).
-    """
+    """The Jacobian J̄ of a segment, and J̄Δθ from the replay's forward pass (zero at a point)."""
 
     jacobian: Jacobian
     push: Float[Tensor, "example out"]
@@ -298,8 +294,8 @@ TIMES = 3  # copies of rows while they are multiplied out, transposed and added
 
 
 def fits(some: Jacobian, query: int, train: int) -> bool:
-    """Return whether a kernel of examples like those in `some` fits into memory, with its
-    Jacobians.
+    """Return whether a kernel and its Jacobians fit into memory, for examples like those in
+    `some`.
     """
     return kernel_bytes(some, query, train) <= FITS
 

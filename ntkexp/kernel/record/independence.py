@@ -75,8 +75,7 @@ nan are not used, since a mask that multiplies them by zero gives nan without co
 
 
 def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) -> None:
-    """Raise Mistake if outputs change when the batch runs again, in parts, or next to strange
-    examples.
+    """Raise Mistake if outputs change when the batch runs again, in parts, or next to strangers.
 
     A function that is `known` to have passed on another batch runs only on a random half and on the
     rest. If Python may have branched on numbers that depend on inputs, a few examples also run
@@ -190,8 +189,7 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> None:
-        """Raise Mistake if outputs of examples that ran `apart` differ from those `among` the
-        others.
+        """Raise Mistake if examples have other outputs `apart` from the rest than `among` it.
 
         The message differs if coupling cannot be detected, because outputs are not finite or
         rounding error dominates. `usual` are the outputs on the inputs `given`.
@@ -215,7 +213,7 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> bool:
-        """Return whether outputs of examples that ran `apart` equal those `among` the others, up to
+        """Return whether examples have equal outputs `apart` from the rest and `among` it, up to
         rounding.
 
         Rounding is ALLOWED_ROUNDINGS · eps of the largest term of the outputs. If half of the
@@ -324,7 +322,7 @@ def with_noise(tensor: Tensor, eps: float) -> Tensor:
 
 
 def with_strangers(inputs: Inputs, size: float, number: float | None = None) -> Inputs:
-    """Return inputs times `size`. Fill every second example with `number` times the largest
+    """Multiply inputs by `size`. Fill every second example with `number` times the largest
     input.
     """
 

@@ -3,11 +3,10 @@
 The recording is a sequence of operations that overwrite nothing. It becomes a program in four
 steps:
 
-    simplify      run the same operation on the same values once; do not recompute known values
-    prune         run only operations that results need; treat values that no input changes as
-    constants overwrite     let a sum or a product overwrite an argument that no later operation
-    needs compile       write one line of Python for each operation; free every value after its last
-    use
+    simplify     run the same operation on the same values once; do not recompute known values
+    prune        run only operations that results need; values that no input changes are constants
+    overwrite    let a sum or a product overwrite an argument that no later operation needs
+    compile      write one line of Python for each operation; free a value after its last use
 
 The computation may have read numbers from tensors and branched on them, for example on whether two
 masks are equal. If such a number differs from the recording, the program is invalid for these

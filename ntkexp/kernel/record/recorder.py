@@ -66,8 +66,7 @@ class PureOnly(TorchFunctionMode):
 
 
 class NoteReads(TorchFunctionMode):
-    """A mode that records numbers which leave torch as lists or arrays, and may return as
-    constants.
+    """A mode that notes which numbers leave torch as lists or arrays. They may return as constants.
 
     No operation is recorded for such a read. So record a call of `torch.equal` that compares the
     tensor with the numbers. A program made from the tape is valid while they are equal. Without
@@ -183,7 +182,7 @@ class Recorder(DispatchMode):
         self.flats: dict[int, Tensor] = {}  # the content of each storage that was written to
 
     def slot(self, value: Any) -> Any:
-        """Return the slot of a tensor, with a new slot for a new tensor. Return other values
+        """Return the slot of a tensor. Create it for a new tensor. Return other values
         unchanged.
         """
         known = self.slots.get(id(value))

@@ -3,8 +3,11 @@ change.
 
     Δ(AB) = ΔA·B̄ + Ā·ΔB        a bar is the mean over both ends
 
-This is exact for every bilinear operation: (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ −
-A₀B₀. A product of weights with inputs is a use of the weights (call.py).
+This is exact for every bilinear operation:
+
+    (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ − A₀B₀
+
+A product of weights with inputs is a use of the weights (call.py).
 """
 
 from __future__ import annotations

@@ -82,8 +82,9 @@ def turn(cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor) -
 
 
 def length(call: Call) -> Tensor:
-    """Return ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁) for h = √(a² + b²), from Δ(h²) = (h₀ +
-    h₁) Δh.
+    """Return ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁) for h = √(a² + b²).
+
+    It follows from Δ(h²) = (h₀ + h₁) Δh.
     """
     left, right = call.both()
     size = torch.hypot(left.start, right.start) + torch.hypot(left.end, right.end)
@@ -96,8 +97,9 @@ def length(call: Call) -> Tensor:
 
 
 def log_sum(base: float, call: Call) -> Tensor:
-    """Return s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), or for another base than
-    e. s is the slope of the softplus at a − b.
+    """Return s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), or for another base.
+
+    s is the slope of the softplus at a − b.
     """
     left, right = call.both()
     ahead = Ends(left.start - right.start, left.end - right.end, None)
@@ -173,8 +175,8 @@ def loss_of_gap(call: Call) -> Tensor:
 
 
 def log_times(shift: float) -> Rule:
-    """Return a rule for a log(c + b) with c = `shift`, by averaged slopes. The function is 0 at a =
-    0.
+    """Return a rule for a log(c + b) with c = `shift`, by averaged slopes. For a = 0, it is
+    zero.
     """
 
     return partial(

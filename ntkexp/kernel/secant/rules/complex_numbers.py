@@ -96,9 +96,7 @@ def angle(call: Call) -> Tensor:
 
 
 def direction(call: Call) -> Tensor:
-    """Return Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|) for z/|z|. Raise NoRule at zero, where torch gives
-    0.
-    """
+    """Return Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|) for z/|z|. Raise NoRule if an end is zero."""
     value: Ends = call.args[0]
     size = Ends(value.start.abs(), value.end.abs(), length(call))
     if not bool((size.start > 0).all() and (size.end > 0).all()):
@@ -117,9 +115,7 @@ def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of zⁿ, Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ, for an integer n ≥ 1. Raise NoRule for other
-    powers.
-    """
+    """Return the slope of zⁿ, Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ, for an integer n ≥ 1. Raise NoRule for other n."""
     n = call.args[1]
     if isinstance(n, Ends) or n != int(n) or n < 1:
         raise NoRule("a power of a complex number that is not whole and positive")

@@ -161,8 +161,9 @@ def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
 
 
 def whole_power(n: int, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the slope of zⁿ, Dₙ = Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ, by D₂ₙ = (z₀ⁿ + z₁ⁿ) Dₙ and Dₙ₊₁ = z₁ⁿ +
-    z₀ Dₙ.
+    """Return the slope of zⁿ, Dₙ = Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ.
+
+    Compute it by doubling: D₂ₙ = (z₀ⁿ + z₁ⁿ) Dₙ and Dₙ₊₁ = z₁ⁿ + z₀ Dₙ.
     """
     if n == 1:
         return torch.ones_like(z0)
@@ -419,8 +420,9 @@ def nan_to_num(call: Call) -> Tensor:
 
 
 def prelu(call: Call) -> Tensor:
-    """Return D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z, 0) with a learned a. D
-    is the slope of relu.
+    """Return D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z, 0) with a learned a.
+
+    D is the slope of relu.
     """
     value, leak = call.args
     shape = call.start.shape

@@ -24,9 +24,7 @@ from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
 def first(call: Call) -> Result:
-    """Return op(Δv, …) for rearrangements, sums, means, padding, average pooling or
-    interpolation.
-    """
+    """Return op(Δv, …), for example for rearrangements, sums, padding, or average pooling."""
     value, *rest = call.args
     constants = tree_map(constant, (rest, call.kwargs))
 
@@ -145,9 +143,7 @@ def reduce(call: Call) -> Result:
 
 
 def log_likelihood(call: Call) -> Result:
-    """Return −Δx at the target class. The operation's other result, the total weight, is
-    constant.
-    """
+    """Return −Δx at the target class. The operation's other result is the total class weight."""
     value, *rest = call.args
     # contiguous, as the backward pass of the operation requires
     delta: Tensor = call.entry.op(call.delta(value).contiguous(), *tree_map(constant, rest))[0]

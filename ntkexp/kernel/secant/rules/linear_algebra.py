@@ -18,7 +18,7 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, Way, tot
 from ntkexp.kernel.secant.rules.bilinear import terms_of
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
-# for ∫ e^{sA₁} V e^{(1−s)A₀} ds; if no norm exceeds one, the error 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
+# nodes for ∫ e^{sA₁} V e^{(1−s)A₀} ds; if no norm exceeds 1, the error 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
 GAUSS_NODES = 8
 ROUNDING_MULTIPLE = 100  # in eps; a larger error is not rounding
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
@@ -27,9 +27,7 @@ OVERLAP = 0.5  # directions with at least this overlap at both ends count as the
 
 
 def matmul(call: Call, left: Ends, right: Ends) -> Ends:
-    """Return the product of (batches of) matrices at both ends, with its difference ΔA B̄ + Ā
-    ΔB.
-    """
+    """Return a product of (batches of) matrices at both ends, with its difference ΔA B̄ + Ā ΔB."""
     terms = terms_of(torch.matmul, call, left, right)
     start = left.start @ right.start
     end = left.end @ right.end
@@ -178,11 +176,10 @@ def qr(call: Call) -> Result:
 
 
 def reflections(call: Call) -> Tensor:
-    """Return the difference of the first columns of H₁H₂…, with the reflections H_k = I − τ_k v_k
-    v_kᵀ.
+    """Return the difference of the first columns of H₁H₂…, for reflections H = I − τvvᵀ.
 
-    v_k has zeros, then a one, then column k below the diagonal. Apply one reflection after the
-    other, by the product rule.
+    The vector v of the k-th reflection has zeros, then a one, then column k below the diagonal.
+    Apply one reflection after the other, by the product rule.
     """
     vectors, gains = (replace(call.wide(value), from_inputs=True) for value in call.args)
     rows, columns = vectors.start.shape[-2:]
@@ -223,8 +220,10 @@ def pseudo_inverse(call: Call) -> Tensor:
 def wedin(
     call: Call, v: Tensor, this: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return −q V p + q qᵀ Vᵀ (I − a p) + (I − q b) Vᵀ pᵀ p, for `this` = (a, p) and `other` = (b,
-    q): two matrices with their pseudo-inverses.
+    """Return −q V p + q qᵀ Vᵀ (I − a p) + (I − q b) Vᵀ pᵀ p.
+
+    `this` is a matrix a with its pseudo-inverse p, and `other` a matrix b with its pseudo-inverse
+    q.
     """
     (a, p) = this
     (b, q) = other
@@ -333,8 +332,9 @@ def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
 def log_determinant(call: Call) -> Result:
     """Return the differences of the sign and of log|det|, each as a slope times Δdet.
 
-    The slope of log|det| is D_log. The slope of the sign is its jump divided by Δdet. To prevent
-    overflow, all determinants are divided by the larger one.
+    The slope of log|det| is the slope of the logarithm between both determinants. The slope of the
+    sign is its jump divided by Δdet. All determinants are divided by the larger one, so that they
+    do not overflow.
     """
     value = call.args[0]
     ((s0, s1), (l0, l1), *_) = call.ends

@@ -228,9 +228,7 @@ def batch_norm(call: Call) -> Result:
 
 
 def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
-    """Reshape one number for each channel, so that it broadcasts with x. `axis` is that of
-    channels.
-    """
+    """Reshape one number for each channel, so that it broadcasts with x. Channels are on `axis`."""
     rest = x.start.dim() - axis - 1
     if value is None:
         return None
