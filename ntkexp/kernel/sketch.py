@@ -19,9 +19,9 @@ from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
 from ntkexp.kernel.secant.uses import View
 from ntkexp.stream import stream
 
-# A parameter is read as a matrix: its first axis gives the rows, all other axes the columns. Each
-# row and each column draws a bucket h from 0 … k − 1 and a sign σ. Element (i, j) is added to the
-# bucket h_i + h_j mod k with the sign σ_i σ_j:
+# A parameter is treated as a matrix: its first axis is the rows, all other axes are the columns.
+# Each row and each column draws a bucket h from 0 … k − 1 and a sign σ. Element (i, j) is added to
+# the bucket h_i + h_j mod k with the sign σ_i σ_j:
 #
 #     S[(i, j), r] = σ_i σ_j [h_i + h_j ≡ r mod k],        E SSᵀ = 1
 #
@@ -44,9 +44,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class SketchTable:
-    """The buckets and signs of one parameter's rows and columns, for a sketch with `size`
-    buckets.
-    """
+    """The buckets and signs of a parameter's rows and columns, for a sketch of `size` buckets."""
 
     rows: Draw
     columns: Draw
@@ -202,9 +200,7 @@ class Sketch:
     def of_view(
         self, gradients: Float[Tensor, "example out size"], view: View
     ) -> Float[Tensor, "example out size_"]:
-        """Return the sketch of gradients with respect to a view, whose elements are in its
-        order.
-        """
+        """Return the sketch of gradients that are given in the element order of a view."""
         places = positions_in(view, torch.arange(gradients.shape[2], device=gradients.device))
         return scattered(gradients, self.table(view.name, gradients).at(places), self.size)
 
@@ -269,7 +265,5 @@ def random_vectors(
 
 
 def error_bar(missed: Float[Tensor, "vector query out"]) -> float:
-    """Return an upper bound of ‖K̂ − K‖_F from `missed` = (K̂ − K)V. It holds in 99 of 100
-    cases.
-    """
+    """Return a bound of ‖K̂ − K‖_F from `missed` = (K̂ − K)V. It holds in 99 of 100 cases."""
     return sqrt(float(missed.double().square().sum()) / CHI_SQUARE_QUANTILE)

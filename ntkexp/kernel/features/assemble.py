@@ -1,7 +1,7 @@
 """Assemble a Jacobian: back-propagate from the outputs to every use of a weight, and form blocks.
 
 The network may also be the surrogate of a step (`secant/replay`), which gives the secant Jacobian.
-A tap is the tensor at a use of a weight with respect to which the outputs are differentiated.
+The tap of a use is the tensor with respect to which the outputs are differentiated there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Cotangent: TypeAlias = Float[Tensor, "out ..."]
 """∂f_c/∂tap for each output c, or each mixture of outputs."""
 
 Owner: TypeAlias = Int[Tensor, "..."]
-"""The example to which each element belongs, or -1 if it reaches no output."""
+"""The example that owns each element, or -1 if the element reaches no output."""
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
 
 
 def example_axis(owner: Owner, examples: int, among: Sequence[int]) -> int | None:
-    """Return the first axis in `among` along which index k belongs to example k, or None."""
+    """Return the first of these axes along which index k belongs to example k, or None."""
     for axis in among:
         index = torch.arange(examples, device=owner.device)
         index = index.view(-1, *[1] * (owner.dim() - axis - 1))

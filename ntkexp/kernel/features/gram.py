@@ -210,7 +210,7 @@ def cut(side: Jacobian, name: str, elements: range) -> Iterator[ParameterChunk]:
 
 def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
     """Yield groups of columns for one matrix product each, small blocks first. A chunk of a
-    parameter is a group by itself.
+    parameter forms its own group.
     """
     blocks: list[Column] = []
     for column in columns:
@@ -305,8 +305,8 @@ def sizes(left: Factored, right: Factored) -> Sizes:
 
 
 def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
-    """Return the sizes with all uses of a weight counted. Assume that every example has as many
-    uses as the first.
+    """Return the sizes of two Jacobians, with all uses of one weight counted. Assume that every
+    example has the same number of uses as the first.
     """
 
     def uses_of_first(side: Jacobian) -> int:

@@ -7,7 +7,7 @@ numbers. So two programs are compiled: one from weights and inputs to the values
 from the values at both ends of a step to a Jacobian.
 
 A program is compared with the ordinary computation when it is made, and again at the next values.
-The second comparison detects values that were taken as constant and are not. A program that fails
+The second comparison detects values that are wrongly treated as constant. A program that fails
 is never used again. For large tapes, where Python's overhead does not matter, no program is made.
 
 The key of a program is a digest of the tape's operations, shapes and constants, and of the owners
@@ -191,8 +191,8 @@ class ProgramCache:
     def record(
         self, function: Function, weights: Weights, inputs: Inputs, *, whole: bool = False
     ) -> Tape:
-        """Return a tape of the function, by a program if there is one. Otherwise record it, and
-        compile a program.
+        """Return a tape of the function. Run a program if one was compiled. Otherwise record the
+        function, and compile a program.
         """
         fed = [value.detach() for value in (*weights.values(), *tensors(inputs))]
         key = (tuple(weights), outline(inputs))
@@ -204,9 +204,9 @@ class ProgramCache:
         return self.tapes.compare(key, fed, tape)
 
     def read(self, request: Request, *, routed: bool) -> Jacobian:
-        """Return the requested Jacobian, by a program if there is one.
+        """Return the requested Jacobian. Run a program if one was compiled.
 
-        `routed` says that values choose rows, so that the owners may differ next time.
+        Set `routed` if values choose rows, so that the owners may differ next time.
         """
         start = request.start
         end = request.end

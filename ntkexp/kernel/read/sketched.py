@@ -341,8 +341,8 @@ LONG_MULTIPLICATIONS = 1e11  # multiplications of a sketch that justify a remark
 def remark(some: Jacobian, query: int, train: int, size: int) -> str | None:
     """Return a remark if the exact kernel takes fewer multiplications than the sketch, or None.
 
-    The kernel is that of `query` examples with `train` others, or with themselves if `train` is 0.
-    `some` is the Jacobian of a few examples.
+    The kernel is between `query` and `train` examples, or between `query` examples and themselves
+    if `train` is 0. `some` is the Jacobian of a few examples.
     """
     # The sketch of each example, and its error bar
     sketched = 0.0

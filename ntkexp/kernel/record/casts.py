@@ -81,8 +81,8 @@ def with_casts(function: Function, casts: Casts) -> Function:
 
 
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
-    """Return one line on the error caused by the choice `casts`, or None if there is none. `tape`
-    was recorded with this choice.
+    """Return one line on the error that the choice `casts` causes, or None if it causes none.
+    `tape` was recorded with this choice.
     """
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     if casts == "keep":

@@ -75,7 +75,7 @@ nan are not used, since a mask that multiplies them by zero gives nan without co
 
 
 def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) -> None:
-    """Raise Mistake if outputs change when the batch runs again, in parts, or next to strangers.
+    """Raise Mistake if outputs change when the batch runs again, in parts, or beside other inputs.
 
     A function that is `known` to have passed on another batch runs only on a random half and on the
     rest. If Python may have branched on numbers that depend on inputs, a few examples also run
@@ -189,7 +189,7 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> None:
-        """Raise Mistake if examples have other outputs `apart` from the rest than `among` it.
+        """Raise Mistake if the outputs of examples that run apart and among the others differ.
 
         The message differs if coupling cannot be detected, because outputs are not finite or
         rounding error dominates. `usual` are the outputs on the inputs `given`.
@@ -213,8 +213,8 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> bool:
-        """Return whether examples have equal outputs `apart` from the rest and `among` it, up to
-        rounding.
+        """Return whether the outputs of examples that run apart and among the others are equal up
+        to rounding.
 
         Rounding is ALLOWED_ROUNDINGS · eps of the largest term of the outputs. If half of the
         digits agree, it is also ALLOWED_NOISE times the effect of a relative noise of eps.

@@ -219,7 +219,7 @@ class Tape:
 
     @property
     def keeps_places(self) -> bool:
-        """Whether the function must always run on all examples, in order."""
+        """True if the function must always run on all examples, in order."""
         return self.whole or bool(self.drawn)
 
     @cached_property

@@ -7,5 +7,5 @@ uses, segment       where operations use weights; both ends of a step, and the c
 call                one operation at both ends of a step, and the helpers of the rules
 rules               a difference rule for each operation
 replay              the operations of a tape, run again on differences
-ownership           the example to which each element of a use belongs
+ownership           the example that owns each element of a use
 """

@@ -1,6 +1,6 @@
 """One operation of a network at both ends of a step, and the helpers of the difference rules.
 
-Every value v of the network has an end v₀ at the start of the step and an end v₁ after it. A rule
+Every value v of the network is v₀ at the start of the step and v₁ at its end. A rule
 is a function of a `Call` that returns the exact difference Δv = v₁ − v₀ of the operation's result,
 as a linear map of the differences of its arguments. The factors of this map are called
 coefficients:
@@ -267,7 +267,7 @@ class Call:
         return self.chord.is_point
 
     def is_use(self, value: Ends) -> bool:
-        """Return whether this argument depends on weights alone and the result on inputs too."""
+        """Return whether this argument depends only on weights and the result also on inputs."""
         carries = value.delta is None or (value.delta.requires_grad and value.delta.numel() > 0)
         return value.from_weights and self.meets_inputs and carries
 
@@ -347,8 +347,9 @@ class Call:
         bias: Ends | None = None,
         shift: float = 1.0,
     ) -> Tensor:
-        """Return Δ(gain · A B + shift · b) = gain · (ΔA B̄ + Ā ΔB) + shift · Δb for matrices A and
-        B.
+        """Return Δ(gain · A B + shift · b) = gain · (ΔA B̄ + Ā ΔB) + shift · Δb.
+
+        A (`left`) and B (`right`) are matrices, and b is an optional bias.
         """
         if self.is_use(left):  # W a = (aᵀ Wᵀ)ᵀ: the weight of a use is on the right
             if self.is_use(right):
@@ -449,8 +450,8 @@ class Call:
         return tap
 
     def source(self, value: Ends) -> Source:
-        """Return the view of a parameter that the value is. If the value was computed from
-        parameters, return its difference and their names.
+        """Return the value as a view of a parameter. If it was computed from parameters, return
+        its difference and their names.
         """
         view = self.chord.trained.view(value.start)
         if view is not None:

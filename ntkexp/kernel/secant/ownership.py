@@ -1,8 +1,7 @@
-"""Ownership: the example to which each element at a use belongs.
+"""Find the owner of each element at a use: the example to which the element belongs.
 
 An output of example n may depend only on elements that belong to n. To find n, draw a random
-cotangent u for the outputs. Multiply its rows by the numbers of their examples to get n·u.
-Back-propagate both:
+cotangent u of the outputs. Multiply row n of u by n, to get n·u. Back-propagate both:
 
     n = (β̄ of n·u)/(β̄ of u)        at an element of example n
 

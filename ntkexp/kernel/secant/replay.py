@@ -3,14 +3,13 @@
 A step goes from weights θ₀ to θ₁. The replay reads two tapes of the same program, recorded at θ₀
 and θ₁. For every value v on them, Δv = v₁ − v₀.
 
-    forward       apply the difference rule of each operation in order, from Δθ to J̄Δθ at the
-    output backward      β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight, by autograd through the same
-    rules
+    forward     apply the difference rule of each operation, from Δθ to J̄Δθ at the output
+    backward    β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight, by autograd through the same rules
 
 Every Δv is an autograd tensor that is linear in Δθ. The closure check tests J̄Δθ = f(θ₁) − f(θ₀).
-The replay is a linearized network, called the surrogate. Its weights and activations are means over
-both ends, and its slopes are secant slopes. If θ₁ = θ₀, the slopes are derivatives, and J̄ is the
-Jacobian.
+The linear map from Δθ to J̄Δθ is called the surrogate of the step. It is the network, linearized:
+its weights and activations are means over both ends, and its slopes are secant slopes. If θ₁ = θ₀,
+the slopes are derivatives, and J̄ is the Jacobian.
 
 Literature: the difference rules are discrete gradients (Itoh & Abe 1988, Gonzalez 1996, McLachlan,
 Quispel & Robidoux 1999) chained along a program, like the multipliers of DeepLIFT (Shrikumar,

@@ -7,7 +7,7 @@ of v⁻¹ᐟ²:
     Δv = 2 mean(c̄ Δc)        Δr = −(r₀r₁)²/(r₀ + r₁) Δv        Δy = r̄ Δc + c̄ Δr
 
 So for n numbers that are normalised together, the map from Δx to Δy consists of a diagonal and two
-sums. The same holds for its transpose, which maps β = ∂f/∂y back to x. With
+sums. Its transpose, which maps β = ∂f/∂y back to x, has the same form. With
 k = −(2/n) (r₀r₁)²/(r₀ + r₁):
 
     forward     Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)
