@@ -166,7 +166,7 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
             plan.columns.extend(zip(pieces, pieces_, strict=True))
             finished |= one.extents.keys()
 
-    # All other parameters are multiplied out, piece by piece
+    # All other parameters are multiplied out, chunk by chunk
     for name, extent in shared_extents(left, right).items():
         if name not in finished:
             chunks = cut(left, name, range(extent))
@@ -285,7 +285,7 @@ class Sizes:
 
     @property
     def operations(self) -> int:
-        """Multiplications of the cheaper way."""
+        """The multiplications that the cheaper way takes."""
         if self.way == "multiplied out":
             return self.multiplied_out
         return self.double_sum
@@ -394,7 +394,7 @@ class Total:
     def add_product(
         self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]
     ) -> None:
-        """Add R R′ᵀ."""
+        """Add R R′ᵀ, for the gradients R and R′ of one group of columns."""
         right = right.t()
         for strip, rows, columns in self.strips:
             one = narrow(left, 0, rows)

@@ -156,7 +156,7 @@ NUMBER_PRODUCTS: dict[str, Rule] = {
 
 
 def addmm(call: Call) -> Tensor:
-    """Return β Δx + α (ΔA B̄ + Ā ΔB) for βx + αAB."""
+    """Return the difference of βx + αAB, β Δx + α (ΔA B̄ + Ā ΔB)."""
     bias, left, right = call.args
     return call.product(left, right, call.given["alpha"], bias, call.given["beta"])
 
@@ -195,7 +195,7 @@ def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Ten
 
 
 def baddbmm(call: Call) -> Tensor:
-    """Return β Δx + α (ΔA_k B̄_k + Ā_k ΔB_k) for βx + αA_kB_k."""
+    """Return the difference of βx + αA_kB_k, β Δx + α (ΔA_k B̄_k + Ā_k ΔB_k)."""
     added, left, right = call.args
     if call.is_use(left) or call.is_use(right):
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
@@ -247,7 +247,7 @@ MATRICES: dict[str, Rule] = {
 
 
 def convolution(call: Call) -> Tensor:
-    """Return Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
+    """Return the difference of a convolution x ∗ W + b, Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
     if x.delta is not None:  # in the backward pass, all vectors form one batch of images

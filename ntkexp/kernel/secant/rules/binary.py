@@ -61,12 +61,12 @@ def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
 
 
 def angle_by_height(y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
-    """Return (atan2(y₁, x) − atan2(y₀, x))/(y₁ − y₀), by the angle between (x, y₀) and (x, y₁)."""
+    """Return the slope of atan2(y, x) in y, by the angle between (x, y₀) and (x, y₁)."""
     return turn(x * (y1 - y0), x * x + y0 * y1, torch.atan2(y1, x) - torch.atan2(y0, x), y1 - y0, x)
 
 
 def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
-    """Return (atan2(y, x₁) − atan2(y, x₀))/(x₁ − x₀), by the angle between (x₀, y) and (x₁, y)."""
+    """Return the slope of atan2(y, x) in x, by the angle between (x₀, y) and (x₁, y)."""
     return turn(
         -y * (x1 - x0), x0 * x1 + y * y, torch.atan2(y, x1) - torch.atan2(y, x0), x1 - x0, -y
     )
@@ -82,7 +82,7 @@ def turn(cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor) -
 
 
 def length(call: Call) -> Tensor:
-    """Return ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁) for h = √(a² + b²).
+    """Return the difference of h = √(a² + b²), ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁).
 
     It follows from Δ(h²) = (h₀ + h₁) Δh.
     """
@@ -97,9 +97,9 @@ def length(call: Call) -> Tensor:
 
 
 def log_sum(base: float, call: Call) -> Tensor:
-    """Return s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), or for another base.
+    """Return the difference of log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), s Δa + (1 − s) Δb.
 
-    s is the slope of the softplus at a − b.
+    s is the slope of the softplus at a − b. The base may also be 2.
     """
     left, right = call.both()
     ahead = Ends(left.start - right.start, left.end - right.end, None)

@@ -151,7 +151,7 @@ def combine(constant: float, factor: float, call: Call) -> Tensor:
 
 
 def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
-    """Return m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm for where(m, a, b)."""
+    """Return the difference of where(m, a, b), m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
     yes = call.wide(yes, shape)
     no = call.wide(no, shape)

@@ -30,7 +30,7 @@ from ntkexp.kernel.secant.rules.elementwise import (
 
 
 def complex_of_parts(call: Call) -> Tensor:
-    """Return Δa + iΔb."""
+    """Return the difference of a + ib, Δa + iΔb."""
     left, right = call.both()
     zeros = torch.zeros(
         call.start.shape, dtype=call.start.dtype.to_real(), device=call.start.device
@@ -40,7 +40,7 @@ def complex_of_parts(call: Call) -> Tensor:
 
 
 def polar(call: Call) -> Tensor:
-    """Return Δ(r cos φ) + iΔ(r sin φ), by the product rule and the slopes of cos and sin."""
+    """Return the difference of r e^{iφ}, Δ(r cos φ) + iΔ(r sin φ), by the product rule."""
     size, angle = call.both()
     terms = []
     for slope, function in ((cos, torch.cos), (sin, torch.sin)):
@@ -96,7 +96,9 @@ def angle(call: Call) -> Tensor:
 
 
 def direction(call: Call) -> Tensor:
-    """Return Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|) for z/|z|. Raise NoRule if an end is zero."""
+    """Return the difference of z/|z|, Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|). Raise NoRule if an end
+    is zero.
+    """
     value: Ends = call.args[0]
     size = Ends(value.start.abs(), value.end.abs(), length(call))
     if not bool((size.start > 0).all() and (size.end > 0).all()):
@@ -145,7 +147,7 @@ def mm(call: Call, left: Ends, right: Ends) -> Tensor:
 
 
 def addmm(call: Call) -> Tensor:
-    """Return β Δx + α Δ(AB)."""
+    """Return the difference of βx + αAB, β Δx + α Δ(AB)."""
     bias, left, right = call.args
     terms = []
     if bias.delta is not None:

@@ -27,6 +27,7 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, total
 Slope: TypeAlias = Callable[[Call, Tensor, Tensor], Tensor]
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
+# (n_k, w_k): three Gauss nodes on [−1, 1], with weights that sum to one
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
 # for d up to this, the error of three Gauss nodes, (0.02)⁷/2e6 × the sixth derivative of the
 # integrand, is less than rounding
@@ -39,7 +40,7 @@ def quotient(above: Tensor, below: Tensor, limit: Tensor | float) -> Tensor:
 
 
 def gauss(derivative: Function, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return Σ_k w_k σ′(m + ½ n_k d), the mean of σ′ between z₀ and z₁ by three Gauss nodes."""
+    """Return the mean of σ′ between z₀ and z₁ by Gauss nodes, Σ_k w_k σ′(m + ½ n_k d)."""
     m = (z0 + z1) / 2
     d = z1 - z0
     mean = torch.zeros_like(m)
@@ -63,7 +64,9 @@ def relu(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def absolute(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return (|z₁| − |z₀|)/d. If both ends have the same sign, this is exactly ±1."""
+    """Return the slope of |z|, (|z₁| − |z₀|)/d. It is exactly ±1 if both ends have the same
+    sign.
+    """
     return quotient(z1.abs() - z0.abs(), z1 - z0, z0.sign())
 
 
@@ -73,14 +76,18 @@ def away_from_zero(d: Tensor) -> Tensor:
 
 
 def tanh(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return (1 − t₀t₁) · tanh(d)/d, from tanh(z₁ − z₀) = (t₁ − t₀)/(1 − t₀t₁) with t = tanh z."""
+    """Return the slope of t = tanh z, (1 − t₀t₁) · tanh(d)/d.
+
+    It follows from tanh(z₁ − z₀) = (t₁ − t₀)/(1 − t₀t₁).
+    """
     size = away_from_zero(z1 - z0)
     return (1 - torch.tanh(z0) * torch.tanh(z1)) * (torch.tanh(size) / size)
 
 
 def sigmoid(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return ½ [s₀ + s₁ − 2s₀s₁] · tanh(d/2)/(d/2), from tanh(d/2) = (s₁ − s₀)/(s₀ + s₁ − 2s₀s₁)
-    with s = sigmoid z.
+    """Return the slope of s = sigmoid z, ½ [s₀ + s₁ − 2s₀s₁] · tanh(d/2)/(d/2).
+
+    It follows from tanh(d/2) = (s₁ − s₀)/(s₀ + s₁ − 2s₀s₁).
     """
     s0 = torch.sigmoid(z0)
     s1 = torch.sigmoid(z1)
@@ -89,8 +96,8 @@ def sigmoid(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def erf(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return the quotient, or Gauss nodes of erf′ = 2/√π · e^(−z²) if the ends are near. There is
-    no closed form.
+    """Return the slope of erf, which has no closed form. It is the quotient, or the mean of
+    erf′ = 2/√π · e^(−z²) by Gauss nodes if the ends are near.
     """
     near = gauss(lambda z: 2 / sqrt(pi) * torch.exp(-z * z), z0, z1)
     d = z1 - z0
@@ -100,7 +107,7 @@ def erf(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return Φ̄ + m · D_Φ, by the product rule for zΦ(z) with Φ(z) = ½(1 + erf(z/√2)).
+    """Return the slope of zΦ(z), Φ̄ + m · D_Φ by the product rule, with Φ(z) = ½(1 + erf(z/√2)).
 
     For approximate="tanh", return ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, the slope of
     ½z(1 + tanh u), with u = c(z + 0.044715 z³), c = √(2/π), and
@@ -117,12 +124,12 @@ def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def sin(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return cos m · sin(d/2)/(d/2)."""
+    """Return the slope of sin, cos m · sin(d/2)/(d/2)."""
     return torch.cos((z0 + z1) / 2) * torch.sinc((z1 - z0) / 2 / pi)
 
 
 def cos(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return −sin m · sin(d/2)/(d/2)."""
+    """Return the slope of cos, −sin m · sin(d/2)/(d/2)."""
     return -torch.sin((z0 + z1) / 2) * torch.sinc((z1 - z0) / 2 / pi)
 
 
@@ -137,14 +144,14 @@ def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
 
 
 def rsqrt(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return −(r₀r₁)²/(r₀ + r₁), with r = 1/√z."""
+    """Return the slope of r = 1/√z, −(r₀r₁)²/(r₀ + r₁)."""
     r0 = z0.rsqrt()
     r1 = z1.rsqrt()
     return -((r0 * r1) ** 2) / (r0 + r1)
 
 
 def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
-    """Return −1/(z₀z₁)."""
+    """Return the slope of 1/z, −1/(z₀z₁)."""
     return -1 / (z0 * z1)
 
 
@@ -152,8 +159,8 @@ def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
-    """Return log(z₁/z₀)/d, as log1p(d/z₀)/d if the ends are near, otherwise as 2 log(√z₁/√z₀)/d,
-    which does not overflow.
+    """Return the slope of log, log(z₁/z₀)/d. If the ends are near, compute it as log1p(d/z₀)/d,
+    otherwise as 2 log(√z₁/√z₀)/d, which does not overflow.
     """
     relative = d / z0
     near = quotient(torch.log1p(relative), relative, 1.0) / z0
@@ -340,7 +347,9 @@ def derivative_of(function: Function, z: Tensor) -> Tensor:
 
 
 def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:
-    """Return Σ_k w_k σ′(m + ½ n_k d) if the ends are near, else (σ(z₁) − σ(z₀))/d."""
+    """Return the slope of a function that is analytic between its breaks: the mean derivative by
+    Gauss nodes if the ends are near, else (σ(z₁) − σ(z₀))/d.
+    """
     middle = (z0 + z1) / 2
     d = z1 - z0
     apart = torch.full_like(middle, inf)
@@ -354,8 +363,8 @@ def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1:
 
 
 def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
-    """Return σ′ if it explains the change up to rounding. Both ends then lie on one linear piece.
-    Otherwise return the quotient.
+    """Return the slope of a piecewise linear function. It is σ′(z₀) if this explains the change up
+    to rounding, since both ends then lie on one piece. Otherwise it is the quotient.
     """
     start = function(z0)
     end = function(z1)

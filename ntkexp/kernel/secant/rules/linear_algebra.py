@@ -45,7 +45,7 @@ def symmetric(value: Ends) -> Ends:
 
 
 def inverse(call: Call) -> Tensor:
-    """Return −½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹).
+    """Return the difference of A⁻¹, −½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹).
 
     Both terms are exact, since A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹. The mean is symmetric in both
     ends.
@@ -200,10 +200,11 @@ def reflections(call: Call) -> Tensor:
 
 
 def pseudo_inverse(call: Call) -> Tensor:
-    """Return −A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺, averaged with the same
-    expression after the ends are exchanged (Wedin 1973).
+    """Return the difference of the pseudo-inverse A⁺ (Wedin 1973). It is
 
-    The formula also holds if the rank changes, where the derivative diverges.
+        −A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺
+
+    averaged with the same expression after the ends are exchanged. The formula also holds if the rank changes, where the derivative diverges.
     """
     value = call.args[0]
     (p0, p1) = call.ends[0]
@@ -220,7 +221,7 @@ def pseudo_inverse(call: Call) -> Tensor:
 def wedin(
     call: Call, v: Tensor, this: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return −q V p + q qᵀ Vᵀ (I − a p) + (I − q b) Vᵀ pᵀ p.
+    """Return Wedin's expression, −q V p + q qᵀ Vᵀ (I − a p) + (I − q b) Vᵀ pᵀ p.
 
     `this` is a matrix a with its pseudo-inverse p, and `other` a matrix b with its pseudo-inverse
     q.
@@ -237,8 +238,8 @@ def wedin(
 
 
 def exponential(call: Call) -> Tensor:
-    """Return ∫₀¹ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the same integral after the ends are
-    exchanged.
+    """Return the difference of e^A. It is ∫₀¹ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the same
+    integral after the ends are exchanged.
 
     For a single small matrix, torch truncates the series of e^A so early that values have errors of
     1e-12. To be exact for these values too, add the missing part of the change as a multiple of
@@ -303,8 +304,8 @@ def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def determinant(call: Call) -> Tensor:
-    """Return ⟨∫₀¹ adj(A₀ + sV)ᵀ ds, V⟩. The integrand is a polynomial in s, which ⌈n/2⌉ Gauss nodes
-    integrate exactly.
+    """Return the difference of det A, ⟨∫₀¹ adj(A₀ + sV)ᵀ ds, V⟩. The integrand is a polynomial in
+    s, which ⌈n/2⌉ Gauss nodes integrate exactly.
     """
     value = call.args[0]
     slope = call.slope(

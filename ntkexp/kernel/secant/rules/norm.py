@@ -79,7 +79,9 @@ def mean_shares(call: Call) -> Tensor:
 
 
 def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
-    """Return Δz_i − Σ_j w_j Δz_j. If all logits are masked, w = 0."""
+    """Return the difference of the log-softmax, Δz_i − Σ_j w_j Δz_j. If all logits are masked,
+    w = 0.
+    """
     delta = call.delta(call.args[0])
     axis = counted_back(call)
     if not delta.dim():  # a single number minus itself
@@ -120,13 +122,13 @@ def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> T
 
 
 def softmax(call: Call) -> Tensor:
-    """Return L_i (Δz_i − Σ_j w_j Δz_j)."""
+    """Return the difference of the softmax, L_i (Δz_i − Σ_j w_j Δz_j)."""
     mean = call.slope(call.args[0], lambda *_: call.start) if call.is_point else mean_shares(call)
     return mean * log_softmax(call, mean)
 
 
 def logsumexp(call: Call) -> Tensor:
-    """Return Σ_j w_j Δz_j."""
+    """Return the difference of logsumexp, Σ_j w_j Δz_j."""
     value, dim = call.args[:2]
     mean = call.slope(
         value, lambda *ends: log_mean(*(z - torch.logsumexp(z, dim, keepdim=True) for z in ends))
@@ -313,8 +315,8 @@ def axes_of(call: Call) -> list[int]:
 
 
 def variance(call: Call) -> tuple[Tensor, ...]:
-    """Return 2 Σ c̄ Δx/(n − correction) for Σ c²/(n − correction), with c = x − mean x. For
-    var_mean, also return the difference of the mean.
+    """Return the difference of the variance Σ c²/(n − correction), with c = x − mean x. It is
+    2 Σ c̄ Δx/(n − correction). For var_mean, also return the difference of the mean.
     """
     value = call.args[0]
     dims = axes_of(call)
@@ -330,8 +332,8 @@ def variance(call: Call) -> tuple[Tensor, ...]:
 
 
 def deviation(call: Call) -> Result:
-    """Return Δ(s²)/(s₀ + s₁) for the standard deviation s. For std_mean, also return the difference
-    of the mean.
+    """Return the difference of the standard deviation s, Δ(s²)/(s₀ + s₁). For std_mean, also return
+    the difference of the mean.
     """
     delta, *means = variance(call)
     start, end = call.ends[0]
