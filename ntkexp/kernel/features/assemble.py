@@ -439,8 +439,8 @@ def multiply_groups(
 def room_of(
     weight: Source, room: Weights, examples: int, taken: Collection[str]
 ) -> Gradients | None:
-    """Return the buffer for the gradients of a weight. Return None if there is no buffer, if it is
-    taken, or if the weight is only a part of its parameter.
+    """Return the buffer for the gradients of a weight. Return None if there is no buffer, if the
+    parameter is in `taken`, or if the weight is only a part of its parameter.
     """
     if not isinstance(weight, View) or weight.name not in room or weight.name in taken:
         return None

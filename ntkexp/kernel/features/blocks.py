@@ -285,7 +285,7 @@ class OneParameter:
 
 @dataclass(frozen=True)
 class Rows(OneParameter):
-    """Gradients with one number for each of the first elements of a parameter."""
+    """Gradients with one number for each of the first `size` elements of a parameter."""
 
     rows: Gradients
     name: str

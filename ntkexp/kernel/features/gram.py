@@ -249,8 +249,10 @@ def side_by_side(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the factors of two Jacobians, and the multiplications that each way to compute
-    their kernel takes.
+    """The sizes of the factors of two Jacobians, and the cost of their kernel.
+
+    The kernel can be computed as one product, as a double sum over uses, or from multiplied-out
+    gradients. The cost is a number of multiplications.
     """
 
     query: int

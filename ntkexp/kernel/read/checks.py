@@ -51,7 +51,7 @@ class Unfaithful(NoRule):
 
 @dataclass(frozen=True)
 class Findings:
-    """Cached answers about one function, by the structure of tapes and the values that matter."""
+    """Cached answers about one function, by the structure of tapes and by values (`question`)."""
 
     routes: Answers[Routes] = field(default_factory=Answers)
     owners: Answers[Owners] = field(default_factory=Answers)
@@ -172,12 +172,11 @@ class Checks:
         return self.findings.routes.to(tape.form, lambda: routes(tape))
 
     def question(self, tape: Tape, *, masks: bool = False) -> tuple[bytes, bytes]:
-        """Return the key of an answer: the structure of a tape and a digest of the values that
-        matter.
+        """Return the key of an answer: the structure of a tape, and a digest of the values on which
+        the answer depends.
 
         These are values that choose rows of data (`steering`), and constants unless they are fixed.
-        Masks are added if `masks` is set. Otherwise, all inputs are added if Python may have
-        branched on them.
+        If `masks` is set, add masks. Otherwise add all inputs if Python may have branched on them.
         """
         known = self.routes(tape)
         slots = [*known.steering]

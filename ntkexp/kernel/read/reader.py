@@ -50,7 +50,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the Jacobian of a function with respect to the weights named in `trained`.
+    """A reader of the Jacobian of a function with respect to the weights named in `trained`.
 
     Set `known` if a function that draws random numbers draws the same ones every time it runs on a
     batch. Set `whole` if it runs only on its whole batch. With `of_values`, read secants even if

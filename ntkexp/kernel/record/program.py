@@ -209,7 +209,7 @@ IN_PLACE = {
     aten.neg.default: "neg_",
     aten.sub.Tensor: "sub_",
 }
-COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)  # without a factor
+COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)  # unless `add` has a factor alpha
 # operations that return views without declaring it in their schemas
 PERHAPS_VIEWS = (
     "_unsafe_view",

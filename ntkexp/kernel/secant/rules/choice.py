@@ -206,9 +206,8 @@ MASKS: dict[str, Rule] = {
     **dict.fromkeys(("logical_or", "bitwise_or"), partial(combine, 1, -1)),
     **dict.fromkeys(("logical_xor", "bitwise_xor"), partial(combine, 1, -2)),
     **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compare),
-    **dict.fromkeys(
-        ("logical_not", "bitwise_not"), lambda call: -call.delta(call.args[0])
-    ),  # not m = 1 − m
+    # not m = 1 − m
+    **dict.fromkeys(("logical_not", "bitwise_not"), lambda call: -call.delta(call.args[0])),
 }
 
 

@@ -204,7 +204,8 @@ def pseudo_inverse(call: Call) -> Tensor:
 
         −A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺
 
-    averaged with the same expression after the ends are exchanged. The formula also holds if the rank changes, where the derivative diverges.
+    averaged with the same expression after the ends are exchanged. The formula also holds if the
+    rank changes, where the derivative diverges.
     """
     value = call.args[0]
     (p0, p1) = call.ends[0]
