@@ -2,14 +2,14 @@
 
 Each line imports only from the lines above it:
 
-record      the operations of a function on one batch: recorded on a tape, run again as a program
-secant      rules that pass a difference of weights through a tape; uses of weights, and their examples
+record      record the operations of a function on one batch as a tape; run them again as a program
+secant      difference rules: the exact change of the outputs when the weights change, as J̄Δθ
 features    Jacobians as blocks of factors or rows; kernels and adjoints computed from them
-sketch      kernels of gradients that are projected at random, with error bars
-read        from tapes to Jacobians: checks, programs, and the order in which examples are read
+sketch      kernels of randomly projected gradients, with error bars
+read        from tapes to Jacobians: checks, programs, and the batches in which examples are read
 
-Other parts of the package import the names below from here. The file of a name is imported when the
-name is first used.
+Other parts of the package import the names below from here. Each name's file is imported on first
+use.
 """
 
 from importlib import import_module

@@ -1,5 +1,5 @@
-"""Kernels of Jacobians that are projected at random, for kernels whose Jacobians would not fit,
-with error bars.
+"""Sketched kernels, with error bars: kernels of randomly projected Jacobians, for Jacobians that
+would not fit into memory.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from ntkexp.kernel.features.blocks import Block, Copies, Factored, Rows
 from ntkexp.kernel.secant.uses import View
 from ntkexp.stream import stream
 
-# A parameter is a matrix, its first axis against all others. Rows and columns each draw a bucket h
-# and a sign σ, and element (i, j) takes both:
+# A parameter is treated as a matrix: its first axis is the rows, all other axes are the columns.
+# Each row and each column draws a bucket h from 0 … k − 1 and a sign σ. Element (i, j) is added to
+# the bucket h_i + h_j mod k with the sign σ_i σ_j:
 #
 #     S[(i, j), r] = σ_i σ_j [h_i + h_j ≡ r mod k],        E SSᵀ = 1
 #
-# Two different elements differ in their row or their column, whose signs are independent. So the
-# sketch has no bias.
+# Two different elements differ in their row or in their column, whose signs are independent. So
+# E SSᵀ = 1 holds, and the sketch is unbiased.
 #
 # Literature: the count sketch (Charikar, Chen & Farach-Colton 2002), and the sketch of a product
 # (Pagh 2013; Pham & Pagh 2013).
 
 
 class Draw(NamedTuple):
-    """The buckets and signs of rows, columns, or elements."""
+    """The buckets and signs of rows, columns or elements."""
 
     bucket: Int[Tensor, "..."]
     sign: Int[Tensor, "..."]
@@ -43,22 +44,22 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class SketchTable:
-    """The draws of one parameter in a sketch of `size` numbers."""
+    """The buckets and signs of a parameter's rows and columns, for a sketch of `size` buckets."""
 
     rows: Draw
     columns: Draw
     size: int
 
     def at(self, places: Int[Tensor, "..."]) -> Draw:
-        """Return the buckets and signs of elements, by their places in the parameter."""
+        """Return the buckets and signs of elements, given their flat indices in the parameter."""
         width = len(self.columns.bucket)
         rows = self.rows.at(places // width)
         columns = self.columns.at(places % width)
         return Draw((rows.bucket + columns.bucket) % self.size, rows.sign * columns.sign)
 
     def factors(self, view: View) -> tuple[Draw, Draw] | None:
-        """Return the draws along both axes of a view, if one axis runs over rows and the other over
-        columns.
+        """Return the draws along both axes of a view. Return None unless one axis runs over rows
+        and the other over columns.
 
         >>> table = draw_table("w", torch.Size([4, 3]), size=8, seed=0, device=torch.device("cpu"))
         >>> whole, transposed = View("w", (4, 3), (3, 1), 0), View("w", (3, 4), (1, 3), 0)
@@ -87,17 +88,18 @@ class SketchTable:
 def draw_table(
     name: str, shape: torch.Size, size: int, seed: int, device: torch.device
 ) -> SketchTable:
-    """Draw the table of a parameter by its name alone, independent of other parameters and their
-    order.
+    """Draw the table of a parameter. The random stream depends on the seed and the name, and not on
+    other parameters or their order.
     """
     generator = stream("sketch", seed, int.from_bytes(sha256(name.encode()).digest()[:8], "big"))
     rows = shape[0] if shape else 1
     sides = []
     for count in (rows, shape.numel() // max(1, rows)):
+        # a single row or column needs no draw
         bucket, sign = (
             torch.zeros(1, dtype=torch.long),
             torch.ones(1, dtype=torch.long),
-        )  # a single row or column stays unchanged
+        )
         if count != 1:
             bucket = torch.randint(size, (count,), generator=generator)
             sign = 2 * torch.randint(2, (count,), generator=generator) - 1
@@ -108,7 +110,7 @@ def draw_table(
 def scattered(
     values: Float[Tensor, "*batch element"], where: Draw, size: int
 ) -> Float[Tensor, "*batch size"]:
-    """Return the count sketch of vectors whose elements have these draws.
+    """Return the count sketch of vectors whose elements have the draws `where`.
 
     >>> scattered(torch.tensor([[1.0, 2.0, 4.0]]), Draw(torch.tensor([1, 0, 1]), torch.tensor([1, 1, -1])), 3)
     tensor([[ 2., -3.,  0.]])
@@ -118,21 +120,21 @@ def scattered(
     )
 
 
-# The sketch of a Jacobian, J S [example, out, k]. Its inner products are unbiased:
+# The sketch of a Jacobian J is J S [example, out, k]. Its inner products are unbiased:
 #
 #     K̂ = (J S)(J′ S)ᵀ,        E K̂ = J J′ᵀ,        ‖K̂ − K‖ ∝ 1/√k
 #
-# A sum of outer products needs no rows. The count sketch of a ⊗ β is the circular convolution of
-# the sketches of a and β, so in Fourier space
+# A sum of outer products need not be multiplied out. The count sketch of a ⊗ β is the circular
+# convolution of the sketches of a and β, so in Fourier space
 #
 #     sketch(Σ_u a_u ⊗ β_u) = F⁻¹ Σ_u F(sketch a_u) ∘ F(sketch β_u).
 #
-# If factors are short and uses many (convolutions), outer products are multiplied out first. That
-# gives the same numbers up to rounding; operations are counted.
+# If factors are short and uses are many (convolutions), it is cheaper to multiply out first. Both
+# ways give the same numbers up to rounding. `operations` counts the cost of each.
 
 
-MAX_FOURIER_NUMBERS = 2**22  # numbers in Fourier space
-SLOWER = 8  # operations that one number of a transform or a scatter counts as
+MAX_FOURIER_NUMBERS = 2**22  # elements that are held in Fourier space at once
+SLOWER = 8  # cost of one element of a transform or a scatter, in multiplications
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Sketch:
     tables: dict[str, SketchTable] = field(default_factory=dict, repr=False)
 
     def of(self, blocks: Iterable[Block]) -> Float[Tensor, "example out size"]:
-        """Return J S for a Jacobian, the sum of these blocks."""
+        """Return J S for the Jacobian J that is the sum of these blocks."""
         first, *rest = map(self.of_block, blocks)
         return sum(rest, start=first)
 
@@ -154,7 +156,7 @@ class Sketch:
         match block:
             case Factored():
                 return self.of_factors(block)
-            case Copies():  # one element for each place
+            case Copies():  # scatter each element to its bucket
                 where = self.table(block.name, block.values).at(block.places)
                 buckets = where.bucket[:, None].expand_as(block.values)
                 nothing = block.values.new_zeros(*block.gradients, self.size)
@@ -177,7 +179,7 @@ class Sketch:
             together, apart = operations(inputs, outputs, self.size)
             if factors is None or together <= apart:
                 sketches.append(self.of_view(block.of_weight().flatten(2), block.weight))
-            else:  # from the sketches of the factors, some examples at a time
+            else:  # convolve the sketches of the factors, for some examples at a time
                 step = max(
                     1, MAX_FOURIER_NUMBERS // (inputs.shape[1] * (1 + outputs.shape[1]) * self.size)
                 )
@@ -198,7 +200,7 @@ class Sketch:
     def of_view(
         self, gradients: Float[Tensor, "example out size"], view: View
     ) -> Float[Tensor, "example out size_"]:
-        """Return the sketch of the gradients of all elements that a view shows, in its order."""
+        """Return the sketch of gradients that are given in the element order of a view."""
         places = positions_in(view, torch.arange(gradients.shape[2], device=gradients.device))
         return scattered(gradients, self.table(view.name, gradients).at(places), self.size)
 
@@ -216,8 +218,8 @@ def operations(
     outputs: Float[Tensor, "example out use features"],
     size: int,
 ) -> tuple[float, float]:
-    """Return the operations of products of matrices and one scatter, and those of a scatter and a
-    transform for each use.
+    """Return the operations of two ways to sketch a sum of outer products: multiply out and scatter
+    once, or scatter and transform the factors of each use.
     """
     (_, uses, count) = inputs.shape
     (_, out, _, features) = outputs.shape
@@ -236,15 +238,16 @@ def sketched_gram(
     return torch.einsum("qck,ndk->qcnd", left, right)
 
 
-# The distance of a sketched kernel from the kernel, without the kernel: from a few random vectors V
-# of normal numbers.
+# The error ‖K̂ − K‖_F is estimated without computing K, from v random vectors V with normal
+# entries:
 #
 #     E ‖(K̂ − K)V‖²_F = v ‖K̂ − K‖²_F
 #
-# K V takes one contraction on the right and one on the left for each vector, and no products of
-# examples with examples. The sum of squares is a mixture of χ² with v degrees of freedom. It falls
-# short of its mean the furthest if the whole error lies in one direction (Székely & Bakirov 2003).
-# Even then the bar exceeds the error in 99 of 100 cases.
+# To compute K V = J(J′ᵀV), contract each vector with the right Jacobian and the result with the
+# left one. This takes no products of examples with examples. The sum of squares is a mixture of χ²
+# variables with v degrees of freedom. It is most likely to be far below its mean if the whole error
+# lies in one direction (Székely & Bakirov 2003). Even then, the error bar exceeds the error in 99
+# of 100 cases.
 
 
 VECTORS = 8
@@ -254,7 +257,7 @@ CHI_SQUARE_QUANTILE = 1.6465  # the 1 % quantile of χ² with 8 degrees of freed
 def random_vectors(
     shape: Sequence[int], seed: int, like: Tensor
 ) -> Float[Tensor, "vector example out"]:
-    """Draw V, independent of the sketch that it judges."""
+    """Draw V from a random stream that is independent of the sketch."""
     noise = torch.randn(
         VECTORS, *shape, generator=stream("sketch error", seed), dtype=torch.float64
     )
@@ -262,5 +265,5 @@ def random_vectors(
 
 
 def error_bar(missed: Float[Tensor, "vector query out"]) -> float:
-    """Return a bound of ‖K̂ − K‖_F from (K̂ − K)V."""
+    """Return a bound of ‖K̂ − K‖_F from `missed` = (K̂ − K)V. It holds in 99 of 100 cases."""
     return sqrt(float(missed.double().square().sum()) / CHI_SQUARE_QUANTILE)

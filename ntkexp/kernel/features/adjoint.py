@@ -1,13 +1,16 @@
-"""The adjoint U of the backward sum: for each output, how the end of training responds to the
-weights at a step.
+"""The adjoint U = ∂(outputs at the end of training)/∂(weights at a step), as a dense array.
 
-U has one number for each weight, so it is stored densely, parameter by parameter. A step adds its
-Jacobian, scaled weight by weight, U ← scale ⊙ J + carry · U. Then U is multiplied with the
-gradients of examples. A product layer gives
+The backward sum over steps updates U with the Jacobian J of the queries at each step,
+
+    U ← scale ⊙ J + carry · U
+
+where `scale` has one number for each weight. U is then multiplied with the gradients of training
+examples. The gradient of a product layer is Σ_u a_u ⊗ β_u, with the input a_u and the output
+gradient β_u at use u of the weight. Its product with U is
 
     ⟨U, Σ_u a_u ⊗ β_u⟩ = Σ_u a_uᵀ U β_u
 
-either in this form or with the gradients multiplied out, whichever takes fewer operations.
+Compute the side that takes fewer multiplications.
 """
 
 from __future__ import annotations
@@ -25,14 +28,12 @@ from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
-CACHED_NUMBERS = 2**18  # numbers of an intermediate result that stay in the processor's cache
+CACHED_NUMBERS = 2**18  # elements of an intermediate result that stay in the processor's cache
 
 
 @dataclass(frozen=True)
 class Adjoint:
-    """U by parameter, each a row for each output of each query, with a number for each element of
-    the parameter.
-    """
+    """The adjoint U: for each parameter, an array [query, out, element]."""
 
     parts: Mapping[str, Float[Tensor, "query out _"]]
 
@@ -41,7 +42,7 @@ class Adjoint:
         if not jacobian.uses.keys() <= self.parts.keys():
             raise ValueError("Jacobians of different functions have no common adjoint")
         for name, part in self.parts.items():
-            if name not in jacobian.uses:  # the step took a way without this parameter
+            if name not in jacobian.uses:  # the network did not use this parameter at the step
                 part.mul_(carry)
                 continue
             factor = scale[name].reshape(-1)
@@ -59,17 +60,17 @@ class Adjoint:
                         columns.mul_(carry).addcmul_(gradients, factor[chunk.place])
 
     def covering(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
-        """Return U with zeros for parameters that only this Jacobian uses."""
+        """Return U, extended by zeros for the parameters that only `jacobian` uses."""
         if jacobian.uses.keys() <= self.parts.keys():
             return self
         return Adjoint({**zero_adjoint(jacobian, weights).parts, **self.parts})
 
     def zeros(self) -> Adjoint:
-        """Return zeros for the same parameters."""
+        """Return an adjoint of zeros for the same parameters."""
         return Adjoint({name: torch.zeros_like(part) for name, part in self.parts.items()})
 
     def of(self, names: Collection[str] | None) -> Adjoint:
-        """Return U for these parameters alone, or for all of them if `names` is None."""
+        """Restrict U to these parameters. If `names` is None, return U itself."""
         if names is None:
             return self
         chosen = {name: part for name, part in self.parts.items() if name in names}
@@ -101,13 +102,13 @@ class Adjoint:
         return sum(terms[1:], start=terms[0])
 
     def kernel(self, right: Jacobian) -> Float[Tensor, "query out train out_"]:
-        """Return ⟨U, J(x′)⟩. Parameters that one side lacks add nothing."""
+        """Return ⟨U, J(x′)⟩, summed over the parameters that both U and `right` use."""
         right = right.of(self.parts.keys())
         some = next(iter(self.parts.values()))
         kernel = some.new_zeros(*some.shape[:2], right.examples, right.outputs)
 
-        # Blocks that are the only use of their parameters keep their form
-        multiplied_out: dict[str, None] = {}  # in the order of the blocks, so that bits repeat
+        # Contract a block in its own form if no other block uses its parameters
+        multiplied_out: dict[str, None] = {}  # keeps the order of blocks: results repeat bit by bit
         for place, block in right.placed():
             is_only_use = all(len(right.uses[name]) == 1 for name in block.names)
             columns = kernel[:, :, place]
@@ -118,7 +119,7 @@ class Adjoint:
             else:
                 multiplied_out |= dict.fromkeys(block.names)
 
-        # All others are multiplied out
+        # Multiply out the gradients of all other parameters, chunk by chunk
         for name in multiplied_out:
             for chunk in cut(right, name, range(right.extents[name])):
                 part = self.parts[name][:, :, chunk.place]
@@ -127,17 +128,19 @@ class Adjoint:
         return kernel
 
     def left_first_is_cheaper(self, right: Factored) -> bool:
-        """Compare the multiplications of both forms of the product with a layer's gradients."""
+        """Return true if Σ_u a_uᵀ U β_u takes fewer multiplications than forming the layer's
+        gradients first.
+        """
         some = next(iter(self.parts.values()))
         rows = some.shape[:2].numel()
         train, outputs, uses, features = right.outputs.shape
         left_first = rows * train * uses * features * (right.rows + outputs)
         multiplied_out = train * outputs * right.rows * features * (uses + rows)
-        # twice, since gradients that are multiplied out have to be written and read as well
+        # factor 2: multiplied-out gradients must also be written to memory and read again
         return left_first <= 2 * multiplied_out
 
     def times_factors(self, right: Factored) -> Float[Tensor, "query out train out_"]:
-        """Return Σ_u (a_uᵀ U) β_u, for a few queries at a time."""
+        """Return Σ_u (a_uᵀ U) β_u. Take a few queries at a time, to keep a_uᵀ U in the cache."""
         queries, out, _ = next(iter(self.parts.values())).shape
         train, outputs, uses, features = right.outputs.shape
         assert right.weight is not None
@@ -164,7 +167,7 @@ class Adjoint:
 
 
 def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:
-    """Return U = 0 for the parameters of a Jacobian."""
+    """Return U = 0 for the parameters that a Jacobian uses."""
     parts = {}
     for name, uses in jacobian.uses.items():
         like = uses[-1][1].numbers
@@ -174,7 +177,7 @@ def zero_adjoint(jacobian: Jacobian, weights: Weights) -> Adjoint:
 
 
 def shown(part: Float[Tensor, "query out size"], view: View) -> Float[Tensor, "row ..."]:
-    """Return what a view of a parameter shows of each row of U."""
+    """Apply a view of a parameter to each row of U."""
     rows = part.flatten(0, 1)
     offset = rows.storage_offset() + view.offset
     return rows.as_strided((len(rows), *view.shape), (rows.stride(0), *view.stride), offset)
@@ -183,8 +186,8 @@ def shown(part: Float[Tensor, "query out size"], view: View) -> Float[Tensor, "r
 def times_copies(
     part: Float[Tensor, "query out size"], right: Copies
 ) -> Float[Tensor, "query out train out_"]:
-    """Return ⟨U, J(x′)⟩ = Σ_e U[place_e] gradient_e from the elements of a table that each example
-    read.
+    """Return ⟨U, J(x′)⟩ = Σ_e U[place_e] gradient_e, a sum over the table elements e that each
+    training example read.
     """
     kernels = []
     for places, values in zip(right.places, right.values, strict=True):
@@ -195,6 +198,6 @@ def times_copies(
 def inner(
     left: Float[Tensor, "query out size"], right: Float[Tensor, "train out_ size"]
 ) -> Float[Tensor, "query out train out_"]:
-    """Return all inner products, as one product of matrices."""
+    """Return all inner products by one matrix product."""
     products = left.flatten(0, 1) @ right.flatten(0, 1).t()
     return products.view(*left.shape[:2], *right.shape[:2])

@@ -1,8 +1,7 @@
-"""From the outputs of a network to its Jacobian: back-propagation to every use of a weight, and
-assembly into blocks.
+"""Assemble a Jacobian: back-propagate from the outputs to every use of a weight, and form blocks.
 
-The network may be the surrogate of a step. A tap is the tensor at which a use of a weight can be
-differentiated.
+The network may also be the surrogate of a step (`secant/replay`), which gives the secant Jacobian.
+The tap of a use is the tensor with respect to which the outputs are differentiated there.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ Cotangent: TypeAlias = Float[Tensor, "out ..."]
 """∂f_c/∂tap for each output c, or each mixture of outputs."""
 
 Owner: TypeAlias = Int[Tensor, "..."]
-"""The example that owns each element, or -1."""
+"""The example that owns each element, or -1 if the element reaches no output."""
 
 
 @dataclass(frozen=True)
 class PulledBack:
-    """β = ∂f/∂tap at every use of a weight, and the example that owns each element, or each row of
-    a product.
+    """β = ∂f/∂tap at every use of a weight. `owners` holds the example to which each element of a
+    tap belongs. For a product, it holds the example of each row.
     """
 
     uses: Sequence[Use]
@@ -63,8 +62,8 @@ def pull_back(
     *,
     at_once: bool = False,
 ) -> PulledBack:
-    """Pull mixtures of outputs back to every use. With `at_once`, each operation runs once for all
-    mixtures.
+    """Back-propagate mixtures (weighted sums) of outputs to every use. With `at_once`, run one
+    vectorized backward pass for all mixtures, instead of one pass for each.
     """
     taps = [use.tap for use in uses]
     cotangents: list[Tensor] = []
@@ -85,14 +84,12 @@ def pull(
 def pull_at_once(
     output: Float[Tensor, "*shape"], taps: list[Tensor], mixtures: Float[Tensor, "mixture *shape"]
 ) -> list[Float[Tensor, "mixture ..."]]:
-    """Return ∂f/∂tap by one back-propagation, whose operations each run for all mixtures."""
+    """Return ∂f/∂tap for all mixtures, by one back-propagation under `vmap`."""
     return list(vmap(partial(pull, output, taps))(mixtures))
 
 
 def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
-    """Stack along a first axis. The outputs of an example are neighbours in memory, as kernels read
-    them.
-    """
+    """Stack along a new first axis, in the memory order [example, out, …] in which kernels read."""
     if len(parts) == 1:
         return parts[0][None]
     if not parts[0].dim():
@@ -103,15 +100,15 @@ def stack_outputs(parts: tuple[Tensor, ...]) -> Cotangent:
 def select_outputs(
     output: Float[Tensor, "example out"], chosen: Sequence[int]
 ) -> Float[Tensor, "chosen example out"]:
-    """Return one mixture for each chosen output, the same for all examples."""
+    """Return one-hot mixtures, one for each chosen output."""
     index = torch.tensor(chosen, device=output.device)[:, None]
     one_hot = output.new_zeros(len(chosen), output.shape[1]).scatter(1, index, 1.0)
     return one_hot[:, None].expand(-1, *output.shape)
 
 
-# Parameters that are always used together, in products alone, keep their factors. A parameter with
-# several kinds of use (a tied weight, a gain, a weight made of other weights) gets its gradients
-# multiplied out, so that the sum over uses is an ordinary sum.
+# A weight and its bias keep their factors if both occur only in products of the pair. A parameter
+# with several kinds of use (a tied weight, a gain, a weight computed from other weights) gets its
+# gradients multiplied out, so that its uses can be added up.
 
 
 BY_COMPARISON = "a value reaches the outputs through a comparison alone, which changes between the ends of a step"
@@ -121,10 +118,11 @@ ProductKey: TypeAlias = tuple[Source | None, Source | None]
 
 
 def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = False) -> Jacobian:
-    """Return the Jacobian with one block for each parameter, or for each weight and its bias.
+    """Return the Jacobian with one block for each parameter, or for each weight with its bias.
 
-    Long gradients may be written into `room`, which starts at the first example. With `as_copies`,
-    a table that is used once, and in fewer elements than it has, keeps the places that were read.
+    `room` may hold gradient buffers, by parameter, into which the gradients of grouped products are
+    written from the first row on. With `as_copies`, a table (such as an embedding) becomes a
+    `Copies` block if it has one use and an average example reads fewer elements than the table has.
     """
     tables = tables_read_once(pulled) if as_copies else frozenset()
     examples = pulled.examples
@@ -137,7 +135,8 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = F
         if isinstance(use, Element):
             if isinstance(use.source, View) and use.source.name in tables:
                 block = copies(use, use.source, cotangent, owner, examples)
-                values = block.values.to(pulled.leaves[block.name].dtype)  # after casts
+                # casts may have changed the dtype
+                values = block.values.to(pulled.leaves[block.name].dtype)
                 blocks.append(replace(block, values=values))
             else:
                 sums.add(use.source, scatter(use, cotangent, owner, examples))
@@ -162,8 +161,8 @@ def assemble(pulled: PulledBack, room: Weights = NOWHERE, *, as_copies: bool = F
 
 
 def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
-    """Return several products with the same weight as one sum over their uses, if they have the
-    same shift.
+    """Concatenate products of the same weight along the axis of uses. Return them unchanged if
+    their shifts differ.
     """
     if len(parts) == 1 or len({part.shift for part in parts}) > 1:
         return parts
@@ -174,26 +173,28 @@ def join_uses(parts: Sequence[Factored]) -> Sequence[Factored]:
 
 @dataclass
 class RowSums:
-    """Gradients that are multiplied out, summed over the uses of each parameter."""
+    """Running sums of gradients over the uses of each parameter, one number for each element."""
 
     leaves: Weights
     rows: dict[str, Float[Tensor, "example out _"]] = field(default_factory=dict)
 
     def add(self, source: Source, gradient: Gradients) -> None:
-        """Add the gradient of a source, carried back to its parameters."""
+        """Add the gradient with respect to a source: a view of a parameter, or a value computed
+        from parameters.
+        """
         for name, rows in self.carried_back(source, gradient).items():
             self.rows[name] = self.rows[name] + rows if name in self.rows else rows
 
     def carried_back(
         self, source: Source, gradient: Gradients
     ) -> dict[str, Float[Tensor, "example out _"]]:
-        """Return the gradients of the parameters that a source shows or is computed from."""
+        """Convert the gradient with respect to a source to gradients of its parameters."""
         if isinstance(source, View):
             size = self.leaves[source.name].numel()
             if not source.is_whole(size):
                 gradient = spread(gradient, source, size)
             return {source.name: gradient}
-        # through operations on weights alone: one back-propagation for every example and output
+        # A value computed from weights: back-propagate for all examples and outputs at once
         names = sorted(source.names)
         leaves = [self.leaves[name] for name in names]
         cotangents = gradient.reshape(-1, *source.delta.shape)
@@ -210,14 +211,15 @@ class RowSums:
             self.add(bias, block.of_bias())
 
     def blocks(self) -> list[Rows]:
-        """Return the sums as blocks, in the dtype of their parameters: casts may have changed it."""
+        """Return the sums as blocks, in the dtype of their parameters, which casts may have
+        changed.
+        """
         return [Rows(rows.to(self.leaves[name].dtype), name) for name, rows in self.rows.items()]
 
 
 def assemble_uses(pulled: PulledBack) -> Jacobian:
-    """Return the Jacobian with a block for each use, without sums over uses.
-
-    Tables keep the places that were read.
+    """Return the Jacobian with one block for each use, without summing over uses. Table lookups
+    become `Copies` blocks.
     """
     blocks: list[Block] = []
     for use, cotangent, owner in pulled.by_use():
@@ -230,7 +232,7 @@ def assemble_uses(pulled: PulledBack) -> Jacobian:
 
 
 def tables_read_once(pulled: PulledBack) -> frozenset[str]:
-    """Return the parameters with one use, which reads fewer elements than a row for each example
+    """Return the parameters with a single use that reads fewer elements than dense gradient rows
     would have.
     """
     count = Counter[str]()
@@ -247,16 +249,14 @@ def tables_read_once(pulled: PulledBack) -> frozenset[str]:
 
 
 def weight_and_bias(use: Use) -> ProductKey:
-    """Return the sources of a use. An element has one."""
+    """Return the weight and the bias of a use. An elementwise use has no bias."""
     if isinstance(use, Element):
         return use.source, None
     return use.weight, use.bias
 
 
 def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
-    """Return the pairs of weight and bias whose parameters are used in products of this pair and in
-    no other way.
-    """
+    """Return the pairs (weight, bias) whose parameters occur only in products of this pair."""
     ways: dict[str, set[object]] = defaultdict(set)
     pairs: set[ProductKey] = set()
     for use in uses:
@@ -272,7 +272,7 @@ def factored_keys(uses: Sequence[Use]) -> set[ProductKey]:
 
 
 def is_plain(source: Source | None) -> bool:
-    """Return whether each element of the source is an element of a parameter, shown once."""
+    """Return whether the source is None or a view of a parameter without repeated elements."""
     return source is None or (isinstance(source, View) and source.shows_once)
 
 
@@ -285,10 +285,10 @@ def names(source: Source | None) -> frozenset[str]:
 
 
 def row_index(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example use"] | None:
-    """Return the rows that each example uses, or None if rows are sorted by example, equally many
-    for each.
+    """Return the row indices of each example, or None if rows are sorted by example and all
+    examples have equally many.
 
-    If an example has fewer rows than others, the number after the last row fills the list.
+    Pad shorter lists with len(owner), an out-of-range row index.
 
     >>> row_index(torch.tensor([0, 0, 1, 1]), 2), row_index(torch.tensor([1, 0, -1, 1]), 2)
     (None, tensor([[1, 4],
@@ -299,12 +299,12 @@ def row_index(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example
     if not rest and torch.equal(owner, each_once.repeat_interleave(uses)):
         return None
 
-    # Sort the rows by owner, without those of nobody
+    # Sort the rows by owner, and drop rows without an owner
     counts = torch.bincount(owner + 1, minlength=examples + 1)
     order = owner.argsort(stable=True)[int(counts[0]) :]
     sorted_owner = owner[order]
 
-    # Row k of the sorted rows is use k − start of its owner
+    # Sorted row k is use number k − start of its owner
     counts = counts[1:]
     starts = counts.cumsum(0) - counts
     use = torch.arange(len(order), device=owner.device) - starts[sorted_owner]
@@ -315,8 +315,8 @@ def row_index(owner: Int[Tensor, " row"], examples: int) -> Int[Tensor, "example
 def select_rows(
     rows: Float[Tensor, "..."], axis: int, index: Int[Tensor, "example use"]
 ) -> Float[Tensor, "... example use _"]:
-    """Return the rows of each example, with zeros for missing ones. It is a view if rows are sorted
-    use by use.
+    """Gather the rows of each example, with zeros for padding indices. Return a view if the rows
+    are in the order [use, example].
     """
     examples, uses = index.shape
     count = rows.shape[axis]
@@ -337,7 +337,7 @@ def with_zeros(rows: Shaped[Tensor, "..."], axis: int) -> Shaped[Tensor, "..."]:
 
 
 def example_axis(owner: Owner, examples: int, among: Sequence[int]) -> int | None:
-    """Return the axis, out of some, along which element k belongs to example k, if there is one."""
+    """Return the first of these axes along which index k belongs to example k, or None."""
     for axis in among:
         index = torch.arange(examples, device=owner.device)
         index = index.view(-1, *[1] * (owner.dim() - axis - 1))
@@ -360,18 +360,18 @@ def factors(
     owner: Int[Tensor, " row"],
     examples: int,
 ) -> tuple[Float[Tensor, "example use in_"], Float[Tensor, "example out use features"]]:
-    """Return the factors of a product at the rows of each example."""
+    """Return the factors (a, β) of a product, arranged by example and use."""
     inputs = use.factor.rows if isinstance(use.factor, Window) else use.factor
     rounds, rest = divmod(len(owner), examples)
     one_each = torch.arange(examples, device=owner.device)
     if inputs.dim() == 2 and not rest and torch.equal(owner, one_each.repeat(rounds)):
-        # Rows come in rounds, one row of each example, as if time came first
+        # Rows are in the order [use, example], as in a sequence model with time first
         outputs = cotangent.reshape(len(cotangent), -1, examples, cotangent.shape[-1])
         by_round = inputs.reshape(-1, examples, inputs.shape[1])
         return by_round.transpose(0, 1), outputs.permute(2, 0, 1, 3)
     index = row_index(owner, examples)
     if index is None and cotangent.dim() > 3 and cotangent.shape[1] == examples:
-        outputs = cotangent.flatten(3).mT  # pixels are uses, and are not copied into rows
+        outputs = cotangent.flatten(3).mT  # each pixel is one use of the weight (a view, no copy)
     elif index is None:
         rows = rows_of(cotangent, batch=1)
         outputs = rows.reshape(len(rows), examples, rounds, rows.shape[-1])
@@ -392,10 +392,10 @@ def multiply_groups(
     examples: int,
     room: Gradients | None,
 ) -> Iterator[tuple[Source, Gradients]]:
-    """Yield the gradients Σ_u β a of grouped kernels and of their bias.
+    """Yield the gradients Σ_u β_u ⊗ a_u of a grouped weight, and then of its bias.
 
-    Each example and group takes one product of matrices, a few examples at a time. Gradients are
-    written into their room if its groups follow each other.
+    Compute one matrix product for each example and group, for a few examples at a time. Write the
+    gradients of the weight into the buffer `room` if its memory order allows.
     """
     # β [example, out, features, use], and a for some examples at a time
     is_window = isinstance(use.factor, Window) and cotangent.shape[1] == examples
@@ -423,7 +423,7 @@ def multiply_groups(
         beta = left[part].flatten(0, 1)
         patches = shown.reshape(len(shown) * groups, shown.shape[1] // groups, uses).mT
         if gradients is None and part == slice(None):
-            # not in place, so that a program can be made of it
+            # not in place, since programs consist of operations that overwrite nothing
             gradients = torch.bmm(beta, patches).view(*shape, patches.shape[2])
             break
         if gradients is None:
@@ -439,8 +439,8 @@ def multiply_groups(
 def room_of(
     weight: Source, room: Weights, examples: int, taken: Collection[str]
 ) -> Gradients | None:
-    """Return the place for the gradients of a whole parameter, if there is one and it is still
-    empty.
+    """Return the buffer for the gradients of a weight. Return None if there is no buffer, if the
+    parameter is in `taken`, or if the weight is only a part of its parameter.
     """
     if not isinstance(weight, View) or weight.name not in room or weight.name in taken:
         return None
@@ -451,11 +451,10 @@ def room_of(
 
 
 def scatter(use: Element, cotangent: Cotangent, owner: Owner, examples: int) -> Gradients:
-    """Return the gradient of each example with respect to the elements that a weight was expanded
-    from.
+    """Sum the gradient of an expanded weight back to the elements of the weight, for each example.
 
-    A weight that was copied along the axis of examples, as gains and biases are, takes one sum.
-    Other gradients go element by element.
+    If the weight was broadcast along the example axis, as gains and biases are, sum over the
+    broadcast axes. Otherwise add element by element.
     """
     shown = shown_once(owner)
     if not (shown >= 0).all():
@@ -471,7 +470,7 @@ def scatter(use: Element, cotangent: Cotangent, owner: Owner, examples: int) -> 
     if axis is not None:
         return add_copies(use, cotangent, axis, size)
 
-    # Element p of example n is element n · size + p
+    # Element p of example n has the flat index n · size + p
     cotangent = with_gain(use, cotangent)
     has_owner = owner >= 0
     target = owner * size + positions.to(owner.device)
@@ -481,8 +480,8 @@ def scatter(use: Element, cotangent: Cotangent, owner: Owner, examples: int) -> 
 
 
 def with_gain(use: Element, cotangent: Cotangent) -> Cotangent:
-    """Return the gradient of the expanded weight. The tap may be a result that it was multiplied
-    into.
+    """Return the gradient with respect to the expanded weight. If the tap is gain · weight,
+    multiply by the gain.
     """
     if isinstance(use.gain, float) and use.gain == 1:
         return cotangent
@@ -490,14 +489,14 @@ def with_gain(use: Element, cotangent: Cotangent) -> Cotangent:
 
 
 def add_copies(use: Element, cotangent: Cotangent, axis: int, size: int) -> Gradients:
-    """Sum over the axes that the weight was copied along, and sort the rest by its place in the
-    weight.
+    """Sum over the axes along which the weight was broadcast. Return the result in the weight's
+    element order.
     """
     positions = use.positions
     copied = [d for d in range(positions.dim()) if positions.stride(d) == 0 and d != axis]
     are_last = len(copied) > 0 and copied[0] == use.tap.dim() - len(copied)
     if are_last and isinstance(use.gain, Tensor) and len(cotangent) > 1:
-        # for many outputs, as products of matrices; after casts the gain may have a shorter dtype
+        # Sum by matrix products for many outputs. After casts, the gain may have lower precision
         kind = torch.promote_types(cotangent.dtype, use.gain.dtype)
         gain = use.gain.expand(use.tap.shape).flatten(copied[0]).to(kind)
         beta = cotangent.flatten(copied[0] + 1).to(kind)
@@ -507,13 +506,13 @@ def add_copies(use: Element, cotangent: Cotangent, axis: int, size: int) -> Grad
         if copied:
             summed = summed.sum([d + 1 for d in copied])
 
-    # the rest [out, example, element]
+    # → [out, example, element]
     rows = summed.movedim(axis + 1 - sum(d < axis for d in copied), 1)
     if rows.dim() == 2:
         rows = rows[:, :, None]
     rows = rows.flatten(2)
 
-    # Every element in its place in the weight
+    # Put every element at its index in the weight
     once = positions
     for d in (axis, *copied):
         once = once.narrow(d, 0, 1)
@@ -524,9 +523,9 @@ def add_copies(use: Element, cotangent: Cotangent, axis: int, size: int) -> Grad
 
 
 def refuse_unowned(cotangent: Cotangent) -> None:
-    """Raise if an element without an owner has a gradient.
+    """Raise ChoiceChanged if an element without an owner has a nonzero gradient.
 
-    Only a mask that changed since owners were found can give it one.
+    This only happens if a mask has changed since the owners were computed.
     """
     if cotangent.any():
         raise ChoiceChanged(BY_COMPARISON)
@@ -539,7 +538,7 @@ def copies(
     owner: Owner,
     examples: int,
 ) -> Copies:
-    """Return the gradients of the elements that an operation read, for each example."""
+    """Return the gradients of the table elements that each example read."""
     cotangent = with_gain(use, cotangent)
     has_owner = owner >= 0
     if not has_owner.all():
@@ -554,7 +553,8 @@ def copies(
         places = with_zeros(positions_in(source, positions).reshape(-1), 0)
         return Copies(values.transpose(0, 1), places[index], source.name)
 
-    # Sum what an example added to the same elements; keep positions that all examples share once
+    # Sum over axes along which an example reads the same elements again. Store indices that all
+    # examples share only once
     for d in range(positions.dim()):
         if use.positions.stride(d) == 0:
             positions = positions.narrow(d, 0, min(1, positions.shape[d]))
@@ -567,7 +567,7 @@ def copies(
 
 
 def positions_in(source: View, positions: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Return the elements of a parameter, from elements of a view in its own order.
+    """Convert flat indices in a view to flat indices in its parameter.
 
     >>> positions_in(View("w", (2, 3), (1, 2), 5), torch.tensor([0, 1, 5]))
     tensor([ 5,  7, 10])

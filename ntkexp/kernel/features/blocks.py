@@ -1,11 +1,14 @@
-"""Gradient blocks, the summands of a Jacobian: the gradients of a weight (and its bias) at some
-examples.
+"""Blocks: the gradients ∂f_c(x_n)/∂θ of one weight (and its bias) for a batch. A Jacobian is a sum
+of blocks.
 
-Three forms hold the same gradients ∂f_c(x_n)/∂θ. Each is the smallest for its kind of use:
+A block has one of three formats, each the most compact one for a kind of operation:
 
-    Factored    Σ_u a_nu ⊗ β_ncu       a product z = a W with the uses u of example n
-    Rows        the gradients, one number for each element of a parameter
-    Copies      Σ_e gradient_nce · [place_ne = p] for element p of a table, from the elements that were read
+    Factored    Σ_u a_nu ⊗ β_ncu    a product z = a W, applied at the uses u of example n
+    Rows        one number for each element of a parameter
+    Copies      the gradients of the table elements that each example read, and their indices
+
+A linear layer has one use for each example, a convolution has one for each output position. To
+multiply gradients out means to compute all their elements from the factors.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ from ntkexp.kernel.secant.uses import View
 from ntkexp.shapes import Weights
 
 Key: TypeAlias = tuple[View | str | None, View | None]
-"""What two blocks of the same parameters and the same form share."""
+"""The parameters and the format of a block: views for factors, otherwise a name."""
 
 Gradients: TypeAlias = Float[Tensor, "example out size"]
-"""∂f_c(x_n)/∂θ_p, multiplied out."""
+"""∂f_c(x_n)/∂θ_p for each element p of a parameter."""
 
 Outputs: TypeAlias = Float[Tensor, "example out"]
 """A number for each output c of each example n."""
@@ -33,11 +36,10 @@ Outputs: TypeAlias = Float[Tensor, "example out"]
 
 @dataclass(frozen=True)
 class Factored:
-    """Σ_u inputs ⊗ outputs for the weight and, if there is a bias, `shift` Σ_u outputs for the
-    bias.
+    """Gradients of a product layer in factored form.
 
-    A plain layer has one use, a convolution one at each position. Factors are multiplied out only
-    if they have to be.
+    The gradient of the weight is Σ_u inputs ⊗ outputs. The gradient of the bias, if there is one,
+    is `shift` · Σ_u outputs.
     """
 
     inputs: Float[Tensor, "example use in_"]
@@ -52,7 +54,7 @@ class Factored:
 
     @property
     def rows(self) -> int:
-        """The number of inputs, and one for the bias."""
+        """The number of inputs, plus one if there is a bias."""
         return self.inputs.shape[2] + (self.shift is not None)
 
     @property
@@ -61,12 +63,12 @@ class Factored:
 
     @property
     def gradients(self) -> torch.Size:
-        """The numbers of examples and outputs."""
+        """The shape (examples, outputs)."""
         return self.outputs.shape[:2]
 
     @property
     def size(self) -> int:
-        """The number of elements of a gradient."""
+        """The number of elements of the layer's gradient, for one example and output."""
         return self.rows * self.outputs.shape[3]
 
     @property
@@ -76,7 +78,7 @@ class Factored:
 
     @property
     def extents(self) -> dict[str, int]:
-        """The number of elements of each parameter up to the last one that is used."""
+        """One plus the largest flat index that is used, for each parameter."""
         views = [view for view in (self.weight, self.bias) if view is not None]
         return {
             name: max(view.extent for view in views if view.name == name) for name in self.names
@@ -84,7 +86,7 @@ class Factored:
 
     @property
     def line(self) -> int:
-        """The number of neighbours in the weight that share one element of a factor."""
+        """The length of a line: neighbours in the weight whose gradients share a factor element."""
         if self.weight is None:
             return 1
         axis = 0 if self.weight.stride[0] == 1 else 1
@@ -104,8 +106,8 @@ class Factored:
         return self.shift * total
 
     def multiplied_out(self) -> Gradients:
-        """Return the gradients of the weight, feature by feature, from one product of matrices for
-        each example.
+        """Return the gradients of the weight in the order [feature, input], by one matrix product
+        for each example.
         """
         if self.outputs.shape[1] == 1:
             left = self.outputs[:, 0].mT
@@ -124,8 +126,8 @@ class Factored:
         return replace(self, bias=None, shift=None)
 
     def of(self, names: Collection[str]) -> list[Factored | Rows]:
-        """Return the gradients of some of its parameters. A weight without its bias keeps its
-        factors.
+        """Return the blocks of the parameters in `names`. The weight stays factored if its bias is
+        dropped.
         """
         blocks: list[Factored | Rows] = []
         bias = self.bias if self.bias is not None and self.bias.name in names else None
@@ -138,8 +140,8 @@ class Factored:
         return blocks
 
     def add_chunk(self, rows: Gradients, name: str, elements: range) -> None:
-        """Add the gradients of some elements of a parameter. Only their outer products are
-        multiplied out.
+        """Add the gradients of some elements of a parameter to `rows`. Compute only these elements
+        of the outer products.
         """
         if self.bias is not None and self.bias.name == name:
             add_rows(rows, spread(self.of_bias(), self.bias), elements)
@@ -157,8 +159,8 @@ class Factored:
             add_rows(rows, spread(self.of_weight().flatten(2), view), elements)
             return
 
-        # The parameter is a matrix of lines. Each line belongs to one element of `major`, and runs
-        # along `minor`
+        # The gradient is a matrix whose line i is major[i] · minor. Compute only the lines that
+        # overlap with `elements`
         width = minor.shape[3]
         first = max(elements.start - view.offset, 0)
         last = min(elements.stop - view.offset, count * features)
@@ -182,7 +184,7 @@ class Factored:
 
     def applied(self, weights: Weights) -> Outputs:
         """Return J v for a vector v in the shape of the weights."""
-        # z = s v_b + a V_W, in separate terms: a bias and its weight are not neighbours in memory
+        # z = s v_b + a V_W, in two terms, since bias and weight are separate in memory
         terms = []
         if self.bias is not None and self.shift is not None:
             bias = self.bias.of(weights[self.bias.name].contiguous())
@@ -210,12 +212,12 @@ class Factored:
         return replace(self, inputs=inputs, shift=shift)
 
     def weighted(self, output_gradient: Outputs) -> Factored:
-        """Return Σ_c ℓ′_c J_c as a single output."""
+        """Return Σ_c ℓ′_c J_c, a block with a single output."""
         outputs = torch.einsum("nc,ncuo->nuo", output_gradient, self.outputs)
         return replace(self, outputs=outputs[:, None])
 
     def traced(self) -> Factored:
-        """Return all outputs as one, whose inner products are sums over outputs."""
+        """Concatenate the gradients of all outputs, so that inner products sum over outputs."""
         features_of_all = self.outputs.permute(0, 2, 1, 3).flatten(2)
         return replace(self, outputs=features_of_all[:, None])
 
@@ -258,7 +260,7 @@ class OneParameter:
 
     @property
     def gradients(self) -> torch.Size:
-        """The numbers of examples and outputs."""
+        """The shape (examples, outputs)."""
         return self.numbers.shape[:2]
 
     @property
@@ -268,7 +270,7 @@ class OneParameter:
 
     @property
     def size(self) -> int:
-        """The number of elements of the parameter up to the last one that is used."""
+        """One plus the largest flat index that is used."""
         raise NotImplementedError
 
     @property
@@ -283,7 +285,7 @@ class OneParameter:
 
 @dataclass(frozen=True)
 class Rows(OneParameter):
-    """Gradients with one number for each of the first elements of a parameter."""
+    """Gradients with one number for each of the first `size` elements of a parameter."""
 
     rows: Gradients
     name: str
@@ -327,7 +329,9 @@ class Rows(OneParameter):
 
 @dataclass(frozen=True)
 class Copies(OneParameter):
-    """Gradients of elements that were read of a parameter, and the place of each in it."""
+    """Gradients of the table elements that each example read. `places` are their flat indices in
+    the parameter.
+    """
 
     values: Float[Tensor, "example out copy"]
     places: Int[Tensor, "example copy"]
@@ -347,7 +351,7 @@ class Copies(OneParameter):
         if self.name != name:
             return
         inside = (self.places >= elements.start) & (self.places < elements.stop)
-        # all other places go into one extra element
+        # gradients outside of `elements` go to an extra column, which is dropped
         target = torch.where(inside, self.places - elements.start, len(elements))
         chunk = rows.new_zeros(*rows.shape[:2], len(elements) + 1)
         chunk.scatter_add_(2, target[:, None].expand_as(self.values), self.values)
@@ -371,7 +375,7 @@ class Copies(OneParameter):
 
     def total(self, weights: Weights) -> Weights:
         total = zeros(weights[self.name])
-        # the weight's dtype may be longer than the dtype of its gradients
+        # the weight may have higher precision than its gradients
         values = self.values.sum(1).flatten().to(total.dtype)
         total.view(-1).index_add_(0, self.places.reshape(-1), values)
         return {self.name: total}
@@ -385,7 +389,7 @@ def add_rows(
     gradients: Float[Tensor, "example out size_"],
     elements: range,
 ) -> None:
-    """Add the gradients of some elements."""
+    """Add the gradients of some elements to `rows`. `gradients` may end before the last element."""
     chunk = gradients[:, :, elements.start : elements.stop]
     rows[:, :, : chunk.shape[2]] += chunk
 
@@ -398,8 +402,8 @@ def only_or_sum(values: Float[Tensor, "..."], axis: int) -> Float[Tensor, "..."]
 
 
 def times_vector(rows: Gradients, vector: Float[Tensor, " size"]) -> Outputs:
-    """Return rows times a vector by one product. `@` may see a batch of products, which takes forty
-    times as long.
+    """Multiply rows by a vector, with `mv`. The operator `@` may choose a batched product, which
+    takes forty times as long.
     """
     return rows.flatten(0, 1).mv(vector).view(rows.shape[:2])
 
@@ -412,8 +416,8 @@ def inner_of_uses(
 
 
 def bias_product(left: Factored, right: Factored) -> float:
-    """Return the share of biases in every ⟨a, a′⟩. A bias is the weight of an input that is always
-    `shift`.
+    """Return s s′, which biases add to every ⟨a, a′⟩. A bias is the weight of an extra input with
+    the constant value `shift`.
     """
     if left.shift is None or right.shift is None:
         return 0.0
@@ -423,8 +427,8 @@ def bias_product(left: Factored, right: Factored) -> float:
 def spread(
     gradient: Gradients, view: View, size: int | None = None
 ) -> Float[Tensor, "example out size_"]:
-    """Return the gradient of a view as a gradient of the parameter's first `size` elements, or of
-    all that the view shows.
+    """Convert the gradient of a view to the gradient of the parameter's first `size` elements. The
+    default size is the view's extent.
     """
     if size is None:
         size = view.extent
@@ -438,8 +442,8 @@ def spread(
 
 
 def zeros(weight: Tensor) -> Tensor:
-    """Return zeros in the shape of a weight, contiguous even if the weight is not, as in
-    channels-last layout.
+    """Return contiguous zeros in the shape of a weight. `zeros_like` would keep the weight's memory
+    format, such as channels-last.
 
     >>> import torch
     >>> zeros(torch.ones(2, 3).t()).stride()

@@ -1,22 +1,22 @@
-"""Gradients that are nothing but rounding, and whose movement therefore belongs to no example.
+"""Detect gradients that are only rounding error, so that their steps are credited to no example.
 
-The gradient of an element is a sum of terms, one for each example and each use of the weight. In
-floating point a sum is off by up to a few eps of the sum of the sizes of its terms. If the gradient
-itself is no larger,
+The gradient of an element is a sum of terms, one for each example and each use of the weight. The
+rounding error of the sum is up to a few eps of Σ |terms|. If the gradient is not larger than this
+error,
 
     |g| ≤ c · eps · Σ |terms|,        c = 64
 
-then nothing of it is known. This happens if a loss does not change when all outputs shift, as a
-loss of differences: the gradient of the last bias is zero, and rounding leaves a remainder. Adam
-and its relatives divide a gradient by its own size, so they move the bias by a full step. The
-movement is real, but the parts that single examples seem to have in it are about 1/eps times larger
-than the movement and cancel: they say nothing.
+then none of its digits is known. This happens, for example, if the loss depends only on differences
+of outputs. The exact gradient of the last bias is then zero, and the computed gradient is a
+rounding error. Adam and similar optimizers divide a gradient by its own magnitude, so they move
+this bias by a full step. The step is real. But the contributions of single examples are about 1/eps
+times larger than the step and cancel, so they carry no information.
 
-Terms may also cancel inside of a call, as before a norm, where their sizes are not seen. There two
-sums of the same terms in different orders differ by as much as the gradient itself.
+Terms may also cancel inside the network, for example before a norm, where this test does not see
+their sizes. Then two sums of the same terms in different orders differ by as much as the gradient.
 
-Vectors are compared element by element, as every bias has a sum of its own. Matrices are compared
-as a whole.
+Vectors are tested element by element, since every element of a bias has its own sum. Matrices are
+tested as a whole, by their norms.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from ntkexp.kernel.features.blocks import Copies, Factored, Rows
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.shapes import Weights
 
-ROUNDING_EPS = 64  # c, in eps: of sums over a batch in any order, and of the terms themselves
-UNKNOWN_DIFFERENCES = 8  # differences between two sums of the same terms
+ROUNDING_EPS = 64  # c: covers the rounding of the terms, and of their sum in any order
+UNKNOWN_DIFFERENCES = 8  # a known gradient exceeds 8 × the difference of two summation orders
 
 
 def term_sizes(jacobians: Iterable[Jacobian], weights: Weights) -> Weights:
     """Return Σ|terms| of the gradient of each parameter, from the gradients Jᵀℓ′ of examples.
 
-    A vector has one number for each element, any other parameter one number in all.
+    A vector gets one number for each element. Any other parameter gets a single number, the sum of
+    the terms' norms.
 
     >>> rows = Rows(torch.tensor([[[1.0, -2.0]], [[-1.0, 2.0]]]), "bias")
     >>> term_sizes([Jacobian((rows,), 2, 1)], {"bias": torch.zeros(2)})
@@ -82,7 +83,7 @@ def add_products(sizes: Weights, block: Factored) -> None:
 
 
 def add_rows(size: Tensor, block: Rows) -> None:
-    """Add the sizes of gradients that are multiplied out."""
+    """Add the sizes of gradients that are stored as rows."""
     if size.dim():
         size[: block.size] += block.rows.abs().sum((0, 1))
     else:
@@ -90,7 +91,7 @@ def add_rows(size: Tensor, block: Rows) -> None:
 
 
 def add_copies(size: Tensor, block: Copies) -> None:
-    """Add the sizes of what examples read of a table."""
+    """Add the sizes of the gradients of table elements that examples read."""
     if size.dim():
         size.index_add_(0, block.places.flatten(), block.values.abs().sum(1).flatten())
     else:
@@ -98,11 +99,11 @@ def add_copies(size: Tensor, block: Copies) -> None:
 
 
 def credit(gradient: Weights, sizes: Weights, other: Weights | None = None) -> Weights:
-    """Return 1 where a gradient is that of examples and 0 where it is rounding, for each parameter
-    with any rounding.
+    """Return a mask for each parameter: 1 where the gradient is known, 0 where it is only rounding
+    error. Omit parameters without such elements.
 
-    `other` is the same gradient, summed in another order. Where the two differ by an eighth or
-    more, nothing is known.
+    `other` is the same gradient, summed in another order. An element also counts as rounding error
+    if the two sums differ by an eighth of it or more.
 
     >>> credit({"b": torch.tensor([1.0, 1e-9])}, {"b": torch.tensor([3.0, 3.0])})
     {'b': tensor([1., 0.])}

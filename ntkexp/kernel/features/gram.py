@@ -1,13 +1,15 @@
 """The kernel of two Jacobians, K = J_left J_rightᵀ, as a sum of matrix products over parameters.
 
-Blocks of the same weight that keep their factors are multiplied as
+Factored blocks of the same weight can be multiplied as a double sum over uses,
 
-    ⟨Σ_u a_u ⊗ β_u, Σ_v a′_v ⊗ β′_v⟩ = Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩,
+    ⟨Σ_u a_u ⊗ β_u, Σ_v a′_v ⊗ β′_v⟩ = Σ_uv ⟨a_u, a′_v⟩⟨β_u, β′_v⟩
 
-which costs a product over inputs and one over features. Gradients that are multiplied out cost the
-product of both numbers. For many uses it is the other way round, so operations are counted for each
-weight. All other parameters are multiplied out, a chunk at a time: small ones side by side, so that
-few products take them all, and large ones in pieces, so that no row is as long as all weights.
+For each pair of uses, this takes about inputs + features multiplications. Multiplied-out gradients
+take inputs · features multiplications for each pair of examples, so they are cheaper if there are
+many uses. `Sizes` counts the multiplications of both ways for each weight.
+
+All other parameters are multiplied out, chunk by chunk. Small parameters are concatenated, so that
+a few matrix products suffice. Large parameters are cut, so that no gradient is held as a whole.
 
     K += R R′ᵀ        R[nc, p] = ∂f_c(x_n)/∂θ_p for the elements p of one chunk
 """
@@ -31,8 +33,8 @@ from ntkexp.mistake import Mistake
 
 
 def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_"]:
-    """Return K = J J′ᵀ, summed over the parameters. For a Jacobian with itself, compute half and
-    mirror it.
+    """Return K = J J′ᵀ, summed over the parameters. If both sides are the same object, compute half
+    of K and mirror it.
     """
     if not left.blocks or not right.blocks:
         raise Mistake(
@@ -41,7 +43,7 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
         )
     plan = arrange_products(left, right)
     like = left.blocks[0].numbers
-    # Many pieces, each smaller than the rounding of the sum, are added in double precision
+    # Add chunks of a cut parameter in double precision, since there may be many
     is_cut = any(isinstance(one, ParameterChunk) for one, _ in plan.columns)
     kind = torch.float64 if is_cut else like.dtype
     shape = (left.examples * left.outputs, right.examples * right.outputs)
@@ -68,8 +70,8 @@ def gram(left: Jacobian, right: Jacobian) -> Float[Tensor, "query out train out_
 
 
 def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "query 1 train 1"]:
-    """Return Σ_c K[x, c, x′, c], the kernel of all outputs as one, without blocks of outputs."""
-    if set(left.keys) != set(right.keys):  # the sides were read in two ways
+    """Return Σ_c K[x, c, x′, c], without computing the blocks [out, out_] of K."""
+    if set(left.keys) != set(right.keys):  # the blocks of both sides differ in form
         both = shared_extents(left, right)
         left = left.as_rows(both)
         right = right.as_rows(both)
@@ -80,7 +82,7 @@ def trace(left: Jacobian, right: Jacobian) -> Float[Tensor, "query 1 train 1"]:
 
 
 def shared_extents(left: Jacobian, right: Jacobian) -> dict[str, int]:
-    """Return the number of elements that both sides use, for each parameter of both."""
+    """Return the number of leading elements that both sides cover, for each parameter of both."""
     extents = {}
     for name, size in left.extents.items():
         if name in right.extents:
@@ -91,7 +93,9 @@ def shared_extents(left: Jacobian, right: Jacobian) -> dict[str, int]:
 def contributions(
     left: Jacobian, right: Jacobian, output_gradient: Float[Tensor, "train out_"]
 ) -> Float[Tensor, "query out train"]:
-    """Return K ℓ′, from one gradient of each training example instead of one for each output."""
+    """Return K ℓ′. Contract the outputs of each training example with ℓ′ first, so that it has one
+    gradient instead of one for each output.
+    """
     return gram(left, right.weighted(output_gradient)).squeeze(3)
 
 
@@ -112,24 +116,22 @@ class ParameterChunk:
 
 
 Column: TypeAlias = tuple[Block | ParameterChunk, Block | ParameterChunk]
-"""Gradients that are multiplied out on both sides: blocks with the same key, or the same elements.
-"""
+"""The left and right gradients of one term of the sum: blocks with the same key, or a chunk."""
 
-MAX_COLUMNS = 2**11  # in one product of matrices: it is not faster for more
-MAX_ROWS_BYTES = 2**29  # of gradients that are multiplied out at once
-# of gradients in a piece of a parameter, unless it has fewer elements than the next number
-PIECE_BYTES = 2**23
-PIECE_ELEMENTS = 2**11  # products of matrices are slower for fewer
+MAX_COLUMNS = 2**11  # columns of one matrix product; more do not make it faster
+MAX_ROWS_BYTES = 2**29  # bytes of gradients that are multiplied out at once
+PIECE_BYTES = 2**23  # bytes of the gradients of one chunk of a parameter
+PIECE_ELEMENTS = 2**11  # least elements of a chunk; matrix products are slower for fewer
 
 
 @dataclass(frozen=True)
 class ProductPlan:
     """The products that add up to a kernel."""
 
-    single_uses: list[tuple[Factored, Factored]]  # each product is one of ⟨a, a′⟩ with ⟨β, β′⟩
+    single_uses: list[tuple[Factored, Factored]]  # ⟨a, a′⟩⟨β, β′⟩, with one use for each example
     several_uses: list[tuple[Factored, Factored]]  # double sums over uses
-    spread: list[Key]  # of several blocks of factors on each side
-    columns: list[Column]  # of gradients that are multiplied out
+    spread: list[Key]  # weights with several factored blocks on a side
+    columns: list[Column]  # gradients that are multiplied out
 
 
 def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
@@ -152,7 +154,7 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
                     plan.several_uses.append((one, other))
                 finished |= one.extents.keys()
                 continue
-            # the longer side's rows, multiplied out
+            # the size of the larger side's gradients, multiplied out
             rows = max(size.query * size.out, size.train * size.out_)
             row_bytes = size.inputs * size.features * one.numbers.element_size()
             single = single and rows * row_bytes <= MAX_ROWS_BYTES
@@ -164,7 +166,7 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
             plan.columns.extend(zip(pieces, pieces_, strict=True))
             finished |= one.extents.keys()
 
-    # All other parameters are multiplied out, piece by piece
+    # All other parameters are multiplied out, chunk by chunk
     for name, extent in shared_extents(left, right).items():
         if name not in finished:
             chunks = cut(left, name, range(extent))
@@ -173,8 +175,8 @@ def arrange_products(left: Jacobian, right: Jacobian) -> ProductPlan:
 
 
 def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
-    """Return the keys that both sides have and whose parameters are in no other block, with the
-    sizes of factors.
+    """Return the keys that both sides have and whose parameters occur under no other key. Their
+    values are the sizes of factored blocks, and None for other blocks.
     """
     keys_of: dict[str, set[Key]] = {}
     for side in (left, right):
@@ -195,8 +197,8 @@ def alone(left: Jacobian, right: Jacobian) -> dict[Key, Sizes | None]:
 
 
 def cut(side: Jacobian, name: str, elements: range) -> Iterator[ParameterChunk]:
-    """Cut a parameter into pieces of complete lines that stay in the cache until they are
-    multiplied.
+    """Cut a parameter into chunks of complete lines (`Factored.line`). The gradients of a chunk
+    stay in the cache until they are multiplied.
     """
     column_bytes = side.blocks[0].numbers.element_size() * side.examples * side.outputs
     line = side.uses[name][0][1].line
@@ -207,8 +209,8 @@ def cut(side: Jacobian, name: str, elements: range) -> Iterator[ParameterChunk]:
 
 
 def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
-    """Yield columns that are multiplied side by side, small ones first. Pieces of a parameter are
-    multiplied alone.
+    """Yield groups of columns for one matrix product each, small blocks first. A chunk of a
+    parameter forms its own group.
     """
     blocks: list[Column] = []
     for column in columns:
@@ -232,7 +234,7 @@ def groups(columns: Sequence[Column]) -> Iterator[list[Column]]:
 def side_by_side(
     side: Jacobian, columns: Sequence[Block | ParameterChunk]
 ) -> Float[Tensor, "row size"]:
-    """Return the gradients of some columns, with a row for each output of each example."""
+    """Concatenate the gradients of some columns, with one row for each example and output."""
     rows = []
     for column in columns:
         if isinstance(column, ParameterChunk):
@@ -247,8 +249,10 @@ def side_by_side(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the factors of two Jacobians, and the multiplications of each way to their
-    kernel.
+    """The sizes of the factors of two Jacobians, and the cost of their kernel.
+
+    The kernel can be computed as one product, as a double sum over uses, or from multiplied-out
+    gradients. The cost is a number of multiplications.
     """
 
     query: int
@@ -283,14 +287,14 @@ class Sizes:
 
     @property
     def operations(self) -> int:
-        """Multiplications of the cheaper way."""
+        """The multiplications that the cheaper way takes."""
         if self.way == "multiplied out":
             return self.multiplied_out
         return self.double_sum
 
     @property
     def numbers(self) -> int:
-        """The size of all intermediate results of the cheaper way."""
+        """The number of elements of all intermediate results of the cheaper way."""
         if self.way == "multiplied out":
             return (self.query * self.out + self.train * self.out_) * self.inputs * self.features
         return self.query * self.uses * self.train * self.uses_ * (1 + self.out * self.out_)
@@ -303,8 +307,8 @@ def sizes(left: Factored, right: Factored) -> Sizes:
 
 
 def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
-    """Return the sizes over all uses of the same weight, if every example has the uses of the
-    first.
+    """Return the sizes of two Jacobians, with all uses of one weight counted. Assume that every
+    example has the same number of uses as the first.
     """
 
     def uses_of_first(side: Jacobian) -> int:
@@ -323,7 +327,7 @@ def sizes_between(left: Jacobian, right: Jacobian, key: Key) -> Sizes:
 
 
 def blocks_of(side: Jacobian, key: Key) -> list[tuple[slice, Factored]]:
-    """Return the blocks of factors with this key, each with its examples."""
+    """Return the factored blocks with this key, each with the slice of examples that it holds."""
     blocks = []
     for place, block in side.placed():
         if block.key == key and isinstance(block, Factored):
@@ -341,7 +345,7 @@ def double_sum(left: Factored, right: Factored) -> Float[Tensor, "query out trai
 def add_double_sums(
     kernel: Float[Tensor, "query out train out_"], key: Key, left: Jacobian, right: Jacobian
 ) -> None:
-    """Add the share of a weight with several blocks of factors, for each pair of blocks."""
+    """Add the kernel of a weight with several factored blocks, pair by pair."""
     pairs = product(blocks_of(left, key), blocks_of(right, key))
     for (rows, one), (columns, other) in pairs:
         if right is left and columns.start < rows.start:
@@ -352,19 +356,19 @@ def add_double_sums(
             kernel[columns, :, rows] += share.permute(2, 3, 0, 1)
 
 
-# The kernel of a Jacobian with itself is computed from the diagonal on, strip by strip, and
-# mirrored once at the end.
+# For the kernel of a Jacobian with itself, only the upper half is computed, in strips of rows that
+# start at the diagonal. It is mirrored once at the end.
 
 
 MIN_STRIP_ROWS = 64  # thinner strips cost more than they save
 MAX_STRIPS = 12
-BLOCK_NUMBERS = 2**17  # of a block of the kernel that stays in the cache
+BLOCK_NUMBERS = 2**17  # elements of a block of the kernel that stays in the cache
 
 
 @dataclass
 class Total:
-    """The kernel so far. `outputs` are the rows of each example on the left and its columns on the
-    right.
+    """A running sum of the kernel. `outputs` are the numbers of rows of each left example and of
+    columns of each right example.
     """
 
     matrix: Float[Tensor, "row row_"]
@@ -392,7 +396,7 @@ class Total:
     def add_product(
         self, left: Float[Tensor, "row size"], right: Float[Tensor, "row_ size"]
     ) -> None:
-        """Add R R′ᵀ."""
+        """Add R R′ᵀ, for the gradients R and R′ of one group of columns."""
         right = right.t()
         for strip, rows, columns in self.strips:
             one = narrow(left, 0, rows)
@@ -408,9 +412,9 @@ class Total:
     def add_single_uses(self, pairs: Sequence[tuple[Factored, Factored]]) -> None:
         """Add Σ_l (⟨a, a′⟩ + s s′)⟨β, β′⟩ over weights l that each example uses once.
 
-        With ten outputs the products over β are a hundred times larger than those over a, and
-        adding them up one by one would wait for memory. So a block of the kernel is summed over all
-        weights before the next block is started.
+        With ten outputs, the matrix of ⟨β, β′⟩ is a hundred times larger than that of ⟨a, a′⟩. If
+        it were added weight by weight, memory traffic would take longer than arithmetic. So each
+        block of the kernel is summed over all weights while it is in the cache.
         """
         if not pairs:
             return
@@ -455,7 +459,7 @@ class Total:
             features = room[: len(rows) * len(columns)].view(len(rows), len(columns))
             outputs = narrow(layer.outputs, 0, rows)
             torch.mm(outputs, narrow(layer.outputs_, 1, columns), out=features)
-        if out * out_ > 1:  # one ⟨a, a′⟩ for all outputs: repeated for each column, shared by rows
+        if out * out_ > 1:  # all outputs share ⟨a, a′⟩: repeat it for columns, broadcast for rows
             block = block.view(len(rows) // out, out, len(columns))
             features = features.view(block.shape)
             repeated = inputs[:, None, :, None].expand(-1, 1, -1, out_)
@@ -473,7 +477,9 @@ class Total:
         self.begun = True
 
     def whole(self) -> Float[Tensor, "row row_"]:
-        """Return the kernel, after all shares were added."""
+        """Return the kernel after all terms were added. Mirror the upper half if only it was
+        computed.
+        """
         if not self.begun:
             self.matrix.zero_()
         if self.halved:
@@ -484,7 +490,7 @@ class Total:
 
 
 def write(place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, begun: bool) -> None:
-    """Add a share to a place, or write it there if it is the first."""
+    """Add a term to a block of the sum in place. The first term overwrites the block."""
     if begun:
         place.add_(share)
     else:
@@ -493,15 +499,15 @@ def write(place: Float[Tensor, "..."], share: Float[Tensor, "..."], *, begun: bo
 
 @dataclass(frozen=True)
 class Layer:
-    """The factors of a weight that each example uses once, as matrices. Those on the right are
-    transposed.
+    """The factors of a weight that each example uses once, as matrices. The right factors (with an
+    underscore) are transposed.
     """
 
     inputs: Float[Tensor, "query in_"]
     inputs_: Float[Tensor, "in_ train"]
     outputs: Float[Tensor, "query_out features"]
     outputs_: Float[Tensor, "features train_out"]
-    shift: float  # the share of biases in each ⟨a, a′⟩
+    shift: float  # s s′, which biases add to each ⟨a, a′⟩
     same: Float[Tensor, "1 1"] | None  # ⟨β, β′⟩ if all examples share one β, as in a readout
 
 
@@ -522,5 +528,5 @@ def matrices(left: Factored, right: Factored) -> Layer:
 
 
 def narrow(value: Float[Tensor, "..."], axis: int, where: range) -> Float[Tensor, "..."]:
-    """Return some rows or columns. Indexing would take twice as long."""
+    """Return some rows or columns, by `narrow`: indexing takes twice as long."""
     return value.narrow(axis, where.start, len(where))

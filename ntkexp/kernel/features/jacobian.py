@@ -1,8 +1,8 @@
-"""The Jacobian of a network at some inputs: a sum of gradient blocks.
+"""The Jacobian of a network at some inputs, a sum of gradient blocks.
 
-An assembled Jacobian has each parameter in one block, for inner products that are computed again
-and again. A Jacobian use by use has one block for each operation that used a weight, so that no row
-is as long as a table of words. Both forms contract, stack and multiply in the same way.
+An assembled Jacobian has one block for each parameter. It is the faster form for many inner
+products. A Jacobian read use by use has one block for each operation that used a weight, so that no
+gradient row is as long as a whole embedding table. Both forms have the same methods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Jacobian:
     blocks: tuple[Block, ...]
     examples: int
     outputs: int
-    # the first example of each block; None: blocks hold all examples
+    # index of the first example in each block; None: every block holds all examples
     starts: tuple[int, ...] | None = None
 
     @property
@@ -40,7 +40,7 @@ class Jacobian:
 
     @cached_property
     def extents(self) -> Mapping[str, int]:
-        """The number of elements of each parameter up to the last one that is used."""
+        """One plus the largest flat index that is used, for each parameter."""
         extents: dict[str, int] = {}
         for block in self.blocks:
             for name, size in block.extents.items():
@@ -49,7 +49,7 @@ class Jacobian:
 
     @cached_property
     def uses(self) -> Mapping[str, list[tuple[slice, Block]]]:
-        """The blocks of each parameter, each with its examples."""
+        """The blocks of each parameter, each with the slice of examples that it holds."""
         uses: dict[str, list[tuple[slice, Block]]] = {}
         for place, block in self.placed():
             for name in block.names:
@@ -57,13 +57,13 @@ class Jacobian:
         return uses
 
     def placed(self) -> Iterator[tuple[slice, Block]]:
-        """Yield each block with its examples."""
+        """Yield each block with the slice of examples that it holds."""
         starts = self.starts or [0] * len(self.blocks)
         for start, block in zip(starts, self.blocks, strict=True):
             yield slice(start, start + block.gradients[0]), block
 
     def of(self, names: Collection[str] | None) -> Jacobian:
-        """Return the gradients of these parameters alone, or all of them if `names` is None."""
+        """Restrict the Jacobian to these parameters. If `names` is None, return it unchanged."""
         if names is None:
             return self
         blocks: list[Block] = []
@@ -77,7 +77,7 @@ class Jacobian:
         return replace(self, blocks=tuple(blocks), starts=tuple(starts))
 
     def weighted(self, output_gradient: Outputs) -> Jacobian:
-        """Return J(x)ᵀℓ′ for every example, as one output."""
+        """Return J(x)ᵀℓ′ for every example, as a Jacobian with a single output."""
         blocks = tuple(block.weighted(output_gradient[place]) for place, block in self.placed())
         return replace(self, blocks=blocks, outputs=1)
 
@@ -85,7 +85,7 @@ class Jacobian:
         return replace(self, blocks=tuple(block.scaled(factors) for block in self.blocks))
 
     def traced(self) -> Jacobian:
-        """Return all outputs as one, whose inner products are sums over outputs."""
+        """Concatenate the gradients of all outputs, so that inner products sum over outputs."""
         return replace(self, blocks=tuple(block.traced() for block in self.blocks), outputs=1)
 
     def applied(self, weights: Weights) -> Outputs:
@@ -100,7 +100,7 @@ class Jacobian:
         return total
 
     def total(self, weights: Weights) -> Weights:
-        """Return the sum over examples and outputs. For J(x)ᵀℓ′ it is the gradient of the loss."""
+        """Return the sum over examples and outputs. For J(x)ᵀℓ′, it is the gradient of the loss."""
         totals: Weights = {}
         for block in self.blocks:
             for name, value in block.total(weights).items():
@@ -110,7 +110,7 @@ class Jacobian:
         return {name: totals[name] for name in weights}
 
     def as_rows(self, sizes: Mapping[str, int]) -> Jacobian:
-        """Return the gradients of the first elements of some parameters, multiplied out."""
+        """Return the gradients of the first `sizes[name]` elements of each parameter, as `Rows`."""
         blocks: list[Block] = []
         for name, size in sizes.items():
             rows = self.chunk(name, range(size)).view(self.examples, self.outputs, -1)
@@ -118,7 +118,7 @@ class Jacobian:
         return Jacobian(tuple(blocks), self.examples, self.outputs)
 
     def with_rows(self, names: Set[str], weights: Weights) -> Jacobian:
-        """Replace the blocks of these parameters by rows of all their elements."""
+        """Replace the blocks of these parameters by `Rows` over all their elements."""
         others: list[Block] = []
         starts: list[int] = []
         sizes: dict[str, int] = {}
@@ -134,8 +134,8 @@ class Jacobian:
         return replace(self, blocks=(*others, *rows), starts=(*starts, *[0] * len(rows)))
 
     def chunk(self, name: str, elements: range) -> Float[Tensor, "row size"]:
-        """Return the gradients of some elements of a parameter, summed over uses: a row for each
-        output of each example.
+        """Return the gradients of some elements of a parameter, summed over uses. The result has
+        one row for each example and output.
         """
         uses = self.uses[name]
         first = uses[0][1]
@@ -155,7 +155,7 @@ def arrays(block: Block) -> Mapping[str, Tensor]:
 
 
 def stacked(parts: Sequence[Jacobian]) -> Jacobian:
-    """Return the Jacobian of examples that follow each other, without copies."""
+    """Concatenate Jacobians along the axis of examples, without copying."""
     blocks: list[Block] = []
     starts: list[int] = []
     examples = 0
@@ -171,24 +171,24 @@ def stacked(parts: Sequence[Jacobian]) -> Jacobian:
 
 @dataclass
 class Assembly:
-    """A Jacobian of `examples` examples that is filled part by part, in order."""
+    """A preallocated Jacobian of `examples` examples, filled batch by batch in order."""
 
     examples: int
-    read: int = 0  # examples so far
+    read: int = 0  # examples filled so far
     outputs: int = 0
     room: tuple[Block, ...] = ()
 
     @property
     def rows(self) -> Weights:
-        """The place for the rows of the next examples. The reader of a part may write them there
-        itself.
+        """The free part of the preallocated gradient buffer, by parameter. A reader may write the
+        next batch there directly.
         """
         rows = (block for block in self.room if isinstance(block, Rows))
         return {block.name: block.rows[self.read :] for block in rows}
 
     def add(self, part: Jacobian) -> bool:
-        """Copy the gradients of the next examples to their place. Return False if their form
-        differs from the first part's.
+        """Copy the gradients of the next batch into the buffer. Return False if its blocks differ
+        in form from those of the first batch.
         """
         if not self.room:
             self.room = tuple(empty_block(block, self.examples) for block in part.blocks)
@@ -213,7 +213,7 @@ class Assembly:
 
 
 def empty_block(like: Block, examples: int) -> Block:
-    """Return a block for so many examples, without values."""
+    """Return an uninitialized block for `examples` examples."""
     empty: dict[str, Any] = {}
     for name, value in arrays(like).items():
         empty[name] = value.new_empty(examples, *value.shape[1:])
@@ -221,29 +221,29 @@ def empty_block(like: Block, examples: int) -> Block:
 
 
 def tails(values: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """Return the shapes of tensors after the axis of examples."""
+    """Return the shape of each tensor without the axis of examples."""
     return {name: value.shape[1:] for name, value in values.items()}
 
 
-# Uses that share their β are one use: positions before a mean over positions, or the one position
-# that is read.
+# Uses with the same β can be merged into one use. Examples are the positions before a mean over
+# positions, and the single position that a readout selects.
 #
 #     Σ_u a_u ⊗ w_u β = (Σ_u w_u a_u) ⊗ β        with w_u = 1 or 0
 #
-# So a layer whose result is only summed up, or read in one place, costs a kernel as much as a layer
-# with one use. The numbers show whether uses share their β. On a GPU this waits for the device,
-# which a single kernel can afford, but not each step of a run.
+# In a kernel, such a layer then costs as much as a layer with one use. The values of β decide
+# whether uses can be merged. On a GPU, this test waits for the device. A single kernel can afford
+# that, the steps of a run cannot.
 
 
 def in_few_uses(jacobian: Jacobian) -> Jacobian:
-    """Return the same Jacobian with as few uses as possible."""
+    """Merge the uses in every factored block whose β allow it."""
     blocks = [gathered(b) if isinstance(b, Factored) else b for b in jacobian.blocks]
     return replace(jacobian, blocks=tuple(blocks))
 
 
 def gathered(block: Factored) -> Factored:
-    """Return a block with one use for each example, if all uses of an example have the same β or
-    none.
+    """Merge the uses of a block into one use for each example. Return the block unchanged if an
+    example has two different nonzero β.
 
     >>> a, beta = torch.arange(6.0).view(1, 3, 2), torch.tensor([[1.0], [0.0], [1.0]]).view(1, 1, 3, 1)
     >>> one_use = gathered(Factored(a, beta, None, None, None))
@@ -253,13 +253,13 @@ def gathered(block: Factored) -> Factored:
     examples, uses, _ = block.inputs.shape
     if uses < 2 or not examples:
         return block
-    if shares(block.outputs[:1]) is None:  # the first example rules out most blocks, quickly
+    if shares(block.outputs[:1]) is None:  # a quick test, which rules out most blocks
         return block
     weights = shares(block.outputs)
     if weights is None:
         return block
 
-    # The number of uses goes into the outputs, so that the bias is right as well
+    # Average a and sum β, so that the gradient of the bias, Σ_u β, stays correct
     total = weights.sum(1, keepdim=True).clamp(min=1)
     inputs = torch.bmm((weights / total)[:, None], block.inputs)
     outputs = block.outputs.sum(2, keepdim=True)
@@ -269,14 +269,14 @@ def gathered(block: Factored) -> Factored:
 def shares(
     outputs: Float[Tensor, "example out use features"],
 ) -> Float[Tensor, "example use"] | None:
-    """Return 1 for each use with the β of its example and 0 for each use without β, or None if
-    there is another β.
+    """Return w: 1 for each use with the common β of its example, 0 for each use with β = 0. Return
+    None if an example has two different nonzero β.
     """
-    # All uses may have the β of the first
+    # Fast case: all uses of an example have the same β
     if torch.equal(outputs[:, :, :1].expand_as(outputs), outputs):
         return outputs.new_ones(len(outputs), outputs.shape[2])
 
-    # Else compare with the β of each example's first use that has one
+    # Otherwise compare with the first nonzero β of each example
     has_beta = (outputs != 0).any(3).any(1)
     first = has_beta.to(torch.uint8).argmax(1)
     examples = torch.arange(len(outputs), device=first.device)

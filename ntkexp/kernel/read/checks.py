@@ -1,10 +1,10 @@
-"""Checks of a function before its Jacobian is read: its gradients are the derivatives of its
-values, its examples are independent, and every element has one owner.
+"""Check a function before its Jacobian is read: its gradients are the derivatives of its values,
+its examples are independent, and every element belongs to one example.
 
-Each answer is remembered for the structure of the tape and for the values that decide it.
+Each answer is cached by the structure of the tape and the values on which the answer depends.
 
-A module with `detach`, a straight-through estimator or a custom autograd.Function may train by
-something other than its derivative. Difference rules see values alone. So one random
+A module with `detach`, a straight-through estimator or a custom autograd.Function may be trained by
+gradients that are not its derivatives. Difference rules see only values. So one random
 vector-Jacobian product is computed twice: by the rules on a segment of length zero, and by autograd
 through the module.
 """
@@ -43,7 +43,7 @@ UNFAITHFUL = (
 
 
 class Unfaithful(NoRule):
-    """A module whose gradients are not the derivatives of its values."""
+    """Raised if a module's gradients are not the derivatives of its values."""
 
     def __init__(self) -> None:
         super().__init__(UNFAITHFUL)
@@ -51,25 +51,23 @@ class Unfaithful(NoRule):
 
 @dataclass(frozen=True)
 class Findings:
-    """Answers about one function, by the structure of tapes and the values that decide them."""
+    """Cached answers about one function, by the structure of tapes and by values (`question`)."""
 
     routes: Answers[Routes] = field(default_factory=Answers)
     owners: Answers[Owners] = field(default_factory=Answers)
-    independent: Answers[bool] = field(
-        default_factory=Answers
-    )  # operations that do not couple examples
+    # sets of operations that did not couple examples
+    independent: Answers[bool] = field(default_factory=Answers)
     structures: Answers[Owners] = field(default_factory=Answers)  # by structure alone
     graphs: Answers[bool] = field(default_factory=Answers)
     faithful: Answers[Owners | None] = field(default_factory=Answers)
     sizes: Answers[float] = field(default_factory=Answers)
-    fits: Answers[bool] = field(
-        default_factory=Answers
-    )  # whether assembled Jacobians fit into memory
+    # whether assembled Jacobians fit into memory
+    fits: Answers[bool] = field(default_factory=Answers)
 
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks of one function. `fixed` means that the constants on its tapes never change."""
+    """The checks of one function. `fixed` asserts that the constants on its tapes never change."""
 
     function: Function
     trained: frozenset[str]
@@ -93,8 +91,8 @@ class Checks:
         return self.findings.owners.keep(question, owned)
 
     def faithful_owners(self, tape: Tape) -> Owners:
-        """Return the owners, or raise Unfaithful if autograd's gradients are not derivatives of the
-        values.
+        """Return the owners. Raise Unfaithful if autograd's gradients are not the derivatives of
+        the module's values.
         """
 
         def owners_if_faithful() -> Owners | None:
@@ -109,10 +107,11 @@ class Checks:
         return owned
 
     def plain_uses(self, tape: Tape) -> tuple[Owners, list[Use] | None]:
-        """Return the owners and, if autograd can follow all uses on the tape itself, these uses.
+        """Return the owners, and the uses if autograd can differentiate at all uses on the tape
+        itself (otherwise None).
 
-        For a new routing, try the owners of another routing first. They are right if the numbers of
-        this tape agree with them.
+        For a new routing, try the owners of another routing first. They are right if the gradients
+        on this tape agree with them (`hold_at`).
         """
         differentiable = tape[tape.output].requires_grad and not tape.overwrites
         owned: Owners | None = None
@@ -140,10 +139,11 @@ class Checks:
         return owned, uses if self.runs_so(tape, uses, owned) else None
 
     def runs_so(self, tape: Tape, uses: list[Use], owned: Owners) -> bool:
-        """Return whether autograd's graph on the tape is the graph of the module.
+        """Return whether autograd's graph on the tape equals that of the module.
 
-        Then every element has an owner, and the gradients at the uses add up to the module's
-        gradients. A write under no_grad that the recorder rewrote has another graph.
+        Test whether every element has an owner, and whether the gradients at the uses add up to the
+        module's gradients. The graphs differ, for example, after a write under no_grad, which the
+        recorder rewrites.
         """
 
         def runs_so() -> bool:
@@ -160,8 +160,8 @@ class Checks:
         return self.findings.graphs.to(self.question(tape, masks=True), runs_so)
 
     def refuse_dependence(self, tape: Tape) -> None:
-        """Raise if examples depend on each other. Known operations with other numbers get fewer
-        checks.
+        """Raise if examples depend on each other. If the same operations have passed before, run
+        fewer tests.
         """
         known = tape.operations in self.findings.independent.kept
         refuse_dependence(self.function, tape, known=known)
@@ -172,10 +172,11 @@ class Checks:
         return self.findings.routes.to(tape.form, lambda: routes(tape))
 
     def question(self, tape: Tape, *, masks: bool = False) -> tuple[bytes, bytes]:
-        """Return the structure of a tape and a digest of the values that decide the answer.
+        """Return the key of an answer: the structure of a tape, and a digest of the values on which
+        the answer depends.
 
-        Those are the values that choose rows of data (`steering`), those that mask if `masks` is
-        set, all inputs if they decide what Python does, and constants if these may change.
+        These are values that choose rows of data (`steering`), and constants unless they are fixed.
+        If `masks` is set, add masks. Otherwise add all inputs if Python may have branched on them.
         """
         known = self.routes(tape)
         slots = [*known.steering]
@@ -189,10 +190,10 @@ class Checks:
 
 
 def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
-    """Return whether rules and autograd agree, up to rounding.
+    """Return whether difference rules and autograd agree up to rounding.
 
-    In single precision, a value near a kink may fall on its other side when the module runs again,
-    and large modules have many such values. A disagreement there is tested again in double
+    In single precision, a value near a kink may fall on the other side of the kink when the module
+    runs again. Large modules have many such values. So if both disagree, repeat the test in double
     precision.
     """
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
@@ -221,10 +222,9 @@ def is_faithful(function: Function, tape: Tape, trained: frozenset[str], owned: 
 
 
 def agree_both_ways(function: Function, tape: Tape, trained: frozenset[str], owned: Owners) -> bool:
-    """Compare one random product by the rules, on a segment of length zero, with autograd's."""
-    if (
-        tape.outputs.isnan().any()
-    ):  # nan has no differences; name the operation that made the first one
+    """Compare a random vector-Jacobian product by the difference rules with the one by autograd."""
+    # nan has no differences: name the operation that made the first nan
+    if tape.outputs.isnan().any():
         has_nan = [not is_whole(value) and bool(value.isnan().any()) for value in tape.values]
         made = (entry.op for entry in tape.entries if any(has_nan[slot] for slot in entry.results))
         raise NoRule(
@@ -251,7 +251,7 @@ def gradients_at(
     owned: Owners,
     leaves: Weights,
 ) -> Weights:
-    """Return the gradients of the parameters from those at their uses."""
+    """Return the gradients of the parameters, from the gradients at their uses."""
     jacobian = assemble_uses(pull_back(output, uses, owned, leaves, cotangent[None]))
     return jacobian.total({name: leaf.detach() for name, leaf in leaves.items()})
 
@@ -263,8 +263,7 @@ def random_cotangent(tape: Tape) -> Float[Tensor, "example out"]:
 
 def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
     """Return whether two computations of the same gradients differ by rounding alone."""
-    # √eps is far more than the effect of another order of summation, and far less than a missing
-    # gradient
+    # √eps is far above the effect of another order of summation, and far below a missing gradient
     sizes = [float(gradient.abs().max()) for gradient in gradients.values() if gradient.numel()]
     largest = max(sizes, default=0.0)
     return all(
@@ -276,7 +275,7 @@ def agree(values: Weights, gradients: Weights, tape: Tape) -> bool:
 def where_spoiled(
     function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]
 ) -> str:
-    """Return the operation where autograd's gradients stop being numbers."""
+    """Return text that names the operation where autograd's gradients become nan, or no text."""
     try:
         with warnings.catch_warnings(action="ignore"), torch.autograd.detect_anomaly():
             by_autograd(function, tape, trained, cotangent)
@@ -293,17 +292,18 @@ def where_spoiled(
 def by_autograd(
     function: Function, tape: Tape, trained: frozenset[str], cotangent: Float[Tensor, "example out"]
 ) -> Weights:
-    """Return the gradients of the module itself."""
+    """Return the gradients by autograd through the module itself."""
     weights = {
         name: tape[slot].detach().requires_grad_(name in trained)
         for slot, name in tape.weights.items()
     }
     leaves = {name: weight for name, weight in weights.items() if name in trained}
+    # Unfused, since cuDNN cannot differentiate an RNN in evaluation mode
     with (
         torch.enable_grad(),
         plain_kernels(),
         unfused(),
-    ):  # cuDNN cannot differentiate an RNN in evaluation mode
+    ):
         output = columns(function, weights, tape.given)
     if not output.requires_grad:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}

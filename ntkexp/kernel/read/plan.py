@@ -1,7 +1,8 @@
-"""The outputs that are read at a time, and the number of threads.
+"""Choose the outputs that are read at a time, and the number of threads.
 
-`all` gives blocks [out, out_], a list of numbers the blocks of those outputs, and `trace` their sum
-Σ_c K[x, c, x′, c]. The trace needs no memory for blocks: outputs are read a few at a time.
+A kernel has one block [out, out_] for each pair of examples. `all` selects complete blocks. A list
+of indices selects rows and columns of each block. `trace` selects the sum Σ_c K[x, c, x′, c]. The
+trace needs no memory for blocks, since outputs are read a few at a time.
 
 >>> wanted("all", 3), wanted([2, 0], 3)
 (range(0, 3), [2, 0])
@@ -34,16 +35,16 @@ Outputs: TypeAlias = Literal["all", "trace"] | Sequence[int]
 
 @dataclass(frozen=True)
 class Mixtures:
-    """The functions of the outputs that are differentiated: some outputs, or one mixture of them
-    for each example.
+    """The functions of the outputs that are differentiated: either some outputs, or one mixture (a
+    weighted sum of outputs) for each example.
 
     >>> import torch
     >>> Mixtures(torch.tensor([[0.5, -0.5]]), None).columns.shape  # a mixture of two outputs, of one example
     torch.Size([1, 1, 2])
     """
 
-    numbers: Float[Tensor, "example out"]  # the outputs, or the mixture
-    chosen: tuple[int, ...] | None  # None: a mixture
+    numbers: Float[Tensor, "example out"]  # the outputs, or the weights of the mixture
+    chosen: tuple[int, ...] | None  # indices of outputs; None: a mixture
 
     @classmethod
     def of(cls, tape: Tape, chosen: Sequence[int] | None) -> Mixtures:
@@ -60,8 +61,7 @@ class Mixtures:
     def columns(self) -> Float[Tensor, "mixture example out"]:
         """The weight of every output in each mixture.
 
-        A mixture that examples share is copied for each example, since a program must also serve
-        mixtures that differ.
+        An expanded mixture is copied for each example, so that one program works for all mixtures.
         """
         if self.chosen is None:
             return self.numbers[None].contiguous()
@@ -69,7 +69,7 @@ class Mixtures:
 
 
 def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
-    """Return the numbers of the outputs to read."""
+    """Return the indices of the outputs to read. Raise Mistake if `outputs` is invalid."""
     if isinstance(outputs, str):
         if outputs not in ("all", "trace"):
             raise Mistake(
@@ -91,16 +91,16 @@ def wanted(outputs: Outputs | str, count: int) -> Sequence[int]:
 def chunks(
     tape: Tape, examples: int, count: int, read: Callable[[Sequence[int]], Jacobian]
 ) -> Iterator[range]:
-    """Yield all outputs, in groups that keep gradients small.
+    """Yield all outputs, in groups whose gradients take at most OUTPUT_GRADIENT_BYTES.
 
-    The gradients of values count, and those of weights if they are multiplied out. One output shows
-    whether they are, if it matters.
+    Count the gradients of values on the tape, and of weights that are multiplied out. Unless all
+    outputs fit in any case, read one output to find which weights are multiplied out.
     """
     values = tape.bytes_per_example
     weights = sum(tape[slot].nbytes for slot in tape.weights)
     size = int(OUTPUT_GRADIENT_BYTES / ((values + weights) * examples))
     if size < count:
-        # bytes of the gradients of one output of an example, in the form in which they are used
+        # bytes of the gradients of one output of an example, as factors or multiplied out
         made = 0
         for block in read([0]).blocks:
             single = isinstance(block, Factored) and block.inputs.shape[1] == 1
@@ -112,24 +112,24 @@ def chunks(
     yield from (range(first, min(first + size, count)) for first in range(0, count, size))
 
 
-# A small kernel takes hundreds of products of some microseconds. Threads that share one of these
-# wait for each other longer than they work, and for milliseconds if other programs want the same
-# cores.
+# A small kernel consists of hundreds of products of some microseconds. Threads that share such a
+# product wait for each other longer than they compute. If other programs use the same cores, they
+# wait for milliseconds. So a kernel with few operations runs on one thread. The operations are
 #
 #     operations   2 N (1 + C) Σ_z d_z |z|   +   2 N₁ N₂ C² Σ_z |z|        over products z = a W of one example
 #
-# d_z is the number of inputs of z and |z| the number of its elements. The first term counts the
-# forward pass, the pull-backs and the factors; the second, the Gram, holds for one use of each
-# weight.
+# N = N₁ + N₂ is the number of examples, C the number of outputs, d_z the number of inputs of z, and
+# |z| the number of elements of z. The first term counts the forward pass and the backward passes.
+# The second term counts the kernel, for one use of each weight.
 
 
-# operations: some milliseconds of one core; runs get faster with a second core from 2e8 to 7e8 on
+# a few milliseconds on one core; from 2e8 to 7e8 operations on, a second core makes runs faster
 FEW_OPERATIONS = 2e8
 MATRIX_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 
 
 def threads_by_size(operations: float, most: int) -> int:
-    """Return one thread for few operations, else `most`.
+    """Return 1 for few operations, else `most`.
 
     >>> threads_by_size(1e7, most=4), threads_by_size(1e10, most=4)
     (1, 4)
@@ -141,7 +141,7 @@ def threads_by_size(operations: float, most: int) -> int:
 
 @contextmanager
 def threads_for(operations: float) -> Iterator[None]:
-    """Set torch's number of threads by the number of operations, for a while."""
+    """Set torch's number of threads inside the context, by the number of operations."""
     before = torch.get_num_threads()
     chosen = threads_by_size(operations, before)
     if chosen == before:
@@ -156,13 +156,17 @@ def threads_for(operations: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Work:
-    """The size of the matrix products of a network for one example."""
+    """The matrix products of a network for one example: the number of elements of their results,
+    and their multiplications.
+    """
 
     numbers: float
     multiplications: float
 
     def of_kernel(self, counts: tuple[int, int], outputs: int) -> float:
-        """Return the approximate number of operations of the kernel of n with m examples."""
+        """Return the approximate number of operations of a kernel. `counts` are the numbers of
+        examples on both sides.
+        """
         left, right = counts
         return (
             2 * (1 + outputs) * self.multiplications * (left + right)

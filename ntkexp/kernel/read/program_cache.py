@@ -1,18 +1,19 @@
-"""Programs that record a function and read its Jacobian without Python's cost at each operation.
+"""Compiled programs that record a function and read its Jacobian, without Python's overhead at each
+operation.
 
-Recording a function and replaying its differences goes through Python at every operation. For small
-networks that costs far more than the arithmetic. At other weights the same operations run with
-other numbers, so each becomes a program: one from weights and inputs to the values on a tape, and
-one from the values at both ends of a step to a Jacobian.
+To record a function and to replay its differences costs Python time at every operation. For small
+networks, this is far more than the arithmetic. At other weights, the same operations run on other
+numbers. So two programs are compiled: one from weights and inputs to the values on a tape, and one
+from the values at both ends of a step to a Jacobian.
 
-A program is compared with the ordinary computation when it is made, and again with the next values,
-which shows a constant that is not constant. A program that fails is never used again. No program is
-made of large tapes, where Python's cost does not matter.
+A program is compared with the ordinary computation when it is made, and again at the next values.
+The second comparison detects values that are wrongly treated as constant. A program that fails
+is never used again. For large tapes, where Python's overhead does not matter, no program is made.
 
-A program is found by the digest of the tape's operations, shapes and constants, and of the owners
-of its rows. If values choose rows (routing), each step may have other owners; then a program is
-written when a routing comes a second time, and the oldest are forgotten. Programs run the same
-operations as the ordinary computation, so a resumed run has the same bits.
+The key of a program is a digest of the tape's operations, shapes and constants, and of the owners
+of its rows. If values choose rows (routing), each step may have other owners. Then a program is
+compiled when a routing occurs for the second time, and the oldest programs are dropped. Programs
+run the same operations as the ordinary computation, so a resumed run gives bitwise equal results.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from ntkexp.kernel.secant.ownership import Owners
 from ntkexp.kernel.secant.replay import Replay
 from ntkexp.shapes import Function, Inputs, Weights
 
-MAX_ANSWERS = 64  # answers, one for each block of a run if values route rows
+MAX_ANSWERS = 64  # answers in a cache; with routing, each block of a run needs its own
 
 A = TypeVar("A")
 
 
 @dataclass
 class Answers(Generic[A]):
-    """The latest `capacity` answers, by their questions.
+    """A cache of the latest `capacity` answers, by their questions.
 
     >>> squares = Answers[int](capacity=2)
     >>> [squares.to(n, lambda n=n: n * n) for n in (1, 2, 1, 3)], list(squares.kept)
@@ -56,7 +57,7 @@ class Answers(Generic[A]):
     kept: OrderedDict[Hashable, A] = field(default_factory=OrderedDict, repr=False)
 
     def to(self, question: Hashable, find: Callable[[], A]) -> A:
-        """Return the answer to a question. Compute it if it is not known."""
+        """Return the cached answer to a question, or compute it with `find`."""
         return self.keep(question, self.kept[question] if question in self.kept else find())
 
     def keep(self, question: Hashable, answer: A) -> A:
@@ -76,7 +77,7 @@ class Request:
     trained: frozenset[str]
     owned: Owners
     mixtures: Mixtures
-    as_copies: bool = False  # whether tables read once keep the places; only without a program
+    as_copies: bool = False  # allow `Copies` blocks for tables; programs ignore it
 
     def read(self, *, at_once: bool) -> Jacobian:
         """Read the Jacobian without a program, for all mixtures at once or one after the other."""
@@ -91,9 +92,8 @@ class Request:
 
     def read_at_once(self) -> Jacobian:
         try:
-            with warnings.catch_warnings(
-                action="error"
-            ):  # a warning means that torch would go output by output
+            # torch warns if it would loop over outputs instead
+            with warnings.catch_warnings(action="error"):
                 return self.read(at_once=True)
         except (RuntimeError, UserWarning) as error:
             if is_out_of_memory(error):
@@ -108,8 +108,8 @@ class Request:
 
     @property
     def fed(self) -> list[Tensor]:
-        """The values that weights or inputs decide. All others are equal on every tape of a
-        program.
+        """The arguments of the program: all values that depend on weights or inputs. Other values
+        are equal on every tape of the program.
         """
         fed = [tape[slot] for tape in self.tapes for slot in (*fed_slots(tape), *tape.made)]
         if self.mixtures.chosen is None:
@@ -117,17 +117,16 @@ class Request:
         return fed
 
 
-MAX_PROGRAM_BYTES = (
-    2**28
-)  # bytes on a tape, times 1 + outputs; a replay keeps all its values until the program is written
-TRIALS = 2
+# bytes on a tape, times 1 + outputs; a replay holds all its values until the program is written
+MAX_PROGRAM_BYTES = 2**28
+TRIALS = 2  # comparisons of a new program with the ordinary computation
 
 T = TypeVar("T", Tape, Jacobian)
 
 
 @dataclass
 class Written(Generic[T]):
-    """A program, and the tape or Jacobian that its results fill."""
+    """A compiled program, and a template (a tape or a Jacobian) that its results fill."""
 
     program: Program
     template: T
@@ -140,7 +139,7 @@ class Written(Generic[T]):
                 return filled(self.template, fed, self.program.run(fed))
         except DoesNotHold:
             return None
-        except RuntimeError as error:  # a tensor with other strides may not have the recorded view
+        except RuntimeError as error:  # a recorded view may not exist for other strides
             if is_out_of_memory(error):
                 raise
             return None
@@ -153,7 +152,9 @@ class Programs(Generic[T]):
     latest: Answers[Written[T] | None] = field(default_factory=Answers)
 
     def run(self, key: Hashable, fed: Sequence[Tensor]) -> T | None:
-        """Return the result of a program that passed all its comparisons, if there is one."""
+        """Run the program under this key if it has passed all comparisons. Otherwise return
+        None.
+        """
         if key not in self.latest.kept:
             return None
         written = self.latest.keep(key, self.latest.kept[key])
@@ -162,8 +163,8 @@ class Programs(Generic[T]):
         return written.run(fed)
 
     def compare(self, key: Hashable, fed: Sequence[Tensor], expected: T) -> T:
-        """Return the program's result if it agrees with the expected one. Otherwise drop the
-        program.
+        """Compare the program's result with the expected one. If they agree, return the program's
+        result. Otherwise drop the program and return the expected one.
         """
         written = self.latest.kept[key]
         if written is None or not written.trials:
@@ -190,7 +191,9 @@ class ProgramCache:
     def record(
         self, function: Function, weights: Weights, inputs: Inputs, *, whole: bool = False
     ) -> Tape:
-        """Return the tape of the function, by a program if there is one."""
+        """Return a tape of the function. Run a program if one was compiled. Otherwise record the
+        function, and compile a program.
+        """
         fed = [value.detach() for value in (*weights.values(), *tensors(inputs))]
         key = (tuple(weights), outline(inputs))
         if (found := self.tapes.run(key, fed)) is not None:
@@ -201,7 +204,10 @@ class ProgramCache:
         return self.tapes.compare(key, fed, tape)
 
     def read(self, request: Request, *, routed: bool) -> Jacobian:
-        """Return the requested Jacobian. If values route rows, their owners may differ next time."""
+        """Return the requested Jacobian. Run a program if one was compiled.
+
+        Set `routed` if values choose rows, so that the owners may differ next time.
+        """
         start = request.start
         end = request.end
         mixtures = request.mixtures
@@ -238,7 +244,9 @@ def outline(inputs: Inputs) -> str:
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
-    """Compare relative to the largest element. After training has diverged, anything passes."""
+    """Return whether two tensors are equal up to rounding, relative to the largest element. If this
+    element is not finite, because training has diverged, return True.
+    """
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     if (equal := same(found, expected)) or is_whole(expected):
@@ -249,12 +257,14 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 
 def is_large(tape: Tape, outputs: int) -> bool:
-    """Return whether the operations take so long that Python's cost does not matter."""
+    """Return whether the operations take so long that Python's overhead does not matter."""
     return tape.nbytes * (1 + outputs) > MAX_PROGRAM_BYTES
 
 
 def write_tape(tape: Tape) -> Written[Tape] | None:
-    """Return a program from weights and inputs to all values on a tape."""
+    """Compile a program from weights and inputs to all values on a tape. Return None if the tape is
+    large, or if an operation writes in place.
+    """
     if is_large(tape, tape.outputs.shape[1]) or any(
         entry.op._schema.is_mutable for entry in tape.entries
     ):
@@ -271,7 +281,9 @@ def write_tape(tape: Tape) -> Written[Tape] | None:
 def write_jacobian(
     request: Request, fed: Sequence[Tensor]
 ) -> tuple[Jacobian, Written[Jacobian] | None]:
-    """Read a Jacobian, and return it with a program from the values on tapes to it."""
+    """Read a Jacobian. Return it, and a program that computes it from the values on the tapes (None
+    if there can be none).
+    """
     read_jacobian: list[Jacobian] = []
 
     def act() -> list[Tensor]:
@@ -294,8 +306,8 @@ def fed_slots(tape: Tape) -> list[Slot]:
 def parts(made: Tape | Jacobian) -> list[Tensor]:
     """Return the tensors to compare: those of a Jacobian, or the outputs of a tape.
 
-    Other values of a tape lead to its outputs. Tensors may have memory between their elements that
-    nobody wrote.
+    The outputs of a tape suffice, since the other values lead to them. Some of the other values may
+    contain uninitialized memory.
     """
     if isinstance(made, Tape):
         return [made.outputs]

@@ -1,10 +1,14 @@
-"""From tapes of a function to its Jacobian, at one point or along a segment between two.
+"""Read the Jacobian of a function from its tapes, at one point or along a segment between two
+points.
 
-At one point, a network whose weights meet its inputs in products, norms and sums is differentiated
-by autograd as it ran. Everything else is replayed by the difference rules. On a segment of length
-zero these give the tangent Jacobian too, and the tests compare both ways. A tangent through
-operations without a rule, or of a module whose gradients are not the derivatives of its values, is
-read example by example.
+There are three ways to read it. The first valid one is used:
+
+1. At one point, autograd differentiates the recorded operations. This requires that the network
+   combines weights with inputs only in products, norms and sums.
+2. The difference rules are applied to the tapes (a replay). On a segment of length zero, this
+   gives the tangent Jacobian too, and the tests compare both ways.
+3. A tangent is read example by example, if an operation has no rule, or if the gradients of the
+   module are not the derivatives of its values.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class Reading:
-    """The Jacobian of a segment, and J̄Δθ as the replay pushed it (zero at a point)."""
+    """The Jacobian J̄ of a segment, and J̄Δθ from the replay's forward pass (zero at a point)."""
 
     jacobian: Jacobian
     push: Float[Tensor, "example out"]
@@ -46,11 +50,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the Jacobian of a function with respect to the weights named in `trained`.
+    """A reader of the Jacobian of a function with respect to the weights named in `trained`.
 
-    `known` says that a function with random numbers draws the same ones whenever it runs on a
-    batch. `whole` says that it only runs on its whole batch. `of_values` says that secants explain
-    the values of a module whose gradients are not their derivatives.
+    Set `known` if a function that draws random numbers draws the same ones every time it runs on a
+    batch. Set `whole` if it runs only on its whole batch. With `of_values`, read secants even if
+    the gradients of the module are not the derivatives of its values.
     """
 
     function: Function
@@ -63,11 +67,11 @@ class Reader:
 
     @cached_property
     def checks(self) -> Checks:
-        """The checks of the function. With programs, its constants never change."""
+        """The checks of the function. With programs, its constants are assumed never to change."""
         return Checks(self.function, self.trained, self.findings, fixed=self.programs is not None)
 
     def record(self, weights: Weights, inputs: Inputs) -> Tape:
-        """Run the function once. The tape can be read at length zero any number of times."""
+        """Run the function once and return its tape, which can be read any number of times."""
         if self.programs is None:
             return record(
                 self.function,
@@ -77,7 +81,7 @@ class Reader:
                 known=self.known,
                 whole=self.whole,
             )
-        if self.known:  # random numbers do not follow from the inputs
+        if self.known:  # no program computes random numbers from the inputs
             return record(self.function, weights, inputs, known=True, whole=self.whole).pruned()
         return self.programs.record(self.function, weights, inputs, whole=self.whole)
 
@@ -91,20 +95,23 @@ class Reader:
     def assembled(
         self, tape: Tape, chosen: Sequence[int] | None = None, room: Weights = NOWHERE
     ) -> Jacobian:
-        """Return J(θ; x) by the operations on the tape, or raise NoRule. Rows may go into `room`."""
+        """Return J(θ; x) by the operations on the tape. Raise NoRule if that is impossible.
+
+        `room` may hold buffers for the gradients (see `assemble`).
+        """
         mixtures = Mixtures.of(tape, chosen)
         if self.programs is not None:
             return self.by_program(tape, tape, mixtures)
         return assemble(self.pulled_back(tape, mixtures), room)
 
     def use_by_use(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
-        """Return J(θ; x) with a block for each use, so that no row is as long as a table of which
-        little was read.
+        """Return J(θ; x) with one block for each use, so that no gradient row is as long as a large
+        table.
         """
         return assemble_uses(self.pulled_back(tape, Mixtures.of(tape, chosen)))
 
     def one_by_one(self, tape: Tape, chosen: Sequence[int] | None = None) -> Jacobian:
-        """Return J(θ; x) by one back-propagation for every example and output, through any
+        """Return J(θ; x) by one back-propagation for every example and output. This works for all
         operations.
         """
         return jacobian_one_by_one(
@@ -116,7 +123,7 @@ class Reader:
     ) -> Jacobian:
         """Return J(θ; x)ᵀℓ′ for every example as one output, by one back-propagation.
 
-        With `as_copies`, the tables of a large network may keep the places that were read.
+        With `as_copies`, tables of a large network may have `Copies` blocks (see `assemble`).
         """
         mixture = Mixtures(output_gradient, None)
         try:
@@ -143,7 +150,7 @@ class Reader:
             return self.one_by_one(tape).applied(weights)
 
     def obstacle(self, tape: Tape) -> str | None:
-        """Return the reason why a tangent has to be read example by example, if there is one."""
+        """Return the reason why a tangent must be read example by example, or None."""
         try:
             replace(self, programs=None).assembled(tape, (0,))
         except NoRule as error:
@@ -170,7 +177,7 @@ class Reader:
     ) -> Jacobian:
         """Return J̄(x) of a segment, by a program if there are programs.
 
-        With `as_copies`, the tables of a large network may keep the places that were read.
+        With `as_copies`, tables of a large network may have `Copies` blocks (see `assemble`).
         """
         if self.programs is None:
             return self.secant(start, end, chosen).jacobian
@@ -201,13 +208,13 @@ class Reader:
 
     @property
     def is_unfaithful(self) -> bool:
-        """True if gradients of the module were not the derivatives of its values so far."""
+        """Whether a check has found that the module's gradients are not its derivatives."""
         return None in self.findings.faithful.kept.values()
 
     def by_program(
         self, start: Tape, end: Tape, mixtures: Mixtures, *, as_copies: bool = False
     ) -> Jacobian:
-        """Return the Jacobian by a program of that replay."""
+        """Return the Jacobian by a compiled program of the replay (see `program_cache`)."""
         assert self.programs is not None
         request = Request(start, end, self.trained, self.owners(start), mixtures, as_copies)
         return self.programs.read(request, routed=bool(self.checks.routes(start).steering))
@@ -215,8 +222,8 @@ class Reader:
     def closures(
         self, reading: Reading, start: Tape, end: Tape, chosen: Sequence[int] | None = None
     ) -> list[Closure]:
-        """Return the closure of J̄Δθ as it was pushed and, if no other weights move, of the
-        Jacobian times Δθ.
+        """Return the closure of J̄Δθ from the replay. If only trained weights change, also return
+        the closure of the assembled Jacobian times Δθ.
         """
         step = {
             name: end[slot].detach() - start[slot].detach() for slot, name in start.weights.items()
@@ -236,11 +243,12 @@ def jacobian_one_by_one(
     trained: frozenset[str],
     mixtures: Float[Tensor, "mixture example out"],
 ) -> Jacobian:
-    """Return the Jacobian at a point for mixtures of outputs: right for any module, and slow.
+    """Return the Jacobian at a point for mixtures of outputs. This works for any module, and is
+    slow.
 
-    Every example runs alone, so that no other example can enter. Outputs that differ from those of
-    the batch show that the module couples examples. A module that draws random numbers for a whole
-    batch runs on all examples each time.
+    Every example runs alone. If its outputs differ from those in the batch, the module couples
+    examples: raise Mistake. A module that draws random numbers for a whole batch runs on all
+    examples each time.
     """
     weights = {
         name: tape[slot].detach().requires_grad_(name in trained)
@@ -286,13 +294,15 @@ TIMES = 3  # copies of rows while they are multiplied out, transposed and added
 
 
 def fits(some: Jacobian, query: int, train: int) -> bool:
-    """Return whether the Jacobians of examples like the given ones are small, with their products."""
+    """Return whether a kernel and its Jacobians fit into memory, for examples like those in
+    `some`.
+    """
     return kernel_bytes(some, query, train) <= FITS
 
 
 def kernel_bytes(some: Jacobian, query: int, train: int) -> float:
-    """Return the bytes that a kernel of examples like the given ones holds at once, with Jacobians
-    and products.
+    """Return the bytes that a kernel of examples like those in `some` holds at once, including
+    Jacobians and products.
     """
     bytes_each = some.blocks[0].numbers.element_size() if some.blocks else 0
     factors, length = kept_factors(some, query, train)
@@ -317,8 +327,8 @@ def kept_factors(some: Jacobian, query: int, train: int) -> tuple[dict[Key, Size
 
 
 def kernel_operations(some: Jacobian, query: int, train: int) -> float:
-    """Return the multiplications of the exact kernel; of its half if `train` is 0 and both sides
-    are one.
+    """Return the multiplications of the exact kernel. If `train` is 0, both sides are equal and
+    half of the kernel is computed.
     """
     other = train or query
     factors, length = kept_factors(some, query, other)
@@ -336,5 +346,5 @@ def kernel_operations(some: Jacobian, query: int, train: int) -> float:
 
 
 def row_operations(block: Factored) -> int:
-    """Return the multiplications of an example's gradients."""
+    """Return the multiplications that multiply out an example's gradients."""
     return block.outputs[0].numel() * block.rows

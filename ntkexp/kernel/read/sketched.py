@@ -1,8 +1,8 @@
-"""Examples of one side of a kernel, read some at a time: assembled, or use by use if that does not
-fit.
+"""Read the examples of one side of a kernel batch by batch: assembled, or use by use if an
+assembled Jacobian does not fit into memory.
 
-Batches are small enough that the tape of each fits into memory that is already there. The system
-hands out more memory page by page and clears each page, which takes longer than most operations on
+Batches are so small that every tape reuses memory that the process already holds. The system
+provides new memory page by page and clears each page, which takes longer than most operations on
 it.
 """
 
@@ -39,14 +39,14 @@ from ntkexp.kernel.sketch import (
 )
 from ntkexp.shapes import Inputs, Weights
 
-MAX_TAPE_BYTES = 2**26  # bytes of a tape
-BATCH_TAPE_BYTES = 2**25  # bytes of each of several tapes
-UNMEASURED_EXAMPLES = 16  # examples that are recorded without measuring one first
+MAX_TAPE_BYTES = 2**26  # bytes of a single tape; longer inputs are cut into batches
+BATCH_TAPE_BYTES = 2**25  # bytes of the tape of one batch
+UNMEASURED_EXAMPLES = 16  # up to this many examples, the size of a tape is not measured first
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Weights and inputs, in batches. The first batch has a tape already."""
+    """Inputs that are cut into batches, at some weights. `tape` is the tape of the first batch."""
 
     reader: Reader
     weights: Weights
@@ -59,7 +59,9 @@ class Batches:
         return count_examples(self.inputs)
 
     def read(self, chosen: Sequence[int]) -> Jacobian:
-        """Return the Jacobian of all examples, example by example if an operation has no rule."""
+        """Return the Jacobian of all examples. If an operation has no difference rule, warn and
+        read example by example.
+        """
         try:
             return self.assembled(chosen)
         except NoRule as error:
@@ -72,28 +74,27 @@ class Batches:
         return assembly.jacobian
 
     def assembled(self, chosen: Sequence[int]) -> Jacobian:
-        """Return the Jacobian of all examples. Each batch is copied to its place, and its tape
-        forgotten.
+        """Return the assembled Jacobian of all examples. Copy each batch into a common buffer, and
+        drop its tape.
         """
         if len(self.places) == 1:
             return self.reader.assembled(self.tape, chosen)
         assembly = Assembly(self.examples)
         for tape in self.tapes():
-            if not assembly.add(
-                self.reader.assembled(tape, chosen, assembly.rows)
-            ):  # the form differs from earlier batches
+            # If the blocks differ in form from earlier batches, read all examples at once
+            if not assembly.add(self.reader.assembled(tape, chosen, assembly.rows)):
                 return self.reader.assembled(self.reader.record(self.weights, self.inputs), chosen)
         return assembly.jacobian
 
     def tapes(self) -> Iterator[Tape]:
-        """Yield one tape at a time, each forgotten when the next is recorded."""
+        """Yield the tape of each batch. Hold only one at a time."""
         yield self.tape
         for place in self.places[1:]:
             yield self.reader.record(self.weights, tape_part(self.inputs, place))
 
 
 def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
-    """Cut inputs into batches whose sizes differ by one at most."""
+    """Cut inputs into batches whose sizes differ by at most one."""
     detached = as_inputs(inputs)
     total = count_examples(detached)
     count = 1
@@ -111,7 +112,7 @@ def batches(reader: Reader, weights: Weights, inputs: Inputs) -> Batches:
 
 
 def even_slices(total: int, count: int) -> tuple[slice, ...]:
-    """Return consecutive slices whose lengths differ by one at most.
+    """Return consecutive slices whose lengths differ by at most one.
 
     >>> even_slices(5, 2)
     (slice(0, 2, None), slice(2, 5, None))
@@ -120,13 +121,13 @@ def even_slices(total: int, count: int) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in pairwise(ends))
 
 
-READ_BYTES = 0.2e9  # bytes of the values of the examples that are read at once
+READ_BYTES = 0.2e9  # bytes of the values on the tape of one batch
 MAX_JACOBIAN_BYTES = 2e9  # bytes of Jacobians that are kept, on each side
 
 
 @dataclass(frozen=True)
 class InTurns:
-    """Examples that are read use by use, some at a time. Jacobians are kept while they fit."""
+    """Examples that are read use by use, in batches. Jacobians are kept as long as they fit."""
 
     reader: Reader
     weights: Weights
@@ -141,7 +142,7 @@ class InTurns:
 
     @cached_property
     def places(self) -> list[slice]:
-        """The examples that are read at once, in equal shares but for one example."""
+        """The batches, as slices whose lengths differ by at most one."""
         bytes_each = self.reader.record(
             self.weights, tape_part(self.inputs, slice(0, 2))
         ).bytes_per_example
@@ -150,18 +151,18 @@ class InTurns:
 
     @cached_property
     def groups(self) -> list[list[slice]]:
-        """The shares, as many together as may be held."""
+        """Groups of consecutive batches. The Jacobians of one group are held at the same time."""
         count = max(1, int(MAX_JACOBIAN_BYTES / self.jacobian(self.places[0]).nbytes))
         return [self.places[at : at + count] for at in range(0, len(self.places), count)]
 
     def together(self, group: Sequence[slice]) -> tuple[slice, Jacobian]:
-        """Return the examples of a group and their Jacobian."""
+        """Return the slice of examples in a group, and their Jacobian."""
         return slice(group[0].start, group[-1].stop), stacked(
             [self.jacobian(place) for place in group]
         )
 
     def jacobian(self, place: slice) -> Jacobian:
-        """Return the Jacobian of a share, and keep it if it fits."""
+        """Return the Jacobian of a batch, and keep it if it fits."""
         key = place.start, place.stop
         jacobian = self.kept.get(key)
         if jacobian is None:
@@ -182,10 +183,10 @@ class InTurns:
 
 
 def kernel_in_turns(left: InTurns, right: InTurns) -> Float[Tensor, "query out train out_"]:
-    """Return the exact kernel of two sides, or of one with itself, whose assembled Jacobians would
-    not fit.
+    """Return the exact kernel of two sides, or of one side with itself, if their assembled
+    Jacobians would not fit.
 
-    Each group of examples on the left is held while the right is read again, group by group.
+    Hold one group on the left at a time, and read all groups on the right again for it.
     """
     kernel: Tensor | None = None
     for k, group in enumerate(left.groups):
@@ -203,16 +204,16 @@ def kernel_in_turns(left: InTurns, right: InTurns) -> Float[Tensor, "query out t
     return kernel
 
 
-# The sketched tangent kernel. Examples are read some at a time, and only their sketches are kept: k
-# numbers for each example and output. The error bar needs gradients of a chunk of the weights at a
-# time. Jacobians are kept for it while they fit, otherwise read again.
+# The sketched tangent kernel. Examples are read in batches, and only their sketches are kept: k
+# numbers for each example and output. The error bar needs the gradients again, one chunk of the
+# weights at a time. Jacobians that fit into memory are kept for it; others are read again.
 
 
-GRADIENT_CHUNK_BYTES = 2**28  # bytes of the gradients of a chunk of the weights, along all vectors
+GRADIENT_CHUNK_BYTES = 2**28  # bytes of V J for one chunk of the weights, over all vectors V
 
 
 class SketchedKernel(NamedTuple):
-    """K̂, and a bound of ‖K̂ − K‖_F that holds in 99 of 100 cases."""
+    """The sketched kernel K̂, and a bound of ‖K̂ − K‖_F that holds in 99 of 100 cases."""
 
     kernel: Float[Tensor, "query out train out_"]
     error_bar: float
@@ -221,7 +222,7 @@ class SketchedKernel(NamedTuple):
 def sketched_kernel(
     left: InTurns, right: InTurns, weights: Weights, size: int, seed: int
 ) -> SketchedKernel:
-    """Return the sketched kernel of two sides, or of one with itself, and its error bar."""
+    """Return the sketched kernel of two sides, or of one side with itself, and its error bar."""
     sketch = Sketch(size, seed, {name: weight.shape for name, weight in weights.items()})
     other = sketch_of(right, sketch)
     one = other if left is right else sketch_of(left, sketch)
@@ -234,16 +235,17 @@ def sketched_kernel(
 
 
 def sketch_of(side: InTurns, sketch: Sketch) -> Float[Tensor, "example out size"]:
-    """Return J S."""
+    """Return J S, the sketch of all examples."""
     return torch.cat([sketch.of(side.jacobian(place).blocks) for place in side.places])
 
 
 def products(
     left: InTurns, right: InTurns, vectors: Float[Tensor, "vector train out_"], weights: Weights
 ) -> Float[Tensor, "vector query out"]:
-    """Return K v = J̄(Jᵀv) for each vector v.
+    """Return K v = J̄(Jᵀv) for each vector v, with the left Jacobian J̄ and the right Jacobian J.
 
-    With few uses, by factors; otherwise by gradients that are multiplied out once for all vectors.
+    If weights have few uses, contract their factors with one vector at a time. Otherwise multiply
+    gradients out once for all vectors, one chunk of the weights at a time.
     """
     if all(has_few_uses(side.jacobian(side.places[0])) for side in (left, right)):
         rows_of_vectors = []
@@ -279,8 +281,8 @@ def products(
 def thin_pieces(
     jacobian: Jacobian, piece: ParameterChunk
 ) -> Iterator[tuple[slice, Float[Tensor, "row size"]]]:
-    """Yield the gradients of a piece of a parameter in thinner pieces that stay in the cache, with
-    their places.
+    """Cut a chunk of a parameter into thinner chunks whose gradients stay in the cache. Yield their
+    slices and gradients.
     """
     if piece.name in jacobian.uses:
         for thin in cut(jacobian, piece.name, piece.elements):
@@ -292,16 +294,14 @@ def thin_pieces(
 
 
 def has_few_uses(some: Jacobian) -> bool:
-    """Return whether each weight is used in products alone, and no more often than there are
-    vectors.
-    """
+    """Return whether weights occur only in products, with at most VECTORS uses for each example."""
     return all(
         isinstance(block, Factored) and block.inputs.shape[1] <= VECTORS for block in some.blocks
     )
 
 
 def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
-    """Yield groups of pieces of all weights, of at most `most` elements each.
+    """Cut all weights into groups of chunks, with at most `most` elements in each group.
 
     >>> for some in together({"w": torch.ones(5), "b": torch.ones(1)}, 3):
     ...     print([(piece.name, piece.elements) for piece in some])
@@ -325,22 +325,24 @@ def together(weights: Weights, most: int) -> Iterator[list[ParameterChunk]]:
         yield some
 
 
-# Whether a sketch is worth its cost. For n rows of P numbers, each a sum of u outer products, and v
-# vectors for the error bar, the multiplications are
+# Is a sketch worth its cost? For a Jacobian with n rows of P numbers, each a sum of u outer
+# products, and for an error bar by v vectors, the multiplications are
 #
 #     exact    n u P + n² P/2
 #     bar      2 n u P + 2 n v P        and the sketch itself
 #
-# so the exact kernel of a few dozen rows takes less than the bar alone. Reading is the same for
-# both.
+# So the exact kernel of a few dozen rows takes less than the error bar alone. The cost of reading
+# the Jacobian is the same for both.
 
 
 LONG_MULTIPLICATIONS = 1e11  # multiplications of a sketch that justify a remark: a second or two
 
 
 def remark(some: Jacobian, query: int, train: int, size: int) -> str | None:
-    """Return a remark if the exact kernel takes less than the sketch of `query` examples with
-    `train` others, or with themselves.
+    """Return a remark if the exact kernel takes fewer multiplications than the sketch, or None.
+
+    The kernel is between `query` and `train` examples, or between `query` examples and themselves
+    if `train` is 0. `some` is the Jacobian of a few examples.
     """
     # The sketch of each example, and its error bar
     sketched = 0.0

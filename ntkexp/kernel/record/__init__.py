@@ -2,10 +2,10 @@
 
 Each line imports only from the lines above it:
 
-tape, products          the recorded operations; the precision of products of matrices
+tape, products          the recorded operations; the precision of matrix products
 convolution             convolutions as products of patches
-recorder                the modes of torch that write operations down
-taping                  a function is run and recorded, with the same kernels of torch each time
-casts, independence     casts ignored or kept; refuses functions that couple examples
-program                 recorded operations as Python code that runs again
+recorder                torch modes that record operations
+taping                  run a function and record it, with the same kernels of torch each time
+casts, independence     ignore or keep casts; reject functions that couple examples
+program                 compile recorded operations to Python code that runs again
 """

@@ -1,11 +1,13 @@
-"""Casts inside a module to shorter numbers than its weights have.
+"""Casts inside a module to a lower precision than that of its weights.
 
-Some modules cast in norms or rotary positions. A secant through such a cast closes only to the
-rounding of the shorter numbers. Without the cast the module is another one: its outputs differ by
-that rounding, and a secant closes to the rounding of its weights.
+Some modules cast in norms or in rotary position embeddings. A secant through such a cast is exact
+only up to the rounding of the lower precision. Without the cast, the outputs of the module change
+by this rounding, and a secant is exact up to the rounding of the weights' precision. For a float64
+module with casts to float32:
 
-    keep     the module unchanged; float32 inside leaves an error of 1e-7 of the outputs at every step
-    ignore   operations with a shorter dtype argument give the dtype of the weights; outputs move by 1e-7, once
+    keep     do not change the module; each step has an error of 1e-7 of the outputs
+    ignore   let operations with a lower `dtype` argument use the dtype of the weights; the outputs
+             change once, by 1e-7
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ Casts: TypeAlias = Literal["keep", "ignore"]
 
 
 class Uncast(DispatchMode):
-    """Replaces shorter dtypes in the arguments of operations by `kind`."""
+    """A mode that replaces a `dtype` argument of an operation by `kind`, if it is less precise."""
 
     def __init__(self, kind: torch.dtype) -> None:
         super().__init__()
@@ -46,13 +48,12 @@ class Uncast(DispatchMode):
         return func(*args, **kwargs)
 
 
-SHORTEST_PROVED_BITS = (
-    32  # bits of the shortest numbers for which rounding is small enough for proofs
-)
+# least bits of floating-point numbers whose rounding is small enough for proofs
+SHORTEST_PROVED_BITS = 32
 
 
 def is_short(tensor: Tensor) -> bool:
-    """Return whether the numbers are so short that nothing can be proved to their rounding.
+    """Return whether a tensor has floating-point numbers of less than 32 bits, too few for proofs.
 
     >>> is_short(torch.ones(1)), is_short(torch.ones(1, dtype=torch.float16)), is_short(torch.ones(1, dtype=torch.int8))
     (False, True, False)
@@ -61,7 +62,7 @@ def is_short(tensor: Tensor) -> bool:
 
 
 def without_casts(function: Function) -> Function:
-    """Return the function computed in the dtype of its weights throughout."""
+    """Wrap a function so that it ignores casts to a lower precision than that of its weights."""
 
     def uncast(weights: Weights, inputs: Inputs) -> Tensor:
         with Uncast(next(iter(weights.values())).dtype):
@@ -80,8 +81,8 @@ def with_casts(function: Function, casts: Casts) -> Function:
 
 
 def remark(function: Function, tape: Tape, casts: Casts) -> str | None:
-    """Return one line on the cost of the choice, or None if it costs nothing. The tape has the
-    casts as chosen.
+    """Return one line on the error that the choice `casts` causes, or None if it causes none.
+    `tape` was recorded with this choice.
     """
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     if casts == "keep":

@@ -1,18 +1,18 @@
-"""Convolutions a few images at a time: forward, back to the input, and as patches for products with
-a weight.
+"""Compute convolutions for a few images at a time: forward, backward to the input, and as patches
+for products with a weight.
 
-In double precision torch multiplies the kernel with patches of the input, which it first copies for
-all examples: nine times the input for a 3×3 kernel, in memory that the system clears first. The
-patches of a few examples stay in the cache until they are multiplied. The bits are the same, since
-torch multiplies one example after the other.
+In double precision, torch copies the patches of all examples before it multiplies them with the
+kernel. For a 3×3 kernel this takes nine times the memory of the input, which the system has to
+clear first. The patches of a few examples stay in the cache instead. The results are bitwise equal,
+since torch multiplies one example after the other.
 
-The gradient with respect to the input is a convolution again, with the kernel reversed, if the
-window moves pixel by pixel:
+If the stride is 1, the gradient x with respect to the input is a convolution of the output gradient
+w (padded with zeros) with the reversed kernel k, over features o and offsets r in the window:
 
-    x[i, p] = Σ_or k[o, i, r] w[o, p − r]        over features o and offsets r in the window, zeros around w
+    x[i, p] = Σ_or k[o, i, r] w[o, p − r]
 
-torch multiplies the kernel with every pixel instead and adds the overlaps of patches number by
-number, which takes two to three times as long as the products.
+torch multiplies the kernel with every pixel instead, and adds the overlapping patches element by
+element. The addition takes two to three times as long as the products.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-CACHED_PATCH_BYTES = (
-    2**20
-)  # bytes of patches or copies at a time and thread: about half of its cache
+# bytes of patches or copies that one thread makes at a time: about half of its cache
+CACHED_PATCH_BYTES = 2**20
 PRODUCT_PATCH_BYTES = 2**22  # bytes of patches that are copied for a product with a weight
 
 
@@ -42,7 +41,7 @@ def convolve(
     extra: Sequence[int],
     groups: int,
 ) -> Float[Tensor, "example features *pixels_"]:
-    """The output of `torch.convolution` for these arguments.
+    """Compute `torch.convolution`, for a few examples at a time if torch would copy patches.
 
     >>> x, kernel = torch.randn(9, 8, 32, 32, dtype=torch.float64), torch.randn(4, 8, 5, 5, dtype=torch.float64)
     >>> how = ([1, 1], [2, 2], [1, 1], False, [0, 0], 1)
@@ -76,11 +75,12 @@ def convolve_back(
     extra: Sequence[int],
     groups: int,
 ) -> Float[Tensor, "image channel *pixels"]:
-    """The transpose in the input, whose images have this shape, applied to cotangents w of the
-    result.
+    """Compute the gradient with respect to the input from the gradient w of the result. `shape` is
+    the shape of one input image.
 
-    Several threads would wait for each other at every small product, so they go torch's way, as
-    strided, grouped and transposed convolutions do.
+    The products of `convolve_turned` are small, so several threads would wait for each other. With
+    more than one thread, and for strided, grouped and transposed convolutions, call torch's
+    backward pass.
 
     >>> w, kernel = torch.ones(1, 1, 1, 2, dtype=torch.float64), torch.tensor([[[[1.0, 2.0]]]], dtype=torch.float64)
     >>> convolve_back(w, [1, 1, 3], kernel, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
@@ -101,7 +101,7 @@ def convolve_back(
             return convolve_turned(plane, window, (0, *border)[-2:], (1, *dilation)[-2:]).view(
                 len(w), *shape
             )
-    blank = w.new_empty(len(w), *shape)  # torch reads its shape alone
+    blank = w.new_empty(len(w), *shape)  # torch reads only its shape
     how = (stride, padding, dilation, transposed, extra, groups)
     result: Tensor = torch.ops.aten.convolution_backward(
         w, blank, kernel, None, *how, [True, False, False]
@@ -115,10 +115,10 @@ def convolve_turned(
     border: Sequence[int],
     dilation: Sequence[int],
 ) -> Float[Tensor, "image channel height width"]:
-    """The convolution of w, with zeros around it, with the kernel turned around.
+    """Convolve w, padded with zeros, with the reversed kernel.
 
-    Copies of w moved along the last axis are all that it takes: in each of them an offset along the
-    axis before is another place to begin at.
+    Copy w once for each column of the window, shifted along the last axis. For each row of the
+    window, read these copies from another start; this needs no copy.
     """
     features, channels, rows, columns = kernel.shape
     (before, side) = border
@@ -135,23 +135,22 @@ def convolve_turned(
         part = w[at : at + step]
         result = images[at : at + step]
         for column in range(columns):
-            moved = (
-                column * across - side
-            )  # a pixel of the copy is the pixel of w `moved` further on
+            # pixel p of the copy is pixel p + moved of w
+            moved = column * across - side
             seen = slice(max(0, -moved), max(0, -moved, min(width, wide - moved)))
             copy = copies[: len(part), :, column, before : before + high, seen]
             copy.copy_(part[..., seen.start + moved : seen.stop + moved])
         flat = copies[: len(part)].view(len(part), features * columns, -1)
-        for row, factor in enumerate(
-            turned
-        ):  # Σ_r k_r w_r, a product of matrices for every row r of the window
+        # Σ_r k_r w_r, one matrix product for every row r of the window
+        for row, factor in enumerate(turned):
             pixels = flat.narrow(2, row * down * width, height * width)
             factors = factor.expand(len(part), -1, -1), pixels
             result.baddbmm_(*factors) if row else torch.bmm(*factors, out=result)
     return images.view(len(w), channels, height, width)
 
 
-# Programs see one operation, since it writes into memory that it allocated.
+# Register the function as one torch operation. It writes into memory that it allocates, and
+# programs consist of operations that overwrite nothing.
 OPERATORS = torch.library.Library("ntkexp", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
 OPERATORS.define(  # type: ignore[no-untyped-call]  # torch's own
     "convolve_back(Tensor w, int[] shape, Tensor kernel, int[] stride, int[] padding, int[] "
@@ -161,9 +160,9 @@ OPERATORS.impl("convolve_back", convolve_back, "CompositeExplicitAutograd")  # t
 CONVOLVE_BACK = torch.ops.ntkexp.convolve_back.default
 
 
-# For its weights a convolution is a product of matrices, a row of patches for every output pixel
-# times the kernel. Pixels are neighbours in memory, as in x: copying a patch takes longer than
-# multiplying it.
+# As a function of its weight, a convolution is a matrix product of patches (one row for each output
+# pixel) with the kernel. Pixels are neighbours in memory, as in x, because patches are then faster
+# to copy, and copying takes longer than multiplying.
 
 
 def sliding_windows(
@@ -172,7 +171,7 @@ def sliding_windows(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> Float[Tensor, "example channel *offsets_and_pixels"]:
-    """A view of an image with its border: for every offset in the window, one element from every
+    """View a padded image as patches: for every offset in the window, the element of every output
     pixel.
     """
     for axis, (size, step, apart) in enumerate(zip(window, stride, dilation, strict=True), start=2):
@@ -183,7 +182,7 @@ def sliding_windows(
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The patches of a convolution's input, copied when they are multiplied."""
+    """The patches of a convolution's input. They are copied only when they are multiplied."""
 
     x: Float[Tensor, "example channel *pixels"]
     size: Sequence[int]
@@ -201,7 +200,7 @@ class Window:
         return windows.reshape(len(self.x), self.x.shape[1] * prod(self.size), -1).mT
 
     def turns(self) -> Iterator[tuple[slice, Float[Tensor, "part size use"]]]:
-        """Yield the patches of a few examples at a time, transposed, each time in the same memory."""
+        """Yield the transposed patches of a few examples at a time, always in the same memory."""
         how = (self.size, self.stride, self.dilation)
         pixel = [1] * len(self.size)
         if list(self.size) == pixel and list(self.stride) == pixel and not any(self.padding):
@@ -211,7 +210,7 @@ class Window:
         border = self.x.new_empty(1, self.x.shape[1], *padded)
         one = sliding_windows(border, *how)
         step = min(max(1, PRODUCT_PATCH_BYTES // (one.numel() * one.element_size())), len(self.x))
-        if step == len(self.x):  # not in place, so that a program can be made of it
+        if step == len(self.x):  # not in place, since programs overwrite nothing
             yield slice(None), self.rows.mT
             return
         border = self.x.new_zeros(step, *border.shape[1:])

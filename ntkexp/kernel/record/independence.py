@@ -1,14 +1,15 @@
-"""Tests whether the outputs of an example depend on the other examples of its batch.
+"""Test whether the outputs of an example depend on the other examples of its batch.
 
-The owners of elements (`secant/ownership`) show coupling after a trained weight has been used.
-Coupling before that, such as a batch centred by its own mean, or sorted, shows only in the outputs.
-So the batch runs in parts and in other orders, such that of any two examples each runs without the
-other: for every binary digit of their numbers one half, then the other. That takes as long as log₂
-n runs of the whole batch.
+The search for owners (`secant/ownership`) detects coupling after the first use of a trained weight.
+Earlier coupling, such as centring the batch by its mean or sorting it, shows only in the outputs.
+So the function also runs on parts of the batch, in random orders. For every binary digit of the
+example numbers, it runs on the examples with digit 0, and then on those with digit 1. Any two
+examples differ in some digit, so each runs without the other. This takes as long as log₂ n runs of
+the whole batch.
 
-Some functions couple examples only for certain numbers, such as a norm beyond a bound. So a few
-examples also run beside copies, zeros, and very large numbers. On another batch, a function that
-passed all tests runs with one random half and the rest.
+Some functions couple examples only at certain values, for example if a norm exceeds a bound. So a
+few examples also run next to copies, zeros, and very large numbers. A function that has passed all
+tests gets fewer tests on other batches: it runs on a random half, and on the rest.
 """
 
 from __future__ import annotations
@@ -57,26 +58,29 @@ SUM_OPERATIONS = frozenset(
         "unsqueeze",
     }
 )
-"""Operations that round at the size of their arguments."""
+"""Sums, products and views. The rounding error of their result can be as large as that of their
+arguments.
+"""
 
-ALLOWED_ROUNDINGS = (
-    100.0  # roundings of the terms of a sum that are allowed without looking at noise
-)
-ALLOWED_NOISE = 64.0  # times the effect of a relative noise of eps that is allowed
-FEW_EXAMPLES = 8  # examples that run alone, and beside strange ones
+# differences up to this many eps of the largest term of the outputs are always allowed
+ALLOWED_ROUNDINGS = 100.0
+# differences up to this multiple of the effect of a relative noise of eps may be allowed
+ALLOWED_NOISE = 64.0
+FEW_EXAMPLES = 8  # examples that run alone, and next to strange ones
 STRANGE = {1.0: (0.0, 1e4, -1e4), 1e-2: (0.0, 1e4, -1e4), 1e2: (0.0,)}
-"""The numbers that fill the inputs of strange examples, in units of the largest input, by the
-factor of the other examples. The factors move examples beyond a bound. Infinities and nan are left
-out, since a product with a masking zero gives them too.
+"""The values that fill the inputs of strange examples, in units of the largest input. Each key is a
+factor that scales the inputs of the tested examples, to move them beyond a bound. Infinities and
+nan are not used, since a mask that multiplies them by zero gives nan without coupling.
 """
 
 
 def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) -> None:
-    """Raise if outputs change when the batch runs again, in parts, or beside strange examples.
+    """Raise Mistake if outputs change when the batch runs again, in parts, or beside other inputs.
 
-    A function that is `known` to pass on another batch runs with a random half and the rest. If
-    numbers that inputs decide choose what Python does, several examples may have one effect on the
-    others, so a few examples run alone each time.
+    A function that is `known` to have passed on another batch runs only on a random half and on the
+    rest. If Python may have branched on numbers that depend on inputs, a few examples also run
+    alone: several examples may then have the same effect on others, so that removing half of them
+    does not show it.
     """
     weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
     everyone = range(len(tape.outputs))
@@ -107,8 +111,8 @@ def refuse_dependence(function: Function, tape: Tape, *, known: bool = False) ->
 
 @dataclass(frozen=True)
 class Trial:
-    """A function at some weights, its outputs on the batch of a tape, and comparisons with other
-    batches.
+    """A function at some weights, and its outputs on the batch of a tape, to compare with its
+    outputs on other batches.
     """
 
     function: Function
@@ -117,10 +121,11 @@ class Trial:
     outputs: Float[Tensor, "example out"]
 
     def run(self, rows: Sequence[int]) -> None:
-        """Run examples in an order, and compare with their outputs in the whole batch.
+        """Run the examples `rows` in this order. Raise Mistake if their outputs differ from those
+        in the whole batch.
 
-        If random numbers are drawn for the batch as a whole, examples keep their places, and copies
-        of the first one replace all others.
+        If the function must run on the whole batch, examples keep their indices, and copies of the
+        first of `rows` replace all others.
         """
         everyone = range(len(self.outputs))
         places: Sequence[int] = range(len(rows))
@@ -144,8 +149,8 @@ class Trial:
         self.refuse_coupling(outputs[list(places)], among, self.tape.given, self.outputs)
 
     def run_beside_strangers(self) -> None:
-        """Run a few examples next to copies and next to strange numbers, in several sizes, and
-        compare.
+        """Run a few examples next to copies of themselves and next to strange numbers. Raise
+        Mistake if their outputs differ. Repeat this at several scales of the inputs.
         """
         # Inputs that become integers may index a table, and strange ones would lie outside it
         if any(
@@ -184,10 +189,10 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> None:
-        """Raise if outputs apart from the other examples differ from those among them.
+        """Raise Mistake if the outputs of examples that run apart and among the others differ.
 
-        The error says so if the numbers are such that coupling cannot be seen: not finite, or
-        without digits after rounding. `usual` are the outputs on the inputs `given`.
+        The message differs if coupling cannot be detected, because outputs are not finite or
+        rounding error dominates. `usual` are the outputs on the inputs `given`.
         """
         if self.are_same(apart, among, given, usual):
             return
@@ -208,11 +213,11 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> bool:
-        """Return whether outputs apart from the other examples equal those among them, up to
-        rounding.
+        """Return whether the outputs of examples that run apart and among the others are equal up
+        to rounding.
 
-        They may differ by some roundings of the terms that outputs are summed from, or by the
-        effect of a relative noise of eps, if that leaves half of the digits.
+        Rounding is ALLOWED_ROUNDINGS · eps of the largest term of the outputs. If half of the
+        digits agree, it is also ALLOWED_NOISE times the effect of a relative noise of eps.
         """
         if not apart.numel():
             return True
@@ -233,8 +238,8 @@ class Trial:
 
     @cached_property
     def largest_term(self) -> float:
-        """The largest term that outputs are summed from. It may exceed the outputs, as in f(θ) −
-        f(θ₀), and rounds at its own size.
+        """The magnitude of the largest term in the sums that give the outputs. It may exceed the
+        outputs, as in f(θ) − f(θ₀), and it sets the size of their rounding errors.
         """
         reached = {self.tape.output}
         for entry in reversed(self.tape.entries):
@@ -244,7 +249,9 @@ class Trial:
         return max(float(term.abs().max()) for term in terms if not is_whole(term) and term.numel())
 
     def moved_by_noise(self, given: Inputs, usual: Float[Tensor, "example out"]) -> float:
-        """Return by how much a relative noise of eps in weights and inputs moves the usual outputs."""
+        """Return the largest change of the outputs `usual` by a relative noise of eps in weights
+        and inputs. Return 0 if the function fails there.
+        """
         noisy = partial(with_noise, eps=self.tape.eps)
         weights = {name: noisy(weight) for name, weight in self.weights.items()}
         near = replace(self, weights=weights).run_or_none(map_tensors(noisy, given))
@@ -262,9 +269,9 @@ class Trial:
             return None
 
     def at_moved_weights(self) -> Trial:
-        """Return the trial at weights with a tenth of noise, if the function runs there.
+        """Return the trial at weights with 10 % noise, or this trial if the function fails there.
 
-        A readout that starts at zero would hide everything before it.
+        Without noise, a readout that is initialized to zero would hide coupling in earlier layers.
         """
         noise = stream("independence")
         moved = dict(self.weights)
@@ -285,7 +292,7 @@ class Trial:
 
 
 def halves(everyone: Sequence[int]) -> Iterator[list[int]]:
-    """Yield halves in random orders. Any two examples are once in different halves.
+    """Yield halves in random orders. Any two examples are at least once in different halves.
 
     >>> [sorted(half) for half in halves(range(4))]
     [[0, 2], [1, 3], [0, 1], [2, 3]]
@@ -315,7 +322,9 @@ def with_noise(tensor: Tensor, eps: float) -> Tensor:
 
 
 def with_strangers(inputs: Inputs, size: float, number: float | None = None) -> Inputs:
-    """Return inputs times a size, and fill every second example with `number` times their largest."""
+    """Multiply inputs by `size`. Fill every second example with `number` times the largest
+    input.
+    """
 
     def replaced(tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():

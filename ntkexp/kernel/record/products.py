@@ -1,12 +1,13 @@
-"""Products of full float32 numbers.
+"""Compute float32 products in full precision.
 
-Torch may multiply float32 numbers in shorter ones (TF32, by default in convolutions on a GPU, or
-bfloat16), which keep three of their seven digits: a secant could not close, and a tangent kernel
-would be off by 1e-3. So kernels are computed with torch's settings for full numbers, and products
-are measured: a device may ignore these settings, and a module may change them inside its forward.
+Torch may round the factors of a float32 product to TF32 (by default in convolutions on a GPU) or to
+bfloat16. These keep three of the seven digits. A secant would then not be exact, and a tangent
+kernel would have errors of 1e-3. So kernels are computed with torch's settings for full precision.
+Products are also measured, since a device may ignore the settings and a module may change them in
+its forward.
 
-Torch keeps the settings twice. Its older interface raises an error if the two disagree, so both are
-set:
+Torch has two interfaces for these settings. The older one raises an error if the two disagree, so
+both are set:
 
     older    torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     newer    fp32_precision of each kind of product
@@ -45,9 +46,10 @@ MatmulPrecision: TypeAlias = Literal["highest", "high", "medium"]
 
 @dataclass(frozen=True)
 class Precisions:
-    """Torch's settings for products of float32 numbers. A setting of the older interface is None if
-    torch does not tell it, because the program had set the newer one alone; then it is left as it
-    is.
+    """Torch's settings for products of float32 numbers.
+
+    A setting of the older interface is None if torch cannot report it, because the user has set
+    only the newer interface. Such a setting is left unchanged.
     """
 
     by_kind: tuple[str, ...]
@@ -80,7 +82,7 @@ def set_precisions(precisions: Precisions) -> None:
 
 
 def keep_full_precision() -> Precisions:
-    """Multiply full numbers in every product from now on. Return the settings from before."""
+    """Set full precision for all float32 products. Return the previous settings."""
     before = current_precisions()
     allow_tf32 = None if before.allow_tf32 is None else False
     matmul: MatmulPrecision | None = None if before.matmul is None else "highest"
@@ -90,7 +92,7 @@ def keep_full_precision() -> Precisions:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Multiply full numbers inside the context. The settings from before come back afterwards.
+    """Compute float32 products in full precision inside the context. Then restore the settings.
 
     >>> with full_precision():
     ...     torch.backends.cudnn.conv.fp32_precision, torch.backends.cudnn.allow_tf32
@@ -105,14 +107,15 @@ def full_precision() -> Iterator[None]:
 
 # --- Measured products.
 #
-#     A · 1 = A    for A = 1 + 2⁻¹², in any order of summation, if inputs keep 24 bits; TF32 keeps 11, bfloat16 8
+#     A · 1 = A    for A = 1 + 2⁻¹², in any order of summation, if factors keep their 24 bits
+#
+# TF32 keeps 11 bits, bfloat16 keeps 8.
 
 
 SIDE = 16
 PROBE = 1 + 2.0**-12
-RESOLUTION = (
-    2.0**-16
-)  # far above the rounding of convolutions by transforms, and below that of TF32
+# far above the rounding of convolutions by Fourier transforms, and below the rounding of TF32
+RESOLUTION = 2.0**-16
 
 SHORTENED_PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ...]]] = {
     aten.mm.default: lambda a, one: (a, one),
@@ -132,15 +135,15 @@ SHORTENED_PRODUCTS: Mapping[OpOverload, Callable[[Tensor, Tensor], tuple[Any, ..
         1,
     ),
 }
-"""The operations that torch may compute in shorter numbers, with the arguments that make each the
-product A · 1.
+"""The operations that torch may compute in lower precision. Each function returns the arguments for
+which the operation computes A · 1.
 """
 
 
 @torch.no_grad()
 def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | None:
-    """Return the first of these operations in which the device shortens float32 numbers, at torch's
-    settings.
+    """Return the name of the first of these operations that the device computes in less than
+    float32 precision, at torch's current settings. Return None if there is none.
     """
     matrix = torch.full((SIDE, SIDE), PROBE / RESOLUTION, dtype=torch.float32, device=device)
     one = torch.eye(SIDE, dtype=torch.float32, device=device)
@@ -152,8 +155,8 @@ def shortened(operations: Iterable[OpOverload], device: torch.device) -> str | N
 
 
 def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
-    """Refuse a device that shortens float32 numbers in products although torch is set to multiply
-    full ones.
+    """Raise Mistake if a device of these tensors computes float32 products in lower precision,
+    although torch is set to full precision.
     """
     for device in {
         value.device
@@ -171,7 +174,9 @@ def refuse_rounded_products(values: Mapping[str, Tensor]) -> None:
 def refuse_shorter_products(
     operation: OpOverload, product: Tensor, before: tuple[str, ...]
 ) -> None:
-    """Refuse a product in shorter numbers than torch was set to multiply `before` the module ran."""
+    """Raise Mistake if the module has changed torch's settings (from `before`) and computed a
+    float32 product in lower precision.
+    """
     if product.dtype != torch.float32 or precisions_by_kind() == before:
         return
     if shortened([operation], product.device):

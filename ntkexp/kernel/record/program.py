@@ -1,16 +1,16 @@
-"""A program: a recorded computation that runs again on new values, as a Python function with one
-line for each operation.
+"""Programs: compile a recorded computation to a Python function that runs it again on new values.
 
 The recording is a sequence of operations that overwrite nothing. It becomes a program in four
 steps:
 
-    simplified      the same operation on the same values runs once, and known values are not computed
-    pruned          only operations that results need run; values that no input moves are computed beforehand
-    written over    a sum or a product may overwrite an argument that nothing needs later
-    compiled        every value is freed after its last use
+    simplify     run the same operation on the same values once; do not recompute known values
+    prune        run only operations that results need; values that no input changes are constants
+    overwrite    let a sum or a product overwrite an argument that no later operation needs
+    compile      write one line of Python for each operation; free a value after its last use
 
-Numbers that the computation read from tensors (are these two masks equal?) may have decided how it
-went on. If one of them differs from the recording, the program does not hold.
+The computation may have read numbers from tensors and branched on them, for example on whether two
+masks are equal. If such a number differs from the recording, the program is invalid for these
+values.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ aten = torch.ops.aten
 
 
 class DoesNotHold(Exception):
-    """A number or a shape differs from the recording."""
+    """Raised if a number that the program reads, or a shape, differs from the recording."""
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Operations from inputs to results, compiled to a Python function."""
+    """Operations from inputs to results, compiled to a Python function. `run` raises DoesNotHold if
+    the recording is invalid for the given values.
+    """
 
     function: Function
     constants: tuple[Tensor, ...]
@@ -57,10 +59,9 @@ class Program:
 def trace(
     act: Callable[[], list[Tensor]], fed: Sequence[Tensor], tapes: Sequence[Tape] = ()
 ) -> Program:
-    """Return the operations of an act as a program of the tensors `fed`, which include all values
-    on the tapes.
+    """Run `act`, and return its operations as a program with the arguments `fed`.
 
-    Raise NotPure if the act writes into one of its tensors.
+    `fed` includes all values on `tapes`. Raise NotPure if `act` writes into a tensor.
     """
     with Recorder() as recorder:
         slots = [recorder.slot(value) for value in fed]
@@ -86,15 +87,15 @@ def program(
     results: Sequence[Slot],
     known: Sequence[Entry] = (),
 ) -> Program:
-    """The program that leads from the fed slots to the results; `known` are operations whose
+    """Compile a program that computes `results` from the slots `fed`. `known` are operations whose
     results are fed.
     """
-    # Nothing runs twice
+    # Run no operation twice
     simplifier = Simplifier(values)
     simplifier.simplify(known)
     entries = simplifier.simplify(entries)
     results = [simplifier.slot(slot) for slot in results]
-    # Only operations that results need and inputs move run
+    # Keep only operations that results need and that depend on inputs
     moving = reached(entries, fed)
     needed = set(results)
     needed_entries = []
@@ -107,7 +108,7 @@ def program(
     needed_entries = needed_entries[::-1]
     made = {slot for entry in needed_entries for slot in entry.results}
     constants = sorted(needed - made - set(fed))
-    # Values that nothing needs later are overwritten
+    # Overwrite values that no later operation needs
     source = Source(
         needed_entries,
         [*fed, *constants],
@@ -119,39 +120,41 @@ def program(
     return Program(source.function(), held, list(source.read.values()), shapes)
 
 
-# Simplification: nothing is overwritten, so the same operation on the same values gives the same
-# result.
+# Simplification. No operation overwrites a value, so the same operation on the same values has the
+# same result.
 
 
+# operations that return their argument if nothing is overwritten
 RETURNS_ARGUMENT = (
     "detach",
     "alias",
     "lift_fresh",
-)  # operations that return their argument if nothing is overwritten
+)
 RESHAPED = (aten.view.default, aten._unsafe_view.default)
+# operations that return their argument if its shape stays the same
 OF_ONE_SHAPE = (
     *RESHAPED,
     aten.reshape.default,
     aten.expand.default,
     aten.slice.Tensor,
-)  # operations that keep the elements and their order
+)
 
 
 @dataclass
 class Simplifier:
-    """Slots that equal other slots, the results of each operation, and the bases of views."""
+    """The state of the simplification: slots that equal earlier slots, the results of each
+    operation, and the bases of views.
+    """
 
     values: Sequence[Tensor]
     same: dict[Slot, Slot] = field(default_factory=dict)
-    earlier: dict[tuple[OpOverload, str], tuple[Slot, ...]] = field(
-        default_factory=dict
-    )  # results, by operation and arguments
-    bases: dict[Slot, Slot] = field(
-        default_factory=dict
-    )  # the tensor that each reshaped view shows
+    # results, by operation and arguments
+    earlier: dict[tuple[OpOverload, str], tuple[Slot, ...]] = field(default_factory=dict)
+    # the tensor that each reshaped view shows
+    bases: dict[Slot, Slot] = field(default_factory=dict)
 
     def slot(self, leaf: Any) -> Any:
-        """Return the first slot with the same value. Other arguments stay unchanged."""
+        """Return the first slot with the same value. Return any other argument unchanged."""
         if isinstance(leaf, Slot):
             return self.same.get(leaf, leaf)
         return leaf
@@ -174,10 +177,11 @@ class Simplifier:
                 entry.op in OF_ONE_SHAPE
                 and self.values[entry.results[0]].shape == self.values[entry.slots[0]].shape
             )
+            # `repr` distinguishes slots from numbers
             key = (
                 entry.op,
                 repr((entry.args, entry.kwargs)),
-            )  # slots are written differently from numbers
+            )
             known = entry.slots[:1] if is_argument else self.earlier.get(key)
             if known is None:
                 self.earlier[key] = entry.results
@@ -187,12 +191,12 @@ class Simplifier:
         return simplified
 
 
-# Writing over: filling fresh memory takes several times as long as the arithmetic. A sum,
-# difference, product, quotient, mean or bound may overwrite one of its arguments if the program
-# made that argument, nothing later reads its memory, and the result has the same shape, layout and
-# dtype. Bits stay the same, since these operations round each element independently. (Without it, a
-# step of `python -m tests.bench steps` takes 15–34 % longer for the MLP, 5–12 % for the CNN and the
-# transformer.)
+# Overwriting. To fill fresh memory takes several times as long as the arithmetic. An elementwise
+# operation in IN_PLACE may overwrite one of its arguments under three conditions: the program has
+# computed the argument, no later operation reads its memory, and the result has the same shape,
+# layout and dtype. Results are bitwise equal, since these operations round each element
+# independently. (Without overwriting, a step of `python -m tests.bench steps` takes 15–34 % longer
+# for the MLP, 5–12 % for the CNN and the transformer.)
 
 
 IN_PLACE = {
@@ -205,19 +209,20 @@ IN_PLACE = {
     aten.neg.default: "neg_",
     aten.sub.Tensor: "sub_",
 }
-COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)  # without a factor
+COMMUTATIVE = (aten.add.Tensor, aten.mul.Tensor)  # unless `add` has a factor alpha
+# operations that return views without declaring it in their schemas
 PERHAPS_VIEWS = (
     "_unsafe_view",
     "unsafe_split",
     "unsafe_split_with_sizes",
-)  # their schemas do not declare that they return views
+)
 
 
 def overwritten(
     entries: Sequence[Entry], values: Sequence[Tensor], others: Iterable[Slot]
 ) -> dict[Slot, Slot]:
-    """Return the argument that each operation may write over, by its result. `others` are inputs,
-    constants and results.
+    """Return the argument that each operation may overwrite, by the slot of its result. `others`
+    are inputs, constants and results, which must not be overwritten.
     """
     # The home of a slot is the first slot that has, or may have, the same memory
     homes: dict[Slot, Slot] = {}
@@ -229,7 +234,7 @@ def overwritten(
             base = entry.slots[0] if is_view else places.get(storage(values[result]))
             if base is not None:
                 homes[result] = homes.get(base, base)
-    # From the last operation to the first: a home that no later operation needs is free
+    # Go from the last operation to the first: a home that no later operation needs is free
     needed = {homes.get(slot, slot) for slot in others}
     targets = {}
     for entry in reversed(entries):
@@ -243,10 +248,11 @@ def overwritten(
             home = homes.get(slot, slot)
             made = values[entry.results[0]]
             argument = values[slot]
+            # whether the argument fills its storage in order
             fills = (
                 argument.is_contiguous()
                 and argument.untyped_storage().nbytes() == argument.nbytes > 0
-            )  # in order
+            )
             if (
                 home not in needed
                 and used.count(home) == 1
@@ -262,12 +268,13 @@ def has_layout_of(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
 
 
-# Functions of torch that run one operation each, in half the time of calling the operation itself.
+# Functions of torch that run the same operations in half the time that a call of the operation
+# takes.
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Compare like `torch.equal`, but nan equals nan, and a device is not waited for if the memory
-    is the same.
+    """Compare like `torch.equal`. But return True at once if both tensors show the same memory:
+    then nan equals nan, and there is no wait for a device.
 
     >>> x = torch.ones(2, 3)
     >>> same(x, x.view(2, 3)), same(x, x.clone()), same(x, torch.zeros(2, 3)), same(x, x.t())
@@ -298,18 +305,18 @@ OP_METHODS: dict[OpOverload, str] = {
 }
 
 
-# Operations as the text of a Python function. Arguments that have no Python literal, such as a
-# dtype, are names that the function knows. Tracebacks show the line that failed.
+# Operations as the text of a Python function. Arguments without a Python literal, such as a dtype,
+# become names in the function's globals. Tracebacks show the line that failed.
 
 
 SOURCE_NAMES = (f"<program {k}>" for k in count())
 
 Function: TypeAlias = Callable[..., tuple[list[Tensor], list[Any]]]
-"""From tensors to results, and to the numbers that are read on the way."""
+"""A compiled program: from tensors to results, and to the numbers that the program reads."""
 
 
 class Source:
-    """The text of the operations from inputs to results. A result may go `over` an argument.
+    """The Python text of a program. `over` names the argument that a result overwrites.
 
     >>> add, cat = torch.ops.aten.add.Tensor, torch.ops.aten.cat.default
     >>> entries = [Entry(add, (Slot(0), 2), {}, (Slot(1),), ()), Entry(cat, ([Slot(1), Slot(0)],), {}, (Slot(2),), ())]
@@ -333,7 +340,7 @@ class Source:
         self.over = over or {}
         self.known: dict[str, Any] = {}  # operations and constants, by name
         self.read: dict[str, Any] = {}  # numbers that operations give to Python, by name
-        # Values that no later operation needs are freed
+        # Free the values that no later operation needs
         needed = set(results)
         forgotten = []
         for entry in reversed(entries):
@@ -344,9 +351,8 @@ class Source:
             forgotten.append(
                 "; " + "".join(f"v{slot:d} = " for slot in gone) + "None" if gone else ""
             )
-        last = {
-            slot: k for k, slot in enumerate(fed)
-        }  # a tensor that is fed twice has its last name
+        # a tensor that is fed twice has its last name
+        last = {slot: k for k, slot in enumerate(fed)}
         inputs = ", ".join(
             f"v{slot:d}" if last[slot] == k else f"_{k}" for k, slot in enumerate(fed)
         )
@@ -366,7 +372,7 @@ class Source:
         return made
 
     def outcome(self, place: int, entry: Entry) -> str:
-        """Return a name for each tensor and each number that an operation gives, in order."""
+        """Return a name for each tensor and each number that an operation returns, in order."""
         slots = iter(entry.results)
         numbers = iter(entry.scalars)
         names = []
@@ -406,7 +412,7 @@ class Source:
         return f"{operation}({', '.join(texts)})"
 
     def argument(self, value: Any) -> str:
-        """Return the text of an argument. Lists and tuples are the same to torch."""
+        """Return the text of an argument. Write tuples as lists, which torch accepts too."""
         if isinstance(value, Slot):
             return f"v{value:d}"
         if isinstance(value, list | tuple):

@@ -1,17 +1,19 @@
-"""Recording: a function runs on ordinary tensors while every ATen operation is written down.
+"""Record every ATen operation of a function that runs on ordinary tensors.
 
-A tape is a program that overwrites nothing. `functionalize` turns the in-place operations of a
-module into operations that return new tensors. The recorder itself turns the writes inside torch's
-operations (the gates of an LSTM, circular padding). A write through one view changes every other
-view of its storage. So the content of the storage is held as one flat value, from which later views
-are taken again:
+No operation on a tape overwrites a value. `functionalize` replaces the in-place operations of a
+module by operations that return new tensors. The recorder itself replaces the writes inside torch's
+own operations (the gates of an LSTM, circular padding). A write through one view changes every
+other view of the same storage. So the recorder holds the content of the storage as one flat value,
+and reads later views from it:
 
-    view ← op(view, …)        flat ← flat with the elements of the view put in        other view ← elements of flat
+    view ← op(view, …)
+    flat ← flat, with the elements of the view replaced
+    other view ← elements of flat
 
-If the generators of a module start in a known state, its random numbers come from outside, like
-inputs. The module is then a function again, of a whole batch:
+If the random generators of a module start in a known state, its random numbers are recorded as
+inputs. The module is then a deterministic function of the whole batch:
 
-    dropout(x, p) = x · m / (1 − p)        m was drawn
+    dropout(x, p) = x · m / (1 − p)        with the drawn mask m as an input
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ READS = frozenset(
 
 
 class NotPure(Exception):
-    """The module is about to write into a tensor, or to read a number from one."""
+    """Raised if the module is about to write into a tensor, or to read a number from a tensor."""
 
 
 class PureOnly(TorchFunctionMode):
@@ -64,11 +66,11 @@ class PureOnly(TorchFunctionMode):
 
 
 class NoteReads(TorchFunctionMode):
-    """Notes numbers that leave torch as lists or arrays, and may return as constants.
+    """A mode that notes which numbers leave torch as lists or arrays. They may return as constants.
 
-    No operation shows such a read, so an equation is recorded in its place: these are the numbers
-    that were read. A program made from the tape is valid while the equation holds. The tensors of
-    `functionalize` have no memory to read, and are refused.
+    No operation is recorded for such a read. So record a call of `torch.equal` that compares the
+    tensor with the numbers. A program made from the tape is valid while they are equal. Without
+    `in_memory`, raise RuntimeError instead: the tensors of `functionalize` have no memory to read.
     """
 
     def __init__(self, in_memory: bool) -> None:
@@ -86,9 +88,9 @@ class NoteReads(TorchFunctionMode):
 
 
 def native_dropout(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a function of torch, with dropout as one operation that writes nothing in place.
+    """Call a function of torch. Replace dropout by `native_dropout`, which writes nothing in place.
 
-    It draws in the order of memory, which `functionalize` does not keep.
+    Dropout draws in memory order, which `functionalize` does not preserve.
 
     >>> x, state = torch.ones(4, 2).t(), torch.get_rng_state()
     >>> one = functional.dropout(x)
@@ -115,20 +117,20 @@ def dropout_arguments(
     *,
     train: bool = True,
 ) -> tuple[Tensor, float, bool, bool]:
-    """Return the arguments of the layer's function, or of torch's own."""
+    """Return the arguments of `functional.dropout` or of `torch.dropout`, in one form."""
     return input, p, train if training is None else training, inplace
 
 
 class DispatchMode(TorchDispatchMode):
-    """A mode without torch's guard against its own compiler, which is never on here and takes a
-    second to load.
+    """A dispatch mode without torch's guard against its compiler. The compiler is never used here,
+    and the guard takes a second to load.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
 
     def __init_subclass__(cls) -> None:
-        """Nothing: torch's would put up the shield."""
+        """Skip torch's method, which would install the guard."""
 
 
 WITHOUT_DERIVATIVE = frozenset(
@@ -160,9 +162,11 @@ WITHOUT_DERIVATIVE = frozenset(
 
 
 class Recorder(DispatchMode):
-    """Writes operations down as they run. In-place operations are rewritten, or raise NotPure.
+    """A mode that records operations as they run.
 
-    Random numbers come from outside if their state is `known`, and are refused otherwise.
+    With `rewrites`, replace in-place operations by operations that return new tensors. Otherwise
+    raise NotPure for them. Record random numbers as inputs if their state is `known`. Otherwise
+    raise Mistake for them.
     """
 
     def __init__(self, *, rewrites: bool = True, known: bool = False) -> None:
@@ -178,7 +182,9 @@ class Recorder(DispatchMode):
         self.flats: dict[int, Tensor] = {}  # the content of each storage that was written to
 
     def slot(self, value: Any) -> Any:
-        """Return the slot of a tensor, a new one for a new tensor. Other values stay unchanged."""
+        """Return the slot of a tensor. Create it for a new tensor. Return other values
+        unchanged.
+        """
         known = self.slots.get(id(value))
         if known is not None:
             return known
@@ -189,7 +195,7 @@ class Recorder(DispatchMode):
         if flat is None:
             slot = Slot(len(self.values))
             self.values.append(value)
-        else:  # a view of a storage that was written to: elements of the flat value
+        else:  # a view of a storage that was written to: read its elements from the flat value
             if flat.is_complex() and value.dtype == flat.dtype.to_real():
                 flat = self.apply(
                     aten.view.default, self.apply(aten.view_as_real.default, flat), [-1]
@@ -211,10 +217,9 @@ class Recorder(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is aten._embedding_bag_forward_only.default:
-            func = aten._embedding_bag.default  # the same, for which there are gradients
-        if func is aten.rrelu_with_noise.default and not any(
-            args[4:5]
-        ):  # in evaluation it draws nothing
+            func = aten._embedding_bag.default  # the same operation, with gradients
+        # In evaluation mode, rrelu draws nothing
+        if func is aten.rrelu_with_noise.default and not any(args[4:5]):
             bounds = (*args[2:4], *(1 / 8, 1 / 3)[len(args[2:4]) :])
             return self.apply(aten.leaky_relu.default, args[0], sum(bounds) / 2)
         if is_random(func):
@@ -224,7 +229,7 @@ class Recorder(DispatchMode):
         if (twin := functional_twin(func)) is not None:
             if torch.Tag.inplace_view not in func.tags:
                 return self.write_in_place(func, twin, args, kwargs)
-            # It changes the shape of its first argument and none of its elements
+            # The operation changes the shape of its first argument and none of its elements
             result = self.apply(twin, *args)
             self.values[self.slots[id(args[0])]] = args[0].view_as(args[0])  # its shape before
             target: Tensor = func(*args, **kwargs)
@@ -248,7 +253,7 @@ class Recorder(DispatchMode):
         }
 
     def draw(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
-        """An operation that draws random numbers, which come from outside as inputs do."""
+        """Run an operation that draws random numbers, and record the numbers as inputs."""
         if any(isinstance(leaf, torch.Generator) for leaf in leaves((args, *kwargs.values()))):
             raise Mistake(
                 f"the module draws random numbers ({func}) from a generator of its own, whose "
@@ -281,8 +286,8 @@ class Recorder(DispatchMode):
         return drawn
 
     def write_in_place(self, func: OpOverload, twin: OpOverload, args: Any, kwargs: Any) -> Tensor:
-        """An operation that writes into its first argument, recorded as its twin that returns a new
-        tensor.
+        """Run an operation that writes into its first argument. Record its twin, the operation that
+        returns a new tensor.
         """
         target: Tensor = args[0]
         if not target.numel():
@@ -297,8 +302,8 @@ class Recorder(DispatchMode):
             if storage(value) == home:
                 self.values[slot] = value.clone()  # the numbers before the write
         func(*args, **kwargs)
-        # Views that overlap with the written elements lose their slot, so that `slot` takes them
-        # from the flat value again
+        # Views that overlap with the written elements lose their slot, so that `slot` reads them
+        # from the flat value
         here = (target.shape, target.stride(), target.storage_offset())
         written = positions(target).reshape(-1)
         for key, value in self.seen.items():
@@ -308,7 +313,7 @@ class Recorder(DispatchMode):
             ):
                 self.slots.pop(key, None)
         self.flats.pop(home, None)
-        # view ← op(view, …),   flat ← flat with the elements of the view put in
+        # view ← op(view, …),   flat ← flat, with the elements of the view replaced
         after = target.clone()
         self.entries.append(Entry(twin, slots, named, (self.slot(after),), ()))
         self.slots[id(target)] = self.slots[id(after)]
@@ -317,8 +322,8 @@ class Recorder(DispatchMode):
         return target
 
     def flat_content(self, target: Tensor) -> Tensor:
-        """Return the content of a storage before the first write, from a tensor that shows all of
-        it in order.
+        """Return the content of a storage before the first write, from a recorded tensor that shows
+        all of it in order. Raise Mistake if there is none.
         """
         size = target.untyped_storage().nbytes() // target.element_size()
         for value in [target, *self.seen.values()]:
@@ -346,8 +351,7 @@ def writes(op: OpOverload) -> bool:
 
 @cache
 def functional_twin(op: OpOverload) -> OpOverload | None:
-    """Return the operation that returns a new tensor where this one writes in place, if there is
-    one.
+    """Return the operation that returns a new tensor instead of writing in place, or None.
 
     >>> functional_twin(aten.clamp_min_.Tensor)
     <OpOverload(op='aten.clamp_min', overload='Tensor')>
@@ -368,7 +372,7 @@ def functional_twin(op: OpOverload) -> OpOverload | None:
 
 
 def refuse_other_kind(written: Tensor, value: Tensor) -> None:
-    """Raise if a storage is seen in two dtypes: its elements are counted in one."""
+    """Raise Mistake if a storage is viewed in two dtypes, since its elements are counted in one."""
     if written.dtype != value.dtype or value.is_conj() or value.is_neg():
         raise Mistake(
             "the module writes complex numbers in place and sees them by their parts as well; let "
@@ -377,7 +381,7 @@ def refuse_other_kind(written: Tensor, value: Tensor) -> None:
 
 
 def positions(value: Tensor) -> Int[Tensor, "..."]:
-    """Return the place of each element in its storage."""
+    """Return the index of each element in its storage."""
     size = value.untyped_storage().nbytes() // value.element_size()
     count = torch.arange(size, device=value.device)
     return count.as_strided(value.shape, value.stride(), value.storage_offset())

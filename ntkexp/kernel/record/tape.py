@@ -1,8 +1,9 @@
 """A tape: the operations of a function of weights on one batch of inputs.
 
-The function runs as it is, on ordinary tensors, while a recorder writes every ATen operation down
-(`recorder.py`). A tape is a pure program: a list of entries, each with the slots of its arguments
-and results, and the value of every slot.
+The function runs as it is, on ordinary tensors, while a recorder records every ATen operation
+(`recorder.py`). A tape consists of entries, one for each operation, and of slots, one for each
+tensor. An entry names the slots of its arguments and results. No entry overwrites the value of a
+slot.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Inputs
 
-# Inputs are one tensor, several by position, or several by name. The first axis of every tensor is
-# that of the examples.
+# Inputs are one tensor, several tensors by position, or several tensors by name. The first axis of
+# every tensor is the axis of examples.
 
 
 def as_inputs(inputs: object) -> Inputs:
-    """Return inputs as tensors without a graph, in tuples and dicts. Lists and other mappings
-    become those.
+    """Detach inputs from autograd's graph. Convert lists to tuples, and mappings to dicts. Raise
+    Mistake if there is no tensor, or if the first axes differ.
     """
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)
@@ -55,7 +56,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
 
 
 def part(inputs: Inputs, where: slice) -> Inputs:
-    """Return some of the examples.
+    """Select the examples in a slice.
 
     >>> part({"tokens": torch.ones(5, 2), "cache": False}, slice(1, 3))["tokens"].shape
     torch.Size([2, 2])
@@ -69,7 +70,7 @@ def tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def examples(inputs: Inputs) -> int:
-    """Return the number of examples.
+    """Return the number of examples. Raise Mistake if there is no tensor, or if tensors disagree.
 
     >>> examples(([1.0, 2.0],))
     Traceback (most recent call last):
@@ -89,8 +90,8 @@ def examples(inputs: Inputs) -> int:
     return int(counts.pop() or 0)
 
 
-# Arguments are leaves, or lists and tuples of them. torch's own trees may be of any kind, which
-# makes them slower than most operations.
+# Arguments of operations are leaves, or nested lists and tuples of leaves. torch's pytree functions
+# support other containers too, which makes them slower than most operations.
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -120,7 +121,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 class Slot(int):
-    """The number of a tensor on a tape.
+    """The index of a tensor on a tape.
 
     >>> [Slot(2), 2]
     [@2, 2]
@@ -133,7 +134,7 @@ class Slot(int):
 @dataclass(frozen=True, eq=False)
 class Entry:
     """One operation: its arguments with slots for tensors, the slots of its results, and the Python
-    numbers it gave.
+    numbers that it returned.
     """
 
     op: OpOverload
@@ -141,9 +142,8 @@ class Entry:
     kwargs: dict[str, Any]
     results: tuple[Slot, ...]
     scalars: tuple[Any, ...]
-    places: tuple[int, ...] | None = (
-        None  # places of the results in the returned tuple; None: one result
-    )
+    # indices of the tensors in the returned tuple; None: the operation returned a single value
+    places: tuple[int, ...] | None = None
 
     @property
     def name(self) -> str:
@@ -155,7 +155,7 @@ class Entry:
         return any(scalar is not None for scalar in self.scalars)
 
     def of(self, slot: Callable[[Any], Any], results: tuple[Slot, ...]) -> Entry:
-        """Return the same operation on other slots."""
+        """Return the same operation on other slots. `slot` maps each old argument to a new one."""
         kwargs = {name: map_leaves(value, slot) for name, value in self.kwargs.items()}
         return Entry(
             self.op, map_leaves(self.args, slot), kwargs, results, self.scalars, self.places
@@ -163,7 +163,7 @@ class Entry:
 
     @cached_property
     def makes(self) -> frozenset[Slot]:
-        """The slots of new results. A result may also be one of the arguments, unchanged."""
+        """The slots of the results that are not arguments too."""
         return frozenset(self.results) - frozenset(self.slots)
 
     @cached_property
@@ -191,41 +191,40 @@ def digest(values: Iterable[Tensor], about: str = "") -> bytes:
     hashed = sha256(about.encode())
     for value in values:
         flat = value.detach().reshape(-1).cpu()
-        flat = flat.clone(
-            memory_format=torch.contiguous_format
-        )  # a tensor with one element may have any stride
+        # a tensor with one element may have any stride
+        flat = flat.clone(memory_format=torch.contiguous_format)
         hashed.update(flat.view(torch.uint8).numpy().tobytes())
     return hashed.digest()
 
 
 @dataclass(frozen=True, eq=False)
 class Tape:
-    """Operations in order, the value of every slot, and the slots that came from outside."""
+    """The recorded operations in order, the value of every slot, and the slots of weights, inputs,
+    output and random numbers.
+    """
 
     entries: tuple[Entry, ...]
     values: tuple[Tensor, ...]
     weights: dict[Slot, str]
     arguments: Any  # the inputs, with slots for tensors
     output: Slot
-    overwrites: (
-        bool  # whether torch wrote in place, so that autograd cannot differentiate at every slot
-    )
+    # whether torch wrote in place, so that autograd cannot differentiate at every slot
+    overwrites: bool
     drawn: tuple[Slot, ...] = ()  # random numbers, drawn for the whole batch
-    whole: bool = (
-        False  # whether the function takes this batch alone, with each example in its place
-    )
+    # whether the function runs on this batch only, with every example at its index
+    whole: bool = False
 
     def __getitem__(self, slot: Slot) -> Tensor:
         return self.values[slot]
 
     @property
     def keeps_places(self) -> bool:
-        """Whether the function must always run on all examples, in order."""
+        """True if the function must always run on all examples, in order."""
         return self.whole or bool(self.drawn)
 
     @cached_property
     def inputs(self) -> tuple[Slot, ...]:
-        """The slots of the input tensors, and of random numbers."""
+        """The slots of the input tensors and of random numbers."""
         return (
             *(leaf for leaf in tree_flatten(self.arguments)[0] if isinstance(leaf, Slot)),
             *self.drawn,
@@ -245,7 +244,7 @@ class Tape:
 
     @cached_property
     def nbytes(self) -> int:
-        """The bytes of all values, as if none shared memory."""
+        """The bytes of all values, counted as if none shared memory."""
         return sum(value.nbytes for value in self.values)
 
     @property
@@ -255,16 +254,15 @@ class Tape:
             storage(value): value.untyped_storage().nbytes()
             for value in map(self.__getitem__, self.from_inputs)
         }
-        for value in map(
-            self.__getitem__, self.inputs
-        ):  # an input may be a few rows of a large tensor
+        # an input may consist of a few rows of a large tensor
+        for value in map(self.__getitem__, self.inputs):
             values[storage(value)] = min(value.nbytes, value.untyped_storage().nbytes())
         return sum(values.values()) / examples(self.given)
 
     @cached_property
     def structure(self) -> str:
-        """Everything that two runs must share to be comparable, as text: operations, wiring,
-        numbers, shapes, devices.
+        """All properties that two comparable runs share, as text: operations, slots, numbers,
+        shapes, dtypes and devices.
         """
         wiring = [(entry.op, entry.args, entry.kwargs, entry.scalars) for entry in self.entries]
         kinds = [(tuple(value.shape), value.dtype, value.device) for value in self.values]
@@ -280,36 +278,35 @@ class Tape:
 
     @cached_property
     def constants(self) -> tuple[Slot, ...]:
-        """Slots that neither weights nor inputs decide: buffers, and numbers from outside torch."""
+        """Slots that no operation made and that are neither weights nor inputs, such as buffers."""
         return tuple(
             slot for slot in self.outside if slot not in self.weights and slot not in self.inputs
         )
 
     @cached_property
     def program(self) -> bytes:
-        """The digest of everything that tapes share if their values follow from weights and inputs
-        in the same way.
+        """A digest of the structure, the arguments and the constants. Tapes with the same digest
+        compute their values from weights and inputs in the same way.
         """
         about = repr((self.form, self.weights, self.arguments))
         return digest((self[slot] for slot in self.constants), about)
 
     @property
     def eps(self) -> float:
-        """The precision of the run: the largest machine epsilon of values between weights and
-        outputs.
-        """
+        """The largest machine epsilon of the values that depend on weights."""
         kinds = {self[slot].dtype for slot in self.from_weights}
         return max(
             torch.finfo(kind).eps for kind in kinds if kind.is_floating_point or kind.is_complex
         )
 
     def pruned(self) -> Tape:
-        """Return the entries that lead to the output or were read as numbers, without other values."""
+        """Drop all entries except those that lead to the output or returned Python numbers. Drop
+        the values that no remaining entry uses.
+        """
         needed = {*self.weights, *self.inputs, self.output}
         entries = []
-        awaited = {
-            self.output
-        }  # slots that later entries need; of several operations with one result the last is kept
+        # slots that later entries need; of several operations with one result, the last is kept
+        awaited = {self.output}
         for entry in reversed(self.entries):
             if entry.reads or not awaited.isdisjoint(entry.results):
                 awaited.difference_update(entry.makes)
@@ -323,8 +320,8 @@ class Tape:
         return replace(self, entries=tuple(reversed(entries)), values=values)
 
     def refilled(self, values: tuple[Tensor, ...]) -> Tape:
-        """Return a tape of the same program with other values. Properties of the program are
-        carried over.
+        """Return a tape of the same program with other values. Copy the cached properties that
+        depend only on the program.
         """
         other = replace(self, values=values, overwrites=False)
         vars(other).update({name: getattr(self, name) for name in OF_A_PROGRAM})
@@ -336,7 +333,7 @@ class Tape:
 
     @cached_property
     def outside(self) -> tuple[Slot, ...]:
-        """Slots that no operation made: weights, inputs, buffers, constants."""
+        """Slots that no operation made: weights, inputs, buffers and constants."""
         made = {slot for entry in self.entries for slot in entry.makes}
         used = {slot for entry in self.entries if entry.makes for slot in entry.slots}
         return tuple(sorted({*self.weights, *self.inputs, self.output, *used} - made))
@@ -347,9 +344,7 @@ class Tape:
 
     @cached_property
     def chooses(self) -> bool:
-        """Whether numbers that the inputs decide were read, so that Python may have branched on
-        them.
-        """
+        """Whether Python read numbers that depend on the inputs, and may have branched on them."""
         return any(
             entry.reads and not self.from_inputs.isdisjoint(entry.slots) for entry in self.entries
         )

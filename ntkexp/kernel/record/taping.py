@@ -1,10 +1,10 @@
-"""Taping: a function of weights runs once under a recorder, by operations that have rules and
+"""Run a function of weights once under a recorder, by operations that have difference rules and
 overwrite nothing.
 
-A module that writes nothing in place and reads no numbers is recorded as it runs. Any other module
-runs again. Then `functionalize` turns its writes into operations that return new tensors. If
-numbers leave torch, the recorder does that itself. A recurrent layer that arrives as one operation
-runs again as the operations that it is composed of.
+A module that writes nothing in place and reads no numbers from tensors is recorded as it runs. Any
+other module runs again: `functionalize` replaces its writes by operations that return new tensors.
+If numbers leave torch as lists or arrays, `functionalize` fails, and the recorder replaces the
+writes. A recurrent layer that torch runs as one fused operation runs again as separate operations.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ CELLS = (
     aten._thnn_fused_gru_cell.default,
 )
 FUSED = (aten.mkldnn_rnn_layer.default, *CELLS)
-"""Recurrent layers, and on GPUs their cells, as one operation without a rule."""
+"""Fused operations without a difference rule: recurrent layers, and on GPUs their cells."""
 
 
 def columns(function: Function, weights: Weights, inputs: Inputs) -> Tensor:
-    """Return the function's outputs as a matrix with one row for each example."""
+    """Return the function's outputs as a matrix with one row for each example. Raise Mistake if
+    they have no such form.
+    """
     outputs = function(weights, inputs)
     count = examples(inputs)
     if outputs.is_complex():
@@ -78,8 +80,9 @@ def record(
 ) -> Tape:
     """Run the function once and return its tape, with autograd's graph if `differentiable`.
 
-    A function may draw random numbers only if their state is `known`: it draws the same numbers
-    whenever it runs on a batch. A function of a `whole` batch never runs on a part of it.
+    A function may draw random numbers only if their state is `known`, which means that it draws the
+    same numbers every time it runs on a batch. A function of a `whole` batch never runs on a part
+    of it.
     """
     for name, weight in weights.items():
         if weight.is_complex():
@@ -106,7 +109,7 @@ def record(
 
 @dataclass(frozen=True, kw_only=True)
 class Taping:
-    """The weights and inputs at which a function is recorded, and how; see `record`."""
+    """The arguments with which a function is recorded; see `record`."""
 
     weights: Weights
     inputs: Inputs
@@ -115,12 +118,12 @@ class Taping:
     whole: bool
 
     def pure_program(self, run: Callable[[Weights, Inputs], Tensor]) -> Tape:
-        """Record a program that overwrites nothing, if torch can make one of the function."""
-        # A module without writes in place and without reads of numbers is one already
+        """Record the function as operations that overwrite nothing."""
+        # A module that writes nothing in place and reads no numbers needs no change
         with suppress(NotPure), PureOnly():
             return self.tape(run, rewrites=False)
-        # `functionalize` turns writes in place into operations that return new tensors. It fails
-        # for a custom autograd.Function, and for numbers that leave torch as a list or an array
+        # `functionalize` replaces writes in place by operations that return new tensors. It fails
+        # for a custom autograd.Function, and if numbers leave torch as a list or an array
         try:
             with NoteReads(in_memory=False):
                 return self.tape(torch.func.functionalize(run), rewrites=True)
@@ -136,7 +139,7 @@ class Taping:
             name: weight.detach().requires_grad_(self.differentiable)
             for name, weight in self.weights.items()
         }
-        # a module that overwrites its inputs spoils a copy
+        # copies, in case the module overwrites its inputs
         inputs = map_tensors(torch.clone, self.inputs)
         versions = [tensor._version for tensor in tensors(inputs)]
         with (
@@ -165,7 +168,9 @@ class Taping:
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Run attention and encoders by operations that have rules, not by fused ones."""
+    """Inside the context, run attention and encoders by operations with difference rules, not by
+    fused ones.
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -177,16 +182,15 @@ def plain_kernels() -> Iterator[None]:
 
 @contextmanager
 def unfused() -> Iterator[None]:
-    """Run recurrent layers by operations that have rules. For other layers this would be slower and
-    less exact.
+    """Inside the context, run recurrent layers by operations with difference rules. For other
+    layers, this would be slower and less accurate.
     """
     before = torch.backends.cudnn.enabled
     torch.backends.cudnn.enabled = False
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message=".*TF32", category=UserWarning
-            )  # torch warns about its own default
+            # torch warns about its own default
+            warnings.filterwarnings("ignore", message=".*TF32", category=UserWarning)
             with torch.backends.mkldnn.flags(enabled=False, allow_tf32=False):
                 yield
     finally:
@@ -195,8 +199,8 @@ def unfused() -> Iterator[None]:
 
 @contextmanager
 def composed() -> Iterator[None]:
-    """Run composite operations by torch's Python code. Without cuDNN, a GPU still runs each
-    recurrent cell as one operation.
+    """Inside the context, run composite operations by torch's Python code. Without this, a GPU runs
+    each recurrent cell as one fused operation, even if cuDNN is disabled.
     """
     from torch._dispatch.python import enable_python_dispatcher  # noqa: PLC0415  it takes half a second to load
 
@@ -204,8 +208,8 @@ def composed() -> Iterator[None]:
         yield
 
 
-# Several ways lead to a kernel, and if one fails another is tried. A lack of memory must not be
-# such a reason: results must not depend on the memory that other programs take.
+# If one way to compute a kernel fails, another way is tried. A lack of memory must not be the
+# reason, since results must not depend on the memory that other programs take.
 
 
 OUT_OF_MEMORY_SIGNS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
@@ -226,7 +230,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class MemoryLimit(DispatchMode):
-    """A limit on the bytes of new arrays, counted by their shapes before torch makes them.
+    """A mode that limits the bytes of new arrays, counted by their shapes before torch allocates
+    them.
 
     `what` names the arrays, and `copies` is the number of them that will be held in the end.
     `remedy` names the setting that makes them smaller.
@@ -247,7 +252,7 @@ class MemoryLimit(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        # Only arrays that are not made from others count
+        # Count only arrays that are not computed from other tensors
         names = [argument.name for argument in func._schema.arguments]
         values = dict(zip(names, args, strict=False))
         size: list[int] | None = None

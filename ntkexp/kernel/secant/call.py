@@ -1,24 +1,27 @@
 """One operation of a network at both ends of a step, and the helpers of the difference rules.
 
-A rule is a function of a `Call` that returns the exact difference Δv = v₁ − v₀ of the operation's
-result, as a linear map of the differences of its arguments. The factors of this map are
+Every value v of the network is v₀ at the start of the step and v₁ at its end. A rule
+is a function of a `Call` that returns the exact difference Δv = v₁ − v₀ of the operation's result,
+as a linear map of the differences of its arguments. The factors of this map are called
 coefficients:
 
-    mean     v̄ = (v₀ + v₁)/2                    slope     D(v₀, v₁), such as (σ(v₁) − σ(v₀))/(v₁ − v₀)
+    mean     v̄ = (v₀ + v₁)/2
+    slope    D(v₀, v₁), such as (σ(v₁) − σ(v₀))/(v₁ − v₀)
 
-Rules take coefficients from the call. The search for owners (`ownership`) replaces each coefficient
-that inputs or weights decide by a random number in [1, 2] (`scramble`), so that no unit is dead, no
-pixel black, and nothing cancels.
+Rules get coefficients from the methods of `Call`. The search for owners (`ownership`) sets
+`scramble`, which replaces each coefficient that depends on inputs or weights by a random number in
+[1, 2]. Then no gradient is zero because of a dead unit, a black pixel, or a cancellation.
 
-If a weight meets a value that depends on the inputs, the network is cut there. The difference of
-the weight becomes the tap of a `Use`: a leaf of the graph, at which autograd gives β̄.
+If an operation combines a weight with a value that depends on the inputs, the network is cut there.
+The difference of the weight, as the operation uses it, becomes the tap of a `Use`. A tap is a leaf
+of autograd's graph, at which autograd computes β̄.
 
-Some rules pass a difference through a pair of linear maps, `there` and its transpose `back`, which
-is shorter than autograd's transpose of each operation:
+Some rules pass a difference through a pair of linear maps: `there`, and its transpose `back`. This
+takes less time than autograd's backward pass through each operation.
 
     ⟨w, there(v)⟩ = ⟨back(w), v⟩
 
-Each map takes one vector, or many along a leading axis.
+Each map takes one vector, or many along leading axes.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ Way: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def passed(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None = None) -> Tensor:
-    """Return there(delta), whose gradient is computed by `back`. A shape `nothing` returns zeros
-    without the map.
+    """Return there(delta), with a backward pass that calls `back`. If the shape `nothing` is given,
+    return zeros of that shape and skip `there`.
 
     >>> v = torch.ones(2, requires_grad=True)
     >>> total = passed(v, lambda v: v.sum(-1, keepdim=True), lambda w: w.expand(*w.shape[:-1], 2))
@@ -56,7 +59,8 @@ def passed(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None =
 
 
 def once(back: Way, axis: int) -> Way:
-    """Return a map that runs once if all examples share one vector, as they do next to a readout.
+    """Wrap a map so that it runs once if all examples share one vector (stride 0), as the gradients
+    next to a readout do.
 
     >>> once(lambda w: 2 * w, -2)(torch.ones(1, 3).expand(4, 3)).stride()
     (0, 1)
@@ -74,8 +78,8 @@ def once(back: Way, axis: int) -> Way:
 def inner_products(
     vectors: Float[Tensor, "vector *row size"], fixed: Float[Tensor, "count *row size"]
 ) -> Float[Tensor, "count vector *row 1"]:
-    """Return ⟨v, f⟩ of each row of many vectors with the same row of a few fixed ones, by one
-    product for each row.
+    """Return ⟨v, f⟩ for each row of the vectors v with the same row of the fixed vectors f, by one
+    batched matrix product.
     """
     size = fixed.shape[-1]
     rows = vectors.reshape(len(vectors), -1, size).permute(1, 2, 0)
@@ -84,7 +88,7 @@ def inner_products(
 
 
 class LinearMap(torch.autograd.Function):
-    """A linear map for autograd. The transpose of its transpose is the map."""
+    """A linear map for autograd, with its transpose as backward pass."""
 
     @staticmethod
     def forward(delta: Tensor, there: Way, back: Way, nothing: Sequence[int] | None) -> Tensor:
@@ -113,7 +117,7 @@ class LinearMap(torch.autograd.Function):
 
 
 class NoRule(Mistake):
-    """An operation through which no difference can be passed exactly."""
+    """Raised if a difference cannot be passed exactly through an operation."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -121,18 +125,21 @@ class NoRule(Mistake):
 
     @property
     def remark(self) -> str:
-        """The consequence for a tangent."""
+        """The reason and its consequence for a tangent kernel."""
         return f"{self.reason}: the tangent is read from plain Jacobians, which is correct but slow"
 
 
 class ChoiceChanged(NoRule):
-    """A discrete choice, such as an index, an order or a mask, that differs between the ends of a
-    step."""
+    """Raised if a discrete choice, such as an index, an order or a mask, differs between the ends
+    of a step.
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """A tensor at both ends of a step. `delta` is None if it cannot change."""
+    """A tensor at both ends of a step, and its difference. `delta` is None if the step does not
+    change the tensor, as for inputs and constants.
+    """
 
     start: Tensor
     end: Tensor
@@ -146,7 +153,7 @@ class Ends:
         return self.delta
 
     def view(self, function: Callable[[Tensor], Tensor]) -> Ends:
-        """Rearrange the value at both ends and the difference in the same way."""
+        """Apply a linear rearrangement, such as `Tensor.t`, to both ends and to the difference."""
         delta = None if self.delta is None else function(self.delta)
         return Ends(
             function(self.start), function(self.end), delta, self.from_weights, self.from_inputs
@@ -158,21 +165,20 @@ class Ends:
 
 @dataclass(frozen=True)
 class Chord:
-    """A step between two tapes of one program, with the differences known so far and the uses of
-    weights.
+    """A step between two tapes of one program, with the differences computed so far and the uses of
+    weights found so far.
     """
 
     start: Tape
     end: Tape
     trained: Trained
     scramble: torch.Generator | None = None  # draws every coefficient, in the search for owners
-    pullback_only: bool = False  # whether all differences are zero, and only gradients are needed
+    pullback_only: bool = False  # only gradients are needed: all differences are set to zero
     deltas: dict[Slot, Tensor] = field(default_factory=dict)
     leaves: dict[str, Tensor] = field(default_factory=dict)  # Δθ of the trained weights
     uses: list[Use] = field(default_factory=list)
-    unbound: dict[tuple[Slot, int], tuple[Tensor, ...]] = field(
-        default_factory=dict
-    )  # differences that were split along an axis
+    # differences that were split along an axis, by slot and axis
+    unbound: dict[tuple[Slot, int], tuple[Tensor, ...]] = field(default_factory=dict)
 
     @property
     def is_point(self) -> bool:
@@ -181,7 +187,7 @@ class Chord:
 
     @cached_property
     def selected(self) -> dict[tuple[Slot, int], set[int]]:
-        """The indices along an axis that are selected one at a time."""
+        """The indices that `select` operations take, for each slot and axis."""
         selected: dict[tuple[Slot, int], set[int]] = defaultdict(set)
         for entry in self.start.entries:
             if entry.name == "select":
@@ -191,7 +197,7 @@ class Chord:
         return selected
 
     def ends(self, slot: Any) -> Any:
-        """Return the value of a slot at both ends. Other arguments stay unchanged."""
+        """Return the value of a slot at both ends. Return any other argument unchanged."""
         if not isinstance(slot, Slot):
             return slot
         v0 = self.start[slot].detach()
@@ -205,7 +211,7 @@ class Chord:
         )
 
     def random_like(self, value: Tensor) -> Tensor:
-        """Draw a coefficient in [1, 2], for both parts of a complex number."""
+        """Draw random coefficients in [1, 2]. For complex numbers, draw both parts."""
         noise = torch.rand(value.shape, generator=self.scramble, dtype=torch.float64)
         coefficient = 1 + noise.to(value.device, torch.float64)
         if value.is_complex():
@@ -213,8 +219,8 @@ class Chord:
         return coefficient
 
     def widen(self, value: Tensor) -> Tensor:
-        """Return the value in double precision if coefficients are random, so that cancelling sums
-        stay integers.
+        """Convert the value to double precision if coefficients are random: the ratios that
+        identify owners must be integers up to rounding.
         """
         if self.scramble is None or is_whole(value):
             return value
@@ -235,7 +241,7 @@ class Call:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """The arguments by torch's names, with its defaults."""
+        """All arguments by the names in the operation's schema, including defaults."""
         defaults = {
             argument.name: argument.default_value for argument in self.entry.op._schema.arguments
         }
@@ -261,7 +267,7 @@ class Call:
         return self.chord.is_point
 
     def is_use(self, value: Ends) -> bool:
-        """Return whether this argument is made of weights alone while the result depends on inputs."""
+        """Return whether this argument depends only on weights and the result also on inputs."""
         carries = value.delta is None or (value.delta.requires_grad and value.delta.numel() > 0)
         return value.from_weights and self.meets_inputs and carries
 
@@ -274,7 +280,7 @@ class Call:
             return chord.random_like(value.start)
         if value.delta is None or self.is_point:
             return chord.widen(value.start)
-        if is_whole(value.start):  # true + true is true
+        if is_whole(value.start):  # convert masks to numbers: as booleans, true + true is true
             return (value.start.to(value.delta.dtype) + value.end.to(value.delta.dtype)) / 2
         return torch.lerp(value.start, value.end, 0.5)
 
@@ -284,7 +290,7 @@ class Call:
         return slope(value.start, value.end)
 
     def coefficient(self, value: Tensor) -> Tensor:
-        """Return a value, equal at both ends, that multiplies a difference."""
+        """Return a coefficient that is equal at both ends."""
         return self.slope(Ends(value, value, None), lambda v, _: v)
 
     def delta(
@@ -301,8 +307,8 @@ class Call:
         return self.element_use(value, lambda source: source.expand(wide.shape), gain)
 
     def wide(self, value: Any, shape: torch.Size | None = None) -> Ends:
-        """Return an argument with its difference, in the shape in which the operation uses it. A
-        number is a constant.
+        """Return an argument and its difference, expanded to the shape in which the operation uses
+        it. Convert a Python number to a constant tensor.
         """
         if not isinstance(value, Ends):
             size = self.start.shape if shape is None else shape
@@ -320,10 +326,10 @@ class Call:
         return left, right
 
     def unbound(self, value: Ends, dim: int) -> tuple[Tensor, ...] | None:
-        """Return the differences along an axis as separate tensors, if the network selects each of
-        them.
+        """Split a difference along an axis into separate tensors. Return None unless the network
+        selects every index of the axis.
 
-        Autograd then stacks their gradients once, instead of writing each into zeros.
+        Autograd then stacks the gradients once, instead of adding each to a tensor of zeros.
         """
         key = (self.entry.args[0], dim % value.start.dim())
         unbound = self.chord.unbound
@@ -341,7 +347,10 @@ class Call:
         bias: Ends | None = None,
         shift: float = 1.0,
     ) -> Tensor:
-        """Return Δ(gain · A B + shift · b) = gain · (ΔA B̄ + Ā ΔB) + shift · Δb for matrices."""
+        """Return Δ(gain · A B + shift · b) = gain · (ΔA B̄ + Ā ΔB) + shift · Δb.
+
+        A (`left`) and B (`right`) are matrices, and b is an optional bias.
+        """
         if self.is_use(left):  # W a = (aᵀ Wᵀ)ᵀ: the weight of a use is on the right
             if self.is_use(right):
                 raise NoRule(f"{self.entry.op} adds a product of weights to something else")
@@ -375,8 +384,10 @@ class Call:
     def product_use(
         self, factor: Tensor, weight: Ends, bias: Ends | None, shift: float = 1.0
     ) -> Tensor:
-        """Return factor ΔW + shift · Δb: rows for rows, images [example, out, use] for patches
-        [example, use, in].
+        """Append a product to `uses`, and return its tap, factor ΔW + shift · Δb.
+
+        For a matrix `factor`, the tap has the same rows. For patches [example, use, in], it
+        consists of images [example, out, use].
         """
         change = weight.change.detach()
         row = None
@@ -407,7 +418,9 @@ class Call:
         return tap
 
     def grouped_use(self, factor: Tensor, groups: int, weight: Ends, bias: Ends | None) -> Tensor:
-        """Return factor_g ΔW_gᵀ + Δb_g for every group, as images [example, out, use]."""
+        """Append a grouped product to `uses`, and return its tap, factor_g ΔW_gᵀ + Δb_g for every
+        group g, as images [example, out, use].
+        """
         examples, uses, size = factor.shape
         kernels = weight.change.detach().reshape(groups, -1, size // groups)
         columns = factor.mT.reshape(examples, groups, -1, uses)
@@ -423,8 +436,8 @@ class Call:
     def element_use(
         self, value: Ends, arranged: Callable[[Tensor], Tensor], gain: Tensor | float = 1.0
     ) -> Tensor:
-        """Return gain · Δw for the elements that the operation takes. `arranged` selects them from
-        any tensor like w.
+        """Append an elementwise use to `uses`, and return its tap, gain · Δw for the elements that
+        the operation takes. `arranged` selects these elements from any tensor in the shape of w.
         """
         if value.start.is_complex():  # kernels sum over real numbers, so taps are real
             parts = (
@@ -437,8 +450,8 @@ class Call:
         return tap
 
     def source(self, value: Ends) -> Source:
-        """Return the parameter that a value is a view of, or the graph that leads to its
-        parameters.
+        """Return the value as a view of a parameter. If it was computed from parameters, return
+        its difference and their names.
         """
         view = self.chord.trained.view(value.start)
         if view is not None:
@@ -459,8 +472,8 @@ def real_part(value: Tensor, part: int) -> Tensor:
 
 
 Result: TypeAlias = Tensor | tuple[Tensor | str | None, ...]
-"""The difference of the first result, or of each result. None, or a reason, marks a result without
-a difference.
+"""The difference of the first result, or of each result. A result without a difference has None, or
+the reason as text.
 """
 
 Rule: TypeAlias = Callable[[Call], Result]
@@ -472,8 +485,8 @@ def total(terms: list[Tensor], shape: torch.Size) -> Tensor:
 
 
 def fold(value: Ends, pair: Callable[[Ends, Ends], Ends]) -> Ends:
-    """Combine all values along the last axis in pairs, half of the length apart, until one is left
-    over.
+    """Reduce the last axis to one value by `pair`. Each round combines the first half of the axis
+    with the second half, element by element.
     """
     while (n := value.start.shape[-1]) > 1:
         half = n // 2

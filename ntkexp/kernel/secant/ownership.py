@@ -1,15 +1,16 @@
-"""Ownership: the example to which each element at a use belongs.
+"""Find the owner of each element at a use: the example to which the element belongs.
 
-An output of example n may depend only on elements that belong to n. Pull back the cotangents u and
-n·u, for random u:
+An output of example n may depend only on elements that belong to n. To find n, draw a random
+cotangent u of the outputs. Multiply row n of u by n, to get n·u. Back-propagate both:
 
     n = (β̄ of n·u)/(β̄ of u)        at an element of example n
 
-A ratio that is not an integer means that the module couples the examples of a batch. A constant
-with a row for every example, such as the initial state of an LSTM, counts as an input, so its
-products with weights are uses. All coefficients of the surrogate are random here, so that elements
-behind a dead unit or a zero weight are found as well. The owners hold for every tape of the same
-structure and routing.
+If a ratio is not an integer, the module couples the examples of a batch. All coefficients of the
+surrogate are random here, so that elements behind a dead unit or a zero weight are found as well.
+
+A constant with a row for every example, such as the initial state of an LSTM, counts as an input,
+so its products with weights are uses. Owners are valid for every tape with the same structure and
+routing (see below).
 """
 
 from __future__ import annotations
@@ -33,43 +34,42 @@ from ntkexp.kernel.secant.uses import Element, Trained, Use, rows_of
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
-# the ratio of two sums of positive terms is an integer to this accuracy, or off by about one
+# relative tolerance for a ratio of two sums of positive terms to be an integer
 INTEGER_TOLERANCE = 1e-6
-ROW_SUM_EPS = (
-    1000  # times eps of a row's largest element: the rounding of sums in the backward pass
-)
+# in eps of a row's largest element: the rounding of sums in the backward pass
+ROW_SUM_EPS = 1000
 LOOKUPS = ("embedding", "_embedding_bag")
 BY_FREQUENCY = "scale_grad_by_freq"
-CANCELLATION_EPS = (
-    10**6
-)  # times eps of the largest element: cancellation in the norms of many layers
+# in eps of the largest element: the rounding after cancellation in the norms of many layers
+CANCELLATION_EPS = 10**6
 BLOCK_ELEMENTS = 2**16  # elements whose owners are computed together, in the cache of a core
 
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """The example that owns each element of a tap, use by use. Products have one number for each
-    row.
+    """The owner (the number of an example) of each element of each use's tap. A product has one
+    owner for each row.
     """
 
     of_uses: tuple[Int[Tensor, "..."], ...]
-    constants: frozenset[Slot] = (
-        frozenset()
-    )  # constants with a row for every example, which count as inputs
+    # constants with a row for every example, which count as inputs
+    constants: frozenset[Slot] = frozenset()
 
     @cached_property
     def digest(self) -> bytes:
-        """Equal digests give every element to the same example, on the same device."""
+        """A digest of all owners, their layout, and their device."""
         layout = [(owner.shape, owner.stride(), owner.device) for owner in self.of_uses]
         return digest(map(shown_once, self.of_uses), repr((layout, sorted(self.constants))))
 
 
 def owners(tape: Tape, trained: frozenset[str]) -> Owners:
-    """Return the owners of a tape, in the order of its uses. Rows of constants belong to examples
-    if they can.
+    """Return the owners of a tape, in the order of its uses.
+
+    Try first whether row n of each constant that is multiplied with weights belongs to example n.
     """
-    # Refuse tables whose gradients are divided by how often a batch has each row. The gradient of
-    # an example then depends on the others, and a batch with different rows does not show it
+    # Refuse tables with scale_grad_by_freq, which divides gradients by the number of times that a
+    # batch contains each row. The gradient of an example then depends on the other examples. A
+    # batch without repeated rows does not show this
     tables = {name: tape.reached([slot]) for slot, name in tape.weights.items() if name in trained}
     for entry in tape.entries:
         place = (
@@ -99,7 +99,7 @@ def owners(tape: Tape, trained: frozenset[str]) -> Owners:
 
 
 def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot]) -> Owners:
-    """Return the owners of a tape if these constants have a row for every example."""
+    """Return the owners of a tape, where row n of each of these constants belongs to example n."""
     with Uncast(torch.float64):
         replay = Replay(tape, tape, trained, constants, scramble=stream("ownership"))
     if not replay.uses:
@@ -112,9 +112,8 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
     above = replay.pullback(weighted)
     of_uses = []
     for use, a, b in zip(replay.uses, above, below, strict=True):
-        if isinstance(
-            use, Element
-        ):  # store the numbers once along every axis on which they are constant
+        if isinstance(use, Element):
+            # Store the numbers once along every axis on which they are constant
             numbers = owner(a, b)
             once = numbers
             for axis in range(numbers.dim()):
@@ -127,7 +126,7 @@ def owners_beside(tape: Tape, trained: frozenset[str], constants: frozenset[Slot
 
 
 def have_owners(uses: Sequence[Use], owned: Owners) -> bool:
-    """Return whether each row of every product, and each element of every other use, has an owner."""
+    """Return whether there is an owner for each row of a product and each element of other uses."""
     counts = [
         use.tap.numel() if isinstance(use, Element) else rows_of(use.tap, batch=0).shape[0]
         for use in uses
@@ -138,11 +137,11 @@ def have_owners(uses: Sequence[Use], owned: Owners) -> bool:
 def hold_at(
     output: Float[Tensor, "example out"], uses: Sequence[Use], owned: Owners, eps: float
 ) -> bool:
-    """Return whether elements at uses reach the outputs of their owners alone, by the values on
-    this tape.
+    """Return whether the owners are right for the values on this tape: every element at a use
+    affects only the outputs of its owner.
 
-    Elements behind a dead unit or a zero weight are not tested. They add nothing to the gradients
-    of this tape either.
+    Elements behind a dead unit or a zero weight are not tested. Their gradients on this tape are
+    zero, so their owner does not matter.
     """
     examples = len(output)
     taps = [use.tap for use in uses]
@@ -161,7 +160,7 @@ def hold_at(
         n = (owner[:, None] if is_product else owner) + 1
         missed = torch.addcmul(nu, u, n.to(u), value=-1).abs_()
         largest = nu.abs()
-        if u.dim() and u.numel():  # compare by row: a row may be far smaller than others
+        if u.dim() and u.numel():  # compare row by row, since a row may be far smaller than others
             missed = missed.amax(-1)
             largest = largest.amax(-1)
         if not bool((missed <= ROW_SUM_EPS * eps * largest).all()):  # nan fails too
@@ -170,7 +169,7 @@ def hold_at(
 
 
 def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Return the integers above/below − 1, and −1 for an element that reaches no output."""
+    """Return the owner above/below − 1 of each element, and −1 if the element reaches no output."""
     numbers = torch.empty(above.shape, dtype=torch.long, device=above.device)
     rounding = rounding_of(above, below)
     ratios = numbers.view(-1)
@@ -185,7 +184,7 @@ def owner(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> Int[Tenso
 def owner_of_rows(
     above: Float[Tensor, "row out"], below: Float[Tensor, "row out"]
 ) -> Int[Tensor, " row"]:
-    """Return one integer for each row, shared by all its elements that reach an output."""
+    """Return the owner of each row. Raise NoRule if elements of a row have different owners."""
     numbers = above.new_empty(len(above))
     rounding = rounding_of(above, below)
     count = max(1, BLOCK_ELEMENTS // max(1, above.shape[1]))
@@ -199,7 +198,9 @@ def owner_of_rows(
 
 
 def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> float:
-    """Return by how much rounding may move an element of `above`. Raise if a sum overflows."""
+    """Return a bound on the absolute rounding error of the elements of `above`. Raise NoRule if a
+    sum overflows.
+    """
     largest = [
         max(map(abs, map(float, sums.aminmax()))) if sums.numel() else 0.0
         for sums in (above, below)
@@ -212,7 +213,9 @@ def rounding_of(above: Float[Tensor, "..."], below: Float[Tensor, "..."]) -> flo
 def whole_ratio(
     above: Float[Tensor, "..."], below: Float[Tensor, "..."], rounding: float
 ) -> Float[Tensor, "..."]:
-    """Return above/below, which must be an integer, and 0 for an element that reaches no output."""
+    """Return above/below, and 0 for an element that reaches no output. Raise Mistake if a ratio is
+    not an integer.
+    """
     ratio = (above / below).round_().nan_to_num_(0.0, posinf=0.0, neginf=0.0)
     missed = torch.addcmul(above, ratio, below, value=-1).abs_()
     if (
@@ -223,20 +226,20 @@ def whole_ratio(
 
 
 def shown_once(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Return the numbers in memory, without repetitions along expanded axes."""
+    """Return the numbers that are in memory: cut expanded axes (stride 0) to length 1."""
     return owner[tuple(slice(0, 1) if step == 0 else slice(None) for step in owner.stride())]
 
 
 # Routing: values that decide where other values go.
 #
-# Indices, masks that pick or scatter, orders, numbers of experts: if they differ between two tapes
-# of the same structure, the same rows may have other owners. An elementwise operation keeps every
-# element in its place for any numbers, and an operation that only picks from weights is a use of
-# them. So tokens do not route.
+# Routing values are indices, masks that pick or scatter, orders, and numbers of experts. If they
+# differ between two tapes of the same structure, the owners of the rows may differ too. Two kinds
+# of operations do not route: elementwise operations, which keep every element at its index, and
+# operations that only pick from weights, which are uses of these weights. So tokens do not route.
 
 
 PICKING = ("embedding", "gather", "index", "index_select", "take")
-TOURNAMENTS = (  # their rules are tournaments, which need no order
+TOURNAMENTS = (  # their rules do not use the integers (such as pivots) that they return
     *("_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "linalg_cholesky_ex", "linalg_inv_ex"),
     *(
         "adaptive_max_pool2d",
@@ -251,10 +254,10 @@ TOURNAMENTS = (  # their rules are tournaments, which need no order
 
 @dataclass(frozen=True)
 class Routes:
-    """The slots whose values decide where rows go, or which values count."""
+    """The slots of routing values and of masks."""
 
     steering: tuple[Slot, ...]
-    masks: tuple[Slot, ...]  # masks that only inputs decide
+    masks: tuple[Slot, ...]  # masks that depend on inputs and not on weights
 
 
 def routes(tape: Tape) -> Routes:
@@ -269,7 +272,7 @@ def routes(tape: Tape) -> Routes:
 
 
 def steering_slots(tape: Tape, entry: Entry, read: set[Slot]) -> Iterator[Slot]:
-    """Yield the integers that steer an operation, as its arguments or as an order that it computes."""
+    """Yield the slots of an operation's routing values: arguments, or an order that it computes."""
     if entry.name == "index_put":  # h[h < 0] = 0 keeps every element in its place
         _, (*before, last), value, *_ = entry.args
         is_number = tape[value].dim() == 0 and value not in tape.from_weights

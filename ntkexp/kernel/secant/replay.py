@@ -1,15 +1,15 @@
-"""The replay: a difference of weights passes through a network, operation by operation, as one
-linear map.
+"""Replay a tape on differences: propagate Δθ through the network, operation by operation.
 
-Two tapes of one program, recorded at the ends of a step, are read together.
+A step goes from weights θ₀ to θ₁. The replay reads two tapes of the same program, recorded at θ₀
+and θ₁. For every value v on them, Δv = v₁ − v₀.
 
-    forward       v ↦ Δv = v₁ − v₀ by the rule of each operation in order, from Δθ to J̄Δθ at the output
-    backward      β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight, by autograd through the same rules
+    forward     apply the difference rule of each operation, from Δθ to J̄Δθ at the output
+    backward    β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use of a weight, by autograd through the same rules
 
-Every Δv is an ordinary autograd tensor that is linear in Δθ. J̄Δθ must equal f(θ₁) − f(θ₀): this is
-the closure check. The network that the replay describes, the surrogate, has the mean weights and
-activations of both ends, and secant slopes. On a step of length zero, slopes are derivatives, and
-J̄ is the Jacobian.
+Every Δv is an autograd tensor that is linear in Δθ. The closure check tests J̄Δθ = f(θ₁) − f(θ₀).
+The linear map from Δθ to J̄Δθ is called the surrogate of the step. It is the network, linearized:
+its weights and activations are means over both ends, and its slopes are secant slopes. If θ₁ = θ₀,
+the slopes are derivatives, and J̄ is the Jacobian.
 
 Literature: the difference rules are discrete gradients (Itoh & Abe 1988, Gonzalez 1996, McLachlan,
 Quispel & Robidoux 1999) chained along a program, like the multipliers of DeepLIFT (Shrikumar,
@@ -34,10 +34,11 @@ from ntkexp.shapes import Weights
 
 
 class Replay:
-    """The differences of a step. `delta` is J̄Δθ at the output, or J̄v for another direction v,
-    differentiable at the taps of `uses`.
+    """The differences of a step.
 
-    With `pullback_only`, only gradients are needed, and Δθ is replaced by zero.
+    `delta` is J̄Δθ at the output, or J̄v if a `direction` v is given. Autograd can differentiate it
+    with respect to the taps of `uses`. With `pullback_only`, only these gradients are needed, and
+    Δθ is replaced by zero.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Replay:
             start, end, Trained(start, trained, constants), scramble, pullback_only
         )
         self.unknown: dict[Slot, NoRule] = {}  # results without a difference, and the reason
-        # Δθ, then Δv of every operation that a difference reaches, in order
+        # Set Δθ, then Δv for every operation that depends on it, in order
         self.seed_deltas(direction)
         with torch.enable_grad():
             for entry in start.entries:
@@ -82,15 +83,17 @@ class Replay:
         return self.chord.leaves
 
     def pullback(self, cotangent: Tensor, *, again: bool = False) -> tuple[Tensor, ...]:
-        """Return β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use. `again` keeps the graph for another u."""
+        """Return β̄ = ∂⟨u, J̄Δθ⟩/∂tap at every use, for the cotangent u. `again` keeps the graph
+        for another call.
+        """
         taps = [use.tap for use in self.uses]
         return torch.autograd.grad(
             self.delta, taps, cotangent, retain_graph=again, materialize_grads=True
         )
 
     def seed_deltas(self, direction: Weights | None) -> None:
-        """Set the differences of the weights. Everything else from outside must be equal at both
-        ends.
+        """Set the differences of the weights. Raise NoRule if another value that no operation made,
+        such as a buffer, differs between the ends.
         """
         chord = self.chord
         for slot in chord.start.outside:
@@ -116,8 +119,8 @@ class Replay:
                 )
 
     def pass_through(self, entry: Entry) -> None:
-        """Set the differences of an operation's results by its rule, or the reason why they have
-        none.
+        """Compute the differences of an operation's results by its rule. If this fails, store the
+        reason in `unknown`.
         """
         chord = self.chord
         ends = [(chord.start[slot], chord.end[slot]) for slot in entry.results]
@@ -146,7 +149,7 @@ class Replay:
             located = type(error)(f"{error.reason} (at {entry.op})")
             self.unknown |= dict.fromkeys(entry.results, located)
             return
-        except Exception as error:  # arguments that the rule did not expect: refuse the secant
+        except Exception as error:  # arguments that the rule does not support: no secant
             if is_out_of_memory(error):
                 raise
             words = next(iter(str(error).splitlines()), type(error).__name__)
@@ -177,12 +180,12 @@ def without_rule(entry: Entry, ends: Sequence[tuple[Tensor, Tensor]], is_complex
 
 
 def is_settled(v0: Tensor, v1: Tensor) -> bool:
-    """Return whether a result carries no difference: equal integers or masks."""
+    """Return whether a result consists of integers or booleans that are equal at both ends."""
     return is_whole(v0) and torch.equal(v0, v1)
 
 
 def refuse_different_programs(start: Tape, end: Tape) -> None:
-    """Raise unless both tapes hold the same program, which overwrites nothing."""
+    """Raise unless both tapes hold the same program and it writes nothing in place."""
     for entry in start.entries:
         if entry.op._schema.is_mutable:
             raise NoRule(
@@ -205,15 +208,15 @@ def refuse_different_programs(start: Tape, end: Tape) -> None:
     raise ChoiceChanged("the module makes tensors of different shapes at the two ends of a step")
 
 
-REACH = 300  # powers of two; gradients within this range are not scaled
+REACH = 300  # gradients between 2^−300 and 2^300 are not scaled
 
 
 class GradientScale:
-    """A hook of a tensor that scales the first gradient, and all later ones, by the same power of
-    two.
+    """A tensor hook that scales extreme gradients by a power of two. The first gradient sets the
+    scale for all later ones.
 
-    Gradients that pass back through hundreds of layers with random coefficients overflow. The ratio
-    of two gradients does not change if both have the same scale.
+    Through hundreds of layers with random coefficients, gradients would overflow. The search for
+    owners needs only the ratio of two gradients, which a common scale does not change.
 
     >>> x = torch.ones(1, dtype=torch.float64, requires_grad=True)
     >>> y = 3 * x

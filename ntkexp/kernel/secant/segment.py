@@ -1,6 +1,4 @@
-"""A segment of weight space, from θ₀ to θ₁, and its closure J̄Δθ = f(θ₁) − f(θ₀), which holds up to
-rounding.
-"""
+"""A segment from θ₀ to θ₁ in weight space, and its closure: J̄Δθ = f(θ₁) − f(θ₀) up to rounding."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from ntkexp.kernel.record.tape import Tape
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Weights
 
-# A network is read along a segment by its secant Jacobian J̄, with J̄(θ₁ − θ₀) = f(θ₁) − f(θ₀)
-# exactly. On a segment of length zero, a point, J̄ is the tangent J(θ₀).
+# The secant Jacobian J̄ of a segment satisfies J̄(θ₁ − θ₀) = f(θ₁) − f(θ₀) exactly. On a segment of
+# length zero, called a point, J̄ is the Jacobian J(θ₀).
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The two ends. Kernels sum over the weights named in `trained`."""
+    """The weights θ₀ (`start`) and θ₁ (`end`). Kernels sum over the weights named in `trained`."""
 
     start: Weights
     end: Weights
@@ -39,7 +37,7 @@ class Segment:
         return {name: self.end[name] - weight for name, weight in self.start.items()}
 
     def at(self, position: float) -> Weights:
-        """Return θ₀ + u(θ₁ − θ₀).
+        """Return θ₀ + u(θ₁ − θ₀), for the position u.
 
         >>> step = Segment({"w": torch.tensor(1.0)}, {"w": torch.tensor(3.0)}, frozenset({"w"}))
         >>> step.at(0.5)
@@ -60,33 +58,32 @@ def point(weights: Weights) -> Segment:
     return Segment(weights, weights, frozenset(weights))
 
 
-# Closure. Neither end of Δf is known better than f itself, and f is a chain of sums, each rounded
-# to eps of its terms. So
+# Closure. Both outputs have rounding errors, since f is a chain of sums that are each rounded to
+# eps of their terms. So the test is
 #
 #     ‖J̄Δθ − Δf‖ ≤ MULTIPLE · eps · (‖f(θ₀)‖ + ‖f(θ₁)‖)
 #
-# with norms over all examples and outputs, and the eps of the shortest numbers between weights and
-# outputs. A larger error is not rounding, or the outputs are small differences of large numbers. If
-# half of the digits of f are lost, or nan remains, the kernel is wrong.
+# The norms run over all examples and outputs. The machine epsilon is the largest one of the values
+# between weights and outputs. If the error exceeds the bound, rounding does not explain it, or the
+# outputs are small differences of large numbers. If the error costs half of the digits of f, or is
+# nan, the kernel is wrong.
 
 
 ALL = slice(None)
-# the tests' networks stay below 100; their terms are some ten times larger than their outputs
+# In the tests, networks need less than 100; there, terms are about ten times larger than outputs
 MULTIPLE = 1000
 
 
 @dataclass(frozen=True)
 class Closure:
-    """The distance between J̄Δθ and the change of the outputs, and the bound that rounding
-    explains.
-    """
+    """The error ‖J̄Δθ − Δf‖, and the largest error that rounding explains."""
 
     error: float
     bound: float
 
     @property
     def holds(self) -> bool:
-        """Whether rounding explains the error. An error that is nan is not explained.
+        """Whether the error is within its bound. False if the error is nan.
 
         >>> Closure(1e-15, 1e-12).holds, Closure(float("nan"), 1e-12).holds
         (True, False)
@@ -117,7 +114,7 @@ class Closure:
 
     @property
     def words(self) -> str:
-        """The error and its bound in words.
+        """The error and its bound, as text for messages.
 
         >>> Closure(1e-2, 1e-9).words
         'by 0.01 where rounding explains 1e-09'
@@ -128,7 +125,7 @@ class Closure:
 def closure(
     push: Float[Tensor, "example out"], start: Tape, end: Tape, chosen: Sequence[int] | slice = ALL
 ) -> Closure:
-    """Return the closure of J̄Δθ at the chosen outputs, from the tapes of both ends."""
+    """Compare J̄Δθ (`push`) at the chosen outputs with the tapes of both ends."""
     before = start.outputs[:, chosen]
     after = end.outputs[:, chosen]
     size = float(start.outputs.norm()) + float(end.outputs.norm())
@@ -136,8 +133,8 @@ def closure(
 
 
 def explained(closures: Sequence[Closure], eps: float) -> str | None:
-    """Return a remark on the worst closure of a segment if rounding does not explain it. Raise if
-    the kernel would be wrong.
+    """Return a remark on the worst closure of a segment, or None if rounding explains it. Raise
+    Mistake if the kernel would be wrong.
 
     >>> explained([Closure(1e-13, 1e-12), Closure(1e-11, 1e-12)], 1e-16)
     'the secant misses the change of the outputs by 1e-11 where rounding explains 1e-12'
@@ -154,7 +151,7 @@ def explained(closures: Sequence[Closure], eps: float) -> str | None:
 
 
 def bound(size: float, eps: float) -> float:
-    """Return how far rounding may move sums of terms of this size.
+    """Return a bound on the rounding error of sums whose terms have this size.
 
     >>> bound(size=2.0, eps=1e-16)
     2e-13

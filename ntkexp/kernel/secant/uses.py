@@ -1,13 +1,16 @@
-"""Uses: the operations in which trained weights meet inputs, on a replay or on a tape that autograd
-can follow.
+"""Uses: the operations that combine a trained weight with a value that depends on the inputs.
 
-At a use the network is cut. The `tap` is a tensor at which the network, or the surrogate of a step,
-can be differentiated, β = ∂f/∂tap. The gradient with respect to the weight then needs no further
-back-propagation:
+The network is cut at each use. The `tap` is the tensor at the cut: the network, or the surrogate of
+a step, is differentiated with respect to it, β = ∂f/∂tap. The gradient with respect to the weight
+then needs no further back-propagation:
 
+                operation      tap                            gradient of the weight
     product     z = a W        one row of z for each use      Σ_r a_r ⊗ β_r
     grouped     z_g = a_g W_g  one row of z for each use      the same, group by group
     element     anything else  the weight, expanded           the sum over the copies of each element
+
+Uses are found by a replay (`replay`), or directly on a tape that autograd can follow
+(`plain_uses`).
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from ntkexp.kernel.record.tape import Entry, Slot, Tape, storage
 
 
 class View(NamedTuple):
-    """Elements of one contiguous parameter, those of `weight.as_strided(shape, stride, offset)`."""
+    """A strided view of one contiguous parameter, `weight.as_strided(shape, stride, offset)`."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,12 +39,12 @@ class View(NamedTuple):
     offset: int
 
     def of(self, parameter: Tensor) -> Tensor:
-        """Return the elements that this view shows of a tensor like the parameter."""
+        """Apply this view to a tensor with the layout of the parameter."""
         return parameter.as_strided(self.shape, self.stride, self.offset)
 
     def room(self, parameter: Tensor) -> Tensor:
-        """Return memory for a tensor like the parameter, with zeros for elements that this view
-        does not show.
+        """Allocate a tensor in the shape of the parameter. Fill it with zeros unless this view
+        shows all elements.
         """
         whole = self.shows_once and prod(self.shape) == parameter.numel()
         if whole:
@@ -49,11 +52,11 @@ class View(NamedTuple):
         return parameter.new_zeros(parameter.shape)
 
     def turned(self) -> View:
-        """Return the view of the transposed matrix, or of the same vector."""
+        """Return the view with its axes in reverse order: the transpose of a matrix."""
         return self._replace(shape=self.shape[::-1], stride=self.stride[::-1])
 
     def is_whole(self, size: int) -> bool:
-        """Return whether it shows all elements of a parameter of this size, in order."""
+        """Return whether this view shows all elements of a parameter of this size, in order."""
         steps = [prod(self.shape[d + 1 :]) for d in range(len(self.shape))]
         return prod(self.shape) == size and all(
             n == 1 or given == step
@@ -76,7 +79,7 @@ class View(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """The number of elements of the parameter up to the last one shown."""
+        """One plus the largest flat index that this view shows."""
         return (
             1 + self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
         )
@@ -84,10 +87,12 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A value computed from weights alone, with the graph that leads back to their differences."""
+    """A value computed from weights alone. Autograd's graph of `delta` leads back to the
+    differences of the weights.
+    """
 
     delta: Tensor
-    names: frozenset[str]  # the parameters it leads to
+    names: frozenset[str]  # the parameters that it depends on
 
 
 Source: TypeAlias = View | Derived
@@ -97,8 +102,8 @@ Source: TypeAlias = View | Derived
 class Product:
     """z = gain · a W + shift · b. `factor` is gain · a, and `shift` is None if there is no bias.
 
-    Tap and factor are matrices with one row for each use, or an image [example, out, *pixels] and
-    its patches, with one use for each pixel.
+    The tap z and the factor are matrices with one row for each use. For a convolution, the tap
+    consists of images [example, out, *pixels], the factor of patches, and each pixel is a use.
     """
 
     tap: Float[Tensor, "..."]
@@ -110,8 +115,8 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Grouped:
-    """z_g = a_g W_g + b_g. Groups are consecutive columns of `factor`, and consecutive channels of
-    the tap.
+    """z_g = a_g W_g + b_g for each group g, as in a grouped convolution. A group is a range of
+    columns of `factor`, and a range of channels of the tap.
     """
 
     tap: Float[Tensor, "example out *pixels"]
@@ -138,7 +143,9 @@ class Element:
 def rows_of(
     image: Shaped[Tensor, "*batch example out *pixels"], batch: int
 ) -> Shaped[Tensor, "*batch row out"]:
-    """Return the pixels of images as rows; a matrix stays unchanged. The first `batch` axes stay."""
+    """Flatten images to one row for each example and pixel. Keep the first `batch` axes. A matrix
+    stays unchanged.
+    """
     return image.movedim(batch + 1, -1).flatten(batch, -2)
 
 
@@ -151,9 +158,8 @@ class Trained:
 
     tape: Tape
     names: frozenset[str]
-    constants: frozenset[Slot] = (
-        frozenset()
-    )  # constants with a row for every example, which count as inputs
+    # constants with a row for every example, which count as inputs
+    constants: frozenset[Slot] = frozenset()
 
     @cached_property
     def from_inputs(self) -> frozenset[Slot]:
@@ -164,7 +170,9 @@ class Trained:
 
     @cached_property
     def homes(self) -> dict[int, Slot]:
-        """The parameter in each storage that holds one contiguous parameter."""
+        """The parameter in each storage (by address) that holds exactly one contiguous
+        parameter.
+        """
         slots = [slot for slot, name in self.tape.weights.items() if name in self.names]
         crowd = Counter(storage(self.tape[slot]) for slot in slots)
         alone = [
@@ -182,7 +190,9 @@ class Trained:
 
     @cached_property
     def lookups(self) -> dict[Slot, tuple[Slot, Slot]]:
-        """Slots that hold rows of a trained table at constant places: the table, and the places."""
+        """Slots with rows of a trained table at constant indices, each with the slots of the table
+        and of the indices.
+        """
         return {
             entry.results[0]: (entry.args[0], entry.args[1])
             for entry in self.tape.entries
@@ -190,28 +200,29 @@ class Trained:
         }
 
     def view(self, value: Tensor) -> View | None:
-        """Return the view of a trained parameter that this tensor is, if it is one."""
+        """Describe a tensor as a view of a trained parameter. Return None if it is not one."""
         slot = self.homes.get(storage(value))
-        if (
-            slot is None or value.is_complex() or value.is_neg()
-        ):  # lazy negation and conjugation show numbers that are not in memory
+        # Lazily negated and conjugated tensors show numbers that are not in memory
+        if slot is None or value.is_complex() or value.is_neg():
             return None
         offset = int(value.storage_offset() - self.tape[slot].storage_offset())
         return View(self.tape.weights[slot], tuple(value.shape), value.stride(), offset)
 
 
-# Plain uses need no replay of differences. The network is cut at the operations' own results, and
-# the tape holds the factor of each weight. Uses have the order of the replay, whose owners are
-# known.
+# Plain uses need no replay of differences. Their taps are the results of the recorded operations,
+# and the tape holds the factor of each weight. List the uses in replay order, because the example
+# that owns each row is known in that order.
 
 
 class NotPlain(Exception):
-    """A use of a weight that the operation's result does not show."""
+    """Raised if the gradient of a weight cannot be computed from the gradient of the operation's
+    result.
+    """
 
 
 def plain_uses(trained: Trained) -> list[Use] | None:
-    """Return the uses of trained weights if autograd can differentiate at the operations' own
-    results, else None.
+    """Return the uses of trained weights with the operations' results as taps. Return None if some
+    use does not allow this.
     """
     uses: list[Use] = []
     for entry in trained.tape.entries:
@@ -220,7 +231,7 @@ def plain_uses(trained: Trained) -> list[Use] | None:
         if trained.slots.isdisjoint(entry.slots) or trained.from_inputs.isdisjoint(entry.slots):
             continue
         if entry.name not in READINGS or trained.tape[entry.results[0]].is_complex():
-            return None  # its result does not show the factors of weights, or is complex
+            return None  # an operation without a reading, or a complex result
         try:
             uses += READINGS[entry.name](Meeting(trained, entry))
         except NotPlain:
@@ -254,11 +265,12 @@ class Meeting:
     def source(
         self, slot: Slot, arranged: Callable[[Tensor], Tensor] = lambda weight: weight
     ) -> View:
-        """Return the view of a parameter that an argument is, as the operation uses it."""
+        """Describe an argument, rearranged by `arranged`, as a view of a parameter. Raise NotPlain
+        if it is not one.
+        """
         weight = self.trained.tape[slot]
-        seen = (
-            slot in self.trained.slots and weight.requires_grad
-        )  # autograd does not see a detached weight
+        # Autograd does not see a detached weight
+        seen = slot in self.trained.slots and weight.requires_grad
         view = (
             self.trained.view(arranged(weight.detach()))
             if seen and self.tap.requires_grad
@@ -269,10 +281,11 @@ class Meeting:
         return view
 
     def spread(self, slot: Slot, axes: Sequence[int], gain: Tensor | float = 1.0) -> Element:
-        """Return an element use of a weight with this shape, repeated along the other axes of the
-        result.
+        """Return an elementwise use of a weight that is broadcast to the shape of the result.
+        `axes` is the weight's shape for broadcasting.
 
-        The weight may also be rows of a table at constant places, as in a table of positions.
+        The weight may also consist of rows of a table at constant indices, such as position
+        embeddings.
         """
         table, places = self.trained.lookups.get(slot, (slot, None))
         source = self.source(table)
@@ -285,13 +298,12 @@ class Meeting:
 
 
 def product(met: Meeting) -> list[Use]:
-    """gain · x W + shift · b, with the weight on the right."""
+    """Return the use of W (and b) in gain · x W + shift · b."""
     added, left, right = (None, *met.args) if met.entry.name == "mm" else met.args
     weight = met.source(right)
     bias = met.source(added) if met.is_trained(added) else None
-    if met.is_trained(left) or (
-        bias is not None and bias.shape != weight.shape[1:]
-    ):  # a bias that is broadcast
+    # The second case is a bias that is broadcast
+    if met.is_trained(left) or (bias is not None and bias.shape != weight.shape[1:]):
         raise NotPlain
     gain = met.entry.kwargs.get("alpha", 1.0)
     shift = None if bias is None else met.entry.kwargs.get("beta", 1.0)
@@ -300,14 +312,15 @@ def product(met: Meeting) -> list[Use]:
 
 
 def convolution(met: Meeting) -> list[Use]:
-    """x ∗ W + b, by patches of x."""
+    """Return the use of W (and b) in x ∗ W + b. The factor consists of patches of x."""
     left, right, added, stride, padding, dilation, transposed, _, groups = met.args
     if transposed or met.is_trained(left):
         raise NotPlain
     bias = met.source(added) if met.is_trained(added) else None
     kernel = met.value(right).shape
     window = Window(met.value(left), kernel[2:], stride, padding, dilation)
-    # A sum over pairs of pixels against gradients that are multiplied out
+    # Choose `Grouped`, whose gradients are multiplied out, unless a sum over pairs of pixels is
+    # cheaper
     uses = prod(met.tap.shape[2:])
     inputs = prod(kernel[1:])
     features = kernel[0]
@@ -322,9 +335,9 @@ def convolution(met: Meeting) -> list[Use]:
 
 
 def normalisation(met: Meeting) -> list[Use]:
-    """gain · normed + bias, over the last axes, or over channels in groups.
+    """Return the uses of gain and bias in gain · normed + bias, for a layer norm or a group norm.
 
-    The operation returns the mean and the reciprocal deviation next to its result.
+    The operation also returns the mean and the reciprocal standard deviation.
     """
     mean, reciprocal = (met.value(slot) for slot in met.entry.results[1:])
     if met.entry.name == "native_layer_norm":
@@ -343,7 +356,7 @@ def normalisation(met: Meeting) -> list[Use]:
 
 
 def add(met: Meeting) -> list[Use]:
-    """a + αb, one of them a weight."""
+    """Return the use of a weight in a + αb, where the weight is a or b."""
     left, right = met.args
     slot, gain = (
         (left, 1.0) if met.is_trained(left) else (right, float(met.entry.kwargs.get("alpha", 1.0)))
@@ -352,14 +365,14 @@ def add(met: Meeting) -> list[Use]:
 
 
 def multiply(met: Meeting) -> list[Use]:
-    """a · b, one of them a weight."""
+    """Return the use of a weight in a · b, where the weight is a or b."""
     left, right = met.args
     slot, other = (left, right) if met.is_trained(left) else (right, left)
     return [met.spread(slot, met.value(slot).shape, met.value(other))]
 
 
 def embedding(met: Meeting) -> list[Use]:
-    """Rows of a table. The row of padding has no gradient."""
+    """Return the use of a table whose rows are looked up. The padding row has no gradient."""
     table, index, *rest = met.args
     places = met.value(index)
     padding = rest[0] if rest else -1
@@ -378,4 +391,4 @@ READINGS: dict[str, Callable[[Meeting], list[Use]]] = {
     "embedding": embedding,
     "mul": multiply,
 }
-"""How each operation uses weights, if its result shows it."""
+"""For each operation, a function that returns its plain uses of weights."""

@@ -1,6 +1,4 @@
-"""How a difference passes each operation: a rule is one short function, found by the operation's
-ATen name.
-"""
+"""Difference rules, by the ATen names of operations. Each rule is one short function."""
 
 from ntkexp.kernel.secant.call import Rule
 from ntkexp.kernel.secant.rules.bilinear import BILINEAR

@@ -1,9 +1,13 @@
-"""Products of numbers, of matrices, or of images and filters that both change.
+"""Difference rules for products of numbers, of matrices, or of images and filters. Both factors may
+change.
 
     Δ(AB) = ΔA·B̄ + Ā·ΔB        a bar is the mean over both ends
 
-This closes for everything bilinear: (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ − A₀B₀. A
-product of weights with inputs is a use of the weights (call.py).
+This is exact for every bilinear operation:
+
+    (A₁ − A₀)(B₀ + B₁)/2 + (A₀ + A₁)(B₁ − B₀)/2 = A₁B₁ − A₀B₀
+
+A product of weights with inputs is a use of the weights (call.py).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from ntkexp.kernel.secant.rules.elementwise import sigmoid
 
 
 def multiply(call: Call, left: Ends | float, right: Ends | float, shape: torch.Size) -> Tensor:
-    """Δ(ab) = Δa·b̄ + ā·Δb of two values with broadcasting, or of a value and a number."""
+    """Return Δ(ab) = Δa·b̄ + ā·Δb for two values with broadcasting, or for a value and a number."""
     terms = []
     for value, other in ((left, right), (right, left)):
         if isinstance(value, Ends) and value.delta is not None:
@@ -31,7 +35,7 @@ def multiply(call: Call, left: Ends | float, right: Ends | float, shape: torch.S
 
 
 def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
-    """Δ(x + c·g(a, b)) = Δx + c·Δg, for a product or a quotient g."""
+    """Return Δ(x + c·g(a, b)) = Δx + c·Δg, for a product or a quotient g."""
     added, left, right = call.args
     shape = call.start.shape
     terms = []
@@ -43,7 +47,9 @@ def add_scaled(of_two: Callable[..., Tensor], call: Call) -> Tensor:
 
 
 def prod(call: Call) -> Tensor:
-    """The product of all elements, or along an axis, pair by pair. Zeros do no harm."""
+    """Return the difference of the product of all elements, or along an axis, pair by pair.
+    Elements may be zero.
+    """
 
     def pair(left: Ends, right: Ends) -> Ends:
         delta = multiply(call, left, right, left.start.shape)
@@ -56,8 +62,8 @@ def prod(call: Call) -> Tensor:
 
 
 def cumprod(call: Call) -> Tensor:
-    """Running products in rounds of doubling distance, pₙ ← pₙ₋ₖ pₙ, each by the product rule:
-    zeros do no harm.
+    """Return the difference of running products. They are computed in rounds, pₙ ← pₙ₋ₖ pₙ with
+    k = 1, 2, 4, …, each by the product rule. Elements may be zero.
     """
     value = call.wide(call.args[0])
     dim = call.given["dim"]
@@ -83,8 +89,8 @@ def cumprod(call: Call) -> Tensor:
 
 
 def glu(call: Call) -> Tensor:
-    """Δ(a·s(b)) = Δa·s̄ + ā·Δs, with one half of the values for a, the other for b, and Δs =
-    D_sigmoid Δb.
+    """Return Δ(a·s(b)) = Δa·s̄ + ā·Δs, where a and b are the halves of the input, s is the sigmoid,
+    and Δs = D_sigmoid Δb.
     """
     value = call.wide(call.args[0])
     dim = call.given["dim"]
@@ -95,7 +101,7 @@ def glu(call: Call) -> Tensor:
 
 
 def cross(call: Call) -> Tensor:
-    """Δ(a × b) = Δa × b̄ + ā × Δb."""
+    """Return Δ(a × b) = Δa × b̄ + ā × Δb."""
     left, right = call.args
     op = call.entry.op
     how = call.kwargs
@@ -108,7 +114,7 @@ def cross(call: Call) -> Tensor:
 
 
 def div(call: Call) -> Tensor:
-    """Δ(a/b), with broadcasting; either may be a number."""
+    """Return Δ(a/b) with broadcasting. One of a and b may be a number."""
     if call.given.get("rounding_mode") is not None:
         raise NoRule(
             f"{call.entry.op} rounds, so its differences are no multiples of its arguments'"
@@ -118,8 +124,8 @@ def div(call: Call) -> Tensor:
 
 
 def divide(call: Call, above: Ends | float, below: Ends | float, shape: torch.Size) -> Tensor:
-    """Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁): the product rule for a and 1/b, whose slope is
-    −1/(b₀b₁).
+    """Return Δ(a/b) = Δa·mean(1/b) − ā·Δb/(b₀b₁). This is the product rule for a and 1/b; the slope
+    of 1/b is −1/(b₀b₁).
     """
     if not isinstance(below, Ends) or below.delta is None:
         divisor = call.mean(below) if isinstance(below, Ends) else below
@@ -150,7 +156,7 @@ NUMBER_PRODUCTS: dict[str, Rule] = {
 
 
 def addmm(call: Call) -> Tensor:
-    """β Δx + α (ΔA B̄ + Ā ΔB), for βx + αAB."""
+    """Return the difference of βx + αAB, β Δx + α (ΔA B̄ + Ā ΔB)."""
     bias, left, right = call.args
     return call.product(left, right, call.given["alpha"], bias, call.given["beta"])
 
@@ -158,7 +164,7 @@ def addmm(call: Call) -> Tensor:
 def terms_of(
     product: Callable[[Tensor, Tensor], Tensor], call: Call, left: Ends, right: Ends
 ) -> list[Tensor]:
-    """ΔA B̄ and Ā ΔB, for factors that change."""
+    """Return the terms ΔA B̄ and Ā ΔB for the factors that change."""
     terms = []
     if left.delta is not None:
         terms.append(product(left.delta, call.mean(right)))
@@ -168,8 +174,8 @@ def terms_of(
 
 
 def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Tensor:
-    """Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for batches. A weight is used batch by batch, or once if it
-    was copied along the batch.
+    """Return Δ(A_k B_k) = ΔA_k B̄_k + Ā_k ΔB_k for a batch of matrices. A weight has one use if it
+    was copied along the batch, otherwise one use for each k.
     """
 
     def is_copied(value: Tensor) -> bool:
@@ -189,7 +195,7 @@ def batch_product(call: Call, left: Ends, right: Ends, shape: torch.Size) -> Ten
 
 
 def baddbmm(call: Call) -> Tensor:
-    """β Δx + α (ΔA_k B̄_k + Ā_k ΔB_k), for βx + αA_kB_k."""
+    """Return the difference of βx + αA_kB_k, β Δx + α (ΔA_k B̄_k + Ā_k ΔB_k)."""
     added, left, right = call.args
     if call.is_use(left) or call.is_use(right):
         raise NoRule("baddbmm multiplies a batch with a weight, which has no factors")
@@ -204,7 +210,9 @@ def baddbmm(call: Call) -> Tensor:
 
 
 def trilinear(call: Call) -> Tensor:
-    """Σ_ij a_i W_oij c_j of `nn.Bilinear`: a product of the pairs a_i c_j with W as a matrix."""
+    """Return the difference of Σ_ij a_i W_oij c_j (`nn.Bilinear`), a product of the pairs a_i c_j
+    with W as a matrix.
+    """
     left, weight, right, *layout = call.args
     if layout[:4] != [[1, 3], [0], [1, 2], [2, 3]]:
         raise NoRule("a sum of products of three tensors that is not that of nn.Bilinear")
@@ -233,16 +241,16 @@ MATRICES: dict[str, Rule] = {
 }
 
 
-# Convolutions with any number of dimensions, stride, padding, dilation and groups. For its weights
-# a convolution is a product of matrices, a row of patches for every output position times the
-# kernel, so positions are its uses.
+# Convolutions with any number of dimensions, stride, padding, dilation and groups. As a function of
+# its weight, a convolution is a matrix product of patches (one row for each output position) with
+# the kernel. So each position is a use of the weight.
 
 
 def convolution(call: Call) -> Tensor:
-    """Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
+    """Return the difference of a convolution x ∗ W + b, Δx ∗ W̄ + x̄ ∗ ΔW + Δb."""
     x, kernel, bias, *how = call.args
     terms = []
-    if x.delta is not None:  # in the backward pass all vectors are images of one batch
+    if x.delta is not None:  # in the backward pass, all vectors form one batch of images
         delta = call.delta(x)
         mean = call.mean(kernel)
         lead = 1 - delta.dim()
@@ -271,13 +279,13 @@ def convolution(call: Call) -> Tensor:
 
 
 def convolution_use(call: Call, x: Ends, kernel: Ends, bias: Ends | None, how: list[Any]) -> Tensor:
-    """x̄ ∗ ΔW + Δb as a use of the weights: a product of patches with kernels, or one in every
-    group.
+    """Return x̄ ∗ ΔW + Δb as a use of the weight: a product of patches with the kernel, or one
+    product for each group.
     """
     stride, padding, dilation, transposed, extra, groups = how
     image = call.mean(x)
     size = kernel.start.shape[2:]
-    if transposed:  # as a plain convolution, with inputs and outputs exchanged and windows reversed
+    if transposed:  # convert to a plain convolution: exchange inputs and outputs, reverse windows
         window = tuple(range(2, kernel.start.dim()))
         kernel = kernel.view(
             lambda v: v.view(groups, -1, *v.shape[1:]).transpose(1, 2).flatten(0, 1).flip(window)

@@ -1,10 +1,10 @@
-"""Functions f(a, b) of two numbers, element by element: the slopes of a ↦ f(a, b₀) and a ↦ f(a,
-b₁), averaged.
+"""Difference rules for elementwise functions f(a, b) of two numbers, by averaged slopes.
 
     Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb
 
-Each slope is exact along its own side of the rectangle, so the sum closes: both ways around it lead
-from f(a₀, b₀) to f(a₁, b₁). If both sides together have a closed form, it is used instead:
+D_a(b) is the slope of a ↦ f(a, b) between a₀ and a₁, and D_b(a) the slope of b ↦ f(a, b) between b₀
+and b₁. The rule is exact. It averages two paths from (a₀, b₀) to (a₁, b₁), along the sides of a
+rectangle, and every slope is exact along its side. Some functions have a closed form instead:
 
     √(a² + b²)       ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁)
     log(eᵃ + eᵇ)     Δb + s (Δa − Δb), s the slope of log(1 + eᵘ) at u = a − b
@@ -40,11 +40,11 @@ from ntkexp.kernel.secant.rules.elementwise import (
 )
 
 Side: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""The slope in one argument, from its two ends and a value of the other."""
+"""The slope in one argument, as a function of its two ends and a value of the other argument."""
 
 
 def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
-    """Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb."""
+    """Return Δf = ½[D_a(b₀) + D_a(b₁)] Δa + ½[D_b(a₀) + D_b(a₁)] Δb."""
     left, right = call.both()
     sides = ((left, right, by_left), (right, left, by_right))
     terms = [average(call, *side) * side[0].delta for side in sides if side[0].delta is not None]
@@ -52,7 +52,7 @@ def of_two(by_left: Side, by_right: Side, call: Call) -> Tensor:
 
 
 def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
-    """½[D_a(b₀) + D_a(b₁)]: the mean of the slopes at both ends of the other argument."""
+    """Return ½[D_a(b₀) + D_a(b₁)], the mean of the slopes at both ends of the other argument."""
     if other.delta is None:
         return call.slope(value, lambda z0, z1: side(z0, z1, other.start))
     return call.slope(
@@ -61,28 +61,31 @@ def average(call: Call, value: Ends, other: Ends, side: Side) -> Tensor:
 
 
 def angle_by_height(y0: Tensor, y1: Tensor, x: Tensor) -> Tensor:
-    """(atan2(y₁, x) − atan2(y₀, x))/(y₁ − y₀), by the angle between (x, y₀) and (x, y₁)."""
+    """Return the slope of atan2(y, x) in y, by the angle between (x, y₀) and (x, y₁)."""
     return turn(x * (y1 - y0), x * x + y0 * y1, torch.atan2(y1, x) - torch.atan2(y0, x), y1 - y0, x)
 
 
 def angle_by_width(x0: Tensor, x1: Tensor, y: Tensor) -> Tensor:
-    """(atan2(y, x₁) − atan2(y, x₀))/(x₁ − x₀), by the angle between (x₀, y) and (x₁, y)."""
+    """Return the slope of atan2(y, x) in x, by the angle between (x₀, y) and (x₁, y)."""
     return turn(
         -y * (x1 - x0), x0 * x1 + y * y, torch.atan2(y, x1) - torch.atan2(y, x0), x1 - x0, -y
     )
 
 
 def turn(cross: Tensor, dot: Tensor, change: Tensor, d: Tensor, lever: Tensor) -> Tensor:
-    """The angle between two vectors over d, from the atan2 of their cross and dot products, which
-    keeps its digits. Across the cut of atan2 that is off by 2π, and the change of the values is
-    used.
+    """Return the angle between two vectors, divided by d. The angle is the atan2 of their cross and
+    dot products, which avoids cancellation. Across the branch cut of atan2 it differs by 2π from
+    `change`, the difference of the two atan2 values. Then use `change`.
     """
     angle = torch.atan2(cross, dot)
     return quotient(torch.where((angle - change).abs() < 1, angle, change), d, lever / dot)
 
 
 def length(call: Call) -> Tensor:
-    """((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁) for h = √(a² + b²): Δ(h²) = (h₀ + h₁) Δh."""
+    """Return the difference of h = √(a² + b²), ((a₀ + a₁) Δa + (b₀ + b₁) Δb)/(h₀ + h₁).
+
+    It follows from Δ(h²) = (h₀ + h₁) Δh.
+    """
     left, right = call.both()
     size = torch.hypot(left.start, right.start) + torch.hypot(left.end, right.end)
     terms = [
@@ -94,9 +97,9 @@ def length(call: Call) -> Tensor:
 
 
 def log_sum(base: float, call: Call) -> Tensor:
-    """s Δa + (1 − s) Δb for log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), or to another base.
+    """Return the difference of log(eᵃ + eᵇ) = b + log(1 + e^(a − b)), s Δa + (1 − s) Δb.
 
-    s is the slope of the softplus at a − b.
+    s is the slope of the softplus at a − b. The base may also be 2.
     """
     left, right = call.both()
     ahead = Ends(left.start - right.start, left.end - right.end, None)
@@ -130,7 +133,7 @@ def gap_delta(left: Ends, right: Ends) -> Tensor | None:
 
 
 def left_over(call: Call) -> Tensor:
-    """The averaged slopes of a mod b."""
+    """Return Δ(a mod b) by averaged slopes."""
     remainder = call.entry.op.overloadpacket
     return of_two(
         lambda z0, z1, b: slope_of_pieces(lambda z: remainder(z, b), z0, z1),
@@ -140,7 +143,7 @@ def left_over(call: Call) -> Tensor:
 
 
 def raised(call: Call) -> Tensor:
-    """The averaged slopes of aᵇ. For a constant b, the rule of a power."""
+    """Return Δ(aᵇ) by averaged slopes. If b is a number, use the rule of a power."""
     if isinstance(call.args[1], Ends):
         return of_two(
             lambda z0, z1, p: real_power(p, z0, z1),
@@ -151,7 +154,9 @@ def raised(call: Call) -> Tensor:
 
 
 def loss_of_gap(call: Call) -> Tensor:
-    """D_ℓ (Δa − Δb) for ℓ(a − b), quadratic for small gaps: unreduced, or the mean or sum."""
+    """Return D_ℓ (Δa − Δb) for a loss ℓ(a − b), such as the squared or the Huber loss: unreduced,
+    or its mean or sum.
+    """
     left, right = (call.wide(value, call.args[0].start.shape) for value in call.args[:2])
     gap = Ends(left.start - right.start, left.end - right.end, gap_delta(right, left))
     how = call.given["reduction"]
@@ -170,7 +175,9 @@ def loss_of_gap(call: Call) -> Tensor:
 
 
 def log_times(shift: float) -> Rule:
-    """The averaged slopes of a log(c + b), which is 0 for a = 0."""
+    """Return a rule for a log(c + b) with c = `shift`, by averaged slopes. For a = 0, it is
+    zero.
+    """
 
     return partial(
         of_two,
@@ -187,7 +194,9 @@ LOWEST = -100.0  # torch's lower bound of a logarithm
 
 
 def cross_entropy_of_logits(call: Call) -> Tensor:
-    """w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)]. Labels y and weights w and p may change as well."""
+    """Return the difference of w [(1 − y) log(1 + eᶻ) + p y log(1 + e⁻ᶻ)]. The labels y and the
+    weights w and p may change too.
+    """
     z = call.wide(call.args[0], call.args[0].start.shape)
     if_zero = of_numbers(call, z, lambda v: -logsigmoid(-v), softplus_slope)
     if_one = of_numbers(call, z, lambda v: -logsigmoid(v), lambda z0, z1: -softplus_slope(-z0, -z1))
@@ -195,8 +204,8 @@ def cross_entropy_of_logits(call: Call) -> Tensor:
 
 
 def cross_entropy_of_probabilities(call: Call) -> Tensor:
-    """−w [(1 − y) log(1 − x) + y log x], with each logarithm bounded by −100 from below, since x
-    may be 0 or 1.
+    """Return the difference of −w [(1 − y) log(1 − x) + y log x]. Each logarithm is at least −100,
+    since x may be 0 or 1.
     """
     x = call.wide(call.args[0], call.args[0].start.shape)
     rest = Ends(
@@ -210,7 +219,7 @@ def cross_entropy_of_probabilities(call: Call) -> Tensor:
 
 
 def bounded_log_slope(x0: Tensor, x1: Tensor) -> Tensor:
-    """The slope of −max(log x, −100), which is 0 if both ends are below the bound."""
+    """Return the slope of −max(log x, −100). It is 0 if both ends are below the bound."""
     low = exp(LOWEST)
     above = (x0 > low) & (x1 > low)
     change = x1.log().clamp(min=LOWEST) - x0.log().clamp(min=LOWEST)
@@ -223,13 +232,15 @@ def of_numbers(
     function: Callable[[Tensor], Tensor],
     slope: Callable[[Tensor, Tensor], Tensor],
 ) -> Ends:
-    """σ(v) with its difference D · Δv."""
+    """Return σ(v) at both ends, with its difference D · Δv."""
     delta = None if value.delta is None else call.slope(value, slope) * value.delta
     return Ends(function(value.start), function(value.end), delta, from_inputs=value.from_inputs)
 
 
 def weighted_entropy(call: Call, if_zero: Ends, if_one: Ends, positive: Ends | None) -> Tensor:
-    """w [(1 − y) a + p y b] by the product rule: unreduced, or the mean or sum."""
+    """Return the difference of w [(1 − y) a + p y b] by the product rule: unreduced, or its mean or
+    sum.
+    """
     shape = call.args[0].start.shape
 
     def times(left: Ends, right: Ends) -> Ends:

@@ -1,12 +1,13 @@
-"""Choices that may change between the ends of a step: maxima, orders, masks, pooling. Every rule
-closes.
+"""Difference rules for choices that may change between the ends of a step: maxima, orders, masks,
+pooling. Every rule is exact.
 
     max(a, b) = a + relu(b − a)          Δmax = (1 − w) Δa + w Δb, with w the slope of relu at b − a
     where(m, a, b) = m a + (1 − m) b     m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm
     m = [a < b], a step in d = a − b     Δm = (m₁ − m₀)/(d₁ − d₀) Δd, 0 if m does not change
 
-A fixed tournament of pairs finds the largest of many. Operations that depend on an order (sort,
-top-k, argmax) have a difference if the order agrees at both ends, and are refused otherwise.
+The maximum of many values is found by a fixed tournament of pairs. Operations that depend on an
+order (sort, top-k, argmax) have a difference if the order is the same at both ends. Otherwise their
+rules raise ChoiceChanged.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ntkexp.kernel.secant.rules.linear import join
 
 
 def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) -> Ends:
-    """(1 − w) Δa + w Δb for the larger of two, or the smaller for sign −1. `tied` is w if they stay
-    equal.
+    """Return max(a, b) with its difference (1 − w) Δa + w Δb. Return the minimum if `sign` is −1.
+    `tied` is w where a = b at both ends.
     """
 
     def share(d0: Tensor, d1: Tensor) -> Tensor:
@@ -45,13 +46,13 @@ def pairwise(call: Call, left: Ends, right: Ends, sign: int, tied: float = 0.5) 
 
 
 def of_two(sign: int, tied: float, call: Call) -> Tensor:
-    """Δmax(a, b), or Δmin, with broadcasting."""
+    """Return Δmax(a, b) or Δmin(a, b), with broadcasting."""
     return pairwise(call, *call.both(), sign, tied).change
 
 
 def clamp(call: Call) -> Tensor:
-    """A value between bounds that may change as well: a maximum with one bound, then a minimum with
-    the other.
+    """Return the difference of a clamped value. The bounds may change too: take the maximum with
+    the lower bound, and then the minimum with the upper bound.
     """
     if not any(isinstance(bound, Ends) for bound in call.args[1:]):
         return analytic(None, call)
@@ -64,8 +65,8 @@ def clamp(call: Call) -> Tensor:
 
 
 def extremes(signs: tuple[int, ...], call: Call) -> Result:
-    """The largest or the smallest, or both, by a tournament along some or all axes, or of two
-    tensors.
+    """Return the difference of the maximum, the minimum or both, along some or all axes by a
+    tournament. If the operation takes two tensors, compare them element by element.
     """
     if "other" in call.given:
         return of_two(signs[0], 0.5, call)
@@ -81,8 +82,8 @@ def extremes(signs: tuple[int, ...], call: Call) -> Result:
 
 
 def follow_order(call: Call) -> Result:
-    """Δv in the order of sort, topk and similar operations. The order is their second result, the
-    same at both ends.
+    """Return Δv in the order of sort, topk and similar operations. Their second result is the
+    order. Raise ChoiceChanged if it differs between the ends.
     """
     (_, _), (first, last) = call.ends
     if not torch.equal(first, last):
@@ -113,14 +114,15 @@ ORDER_OPERATIONS: dict[str, Rule] = {
 
 
 def index_put(call: Call) -> Result:
-    """A value where a mask is true, as in h[h < 0] = 0. Writing by integer indices is linear."""
+    """Return the difference of a tensor into which a value is written where a mask is true, as in
+    h[h < 0] = 0. Writing at integer indices is linear.
+    """
     target, indices, value, *accumulate = call.args
     axis, mask = next((k, index) for k, index in enumerate(indices) if index is not None)
     inner = target.start.dim() - axis - mask.start.dim()
     alone = len(indices) == axis + 1 and mask.start.dtype == torch.bool
-    rows = value.delta is not None and not call.is_use(
-        value
-    )  # each value belongs to one example, and the mask moves it
+    # Each row of the value belongs to an example, and the mask decides where it goes
+    rows = value.delta is not None and not call.is_use(value)
     if rows and mask.delta is not None:
         raise ChoiceChanged(
             "a mask that changes between the ends of a step decides where rows are written"
@@ -131,7 +133,9 @@ def index_put(call: Call) -> Result:
 
 
 def combine(constant: float, factor: float, call: Call) -> Tensor:
-    """Δa (c + k b̄) + Δb (c + k ā): a and b = ab, a or b = a + b − ab, a xor b = a + b − 2ab."""
+    """Return Δa (c + k b̄) + Δb (c + k ā), with c = `constant` and k = `factor`. It is the
+    difference of a and b = ab, a or b = a + b − ab, or a xor b = a + b − 2ab.
+    """
     shape, kind = (
         call.start.shape,
         next(value.delta.dtype for value in call.args if value.delta is not None),
@@ -147,7 +151,7 @@ def combine(constant: float, factor: float, call: Call) -> Tensor:
 
 
 def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
-    """m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
+    """Return the difference of where(m, a, b), m̄ Δa + (1 − m̄) Δb + (ā − b̄) Δm."""
     shape = call.start.shape
     yes = call.wide(yes, shape)
     no = call.wide(no, shape)
@@ -170,13 +174,13 @@ def select(call: Call, mask: Ends, yes: Any, no: Any) -> Tensor:
 
 
 def as_numbers(mask: Ends, shape: torch.Size, dtype: torch.dtype) -> Ends:
-    """The mask as zeros and ones, for its mean. As booleans, true + true is true."""
+    """Convert a mask to zeros and ones, so that it has a mean. As booleans, true + true is true."""
     start, end = (value.expand(shape).to(dtype) for value in (mask.start, mask.end))
     return Ends(start, end, mask.delta, mask.from_weights, mask.from_inputs)
 
 
 def compare(call: Call) -> Tensor:
-    """Δm = (m₁ − m₀)/(d₁ − d₀) (Δa − Δb) for m = [a < b], d = a − b."""
+    """Return Δm = (m₁ − m₀)/(d₁ − d₀) (Δa − Δb) for a comparison m = [a < b], with d = a − b."""
     left, right = call.args
     sides = [value for value in (left, right) if isinstance(value, Ends)]
     kind = next(value.delta.dtype for value in sides if value.delta is not None)
@@ -202,14 +206,13 @@ MASKS: dict[str, Rule] = {
     **dict.fromkeys(("logical_or", "bitwise_or"), partial(combine, 1, -1)),
     **dict.fromkeys(("logical_xor", "bitwise_xor"), partial(combine, 1, -2)),
     **dict.fromkeys(("gt", "lt", "ge", "le", "eq", "ne"), compare),
-    **dict.fromkeys(
-        ("logical_not", "bitwise_not"), lambda call: -call.delta(call.args[0])
-    ),  # not m = 1 − m
+    # not m = 1 − m
+    **dict.fromkeys(("logical_not", "bitwise_not"), lambda call: -call.delta(call.args[0])),
 }
 
 
 def max_pool(call: Call) -> Result:
-    """The largest in each window, from shifted copies."""
+    """Return the difference of the maximum of each window, by a tournament of shifted copies."""
     value = call.wide(call.args[0])
     window = call.args[1]
     how = call.given
@@ -223,7 +226,7 @@ def max_pool(call: Call) -> Result:
         s * (n - 1) + d * (w - 1) + 1
         for s, n, d, w in zip(stride, count, dilation, window, strict=True)
     ]
-    # the last window may cross the border; if it does not, cut off the rest
+    # pad if the last window crosses the border; otherwise cut off the unused rest
     borders = [
         width
         for p, far, n in reversed(list(zip(padding, reach, value.start.shape[2:], strict=True)))
@@ -249,10 +252,12 @@ def max_pool(call: Call) -> Result:
 
 
 def adaptive_max_pool(call: Call) -> Result:
-    """The largest in each window, axis by axis. A shorter window repeats its last element."""
+    """Return the difference of the maximum of each window, axis by axis. A shorter window repeats
+    its last element.
+    """
     best = call.wide(call.args[0])
     for axis, count in enumerate(call.args[1], start=best.start.dim() - len(call.args[1])):
-        # The places of each window
+        # The indices of each window
         size = best.start.shape[axis]
         ends = [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
         longest = max(stop - start for start, stop in ends)

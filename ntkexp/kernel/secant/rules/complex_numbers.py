@@ -1,8 +1,8 @@
-"""Complex numbers, pairs of real ones: a map that is linear in both parts acts on Δ, as Fourier
-transforms do.
+"""Difference rules for complex numbers, as pairs of real numbers.
 
-Products, quotients and whole powers have the rules of real numbers. A product of matrices is one of
-real matrices, so that weights meet inputs as such:
+A linear map, such as a Fourier transform, is applied to Δ. Products, quotients and integer powers
+have the rules of real numbers. A product of complex matrices is written as one of real matrices, so
+that it is a use of real weights:
 
     A B = [Re A, Im A] times [[Re B, Im B], [−Im B, Re B]]
 """
@@ -30,7 +30,7 @@ from ntkexp.kernel.secant.rules.elementwise import (
 
 
 def complex_of_parts(call: Call) -> Tensor:
-    """Δa + iΔb."""
+    """Return the difference of a + ib, Δa + iΔb."""
     left, right = call.both()
     zeros = torch.zeros(
         call.start.shape, dtype=call.start.dtype.to_real(), device=call.start.device
@@ -40,7 +40,7 @@ def complex_of_parts(call: Call) -> Tensor:
 
 
 def polar(call: Call) -> Tensor:
-    """Δ(r cos φ) + iΔ(r sin φ), by the product rule and the slopes of cos and sin."""
+    """Return the difference of r e^{iφ}, Δ(r cos φ) + iΔ(r sin φ), by the product rule."""
     size, angle = call.both()
     terms = []
     for slope, function in ((cos, torch.cos), (sin, torch.sin)):
@@ -53,8 +53,8 @@ def polar(call: Call) -> Tensor:
 
 
 def written(call: Call) -> Tensor:
-    """Δ of one tensor into Δ of another, part by part: torch cannot differentiate it of complex
-    numbers.
+    """Write the difference of one tensor into the difference of another. Take real and imaginary
+    parts separately, since torch cannot differentiate this operation for complex numbers.
     """
 
     def difference(value: Any) -> Any:
@@ -73,8 +73,8 @@ def written(call: Call) -> Tensor:
 
 
 def length(call: Call) -> Tensor:
-    """Re((z₀ + z₁)* Δz)/(|z₀| + |z₁|) for |z|, since Δ|z|² = (|z₀| + |z₁|) Δ|z|; 0 where both ends
-    are zero.
+    """Return Δ|z| = Re((z₀ + z₁)* Δz)/(|z₀| + |z₁|), since Δ|z|² = (|z₀| + |z₁|) Δ|z|. Return 0
+    where both ends are zero.
     """
     value: Ends = call.args[0]
     direction = call.slope(value, lambda z0, z1: quotient(z0 + z1, z0.abs() + z1.abs(), 0.0))
@@ -85,7 +85,7 @@ def length(call: Call) -> Tensor:
 
 
 def angle(call: Call) -> Tensor:
-    """arg z = atan2(Im z, Re z), side by side."""
+    """Return Δ arg z for arg z = atan2(Im z, Re z), by the averaged slopes in Im z and Re z."""
     value = call.wide(call.args[0])
     width, height = (value.view(partial(real_part, part=k)) for k in (0, 1))
     terms = [
@@ -96,7 +96,9 @@ def angle(call: Call) -> Tensor:
 
 
 def direction(call: Call) -> Tensor:
-    """Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|) for z/|z|; refused at zero, where torch gives 0."""
+    """Return the difference of z/|z|, Δz·mean(1/|z|) − z̄ Δ|z|/(|z₀||z₁|). Raise NoRule if an end
+    is zero.
+    """
     value: Ends = call.args[0]
     size = Ends(value.start.abs(), value.end.abs(), length(call))
     if not bool((size.start > 0).all() and (size.end > 0).all()):
@@ -105,8 +107,8 @@ def direction(call: Call) -> Tensor:
 
 
 def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """e^z₊ (1 − e^−d)/d with d = z₊ − z₋ and z₊ the end with the larger real part, so that nothing
-    overflows.
+    """Return the slope of eᶻ, e^z₊ (1 − e^−d)/d with d = z₊ − z₋. z₊ is the end with the larger
+    real part, so that e^−d does not overflow.
     """
     ahead = real_part(z1 - z0, 0) >= 0
     high = torch.where(ahead, z1, z0)
@@ -115,7 +117,7 @@ def exp(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ for whole n ≥ 1; other powers have a cut."""
+    """Return the slope of zⁿ, Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ, for an integer n ≥ 1. Raise NoRule for other n."""
     n = call.args[1]
     if isinstance(n, Ends) or n != int(n) or n < 1:
         raise NoRule("a power of a complex number that is not whole and positive")
@@ -123,7 +125,7 @@ def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def real_factors(left: Ends, right: Ends) -> tuple[Ends, Ends]:
-    """[Re A, Im A] and [[Re B, Im B], [−Im B, Re B]]."""
+    """Return the real factors [Re A, Im A] and [[Re B, Im B], [−Im B, Re B]] of A B."""
 
     def beside(a: Tensor) -> Tensor:
         return torch.cat([real_part(a, 0), real_part(a, 1)], -1)
@@ -145,7 +147,7 @@ def mm(call: Call, left: Ends, right: Ends) -> Tensor:
 
 
 def addmm(call: Call) -> Tensor:
-    """β Δx + α Δ(AB)."""
+    """Return the difference of βx + αAB, β Δx + α Δ(AB)."""
     bias, left, right = call.args
     terms = []
     if bias.delta is not None:
@@ -171,7 +173,7 @@ SAME_FOR_COMPLEX = """
     rsub scatter scatter_add select slice split split_with_sizes squeeze stack sub sum t
     take trace transpose tril triu unbind unfold unsqueeze view zeros_like
 """
-"""Linear operations, for which it does not matter what numbers are."""
+"""Linear operations whose rules hold for complex numbers too."""
 
 FOURIER = "_fft_c2c _fft_c2r _fft_r2c"
 VIEWS = "view_as_complex view_as_real"
@@ -179,7 +181,7 @@ VIEWS = "view_as_complex view_as_real"
 COMPLEX: dict[str, Rule] = {
     **{name: linear.LINEAR[name] for name in SAME_FOR_COMPLEX.split()},
     **dict.fromkeys((*FOURIER.split(), *VIEWS.split()), linear.first),
-    # worked out: torch cannot take many vectors at once back through its view of one
+    # conj_physical, since vmap cannot back-propagate through torch's lazily conjugated view
     **dict.fromkeys(
         ("_conj", "_conj_physical"), lambda call: call.delta(call.args[0]).conj_physical()
     ),
@@ -201,4 +203,4 @@ COMPLEX: dict[str, Rule] = {
     "reciprocal": partial(elementwise, lambda _, z0, z1: reciprocal(z0, z1)),
     "sgn": direction,
 }
-"""The rules of operations that take or give complex numbers."""
+"""The rules of operations that take or return complex numbers."""

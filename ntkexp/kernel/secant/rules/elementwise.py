@@ -1,11 +1,11 @@
-"""Functions of one number, element by element.
+"""Difference rules for functions of one number, element by element.
 
     Δσ(z) = D · Δz        D = (σ(z₁) − σ(z₀))/(z₁ − z₀), and σ′(z) if z₁ = z₀
 
-D closes by its definition: D · (z₁ − z₀) = σ(z₁) − σ(z₀). As a quotient it would lose the digits of
-the slope if d = z₁ − z₀ is tiny. So each function has a closed form of D without cancellation.
-Below, m is the mean (z₀ + z₁)/2. Functions that are linear on both sides of a kink are quotients:
-on one side the quotient is 0 or 1 exactly.
+The rule is exact by the definition of the slope D. But if d = z₁ − z₀ is tiny, the quotient loses
+the digits of the slope. So each function has a closed form of D without cancellation. Below, m is
+the mean (z₀ + z₁)/2. Functions that are linear on both sides of a kink use a quotient, which is
+exact on each side.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Rule, total
 Slope: TypeAlias = Callable[[Call, Tensor, Tensor], Tensor]
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
+# (n_k, w_k): three Gauss nodes on [−1, 1], with weights that sum to one
 NODES = ((-sqrt(0.6), 5 / 18), (0.0, 8 / 18), (sqrt(0.6), 5 / 18))
-# over this length three Gauss nodes leave (0.02)⁷/2e6 of the sixth derivative, less than rounding
+# for d up to this, the error of three Gauss nodes, (0.02)⁷/2e6 × the sixth derivative of the
+# integrand, is less than rounding
 GAUSS_RANGE = 0.02
 
 
 def quotient(above: Tensor, below: Tensor, limit: Tensor | float) -> Tensor:
-    """above / below, or the limit where below is zero."""
+    """Return above / below, or `limit` where `below` is zero."""
     return torch.where(below == 0, limit, above / below)
 
 
 def gauss(derivative: Function, z0: Tensor, z1: Tensor) -> Tensor:
-    """Σ_k w_k σ′(m + ½ n_k d), by three nodes."""
+    """Return the mean of σ′ between z₀ and z₁ by Gauss nodes, Σ_k w_k σ′(m + ½ n_k d)."""
     m = (z0 + z1) / 2
     d = z1 - z0
     mean = torch.zeros_like(m)
@@ -48,9 +50,10 @@ def gauss(derivative: Function, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def relu(z0: Tensor, z1: Tensor) -> Tensor:
-    """(relu z₀ + relu z₁)/(|z₀| + |z₁|), with |z| = 2 relu(z) − z, and 0 if both ends are zero.
+    """Return the slope (relu z₀ + relu z₁)/(|z₀| + |z₁|), and 0 if both ends are zero.
 
-    On one side of the kink it is 0 or 1. Across the kink it is
+    |z| is computed as 2 relu(z) − z. On one side of the kink, the slope is 0 or 1. Across the kink,
+    it is
 
         relu z₁/(z₁ + |z₀|) = (relu z₁ − relu z₀)/(z₁ − z₀).
     """
@@ -61,23 +64,31 @@ def relu(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def absolute(z0: Tensor, z1: Tensor) -> Tensor:
-    """(|z₁| − |z₀|)/d: nothing cancels on one side of zero, where it is ±1 exactly."""
+    """Return the slope of |z|, (|z₁| − |z₀|)/d. It is exactly ±1 if both ends have the same
+    sign.
+    """
     return quotient(z1.abs() - z0.abs(), z1 - z0, z0.sign())
 
 
 def away_from_zero(d: Tensor) -> Tensor:
-    """|d|, or eps if that is larger: tanh(d)/d is 1 to rounding for all |d| up to eps."""
+    """Return max(|d|, eps). For all |d| ≤ eps, tanh(d)/d is 1 up to rounding."""
     return d.abs().clamp_min(torch.finfo(d.dtype).eps)
 
 
 def tanh(z0: Tensor, z1: Tensor) -> Tensor:
-    """(1 − t₀t₁) · tanh(d)/d, from tanh(z₁ − z₀) = (t₁ − t₀)/(1 − t₀t₁)."""
+    """Return the slope of t = tanh z, (1 − t₀t₁) · tanh(d)/d.
+
+    It follows from tanh(z₁ − z₀) = (t₁ − t₀)/(1 − t₀t₁).
+    """
     size = away_from_zero(z1 - z0)
     return (1 - torch.tanh(z0) * torch.tanh(z1)) * (torch.tanh(size) / size)
 
 
 def sigmoid(z0: Tensor, z1: Tensor) -> Tensor:
-    """½ [s₀ + s₁ − 2s₀s₁] · tanh(d/2)/(d/2), from tanh(d/2) = (s₁ − s₀)/(s₀ + s₁ − 2s₀s₁)."""
+    """Return the slope of s = sigmoid z, ½ [s₀ + s₁ − 2s₀s₁] · tanh(d/2)/(d/2).
+
+    It follows from tanh(d/2) = (s₁ − s₀)/(s₀ + s₁ − 2s₀s₁).
+    """
     s0 = torch.sigmoid(z0)
     s1 = torch.sigmoid(z1)
     size = away_from_zero(z1 - z0)
@@ -85,8 +96,8 @@ def sigmoid(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def erf(z0: Tensor, z1: Tensor) -> Tensor:
-    """The quotient, or Gauss nodes of 2/√π · e^(−z²) if the ends are near, since there is no closed
-    form.
+    """Return the slope of erf, which has no closed form. It is the quotient, or the mean of
+    erf′ = 2/√π · e^(−z²) by Gauss nodes if the ends are near.
     """
     near = gauss(lambda z: 2 / sqrt(pi) * torch.exp(-z * z), z0, z1)
     d = z1 - z0
@@ -96,10 +107,11 @@ def erf(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """Φ̄ + m · D_Φ: the product rule for zΦ(z), Φ(z) = ½(1 + erf(z/√2)).
+    """Return the slope of zΦ(z), Φ̄ + m · D_Φ by the product rule, with Φ(z) = ½(1 + erf(z/√2)).
 
-    Approximately ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, for ½z(1 + tanh u) with u = c(z +
-    0.044715 z³), c = √(2/π), and D_u = c(1 + 0.044715 (z₀² + z₀z₁ + z₁²)).
+    For approximate="tanh", return ½(1 + mean tanh u) + ½ m · D_tanh(u) D_u, the slope of
+    ½z(1 + tanh u), with u = c(z + 0.044715 z³), c = √(2/π), and
+    D_u = c(1 + 0.044715 (z₀² + z₀z₁ + z₁²)).
     """
     if call.given["approximate"] == "tanh":
         c = sqrt(2 / pi)
@@ -112,18 +124,18 @@ def gelu(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def sin(z0: Tensor, z1: Tensor) -> Tensor:
-    """cos m · sin(d/2)/(d/2)."""
+    """Return the slope of sin, cos m · sin(d/2)/(d/2)."""
     return torch.cos((z0 + z1) / 2) * torch.sinc((z1 - z0) / 2 / pi)
 
 
 def cos(z0: Tensor, z1: Tensor) -> Tensor:
-    """−sin m · sin(d/2)/(d/2)."""
+    """Return the slope of cos, −sin m · sin(d/2)/(d/2)."""
     return -torch.sin((z0 + z1) / 2) * torch.sinc((z1 - z0) / 2 / pi)
 
 
 def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
-    """The slope of exp, (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, the logarithmic mean of
-    e^l₀ and e^l₁. It is zero if both are −∞.
+    """Return the slope of exp, (e^l₁ − e^l₀)/(l₁ − l₀) = e^max (1 − e^−|d|)/|d|, with max the
+    larger of l₀ and l₁. It is the logarithmic mean of e^l₀ and e^l₁, and zero if both l are −∞.
     """
     d = torch.where(l0 == l1, 0.0, (l1 - l0).abs())
     return torch.maximum(l0, l1).exp() * quotient(-torch.expm1(-d), d, 1.0).nan_to_num(
@@ -132,14 +144,14 @@ def log_mean(l0: Tensor, l1: Tensor) -> Tensor:
 
 
 def rsqrt(z0: Tensor, z1: Tensor) -> Tensor:
-    """−(r₀r₁)²/(r₀ + r₁), r = 1/√z."""
+    """Return the slope of r = 1/√z, −(r₀r₁)²/(r₀ + r₁)."""
     r0 = z0.rsqrt()
     r1 = z1.rsqrt()
     return -((r0 * r1) ** 2) / (r0 + r1)
 
 
 def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
-    """−1/(z₀z₁)."""
+    """Return the slope of 1/z, −1/(z₀z₁)."""
     return -1 / (z0 * z1)
 
 
@@ -147,8 +159,8 @@ def reciprocal(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
-    """log(z₁/z₀)/d: log1p(d/z₀)/d if the ends are near, otherwise 2 log(√z₁/√z₀)/d, which does not
-    overflow.
+    """Return the slope of log, log(z₁/z₀)/d. If the ends are near, compute it as log1p(d/z₀)/d,
+    otherwise as 2 log(√z₁/√z₀)/d, which does not overflow.
     """
     relative = d / z0
     near = quotient(torch.log1p(relative), relative, 1.0) / z0
@@ -156,7 +168,10 @@ def log_slope(z0: Tensor, z1: Tensor, d: Tensor) -> Tensor:
 
 
 def whole_power(n: int, z0: Tensor, z1: Tensor) -> Tensor:
-    """Dₙ = Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ, by doubling: D₂ₙ = (z₀ⁿ + z₁ⁿ) Dₙ and Dₙ₊₁ = z₁ⁿ + z₀ Dₙ."""
+    """Return the slope of zⁿ, Dₙ = Σ_k z₀ᵏ z₁ⁿ⁻¹⁻ᵏ.
+
+    Compute it by doubling: D₂ₙ = (z₀ⁿ + z₁ⁿ) Dₙ and Dₙ₊₁ = z₁ⁿ + z₀ Dₙ.
+    """
     if n == 1:
         return torch.ones_like(z0)
     half, odd = divmod(n, 2)
@@ -167,9 +182,11 @@ def whole_power(n: int, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
-    """sign(p) · max(z₀ᵖ, z₁ᵖ) · (1 − exp(−|p log(z₁/z₀)|))/|d| for any power p of positive numbers.
+    """Return the slope of zᵖ. For positive numbers and any p, it is
+    sign(p) · max(z₀ᵖ, z₁ᵖ) · (1 − exp(−|p log(z₁/z₀)|))/|d|.
 
-    A negative number has integer powers alone. Across zero the quotient keeps all its digits.
+    Negative numbers have only integer powers, whose slope is the one at |z| up to its sign. If the
+    ends have different signs, the quotient keeps all digits.
     """
     low = torch.minimum(z0.abs(), z1.abs())
     high = torch.maximum(z0.abs(), z1.abs())
@@ -179,14 +196,15 @@ def real_power(p: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
     one_side = torch.where(d == 0, p * high ** (p - 1), grown)
     turned = torch.where(z0 < 0, (-torch.ones_like(z0)) ** (p - 1), 1.0)
     across = quotient(z1**p - z0**p, z1 - z0, 0.0)
-    still = (p == 0) | (high == 0) & (
-        p < 1
-    )  # at zero a root has no slope, and a constant needs none
+    # z⁰ has the slope 0. A root has no slope at zero; use 0
+    still = (p == 0) | (high == 0) & (p < 1)
     return torch.where(still, 0.0, torch.where((z0 < 0) == (z1 < 0), turned * one_side, across))
 
 
 def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """The slope of zᵖ for a number p: Dₙ for integers, else by logarithms."""
+    """Return the slope of zᵖ for a number p: `whole_power` for integers p ≥ 1, otherwise
+    `real_power`.
+    """
     p = call.args[1]
     if p == int(p) and p >= 1:
         return whole_power(int(p), z0, z1)
@@ -194,7 +212,7 @@ def power(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def exponential(base: Tensor, z0: Tensor, z1: Tensor) -> Tensor:
-    """The slope of z ↦ bᶻ, which is 0 for b = 0 and z > 0:
+    """Return the slope of z ↦ bᶻ. It is 0 for b = 0 and z > 0, and for b > 0
 
     log b · max(bᶻ⁰, bᶻ¹) · (1 − exp(−|d log b|))/|d log b|
     """
@@ -211,7 +229,7 @@ def exp2(z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def exponential_below(z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: float) -> Tensor:
-    """The slope of scale·z above zero and scale·α(e^{rate·z} − 1) below:
+    """Return the slope of a function that is scale·z above zero and scale·α(e^{rate·z} − 1) below:
 
         scale·[D + (1 − D) α·rate·D_exp(rate·min(z, 0))],   D = D_relu,
 
@@ -224,16 +242,16 @@ def exponential_below(z0: Tensor, z1: Tensor, alpha: float, scale: float, rate: 
 
 
 def softplus_slope(u0: Tensor, u1: Tensor) -> Tensor:
-    """L₊/(L₊ + L₋), the slope of log(1 + eᵘ): L₊ and L₋ are logarithmic means over both ends of the
-    shares eᵘ/(1 + eᵘ) and 1/(1 + eᵘ), as in softmax.
+    """Return the slope of log(1 + eᵘ), L₊/(L₊ + L₋). L₊ and L₋ are the logarithmic means over both
+    ends of eᵘ/(1 + eᵘ) and 1/(1 + eᵘ), as in softmax.
     """
     above, below = (log_mean(*(logsigmoid(sign * u) for u in (u0, u1))) for sign in (1, -1))
     return above / (above + below)
 
 
 def softplus(call: Call, z0: Tensor, z1: Tensor) -> Tensor:
-    """The slope of log(1 + e^βz)/β, or of z if βz is beyond a threshold. Across the threshold it is
-    the quotient.
+    """Return the slope of a function that is log(1 + e^βz)/β, and z if βz exceeds a threshold. If
+    one end exceeds it, return the quotient.
     """
     beta = call.given["beta"]
     threshold = call.given["threshold"]
@@ -296,11 +314,13 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sin": lambda z, v: torch.cos(z),
     "tanh": lambda z, v: 1 - v * v,
 }
-"""σ′ from z and σ(z), which is on the tape."""
+"""The derivative σ′(z), as a function of z and of σ(z), which is on the tape."""
 
 
 def elementwise(slope: Slope, call: Call) -> Tensor:
-    """Δσ = D · Δz. At a point D is σ′, from σ(z) on the tape if that is cheaper."""
+    """Return Δσ = D · Δz. On a segment of length zero, use σ′, computed from σ(z) on the tape if
+    that is cheaper.
+    """
     value = call.args[0]
     derivative = DERIVATIVES.get(call.entry.name)
     if call.is_point and derivative is not None:
@@ -308,15 +328,15 @@ def elementwise(slope: Slope, call: Call) -> Tensor:
     return call.slope(value, partial(slope, call)) * call.delta(value)
 
 
-# Functions without a closed form for their slope. D is the quotient Δσ/Δz, or three Gauss nodes of
-# the derivative if both ends lie near each other on one analytic piece: closer than `GAUSS_RANGE` times
-# the distance to the nearest break, a kink or singularity that the rule names. There the quotient
-# would lose the slope's digits, and the nodes lose nothing. A function that is linear between its
-# breaks has its derivative as the slope on each piece, and the quotient across breaks.
+# Functions without a closed form for their slope. A break is a kink or a singularity of the
+# function. If |d| is at most `GAUSS_RANGE` times the distance to the nearest break, D is computed
+# by three Gauss nodes of the derivative, where the quotient would lose the digits of the slope.
+# Otherwise D is the quotient Δσ/Δz. If a function is linear between its breaks, D is the derivative
+# for two ends on one piece, and the quotient across breaks.
 
 
 def derivative_of(function: Function, z: Tensor) -> Tensor:
-    """σ′(z), by autograd."""
+    """Return σ′(z), by autograd."""
     with torch.enable_grad():
         z = z.detach().requires_grad_()
         value = function(z)
@@ -327,7 +347,9 @@ def derivative_of(function: Function, z: Tensor) -> Tensor:
 
 
 def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1: Tensor) -> Tensor:
-    """Σ_k w_k σ′(m + ½ n_k d) if the ends are near, else (σ(z₁) − σ(z₀))/d."""
+    """Return the slope of a function that is analytic between its breaks: the mean derivative by
+    Gauss nodes if the ends are near, else (σ(z₁) − σ(z₀))/d.
+    """
     middle = (z0 + z1) / 2
     d = z1 - z0
     apart = torch.full_like(middle, inf)
@@ -341,8 +363,8 @@ def slope_between(function: Function, breaks: tuple[float, ...], z0: Tensor, z1:
 
 
 def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
-    """σ′ if it explains the change to rounding, so that both ends lie on one linear piece, else the
-    quotient.
+    """Return the slope of a piecewise linear function. It is σ′(z₀) if this explains the change up
+    to rounding, since both ends then lie on one piece. Otherwise it is the quotient.
     """
     start = function(z0)
     end = function(z1)
@@ -354,7 +376,7 @@ def slope_of_pieces(function: Function, z0: Tensor, z1: Tensor) -> Tensor:
 
 
 def function_of(call: Call) -> Function:
-    """The operation as a function of its first argument."""
+    """Return the operation as a function of its first argument. Raise NoRule if others change."""
 
     def fixed(value: Any) -> Any:
         if isinstance(value, Ends) and value.delta is not None:
@@ -374,9 +396,10 @@ def function_of(call: Call) -> Function:
 
 
 def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
-    """D · Δz for a function that is analytic between its breaks, or linear if `breaks` is None.
+    """Return D · Δz for a function that is analytic between its breaks. If `breaks` is None, the
+    function is linear between unknown breaks.
 
-    At a point it is σ′ · Δz.
+    On a segment of length zero, D is σ′.
     """
     value = call.args[0]
     function = function_of(call)
@@ -392,13 +415,13 @@ def analytic(breaks: tuple[float, ...] | None, call: Call) -> Tensor:
 
 
 def logit(call: Call) -> Tensor:
-    """The breaks of logit include the bounds of its clamp."""
+    """Return Δlogit. The breaks include the bounds of the clamp."""
     eps = call.given["eps"]
     return analytic((0.0, 1.0) if eps is None else (0.0, 1.0, eps, 1 - eps), call)
 
 
 def nan_to_num(call: Call) -> Tensor:
-    """Values that are nan at both ends do not change."""
+    """Return the difference of nan_to_num. Values that are nan at both ends do not change."""
     value: Ends = call.args[0]
     both = value.start.isnan() & value.end.isnan()
     slope = call.slope(value, partial(slope_of_pieces, function_of(call)))
@@ -406,8 +429,9 @@ def nan_to_num(call: Call) -> Tensor:
 
 
 def prelu(call: Call) -> Tensor:
-    """D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z, 0) with a learned a, D =
-    D_relu.
+    """Return D Δz + ā(1 − D) Δz + Δa·mean(min(z, 0)) for relu(z) + a·min(z, 0) with a learned a.
+
+    D is the slope of relu.
     """
     value, leak = call.args
     shape = call.start.shape

@@ -1,10 +1,11 @@
-"""Linear operations, and rows that are looked up in a table.
+"""Difference rules for linear operations, and for rows that are looked up in a table.
 
     Δ(Av) = A Δv
 
-An operation that is linear in its first argument alone is applied to the difference (`first`); one
-that is linear in several, to all their differences at once, zero standing for what cannot change
-(`join`). Both close, for A is linear.
+An operation that is linear in its first argument alone is applied to the difference of this
+argument (`first`). An operation that is linear in several arguments together, such as `cat`, is
+applied to all their differences at once, with zeros for arguments that do not change (`join`). Both
+are exact.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ntkexp.kernel.secant.rules.bilinear import multiply
 
 
 def first(call: Call) -> Result:
-    """op(Δv, …): rearrangements, sums and means, padding, pooling by averages, interpolation."""
+    """Return op(Δv, …), for example for rearrangements, sums, padding, or average pooling."""
     value, *rest = call.args
     constants = tree_map(constant, (rest, call.kwargs))
 
@@ -39,7 +40,7 @@ def first(call: Call) -> Result:
 
 
 def select(call: Call) -> Result:
-    """Δv at one place along an axis."""
+    """Return Δv at one index along an axis."""
     value, dim, place = call.args
     unbound = None if value.delta is None else call.unbound(value, dim)
     if unbound is None:
@@ -49,7 +50,7 @@ def select(call: Call) -> Result:
 
 
 def constant(value: Any) -> Any:
-    """An argument that steers the operation."""
+    """Return an argument that must not change, such as an index. Raise ChoiceChanged if it does."""
     if not isinstance(value, Ends):
         return value
     if value.delta is not None:
@@ -61,12 +62,16 @@ def constant(value: Any) -> Any:
 
 
 def reshape(call: Call) -> Tensor:
-    """Δv in another shape: it may not be laid out in memory like v. Detached values change as well."""
+    """Return Δv in another shape. Use `reshape`, since Δv may have another memory layout than v. A
+    detached value has a difference too.
+    """
     return call.delta(call.args[0]).reshape(call.start.shape)
 
 
 def restride(call: Call) -> Tensor:
-    """Elements of Δv by the places of v in memory, where the difference may lie in another order."""
+    """Return the elements of Δv that `as_strided` takes from v. Find them by their memory positions
+    in v, since Δv may have another memory layout.
+    """
     value, size, stride = call.args[:3]
     v = value.start
     offset = call.given["storage_offset"]
@@ -83,7 +88,9 @@ def restride(call: Call) -> Tensor:
 
 
 def convert(call: Call) -> Tensor:
-    """Δv in another precision or on another device."""
+    """Return Δv in another precision or on another device. Raise ChoiceChanged for a conversion to
+    integers or booleans.
+    """
     if is_whole(call.start):
         raise ChoiceChanged(
             "a number that is read as a whole one or as a truth value changes between the ends of "
@@ -93,7 +100,7 @@ def convert(call: Call) -> Tensor:
 
 
 def replaced(call: Call) -> Tensor:
-    """Δb in the place and shape of a."""
+    """Return Δb in the shape of a, for an operation that overwrites a by b."""
     value = call.args[1]
     varies = isinstance(value, Ends) and value.delta is not None
     if varies:
@@ -102,7 +109,7 @@ def replaced(call: Call) -> Tensor:
 
 
 def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
-    """op([Δa, Δb, …], …): concatenation, stacking, writing into."""
+    """Return op([Δa, Δb, …], …) for concatenating, stacking, or writing into a tensor."""
 
     def difference(value: Any) -> Any:
         if not isinstance(value, Ends):
@@ -121,7 +128,7 @@ def join(call: Call, given: tuple[Any, ...] | None = None) -> Result:
 
 
 def written(call: Call) -> Result:
-    """`join`, where a number may be written, which does not change."""
+    """Apply `join`. The written value may be a Python number, which does not change."""
     if "reduce" in call.kwargs:
         raise NoRule("what is written is reduced with what was there")
     numbers = [value if isinstance(value, Ends) else 0.0 for value in call.args[3:]]
@@ -129,22 +136,22 @@ def written(call: Call) -> Result:
 
 
 def reduce(call: Call) -> Result:
-    """`join`, for the reductions that are linear."""
+    """Apply `join` if the reduction is linear. Otherwise raise NoRule."""
     if call.args[4] not in ("sum", "mean"):
         raise NoRule(f"what is written is reduced by {call.args[4]!r}")
     return join(call)
 
 
 def log_likelihood(call: Call) -> Result:
-    """−Δx at the right place; the other result is the sum of the weights of the classes."""
+    """Return −Δx at the target class. The operation's other result is the total class weight."""
     value, *rest = call.args
-    # in order, as the way back through it asks for
+    # contiguous, as the backward pass of the operation requires
     delta: Tensor = call.entry.op(call.delta(value).contiguous(), *tree_map(constant, rest))[0]
     return delta
 
 
 def signed_sum(call: Call, *factors: float) -> Tensor:
-    """Σ_k c_k Δv_k."""
+    """Return the difference of Σ_k c_k v_k, Σ_k c_k Δv_k, for the factors c_k."""
     shape = call.start.shape
     terms = [
         call.delta(value, shape) if factor == 1 else factor * call.delta(value, shape)
@@ -173,9 +180,8 @@ LINEAR: dict[str, Rule] = {
     "select": select,
     **dict.fromkeys(("view", "_unsafe_view", "reshape", "detach"), reshape),
     **dict.fromkeys(JOINED.split(), join),
-    **dict.fromkeys(
-        UNCHANGED.split(), lambda call: torch.zeros_like(call.start)
-    ),  # of the argument's shape alone
+    # results that depend only on the shape of the argument
+    **dict.fromkeys(UNCHANGED.split(), lambda call: torch.zeros_like(call.start)),
     **dict.fromkeys(("scatter", "index_fill"), written),
     "scatter_reduce": reduce,
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), log_likelihood),
@@ -191,7 +197,7 @@ LINEAR: dict[str, Rule] = {
 }
 
 
-# --- Rows of a table, by whole numbers: one by one, or in bags whose rows become one.
+# --- Embedding lookups: single rows of a table, or bags of rows that are summed or averaged.
 
 
 SUM = 0
@@ -200,8 +206,10 @@ LOG = logging.getLogger("ntkexp")
 
 
 def embedding(call: Call) -> Result:
-    """ΔW[index]. The row of padding has no gradient here, but a tied weight may move it: secants
-    follow the values, and a warning says once that autograd's gradients do not.
+    """Return ΔW[index].
+
+    The padding row has no gradient in autograd, but a tied weight may change its values. Tangents
+    omit the row, as autograd does. Secants follow the values, and a warning says so once.
     """
     table, index = call.args[:2]
     indices = constant(index)
@@ -224,7 +232,7 @@ def embedding(call: Call) -> Result:
 
 @cache
 def warn_of_padding() -> None:
-    """Once, where values and gradients part."""
+    """Warn once that secants follow a changing padding row, and that gradients omit it."""
     LOG.warning(
         "ntkexp: the row of padding of an embedding moves with a weight that is tied to it: "
         "secants follow its values, tangents leave it out, as autograd's gradients do; without "
@@ -233,14 +241,16 @@ def warn_of_padding() -> None:
 
 
 def looked_up(call: Call, table: Ends, indices: Tensor) -> Tensor:
-    """ΔW[index]."""
+    """Return ΔW[index], as a use of the table if the indices depend on inputs."""
     if call.is_use(table):
         return call.element_use(table, lambda source: source[indices])
     return call.delta(table)[indices]
 
 
 def bags(call: Call) -> Result:
-    """Δ Σ_k g_k W[index_k] over each bag, or of its mean; padding does not count."""
+    """Return the difference of Σ_k g_k W[index_k] over each bag, or of its mean. Padding does not
+    count.
+    """
     given = call.given
     mode = given["mode"]
     padding = given["padding_idx"]

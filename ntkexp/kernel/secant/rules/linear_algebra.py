@@ -1,7 +1,7 @@
-"""Functions of matrices whose difference has a closed form.
+"""Difference rules for functions of matrices, in closed form.
 
-A bar is the mean of both ends, V the difference ΔA. Each rule is exact, the same with its ends
-exchanged, and the derivative where they are one.
+A bar is the mean over both ends, and V = ΔA = A₁ − A₀. Each rule is exact and symmetric in both
+ends. If both ends are equal, it is the derivative.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ntkexp.kernel.secant.call import Call, Ends, NoRule, Result, Rule, Way, tot
 from ntkexp.kernel.secant.rules.bilinear import terms_of
 from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
-# Gauss nodes of e^{sA₁} V e^{(1−s)A₀} where no norm exceeds one: 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
+# nodes for ∫ e^{sA₁} V e^{(1−s)A₀} ds; if no norm exceeds 1, the error 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
 GAUSS_NODES = 8
-ROUNDING_MULTIPLE = 100  # times eps: a larger error is not rounding
+ROUNDING_MULTIPLE = 100  # in eps; a larger error is not rounding
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
 BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
 OVERLAP = 0.5  # directions with at least this overlap at both ends count as the same
 
 
 def matmul(call: Call, left: Ends, right: Ends) -> Ends:
-    """A product of (batches of) matrices, with ΔA B̄ + Ā ΔB."""
+    """Return a product of (batches of) matrices at both ends, with its difference ΔA B̄ + Ā ΔB."""
     terms = terms_of(torch.matmul, call, left, right)
     start = left.start @ right.start
     end = left.end @ right.end
@@ -35,18 +35,20 @@ def matmul(call: Call, left: Ends, right: Ends) -> Ends:
 
 
 def identity(like: Tensor, size: int) -> Tensor:
-    """The identity matrix of this size."""
+    """Return the identity matrix of this size."""
     return like.new_ones(size).diag_embed()
 
 
 def symmetric(value: Ends) -> Ends:
-    """A symmetric matrix, from its lower triangle, as torch reads it."""
+    """Build a symmetric matrix from its lower triangle, the one that torch reads."""
     return value.view(lambda a: a.tril() + a.tril(-1).mT)
 
 
 def inverse(call: Call) -> Tensor:
-    """−½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹), either half of which is exact: A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁)
-    A₀⁻¹.
+    """Return the difference of A⁻¹, −½ (A₁⁻¹ V A₀⁻¹ + A₀⁻¹ V A₁⁻¹).
+
+    Both terms are exact, since A₁⁻¹ − A₀⁻¹ = A₁⁻¹ (A₀ − A₁) A₀⁻¹. The mean is symmetric in both
+    ends.
     """
     p0, p1 = (call.coefficient(v) for v in call.ends[0])
     v = call.delta(call.args[0])
@@ -56,7 +58,7 @@ def inverse(call: Call) -> Tensor:
 
 
 def solve(call: Call) -> Tensor:
-    """ΔX for A X = B, or X A = B, which is AᵀXᵀ = Bᵀ."""
+    """Return ΔX for A X = B, or for X A = B, which is AᵀXᵀ = Bᵀ."""
     matrix, right = call.args
     is_vector = right.start.dim() == 1 or right.start.shape == matrix.start.shape[:-1]
     if is_vector:
@@ -71,7 +73,7 @@ def solve(call: Call) -> Tensor:
 
 
 def solve_triangular(call: Call) -> Tensor:
-    """ΔX for one triangle of A, whose diagonal may count as ones."""
+    """Return ΔX for a triangular A. Its diagonal may be taken as ones."""
     matrix, right = call.args
     ones = call.given["unitriangular"]
 
@@ -90,7 +92,7 @@ def solve_triangular(call: Call) -> Tensor:
 
 
 def cholesky_solve(call: Call) -> Tensor:
-    """(LLᵀ)⁻¹ B, from a triangle."""
+    """Return the difference of (LLᵀ)⁻¹ B, from the triangular factor L."""
     right, factor = call.args[:2]
     lower = factor.view(lambda f: f.triu().mT if call.given["upper"] else f.tril())
     if call.is_use(lower):
@@ -99,7 +101,7 @@ def cholesky_solve(call: Call) -> Tensor:
 
 
 def solution(call: Call, matrix: Ends, right: Ends) -> Tensor:
-    """mean(A⁻¹) ΔB − ½ (A₁⁻¹ V X₀ + A₀⁻¹ V X₁): A₁ ΔX = ΔB − V X₀ and A₀ ΔX = ΔB − V X₁, averaged."""
+    """Return ΔX for A X = B: the average of A₁⁻¹(ΔB − V X₀) and A₀⁻¹(ΔB − V X₁), with V = ΔA."""
     inverses = [torch.linalg.inv_ex(a)[0] for a in (matrix.start, matrix.end)]
     x0, x1 = (p @ b for p, b in zip(inverses, (right.start, right.end), strict=True))
     p0, p1 = (call.coefficient(p) for p in inverses)
@@ -112,8 +114,8 @@ def solution(call: Call, matrix: Ends, right: Ends) -> Tensor:
 
 
 def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
-    """V x. If weights meet inputs, it is a use of the weights: a product for one matrix, elements
-    if each example has its own.
+    """Return V x. If A depends on weights alone and x on inputs, V x is a use of the weights: a
+    product if all examples share one matrix, otherwise elementwise.
     """
     n = matrix.start.shape[-1]
     if call.is_use(matrix) and matrix.start.numel() == n * n:
@@ -125,10 +127,11 @@ def applied(call: Call, matrix: Ends, x: Tensor) -> Tensor:
 
 
 def cholesky(call: Call) -> Tensor:
-    """ΔL = L̄ Φ(L̄⁻¹ V L̄⁻ᵀ), Φ(X) the lower triangle of X with half of its diagonal.
+    """Return ΔL = L̄ Φ(L̄⁻¹ V L̄⁻ᵀ), where Φ(X) is the lower triangle of X with half of its
+    diagonal.
 
-    From V = ΔL L̄ᵀ + L̄ ΔLᵀ and X = Φ(X) + Φ(X)ᵀ of a symmetric X. L̄ is triangular with a positive
-    diagonal, as both ends are.
+    This follows from V = ΔL L̄ᵀ + L̄ ΔLᵀ, and X = Φ(X) + Φ(X)ᵀ for a symmetric X. L̄ is invertible:
+    it is triangular with a positive diagonal, because both ends are.
     """
     (l0, l1) = call.ends[0]
     upper = call.given["upper"]
@@ -144,11 +147,13 @@ def cholesky(call: Call) -> Tensor:
 
 
 def qr(call: Call) -> Result:
-    """The one solution of V = ΔQ R̄ + Q̄ ΔR with Q̄ᵀΔQ antisymmetric and ΔR triangular, for columns
-    that are independent at both ends, and turn to the same sides.
+    """Return ΔQ and ΔR, the unique solution of V = ΔQ R̄ + Q̄ ΔR with an antisymmetric Q̄ᵀΔQ and an
+    upper triangular ΔR.
 
-    With Q̄ᵀQ̄ = CCᵀ:  CᵀXC⁻ᵀ = S + U for X = (Q̄ᵀQ̄)⁻¹Q̄ᵀ V R̄⁻¹, S antisymmetric, U upper
-    triangular; ΔR = C⁻ᵀUCᵀR̄.
+    Columns must be independent at both ends, and no diagonal element of R may change its sign.
+
+    Let Q̄ᵀQ̄ = CCᵀ and X = (Q̄ᵀQ̄)⁻¹Q̄ᵀ V R̄⁻¹. Split CᵀXC⁻ᵀ = S + U into an antisymmetric S and an
+    upper triangular U. Then ΔR = C⁻ᵀUCᵀR̄.
     """
     (q0, q1), (r0, r1) = call.ends
     if call.given["mode"] != "reduced" or r0.shape[-2] != r0.shape[-1]:
@@ -171,8 +176,10 @@ def qr(call: Call) -> Result:
 
 
 def reflections(call: Call) -> Tensor:
-    """Δ of the first columns of H₁H₂…, each H = I − τvvᵀ with v below the diagonal in a column of
-    its own: one reflection after the other, by the product rule.
+    """Return the difference of the first columns of H₁H₂…, for reflections H = I − τvvᵀ.
+
+    The vector v of the k-th reflection has zeros, then a one, then column k below the diagonal.
+    Apply one reflection after the other, by the product rule.
     """
     vectors, gains = (replace(call.wide(value), from_inputs=True) for value in call.args)
     rows, columns = vectors.start.shape[-2:]
@@ -193,10 +200,12 @@ def reflections(call: Call) -> Tensor:
 
 
 def pseudo_inverse(call: Call) -> Tensor:
-    """−A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺, averaged with the ends exchanged
-    (Wedin 1973).
+    """Return the difference of the pseudo-inverse A⁺ (Wedin 1973). It is
 
-    It holds where the rank changes as well, though the derivative has no limit there.
+        −A₁⁺VA₀⁺ + A₁⁺A₁⁺ᵀVᵀ(I − A₀A₀⁺) + (I − A₁⁺A₁)VᵀA₀⁺ᵀA₀⁺
+
+    averaged with the same expression after the ends are exchanged. The formula also holds if the
+    rank changes, where the derivative diverges.
     """
     value = call.args[0]
     (p0, p1) = call.ends[0]
@@ -213,7 +222,11 @@ def pseudo_inverse(call: Call) -> Tensor:
 def wedin(
     call: Call, v: Tensor, this: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """−P V p + P Pᵀ Vᵀ (I − a p) + (I − P A) Vᵀ pᵀ p, for the pseudo-inverses p of a and P of A."""
+    """Return Wedin's expression, −q V p + q qᵀ Vᵀ (I − a p) + (I − q b) Vᵀ pᵀ p.
+
+    `this` is a matrix a with its pseudo-inverse p, and `other` a matrix b with its pseudo-inverse
+    q.
+    """
     (a, p) = this
     (b, q) = other
     rows, columns = (identity(a, n) for n in a.shape[-2:])
@@ -226,10 +239,12 @@ def wedin(
 
 
 def exponential(call: Call) -> Tensor:
-    """∫ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the ends exchanged.
+    """Return the difference of e^A. It is ∫₀¹ e^{sA₁} V e^{(1−s)A₀} ds, averaged with the same
+    integral after the ends are exchanged.
 
-    torch stops the series of a single small matrix so early that values are off by 1e-12; that much
-    of the change is taken along V, as ⟨V, ·⟩/⟨V, V⟩.
+    For a single small matrix, torch truncates the series of e^A so early that values have errors of
+    1e-12. To be exact for these values too, add the missing part of the change as a multiple of
+    ⟨V, ·⟩/⟨V, V⟩.
     """
     value = call.args[0]
     delta = call.delta(call.args[0])
@@ -253,12 +268,13 @@ def exponential(call: Call) -> Tensor:
 
 
 def between(call: Call, a: Tensor, b: Tensor) -> Way:
-    """V ↦ ∫₀¹ e^{sA} V e^{(1−s)B} ds: by Gauss nodes over a piece h of [0, 1], on which both are
-    short, and then by
+    """Return the map V ↦ ∫₀¹ e^{sA} V e^{(1−s)B} ds.
+
+    Integrate over a short interval [0, h] by Gauss nodes. Then double the interval until h = 1:
 
     I(2h) = e^{hA} I(h) + I(h) e^{hB}
     """
-    # matrices are halved until no norm exceeds one
+    # halve h until the norms of hA and hB are at most one
     size = torch.stack(
         [m.abs().sum(-2).amax() for m in (a, b) if m.numel()] or [torch.ones(())]
     ).amax()
@@ -282,14 +298,16 @@ def between(call: Call, a: Tensor, b: Tensor) -> Way:
 
 
 def gauss(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [0, 1], each in the shape of a matrix."""
+    """Return Gauss nodes and weights on [0, 1], in a shape that broadcasts with matrices."""
     nodes, weights = (torch.from_numpy(array) for array in np.polynomial.legendre.leggauss(count))
     beside = (-1, *[1] * like.dim())
     return ((1 + nodes) / 2).to(like).view(beside), (weights / 2).to(like).view(beside)
 
 
 def determinant(call: Call) -> Tensor:
-    """⟨∫ adj(A₀ + sV)ᵀ ds, V⟩: a polynomial in s, which ⌈n/2⌉ Gauss nodes integrate exactly."""
+    """Return the difference of det A, ⟨∫₀¹ adj(A₀ + sV)ᵀ ds, V⟩. The integrand is a polynomial in
+    s, which ⌈n/2⌉ Gauss nodes integrate exactly.
+    """
     value = call.args[0]
     slope = call.slope(
         value, lambda a0, a1: mean_cofactors(a0, a1, torch.zeros(a0.shape[:-2]).to(a0))
@@ -298,9 +316,9 @@ def determinant(call: Call) -> Tensor:
 
 
 def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
-    """∫ adj(A₀ + sV)ᵀ ds, times e^−scale. For A = U diag(σ) Vᵀ, singular or not,
+    """Return e^−scale ∫₀¹ adj(A₀ + sV)ᵀ ds. For A = U diag(σ) Wᵀ, singular or not,
 
-    adj(A)ᵀ = det(U) det(V) U diag(∏_{j≠i} σ_j) Vᵀ.
+    adj(A)ᵀ = det(U) det(W) U diag(∏_{j≠i} σ_j) Wᵀ.
     """
     nodes, weights = gauss(max(1, ceil(a0.shape[-1] / 2)), a0)
     u, sizes, vh = torch.linalg.svd(torch.lerp(a0, a1, nodes))
@@ -314,8 +332,11 @@ def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
 
 
 def log_determinant(call: Call) -> Result:
-    """D_log Δdet for log|det|, at determinants divided by the larger one, and the jump of the sign
-    over Δdet.
+    """Return the differences of the sign and of log|det|, each as a slope times Δdet.
+
+    The slope of log|det| is the slope of the logarithm between both determinants. The slope of the
+    sign is its jump divided by Δdet. All determinants are divided by the larger one, so that they
+    do not overflow.
     """
     value = call.args[0]
     ((s0, s1), (l0, l1), *_) = call.ends
@@ -332,7 +353,10 @@ def log_determinant(call: Call) -> Result:
 
 
 def eigenvalues(call: Call) -> Result:
-    """u₁ᵀVu₀/u₁ᵀu₀ of a symmetric matrix, from u₁ᵀ(A₁ − A₀)u₀ = (λ₁ − λ₀) u₁ᵀu₀; see `values`."""
+    """Return Δλ = u₁ᵀVu₀/u₁ᵀu₀ and Δu for a symmetric matrix.
+
+    Δλ follows from u₁ᵀ(A₁ − A₀)u₀ = (λ₁ − λ₀) u₁ᵀu₀; see `values`. For Δu, see `eigenvectors`.
+    """
     value = symmetric(call.wide(call.args[0]))
     (_, u0), (_, u1) = (torch.linalg.eigh(a) for a in (value.start, value.end))
     (l0, l1) = call.ends[0]
@@ -345,12 +369,12 @@ def eigenvalues(call: Call) -> Result:
 def eigenvectors(
     call: Call, value: Ends, sizes: tuple[Tensor, Tensor], vectors: tuple[Tensor, Tensor]
 ) -> Tensor | str:
-    """Δu by the product rule of Au = λu and a fixed uᵀu, with one solution if λ is far from other
-    eigenvalues:
+    """Return Δu, from the product rule for Au = λu and a constant uᵀu:
 
         (Ā − λ̄) Δu − Δλ ū = −V ū,   ūᵀΔu = 0
 
-    Refuse if half of the digits or more are lost.
+    The solution is unique if λ is far from the other eigenvalues. If half of the digits or more are
+    lost, return the reason as text.
     """
     values = (sizes[0] + sizes[1]) / 2
     (u0, u1) = vectors
@@ -369,13 +393,12 @@ def eigenvectors(
     ):
         return UNDECIDED
     inverses = torch.linalg.inv(bordered)[..., :n, :n] / size[..., None]
-    # what the solution rounds by more than vectors are known is brought to the change along V, as
-    # with values
+    # If the solution misses the change of the vectors by more than rounding, correct it along V, as
+    # in `values`
     step = end - start
     rounding = u1 - u0 - solved(inverses, end - start, mean)
-    if not bool(
-        (rounding.abs() <= half).all()
-    ):  # of the other triangle, which torch reads if it is asked to
+    # The error is also large if torch was asked to read the other triangle
+    if not bool((rounding.abs() <= half).all()):
         return UNDECIDED
     beyond = torch.where(
         rounding.abs() > ROUNDING_MULTIPLE * torch.finfo(u0.dtype).eps, rounding, 0.0
@@ -386,13 +409,15 @@ def eigenvectors(
 
 
 def solved(inverses: Tensor, v: Tensor, vectors: Tensor) -> Tensor:
-    """−M V u for the M of each vector."""
+    """Return −M V u for each vector u with its own matrix M."""
     return -(inverses @ (v @ vectors).mT[..., None])[..., 0].mT
 
 
 def singular_values(call: Call) -> Result:
-    """σ₁ − σ₀ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀), from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same
-    exchanged.
+    """Return the differences of singular values, and of singular vectors if they are determined.
+
+    Δσ = ⟨u₁v₀ᵀ + u₀v₁ᵀ, V⟩/(u₁ᵀu₀ + v₁ᵀv₀) follows from u₁ᵀVv₀ = σ₁v₁ᵀv₀ − σ₀u₁ᵀu₀ and the same
+    equation with the ends exchanged.
     """
     value = call.wide(call.args[0])
     (u0, _, w0), (u1, _, w1) = (
@@ -413,8 +438,8 @@ def singular_values(call: Call) -> Result:
 
 
 def singular_vectors(call: Call, value: Ends) -> tuple[Tensor | str, Tensor | str]:
-    """The singular vectors of A are the eigenvectors (u, v) of [[0, A], [Aᵀ, 0]] for the
-    eigenvalues σ.
+    """Return the differences of the singular vectors (u, v) of A. They are the eigenvectors of
+    [[0, A], [Aᵀ, 0]] with the eigenvalues σ.
     """
 
     def twofold(a: Tensor) -> Tensor:
@@ -438,10 +463,11 @@ def values(
     along: tuple[tuple[Tensor, Tensor], ...],
     overlap: Tensor,
 ) -> Tensor:
-    """Δσ = ⟨G, V⟩ for each σ with its directions u and v.
+    """Return Δσ = ⟨G, V⟩ for each eigenvalue or singular value σ with its directions u and v.
 
-    While these stay about the same, G = mean u₁v₀ᵀ over their overlap. If they do not, as when two
-    values meet, the mean Ḡ of uvᵀ is corrected along V to give the change (Gonzalez 1996):
+    If u and v change little, G is the mean of u₁v₀ᵀ and u₀v₁ᵀ, divided by the overlap of both ends.
+    Otherwise, for example if two values cross, the mean Ḡ of uvᵀ over both ends is corrected along
+    V to be exact (Gonzalez 1996):
 
         G = Ḡ + (σ₁ − σ₀ − ⟨Ḡ, V⟩) V/⟨V, V⟩
     """
@@ -459,7 +485,7 @@ def values(
 
 
 def forms(call: Call, v: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
-    """The mean of uᵀVw over pairs of directions."""
+    """Return the mean of uᵀVw over two pairs (u, w) of directions."""
     terms = [
         (call.coefficient(left) * (v @ call.coefficient(right))).sum(-2) for left, right in pairs
     ]

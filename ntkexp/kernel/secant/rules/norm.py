@@ -1,15 +1,17 @@
-"""Functions of many numbers with one sum, mean or length: softmax, normalisations, norms.
+"""Difference rules for softmax, normalisations, variances and norms.
 
-A normalisation is a product of c and r, whose differences follow from the product rule and the
-slope of v⁻¹ᐟ²:
+A normalisation is a product of c and r. Its difference follows from the product rule and the slope
+of v⁻¹ᐟ²:
 
     y = r c, c = x − mean x, r = v⁻¹ᐟ², v = mean c² + ε, then a gain g and a bias
     Δv = 2 mean(c̄ Δc)        Δr = −(r₀r₁)²/(r₀ + r₁) Δv        Δy = r̄ Δc + c̄ Δr
 
-So the difference of n numbers that are normalised together is a diagonal and two sums, and so is
-its transpose, with k = −(2/n) (r₀r₁)²/(r₀ + r₁):
+So for n numbers that are normalised together, the map from Δx to Δy consists of a diagonal and two
+sums. Its transpose, which maps β = ∂f/∂y back to x, has the same form. With
+k = −(2/n) (r₀r₁)²/(r₀ + r₁):
 
-    Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)        Δx ↤ r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, minus its mean
+    forward     Δy = ḡ (r̄ Δc + c̄ k ⟨c̄, Δc⟩)
+    backward    r̄ ḡβ + c̄ k ⟨c̄, ḡβ⟩, minus its mean
 
 A length l = √Σx² has Δ(l²) = (l₀ + l₁) Δl, so Δl = 2 Σ x̄Δx/(l₀ + l₁).
 """
@@ -45,7 +47,7 @@ from ntkexp.kernel.secant.rules.elementwise import (
     softplus_slope,
 )
 
-CACHED_ROW_NUMBERS = 2**18  # numbers; filling fresh memory for more costs more than the arithmetic
+CACHED_ROW_NUMBERS = 2**18  # elements; for more, filling fresh memory costs more than arithmetic
 
 # Softmax and related functions, by logarithmic means. With p the softmax at each end,
 #
@@ -55,13 +57,13 @@ CACHED_ROW_NUMBERS = 2**18  # numbers; filling fresh memory for more costs more 
 #     softmax       L_i (Δz_i − Σ_j w_j Δz_j)
 #     logsumexp     Σ_j w_j Δz_j
 #
-# They close: Δlog p = Δz − c with one number c for all, and Σ L_i Δlog p_i = Σ Δp_i = 0, since both
-# ends sum to one. So c = Σ w_j Δz_j = Δlogsumexp. (A decomposition into exp, sum and division fails
-# if logits move far.)
+# They are exact. Δlog p_i = Δz_i − c, where c = Δlogsumexp is the same for all i. At both ends, the
+# p sum to one, so Σ L_i Δlog p_i = Σ Δp_i = 0. Therefore c = Σ w_j Δz_j. (A decomposition into exp,
+# sum and division fails if logits move far.)
 
 
 def mean_shares(call: Call) -> Tensor:
-    """L, from the logarithms of the shares. −∞ stays −∞, also if a mask hides everything."""
+    """Return L, from the logarithms of p. Masked logits (−∞) keep p = 0, even if all are masked."""
     value = call.args[0]
     axis = counted_back(call)
 
@@ -77,7 +79,9 @@ def mean_shares(call: Call) -> Tensor:
 
 
 def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
-    """Δz_i − Σ_j w_j Δz_j. If a mask hides everything, there are no weights."""
+    """Return the difference of the log-softmax, Δz_i − Σ_j w_j Δz_j. If all logits are masked,
+    w = 0.
+    """
     delta = call.delta(call.args[0])
     axis = counted_back(call)
     if not delta.dim():  # a single number minus itself
@@ -96,7 +100,7 @@ def log_softmax(call: Call, mean: Tensor | None = None) -> Tensor:
 
 
 def counted_back(call: Call) -> int:
-    """The axis in the operation's second argument, counted from the end."""
+    """Return the axis in the operation's second argument, counted from the end."""
     value, dim = call.args[:2]
     axes: int = max(value.start.dim(), 1)
     return int(dim) % axes - axes
@@ -118,13 +122,13 @@ def row_by_row(function: Callable[..., Tensor], axis: int, *arrays: Tensor) -> T
 
 
 def softmax(call: Call) -> Tensor:
-    """L_i (Δz_i − Σ_j w_j Δz_j)."""
+    """Return the difference of the softmax, L_i (Δz_i − Σ_j w_j Δz_j)."""
     mean = call.slope(call.args[0], lambda *_: call.start) if call.is_point else mean_shares(call)
     return mean * log_softmax(call, mean)
 
 
 def logsumexp(call: Call) -> Tensor:
-    """Σ_j w_j Δz_j."""
+    """Return the difference of logsumexp, Σ_j w_j Δz_j."""
     value, dim = call.args[:2]
     mean = call.slope(
         value, lambda *ends: log_mean(*(z - torch.logsumexp(z, dim, keepdim=True) for z in ends))
@@ -134,8 +138,8 @@ def logsumexp(call: Call) -> Tensor:
 
 
 def logcumsumexp(call: Call) -> Tensor:
-    """Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ for yₙ = log(e^yₙ₋₁ + e^zₙ), sₙ the slope of the softplus at
-    yₙ₋₁ − zₙ.
+    """Return Δyₙ = sₙ Δyₙ₋₁ + (1 − sₙ) Δzₙ for yₙ = log(e^yₙ₋₁ + e^zₙ). sₙ is the slope of the
+    softplus at yₙ₋₁ − zₙ.
     """
     value, dim = call.args
     if value.start.dim() == 0:
@@ -175,7 +179,7 @@ SOFTMAX: dict[str, Rule] = {
 
 
 def norm_of_examples(call: Call) -> Result:
-    """Layer norm over the last axes, or group norm over groups of channels."""
+    """Return the difference of a layer norm over the last axes, or of a group norm."""
     if call.entry.name == "native_layer_norm":
         x, axes, gain, bias, _ = call.args
         shape = (*call.start.shape[: -len(axes)], 1)
@@ -192,14 +196,16 @@ def norm_of_examples(call: Call) -> Result:
 
 
 def batch_norm(call: Call) -> Result:
-    """Batch norm: in evaluation an affine map of each channel, Δy = ḡ r Δx + … by the product rule;
-    of weights, each channel by its own statistics as well.
+    """Return the difference of a batch norm.
+
+    In evaluation mode, it is an affine map of each channel, Δy = ḡ r Δx + … by the product rule. In
+    training mode, each channel is normalised by its own statistics. This couples examples, so it is
+    allowed only for a single example, or if the input depends on weights alone.
     """
     x, gain, bias, mean, variance, training, _, eps = call.args
     if training or mean is None:
-        if (
-            x.from_inputs and len(x.start) > 1
-        ):  # instance norm merges all examples into one, each with its own channels
+        # An instance norm has one example here: torch merges examples into the channels
+        if x.from_inputs and len(x.start) > 1:
             raise NoRule("batch norm in training mode couples the examples of a batch")
         x = x.view(lambda v: v.transpose(0, 1))
         gain, bias = (along(p, 0, x) for p in (gain, bias))
@@ -224,7 +230,7 @@ def batch_norm(call: Call) -> Result:
 
 
 def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
-    """One number for each channel, in the shape of x."""
+    """Reshape one number for each channel, so that it broadcasts with x. Channels are on `axis`."""
     rest = x.start.dim() - axis - 1
     if value is None:
         return None
@@ -234,7 +240,7 @@ def along(value: Ends | None, axis: int, x: Ends) -> Ends | None:
 def normalise(
     call: Call, x: Ends, gain: Ends | None, mean: Ends, scale: Ends
 ) -> tuple[Ends, Tensor | None]:
-    """y = r c at both ends, and ḡ Δy, for numbers that share a mean."""
+    """Return y = r c at both ends, and ḡ Δy, for numbers that are normalised together."""
     shape = x.start.shape
     outer = mean.start.shape[:-1]
     start, end = (
@@ -273,7 +279,7 @@ def normalise(
             diagonal = r
             gradient_sum = scaled.sum(-1, keepdim=True)
             along = (middle * scaled).sum(-1, keepdim=True)
-        else:  # terms that all vectors share are computed once
+        else:  # compute terms that all vectors share once
             scaled = w
             diagonal = factor * r
             gradient_sum, along = inner_products(w, torch.stack((factor, factor * middle)))
@@ -288,7 +294,7 @@ def normalise(
 def affine(
     call: Call, y: Ends, delta: Tensor | None, gain: Ends | None, bias: Ends | None
 ) -> Tensor:
-    """ḡ Δy + ȳ Δg + Δb for g y + b, given ḡ Δy."""
+    """Return ḡ Δy + ȳ Δg + Δb for g y + b, given `delta` = ḡ Δy."""
     shape = y.start.shape
     terms = []
     if delta is not None:
@@ -301,7 +307,7 @@ def affine(
 
 
 def axes_of(call: Call) -> list[int]:
-    """The axes of the operation, or all axes if none are given."""
+    """Return the axes of the operation, or all axes if none are given."""
     dims: list[int] | None = call.given.get("dim")
     if dims is None:
         return list(range(call.args[0].start.dim()))
@@ -309,8 +315,8 @@ def axes_of(call: Call) -> list[int]:
 
 
 def variance(call: Call) -> tuple[Tensor, ...]:
-    """2 Σ c̄ Δx/(n − correction) for Σ c²/(n − correction), c = x − mean x. var_mean also gives the
-    mean.
+    """Return the difference of the variance Σ c²/(n − correction), with c = x − mean x. It is
+    2 Σ c̄ Δx/(n − correction). For var_mean, also return the difference of the mean.
     """
     value = call.args[0]
     dims = axes_of(call)
@@ -326,7 +332,9 @@ def variance(call: Call) -> tuple[Tensor, ...]:
 
 
 def deviation(call: Call) -> Result:
-    """Δ(s²)/(s₀ + s₁) for the root of the variance. std_mean also gives the mean."""
+    """Return the difference of the standard deviation s, Δ(s²)/(s₀ + s₁). For std_mean, also return
+    the difference of the mean.
+    """
     delta, *means = variance(call)
     start, end = call.ends[0]
     slope = call.slope(
@@ -336,7 +344,7 @@ def deviation(call: Call) -> Result:
 
 
 def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
-    """l = √Σx² with Δl = 2 Σ x̄Δx/(l₀ + l₁), or 0 if both ends are zero."""
+    """Return l = √Σx² with Δl = 2 Σ x̄Δx/(l₀ + l₁), or Δl = 0 if both ends are zero."""
     start, end = (v.square().sum(dims, keepdim=True) for v in (value.start, value.end))
     length = Ends(start.sqrt(), end.sqrt(), None)
     if value.delta is None:
@@ -347,8 +355,8 @@ def lengths(call: Call, value: Ends, dims: list[int]) -> Ends:
 
 
 def weight_norm(call: Call) -> Result:
-    """Δ(v · g/‖v‖) by the rules of products and quotients. The length, over all axes but one, is
-    the second result.
+    """Return Δ(v · g/‖v‖) by the rules of products and quotients, and Δ‖v‖. The length ‖v‖ is taken
+    over all axes but one.
     """
     direction, gain = call.args[:2]
     axes = range(direction.start.dim())
@@ -360,7 +368,7 @@ def weight_norm(call: Call) -> Result:
 
 
 def vector_norm(call: Call) -> Tensor:
-    """The length of a vector, by some order."""
+    """Return the difference of a vector norm of any order."""
     order = call.given.get("ord", call.given.get("p"))
     return norm_difference(
         call, call.wide(call.args[0]), axes_of(call), 2.0 if order is None else float(order)
@@ -368,7 +376,7 @@ def vector_norm(call: Call) -> Tensor:
 
 
 def distances(call: Call) -> Tensor:
-    """Δ‖a − b‖ for all pairs of rows of two matrices."""
+    """Return Δ‖a − b‖ for all pairs of rows of two matrices."""
     left, right, order, *_ = call.args
     shape = torch.Size([*call.start.shape, left.start.shape[-1]])
     rows = left[..., :, None, :]
@@ -383,8 +391,8 @@ def distances(call: Call) -> Tensor:
 
 
 def norm_difference(call: Call, value: Ends, dims: list[int], order: float) -> Tensor:
-    """Δ(Σ|x|ᵖ)^{1/p}, by the slopes of |x|, of powers and of a root; or Δ of the largest or
-    smallest |x|.
+    """Return Δ(Σ|x|ᵖ)^{1/p}, by the slopes of |x|, of powers and of a root. For infinite p, return
+    the difference of the largest or smallest |x|.
     """
 
     def power(value: Ends, p: float) -> Ends:
