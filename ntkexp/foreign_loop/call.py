@@ -26,7 +26,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import Output
 from ntkexp.shapes import Inputs, Weights
 
-# --- States of torch's random number generators. A state determines the numbers that are drawn next.
+# --- States of torch's random number generators. A state determines the next random numbers.
 #
 # The state of the CPU's generator takes 5 kB. The state of a GPU's generator takes 16 bytes.
 
@@ -145,8 +145,8 @@ class Autocast:
         return torch.autocast(self.device, self.dtype, cache_enabled=self.cached)
 
 
-# --- Switches that allow or forbid kernels of torch. Different kernels round differently, so a replay
-# sets the switches as in the loop.
+# --- Switches that allow or forbid kernels of torch. Different kernels round differently, so a
+# replay sets the switches as in the loop.
 
 
 KERNEL_SWITCHES: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] = {
@@ -275,8 +275,8 @@ class Circumstances:
 #
 # A hook on a tensor receives its total gradient. Suppose that the model computes one output from
 # another, as an autoencoder computes its image from its latent code. Then the total gradient of the
-# code includes the gradient through the image, which would count twice. So the loop receives aliases
-# of the outputs. The gradient of an alias is the partial derivative, and these add up:
+# code includes the gradient through the image, which would count twice. So the loop receives
+# aliases of the outputs. The gradient of an alias is the partial derivative, and these add up:
 #
 #     ∂L/∂θ = Σ_outputs Jᵀ ∂L/∂(alias)
 #

@@ -137,8 +137,8 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
         return np.memmap(file, dtype, "w+", shape=(steps, len(ADAM_PARTS), flat.size))
 
 
-# --- The mean that a loop computes. Let mᵢ be the count of example i in the mean, for example 1, its
-# class weight, or its number of tokens. The trace shows only κ, the factor of each example of a call.
+# --- The mean that a loop computes. Let mᵢ be the count of example i in the mean: 1, its class
+# weight, or its number of tokens. The trace shows only κ, the factor of each example of a call.
 #
 # Without example i, a mean divides by Σm − mᵢ instead of Σm. This is known only if κ Σm is the same
 # at every call, up to the scale of a GradScaler. Unless `loss=` returns m, all examples of a call

@@ -461,8 +461,8 @@ OPTIMIZER_RULES: tuple[AbstractOptimizerRule, ...] = (
 )
 
 
-# --- The rule of an optimizer is the rule of its class, or of the first base class with a rule. If a
-# subclass computes a different step, proof (b) raises at its first step.
+# --- The rule of an optimizer is the rule of its class, or of the first base class with a rule. If
+# a subclass computes a different step, proof (b) raises at its first step.
 
 
 @dataclass(frozen=True)
