@@ -333,7 +333,8 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
             outputs = function(weights, part(inputs, slice(1)))
     except Mistake:
         raise
-    except (  # errors of the user's model
+    # errors of the user's model
+    except (
         AttributeError,
         IndexError,
         KeyError,

@@ -345,7 +345,7 @@ class LoopBackward:
     ) -> None:
         """Find the parameter that causes most of the cancellation in a step.
 
-        Do so only if the contributions cancel more strongly than in any step so far.
+        Do so only if the contributions cancel, and their total magnitude is the largest so far.
         """
         if not self.added.closing.cancels_most(contributions):
             return

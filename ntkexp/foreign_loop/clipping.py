@@ -93,10 +93,8 @@ def factors_between(
     if missed <= bound:
         return dict.fromkeys(consumed, factor), missed
     moved = noise()
-    for near in (
-        near_power_of_two(factor, missed),
-        1.0,
-    ):  # 1.0: for a gradient that is all rounding
+    # 1.0 is for a gradient that is only a rounding error
+    for near in (near_power_of_two(factor, missed), 1.0):
         if cancels(found, consumed, near, bound, moved):
             return dict.fromkeys(consumed, near), missed
     each = {
