@@ -18,6 +18,11 @@ If (a) or (b) fails, an error is raised. The error of (c) is reported. If a call
 numbers, as dropout does, (a) holds for the drawn masks, and (c) for queries in evaluation mode.
 Under autocast, (a) holds under the same casts, and (c) without casts.
 
+A *query* is an input whose outputs are explained. *Casts* are autocast, or frozen weights of lower
+precision than the trained weights. The *circumstances* of a call are the modes of its layers, the
+states of random number generators, autocast, and the allowed kernels. A *signature* is a random
+projection of a tensor, which is stored and compared instead of the tensor.
+
 The files, in an order in which each imports only earlier ones:
 
     closing              the final check: the parts add up to the change of the outputs
@@ -45,5 +50,5 @@ The files, in an order in which each imports only earlier ones:
     loop_sums            sums over steps by example, component and position, and their memory
     attribution, effects the sum over steps, from the last to the first; leave-out effects
     trace, follow        the object that `follow` yields, and its folder; the entry point
-    loop_breakdown       the change caused by a removal, divided among the remaining examples
+    loop_breakdown       the change caused by a removal, divided among the examples
 """

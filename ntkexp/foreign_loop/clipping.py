@@ -197,7 +197,7 @@ class Multiplied:
     names: tuple[str, ...]
     factor: float
     squares: array[float]  # squared norm of each parameter's gradient after multiplication
-    single: bool  # True if only one element of all gradients is not zero
+    single: bool  # True if at most one element of all gradients is not zero
     bound: float  # relative rounding error
 
     @property

@@ -156,8 +156,12 @@ COUNTS = (
 
 
 def consumed_share(share: CallShare, after: TakenBatch, before: TakenBatch) -> CallShare:
-    """Return the share in the gradient that the optimizer used: `share` times the scale that a
-    GradScaler removed. It is 0 if the examples of the call have no weight."""
+    """Return the share in the gradient that the optimizer used: `share` with κ times the scale of
+    the step, for example 1/scale of a GradScaler.
+
+    κ is 0 if the examples of the call have no weight. `after` and `before` are the batch with and
+    without this scale.
+    """
     scale = after.by_weight[0] / before.by_weight[0] if before.by_weight[0] else 0.0
     return replace(share, factor=share.factor * float(scale))
 

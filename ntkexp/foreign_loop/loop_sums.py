@@ -1,5 +1,5 @@
 """Sums of contributions over the steps of a followed loop: by example, step, component and
-position, and their memory."""
+position. Also the plan of the memory that they take."""
 
 from __future__ import annotations
 

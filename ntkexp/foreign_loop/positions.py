@@ -226,7 +226,7 @@ class LoopPositions:
         calls: Sequence[tuple[PositionGradients, Int[Tensor, " _"]]],
         kernel: Float[Tensor, "query out row"],
     ) -> None:
-        """Subtract the kernel of the calls of a step.
+        """Add the contributions of the positions in one step, which are −`kernel`.
 
         Args:
             calls: gradients of each call, and the indices of its examples.

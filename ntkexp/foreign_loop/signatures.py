@@ -180,8 +180,15 @@ class OutputsAtEnds:
         *,
         measured: bool = False,
     ) -> None:
-        """Raise unless a replayed candidate returns the outputs of the user's model, at both
-        ends."""
+        """Raise unless, at each recorded end, a replayed candidate returns the outputs of the
+        user's model.
+
+        Args:
+            began: candidates at the start of the loop.
+            ended: candidates at its end.
+            steps: number of steps before the end.
+            measured: True if the values of a measure are compared.
+        """
         self.refuse_other("began", self.start, began, measured=measured)
         if steps == self.steps:
             self.refuse_other("ended", self.end, ended, measured=measured)

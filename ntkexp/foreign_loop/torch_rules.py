@@ -301,6 +301,7 @@ class AdafactorRule(AbstractTorchRule):
 
     S = ρ / max(1, rms(u)/δ) / √v,    d = η times the weight decay
 
+    ε₂ is the second number of `eps`, and δ is the setting `d`.
     For a matrix, v = r cᵀ/mean(r), where r and c are the mean squares of rows and columns. The step
     is clipped by rms(u), which multiplies the gradients of all examples by the same factor.
     """

@@ -220,14 +220,15 @@ class Trace:
         - `rounding`: the effect of casts and of rounding errors in gradients.
         - `outside`: the change after the last step, for example a loaded average of weights.
         - `statistics`: the effect of BatchNorm's running statistics, in training mode.
+        - `jumps`: the effect of changed discrete choices at the queries, such as an argmax.
         - `other_steps` and `carried`, with `steps=`: the change in steps that were not recorded,
           and the effect of momentum from before the recorded steps. The attribute `share` is the
           share of the recorded steps in the change.
 
         Args:
-            effects: also return leave-out effects. The leave-out effect of an example is the change
-                of each output if the example is left out, predicted by differentiating through all
-                later steps. 'derivative' returns the derivative with respect to the example's
+            effects: add leave-out effects as `effect`. The leave-out effect of an example is the
+                change of each output if the example is left out. It is predicted by differentiating
+                through all later steps. 'derivative' returns the derivative with respect to the example's
                 weight. 'one_step' recomputes each step without the example, and differentiates
                 through the later steps.
             mean: how a batch mean changes if an example is left out: 'renormalised' divides by the

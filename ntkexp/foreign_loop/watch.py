@@ -7,7 +7,7 @@ step.
                 loss scale, so the loss function need not be known
     step        `on_step_begin` compares the weights, bit by bit, with the weights after the last
                 step. `on_step_end` reads the gradient g that the optimizer used. From the
-                optimizer's settings and state after the step, it reads each parameter's linear step
+                optimizer's settings and state, it computes the linear step of each parameter:
                     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N p
 
 Three proofs of each step, up to rounding:

@@ -2,8 +2,8 @@
 
     gradient   Σᵢ Jᵢᵀℓ′ᵢ of the recorded model calls, times the factors that proof (a) finds from
                the recorded signature (random projection) of the gradient
-    step       by the code of the optimizer, with the recorded settings. The weights after the step
-               must have the recorded signature
+    step       computed by the code of the optimizer, with the recorded settings. The weights after
+               the step must have the recorded signature
 
 If there is a checkpoint before and after a step, only the gradient is replayed.
 """
