@@ -283,7 +283,7 @@ class LoopBackward:
         factors: Mapping[str, float],
     ) -> tuple[Weights, Weights]:
         """Return e, the part of the optimizer's gradient that no example caused, and the credit of
-        the examples.
+        the examples (see `credit_of_examples`).
 
         e is the effect of casts, or the rounding error of terms that cancel. The rounding error
         matters because Adam normalizes gradients: a gradient that is only a rounding error moves

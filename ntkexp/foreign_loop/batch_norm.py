@@ -123,7 +123,7 @@ class RunningStatistics:
         return {name: buffer.clone() for name, buffer in running_statistics(self.model).items()}
 
     def begin_call(self, step: int, *, with_gradients: bool) -> None:
-        """Raise before a call if anything but calls has changed the statistics."""
+        """Begin a call of the model. Raise if anything else has changed the statistics."""
         if running_statistics(self.model).keys() != self.latest.keys():
             raise Mistake(
                 f"step {step}: a BatchNorm layer was exchanged, or came or went, since following "

@@ -232,7 +232,7 @@ class Multiplied:
         )
 
     def only(self, names: Iterable[str]) -> Multiplied:
-        """Return the part with some of the parameters."""
+        """Restrict to some of the parameters."""
         chosen = frozenset(names)
         places = [place for place, name in enumerate(self.names) if name in chosen]
         squares = array("d", (self.squares[place] for place in places))

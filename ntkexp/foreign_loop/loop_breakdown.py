@@ -74,7 +74,7 @@ def loop_without(
             change = split_change(pair, outputs, progress).closed()
     finally:
         progress.stop()
-    # the followed loop is the first training, so nothing was repeated
+    # the first training is read from its folder, so no training was repeated
     return removal_of(change, group, points, range(outs), repeated=0.0)
 
 

@@ -214,7 +214,7 @@ class MeasuredQueries:
 
     @staticmethod
     def reworded(reason: str) -> str:
-        """Return the message about a measure for a message about a module.
+        """Translate an error message about a module to a message about the measure.
 
         >>> MeasuredQueries.reworded(COUPLED)[:40]
         'the number of a query depends on other q'

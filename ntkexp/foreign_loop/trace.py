@@ -228,9 +228,9 @@ class Trace:
         Args:
             effects: add leave-out effects as `effect`. The leave-out effect of an example is the
                 change of each output if the example is left out. It is predicted by differentiating
-                through all later steps. 'derivative' returns the derivative with respect to the example's
-                weight. 'one_step' recomputes each step without the example, and differentiates
-                through the later steps.
+                through all later steps. 'derivative' returns the derivative with respect to the
+                example's weight. 'one_step' recomputes each step without the example, and
+                differentiates through the later steps.
             mean: how a batch mean changes if an example is left out: 'renormalised' divides by the
                 remaining examples, and 'fixed' leaves the shares of the other examples unchanged.
             by: split contributions by the parameters through which they act: by 'module', by

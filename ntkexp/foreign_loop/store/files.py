@@ -86,7 +86,7 @@ class TraceFolder:
 
     @property
     def checkpoints(self) -> list[int]:
-        """The events with a checkpoint file before them. The files may be damaged."""
+        """The indices of the events with a checkpoint file before them, which may be damaged."""
         return sorted(int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin"))
 
     @property
@@ -423,11 +423,11 @@ class StoredLoop(Protocol):
 
     @property
     def firsts(self) -> Sequence[int]:
-        """The events that begin a step."""
+        """The indices of the events that begin a step."""
 
     @property
     def checkpoints(self) -> Sequence[int]:
-        """The events that begin a step and have a checkpoint before them."""
+        """The indices of the events that begin a step and have a checkpoint before them."""
 
     @property
     def outside(self) -> Outside: ...
