@@ -2,41 +2,53 @@
 
     with ntkexp.follow(model, optimizer, queries=x_query) as trace:
         train()                       # any loop of PyTorch, unchanged
-    found = trace.attribute()         # which examples made each prediction, to rounding
+    found = trace.attribute()         # contribution of each example to each output
 
-Each step has three proofs. (a) The consumed gradient is the sum over the recorded examples, up to
-one factor. (b) The optimizer's rule leads from the weights before the step to those after it. (c)
-The secant explains the change of the outputs at the queries. A step that fails (a) or (b) is
-refused; the error of (c) is reported. If a call draws random numbers, as dropout does, (a) holds
-for the drawn masks, and (c) for queries in evaluation mode. Under autocast, (a) holds under the
-same casts, and (c) without them.
+A call is one forward pass of the model in the loop. The trace records its inputs and ∂L/∂f, the
+gradient of the loss with respect to its outputs f. Each optimizer step has three proofs, which are
+numerical checks up to rounding:
+
+(a) The gradient that the optimizer used is the sum of the gradients of the recorded examples, up
+    to a factor (clipping, or the scale of a GradScaler).
+(b) The optimizer's update rule maps the weights before the step to the weights after it.
+(c) The secant Jacobian times the change of the weights is the change of the outputs at the
+    queries.
+
+If (a) or (b) fails, an error is raised. The error of (c) is reported. If a call draws random
+numbers, as dropout does, (a) holds for the drawn masks, and (c) for queries in evaluation mode.
+Under autocast, (a) holds under the same casts, and (c) without casts.
+
+A *query* is an input whose outputs are explained. *Casts* are autocast, or frozen weights of lower
+precision than the trained weights. The *circumstances* of a call are the modes of its layers, the
+states of random number generators, autocast, and the allowed kernels. A *signature* is a random
+projection of a tensor, which is stored and compared instead of the tensor.
 
 The files, in an order in which each imports only earlier ones:
 
-    closing              the final check: the parts add up to the change
-    example_names        names of examples: digests, names of the user, places in a Dataset
+    closing              the final check: the parts add up to the change of the outputs
+    example_names        names of examples: digests, the user's names, indices in a Dataset
     hooks, host_reads    hooks that copies of a model do not keep; transfers from a device
     batch_norm           running statistics of BatchNorm
-    batch_gradients      gradients of examples through a batch that norms couple
-    clipping             proof (a): factors between gradients, which scales and clipping explain
+    batch_gradients      per-example gradients through a batch that BatchNorm couples
+    clipping             proof (a): factors between gradients, explained by scales and clipping
     rule, torch_rules    proof (b): the linear step of an optimizer; PyTorch's optimizers
-    call                 one recorded call: circumstances, inputs, ∂L/∂f
-    equal_inputs         signs that one name stands for several examples
+    call                 one recorded model call: inputs, modes and random states, ∂L/∂f
+    equal_inputs         signs that several examples share a name
     positions            contributions split by the positions of a text
-    user_loss            the user's loss, and weights of examples in a loop run again
+    user_loss            the user's loss, and weights of examples when the loop runs again
     measure              the user's measure of outputs at the queries
-    signatures           signatures of outputs, which show if a replay repeats the loop
+    signatures           random projections of outputs, which show if a replay repeats the loop
     model_function       the model as a function of its weights, for queries and for each call
-    example_gradients    Jᵀℓ′ of the examples of a call
+    example_gradients    per-example gradients Jᵀℓ′ of a call
     arguments, outside   checks of arguments; changes that no step made
     step, store/         one step; steps in memory and on disk, and their replay
-    followed_training    the loop as a training that can be differentiated
+    followed_training    the loop as a differentiable training
     problem, step_log    the interface of a trace for effects and reruns; numbers for a log
     first_step           proof (a) of the first step, right after it
-    again, watch         the loop run again with weights of its examples; the hooks that record
+    again, watch         the loop run again with weighted examples; the hooks that record
     gallery, run_folder  examples to be shown; the attribution as a run that `ntkexp report` shows
     loop_sums            sums over steps by example, component and position, and their memory
     attribution, effects the sum over steps, from the last to the first; leave-out effects
-    trace, follow        the user's object and its folder; the entry point
-    loop_breakdown       the change without some examples, divided among the others
+    trace, follow        the object that `follow` yields, and its folder; the entry point
+    loop_breakdown       the change caused by a removal, divided among the examples
 """

@@ -1,5 +1,5 @@
-"""Run a followed loop again with other weights of its examples, by a function that the user
-gives."""
+"""Run a followed loop again with different weights of its examples, by calling the user's function
+`again=`."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from ntkexp.report.progress import Announced
 from ntkexp.shapes import Weights
 from ntkexp.text import counted, short
 
-# --- The user's function runs, and `follow` inside it learns the weights of the examples and the
-# place of the steps. So the first trace stays unchanged.
+# --- The user's function calls `follow`. A context variable passes the weights of the examples, and
+# the folder for the steps, to this inner `follow`. The first trace stays unchanged.
 
 
 Again: TypeAlias = Callable[[], object]
-"""A function that runs a whole loop, from its seeds on, with one `follow` in it."""
+"""A function that runs the whole loop, including its seeds, with one `follow` in it."""
 
 
 @dataclass
 class AlteredLoop:
-    """The differences of a loop that runs again, and the traces that it has followed."""
+    """The weights of the examples in a loop that runs again, and the traces of its `follow`s."""
 
     weighing: Weighing
-    place: Path | None  # of the steps; None if they are not stored
+    place: Path | None  # folder for the steps, or None if they are not stored
     traces: list[LoopProblem] = field(default_factory=list)
 
 
@@ -49,12 +49,15 @@ UNDER_WAY: ContextVar[AlteredLoop | None] = ContextVar("UNDER_WAY", default=None
 
 
 def altered_loop() -> AlteredLoop | None:
-    """Return the differences of the loop that runs now, or None if it runs for the first time."""
+    """Return the loop that runs again now, or None if no loop runs again."""
     return UNDER_WAY.get()
 
 
 def trained_again(again: Again, weighing: Weighing, place: Path | None = None) -> LoopProblem:
-    """Run the loop with these weights of its examples, and return its trace."""
+    """Run the loop with these weights of its examples, and return its trace.
+
+    Random states are restored at the end. Raise unless the function followed exactly one loop.
+    """
     altered = AlteredLoop(weighing, place)
     devices = (CPU, *device_generators())
     token = UNDER_WAY.set(altered)
@@ -73,18 +76,18 @@ def trained_again(again: Again, weighing: Weighing, place: Path | None = None) -
 
 # --- Comparison of both loops.
 #
-# The second loop must begin at the same weights and use the same examples at the same steps. With
-# all examples, it must end at the same weights. Everything that the function prints or writes
-# appears each time.
+# The second loop must begin at the same weights and use the same examples at the same steps. If all
+# examples have weight 1, it must end at the same weights. The function prints and writes its own
+# output in every run.
 
 
-REPEAT_TOLERANCE = 0.01  # of the change by a removal: distance between the ends with all examples
-GROUPS_SEED = 0  # of the random groups in retrainings
+REPEAT_TOLERANCE = 0.01  # largest distance of an unchanged rerun, relative to removals' effects
+GROUPS_SEED = 0  # seed of the random groups that are left out in retrainings
 
 
 @dataclass(frozen=True)
 class LoopAgain(AbstractRetraining):
-    """Retrainings of the loop of a trace. Outputs are those at its queries."""
+    """Retrainings of a followed loop, and the resulting outputs at the queries of its trace."""
 
     again: Again
     trace: LoopProblem
@@ -101,7 +104,7 @@ class LoopAgain(AbstractRetraining):
 
     @cached_property
     def flat(self) -> FlatWeights:
-        """The form of the weights as one vector."""
+        """The layout of the weights as one vector."""
         return flat_like(self.trace.steps.end)
 
     @cached_property
@@ -115,8 +118,10 @@ class LoopAgain(AbstractRetraining):
     def ends(
         self, weights: Float[Tensor, "training example"]
     ) -> Iterator[Float[Tensor, " weight"]]:
-        """Train once for each row of weights, and yield the final weights. A row of ones is trained
-        once."""
+        """Train once for each row of weights of the examples, and yield the final network weights.
+
+        The training with all weights 1 runs only once.
+        """
         names = list(self.trace.examples)
         announced = Announced("ntkexp: training without examples", len(weights), self.progress)
         for row in weights:
@@ -129,23 +134,23 @@ class LoopAgain(AbstractRetraining):
         announced.stop()
 
     def end_with(self, weights: Mapping[str, float]) -> Float[Tensor, " weight"]:
-        """Return the final weights with these weights of some examples."""
+        """Return the final network weights if some examples have these weights."""
         return self.flat.vector(self.train(weights).steps.end)
 
     def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
-        """Return the outputs at the queries."""
+        """Return the outputs at the queries, for the network weights `end`."""
         with torch.no_grad(), plain_kernels():
             return columns(self.trace.function, self.flat.weights(end), self.trace.queries).detach()
 
     def train(self, weights: Mapping[str, float], place: Path | None = None) -> LoopProblem:
-        """Run the loop with these weights of some examples."""
+        """Run the loop with these weights of some examples, and return its trace."""
         weighing = Weighing(weights, self.mean, self.trace.loss)
         repeated = trained_again(self.again, weighing, place)
         self.refuse_other(repeated)
         return repeated
 
     def refuse_other(self, repeated: LoopProblem) -> None:
-        """Raise if the second loop is not the one that was followed."""
+        """Raise if the second loop begins at other weights, or uses other examples."""
         ours = self.trace.steps
         theirs = repeated.steps
         refuse_other_start(ours.start(0), theirs.start(0))
@@ -154,7 +159,8 @@ class LoopAgain(AbstractRetraining):
     def doubts(
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
-        """Raise if the unchanged loop ends elsewhere. Otherwise there are no doubts."""
+        """Raise if the unchanged loop does not end at the same outputs. Otherwise return an empty
+        list."""
         changed = float(changes.square().sum((1, 2)).mean().sqrt())
         end = self.flat.vector(self.trace.steps.end)
         gap = float((repeated - self.at(end)).norm())
@@ -182,7 +188,7 @@ def refuse_other_start(ours: Weights, theirs: Weights) -> None:
 
 
 def refuse_other_examples(ours: AbstractSteps, theirs: AbstractSteps) -> None:
-    """Raise if the second loop uses other examples, or in another order."""
+    """Raise if the second loop uses other examples, or the same examples in another order."""
     if len(ours) != len(theirs) or list(ours.names()) != list(theirs.names()):
         raise Mistake(
             f"again=: the loop of {len(ours)} steps that was followed saw other examples, or in "

@@ -1,7 +1,7 @@
-"""The arguments of `follow`: parameters by name, the models and optimizers inside wrappers of
+"""The arguments of `follow`: parameters by name, models and optimizers inside the wrappers of
 libraries, and checks.
 
-Arguments that cannot work are refused before a loop begins, not after hours of training.
+Unusable arguments raise before the loop begins, not after hours of training.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from ntkexp.path.components import By
 from ntkexp.shapes import Inputs
 
 Group: TypeAlias = tuple[Mapping[str, Any], dict[str, nn.Parameter]]
-"""The settings of a group of parameters, and the parameters by name."""
+"""The settings of a parameter group, and its parameters by name."""
 
 
 @dataclass
 class ParameterGroups:
-    """The groups of each optimizer, with the model's names of the parameters.
+    """The parameter groups of each optimizer, with the parameters' names in the model.
 
-    Names are looked up again if a group is added, grows, or is loaded.
+    Names are looked up again if a group is added, extended or loaded.
     """
 
     model: nn.Module
@@ -71,7 +71,7 @@ class ParameterGroups:
         return known[1]
 
     def named_group(self, group: dict[str, Any]) -> Group:
-        """Name the parameters of a group, or raise if one cannot be followed."""
+        """Return a group with its parameters by name. Raise if one cannot be followed."""
         for weight in group["params"]:
             if id(weight) not in self.names:
                 self.refuse_copies(weight)
@@ -85,8 +85,10 @@ class ParameterGroups:
         return group, members
 
     def refuse_copies(self, weight: Tensor) -> None:
-        """Raise if an optimizer moves a longer copy of a short parameter, which the loop copies
-        back."""
+        """Raise if `weight` is a float32 master copy of a half-precision parameter.
+
+        The loop of such an optimizer copies the master weights back to the model.
+        """
         for name, parameter in self.model.named_parameters():
             if is_short(parameter) and torch.equal(
                 weight.detach().to(parameter), parameter.detach()
@@ -106,7 +108,7 @@ class ParameterGroups:
         }
 
     def __iter__(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters of all optimizers."""
+        """Yield the names and parameters of all optimizers."""
         for optimizer in self.optimizers:
             yield from self.of(optimizer).items()
 
@@ -117,13 +119,13 @@ def moved_names(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -
 
 
 def moves(weight: Tensor) -> bool:
-    """Return True if an optimizer may move a parameter. A frozen one in short numbers, as under
-    adapters, stays."""
+    """Return True unless a parameter is frozen and in half precision, as a base model with
+    adapters."""
     return weight.requires_grad or not is_short(weight)
 
 
 def refuse_short(name: str, weight: Tensor) -> None:
-    """Raise for trained weights in such short numbers that the proofs of a step show nothing.
+    """Raise for trained weights in half precision, which is too coarse for the proofs of a step.
 
     >>> refuse_short("a", torch.ones(1)), refuse_short("b", torch.ones(1, dtype=torch.bfloat16))
     Traceback (most recent call last):
@@ -140,7 +142,7 @@ def refuse_short(name: str, weight: Tensor) -> None:
 
 
 SHARDED = {"FullyShardedDataParallel", "FSDPModule"}
-"""Names of classes, which are recognised without a slow import."""
+"""Names of FSDP's classes. Comparing names avoids a slow import."""
 
 
 def unwrapped_optimizers(
@@ -148,7 +150,7 @@ def unwrapped_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Return the optimizers inside the wrappers of accelerate and Lightning.
 
-    A wrapper that moves weights by other rules is noticed at its first step.
+    If a wrapper computes a different step, proof (b) raises at its first step.
 
     >>> from types import SimpleNamespace
     >>> sgd = torch.optim.SGD([torch.ones(1, requires_grad=True)])
@@ -166,15 +168,14 @@ def unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimiz
 
 
 def unwrapped_model(model: nn.Module) -> nn.Module:
-    """Return the module whose parameters are trained, without `torch.compile` and distributed
-    wrappers."""
+    """Return the module inside the wrappers of `torch.compile` and DistributedDataParallel."""
     called = called_model(model)
     inner = getattr(called, "_orig_mod", None)
     return unwrapped_model(inner) if isinstance(inner, nn.Module) else called
 
 
 def runs_as_it_is(model: nn.Module) -> bool:
-    """Return True if the model runs on CPUs alone, and no part of it is compiled.
+    """Return True if all parameters are on the CPU, and no part of the model is compiled.
 
     >>> runs_as_it_is(nn.Linear(1, 1)), runs_as_it_is(nn.Linear(1, 1, device="meta"))
     (True, False)
@@ -187,7 +188,8 @@ def runs_as_it_is(model: nn.Module) -> bool:
 
 
 def called_model(model: nn.Module) -> nn.Module:
-    """Return the module that this process calls, inside DistributedDataParallel.
+    """Return the module inside DistributedDataParallel. Raise for wrappers that split batches or
+    weights.
 
     >>> called_model(DataParallel(nn.Linear(1, 1)))
     Traceback (most recent call last):
@@ -233,7 +235,7 @@ NEVER_CALLED = (
 
 @dataclass(frozen=True, kw_only=True)
 class FollowOptions:
-    """The options of `follow`, which documents them."""
+    """The options of `follow`. See there for their meaning."""
 
     output: Output = None
     measure: Measure | None = None
@@ -287,7 +289,7 @@ class FollowOptions:
 
 
 def refuse_other_objects(model: object, optimizers: Sequence[object]) -> None:
-    """Raise unless there are a module and optimizers.
+    """Raise unless `model` is a module, and `optimizers` are one or more distinct optimizers.
 
     >>> refuse_other_objects(nn.Linear(1, 1), [])
     Traceback (most recent call last):
@@ -331,7 +333,8 @@ def checked_queries(queries: Inputs, module: nn.Module, output: Output) -> Input
             outputs = function(weights, part(inputs, slice(1)))
     except Mistake:
         raise
-    except (  # errors of the user's model
+    # errors of the user's model
+    except (
         AttributeError,
         IndexError,
         KeyError,
@@ -367,6 +370,8 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
     """Raise if an operation between weights and outputs has no secant rule, or if the model mixes
     examples.
 
+    The check records the model at the first queries.
+
     >>> class Digamma(nn.Linear):
     ...     def forward(self, x):
     ...         return (2 + super().forward(x).tanh()).digamma()
@@ -386,7 +391,7 @@ def refuse_without_rules(called: CalledModule, trained: Collection[str], queries
     try:
         reader.checks.faithful_owners(tape)
     except Unfaithful:
-        return  # a secant explains the values, and training uses the gradients
+        return  # allowed: the secant explains the values, and training uses the gradients
     except NoRule as error:
         raise Mistake(f"{error}; follow a model without that") from error
 

@@ -1,12 +1,13 @@
-"""Attribution: the contribution of each example to each output of the queries, summed from the last
+"""Attribution: the contribution of each example to each output at the queries, summed from the last
 step to the first.
 
     f_T − f_0 = Σ contributions + decay + rounding
 
-`LoopBackward.take` shows one step of the sum. The recursion is `path.backward_sum`, with the linear
-steps of the loop's optimizers, the gradients of its calls, and c, the factor between the gradient
-of the examples and the consumed one (clipping, a scaled loss). J of an example is its Jacobian at
-the weights of its call. Each step is proved on the way."""
+`LoopBackward.take` adds one step. The recursion over steps is `path.backward_sum`. Its inputs are
+the linear steps of the optimizers, the per-example gradients Jᵢᵀℓ′ᵢ of the recorded calls, and the
+factor c between the gradient of the examples and the gradient that the optimizer used (clipping, a
+scaled loss). Jᵢ is the Jacobian of example i at the weights of its call. The three proofs of each
+step run at the same time."""
 
 from __future__ import annotations
 
@@ -48,26 +49,24 @@ SURROGATE_GRADIENTS = (
 
 @dataclass
 class LoopBackward:
-    """The way back over a loop. It stands before the step that it takes next: `later` is the tape
-    of the queries at the end of that step, `sum` the recursion over all later steps, and `added`
-    the sums of their terms."""
+    """The sum over the steps of a loop, from the last step to the first."""
 
     reader: Reader
     calls: CallReaders
     queries: Inputs
-    later: Tape
-    places: Mapping[str, int]  # of each example
-    added: LoopSums
-    steps: Sequence[int]  # their numbers
-    sum: BackwardSum = field(default_factory=BackwardSum)
-    multiplied: Factors = field(default_factory=Factors)
-    divided: set[str] = field(default_factory=set)  # parameters that a step so far divides
-    jumping: dict[int, str] = field(default_factory=dict)  # the reason for a jump, by step
+    later: Tape  # of the queries, at the end of the next step to add
+    places: Mapping[str, int]  # index of each example
+    added: LoopSums  # sums over the steps so far
+    steps: Sequence[int]  # indices of the steps
+    sum: BackwardSum = field(default_factory=BackwardSum)  # recursion, after the steps so far
+    multiplied: Factors = field(default_factory=Factors)  # factors c of the steps so far
+    divided: set[str] = field(default_factory=set)  # parameters that a step so far normalizes
+    jumping: dict[int, str] = field(default_factory=dict)  # reason for a jump, by step
 
     def over(
         self, steps: AbstractSteps, explained: Callable[[Sequence[ModelCall]], object]
     ) -> None:
-        """Add all steps. After each, hand its calls to `explained`."""
+        """Add all steps. After each step, call `explained` with its recorded model calls."""
         began = steps.count
         for step, later in steps.backwards():
             if step.index + 1 < began:
@@ -83,14 +82,14 @@ class LoopBackward:
 
     def take(self, step: FollowedStep, end: Weights, steps: AbstractSteps) -> None:
         """Add one step: prove it, and add its terms."""
-        # Jᵢᵀℓ′ᵢ of every example, at the weights of its call, and g = Σᵢ Jᵢᵀℓ′ᵢ
+        # Jᵢᵀℓ′ᵢ of every example i, at the weights of its call, and g = Σᵢ Jᵢᵀℓ′ᵢ
         begun = [
             step.start if call.at == step.index else steps.start(call.at) for call in step.calls
         ]
         calls = self.call_gradients(step, begun)
         gradient = summed_gradient(calls, step)
 
-        # proof (a): the consumed gradient is c g; e is the part of it that no example caused
+        # proof (a): the optimizer used the gradient c g + e, where no example caused e
         factors, gradient_error = self.prove(step, begun, gradient, calls)
         rounding, credited = self.rounding_of(step, calls, gradient, factors)
 
@@ -121,7 +120,7 @@ class LoopBackward:
         change = ends.after.outputs - ends.before.outputs
         unclosed = result.change - change
 
-        # a query whose discrete choices changed jumps by what its secant leaves
+        # if a discrete choice changed at a query, the rest of Δf is reported as a jump
         jumps = torch.where(jumped[:, None], -unclosed, 0.0)
         unclosed = unclosed + jumps
         proofs = StepProofs(
@@ -132,7 +131,7 @@ class LoopBackward:
             casts_error=relative_size(rounding, step.gradient) if self.is_cast(step) else 0.0,
         )
 
-        # the sizes of the terms, for the final check
+        # the magnitudes of all terms, for the final check
         statistics = self.later.outputs - ends.after.outputs
         masses = (
             terms.contributions.abs().sum(2),
@@ -155,10 +154,12 @@ class LoopBackward:
     def secants(
         self, step: FollowedStep, ends: QueryEnds
     ) -> tuple[Jacobian, Bool[Tensor, " query"]]:
-        """Return J̄ of the queries along a step, and the queries whose discrete choices changed.
+        """Return J̄ of the queries along a step, and a mask of queries with a changed discrete
+        choice.
 
-        No difference rule leads through such a choice, as of the largest number, an order or an
-        expert. Its query has J at the beginning of the step instead.
+        Examples of discrete choices are an argmax, a sorting order, or the expert of a mixture. If
+        a choice changes, no difference rule applies. The query then gets J at the beginning of the
+        step.
         """
         jumped = torch.zeros(
             len(ends.before.outputs), dtype=torch.bool, device=ends.before.outputs.device
@@ -168,7 +169,7 @@ class LoopBackward:
         except ChoiceChanged as reason:
             self.jumping.setdefault(step.index, str(reason))
 
-        # a measure of all queries together cannot be read query by query
+        # a measure takes all queries at once, so single queries cannot be recorded
         if self.reader.whole:
             return self.reader.tangent(ends.before), ~jumped
 
@@ -184,13 +185,14 @@ class LoopBackward:
         return stacked(jacobians), jumped
 
     def record_query(self, tape: Tape, query: int) -> Tape:
-        """Record one of the queries of a tape, at the same weights."""
+        """Record one query at the weights of a tape of all queries."""
         weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
         return self.reader.record(weights, part(self.queries, slice(query, query + 1)))
 
     @property
     def caveats(self) -> dict[str, str]:
-        """Sentences on discrete choices that changed, and on gradients that are not derivatives."""
+        """Warnings about changed discrete choices, and about gradients that are not derivatives, by
+        the name of the attribute."""
         caveats: dict[str, str] = {}
         if self.jumping:
             first = min(self.jumping)
@@ -222,12 +224,19 @@ class LoopBackward:
         gradient: Weights,
         calls: Sequence[CallGradients],
     ) -> tuple[Mapping[str, float], float]:
-        """Proof (a): raise unless the gradient of the examples is the consumed one, up to a factor
-        for all parameters or one for each, and unless the replayed calls gave the outputs that the
-        loop saw.
+        """Run proof (a), and return the factor c of each parameter and the relative distance of the
+        gradients.
 
-        Return the factors, and the relative distance of the gradients. Under casts or BatchNorm,
-        autograd computes the gradient, under the same casts."""
+        Raise unless the optimizer used c times the gradient of the examples, and unless the
+        replayed calls return the outputs of the loop. For calls under casts or with BatchNorm,
+        autograd computes the gradient, under the same casts.
+
+        Args:
+            step: step to prove.
+            begun: weights of each call.
+            gradient: sum of the per-example gradients.
+            calls: per-example gradients and replayed outputs of each call.
+        """
         called = self.calls.called
         replayed: Sequence[Replayed] = [each.replayed for each in calls]
         if self.is_cast(step) or any(call.statistics is not None for call in step.calls):
@@ -251,8 +260,8 @@ class LoopBackward:
     def replay_by_autograd(
         self, step: FollowedStep, begun: Sequence[Weights], replayed: Sequence[Replayed]
     ) -> tuple[Weights, Sequence[Replayed]]:
-        """Return the gradient of the calls and their outputs as autograd gives them, under the
-        loop's casts."""
+        """Return the gradient of the calls, and their outputs, by autograd under the loop's
+        casts."""
         called, outputs = self.calls.called, list[Tensor]()
         gradient = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
         gradient |= called.gradient(step.calls, begun, outputs.append)
@@ -273,11 +282,13 @@ class LoopBackward:
         gradient: Weights,
         factors: Mapping[str, float],
     ) -> tuple[Weights, Weights]:
-        """Return e, the part of the consumed gradient that no example caused, and the credit of the
-        examples.
+        """Return e, the part of the optimizer's gradient that no example caused, and the credit of
+        the examples (see `credit_of_examples`).
 
-        e is what casts did, or, if terms cancel, rounding. Adam divides a gradient that is rounding
-        alone by its own size, so that it moves weights as far as any other gradient."""
+        e is the effect of casts, or the rounding error of terms that cancel. The rounding error
+        matters because Adam normalizes gradients: a gradient that is only a rounding error moves
+        the weights as far as any other gradient.
+        """
         cast = self.is_cast(step)
         self.divided |= {name for name in step.with_grad if step.linear[name].divides}
         credited = credit_of_examples(step, calls, gradient, factors, self.divided, cast=cast)
@@ -303,7 +314,7 @@ class LoopBackward:
         return QueryEnds(before, after)
 
     def rows_of(self, step: FollowedStep, like: Tensor) -> Int[Tensor, " row"]:
-        """Return the place of the example of each row of the calls."""
+        """Return the index of the example of each row of the calls."""
         places = [self.places[name] for call in step.calls for name in call.names]
         return torch.tensor(places, dtype=torch.long, device=like.device)
 
@@ -314,7 +325,7 @@ class LoopBackward:
         rows: Int[Tensor, " row"],
         kernel: Float[Tensor, "query out position_row"],
     ) -> None:
-        """Add the products with the gradients of single positions."""
+        """Add the contributions of single positions, if they are asked for."""
         if self.added.by_position is None:
             return
         places = torch.split(rows, [len(call.names) for call in step.calls])
@@ -332,8 +343,10 @@ class LoopBackward:
         calls: Sequence[CallGradients],
         credited: Weights,
     ) -> None:
-        """Find the parameter that causes the cancellation of a step, if no step so far was
-        heavier."""
+        """Find the parameter that causes most of the cancellation in a step.
+
+        Do so only if the contributions cancel, and their total magnitude is the largest so far.
+        """
         if not self.added.closing.cancels_most(contributions):
             return
         assert self.sum.adjoint is not None
@@ -343,7 +356,7 @@ class LoopBackward:
         self.added.closing.find_parameter(adjoint, examples, step.with_grad, like)
 
     def add_earlier_momentum(self, step: FollowedStep) -> None:
-        """Add the effect of momentum from before the followed steps, −⟨βU, m⟩. No followed example
+        """Add −⟨βU, m⟩, the effect of momentum from before the followed steps. No followed example
         caused it."""
         if step.remembered and self.sum.adjoint is not None:
             momentum = {name: torch.zeros_like(weight) for name, weight in step.start.items()}
@@ -352,27 +365,27 @@ class LoopBackward:
             self.added.carried -= self.sum.adjoint.applied(momentum)
 
     def pass_over(self, start: Weights) -> None:
-        """Skip steps that were not followed, to the weights at their beginning. U begins at
-        zero again."""
+        """Skip steps that were not followed, and reset U to zero. `start` are the weights before
+        these steps."""
         tape = self.reader.record(start, self.queries)
         self.added.other_steps += self.later.outputs - tape.outputs
         self.later = tape
         self.sum = BackwardSum(components=self.sum.components)
 
     def is_cast(self, step: FollowedStep) -> bool:
-        """True if some call rounded to shorter numbers."""
+        """True if a call of the step used lower precision than the trained weights."""
         return any(self.calls.called.is_cast(call.how) for call in step.calls)
 
 
 class QueryEnds(NamedTuple):
-    """The queries at both ends of a step, with the same running statistics."""
+    """Tapes of the queries before and after a step, with the same running statistics."""
 
     before: Tape
     after: Tape
 
 
 def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weights:
-    """Return Σᵢ Jᵢᵀℓ′ᵢ over the calls of a step, of parameters with a gradient."""
+    """Return Σᵢ Jᵢᵀℓ′ᵢ over the calls of a step, for the parameters with a gradient."""
     gradient = {name: torch.zeros_like(step.start[name]) for name in step.with_grad}
     for call in calls:
         total = call.total(step.start)
@@ -383,7 +396,7 @@ def summed_gradient(calls: Sequence[CallGradients], step: FollowedStep) -> Weigh
 
 
 def refuse_wrong_sums(step: FollowedStep, calls: Sequence[CallGradients]) -> None:
-    """Raise if the gradients of examples through a coupled batch miss the gradient of the batch."""
+    """Raise if per-example gradients through a coupled batch do not add up to its gradient."""
     for call in calls:
         if isinstance(call.features, TermGradients) and call.whole is not None:
             call.features.refuse_other_sum(call.whole, step.index)
@@ -398,10 +411,12 @@ def credit_of_examples(
     *,
     cast: bool,
 ) -> Weights:
-    """Return 0 where the gradient of a step is rounding, and 1 elsewhere.
+    """Return 0 for elements whose gradient is only a rounding error, and 1 for all others.
 
-    Only parameters that this step or a later one divides by past gradients are looked at, as
-    momentum carries rounding on to later steps. Parameters without any rounding are omitted."""
+    Only the parameters in `divided` are examined, which this step or a later one normalizes by past
+    gradients, because momentum carries rounding errors to later steps. Parameters without such
+    elements are omitted.
+    """
     consumed = {name: step.gradient[name] for name in step.with_grad if name in divided}
     if not consumed:
         return {}
@@ -414,8 +429,8 @@ def credit_of_examples(
     if cast:
         return credit(consumed, sizes, {})
 
-    # two sums of the same terms, by the loop and by the replay, also show how much of a gradient is
-    # known
+    # the loop and the replay sum the same terms in different order; their distance also shows the
+    # rounding error of a gradient
     other = {name: factors[name] * gradient[name] for name in consumed}
     for call in calls:
         if (
@@ -429,13 +444,16 @@ def credit_of_examples(
     return credit(consumed, sizes, other)
 
 
-# --- The right side of the products of a step.
+# --- The right factors of the inner products ⟨V, ·⟩ of a step.
 
 
 class StepRows:
-    """The gradients that V is multiplied with: a row for each example of the calls; one for all
-    calls whose batches norms couple, if any; and one for each position of each example, if
-    contributions by position are asked for."""
+    """The gradients that are multiplied by V, as rows in this order:
+
+    1. one for each example of the calls,
+    2. one for all calls whose batches BatchNorm couples, if there are any,
+    3. one for each position of each example, if contributions by position are asked for.
+    """
 
     def __init__(
         self, step: FollowedStep, calls: Sequence[CallGradients], buffer_bytes: float
@@ -454,11 +472,13 @@ class StepRows:
         self.first_position = self.examples + len(batch)
 
     def terms(self, terms: StepTerms, *, coupling_is_rounding: bool) -> LoopTerms:
-        """Read contributions and coupling from the products with these rows.
+        """Return contributions and coupling, from the inner products with these rows.
 
-        The gradients of single examples may not add up to the gradient of a coupled batch. The gap
-        is rounding if their gradients went through the batch, and else the effect of examples on
-        one another."""
+        The gradients of single examples may not add up to the gradient of a coupled batch. With
+        `coupling_is_rounding` the gap is added to `rounding`, because each gradient was computed
+        through the batch. Otherwise the gap is `coupling`, the effect of examples on one another
+        through the batch statistics.
+        """
         kernel = terms.kernel[:, :, : self.examples]
         contributions = kernel.squeeze(3).neg()
         gap = torch.zeros_like(terms.rounding)
@@ -473,13 +493,12 @@ class StepRows:
         return LoopTerms(contributions, terms.decay, terms.rounding, gap)
 
     def position_kernel(self, terms: StepTerms) -> Float[Tensor, "query out row"]:
-        """Return the products with the rows of positions, which come last."""
+        """Return the inner products with the rows of positions, which come last."""
         return terms.kernel[:, :, self.first_position :].squeeze(3)
 
 
 class Chain(Sequence[Jacobian]):
-    """Several sequences, one after another; an element that is made on demand is made when it is
-    read."""
+    """Concatenation of several sequences, without reading their elements before they are needed."""
 
     def __init__(self, sequences: Sequence[Sequence[Jacobian]]) -> None:
         self.places = [(each, place) for each in sequences for place in range(len(each))]
@@ -493,7 +512,8 @@ class Chain(Sequence[Jacobian]):
 
 
 def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
-    """Return the gradient of all calls whose batches norms couple, as one more example."""
+    """Return the sum of the gradients of all calls with a coupled batch, as one Jacobian, or an
+    empty list."""
     wholes = [call.whole for call in calls if call.whole is not None]
     if not wholes:
         return []
@@ -506,7 +526,7 @@ def coupled_row(calls: Sequence[CallGradients]) -> list[Sequence[Jacobian]]:
 
 
 def ratio(part: Tensor, whole: Tensor) -> float:
-    """Return part/whole, or the part itself if the whole is zero.
+    """Return part/whole, or `part` if `whole` is zero.
 
     >>> ratio(torch.tensor(1.0), torch.tensor(4.0)), ratio(torch.tensor(1.0), torch.tensor(0.0))
     (0.25, 1.0)
@@ -516,7 +536,7 @@ def ratio(part: Tensor, whole: Tensor) -> float:
 
 
 def relative_size(part: Weights, whole: Weights) -> float:
-    """Return the norm of some gradients relative to others.
+    """Return ‖part‖/‖whole‖, with norms over all parameters.
 
     >>> relative_size({"w": torch.ones(1)}, {"w": torch.full((1,), 4.0)}), relative_size({}, {})
     (0.25, 0.0)
@@ -529,7 +549,7 @@ def relative_size(part: Weights, whole: Weights) -> float:
 
 
 def stacked(jacobians: Sequence[Jacobian]) -> Jacobian:
-    """Return the Jacobian of some queries from those of each query alone."""
+    """Concatenate the Jacobians of single queries."""
     blocks = [block for one in jacobians for block in one.blocks]
     starts = [query for query, one in enumerate(jacobians) for _ in one.blocks]
     return Jacobian(tuple(blocks), len(jacobians), jacobians[0].outputs, tuple(starts))

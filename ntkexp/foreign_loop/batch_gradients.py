@@ -1,16 +1,16 @@
-"""Gradients of examples through a batch that BatchNorm couples by its mean and variance.
+"""Per-example gradients through a batch that BatchNorm couples by its mean and variance.
 
-The loss of a call is Σᵢ ℓᵢ(fᵢ(θ; batch)). With batch_norm="exact", the gradient of an example is
-the gradient of its term, through the whole batch. It takes one backward pass of the batch for each
-example:
+The loss of a call is Σᵢ ℓᵢ(fᵢ(θ; batch)). With batch_norm="exact", the gradient gᵢ of an example is
+the gradient of its term, through the whole batch. This takes one backward pass of the batch for
+each example:
 
-    gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩        Σᵢ gᵢ is the gradient, exactly
+    gᵢ = ∂/∂θ ⟨ℓ′ᵢ, fᵢ(θ; batch)⟩        Σᵢ gᵢ = gradient of the batch
 
-With batch_norm="constant", mean and variance are constants of the step. Then an example has its own
-J again, one pass computes all gradients, and the difference from the true gradient is reported as
-`coupling`:
+With batch_norm="constant", the batch mean and variance are treated as constants. Examples are then
+independent, and one backward pass gives all gradients. The difference from the gradient of the
+batch is reported as `coupling`:
 
-    gᵢ = J(xᵢ)ᵀℓ′ᵢ at constant statistics        coupling: the gradient minus Σᵢ gᵢ
+    gᵢ = J(xᵢ)ᵀℓ′ᵢ at constant statistics        coupling: gradient of the batch − Σᵢ gᵢ
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import short
 
-MAX_COTANGENTS = 64  # in one pass: more are no faster
-TERM_SUM_TOLERANCE = 1e3  # eps: Σᵢ gᵢ against the gradient, relative to its size
+MAX_COTANGENTS = 64  # in one backward pass; more are no faster
+TERM_SUM_TOLERANCE = 1e3  # eps: largest distance of Σᵢ gᵢ from the gradient, relative to its norm
 
 
 # --- The gradient of each example's term, through the whole batch.
@@ -42,17 +42,17 @@ TERM_SUM_TOLERANCE = 1e3  # eps: Σᵢ gᵢ against the gradient, relative to it
 
 @dataclass
 class CoupledOutputs:
-    """The outputs of a call with autograd's graph, and the leaves of the trained weights."""
+    """The outputs of a call with their autograd graph, and the trained weights as its leaves."""
 
     outputs: Tensor
     leaves: Weights
-    graph_bytes: int
+    graph_bytes: int  # memory of the graph
 
     @classmethod
     def of(
         cls, function: Function, weights: Weights, inputs: Inputs, trained: frozenset[str]
     ) -> CoupledOutputs:
-        """Call a function, and count the bytes that its graph holds."""
+        """Evaluate a function, and count the bytes that its graph saves for the backward pass."""
         leaves = {
             name: weight.detach().requires_grad_(name in trained)
             for name, weight in weights.items()
@@ -71,7 +71,10 @@ class CoupledOutputs:
         return cls(outputs, trained_leaves, graph_bytes)
 
     def gradients(self, cotangent: Tensor, *, keep: bool, batched: bool = False) -> list[Tensor]:
-        """Return Jᵀ times a cotangent, or times a batch of cotangents, for each leaf."""
+        """Return Jᵀ times a cotangent, or times a batch of cotangents, for each leaf.
+
+        `keep` retains the graph, and `batched` is True for a batch of cotangents.
+        """
         gradients = torch.autograd.grad(
             self.outputs,
             list(self.leaves.values()),
@@ -83,7 +86,7 @@ class CoupledOutputs:
         return list(gradients)
 
     def gradients_of_each(self, cotangents: Tensor) -> list[Tensor]:
-        """Return the gradients of each cotangent: batched if torch can, else one after another."""
+        """Return Jᵀ times each cotangent, batched if torch supports it, else one after another."""
         if len(cotangents) > 1:
             try:
                 return self.gradients(cotangents, keep=True, batched=True)
@@ -96,9 +99,10 @@ class CoupledOutputs:
 
 @dataclass
 class TermGradients(Sequence[Jacobian]):
-    """gᵢ of the examples of a call, in groups. A group is computed when it is read.
+    """The gradients gᵢ of the examples of a call, as a sequence of groups of examples.
 
-    If all gradients fit into `buffer_bytes`, they are stored and computed once.
+    A group is computed each time it is read. If all gradients fit into half of `buffer_bytes`, they
+    are stored and computed only once.
     """
 
     coupled: CoupledOutputs
@@ -140,7 +144,7 @@ class TermGradients(Sequence[Jacobian]):
         return jacobian
 
     def computed(self, place: int) -> Jacobian:
-        """Compute the gradients of one group, by one cotangent for each example."""
+        """Compute the gradients of one group, with one cotangent for each example."""
         chosen = range(self.examples)[place * self.group : (place + 1) * self.group]
         outputs = self.coupled.outputs
         cotangents = outputs.new_zeros(len(chosen), *outputs.shape)
@@ -154,7 +158,7 @@ class TermGradients(Sequence[Jacobian]):
         return Jacobian(blocks, len(chosen), 1)
 
     def refuse_other_sum(self, whole: Weights, step: int) -> None:
-        """Raise if the gradients of the terms do not add up to the gradient of the batch."""
+        """Raise if Σᵢ gᵢ is not `whole`, the gradient of the batch."""
         ours = torch.cat([self.total[name].detach().flatten() for name in whole])
         theirs = torch.cat([whole[name].detach().flatten() for name in whole])
         gap = float((ours - theirs).norm())
@@ -169,12 +173,12 @@ class TermGradients(Sequence[Jacobian]):
             )
 
 
-# --- Mean and variance as constants of the step.
+# --- The batch mean and variance as constants.
 
 
 class FixedStatistics(TorchFunctionMode):
-    """Gives batch norm constant means and variances, layer after layer. Without `given`, it records
-    the batch's statistics.
+    """Replaces the batch statistics in `batch_norm` by the constants `given`, (mean, variance) of
+    one layer after another. Without `given`, it records the batch statistics.
 
     >>> x = torch.tensor([[1.0], [3.0]])
     >>> with FixedStatistics() as recording:
@@ -210,11 +214,11 @@ class FixedStatistics(TorchFunctionMode):
 
 
 CONSTANTS = "statistics of the batch"
-"""The prefix of the constants' names."""
+"""The prefix of the constants' names among the weights."""
 
 
 def at_constants(function: Function) -> Function:
-    """Return the function with the means and variances that are passed with its weights."""
+    """Return a function that takes the batch means and variances as additional weights."""
 
     def fixed(weights: Weights, inputs: Inputs) -> Tensor:
         constants = [weight for name, weight in weights.items() if name.startswith(CONSTANTS)]
@@ -229,7 +233,7 @@ def at_constants(function: Function) -> Function:
 
 
 def constants_of(function: Function, weights: Weights, inputs: Inputs) -> Weights:
-    """Return the means and variances of a batch, layer after layer."""
+    """Return the means and variances of a batch by name, in the order of the layers."""
     with torch.no_grad(), plain_kernels(), FixedStatistics() as recording:
         function(weights, inputs)
     values = [value for pair in recording.recorded for value in pair]

@@ -1,12 +1,12 @@
 """BatchNorm in training mode: running statistics, and their effect on the outputs at the queries.
 
-Queries are evaluated with the running statistics B. Calls of the model move B, steps of the weights
-do not:
+Queries are evaluated with the running statistics B. Calls of the model update B, optimizer steps do
+not. The change in one step is the sum of two parts:
 
     f(θ₁, B₁) − f(θ₀, B₀) = [f(θ₁, B₀) − f(θ₀, B₀)] + [f(θ₁, B₁) − f(θ₁, B₀)]
                             explained by the secant      `statistics`
 
-The gradient of an example through a batch that norms couple is in `batch_gradients`.
+`batch_gradients` computes per-example gradients through a batch that BatchNorm couples.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     import xarray as xr
 
 BatchNormMode: TypeAlias = Literal["exact", "constant"]
-"""How gradients of examples pass through the batch: with its mean and variance, or with these held
-constant."""
+"""Per-example gradients pass through the batch mean and variance ("exact"), or hold both constant
+("constant")."""
 
 
 BATCH_NORM_MODES: tuple[BatchNormMode, ...] = ("exact", "constant")
 
 
 def checked_mode(mode: str) -> BatchNormMode:
-    """Return the mode, or raise if it is unknown.
+    """Return the mode. Raise if it is unknown.
 
     >>> checked_mode("frozen")
     Traceback (most recent call last):
@@ -49,7 +49,7 @@ def checked_mode(mode: str) -> BatchNormMode:
     raise Mistake(f"batch_norm={in_short(mode)}: give 'exact' or 'constant'")
 
 
-# --- Norm layers of a model, and their buffers.
+# --- The BatchNorm layers of a model, and their buffers.
 
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
@@ -70,12 +70,12 @@ def running_statistics(model: nn.Module) -> dict[str, Tensor]:
 
 
 def numbers_of(statistics: Weights) -> Weights:
-    """Return means and variances, without the counts of batches."""
+    """Return the running means and variances, without `num_batches_tracked`."""
     return {name: value for name, value in statistics.items() if value.is_floating_point()}
 
 
 def couples(module: nn.Module) -> bool:
-    """Return True if a layer normalises by the statistics of the batch.
+    """Return True if a BatchNorm layer normalises by the statistics of the batch.
 
     >>> couples(nn.BatchNorm1d(2)), couples(nn.BatchNorm1d(2).eval())
     (True, False)
@@ -86,7 +86,7 @@ def couples(module: nn.Module) -> bool:
 
 
 def refuse_instance_statistics(step: int, model: nn.Module) -> None:
-    """Raise if an instance norm moves running statistics, which describe single examples.
+    """Raise if an instance norm updates running statistics, which is not supported.
 
     >>> refuse_instance_statistics(0, nn.InstanceNorm1d(2, track_running_stats=True))
     Traceback (most recent call last):
@@ -100,7 +100,7 @@ def refuse_instance_statistics(step: int, model: nn.Module) -> None:
             )
 
 
-# --- Running statistics of a watched loop. Every call of the model moves them, with or without
+# --- Running statistics of a followed loop. Every call of the model updates them, with or without
 # gradients.
 
 
@@ -110,7 +110,7 @@ class RunningStatistics:
 
     model: nn.Module
     processes: int = 1
-    moves: bool = False  # a call had a BatchNorm layer in training mode
+    moves: bool = False  # True if a call had a BatchNorm layer in training mode
     latest: Weights = field(default_factory=dict)  # after the latest call
     at_step: Weights = field(default_factory=dict)  # after the latest step
 
@@ -123,7 +123,7 @@ class RunningStatistics:
         return {name: buffer.clone() for name, buffer in running_statistics(self.model).items()}
 
     def begin_call(self, step: int, *, with_gradients: bool) -> None:
-        """Check before a call that nothing else moved the statistics."""
+        """Begin a call of the model. Raise if anything else has changed the statistics."""
         if running_statistics(self.model).keys() != self.latest.keys():
             raise Mistake(
                 f"step {step}: a BatchNorm layer was exchanged, or came or went, since following "
@@ -139,7 +139,8 @@ class RunningStatistics:
             self.refuse_writes(step)
 
     def end_call(self) -> tuple[Weights, Weights] | None:
-        """Return the statistics before and after the latest call, or None if no call moves any."""
+        """Return the statistics before and after the latest call, or None if no call updates
+        any."""
         if not self.moves:
             return None
         before = self.latest
@@ -149,14 +150,14 @@ class RunningStatistics:
         return before, self.latest
 
     def end_step(self) -> tuple[Weights, Weights] | None:
-        """Return the statistics after the previous step and after this one, or None if no call
-        moves any."""
+        """Return the statistics after the previous step and after this step, or None if no call
+        updates any."""
         before = self.at_step
         self.at_step = self.latest
         return (before, self.at_step) if self.moves else None
 
     def refuse_writes(self, step: int) -> None:
-        """Raise if anything but a call of the model changed the statistics."""
+        """Raise if anything but a call of the model has changed the statistics."""
         if not self.moves:
             return
         for name, buffer in running_statistics(self.model).items():
@@ -168,7 +169,7 @@ class RunningStatistics:
                 )
 
     def refuse_kinds(self, step: int) -> None:
-        """Raise if the statistics of a batch depend on other processes."""
+        """Raise if several processes train together, or for SyncBatchNorm."""
         if self.processes > 1:
             raise Mistake(
                 f"step {step}: BatchNorm in training mode is not followed where {self.processes} "
@@ -187,18 +188,18 @@ class RunningStatistics:
 # --- The update of the statistics in a replayed call.
 
 
-BATCH_STATISTICS_TOLERANCE = 1e3  # eps: sums over a batch in another order, relative to their size
-BATCH_CAST_TOLERANCE = 8  # eps of the shorter dtype, for other kernels under casts
+BATCH_STATISTICS_TOLERANCE = 1e3  # eps: relative rounding error of sums in a different order
+BATCH_CAST_TOLERANCE = 8  # eps of the lower precision: rounding error by other kernels under casts
 
 
 @contextmanager
 def beginning_with(
     module: nn.Module, statistics: tuple[Weights, Weights] | None, step: int, cast_eps: float
 ) -> Iterator[None]:
-    """Replay a call with the recorded statistics before it, and check that it leaves the recorded
-    ones.
+    """Set the running statistics to their values before a call, for a replay of the call.
 
-    The module's own statistics are restored at the end.
+    On exit, raise unless the replay has updated them to the recorded values, and restore the
+    previous statistics of the module. If `statistics` is None, do nothing.
     """
     if statistics is None:
         yield
@@ -237,12 +238,12 @@ def refuse_other_update(
         )
 
 
-# --- The sentence on running statistics.
+# --- A sentence on running statistics, for reports.
 
 
 def batch_norm_sentence(attribution: xr.Dataset) -> str:
-    """Return the sentence on running statistics and coupling, or an empty one if no statistics
-    moved."""
+    """Return a sentence on the effect of running statistics and coupling, or an empty string if no
+    statistics were updated."""
     if "statistics" not in attribution:
         return ""
     change = float((attribution["change"] ** 2).sum() ** 0.5)

@@ -1,9 +1,9 @@
-"""One recorded call of the model: its inputs, its circumstances, and the gradient ∂L/∂f of its
-outputs.
+"""A recorded call of the model: its inputs, its circumstances, and the gradient ∂L/∂f of the loss
+with respect to its outputs.
 
-The outputs of a call depend on the weights, the inputs and the circumstances: the modes of the
-layers, the states of the random number generators, autocast, and the allowed kernels. A replay
-under the same circumstances gives the same bits.
+A call's outputs depend on the weights, the inputs and the circumstances: the layers' modes, the
+states of the random number generators, autocast, and the allowed kernels. A replay under the same
+circumstances returns the same bits.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from ntkexp.mistake import Mistake
 from ntkexp.model.functional import Output
 from ntkexp.shapes import Inputs, Weights
 
-# --- States of torch's random number generators. A state determines all numbers that are drawn
-# next.
+# --- States of torch's random number generators. A state determines the next random numbers.
 #
-# The state of the CPU's generator takes 5 kB, that of a GPU 16 bytes.
+# The state of the CPU's generator takes 5 kB. The state of a GPU's generator takes 16 bytes.
 
 
 CPU = "cpu"
 
 
 def generator_states(module: nn.Module) -> dict[str, Tensor]:
-    """Return the states of the generators that a module may use, by device.
+    """Return the states of the random number generators that a module may use, by device.
 
     >>> list(generator_states(nn.Linear(1, 1)))
     ['cpu']
@@ -49,7 +48,7 @@ def generator_states(module: nn.Module) -> dict[str, Tensor]:
 
 
 def has_generator(device: torch.device) -> bool:
-    """Return True if a device has a random number generator besides the CPU's.
+    """Return True if a device has its own random number generator.
 
     >>> has_generator(torch.device("cpu")), has_generator(torch.device("meta"))
     (False, False)
@@ -61,7 +60,7 @@ def has_generator(device: torch.device) -> bool:
 
 
 def generator_state(device: str) -> Tensor:
-    """Return the state of the generator of a device."""
+    """Return the state of a device's random number generator."""
     if device == CPU:
         return torch.get_rng_state()
     state: Tensor = torch.get_device_module(device).get_rng_state(device)
@@ -69,7 +68,7 @@ def generator_state(device: str) -> Tensor:
 
 
 def set_generator_states(states: Mapping[str, Tensor]) -> None:
-    """Set the generators of some devices."""
+    """Set the random number generators of some devices to these states."""
     for device, state in states.items():
         if device == CPU:
             torch.set_rng_state(state)
@@ -78,9 +77,9 @@ def set_generator_states(states: Mapping[str, Tensor]) -> None:
 
 
 def device_generators() -> list[str]:
-    """Return the accelerators whose generators this process may have used.
+    """Return the accelerators whose random number generators this process may have used.
 
-    A GPU that was never used is not initialized for this question.
+    This does not initialize a GPU that was never used.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
@@ -93,7 +92,7 @@ def device_generators() -> list[str]:
 
 @contextmanager
 def beginning_at(states: Mapping[str, Tensor]) -> Iterator[None]:
-    """Set generators to these states, and restore the previous states at the end.
+    """Set random number generators to these states, and restore the previous states on exit.
 
     >>> state = torch.get_rng_state()
     >>> with beginning_at({"cpu": state}):
@@ -114,12 +113,12 @@ def beginning_at(states: Mapping[str, Tensor]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Autocast:
-    """An autocast context: products are formed in a shorter dtype than the weights have."""
+    """An autocast context: matrix products use a dtype of lower precision than the weights."""
 
     device: str
-    kind: str  # the shorter dtype
-    cached: bool  # each weight is cast once in the context, instead of at every use
-    whole: bool = True  # the context encloses the model; else a part of the model enters it
+    kind: str  # dtype of the products
+    cached: bool  # True if each weight is cast once in the context, instead of at every use
+    whole: bool = True  # True if the context encloses the model, False if the model enters it
 
     @classmethod
     def now(cls, device: str, *, whole: bool = True) -> Autocast | None:
@@ -140,14 +139,14 @@ class Autocast:
         return dtype
 
     def again(self) -> AbstractContextManager[object]:
-        """Enter the same context, unless a replay of the model enters it."""
+        """Return the same context, or a null context if the model itself enters autocast."""
         if not self.whole:
             return nullcontext()
         return torch.autocast(self.device, self.dtype, cache_enabled=self.cached)
 
 
-# --- Switches of torch's kernels. Different kernels round casts differently, so a replay allows the
-# same ones.
+# --- Switches that allow or forbid kernels of torch. Different kernels round differently, so a
+# replay sets the switches as in the loop.
 
 
 KERNEL_SWITCHES: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] = {
@@ -160,13 +159,12 @@ KERNEL_SWITCHES: dict[str, tuple[Callable[[], bool], Callable[[bool], object]]] 
     "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     "mkldnn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
 }
-"""Kernels of attention, and of products on CPUs: the function that reads a switch, and the one that
-sets it."""
+"""Switches for kernels of attention, and of products on CPUs: a function that reads the switch, and
+a function that sets it."""
 
 
 def forbidden_kernels() -> frozenset[str]:
-    """Return the kernels that are switched off now, for example by
-    `torch.nn.attention.sdpa_kernel`.
+    """Return the kernels that are forbidden now, for example by `torch.nn.attention.sdpa_kernel`.
 
     >>> from torch.nn.attention import SDPBackend, sdpa_kernel
     >>> with sdpa_kernel(SDPBackend.MATH):
@@ -178,7 +176,7 @@ def forbidden_kernels() -> frozenset[str]:
 
 @contextmanager
 def without_kernels(forbidden: frozenset[str]) -> Iterator[None]:
-    """Switch exactly these kernels off."""
+    """Forbid these kernels and allow all others. Restore the switches on exit."""
     before = forbidden_kernels()
 
     def set_switches(off: frozenset[str]) -> None:
@@ -218,7 +216,7 @@ class LayerModes:
         return cls(module.training, frozenset(otherwise))
 
     def give(self, module: nn.Module) -> None:
-        """Put the layers of a module into these modes."""
+        """Set the layers of a module to these modes."""
         for name, layer in module.named_modules():
             layer.training = self.trains != (name in self.otherwise)
 
@@ -228,18 +226,18 @@ EVALUATION = LayerModes()
 
 @dataclass(frozen=True, eq=False)
 class Circumstances:
-    """The state of the program that affects a call."""
+    """The state of the program that affects the outputs of a call."""
 
     modes: LayerModes = EVALUATION
-    states: Mapping[str, Tensor] = field(default_factory=dict)  # of generators that the call used
+    states: Mapping[str, Tensor] = field(default_factory=dict)  # of the generators that were used
     autocast: Autocast | None = None
-    forbidden: frozenset[str] = frozenset()  # kernels
+    forbidden: frozenset[str] = frozenset()  # names in KERNEL_SWITCHES
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Restore generators and autocast for a replay.
+        """Restore random states and autocast for a replay.
 
-        The caller restores modes, which belong to the module, and kernels, which backward needs
+        The caller must set the modes of the module, and the kernels, which the backward pass needs
         too.
         """
         autocast = nullcontext() if self.autocast is None else self.autocast.again()
@@ -248,7 +246,7 @@ class Circumstances:
 
     @property
     def content(self) -> dict[str, object]:
-        """Plain content for a file."""
+        """Tensors and plain values, for a file."""
         content: dict[str, object] = {
             "trains": self.modes.trains,
             "otherwise": sorted(self.modes.otherwise),
@@ -263,7 +261,7 @@ class Circumstances:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Circumstances:
-        """Rebuild from plain content."""
+        """Return the circumstances that `content` describes."""
         casts = content.get("casts")
         return cls(
             modes=LayerModes(content.get("trains", False), frozenset(content.get("otherwise", ()))),
@@ -275,15 +273,15 @@ class Circumstances:
 
 # --- A call that returns several tensors.
 #
-# A hook on a tensor receives its total gradient. If the model computes one output from another, as
-# a decoder's image from its latent code, the total gradient of the code contains that of the image,
-# which would count twice. So the loop receives aliases of the outputs. The gradient of an alias is
-# the direct one:
+# A hook on a tensor receives its total gradient. Suppose that the model computes one output from
+# another, as an autoencoder computes its image from its latent code. Then the total gradient of the
+# code includes the gradient through the image, which would count twice. So the loop receives
+# aliases of the outputs. The gradient of an alias is the partial derivative, and these add up:
 #
 #     ∂L/∂θ = Σ_outputs Jᵀ ∂L/∂(alias)
 #
-# A loss that the model computes itself from an output reaches no alias of that output. Then the
-# total gradient of the followed output counts, as for a model with one output.
+# If the model itself computes a loss from an output, the gradient does not pass through the alias.
+# In this case the total gradient of the followed output is used, as for a model with one output.
 
 
 @dataclass
@@ -297,13 +295,13 @@ class SeveralOutputs:
     has_inner_loss: bool = False  # a gradient reached a tensor without a row for each example
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
-        """Add the gradient of an alias in one backward pass."""
+        """Add the gradient that an alias received in one backward pass."""
         rows = gradient_rows(gradient)
         self.gradients[name] = self.gradients.get(name, 0) + rows
 
 
 def gradient_rows(gradient: Tensor) -> Float[Tensor, "example number"]:
-    """Copy a gradient, with one row for each example."""
+    """Copy a gradient as a matrix with one row for each example."""
     rows = gradient.detach().clone()
     return rows[:, None] if rows.dim() == 1 else rows.flatten(1)
 
@@ -313,25 +311,28 @@ def gradient_rows(gradient: Tensor) -> Float[Tensor, "example number"]:
 
 @dataclass
 class ModelCall:
-    """A call at the weights of step `at`."""
+    """A recorded call of the model."""
 
-    at: int
+    at: int  # index of the step before which the call was made
     inputs: Inputs
-    given_names: tuple[str, ...] | None = None  # of the examples; else their digests
+    given_names: tuple[str, ...] | None = None  # names of the examples by `ids=`
     how: Circumstances = field(default_factory=Circumstances)
     gradient: Float[Tensor, "example out"] | None = None  # ∂L/∂f, after backward
     joined: dict[str, tuple[int, ...]] = field(default_factory=dict)  # outputs of f, if several
     backward: int = -1  # the id of the latest backward pass that reached the outputs
-    signed: Float[Tensor, "example row"] | None = None  # the signature of the outputs
+    signed: Float[Tensor, "example row"] | None = None  # signature (random projection) of f
     shape: tuple[int, ...] = ()  # of the followed output
     statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the call
     sums_of_loss: tuple[Tensor, Tensor] | None = None  # Σℓ and Σm, for a log
-    other_outputs: list[str] = field(default_factory=list)  # without rows, with gradients
+    other_outputs: list[str] = field(
+        default_factory=list
+    )  # with a gradient, but no row per example
     several: SeveralOutputs | None = None  # while the loop runs
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the examples. Digests take time, so they are computed after the loop."""
+        """The names of the examples, by default digests. Digests are computed when first read,
+        because they take time."""
         return digests(self.inputs) if self.given_names is None else self.given_names
 
     def add_gradient(self, gradient: Tensor, backward: int) -> None:
@@ -352,12 +353,15 @@ class ModelCall:
         return self.gradient is not None or bool(self.several and self.several.gradients)
 
     def output(self, followed: Output) -> Output:
-        """Return the outputs that the gradient belongs to: the followed one, or several."""
+        """Return the names of the outputs that `gradient` belongs to: `followed`, or several."""
         return tuple(self.joined) or followed
 
     def consumed(self) -> ModelCall:
-        """Return the call as a step consumed it: with the gradient of one output, or of several
-        joined outputs."""
+        """Return a copy of the call with the output gradient that the optimizer step used.
+
+        It is the gradient of the followed output, or of all outputs that received one,
+        concatenated.
+        """
         call = copy(self)
         call.several = None
         several = self.several
@@ -374,7 +378,8 @@ class ModelCall:
 
 
 def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
-    """Return the inputs of a call. A tensor without axes becomes a number that all examples share.
+    """Return the inputs of a call. A scalar tensor becomes a Python number, which all examples
+    share.
 
     >>> call_inputs((), {"x": torch.ones(2), "items": torch.tensor(3)})
     {'x': tensor([1., 1.]), 'items': 3}
@@ -400,7 +405,7 @@ def call_inputs(args: tuple[object, ...], kwargs: dict[str, object]) -> Inputs:
 
 
 def facts_of(calls: Sequence[ModelCall]) -> StepFacts:
-    """Return the facts about the calls of a step that an error about their gradient states."""
+    """Return facts about the calls of a step, for the error message of proof (a)."""
     return StepFacts(
         rows=sum(len(call.names) for call in calls),
         drew=any(call.how.states for call in calls),

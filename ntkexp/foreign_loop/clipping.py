@@ -1,14 +1,15 @@
-"""Proof (a): the consumed gradient is the gradient g of the examples, up to factors that scales and
-clipping explain.
+"""Proof (a): the gradient that the optimizer used is c g, where g is the gradient of the recorded
+examples. The factor c must be a scale, or come from clipping.
 
-    consumed = c·g      a scale     c = 2^k, of a scaler; 2^k/n ≤ 1, of a mean; or a c < 1 that
-                                    another step has, up to 2^k
-                        clipping    c = u·M/(u‖g‖ + 1e-6), u a scale: c‖g‖ = M at every clipped step
+    scale       c = 2^k of a GradScaler; c = 2^k/n ≤ 1 of a mean; or any c < 1 that also occurs in
+                another step, up to a power of two
+    clipping    c = u·M/(u‖g‖ + 1e-6), where u is a scale and M the clipping norm: c‖g‖ ≈ M at every
+                clipped step
 
-Norms are over the parameters that share c. If a gradient of several numbers is c times another,
-that is no accident. For a single number it always holds. Its c must therefore equal the c of
-parameters that were clipped together with it, or a power of two, or lead to a norm that other steps
-were clipped to."""
+Norms are over all parameters with the same c. If the gradient has several elements, a factor c
+exists only if both gradients have the same direction, which does not happen by chance. If it has a
+single element, a factor always exists. In this case c must equal the factor of parameters that were
+clipped together with it, or be a power of two, or lead to the clipping norm of other steps."""
 
 from __future__ import annotations
 
@@ -28,17 +29,16 @@ from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
-SUM_EPS = 1e3  # eps: sums over a batch in another order, relative to the sum of their sizes
-NOISE_MULTIPLE = 64  # times the effect of a relative noise of eps on a gradient
-CAST_EPS = 8  # eps of the shorter numbers: the same sums by other kernels
-EQUAL_BOUNDS = (
-    4  # bounds of the proof: distance of two equal factors or norms, each known to one bound
-)
+SUM_EPS = 1e3  # eps: relative rounding error of a batch gradient summed in another order
+NOISE_MULTIPLE = 64  # largest rounding error, relative to the effect of noise of one eps
+CAST_EPS = 8  # eps of the lower precision: rounding error of the same sums by other kernels
+# largest distance of two equal factors or norms, in units of the error bound of each
+EQUAL_BOUNDS = 4
 MAX_MEAN = 1000  # the largest n of a mean
-RESOLVED_BOUNDS = 0.05  # bounds: distance of two equal norms of single numbers
-COMMON_SHARE = 0.1  # least share of a parameter's steps with the same norm or scale
+RESOLVED_BOUNDS = 0.05  # largest distance of equal norms of single elements, in error bounds
+COMMON_SHARE = 0.1  # smallest fraction of a parameter's steps that share a norm or scale
 WHAT_ADDED = "was a term added to the loss, or a gradient changed by hand?"
-RARE_SHARE = 0.01  # of all numbers that may be near some 1/n
+RARE_SHARE = 0.01  # largest fraction of all factors that are near some 1/n by chance
 ASK_ADDED = (
     f"{WHAT_ADDED} A penalty on weights is followed as weight_decay of "
     "the optimizer; one on another output, when that is part of the module's output (output=…), or "
@@ -56,10 +56,10 @@ ASK_DRAWS = (
 
 @dataclass(frozen=True)
 class StepFacts:
-    """Facts about the calls of a step, for the message of a refusal."""
+    """Facts about the calls of a step, for an error message."""
 
-    rows: int  # examples
-    drew: bool  # whether a call drew random numbers
+    rows: int  # number of examples
+    drew: bool  # True if a call drew random numbers
     other_outputs: tuple[str, ...] = ()  # outputs without a row for each example
 
 
@@ -71,10 +71,16 @@ def factors_between(
     tolerance: float,
     noise: Callable[[], Weights],
 ) -> tuple[dict[str, float], float]:
-    """Return the factor of each parameter between the replayed gradient and the consumed one, and
-    their distance, or raise if rounding does not explain it.
+    """Return the factor c of each parameter, and the relative distance between c g and the gradient
+    that the optimizer used. Raise if rounding does not explain the distance.
 
-    `tolerance` is the eps of casts. `noise` measures how far rounding moves gradients that cancel.
+    Args:
+        found: replayed gradient g of the recorded examples.
+        consumed: gradient that the optimizer used.
+        step: index of the step, for the error message.
+        facts: facts about the step, for the error message.
+        tolerance: eps of the lower precision under autocast, or 0.
+        noise: function that measures the rounding error of a gradient whose terms cancel.
     """
     if not consumed:
         return {}, 0.0
@@ -87,10 +93,8 @@ def factors_between(
     if missed <= bound:
         return dict.fromkeys(consumed, factor), missed
     moved = noise()
-    for near in (
-        near_power_of_two(factor, missed),
-        1.0,
-    ):  # 1.0: for a gradient that is all rounding
+    # 1.0 is for a gradient that is only a rounding error
+    for near in (near_power_of_two(factor, missed), 1.0):
         if cancels(found, consumed, near, bound, moved):
             return dict.fromkeys(consumed, near), missed
     each = {
@@ -113,8 +117,8 @@ def factors_between(
 
 
 def cancels(found: Weights, consumed: Weights, factor: float, bound: float, noise: Weights) -> bool:
-    """True if rounding of terms that cancel explains the distance of two gradients, parameter by
-    parameter."""
+    """True if the distance of two gradients is, for every parameter, a rounding error of terms that
+    cancel."""
     for name, part in consumed.items():
         missed = float((factor * found[name] - part).norm())
         rounding = (
@@ -126,7 +130,7 @@ def cancels(found: Weights, consumed: Weights, factor: float, bound: float, nois
 
 
 def near_power_of_two(factor: float, missed: float) -> float:
-    """Return the power of two within a relative error of a factor, or the factor.
+    """Return the power of two within the relative distance `missed` of a factor, or the factor.
 
     >>> near_power_of_two(0.25 + 1e-12, 1e-11), near_power_of_two(0.3, 1e-11)
     (0.25, 0.3)
@@ -138,9 +142,9 @@ def near_power_of_two(factor: float, missed: float) -> float:
 
 
 def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """Return the factor between two gradients, and their distance relative to the second.
+    """Return the factor c that minimizes ‖c ours − theirs‖, and this distance relative to ‖theirs‖.
 
-    In double precision if squares would underflow, as for examples that are nearly learned.
+    If squares would underflow, as for examples with a tiny loss, compute in double precision.
 
     >>> factor_between(torch.full((2,), 2e-25), torch.full((2,), 1e-25))
     (0.5, 0.0)
@@ -149,7 +153,7 @@ def factor_between(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
 
 
 def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """Return the factor between gradients in parts, which are never concatenated: that can take
+    """Return `factor_between` of gradients in parts, without concatenating them, which can take
     gigabytes."""
     # ‖ours‖, ‖theirs‖, ours·ours and ours·theirs of each part, in one transfer from the device
     products = []
@@ -174,37 +178,37 @@ def factor_of_parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, floa
 
 
 def bound_of(consumed: Weights, tolerance: float) -> float:
-    """Return how far rounding, and casts of this eps, may move a gradient, relative to it."""
+    """Return the bound on the relative rounding error of a gradient. `tolerance` is the eps of
+    casts, or 0."""
     return max(
         SUM_EPS * max((torch.finfo(part.dtype).eps for part in consumed.values()), default=0.0),
         CAST_EPS * tolerance,
     )
 
 
-# --- Scales and clipping must explain the factors of a loop.
+# --- Every factor in a loop must be a scale, or come from clipping.
 
 
 @dataclass(frozen=True, eq=False)
 class Multiplied:
-    """Parameters whose gradients a step multiplied with one factor, and the squared norms of the
-    products."""
+    """Parameters whose gradients were multiplied by the same factor in a step."""
 
     step: int
     names: tuple[str, ...]
     factor: float
-    squares: array[float]
-    single: bool  # one number in all
-    bound: float  # relative, of rounding
+    squares: array[float]  # squared norm of each parameter's gradient after multiplication
+    single: bool  # True if at most one element of all gradients is not zero
+    bound: float  # relative rounding error
 
     @property
     def norm(self) -> float:
-        """The norm of the consumed gradient."""
+        """The norm of the gradient that the optimizer used."""
         return sqrt(sum(self.squares))
 
     @property
     def tolerance(self) -> float:
-        """The distance of two norms that clipping leaves, if it was asked for one up to 1e-6 above
-        both."""
+        """The largest distance of two norms after clipping to the same norm. PyTorch divides by
+        ‖g‖ + 1e-6, so that the result is up to 1e-6 below the clipping norm."""
         return EQUAL_BOUNDS * self.bound * self.norm + GUARD
 
     @property
@@ -213,10 +217,12 @@ class Multiplied:
         return frexp(self.factor)[0]
 
     def may_be_clipped(self, other: Multiplied) -> bool:
-        """True if clipping by norm may have led to the same norm in this step and another.
+        """True if this step and another may have been clipped to the same norm.
 
-        Clipping by norm leaves a trace of the 1e-6 in a single number. A number that is the same to
-        the bit was clipped by value."""
+        For a single element, clipping by norm is distinguished from clipping by value. Because
+        PyTorch divides by ‖g‖ + 1e-6, clipping by norm makes c(‖g‖ + 1e-6) equal in both steps.
+        Clipping by value makes c‖g‖ equal.
+        """
         if not self.single:
             return self.factor > 0
         by_value = abs(self.norm - other.norm)
@@ -226,7 +232,7 @@ class Multiplied:
         )
 
     def only(self, names: Iterable[str]) -> Multiplied:
-        """Return the part of some of the parameters."""
+        """Restrict to some of the parameters."""
         chosen = frozenset(names)
         places = [place for place, name in enumerate(self.names) if name in chosen]
         squares = array("d", (self.squares[place] for place in places))
@@ -235,7 +241,7 @@ class Multiplied:
 
 @dataclass
 class Factors:
-    """The factors of all steps so far that are no scales."""
+    """The factors of all steps so far, except scales."""
 
     seen: list[Multiplied] = field(default_factory=list)
 
@@ -247,10 +253,14 @@ class Factors:
         consumed: Weights,
         bound: float,
     ) -> dict[str, float]:
-        """Note the factors of a step. Return them, with single numbers moved to the groups that
-        they fit."""
-        # groups of parameters with one factor. A parameter of a single number, which any factor
-        # explains, joins the group whose factor explains it to the rounding of the whole gradient
+        """Add the factors of a step, and return them.
+
+        A parameter with a single nonzero element gets the factor of a group of parameters, if that
+        factor explains it.
+        """
+        # groups of parameters with equal factors. Any factor explains a parameter with a single
+        # nonzero element. It joins the group whose factor fits it best, if the distance is within
+        # the rounding error of the whole gradient
         counts = read_numbers([consumed[name].count_nonzero() for name in factors])
         numbers = dict(zip(factors, counts, strict=True))
         chosen = dict(factors)
@@ -276,7 +286,7 @@ class Factors:
                 else:
                     groups.append([name])
 
-        # scales are explained at once; `refuse_unexplained` compares the rest with other steps
+        # store all factors except scales; `refuse_unexplained` compares them between steps
         for group in groups:
             factor, single = chosen[group[0]], sum(numbers[name] for name in group) < 2
             if not is_scale(factor, bound, 1 if single else MAX_MEAN):
@@ -287,8 +297,8 @@ class Factors:
         return chosen
 
     def refuse_unexplained(self) -> None:
-        """Raise if a factor is neither a scale nor clipping."""
-        # norms that several steps share come from clipping
+        """Raise if a factor is neither a scale nor explained by clipping."""
+        # a norm that several steps share is a clipping norm
         ordered = sorted(self.seen, key=lambda each: each.norm)
         norms = [each.norm for each in ordered]
         clipped = set[Multiplied]()
@@ -299,8 +309,8 @@ class Factors:
             if others and all(map(each.may_be_clipped, others)):
                 clipped.add(each)
 
-        # a factor that other steps share, up to a power of two, is a scale; so are sums of clipped
-        # groups
+        # a factor that several steps share, up to a power of two, is a scale. Unions of groups that
+        # were clipped to known norms are explained, too
         left = [each for each in self.seen if each not in clipped]
         scales = {each.mantissa for each in scales_among(left)}
         known = {frozenset(each.names): each.norm for each in ordered if each in clipped}
@@ -314,7 +324,8 @@ class Factors:
             )
         ]
 
-        # a factor of one step alone is clipping, known by the direction of the gradient
+        # if the parameters have an unexplained factor in one step only, it is clipping: the
+        # gradients have the same direction
         times = Counter(name for each in left for name in each.names)
         for each in sorted(left, key=lambda each: each.step):
             once = 0 < each.factor < 1 and all(times[name] == 1 for name in each.names)
@@ -337,8 +348,10 @@ class Factors:
 
 
 def scales_among(several: Sequence[Multiplied]) -> Iterator[Multiplied]:
-    """Yield those whose factor other steps share, up to a power of two; a single number needs
-    almost all others."""
+    """Yield the entries whose factor occurs in several steps, up to a power of two.
+
+    For gradients with a single nonzero element, it must occur in almost all steps.
+    """
     for single, fair in ((False, COMMON_SHARE), (True, 1 - COMMON_SHARE)):
         ordered = sorted(
             (each for each in several if each.single == single), key=lambda each: each.mantissa
@@ -359,8 +372,17 @@ def shared(
     tolerance: Callable[[Multiplied], float],
     fair: float = COMMON_SHARE,
 ) -> Iterator[tuple[Multiplied, ...]]:
-    """Yield, for each, the first and the last with its value, if they are a fair share of all steps
-    of the same parameter. By chance, any number is near a few others."""
+    """For each entry, yield the first and last entries with an equal value, within its tolerance.
+
+    Yield () if fewer than the fraction `fair` of the parameter's steps have this value, because a
+    few values are nearly equal by chance.
+
+    Args:
+        ordered: entries, sorted by value.
+        values: the value of each entry.
+        tolerance: function that returns the tolerance of an entry's value.
+        fair: smallest fraction of a parameter's steps.
+    """
     times = Counter(name for each in ordered for name in each.names)
     for each, value in zip(ordered, values, strict=True):
         first, last = (
@@ -387,8 +409,8 @@ def clusters(factors: Mapping[str, float], tolerance: float) -> list[list[str]]:
 
 
 def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
-    """True if these are several groups, each clipped to a known norm, whose factors happen to be
-    equal."""
+    """True if the parameters in `each` are a union of parameter groups, each clipped to its known
+    norm, whose clipping factors coincide."""
     left = each
     if each.single or each.factor < 0:
         return False
@@ -402,12 +424,12 @@ def is_sum(each: Multiplied, known: Mapping[frozenset[str], float]) -> bool:
 
 
 def nearly_equal(one: float, other: float, tolerance: float) -> bool:
-    """True if two factors are equal up to rounding."""
+    """True if two factors are equal up to the relative tolerance."""
     return abs(one - other) <= tolerance * max(abs(one), abs(other))
 
 
 def is_scale(factor: float, bound: float, most: int = MAX_MEAN) -> bool:
-    """True if the factor is a power of two, 1/n up to a largest n, 1, or 0.
+    """True if the factor is a power of two, or 0, or smaller than 1 and 2^k/n with n ≤ `most`.
 
     >>> [is_scale(factor, 1e-9) for factor in (1.0, 2.0**-10, 1 / 3, 2.0, 0.3, 3.0, -1.0, 0.0)]
     [True, True, True, True, False, False, False, True]

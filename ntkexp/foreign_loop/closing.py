@@ -1,16 +1,15 @@
-"""The final check of an attribution: the parts add up to the change of the outputs, and how
-strongly they cancel.
+"""The final check of an attribution: its parts must add up to the change of the outputs.
 
-    Σ contributions + decay + rounding + … = f_T − f_0        to a tolerance of
+    Σ contributions + decay + rounding + … = f_T − f_0        up to a tolerance of
 
-    100 eps (‖f_0‖ + ‖f_T‖)                   outputs are rounded
-    + 4 Σ_s ‖J̄_s (eps θ_s ⊙ ±1)‖              each step rounds the weights
-    + Σ_s ‖J̄_s Δθ_s − Δf_s‖                   the secant of each step closes to this
-    + 64 eps Σ|parts|                         parts are rounded, which counts for at most 1 % of the change
+    100 eps (‖f_0‖ + ‖f_T‖)                   rounding of the outputs
+    + 4 Σ_s ‖J̄_s (eps θ_s ⊙ ±1)‖              rounding of the weights in each step s
+    + Σ_s ‖J̄_s Δθ_s − Δf_s‖                   error of the secant of each step, proof (c)
+    + 64 eps Σ|parts|                         rounding of the parts, at most 1 % of the change
 
-A result that misses its sum by more is refused. Parts that are far larger than their sum still add
-up in double precision, but a single one of them says little: the check states the ratio, and the
-parameter that causes it."""
+Otherwise an error is raised. The check also reports how strongly the contributions cancel,
+Σ|c| / |Σc|, and the parameter that causes it. If they cancel strongly, they still add up in double
+precision, but a single contribution means little."""
 
 from __future__ import annotations
 
@@ -34,26 +33,26 @@ from ntkexp.text import short
 if TYPE_CHECKING:
     import xarray as xr
 
-WEIGHT_ROUNDING_FACTOR = 4  # times the rounding of weights in one random direction
-PART_EPS = 64  # eps: rounding of parts, relative to Σ|parts|
-MAX_PART_SHARE = 0.01  # of the change, that the rounding of parts may count
-MIN_CANCELLATION = 1e3  # Σ|parts| / |Σ parts|: above it, a parameter is named
-MAGNITUDES_AT_ONCE = 2**18  # numbers whose absolute values are held at once (2 MB)
+WEIGHT_ROUNDING_FACTOR = 4  # safety factor on the effect of rounded weights in a random direction
+PART_EPS = 64  # eps: rounding error of the parts, relative to Σ|parts|
+MAX_PART_SHARE = 0.01  # upper limit of this rounding error, relative to the change
+MIN_CANCELLATION = 1e3  # Σ|parts| / |Σ parts| above which the responsible parameter is named
+MAGNITUDES_AT_ONCE = 2**18  # elements whose absolute values are stored at once (2 MB)
 
 
 @dataclass(frozen=True)
 class Closing:
-    """The check of one attribution. All sizes are norms over queries and outputs."""
+    """The result of the final check. Norms are over queries and outputs."""
 
     missed: float  # ‖Σ parts − change‖
     tolerance: float
     change: float  # ‖f_T − f_0‖
     cancellation: float  # Σ|contributions| / |Σ contributions|
-    parameter: str  # that causes most of the cancellation, or nothing
+    parameter: str  # that causes most of the cancellation, or an empty string
 
     @property
     def facts(self) -> dict[str, float | str]:
-        """The check as attributes of the data set."""
+        """The result as attributes of the attribution."""
         facts: dict[str, float | str] = {
             "sum_error": self.relative(self.missed),
             "sum_tolerance": self.relative(self.tolerance),
@@ -67,7 +66,7 @@ class Closing:
 
     @property
     def sentence(self) -> str:
-        """The check in one line."""
+        """The result in one sentence."""
         if not self.change:
             return "the outputs at the queries did not change"
         share = short(self.relative(self.missed))
@@ -78,12 +77,12 @@ class Closing:
 
     @property
     def cancel(self) -> str:
-        """How strongly contributions cancel, in words."""
+        """The strength of the cancellation, in words."""
         where = f", mostly in '{self.parameter}'" if self.parameter else ""
         return f"cancel {self.cancellation:.3g} : 1{where}"
 
     def refuse(self) -> None:
-        """Refuse parts whose sum is not the change."""
+        """Raise if the parts do not add up to the change within the tolerance."""
         if self.missed <= self.tolerance:
             return
         freeze = f", or freeze '{self.parameter}'" if self.parameter else ""
@@ -98,18 +97,18 @@ class Closing:
 
 @dataclass
 class ClosingSums:
-    """Sums over the steps, for the check. They stay on the device until the end."""
+    """Sums over the steps for the final check. They stay on the device until the end."""
 
     mass: Float[Tensor, "query out"]  # Σ|parts| of all steps
     unclosed: Float[Tensor, ""]  # Σ_s ‖J̄Δθ − Δf‖
     noise: Float[Tensor, ""]  # Σ_s ‖J̄ (eps θ ⊙ ±1)‖
-    signs: Weights = field(default_factory=dict)
+    signs: Weights = field(default_factory=dict)  # ±1, drawn once for each parameter
     heaviest: float = 0.0  # the largest Σ|parts| of a step that cancels
     parameter: str = ""
 
     @classmethod
     def at_zero(cls, outputs: Float[Tensor, "query out"], dtype: torch.dtype) -> ClosingSums:
-        """Begin with no step."""
+        """Return sums over no step."""
         zero = outputs.new_zeros((), dtype=dtype)
         return cls(torch.zeros_like(outputs, dtype=dtype), zero.clone(), zero.clone())
 
@@ -120,15 +119,21 @@ class ClosingSums:
         unclosed: Float[Tensor, "query out"],
         terms: Sequence[Float[Tensor, "query out"]],
     ) -> None:
-        """Add the sizes of the terms of a step, its closure, and the effect of rounding its
-        weights."""
+        """Add one step.
+
+        Args:
+            jacobian: secant Jacobian J̄ of the step.
+            weights: weights before the step.
+            unclosed: J̄Δθ − Δf.
+            terms: parts of the change in this step.
+        """
         for term in terms:
             self.mass += term.abs()
         self.unclosed += unclosed.norm()
         self.noise += jacobian.applied(self.rounded(weights)).norm()
 
     def rounded(self, weights: Weights) -> Weights:
-        """Return eps θ ⊙ ±1, with signs that are drawn once."""
+        """Return eps θ ⊙ ±1, with the same signs in every step."""
         for name, weight in weights.items():
             if name not in self.signs:
                 drawn = torch.randint(
@@ -141,7 +146,8 @@ class ClosingSums:
         }
 
     def cancels_most(self, parts: Float[Tensor, "query out row"]) -> bool:
-        """Note the mass of the parts of a step if they cancel and no step so far was heavier."""
+        """Return True if the parts of a step cancel, and Σ|parts| is the largest so far. In this
+        case, store it."""
         mass, net = torch.stack([parts.abs().sum(), parts.sum(2).abs().sum()]).tolist()
         if mass <= max(MIN_CANCELLATION * net, self.heaviest):
             return False
@@ -155,7 +161,14 @@ class ClosingSums:
         names: Sequence[str],
         like: Float[Tensor, "query out"],
     ) -> None:
-        """Find the parameter with more than half of the cancelling parts of a step."""
+        """Find the parameter with more than half of the magnitude of a step's contributions.
+
+        Args:
+            adjoint: the left factor of the contributions.
+            right: the gradients of the examples.
+            names: parameters to compare.
+            like: tensor with the shape of the outputs.
+        """
         masses = {}
         for name in names:
             one = adjoint.of([name])
@@ -192,7 +205,7 @@ class ClosingSums:
 
 
 def total_magnitude(numbers: Tensor) -> float:
-    """Return Σ|numbers| without a second tensor of their size, which no memory plan counts.
+    """Return Σ|numbers| without allocating a second tensor of the same size.
 
     >>> total_magnitude(torch.tensor([[1.0, -2.0], [3.0, -4.0]]))
     10.0
@@ -206,17 +219,18 @@ def total_magnitude(numbers: Tensor) -> float:
     return float(torch.stack(sums).sum())
 
 
-# --- The cost of casts, for a loop under autocast or with frozen weights in short numbers.
+# --- The effect of casts, for a loop under autocast or with frozen weights in half precision.
 #
-#     f_T − f_0 = Σ contributions + decay + rounding        f in the precision of the weights that move
+#     f_T − f_0 = Σ contributions + decay + rounding       f in the precision of the trained weights
 #
-# At each step `rounding` is the effect of the consumed gradient minus the gradient of the examples
-# without casts, for the same ∂L/∂f. It belongs to no example. The outputs of the loop itself are
-# those under casts; their distance from f is reported apart.
+# In each step, `rounding` is the effect of the difference between two gradients: the gradient that
+# the optimizer used, and the gradient of the examples without casts for the same ∂L/∂f. It belongs
+# to no example. The loop computes its outputs under casts. Their distance from f is reported
+# separately.
 
 
 def casts_sentence(found: xr.Dataset) -> str:
-    """Return the sentence on casts, or an empty one if there were none."""
+    """Return a sentence on the effect of casts, or an empty string if there were none."""
     if "away" not in found.attrs:
         return ""
     moved = float(((found["change"]) ** 2).sum() ** 0.5)
@@ -234,7 +248,8 @@ def casts_sentence(found: xr.Dataset) -> str:
 
 
 def rounding_sentence(found: xr.Dataset) -> str:
-    """Return the sentence on rounding without casts, if its share is larger than √eps."""
+    """Return a sentence on rounding without casts, or an empty string if its share of the change is
+    at most √eps."""
     share = float(found.attrs.get("rounding", 0.0))
     if share <= float(np.finfo(found["change"].dtype).eps) ** 0.5:
         return ""

@@ -1,5 +1,5 @@
-"""Leave-out effects of the examples of a followed loop: by sweeps, or by training again without
-each example."""
+"""Leave-out effects of the examples of a followed loop: by backward sweeps over the steps, or by
+retraining without each example."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from ntkexp.removal.retraining import EffectsFound, effects_retrained, effects_s
 from ntkexp.report.progress import Announced
 from ntkexp.shapes import Inputs
 
-# --- Sweeps over a loop, for the outputs at its queries.
+# --- Backward sweeps over a loop, for the outputs at its queries.
 #
-# A sweep handles queries in chunks, so that their adjoints fit into the memory. If the trace is in
-# a folder, so is the state of the sweep, now and then. A sweep that was killed continues from it,
-# to the same bytes.
+# Queries are handled in chunks, so that their adjoints fit into memory. If the trace is in a
+# folder, the state of the sweep is saved there from time to time. A killed sweep continues from the
+# saved state, with the same result to the bit.
 
 
 SWEEP_SAVE_SECONDS = 60.0
@@ -47,7 +47,7 @@ SWEEP_SAVE_SECONDS = 60.0
 
 @dataclass(kw_only=True)
 class FollowedSweep:
-    """The sweeps over a loop, and their state in its folder."""
+    """The backward sweeps over a loop, and their saved state in the folder of its trace."""
 
     training: FollowedTraining
     sweep: ChunkedSweep
@@ -55,7 +55,7 @@ class FollowedSweep:
     progress: AbstractProgress = field(default_factory=Silent)
 
     def effects(self) -> Float[Tensor, "query out example"]:
-        """Take the remaining steps, and save the state now and then."""
+        """Run the remaining steps, save the state from time to time, and return the effects."""
         if self.files is not None and self.files.whole(self.files.sweep):
             state = self.files.read(self.files.sweep)
             if state["of"] == self.of:
@@ -63,8 +63,8 @@ class FollowedSweep:
                 self.training.norm = state["norm"]
         kept_at, announced = time.monotonic(), None
         for done, whole in self.sweep.steps_back():
-            # a sweep that goes on has some steps behind it, which tell nothing of how long the
-            # others take
+            # count from the first step of this process, because a continued sweep took its earlier
+            # steps in another process
             announced = announced or Announced(
                 "ntkexp: the sweep for effects", 1 + whole - done, self.progress
             )
@@ -79,14 +79,15 @@ class FollowedSweep:
 
     @cached_property
     def of(self) -> Mapping[str, object]:
-        """The identity of the sweep, which decides whether a saved state belongs to it."""
+        """The identity of the sweep. A saved state belongs to it if its identity is equal."""
         last = self.training.step(self.training.length - 1)
         losses = [batch.losses(self.training.end).detach() for batch in last.batches]
         asked = ["sweeps", self.training.length, self.sweep.chunk, self.sweep.mean, self.sweep.kind]
         return {"asked": asked, "seen": digest([self.training.end, *losses]).hex()}
 
     def keep(self) -> None:
-        """Save the state. A full disk does not end the sweep."""
+        """Save the state, if the trace has a folder. If the disk is full, continue without
+        saving."""
         if self.files is not None:
             state = {"of": self.of, "norm": self.training.norm, "sweeps": self.sweep.state}
             with suppress(NoPlace):
@@ -101,7 +102,7 @@ def sweep_over(
     mean: MeanName,
     progress: AbstractProgress,
 ) -> FollowedSweep:
-    """Begin the sweeps for all outputs at the queries of a trace."""
+    """Return sweeps for all outputs at the queries of a trace, before their first step."""
     flat, end = training.flat, training.end
 
     def outputs(weights: Tensor, query: Inputs) -> Tensor:
@@ -133,17 +134,17 @@ def sweep_over(
     return FollowedSweep(training=training, sweep=sweep, files=files, progress=progress)
 
 
-# --- Effects by sweeps, or by training again without each example, if that is cheaper.
+# --- Effects by sweeps, or by retraining without each example, if this is cheaper.
 #
-# `loss=` is compared with every call of the loop in either case, as effects rely on it being a
-# mean. In the new trainings, proof (b) runs at every step. Proof (a) holds for the followed
+# In both cases, `loss=` is compared with every call of the loop, because effects assume that it is
+# a mean. Proof (b) runs at every step of the retrainings. Proof (a) holds for the followed
 # training, which is repeated first.
 
 
 LOG = logging.getLogger("ntkexp.follow")
 OUTPUTS_PER_TRAINING = 2
-"""The sweep for this many outputs costs as much as one training: measured 0.7 (wide networks) to
-5.5."""
+"""A sweep for this many outputs costs about as much as one training. The measured number is 0.7 for
+wide networks, and up to 5.5 for others."""
 UNCHECKED = (
     "effects were not checked against trainings without examples; give again=, a function that "
     "trains again"
@@ -158,7 +159,8 @@ def loop_effects(
     again: Again | None,
     progress: AbstractProgress | None = None,
 ) -> EffectsFound:
-    """Compute the effects of all examples, and check them by training again if `again` is given."""
+    """Compute the leave-out effects of all examples. If `again` is given, check them by
+    retraining."""
     progress = progress or Silent()
     training = training_of(trace, mean)
     tape = record(trace.function, trace.steps.end, trace.queries, differentiable=True)
@@ -182,14 +184,14 @@ def loop_effects(
 
 
 def attributes_of(found: EffectsFound) -> dict[str, float | str]:
-    """Return the attributes of effects. The agreement comes last."""
+    """Return the attributes of effects, with "agreement" last."""
     facts = dict(found.facts)
     agrees = {"agreement": facts.pop("agreement")} if "agreement" in facts else {}
     return facts | {"caveats": "; ".join(found.caveats)} | agrees
 
 
 def training_of(trace: LoopProblem, mean: MeanName) -> FollowedTraining:
-    """Return the loop as a training that can be differentiated, or raise if it has no loss."""
+    """Return the loop as a differentiable training. Raise if the trace has no loss."""
     return FollowedTraining(
         steps=trace.steps,
         called=trace.called,
@@ -200,7 +202,7 @@ def training_of(trace: LoopProblem, mean: MeanName) -> FollowedTraining:
 
 
 def loss_of(trace: LoopProblem) -> ExampleLoss:
-    """Return the loss of each example, or raise if the trace has none."""
+    """Return the user's loss function, or raise if the trace has none."""
     if trace.loss is None:
         raise Mistake(
             "effects=True: effects are derivatives of the gradient, for which the loss is needed; "
@@ -213,7 +215,7 @@ def loss_of(trace: LoopProblem) -> ExampleLoss:
 def plan_of(
     trace: LoopProblem, tape: Tape, last: FollowedStep, budget: MemoryBudget, *, one_step: bool
 ) -> SweepMemory:
-    """Plan the memory of the sweep, as if all steps were like the last."""
+    """Plan the memory of the sweep, assuming that all steps are like the last one."""
     rows = sum(len(call.names) for call in last.calls)
     weights = trace.steps.end.values()
     return SweepMemory(
@@ -231,7 +233,8 @@ def plan_of(
 
 
 def adjoints(settings: Mapping[str, object]) -> int:
-    """Return the number of adjoints of each weight: of itself, and of the optimizer's memory.
+    """Return the number of adjoints for each weight: one for the weight, and one for each of its
+    optimizer states.
 
     >>> adjoints({"momentum": 0.0}), adjoints({"momentum": 0.9}), adjoints({"betas": (0.9, 0.99), "amsgrad": True})
     (1, 2, 4)

@@ -1,14 +1,14 @@
-"""Signs that rows with equal inputs are several examples.
+"""Signs that rows with equal inputs are different examples.
 
-Rows with equal inputs have one digest, so they count as one example, whose contribution is the sum
-over all of its rows. A loop that draws an example twice looks like a loop with two examples of
-equal inputs, and in shuffled epochs nothing shows which of the two a row is. To number rows by
-their order would mix their contributions. Four signs of several examples are reported instead:
+Rows with equal inputs have the same digest, so they count as one example. Its contribution is the
+sum over all of its rows. A loop that draws one example twice looks like a loop with two examples of
+equal inputs, and after shuffling nothing distinguishes the two. Numbering rows by their order would
+mix their contributions. Instead, four signs of several examples are reported:
 
-    equal rows in one call, different ∂L/∂f     several, with other labels or weights
-    equal rows in one call, the same ∂L/∂f      several, or one that was drawn twice
-    ∂L/∂f = κ(p − 1ₖ) of several classes k      several in different calls, with other labels
-    used twice as often as nearly all others    several in different calls, or one that is drawn more
+    equal rows in one call, different ∂L/∂f     several examples with different labels or weights
+    equal rows in one call, the same ∂L/∂f      several examples, or one that was drawn twice
+    ∂L/∂f = κ(p − 1ₖ) of several classes k      several examples with different labels k
+    used twice as often as nearly all others    several examples, or one that is drawn more often
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ if TYPE_CHECKING:
     import xarray as xr
 
 EQUAL_INPUTS = "equal_inputs"  # the attribute with the sentence
-ROUNDED_SHARE = 0.06  # of the largest ∂L/∂f of a call: 8 eps of bfloat16, for casts of equal rows
-USUAL_SHARE = 0.9  # of the examples: they show no sign and are used equally often
-FEWEST_EXAMPLES = 10  # fewer examples show nothing unusual
+# rounding error of equal rows under casts, relative to the largest ∂L/∂f: 8 eps of bfloat16
+ROUNDED_SHARE = 0.06
+USUAL_SHARE = 0.9  # smallest fraction of examples that must be used equally often
+FEWEST_EXAMPLES = 10  # with fewer examples, the number of uses is not examined
 
 
 @dataclass
 class RepeatedInputs:
-    """Digests that occur several times in a call, and the number of uses of every digest."""
+    """Digests that show one of the four signs."""
 
-    used: Counter[str] = field(default_factory=Counter)
-    together: set[str] = field(default_factory=set)  # several times in one call
-    differing: set[str] = field(default_factory=set)  # in one call, with different ∂L/∂f
-    classes: dict[str, int] = field(default_factory=dict)  # the first class that ∂L/∂f raises
-    other_classes: set[str] = field(default_factory=set)  # digests with several such classes
+    used: Counter[str] = field(default_factory=Counter)  # number of uses of every digest
+    together: set[str] = field(default_factory=set)  # digests that occur repeatedly in one call
+    differing: set[str] = field(default_factory=set)  # the same, with different ∂L/∂f
+    classes: dict[str, int] = field(default_factory=dict)  # the first label that ∂L/∂f shows
+    other_classes: set[str] = field(default_factory=set)  # digests with several such labels
 
     def add(self, call: ModelCall) -> None:
-        """Count the rows of a call, unless `ids=` names them."""
+        """Add the rows of a call. Ignore calls whose examples are named by `ids=`."""
         if not all(map(is_digest, call.names)):
             return
         self.used.update(call.names)
@@ -78,14 +79,17 @@ class RepeatedInputs:
         return {name for name, uses in self.used.items() if uses >= fewest}
 
     def relabelled(self) -> set[str]:
-        """Return the digests whose rows raise several classes. If many do, labels are soft, and
-        none is returned."""
+        """Return the digests whose ∂L/∂f shows several labels.
+
+        Return an empty set if there are many, because the loop then uses soft labels.
+        """
         few = (1 - USUAL_SHARE) * len(self.used)
         return self.other_classes if len(self.other_classes) <= max(few, 1.0) else set()
 
     @property
     def facts(self) -> dict[str, str]:
-        """The sentence as an attribute; empty if no inputs repeat."""
+        """A sentence on all signs, as an attribute of the attribution. Empty if there are no
+        signs."""
         labels = self.differing | self.relabelled()
         drawn_twice = self.together - labels
         signs = {
@@ -110,10 +114,9 @@ class RepeatedInputs:
 
 
 def classes_of(call: ModelCall) -> list[int]:
-    """Return the class that a softmax cross-entropy raises in each row, or −1 if ∂L/∂f has another
-    form.
+    """Return the label k of each row if ∂L/∂f = κ(p − 1ₖ), as in cross-entropy, else −1.
 
-    κ(p − 1ₖ) sums to zero, and only its entry for the label k is negative.
+    κ(p − 1ₖ) sums to zero, and only its entry k is negative.
 
     >>> gradient = torch.tensor([[0.2, -0.5, 0.3], [0.2, 0.5, -0.1]])
     >>> classes_of(ModelCall(0, torch.ones(2, 1), gradient=gradient, shape=(2, 3)))
@@ -131,12 +134,12 @@ def classes_of(call: ModelCall) -> list[int]:
 
 
 def are_different(gradient: Tensor, rows: list[int]) -> bool:
-    """Return True if some rows differ by more than rounding."""
+    """Return True if some of these rows differ by more than rounding."""
     values = gradient[rows]
     spread = float((values - values[0]).abs().max())
     return spread > ROUNDED_SHARE * float(gradient.abs().max())
 
 
 def equal_inputs_sentence(attribution: xr.Dataset) -> str:
-    """Return the sentence on inputs that repeat, or an empty one."""
+    """Return a sentence on repeated inputs, or an empty string."""
     return str(attribution.attrs.get(EQUAL_INPUTS, ""))

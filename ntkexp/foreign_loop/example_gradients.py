@@ -1,7 +1,7 @@
-"""The gradients Jᵀℓ′ of the examples of a call, at the weights of the call.
+"""Per-example gradients Jᵢᵀℓ′ᵢ of a call, at the weights of the call.
 
-A tape gives the gradients of independent examples. If norms couple the batch, an example
-gets the gradient of its term through the whole batch.
+If the examples are independent, a tape gives their gradients. If BatchNorm couples the batch, the
+gradient of an example is the gradient of its term of the loss, through the whole batch.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ from ntkexp.shapes import Function, Weights
 
 @dataclass(frozen=True)
 class CallReaders:
-    """Readers of the calls of a loop, one for each combination of layer modes. A reader keeps its
-    checks and programs."""
+    """Computes per-example gradients of the recorded calls.
+
+    There is one reader for each combination of layer modes and outputs, so that its checks and
+    programs are reused.
+    """
 
     called: CalledModule
     trained: frozenset[str]
     batch_norm: BatchNormMode = "exact"
     buffer_bytes: float = 1e9  # for gradients of examples
-    positions: Positions | None = None  # to read gradients of positions too
+    positions: Positions | None = None  # if given, also compute the gradients of positions
     readers: dict[tuple[LayerModes, Output], Reader] = field(default_factory=dict)
 
     def pulled(self, call: ModelCall, weights: Weights) -> CallGradients:
-        """Return Jᵀℓ′ of every example of a call at these weights, and the replayed outputs."""
+        """Replay a call at these weights. Return Jᵢᵀℓ′ᵢ of every example, and the outputs."""
         if call.gradient is None:
             raise ValueError("a call without a gradient")
         function = self.called.at(call)
@@ -62,7 +65,7 @@ class CallReaders:
     def recorded(
         self, call: ModelCall, function: Function, weights: Weights
     ) -> tuple[Reader, Tape]:
-        """Record a call whose examples are independent, with the reader of its modes."""
+        """Record a call whose examples are independent. Return its reader and the tape."""
         key = reader_key(call)
         if key not in self.readers:
             self.readers[key] = Reader(function, self.trained, programs=ProgramCache())
@@ -72,7 +75,7 @@ class CallReaders:
     def pulled_through_batch(
         self, call: ModelCall, function: Function, weights: Weights
     ) -> CallGradients:
-        """Return the gradients of examples whose batch is coupled by norms."""
+        """Return the per-example gradients of a call whose batch is coupled by BatchNorm."""
         assert call.gradient is not None
         coupled = CoupledOutputs.of(function, weights, call.inputs, self.trained)
         output_gradient = call.gradient.reshape(coupled.outputs.shape).to(coupled.outputs.dtype)
@@ -82,14 +85,14 @@ class CallReaders:
         totals = coupled.gradients(output_gradient, keep=is_exact)
         whole = dict(zip(coupled.leaves, totals, strict=True))
 
-        # at constant statistics, where the reader also checks that nothing else couples examples
+        # gradients at constant statistics; also checks that nothing else couples the examples
         features: Sequence[Jacobian] = ()
         if not is_exact or reader_key(call) not in self.readers:
             constants = constants_of(function, weights, call.inputs)
             reader, tape = self.recorded(call, at_constants(function), weights | constants)
             features = [reader.weighted(tape, call.gradient.to(tape.outputs.dtype), as_copies=True)]
 
-        # or of each term, through the batch
+        # or gradients of each term, through the batch
         if is_exact:
             features = TermGradients(coupled, output_gradient, self.buffer_bytes)
         outputs = coupled.outputs.detach()
@@ -99,7 +102,7 @@ class CallReaders:
 
 
 def reader_key(call: ModelCall) -> tuple[LayerModes, Output]:
-    """Return what the recorded operations of a call depend on."""
+    """Return the key of a call's reader: its layer modes, and its outputs if several are joined."""
     return call.how.modes, tuple(call.joined)
 
 
@@ -113,16 +116,16 @@ def replayed_call(
 
 @dataclass(frozen=True)
 class CallGradients:
-    """Jᵀℓ′ of the examples of a call, in groups, and the replayed outputs."""
+    """The gradients Jᵢᵀℓ′ᵢ of the examples of a call, and the replayed outputs."""
 
-    features: Sequence[Jacobian]
+    features: Sequence[Jacobian]  # one for each group of examples
     replayed: Replayed
-    whole: Weights | None = None  # the gradient of a coupled batch, which may differ from the sum
+    whole: Weights | None = None  # gradient of a coupled batch, which may not be the sum
     by_position: PositionGradients | None = None
 
     @property
     def can_be_reread(self) -> bool:
-        """True if a second reading of `features` needs no further backward passes."""
+        """True if reading `features` again needs no further backward passes."""
         return not isinstance(self.features, TermGradients) or self.features.fits
 
     def total(self, weights: Weights) -> Weights:

@@ -1,7 +1,8 @@
-"""Names of the examples of a call.
+"""Names of the examples of a call, by the option `ids` of `follow`.
 
 no `ids`          digests of the examples' content: `digests`; `equal_inputs` finds ambiguous ones
-ids=function      names from a function of the call, or from a keyword of the model: `names_of`
+ids=function      names that the user's function of the model call returns: `names_of`
+ids=keyword       the model's keyword argument of this name: `names_of`
 ids="dataset"     indices in the Dataset that a DataLoader reads: `RecordedLoading`
 """
 
@@ -31,7 +32,8 @@ DIGEST_LENGTH = 16  # hexadecimal digits
 
 @dataclass(frozen=True)
 class SeenCall:
-    """A call of the model as functions of the user receive it: `ids`, `loss` and `measure`."""
+    """A call of the model, in the form that the user's functions `ids`, `loss` and `measure`
+    receive."""
 
     args: tuple[object, ...]
     kwargs: Mapping[str, object]
@@ -49,12 +51,11 @@ class SeenCall:
 
 
 Ids: TypeAlias = Callable[[SeenCall], Sequence[object] | Tensor] | str | None
-"""A function call ↦ names of its examples, or the keyword that holds them."""
+"""A function from a call to the names of its examples, or the model's keyword with these names."""
 
 
 def digests(inputs: Inputs) -> tuple[str, ...]:
-    """Return a digest of the content of each example. It does not depend on batches, order or
-    epochs.
+    """Return a digest of the content of each example, independent of its batch and position.
 
     >>> import torch
     >>> one, other, again = digests(torch.tensor([[1.0], [2.0], [1.0]]))
@@ -117,18 +118,19 @@ def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
 # --- ids="dataset": the indices of the examples in the Dataset that a DataLoader reads.
 #
 # While a loop is followed, every batch that a DataLoader loads is recorded: the indices that it
-# requested from its Dataset, and digests of the rows. A call is named by the indices of its rows.
-# Ambiguous calls are refused: rows that were changed on the way to the model, that occur several
-# times, or whose order is unknown.
+# requested from its Dataset, and digests of the rows. The rows of a call are found among these
+# batches by their digests, and named by their indices. An error is raised if rows were changed
+# between the DataLoader and the model, if equal rows have several indices, or if the order of the
+# rows is unknown.
 
 
 DATASET = "dataset"  # the value of `ids=`
-RECENT_BATCHES = (
-    256  # are searched for the rows of a call: a loop may gather batches before it calls the model
-)
+# number of latest batches that are searched: a loop may load several before it calls the model
+RECENT_BATCHES = 256
 
 REQUESTED = "_ntkexp_requested"
-"""The attribute of an iterator with the indices that it has requested and not loaded yet."""
+"""The attribute of a DataLoader's iterator with the indices that were requested, but not loaded
+yet."""
 
 Indices: TypeAlias = tuple[int, ...]
 """The indices of the rows of a call."""
@@ -143,7 +145,7 @@ class RecordedBatch:
     columns: tuple[tuple[str, ...], ...]
 
     def places(self, rows: tuple[str, ...]) -> set[Indices]:
-        """Return the indices of all consecutive rows with these digests."""
+        """Return the indices of every run of consecutive rows with these digests."""
         matches = set[Indices]()
         for column in self.columns:
             for start in range(len(self.indices) - len(rows) + 1):
@@ -161,8 +163,11 @@ class RecordedLoading:
     reason: str = "no DataLoader was read while it was followed"  # why no batch is recorded
 
     def names(self, call: SeenCall) -> list[str]:
-        """Return the indices of the rows of a call, on which all of its tensors with different rows
-        must agree."""
+        """Return the indices of the rows of a call. Raise if they are unknown or ambiguous.
+
+        All tensors of the call must lead to the same indices. Tensors whose rows are all equal are
+        ignored if possible.
+        """
         leaves = tree_leaves((call.args, dict(call.kwargs)))
         columns = [digests(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
         with_different_rows = [rows for rows in columns if len(set(rows)) > 1]
@@ -217,7 +222,7 @@ class RecordedLoading:
 
 
 def are_indices(value: object) -> bool:
-    """Return True for a list of integers, which a batch sampler gives."""
+    """Return True for a list of integers, as a batch sampler yields."""
     if not isinstance(value, list | tuple):
         return False
     return all(isinstance(index, int | Tensor) for index in value)
@@ -225,8 +230,10 @@ def are_indices(value: object) -> bool:
 
 @contextmanager
 def recorded_loading() -> Iterator[RecordedLoading]:
-    """Patch DataLoader iterators to record batches, which this process loads, or workers that are
-    asked ahead."""
+    """Patch the iterators of DataLoaders, so that loaded batches are recorded.
+
+    Batches may be loaded in this process, or by workers whose batches are requested in advance.
+    """
     recorded = RecordedLoading()
     kind = loading._BaseDataLoaderIter
     next_index: Callable[..., Any] = kind._next_index
@@ -237,7 +244,7 @@ def recorded_loading() -> Iterator[RecordedLoading]:
         indices = next_index(iterator)
         if not iterator._num_workers:
             vars(iterator)[REQUESTED] = deque([indices])
-        elif REQUESTED in vars(iterator):  # else workers have batches that were not recorded
+        elif REQUESTED in vars(iterator):  # else requests were sent before recording began
             vars(iterator)[REQUESTED].append(indices)
         return indices
 

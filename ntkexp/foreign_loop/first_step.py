@@ -1,8 +1,8 @@
-"""Proof (a) of the first step, right after it, so that a loop that we cannot explain fails before
-its second step.
+"""Proof (a) of the first step, directly after it, so that a loop that cannot be explained fails
+early.
 
-If several processes train together, this process has only its own calls. Then the proof waits for
-the attribution.
+If several processes train together, each process records only its own calls. In this case the
+attribution does the check.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from ntkexp.shapes import Inputs
 
 @dataclass(frozen=True)
 class FirstStepProof:
-    """The module and the queries, which the first step is checked with."""
+    """Check of the first step against the recorded model calls and the queries."""
 
     called: CalledModule
     queries: Inputs
 
     def prove(self, step: FollowedStep, others: Collection[str] = ()) -> None:
-        """Compare the consumed gradient with the calls' gradient. `others` are outputs
-        without a row for each example that received gradients."""
+        """Compare the gradient that the optimizer used with the gradient recomputed from the
+        recorded model calls. Raise if they differ.
+
+        `others` names the outputs that received a gradient, but have no row for each example.
+        """
         if not step.calls and any(bool(step.gradient[name].any()) for name in step.with_grad):
             refuse_uncalled(step, others)
         for call in step.calls:
@@ -51,10 +54,10 @@ class FirstStepProof:
         self.called.twins.clear()
 
     def refuse_other_axes(self, call: ModelCall) -> None:
-        """Raise if the queries have other axes than the inputs of the loop, and other outputs.
+        """Raise if the queries' number of axes differs from the loop's inputs, and the outputs too.
 
-        An axis of the queries may then be mistaken for the axis of examples. Other lengths are
-        fine. Other axes are fine if the model gives the same outputs.
+        In this case the queries may lack the batch axis. Different lengths of axes are allowed. A
+        different number of axes is allowed if the model returns as many outputs per example.
         """
         ours = axes_of(self.queries)
         theirs = axes_of(call.inputs)
@@ -73,7 +76,7 @@ class FirstStepProof:
 
 
 def refuse_uncalled(step: FollowedStep, others: Collection[str]) -> None:
-    """Raise for a step whose gradient came from no recorded call."""
+    """Raise the error for a step whose gradient came from no recorded model call."""
     if others:
         raise Mistake(
             f"step {step.index}: no gradient came back to an output with a row for each example, but "

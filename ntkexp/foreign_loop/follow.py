@@ -1,5 +1,5 @@
-"""The entry point: one line around any training loop of PyTorch, or two calls if a library owns the
-loop.
+"""The entry point: a context manager around any training loop of PyTorch, or two calls if a library
+runs the loop (`FollowSession`).
 
 `watch` records the loop. `torch_rules` lists the optimizers that can be followed.
 """
@@ -82,45 +82,48 @@ def follow(
     steps: Steps | None = None,
     log: LogStep | None = None,
 ) -> Iterator[Trace]:
-    """Follow the steps of an optimizer, or of a list of optimizers. `attribute` of the trace
-    explains them.
+    """Record the steps of an optimizer, or of a list of optimizers, while the loop runs.
+
+    The context manager yields a `Trace`. Its method `attribute` returns the contribution of each
+    training example to the change of each output.
 
     Args:
-        queries: inputs at which the model is explained, or a DataLoader that gives them in batches.
-            The model is evaluated there when following begins and ends, in evaluation mode, without
-            casts.
-        output: the name or place of the tensor to explain, or a list of them, if the model
+        queries: inputs at which the model's outputs are explained, or a DataLoader that yields
+            them in batches. The model is evaluated at the queries when following begins and ends,
+            in evaluation mode, without autocast.
+        output: the name or index of the tensor to explain, or a list of them, if the model
             returns several. The loss may use any of them.
-        measure: a function (outputs, call) of a call of the queries, whose numbers are explained
-            instead of the outputs, such as a loss, a log-probability or a margin: one number for
-            each query, several, or a dict of them by name. A call has `args`, `kwargs` and `ids`.
+        measure: a function (outputs, call) of the outputs at the queries, whose values are
+            explained instead of the outputs, such as a loss, a log-probability or a margin. It
+            returns one value for each query, several values, or a dict of values by name. `call`
+            has `args`, `kwargs` and `ids`.
         ids: names of examples: a keyword of the model that holds them, a function of the call, or
             'dataset' for the indices in the Dataset that a DataLoader reads. By default examples
             are named by digests of their content.
-        loss: a function (outputs, call) that gives one loss for each example, as the loop has it,
-            up to a factor. Only effects need it. It is compared with the gradients of every step.
-            If the mean of the loop divides by class weights or tokens, it returns a pair: losses,
+        loss: a function (outputs, call) that returns one loss for each example, as in the loop, up
+            to a factor. Only leave-out effects need it. It is compared with the gradients of every
+            step. If the loop's mean divides by class weights or tokens, return a pair: the losses,
             and the weight of each example, as in `losses, weight[labels]`.
-        to: a folder for the steps, which are written as they happen. By default they are held in
-            memory, up to `memory_gb`. A killed training leaves its steps there, and a resumed one
-            continues the trace. If several processes train one model, each follows into the same
-            folder, and the first one attributes.
-        every: the number of steps between stored weights; steps between them are replayed. By
-            default 8 in memory, and on disk as few as fit.
+        to: a folder to which steps are written during training. By default steps are held in
+            memory, up to `memory_gb`. If training is killed, its steps remain in the folder, and
+            resumed training continues the trace. If several processes train one model, each follows
+            into the same folder, and the first one attributes.
+        every: the number of steps between stored weights. The steps between them are replayed. The
+            default is 8, or more if the weights do not fit on the disk.
         by: components by which contributions are split: 'module', 'parameter', or a dict of names
             to patterns of parameters.
         memory_gb: the memory for stored steps, and for attribution.
         batch_norm: how gradients pass through BatchNorm in training mode, as in `attribute`.
-        rules: rules of optimizers that are not PyTorch's (`ntkexp.AbstractOptimizerRule`). Every
+        rules: rules for optimizers other than PyTorch's (`ntkexp.AbstractOptimizerRule`). Every
             step is compared with its rule.
-        steps: the steps to explain: a number for the last n, or indices such as range(100, 110),
-            from 0. For the other steps only their joint effect is known.
+        steps: the steps to explain: an integer n for the last n, or indices from 0, such as
+            range(100, 110). For all other steps, only their total change is reported.
         log: a function (numbers, step) that is called after each step, such as `run.log` of wandb
-            or `mlflow.log_metrics`. The numbers are `gradient_norm`, `weight_norm`,
+            or `mlflow.log_metrics`. `numbers` is a dict with `gradient_norm`, `weight_norm`,
             `learning_rate`, `examples`, `rule_error`, and with `loss=` also the mean `loss`.
 
-    Random numbers of the calls, as of dropout, are drawn again in a replay, and autocast is entered
-    again.
+    A replay draws the same random numbers as the loop, for example in dropout, and enters the same
+    autocast contexts.
 
     >>> import torch
     >>> model, x = torch.nn.Linear(2, 1).double(), torch.eye(2).double()
@@ -135,7 +138,7 @@ def follow(
     >>> bool(abs(before.numpy() + explained - model(x).detach().numpy()).max() < 1e-14)
     True
     """
-    # refuse arguments that cannot work
+    # raise for unusable arguments
     options = FollowOptions(
         output=tuple(output) if isinstance(output, list) else output,  # type: ignore[arg-type]
         measure=measure,
@@ -155,7 +158,7 @@ def follow(
     options.refuse_unusable()
     refuse_followed(optimizers)
 
-    # a copy of the model is replayed, and evaluated at the queries
+    # a copy of the model is used for replays, and evaluated at the queries
     known = [known_optimizer(each, rules) for each in optimizers]
     inner = unwrapped_model(model)
     moved = moved_names(inner, optimizers)
@@ -175,8 +178,7 @@ def follow(
         processes = current_processes()
         altered = altered_loop()
         store = choose_store(loop, called, inputs, options, processes, altered, chosen)
-        # as far as is known: a compiled model, a GPU, or another machine may round casts
-        # differently
+        # a compiled model, a GPU, or another machine may round casts differently
         same_kernels = processes.world == 1 and not store.count and runs_as_it_is(model)
         called = replace(called, same_kernels=same_kernels)
         if altered is None:
@@ -192,12 +194,12 @@ def follow(
 class FollowedLoop:
     """The model and the optimizers of a loop."""
 
-    model: nn.Module  # as the loop calls it
-    inner: nn.Module  # without wrappers
+    model: nn.Module  # that the loop calls
+    inner: nn.Module  # `model` without wrappers
     module: nn.Module  # a copy of `inner` in evaluation mode
     optimizers: Sequence[torch.optim.Optimizer]
-    known: Sequence[KnownOptimizer]  # and their rules
-    moved: set[str]  # parameters of the optimizers
+    known: Sequence[KnownOptimizer]  # the rule of each optimizer
+    moved: set[str]  # names of the optimizers' parameters
 
     @property
     def still(self) -> dict[str, torch.Tensor]:
@@ -263,12 +265,12 @@ def watched(
 
 @contextmanager
 def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[None]:
-    """Record the outputs of the live model at the queries when the loop begins and ends."""
+    """Record the outputs of the user's model at the queries when the loop begins and ends."""
 
     def evaluate() -> torch.Tensor | None:
         return evaluate_at_queries(model, trace.output, trace.queries, trace.measured)
 
-    # f_0, which a trace that continues already has
+    # f_0; a continued trace has it already
     if trace.folder is not None and watch.store.count:
         trace.ends.start = outputs_at_ends(trace.folder).start
     else:
@@ -277,7 +279,7 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
     yield
     watch.catch_up()
 
-    # f_T, unless the loop changed its tensors after the last step, which no step explains
+    # f_T, unless tensors were changed after the last step, which no step explains
     last = {**named_tensors(trace.module), **watch.latest.weights, **watch.statistics.at_step}
     if all(
         same_values(now, last[name]) for name, now in named_tensors(model).items() if name in last
@@ -288,7 +290,7 @@ def evaluated_at_ends(trace: Trace, model: nn.Module, watch: Watch) -> Iterator[
 
 
 def write_outputs_at_ends(trace: Trace) -> None:
-    """Write the outputs of the live model to the folder of the trace, if it has one."""
+    """Write the signatures of the outputs at both ends to the trace's folder, if it has one."""
     if trace.folder is not None:
         files = TraceFolder(trace.folder)
         files.write(files.outputs_at_ends, vars(trace.ends))
@@ -308,8 +310,8 @@ def choose_store(
 ) -> AbstractStore:
     """Return a store in memory or in a folder.
 
-    A loop that runs again for `again=` stores its ends, or its steps in the folder that the caller
-    names.
+    A loop that runs again for `again=` stores its weights at both ends. If `altered.place` names a
+    folder, it stores its steps there.
     """
     refuse_processes(options, processes, altered)
     if altered is not None:
@@ -331,7 +333,7 @@ def choose_store(
 def refuse_processes(
     options: FollowOptions, processes: Processes, altered: AlteredLoop | None
 ) -> None:
-    """Raise if several processes train together without a common folder, or in a loop that runs
+    """Raise if several processes train together without a shared folder, or in a loop that runs
     again."""
     if processes.world == 1:
         return
@@ -356,7 +358,7 @@ def disk_store(
     options: FollowOptions,
     processes: Processes,
 ) -> DiskStore:
-    """Return a store in a folder. Its config decides which loops may continue the trace."""
+    """Return a store in a folder. A loop may continue the trace only if its config is equal."""
     kind = type(loop.inner)
     followed: dict[str, Json] = {
         "model": f"{kind.__module__}.{kind.__qualname__}",
@@ -387,9 +389,9 @@ def disk_store(
 
 
 class FollowSession:
-    """Follows a loop that a library owns, between two calls, with the options of `follow`.
+    """Follows a loop that a library runs, from `begin` to `end`, with the options of `follow`.
 
-    Options are checked before training begins.
+    The names of the options are checked before training begins.
 
     >>> FollowSession(queries=torch.eye(2), question=1)
     Traceback (most recent call last):
@@ -403,11 +405,11 @@ class FollowSession:
         self.begun: Trace | None = None
 
     def begin(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Begin to follow."""
+        """Enter `follow` for the model and optimizers of the library."""
         self.begun = self.stack.enter_context(follow(model, optimizers, **self.options))
 
     def end(self, error: BaseException | None = None) -> None:
-        """End following. `error` interrupted the training."""
+        """Exit `follow`. `error` is the exception that interrupted the training, if any."""
         self.stack.__exit__(None if error is None else type(error), error, None)
 
     @property

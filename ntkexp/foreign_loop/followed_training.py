@@ -1,5 +1,5 @@
-"""A followed loop as a training that can be differentiated, for effects: the batches, losses and
-updates of every step, Adam's memory there, and the norm that gradients were clipped to."""
+"""A followed loop as a differentiable training, for leave-out effects: the batches, losses and
+updates of every step, Adam's moments, and the norm that gradients were clipped to."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from ntkexp.optimizer.base import GUARD
 from ntkexp.shapes import Weights
 from ntkexp.text import several
 
-# --- Adam's memory after every step of a loop, computed forwards: m, v, and the largest v with
-# AMSGrad.
+# --- Adam's moments after every step of a loop, computed from the first step to the last: m, v, and
+# the largest v so far for AMSGrad.
 #
-# An unnamed temporary file holds the rows. It vanishes when it is closed.
+# The rows are in an unnamed temporary file, which the system deletes when it is closed.
 
 
 ADAM_PARTS = ("mean", "latest", "largest")
@@ -56,15 +56,15 @@ ADAM_PARTS = ("mean", "latest", "largest")
 
 @dataclass(frozen=True)
 class AdamStates:
-    """The rows [step, part, weight], and the number of steps of each parameter after each step."""
+    """Adam's moments after every step."""
 
-    rows: NDArray[Any]
-    moved: list[dict[str, int]]
+    rows: NDArray[Any]  # [step, part, weight], the parts in the order of ADAM_PARTS
+    moved: list[dict[str, int]]  # number of steps of each parameter, after each step
     flat: FlatWeights
     device: torch.device
 
     def denominator(self, step: FollowedStep, name: str) -> Denominator | None:
-        """Return the denominator of the step of a parameter, if Adam took it."""
+        """Return the denominator in the step of a parameter, or None if Adam does not move it."""
         settings = step.settings[name]
         place = self.flat.places[name]
         if "betas" not in settings:
@@ -84,14 +84,14 @@ class AdamStates:
         )
 
     def row(self, index: int, place: slice) -> Tensor:
-        """Return the memory after a step; zeros before the first."""
+        """Return the moments after a step, or zeros before the first step."""
         if index < 0:
             return torch.zeros_like(self.row(0, place))
         return torch.from_numpy(np.array(self.rows[index, :, place])).to(self.device)
 
 
 def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
-    """Compute the memory after every step, if some optimizer is an Adam."""
+    """Compute Adam's moments after every step. Return None if no optimizer is an Adam."""
     memory: dict[str, Tensor] = {}
     times: dict[str, int] = dict.fromkeys(flat.shapes, 0)
     rows: NDArray[Any] | None = None
@@ -113,7 +113,7 @@ def adam_states(steps: AbstractSteps, flat: FlatWeights) -> AdamStates | None:
 
 
 def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
-    """Return Adam's memory of a parameter after a step, [part, weight]."""
+    """Return Adam's moments of a parameter after a step, [part, weight]."""
     # p = g + λθ
     p = step.gradient[name]
     l2 = step.linear[name].l2
@@ -129,7 +129,7 @@ def after(step: FollowedStep, name: str, before: Tensor | None) -> Tensor:
 
 
 def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
-    """Map an empty temporary file, or raise if the disk is too small."""
+    """Memory-map an empty temporary file. Raise if the disk is too small."""
     folder, dtype = Path(gettempdir()), like.cpu().numpy().dtype
     needed = steps * len(ADAM_PARTS) * flat.size * dtype.itemsize
     require_disk(folder, needed, "Adam's moments of every step", "set TMPDIR")
@@ -137,15 +137,15 @@ def empty_rows(steps: int, flat: FlatWeights, like: Tensor) -> NDArray[Any]:
         return np.memmap(file, dtype, "w+", shape=(steps, len(ADAM_PARTS), flat.size))
 
 
-# --- The mean that a loop takes. The trace shows only the share κ of each example of a call.
+# --- The mean that a loop computes. Let mᵢ be the count of example i in the mean: 1, its class
+# weight, or its number of tokens. The trace shows only κ, the factor of each example of a call.
 #
-# If an example leaves, the others share 1/(Σm − mᵢ) in place of 1/Σm only if κ is one number over
-# Σm, the same at every call up to a scaler's scale. Unless `loss=` returns the count m of each
-# example, all examples of a call must count the same: 1, or the number of outputs or targets of
-# each.
+# Without example i, a mean divides by Σm − mᵢ instead of Σm. This is known only if κ Σm is the same
+# at every call, up to the scale of a GradScaler. Unless `loss=` returns m, all examples of a call
+# must have the same count: 1, or the number of outputs or targets of each.
 
 
-MAX_WHOLE_NUMBER = 1000  # that a mean may be multiplied or divided by
+MAX_WHOLE_NUMBER = 1000  # largest integer that a mean may be multiplied or divided by
 COUNTS = (
     "let loss= also give what each example counts in the loop's mean: 'return losses, "
     "weight[labels]' for "
@@ -156,22 +156,29 @@ COUNTS = (
 
 
 def consumed_share(share: CallShare, after: TakenBatch, before: TakenBatch) -> CallShare:
-    """Return the share times the scale that a scaler removed; 0 for a call without any weight."""
+    """Return the share in the gradient that the optimizer used: `share` with κ times the scale of
+    the step, for example 1/scale of a GradScaler.
+
+    κ is 0 if the examples of the call have no weight. `after` and `before` are the batch with and
+    without this scale.
+    """
     scale = after.by_weight[0] / before.by_weight[0] if before.by_weight[0] else 0.0
     return replace(share, factor=share.factor * float(scale))
 
 
 @dataclass
 class MeanTaken:
-    """κ times the total count of a call, by the kind of count, for the kinds that all calls agree
-    on."""
+    """The value of κ Σm for each kind of count ("examples", "counts", …) on which all calls
+    agree."""
 
     first: tuple[int, CallShare] | None = None
     means: dict[str, float] = field(default_factory=dict)
 
     def hold(self, step: int, shares: Sequence[CallShare]) -> None:
-        """Raise unless shares belong to a mean over each call. A single example has nothing to
-        share."""
+        """Raise unless the loss of each call is a mean over its examples.
+
+        Calls with a single example are not checked, because no other example shares their mean.
+        """
         for share in shares:
             if share.factor and share.examples > 1:
                 self.first = self.first or (step, share)
@@ -181,7 +188,7 @@ class MeanTaken:
                 self.compare(step, share, agreed)
 
     def agreed(self, step: int, share: CallShare) -> dict[str, float]:
-        """Return the means that the shares of a call agree with."""
+        """Return κ Σm of a call, for the kinds of count that agree with earlier calls."""
         assert self.first is not None
         means = means_of(share)
         tolerance = share.tolerance + self.first[1].tolerance
@@ -201,7 +208,8 @@ class MeanTaken:
         return agreed
 
     def compare(self, step: int, share: CallShare, agreed: dict[str, float]) -> None:
-        """Raise if shares of a call are of no mean over it, unless the counts are known."""
+        """Raise if the loss of a call is not a mean over its examples, unless the user gave the
+        counts."""
         assert self.first is not None
         if share.counts is None and share.targets is not None and isnan(share.targets):
             raise Mistake(
@@ -229,7 +237,7 @@ class MeanTaken:
 
 
 def means_of(share: CallShare) -> dict[str, float]:
-    """Return κ times the total count of a call, by the kind of count."""
+    """Return κ Σm of a call for each kind of count."""
     means = {"examples": share.factor * share.examples}
     if share.counts is not None:
         return means | {"counts": share.factor * float(share.counts.sum())}
@@ -240,8 +248,7 @@ def means_of(share: CallShare) -> dict[str, float]:
 
 
 def refuse_sum(step: int, one: CallShare, other: CallShare) -> None:
-    """Raise if calls with different counts have examples of the same share, or if a share is 1:
-    both are sums."""
+    """Raise if the loss is a sum: κ is 1, or the same in two calls with different total counts."""
     sizes = [
         float(share.examples if share.counts is None else share.counts.sum())
         for share in (one, other)
@@ -269,8 +276,9 @@ def same_scale(one: float, other: float, room: float) -> bool:
 
 
 def is_plain(mean: float, room: float) -> bool:
-    """True if a mean was multiplied or divided by a whole number and a power of two, as by a number
-    of calls or outputs, or a scale.
+    """True if a mean is an integer, or the inverse of one, times a power of two.
+
+    The integer may be a number of calls or outputs, and the power of two the scale of a GradScaler.
 
     >>> is_plain(1 / 12, 1e-9), is_plain(-5.0, 1e-9), is_plain(24 / 37.1, 1e-9)
     (True, True, False)
@@ -282,30 +290,31 @@ def is_plain(mean: float, room: float) -> bool:
     )
 
 
-# --- A followed loop as a training that can be differentiated.
+# --- A followed loop as a differentiable training.
 #
-# One factor c multiplies the gradient of all parameters. A power of two is the scale of a loss that
-# a scaler removed. Any other c < 1 is clipping, to the norm k = c(‖g‖ + 1e-6), which must be the
-# same at every step. If several processes trained together, g is the mean of their gradients.
+# The optimizer used c g, where one factor c multiplies the gradient g of all parameters. If c is a
+# power of two, it is the scale of a GradScaler. Any other c < 1 is clipping to the norm
+# k = c(‖g‖ + 1e-6), which must be the same at every step. If several processes trained together, g
+# is the mean of their gradients.
 
 
-SUM_ORDER_EPS = 1e4  # eps: a gradient summed in another order, relative to itself
-NEAR_POWER = 0.01  # distance of a factor from a power of two, if much of a gradient cancels
-SAME_NORM = 1e-3  # relative distance of norms that two steps were clipped to, in float32
+SUM_ORDER_EPS = 1e4  # eps: relative rounding error of a gradient that is summed in another order
+NEAR_POWER = 0.01  # largest relative distance of c from a power of two, if much of g cancels
+SAME_NORM = 1e-3  # largest relative distance of the clipping norms of two steps, in float32
 
 
 @dataclass(kw_only=True)
 class FollowedTraining(AbstractTrajectory):
-    """The steps of a followed loop. They are cheapest in order, from the last to the first."""
+    """The steps of a followed loop. Read them from the last to the first, which is cheapest."""
 
     steps: AbstractSteps
     called: CalledModule
     loss: ExampleLoss
-    names: dict[str, int]
+    names: dict[str, int]  # index of each example
     weighing: Weighing = field(default_factory=Weighing)  # weights of the examples in this loop
     back: Iterator[tuple[FollowedStep, Weights]] = field(default_factory=lambda: iter(()))
     next: int = -1  # index of the next step of `back`
-    norm: float | None = None  # that gradients were clipped to, in the steps so far
+    norm: float | None = None  # clipping norm of the steps so far, None if none was clipped
     taken: MeanTaken = field(default_factory=MeanTaken)
 
     def __post_init__(self) -> None:
@@ -334,7 +343,7 @@ class FollowedTraining(AbstractTrajectory):
 
     @cached_property
     def memory(self) -> AdamStates | None:
-        """Adam's memory after every step, if some optimizer is an Adam."""
+        """Adam's moments after every step, or None if no optimizer is an Adam."""
         return adam_states(self.steps, self.flat)
 
     def step(self, index: int) -> TrainedStep:
@@ -361,7 +370,7 @@ class FollowedTraining(AbstractTrajectory):
         return step
 
     def batch(self, step: FollowedStep, call: ModelCall) -> tuple[TakenBatch, CallShare]:
-        """Return the examples of a call, and their share in its loss."""
+        """Return the examples of a call, and κ of its loss."""
         if call.at != step.index:
             raise Mistake(
                 f"step {step.index}: it used gradients that were computed at the weights of step "
@@ -408,14 +417,14 @@ class FollowedTraining(AbstractTrajectory):
         return Update(place=self.flat.places[name], linear=linear, denominator=denominator)
 
     def with_grad(self, step: FollowedStep) -> Float[Tensor, " weight"]:
-        """Return 1 for weights whose gradients the step consumed, 0 for others."""
+        """Return 1 for weights with a gradient in the step, and 0 for all others."""
         with_grad = set(step.with_grad)
         return self.flat.vector(
             {n: torch.full_like(w, float(n in with_grad)) for n, w in step.start.items()}
         )
 
     def clipped(self, followed: FollowedStep, step: TrainedStep) -> TrainedStep:
-        """Return the step with the scale or the clipping of its gradient."""
+        """Return the step with the scale of its loss, or the clipping norm of its gradient."""
         if not step.batches:
             return step
         with_grad = self.with_grad(followed)
@@ -436,10 +445,12 @@ class FollowedTraining(AbstractTrajectory):
     def factor(
         self, index: int, g: Tensor, consumed: Tensor, replayed: Callable[[float], Tensor]
     ) -> tuple[float, float]:
-        """Return the factor c between g and the consumed gradient, and the rounding of both.
+        """Return the factor c between g and the gradient that the optimizer used, and its relative
+        rounding error.
 
-        If terms of g cancel, gradients of multiples of the loss, `replayed`, show how far it
-        rounds."""
+        If terms of g cancel, the rounding error is measured from `replayed`, which returns the
+        gradient of a multiple of the loss.
+        """
         factor, missed = factor_between(g, consumed)
         rounding = SUM_ORDER_EPS * torch.finfo(self.end.dtype).eps
         near_power = is_power_of_two(factor, NEAR_POWER)
@@ -478,7 +489,7 @@ class FollowedTraining(AbstractTrajectory):
 
 
 def is_power_of_two(factor: float, rounding: float) -> bool:
-    """True if a factor is 0 or a power of two, as of a scaler, up to rounding.
+    """True if a factor is 0 or a power of two, up to the relative error `rounding`.
 
     >>> is_power_of_two(2.0**-10, 1e-9), is_power_of_two(1.0, 1e-9), is_power_of_two(0.3, 1e-9)
     (True, True, False)

@@ -1,5 +1,4 @@
-"""Examples and queries as a person looks at them: one tensor of each, and its text if it consists
-of tokens."""
+"""Examples and queries for display in reports: one input tensor each, or its decoded text."""
 
 from __future__ import annotations
 
@@ -23,23 +22,23 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-"""Token numbers ↦ their text."""
+"""A function from token ids to their text, such as a tokenizer's `decode`."""
 
-MAX_SHOWN_BYTES = 500e6  # of examples that are copied to be shown
-PREFERRED = ("input_ids", "pixel_values")  # inputs of Hugging Face's models to show first
-FILLER = -1  # fills short texts up to the longest one
+MAX_SHOWN_BYTES = 500e6  # largest memory for copies of examples
+PREFERRED = ("input_ids", "pixel_values")  # inputs of Hugging Face models that are shown if present
+FILLER = -1  # pads short texts to the length of the longest one
 
 
 @dataclass
 class Gallery:
-    """One row of each example by name, or no rows if they take too much memory."""
+    """The input row of each example by name. Rows are added until `free_bytes` is used up."""
 
     rows: dict[str, NDArray[Any]] = field(default_factory=dict)
     free_bytes: float = MAX_SHOWN_BYTES
     repeated: RepeatedInputs = field(default_factory=RepeatedInputs)
 
     def add(self, call: ModelCall) -> None:
-        """Add the new examples of a call."""
+        """Add those examples of a recorded call that are new."""
         self.repeated.add(call)
         for name, row in zip(call.names, shown(call.inputs), strict=True):
             if name not in self.rows and self.free_bytes > 0:
@@ -47,7 +46,7 @@ class Gallery:
                 self.free_bytes -= row.nbytes
 
     def of(self, names: Sequence[str]) -> NDArray[Any]:
-        """Return the rows of some examples, or empty rows if not all fit into memory."""
+        """Return the rows of some examples, or empty rows if not all were stored."""
         rows = [self.rows[name] for name in names if name in self.rows]
         if len(rows) < len(names) or self.free_bytes <= 0:
             return np.zeros((len(names), 0))
@@ -55,7 +54,7 @@ class Gallery:
 
 
 def shown(inputs: Inputs) -> NDArray[Any]:
-    """Return the tensor to show, with one row for each example.
+    """Return the input tensor to show, with one row for each example.
 
     >>> shown({"mask": torch.ones(1, 2), "input_ids": torch.tensor([[4, 7]])})
     array([[4, 7]])
@@ -66,13 +65,15 @@ def shown(inputs: Inputs) -> NDArray[Any]:
         tensor = [*preferred, tensor][0]
     assert isinstance(tensor, Tensor)
     values = tensor.detach().cpu()
-    if values.dtype == torch.bfloat16:  # NumPy has none
+    if values.dtype == torch.bfloat16:  # NumPy has no bfloat16
         values = values.double()
     return np.asarray(values.numpy())
 
 
 def stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Stack rows. Texts of several lengths are filled up with −1.
+    """Stack rows. Pad texts of different lengths with −1.
+
+    Return empty rows if other rows differ in shape.
 
     >>> stacked([np.array([5, 6]), np.array([7])])
     array([[ 5,  6],
@@ -87,7 +88,7 @@ def stacked(rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
-    """Return the text of rows of tokens."""
+    """Decode each row of tokens."""
     return np.array([text_of(row, decode) for row in rows], dtype=str)
 
 
@@ -96,7 +97,7 @@ def text_of(row: NDArray[Any], decode: Decode) -> str:
 
 
 def token_texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
-    """Return the text of each single token, and empty texts for fillers.
+    """Decode each token separately. The text of a padding element is empty.
 
     >>> alphabet = lambda tokens: "".join("ab"[token] for token in tokens)
     >>> token_texts(np.array([[1, 0], [1, -1]]), alphabet).tolist()
@@ -110,7 +111,7 @@ def token_texts(rows: NDArray[Any], decode: Decode) -> NDArray[np.str_]:
 
 @dataclass(frozen=True)
 class ShownExamples:
-    """The queries and examples that a notebook shows, by axis and place."""
+    """The queries and examples that a notebook shows, by axis ("query" or "example") and index."""
 
     known: Mapping[tuple[str, int], Example]
 
@@ -118,7 +119,7 @@ class ShownExamples:
     def of(
         cls, attribution: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None
     ) -> ShownExamples:
-        """Copy the first queries, and the examples with their largest contributions."""
+        """Copy the queries to be shown, and the examples with the largest contributions to them."""
 
         def named(place: int, name: str, row: NDArray[Any]) -> Example:
             text = None if decode is None else str(texts(row[None], decode)[0])

@@ -1,13 +1,13 @@
 """Hooks on a followed model and its optimizers.
 
 `copy.deepcopy`, `pickle`, `torch.save` and new processes copy a module together with its hooks. A
-copy is not part of the followed loop, and may outlive it in a program without this package.
+copy is not part of the followed loop, and may be loaded in a program without this package. So
 `FollowHook` does nothing on a copy:
 
     the same object, in this process     the hook works
     a shallow copy (`copy.copy`)         the hook works, because parameters are shared
-    a replica, a forked process          the hook compares objects, and does nothing
-    a deep copy, a pickle, a file        hold `nullcontext().__exit__` instead of the hook
+    a replica, a forked process          the hook detects the copy, and does nothing
+    a deep copy, a pickle, a file        the hook is replaced by `nullcontext().__exit__`
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
 FOLLOWING: WeakSet[FollowHook] = WeakSet()
-"""The hooks of this process."""
+"""All hooks in this process."""
 
 
 class FollowHook:
-    """A hook that calls `react` when `owner`, a module or an optimizer, is called or takes a step.
+    """A hook that passes the events of `owner`, a module or an optimizer, to `react`.
 
     >>> from copy import deepcopy
     >>> net, events = torch.nn.Linear(1, 1), []
@@ -52,7 +52,7 @@ class FollowHook:
         return self.react(owner, *event)
 
     def follows(self, owner: object) -> bool:
-        """Return True for the followed object and for a module that shares its parameters."""
+        """Return True for the owner of the hook, and for a module that shares its parameters."""
         if owner is self.owner:
             return True
         if not isinstance(owner, nn.Module) or not isinstance(self.owner, nn.Module):
@@ -60,19 +60,19 @@ class FollowHook:
         return owner._parameters is self.owner._parameters
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        """Return the stand-in for copies and pickles: `nullcontext().__exit__`, which takes any
-        arguments."""
+        """Replace the hook in copies and pickles by `nullcontext().__exit__`, which takes any
+        arguments and does nothing."""
         return getattr, (nullcontext(), "__exit__")
 
 
 def is_traced() -> bool:
-    """Return True during `torch.export` and `torch.jit.trace`, whose programs shall hold no
+    """Return True during `torch.export` and `torch.jit.trace`, whose programs must not contain
     hooks."""
     return torch.compiler.is_exporting() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
 def silence() -> None:
-    """Stop the hooks in a forked process. The loop goes on in its parent."""
+    """Disable all hooks in a forked process, because the loop continues in its parent."""
     for hook in FOLLOWING:
         hook.forked = True
 
@@ -83,20 +83,23 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
 
 # --- Hooks on the gradients of outputs.
 #
-# Under autocast, libraries cast an output once more after the model has formed its loss. Then no
-# gradient reaches the output that the model returns, and the hook belongs on the tensor before the
-# cast.
+# Some models compute their loss from an output, and under autocast a library then casts the output
+# before it returns it. The gradient reaches the tensor before this cast, but not the returned
+# output, so the hook must be on the tensor before the cast.
 
 
 CAST_NODE = "ToCopyBackward0"
-"""The name of a cast in autograd's graph."""
+"""The name of a cast in the autograd graph."""
 
 Listener: TypeAlias = Callable[[Tensor], Tensor | None]
-"""Receives a gradient, and may return another one to replace it."""
+"""A function that receives a gradient, and returns its replacement or None."""
 
 
 def listen(output: Tensor, listener: Listener, *, past_casts: bool) -> None:
-    """Call a listener with the gradient of an output, or of the tensor that it was cast from.
+    """Register a listener for the gradient of an output.
+
+    With `past_casts`, the listener receives the gradient of the tensor from which the output was
+    cast.
 
     >>> gradients, hidden = [], torch.ones(2, requires_grad=True) * 3
     >>> listen(hidden.double(), gradients.append, past_casts=True)

@@ -1,5 +1,5 @@
-"""Reads of a device by the host. The program waits for each read, so small
-tensors are copied together.
+"""Transfers from a device to the CPU. Each transfer synchronizes, so small tensors are
+concatenated and copied at once.
 
 >>> read_numbers([torch.tensor(1.0), torch.tensor(2)])
 [1.0, 2.0]
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-MAX_JOINED_NUMBERS = 2**16  # of a tensor: joining a larger one would take its memory twice
+MAX_JOINED_NUMBERS = 2**16  # elements; concatenating a larger tensor would double its memory
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the tensors on the CPU. Small ones of one device and dtype come with one transfer.
+    """Copy tensors to the CPU. Small tensors of the same device and dtype share one transfer.
 
     >>> [tensor.tolist() for tensor in to_host([torch.ones(2), torch.zeros(1, 2)])]
     [[1.0, 1.0], [[0.0, 0.0]]]
@@ -42,5 +42,5 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def read_numbers(numbers: Sequence[Tensor]) -> list[float]:
-    """Return tensors of one element as numbers."""
+    """Return the values of tensors with one element each."""
     return [float(number) for number in to_host(numbers)]

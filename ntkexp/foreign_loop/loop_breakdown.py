@@ -1,9 +1,9 @@
 """The breakdown of a removal: run a followed loop again without some examples, and divide the
-change among all examples.
+change of the outputs among all examples.
 
-The first training is the followed one, from its folder. The second is followed and proved as well,
-and its steps are stored until the change is divided. Module and loss are those that the loop gives
-to `follow`.
+The first training is the followed one, read from its folder. The second training is followed and
+proved as well, and its steps are stored until the breakdown is complete. The model and the loss are
+taken from the call of `follow` in the second training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ntkexp.records.contributions import REMOVAL_FOLDER, Removal
 from ntkexp.removal.between import Pair, TrainingPair
 from ntkexp.removal.retraining import OutputsAt, removal_of, split_change
 
-MAX_ADJOINT_NUMBERS = 2**28 // 12  # in one sweep, with a dozen arrays of their size in memory
+MAX_ADJOINT_NUMBERS = 2**28 // 12  # elements in one sweep; about 12 such arrays are in memory
 
 
 def loop_without(
@@ -44,7 +44,17 @@ def loop_without(
     points: Sequence[int],
     progress: AbstractProgress,
 ) -> Removal:
-    """Return the change at some queries without the examples at these places, and its breakdown."""
+    """Retrain without some examples. Return the change of the outputs at some queries, and its
+    split by example and step.
+
+    Args:
+        files: trace of the followed loop.
+        again: function that runs the loop again.
+        mean: how the other examples of a batch share its mean.
+        group: indices of the examples to leave out.
+        points: indices of the queries.
+        progress: progress display.
+    """
     place = files.folder.path / REMOVAL_FOLDER
     place.mkdir(exist_ok=True)
     try:
@@ -53,7 +63,7 @@ def loop_without(
             second_place = Path(folder) / "trace"
             pair, first = trained_twice(files, again, Weighing(mean=mean), group, second_place)
 
-            # one sweep for all queries whose adjoints fit into memory together
+            # each sweep handles as many queries as fit into memory
             flat = pair.first.flat
             queries = [partial(outputs_at, first, flat, point) for point in points]
             outs = len(queries[0](pair.first.end))
@@ -64,14 +74,14 @@ def loop_without(
             change = split_change(pair, outputs, progress).closed()
     finally:
         progress.stop()
-    # the followed loop is the first training, so nothing was repeated
+    # the first training is read from its folder, so no training was repeated
     return removal_of(change, group, points, range(outs), repeated=0.0)
 
 
 def outputs_at(
     trace: Trace, flat: FlatWeights, point: int, weights: Float[Tensor, " weight"]
 ) -> Float[Tensor, " out"]:
-    """Return the outputs at one query. A measure is evaluated at all queries together."""
+    """Return the outputs at query `point`. A measure is evaluated at all queries at once."""
     if trace.measured is not None:
         return trace.function(flat.weights(weights), trace.queries)[point]
     query = part(trace.queries, slice(point, point + 1))
@@ -81,8 +91,11 @@ def outputs_at(
 def trained_twice(
     files: TraceFolder, again: Again, weighing: Weighing, group: Sequence[int], place: Path
 ) -> tuple[TrainingPair, Trace]:
-    """Return the followed training and the one without the examples, whose module is used for
-    both."""
+    """Return the followed training and the training without the examples in `group`, and the trace
+    of the followed training.
+
+    Both trainings use the model of the second one, whose steps are stored in `place`.
+    """
     names = example_names_in(files)
     without = replace(weighing, weights={names[index]: 0.0 for index in group})
     second = trained_again(again, without, place)

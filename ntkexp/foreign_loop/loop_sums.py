@@ -1,5 +1,5 @@
-"""The sums over the steps of a followed loop: by example, by step, by component and by position,
-and their memory."""
+"""Sums of contributions over the steps of a followed loop: by example, step, component and
+position. Also the plan of the memory that they take."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ NamedArrays: TypeAlias = dict[str, tuple[tuple[str, ...], Tensor]]
 
 
 class StepProofs(NamedTuple):
-    """The numbers of the three proofs of a step, in the order of `run_folder.PROOFS`."""
+    """Factors and errors of the three proofs of a step, in the order of `run_folder.PROOFS`."""
 
-    gradient_factor: float  # (a) c, the smallest of all parameters
-    gradient_error: float  # (a) relative distance of c g from the consumed gradient
-    rule_error: float  # (b) relative distance of the weights from where the rule leads
+    gradient_factor: float  # (a) smallest factor c of all parameters
+    gradient_error: float  # (a) relative distance of c g from the gradient that the optimizer used
+    rule_error: float  # (b) relative distance of the weights from the optimizer's update rule
     closure: float  # (c) ‖J̄Δθ − Δf‖/‖Δf‖
-    casts_error: float  # ‖e‖ relative to the consumed gradient, under casts
+    casts_error: float  # norm of the gradient error by casts, relative to the optimizer's gradient
 
 
 class LoopTerms(NamedTuple):
-    """The terms of one step, over the parameters of one component or of all."""
+    """The terms of one step, summed over all parameters or over one component."""
 
     contributions: Float[Tensor, "query out row"]  # −⟨V, c Jᵢᵀℓ′ᵢ⟩ for each row of the calls
     decay: Float[Tensor, "query out"]
-    rounding: Float[Tensor, "query out"]  # of rounded gradients, also by casts
-    coupling: Float[Tensor, "query out"]  # of examples through constant batch statistics
+    rounding: Float[Tensor, "query out"]  # effect of rounding errors in gradients, and of casts
+    coupling: Float[Tensor, "query out"]  # effect of examples on one another in BatchNorm
 
 
 @dataclass
 class TermTotals:
-    """Sums of terms over the steps so far. With components, each tensor has them as its first
-    axis."""
+    """Sums of terms over the steps so far. With components, the first axis of each tensor is the
+    component."""
 
     contributions: Float[Tensor, "*component query out example"]
     decay: Float[Tensor, "*component query out"]
@@ -68,7 +68,7 @@ class TermTotals:
     def at_zero(
         cls, zero: Float[Tensor, "*component query out"], examples: int, steps: int
     ) -> TermTotals:
-        """Begin with no step."""
+        """Return sums over no step."""
         return cls(
             contributions=zero.new_zeros(*zero.shape, examples),
             decay=torch.zeros_like(zero),
@@ -94,8 +94,14 @@ class TermTotals:
         terms: LoopTerms,
         of_no_example: Float[Tensor, "query out"] | None = None,
     ) -> None:
-        """Add the step at a place among the steps; `rows` are the places of the examples of its
-        rows."""
+        """Add one step.
+
+        Args:
+            place: position of the step in `by_step`.
+            rows: index of the example of each row of the step's calls.
+            terms: terms of the step.
+            of_no_example: further change in this step, which is included in `by_step` only.
+        """
         contributions = terms.contributions.to(self.contributions.dtype)
         self.contributions.index_add_(2, rows, contributions)
         self.decay += terms.decay
@@ -124,13 +130,13 @@ class TermTotals:
 
 @dataclass
 class LoopSums:
-    """The sums over the steps so far, from the last one on, and the proofs of each step."""
+    """The sums over the steps so far, beginning with the last step, and the proofs of each step."""
 
     totals: TermTotals
-    statistics: Float[Tensor, "query out"]  # of running statistics that calls moved
-    jumps: Float[Tensor, "query out"]  # of discrete choices that changed
-    carried: Float[Tensor, "query out"]  # of momentum from before these steps
-    other_steps: Float[Tensor, "query out"]  # of steps that were not followed
+    statistics: Float[Tensor, "query out"]  # effect of BatchNorm's running statistics
+    jumps: Float[Tensor, "query out"]  # effect of changed discrete choices
+    carried: Float[Tensor, "query out"]  # effect of momentum from before these steps
+    other_steps: Float[Tensor, "query out"]  # change in steps that were not followed
     proofs: Float[Tensor, "proof step"]
     closing: ClosingSums
     halves: Halves | None
@@ -147,8 +153,17 @@ class LoopSums:
         proofs: StepProofs,
         by_component: Sequence[LoopTerms] = (),
     ) -> None:
-        """Add the step at a place among the steps; `rows` are the places of the examples of its
-        rows."""
+        """Add one step.
+
+        Args:
+            place: position of the step in `by_step`.
+            rows: index of the example of each row of the step's calls.
+            terms: terms of the step.
+            statistics: change by BatchNorm's running statistics in this step.
+            jumps: change by discrete choices in this step.
+            proofs: proofs of the step.
+            by_component: terms of each component.
+        """
         if self.halves is not None:
             self.halves.add_rows(place, rows, terms.contributions)
         self.totals.add(place, rows, terms, statistics + jumps)
@@ -161,7 +176,7 @@ class LoopSums:
 
     @property
     def total(self) -> Float[Tensor, "query out"]:
-        """The sum of all parts, which is the change of the outputs by steps."""
+        """The sum of all parts, which is the change of the outputs in all steps."""
         totals = self.totals
         by_these = totals.contributions.sum(2) + totals.decay + totals.rounding
         by_these = by_these + self.statistics + self.jumps + totals.coupling
@@ -170,7 +185,13 @@ class LoopSums:
     def arrays(
         self, *, cast: bool, batch_norm: BatchNormMode | None, some_steps: bool
     ) -> NamedArrays:
-        """Return all sums by name. Sums that a loop of this kind cannot have are omitted."""
+        """Return all sums by name.
+
+        Args:
+            cast: include the errors of casts.
+            batch_norm: mode of BatchNorm, or None if no running statistics are updated.
+            some_steps: True if not all steps of the loop were followed.
+        """
         outputs, totals = ("query", "out"), self.totals
         arrays: NamedArrays = {
             "contribution": (("query", "out", "example"), totals.contributions),
@@ -203,40 +224,39 @@ class LoopSums:
         return arrays
 
 
-# --- The memory of the sums and of one step. Sums that do not fit raise before the first step;
-# `half_by` is omitted instead.
+# --- The memory of the sums and of one step. If they do not fit, an error is raised before the
+# first step. If only `half_by` does not fit, it is omitted.
 
 
 MAX_HALF_BY_NUMBERS = 2**27
 """`half_by` is computed if it needs at most this many numbers (1 GB)."""
 
 PRODUCT_COPIES = 5
-"""Arrays of the products ⟨V, J⟩ of a step that exist at once: of one parameter, their sum, a
-multiple, its negative, and one in transit."""
+"""The number of arrays of inner products ⟨V, J⟩ that exist at once in a step: for one parameter,
+their sum, a multiple, its negative, and a temporary one."""
 
 CACHED_COPIES = 6
-"""Parts of gradients in the processor's cache that exist at once."""
+"""The number of blocks of gradients, of the size of the processor's cache, that exist at once."""
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The most memory that one step takes."""
+    """The largest memory that one step takes."""
 
     tape: Tape  # of the queries
-    rows: int  # the most examples of a step
-    parameters: int  # that moved
-    adjoints: int  # 1 for U; 3 if V and N ⊙ J̄ are formed as well
+    rows: int  # largest number of examples in a step
+    parameters: int  # number of trained weights
+    adjoints: int  # 1 for U, or 3 if V and N ⊙ J̄ are computed as well
 
     @property
     def products(self) -> float:
-        """Bytes of ⟨V, J⟩ between the outputs and the examples of a step."""
+        """Bytes of the inner products ⟨V, J⟩ of a step."""
         outputs = self.tape.outputs
         return float(PRODUCT_COPIES * outputs.numel() * self.rows * outputs.element_size())
 
     @property
     def held(self) -> float:
-        """Bytes of the adjoints, of the tapes of queries and examples, and of gradients that are
-        formed in parts."""
+        """Bytes of the adjoints, the tapes of queries and examples, and blocks of gradients."""
         points, outputs_each = self.tape.outputs.shape
         outputs = self.tape.outputs.numel()
         query_tapes = points * (3 + 2 * outputs_each)
@@ -258,7 +278,10 @@ def sums_at_zero(
     components: Components | None = None,
     positions: Positions | None = None,
 ) -> LoopSums:
-    """Begin the sums of a loop, or raise if they and a step take more than the memory."""
+    """Return sums over no step. Raise if the sums and one step do not fit into memory.
+
+    Omit `half_by`, with a warning, if only this sum does not fit.
+    """
     outputs = step.tape.outputs
     by, fewer = "", ""
     if components is not None:
@@ -304,7 +327,7 @@ def sums_at_zero(
 def needed_bytes(
     step: StepMemory, examples: int, steps: int, components: Components | None
 ) -> float:
-    """Return the bytes that the sums and a step take."""
+    """Return the bytes that the sums and one step take."""
     outputs = step.tape.outputs
     sum_bytes = accumulated_in(outputs).itemsize
     contributions = outputs.numel() * examples * (outputs.element_size() + sum_bytes)
@@ -313,7 +336,7 @@ def needed_bytes(
 
 
 def accumulated_in(outputs: Tensor) -> torch.dtype:
-    """Return the precision of sums over steps: double, unless the device has none.
+    """Return the dtype of sums over steps: float64, unless the device does not support it.
 
     >>> accumulated_in(torch.ones(1, dtype=torch.float32))
     torch.float64

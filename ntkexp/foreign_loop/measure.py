@@ -1,12 +1,12 @@
-"""A measure of the outputs at the queries, which is explained instead of the outputs.
+"""The user's measure g of the outputs at the queries, which is explained instead of the outputs.
 
-    m(θ) = g(f(θ; x), x)            m_T − m_0 = Σ contributions + decay + casts + outside
+    m(θ) = g(f(θ; x), x)            m_T − m_0 = Σ contributions + decay + rounding + outside
 
-g may be a loss, a log-probability, a margin, or a projection. The secant passes through g as
-through any layer, so the parts add up to the change of m to rounding. One number for each query
-also needs one adjoint for each query, instead of one for each output.
+g may be a loss, a log-probability, a margin, or a projection. The secant is computed through g as
+through any layer, so the parts add up to the change of m up to rounding. If g returns one value for
+each query, one adjoint for each query suffices, instead of one for each output.
 
-`measure` receives the queries of one call together: all queries, or one batch of a DataLoader.
+`measure` is called with the outputs at all queries, or at one batch of a DataLoader.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from ntkexp.records.contributions import MEASURE
 from ntkexp.shapes import Function, Inputs, Weights
 
 Measure: TypeAlias = Callable[[Tensor, SeenCall], Tensor | Mapping[str, Tensor]]
-"""(outputs, call) ↦ numbers for the queries of a call, [Q] or [Q, M], or a dict of names to tensors
-[Q]."""
+"""A function (outputs, call) of the queries of a call. It returns values [query], or [query, out],
+or a dict from names to tensors [query]."""
 
 RANDOM = "the module draws random numbers"
 MEASURE_FORMS = (
@@ -48,7 +48,7 @@ MEASURE_FORMS = (
 
 
 class NamedValues(NamedTuple):
-    """The numbers of some queries, and the names or places of the columns."""
+    """The values of a measure at some queries, and the names or indices of their columns."""
 
     names: Sequence[str | int]
     values: Float[Tensor, "query out"]
@@ -56,14 +56,13 @@ class NamedValues(NamedTuple):
 
 @dataclass(frozen=True)
 class QueryCalls:
-    """The calls that evaluate the queries: the number of queries of each, and the names of all
-    queries."""
+    """The calls by which the queries are evaluated."""
 
-    sizes: tuple[int, ...]
-    ids: tuple[str, ...]
+    sizes: tuple[int, ...]  # number of queries of each call
+    ids: tuple[str, ...]  # names of all queries
 
     def __iter__(self) -> Iterator[slice]:
-        """Yield the places of the queries of each call."""
+        """Yield the slice of the queries of each call."""
         start = 0
         for size in self.sizes:
             yield slice(start, start + size)
@@ -71,7 +70,7 @@ class QueryCalls:
 
     @property
     def content(self) -> dict[str, Json]:
-        """Plain content for a file."""
+        """Plain values, for a file."""
         return {"sizes": list(self.sizes), "ids": list(self.ids)}
 
     @classmethod
@@ -95,7 +94,7 @@ class MeasuredQueries:
 
     @property
     def described(self) -> str:
-        """The name and digest of the measure, as in config.json."""
+        """The name of the measure and a digest of its code, as stored in config.json."""
         return described(self.measure)
 
     @property
@@ -103,7 +102,7 @@ class MeasuredQueries:
         return self.described.split()[0]
 
     def of(self, function: Function) -> Function:
-        """Return g ∘ f at all queries."""
+        """Return the composition g ∘ f, as a function of weights and all queries."""
 
         def measured(weights: Weights, inputs: Inputs) -> Tensor:
             return self.values(function(weights, inputs), inputs)
@@ -111,21 +110,21 @@ class MeasuredQueries:
         return measured
 
     def values(self, outputs: Tensor, inputs: Inputs) -> Float[Tensor, "query out"]:
-        """Return the numbers of all queries in the precision of the outputs, at least float32."""
+        """Return the values of all queries, in the dtype of the outputs, but at least float32."""
         outputs = at_least_float(outputs)
         if len(self.calls.sizes) == 1:
             return self.of_call(outputs, inputs, self.calls.ids).values
         return torch.cat([call.values for call in self.by_call(outputs, inputs)])
 
     def by_call(self, outputs: Tensor, inputs: Inputs) -> list[NamedValues]:
-        """Measure the queries of each call."""
+        """Return the values at the queries of each call."""
         return [
             self.of_call(outputs[where], part(inputs, where), self.calls.ids[where])
             for where in self.calls
         ]
 
     def of_call(self, outputs: Tensor, inputs: Inputs, ids: tuple[str, ...]) -> NamedValues:
-        """Measure the queries of one call, and check the form of the result."""
+        """Return the values at the queries of one call. Raise if the result has a wrong form."""
         result = self.measure(outputs, SeenCall.of(inputs, ids))
         if isinstance(result, Mapping):
             names = list(result)
@@ -142,7 +141,8 @@ class MeasuredQueries:
         return NamedValues([MEASURE], torch.stack([result], 1).to(outputs.dtype))
 
     def out_names(self, outputs: Tensor, queries: Inputs) -> list[str] | list[int]:
-        """Return the names of the numbers, or raise if the measure does not fit these outputs."""
+        """Return the names or indices of the values. Raise if the measure fails or is not finite at
+        these outputs."""
         outputs = at_least_float(outputs)
         try:
             with torch.no_grad():
@@ -171,7 +171,8 @@ class MeasuredQueries:
         return [*map(str, first)] if isinstance(first[0], str) else [*map(int, first)]
 
     def refuse_unexplained(self, outputs: Tensor, queries: Inputs) -> None:
-        """Raise if no secant leads through the measure at these outputs, or if it mixes queries."""
+        """Raise if an operation of the measure has no secant rule, or if its values do not have the
+        gradient that autograd computes."""
         with torch.enable_grad():
             values = self.values(outputs.detach().requires_grad_(), queries)
             if not values.requires_grad:
@@ -186,13 +187,14 @@ class MeasuredQueries:
             reader.checks.faithful_owners(tape)
 
     def refuse_mixed(self, outputs: Tensor, queries: Inputs) -> None:
-        """Raise if the number of a query depends on other queries."""
+        """Raise if the value of a query depends on other queries."""
         with self.rewording():
             reader, tape = self.recorded(outputs, queries)
             reader.checks.refuse_dependence(tape)
 
     def recorded(self, outputs: Tensor, queries: Inputs) -> tuple[Reader, Tape]:
-        """Record g alone, as a function of one weight, which is 1 and multiplies these outputs."""
+        """Record g alone, as a function of one weight of value 1, which multiplies these
+        outputs."""
 
         def scaled_measure(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)
@@ -204,7 +206,7 @@ class MeasuredQueries:
 
     @contextmanager
     def rewording(self) -> Iterator[None]:
-        """Turn an error about a module into one about the measure."""
+        """Replace an error message about a module by a message about the measure."""
         try:
             yield
         except Mistake as error:
@@ -212,7 +214,7 @@ class MeasuredQueries:
 
     @staticmethod
     def reworded(reason: str) -> str:
-        """Return what an error about a module means for a measure.
+        """Translate an error message about a module to a message about the measure.
 
         >>> MeasuredQueries.reworded(COUPLED)[:40]
         'the number of a query depends on other q'
@@ -239,12 +241,12 @@ class MeasuredQueries:
 
 
 def at_least_float(outputs: Tensor) -> Tensor:
-    """Convert dtypes shorter than float32 to float32."""
+    """Convert dtypes of lower precision than float32 to float32."""
     return outputs.float() if outputs.element_size() < torch.float32.itemsize else outputs
 
 
 def refuse_form(values: object, shape: tuple[int, ...], name: str = "") -> None:
-    """Raise unless the values are a floating tensor of this shape, with one row for each query."""
+    """Raise unless `values` is a floating-point tensor of this shape, with a row for each query."""
     if not isinstance(values, Tensor):
         raise Mistake(f"measure=: it gives a {type(values).__name__}{name}; {MEASURE_FORMS}")
     if values.shape != shape:
@@ -260,7 +262,7 @@ def refuse_form(values: object, shape: tuple[int, ...], name: str = "") -> None:
         )
 
 
-# --- The queries, in one piece or as batches of a DataLoader. A batch is one call.
+# --- The queries, as one batch or as batches of a DataLoader. Each batch is one call.
 
 
 def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
@@ -287,7 +289,7 @@ def gathered_queries(queries: object) -> tuple[Inputs, tuple[int, ...]]:
 
 
 def joined(batches: list[Inputs]) -> Inputs:
-    """Concatenate batches of the same form.
+    """Concatenate batches of the same structure.
 
     >>> joined([{"x": torch.ones(2), "cache": False}, {"x": torch.zeros(1), "cache": False}])
     {'x': tensor([1., 1., 0.]), 'cache': False}
@@ -309,7 +311,7 @@ def joined(batches: list[Inputs]) -> Inputs:
 
 
 def joined_leaves(leaves: list[Any]) -> Any:
-    """Concatenate tensors. Other values must be equal in all batches."""
+    """Concatenate tensors. Raise if values other than tensors differ between batches."""
     if all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
         return torch.cat(leaves)
     if any(isinstance(leaf, Tensor) or leaf != leaves[0] for leaf in leaves):
@@ -318,7 +320,7 @@ def joined_leaves(leaves: list[Any]) -> Any:
 
 
 def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str, ...]:
-    """Return the names of the queries that a measure receives: from `ids`, or their places."""
+    """Return the names of the queries for a measure: from `ids`, or their indices by default."""
     if ids is None or ids == DATASET:
         return tuple(map(str, range(sum(sizes))))
     names = list[str]()
@@ -335,9 +337,9 @@ def query_names(queries: Inputs, sizes: tuple[int, ...], ids: Ids) -> tuple[str,
     return tuple(names)
 
 
-# --- The identity of a measure. A trace continues only with the same measure: the same name, code
-# and constants. Its values at the queries are also compared with the live model's, by
-# `signatures.OutputsAtEnds`.
+# --- The identity of a measure. A trace continues only with a measure of the same name, code and
+# constants. `signatures.OutputsAtEnds` also compares its values at the queries with the values for
+# the user's model.
 
 
 def described(measure: Measure) -> str:
@@ -350,7 +352,7 @@ def described(measure: Measure) -> str:
     content = sha256()
 
     def add(value: object) -> None:
-        """Add everything that is known to affect the numbers."""
+        """Add the code and the constants of a value to the digest."""
         match value:
             case CodeType():
                 content.update(value.co_code + repr(value.co_names).encode())

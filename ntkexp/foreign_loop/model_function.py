@@ -1,13 +1,12 @@
-"""The followed module as a function of its weights: in evaluation mode for the queries, and as each
-call had it.
+"""The followed model as a function of its weights: in evaluation mode for the queries, and for each
+call under the recorded circumstances.
 
-These functions leave casts out. In the precision of the weights that move, each of them is smooth,
-so secants explain its change to rounding. Short frozen weights, as under adapters, are converted to
-that precision. A loop under casts is also replayed with them, by autograd
-(`CalledModule.gradient`).
+These functions compute without casts, in the precision of the trained weights. There they are
+smooth, so secants explain their change up to rounding. Frozen weights of lower precision, as in a
+base model with adapters, are converted to the precision of the trained weights. Calls under casts
+are also replayed with casts, by autograd (`CalledModule.gradient`).
 
-Under the circumstances of a call, the module is a function of the batch. Generators begin in their
-recorded states, so dropout draws the same masks, which are constants of the step.
+For a call, the random states are restored, so that dropout draws the same masks.
 """
 
 from __future__ import annotations
@@ -48,19 +47,19 @@ from ntkexp.stream import stream
 LOG = logging.getLogger("ntkexp.follow")
 
 QUERIES_PER_CALL = 256
-QUERIES_TO_CHECK = 2  # enough to see whether a module mixes its examples
+QUERIES_TO_CHECK = 2  # enough to check if a module mixes its examples
 
 
 @dataclass(frozen=True)
 class CalledModule:
-    """A copy of the followed module in evaluation mode, and the functions of its weights."""
+    """A copy of the followed module, and its outputs and gradients as functions of its weights."""
 
-    module: nn.Module
+    module: nn.Module  # in evaluation mode
     output: Output
     casts: Autocast | None = None  # of the loop
-    same_kernels: bool = False  # as far as is known, replays use the kernels of the loop
+    same_kernels: bool = False  # True if replays presumably use the same kernels as the loop
     twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(default_factory=dict)
-    long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)
+    long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)  # converted tensors
     measured: MeasuredQueries | None = None  # the measure of the outputs at the queries
 
     # --- Functions without casts
@@ -77,14 +76,20 @@ class CalledModule:
         return self.without_casts(EVALUATION, self.output, cast=cast, any_mode=False)
 
     def asked(self, function: Function) -> Function:
-        """Compose the measure with a function, unless the outputs are explained."""
+        """Return the measure composed with a function, or the function if there is no measure."""
         return function if self.measured is None else self.measured.of(function)
 
     def without_casts(
         self, modes: LayerModes, output: Output, *, cast: bool, any_mode: bool = True
     ) -> Function:
-        """Return the module in these modes, in the precision of its weights. `cast` calls were
-        under autocast."""
+        """Return the module in these modes as a function, in the precision of its trained weights.
+
+        Args:
+            modes: modes of the layers.
+            output: name or index of the output.
+            cast: True if the loop calls the module under autocast.
+            any_mode: allow layers that are random or couple the examples of a batch.
+        """
         if self.short is None:
             function = function_of(self.twin(modes), output, any_mode=any_mode)
             return without_casts(function) if cast else function
@@ -100,7 +105,8 @@ class CalledModule:
         return in_long_numbers
 
     def at(self, call: ModelCall) -> Function:
-        """Return the module as a call had it, with the running statistics from before the call."""
+        """Return the module as a function under the circumstances of a call, with the running
+        statistics from before the call."""
         before: Weights = {} if call.statistics is None else call.statistics[0]
         output = call.output(self.output)
         function = self.without_casts(call.how.modes, output, cast=call.how.autocast is not None)
@@ -115,14 +121,15 @@ class CalledModule:
         return called
 
     def couples(self, call: ModelCall) -> bool:
-        """Return True if norms took their statistics from the batch of a call."""
+        """Return True if BatchNorm normalised by the batch statistics of a call."""
         return call.statistics is not None and couples(self.twin(call.how.modes))
 
     def prove_measure(self, reader: Reader, tape: Tape) -> list[str] | list[int]:
-        """Check that the measure couples no queries, and return the names of its numbers.
+        """Return the names of the measure's values. Raise if the value of a query depends on other
+        queries.
 
-        The module and the measure are checked one after the other, because a check of both together
-        would need many calls with all queries.
+        The module and the measure are checked separately. A check of their composition would need
+        many calls with all queries.
         """
         assert self.measured is not None
         weights = {name: tape[slot].detach() for slot, name in tape.weights.items()}
@@ -136,22 +143,23 @@ class CalledModule:
         reader.findings.independent.keep(tape.operations, True)
         return names
 
-    # --- Casts: autocast, and frozen weights that are shorter than those that move
+    # --- Casts: autocast, and frozen weights of lower precision than the trained weights
 
     @cached_property
     def short(self) -> torch.dtype | None:
-        """The dtype of frozen weights or buffers that are shorter than the weights that move."""
+        """The half-precision dtype of frozen weights or buffers, or None if there are none."""
         return shortest(self.module)
 
     def is_cast(self, how: Circumstances) -> bool:
-        """Return True if a call rounds to shorter numbers than the moving weights have."""
+        """Return True if a call uses lower precision than the trained weights."""
         return how.autocast is not None or self.short is not None
 
     def cast_eps_of(self, how: Circumstances, *, exact: bool = True) -> float:
-        """Return the precision, as an eps, of a replay under casts.
+        """Return the eps of a replayed call under casts.
 
-        At the exact weights and by the same kernels, the replay has the same bits. Otherwise a
-        number may round to the next short number.
+        It is 0 if the replay has the exact weights and the same kernels, because the result then
+        has the same bits. Otherwise values may be rounded differently, so it is the eps of the
+        lower precision.
         """
         if self.same_kernels and exact:
             return 0.0
@@ -159,7 +167,7 @@ class CalledModule:
         return max((torch.finfo(kind).eps for kind in kinds if kind), default=0.0)
 
     def cast_eps(self, calls: Sequence[ModelCall], *, exact: bool = True) -> float:
-        """Return the largest such precision of some calls."""
+        """Return the largest `cast_eps_of` of some calls."""
         return max((self.cast_eps_of(call.how, exact=exact) for call in calls), default=0.0)
 
     def under(self, casts: Autocast | None) -> Function:
@@ -179,10 +187,10 @@ class CalledModule:
 
     @property
     def as_evaluated(self) -> Iterator[Function]:
-        """The functions that the live model may have computed at the queries.
+        """Candidates for the function that the user's model computed at the queries.
 
-        It runs without autocast, under the loop's autocast, or under the autocast that its short
-        weights need.
+        The user's model may run without autocast, under the loop's autocast, or under the autocast
+        that its half-precision weights need.
         """
         candidates = [None, self.casts]
         if self.short is not None:
@@ -192,7 +200,7 @@ class CalledModule:
         for casts in dict.fromkeys(candidates):
             yield self.asked(in_chunks(self.under(casts)))
 
-    # --- Gradients of calls, as autograd adds them up
+    # --- Gradients of calls, accumulated in autograd's order
 
     def gradient(
         self,
@@ -200,8 +208,13 @@ class CalledModule:
         begun: Sequence[Weights],
         on_outputs: Callable[[Float[Tensor, "example ..."]], object] | None = None,
     ) -> Weights:
-        """Return Σ Jᵀℓ′ of calls, each at its weights. `on_outputs` receives the outputs of each
-        replayed call."""
+        """Return Σ Jᵀℓ′ over some calls, by autograd.
+
+        Args:
+            calls: recorded calls, with ℓ′ = ∂L/∂f.
+            begun: weights of each call.
+            on_outputs: function that is called with the outputs of each replayed call.
+        """
         parameters = dict(self.module.named_parameters())
         for parameter in parameters.values():
             parameter.grad = None
@@ -224,11 +237,12 @@ class CalledModule:
         calls: Sequence[ModelCall],
         on_outputs: Callable[[Float[Tensor, "example ..."]], object] | None,
     ) -> None:
-        """Replay calls at the present weights, and add their gradients in one backward pass.
+        """Replay calls at the present weights, and add their gradients to `grad` in one backward
+        pass.
 
-        Autograd adds the gradients of a pass in its own order. If they cancel, another order leaves
-        another remainder, and Adam turns it into a step of another sign. So one pass of the loop is
-        replayed as one pass.
+        The order of the sum matters: if gradients cancel, a different order gives a different
+        rounding error, and Adam may turn it into a step of the opposite sign. So each backward pass
+        of the loop is replayed as one backward pass.
         """
         outputs = list[Tensor]()
         gradients = list[Tensor]()
@@ -247,15 +261,15 @@ class CalledModule:
                     on_outputs(output.detach())
                 outputs.append(output)
                 gradients.append(call.gradient.reshape(output.shape).to(output.dtype))
-            torch.autograd.backward(outputs, gradients)  # by the kernels of the calls
+            torch.autograd.backward(outputs, gradients)  # with the kernels of the calls
 
     def noise(self, calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Weights:
         """Return the change of the gradient under relative noise of one eps in weights, inputs and
         ℓ′.
 
-        It bounds the rounding of a gradient whose terms cancel, within a call or between calls. The
-        result is empty if this bound means nothing: casts round in steps, and a random function
-        differs at every call.
+        It estimates the rounding error of a gradient whose terms cancel. The result is empty if
+        there is no such estimate: under casts, because they round in large steps, and for functions
+        with hidden randomness.
         """
         if any(self.is_cast(call.how) for call in calls):
             return {}
@@ -281,8 +295,9 @@ class CalledModule:
     # --- Copies in other modes
 
     def twin(self, modes: LayerModes, kind: torch.dtype | None = None) -> nn.Module:
-        """Return the module in these modes. A twin shares all tensors, except that short ones are
-        converted to `kind`.
+        """Return a copy of the module in these modes.
+
+        The copy shares all tensors. If `kind` is given, half-precision tensors are converted to it.
 
         >>> net = nn.Linear(1, 1).eval()
         >>> twin = CalledModule(net, None).twin(LayerModes(trains=True))
@@ -309,7 +324,7 @@ def members(module: nn.Module) -> Iterator[Tensor]:
 
 
 def lengthened(tensor: Tensor, kind: torch.dtype) -> Tensor:
-    """Convert a short tensor to a longer dtype. A parameter becomes a frozen parameter.
+    """Convert a half-precision tensor to a wider dtype. A parameter becomes a frozen parameter.
 
     >>> lengthened(torch.ones(1).half(), torch.float32)
     tensor([1.])
@@ -323,7 +338,7 @@ def lengthened(tensor: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def shortest(module: nn.Module) -> torch.dtype | None:
-    """Return the short dtype with the largest eps in a module, or None if nothing is short.
+    """Return the half-precision dtype with the largest eps in a module, or None if there is none.
 
     >>> shortest(nn.Linear(1, 1)), shortest(nn.Linear(1, 1).half())
     (None, torch.float16)
@@ -333,11 +348,11 @@ def shortest(module: nn.Module) -> torch.dtype | None:
 
 
 def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[list[int]]:
-    """Yield the places of the calls of each backward pass.
+    """Split calls into the backward passes of a replay. Yield the indices of the calls of each.
 
-    Calls share a pass if they are neighbours in the same pass of the loop, at the same weights,
-    under the same kernels. A call that moves running statistics is a pass alone, because its replay
-    writes to buffers that the pass reads.
+    Consecutive calls share a pass if they did so in the loop, at the same weights and under the
+    same kernels. A call that updates running statistics gets its own pass, because its replay
+    writes to buffers that the backward pass reads.
     """
     places = list[int]()
     for place, call in enumerate(calls):
@@ -358,7 +373,7 @@ def passes(calls: Sequence[ModelCall], begun: Sequence[Weights]) -> Iterator[lis
         yield places
 
 
-# --- The live model at the queries.
+# --- The user's model at the queries.
 
 
 def evaluate_at_queries(
@@ -367,17 +382,18 @@ def evaluate_at_queries(
     queries: Inputs,
     measured: MeasuredQueries | None = None,
 ) -> Tensor | None:
-    """Return the signature of the live model's outputs, or of their measure, in evaluation mode.
+    """Return the signature of the outputs of the user's model, or of their measure, in evaluation
+    mode.
 
-    The model and the generators stay unchanged. A model with short frozen weights may need
-    autocast. An error of the model is no reason to lose a training: it is logged, and the result is
-    None.
+    The model and the random states stay unchanged. A model with half-precision frozen weights is
+    tried without and with autocast. If the model raises an error, log a warning and return None, so
+    that the training continues.
     """
     device = next((weight.device for weight in model.parameters()), None)
     contexts = autocast_contexts(model, "cpu" if device is None else device.type)
     eager = nullcontext()
     if any(getattr(layer, "_compiled_call_impl", None) for layer in model.modules()):
-        eager = torch.compiler.set_stance("force_eager")  # a compilation would take minutes
+        eager = torch.compiler.set_stance("force_eager")  # compiling would take minutes
     for casts in contexts:
         parts = list[Tensor]()
         try:
@@ -402,7 +418,8 @@ def evaluate_at_queries(
 
 
 def autocast_contexts(model: nn.Module, device: str) -> list[AbstractContextManager[object]]:
-    """Return candidate contexts for the queries: no autocast, and the dtype of short weights."""
+    """Return contexts to try at the queries: no autocast, and autocast to the dtype of
+    half-precision weights if there are any."""
     off: AbstractContextManager[object] = nullcontext()
     if torch.is_autocast_enabled(device):
         off = torch.autocast(device, enabled=False)
@@ -411,13 +428,13 @@ def autocast_contexts(model: nn.Module, device: str) -> list[AbstractContextMana
 
 
 def chunks(queries: Inputs) -> Iterator[Inputs]:
-    """Split queries into the batches of one call each."""
+    """Yield the queries in batches of at most `QUERIES_PER_CALL`."""
     for start in range(0, examples(queries), QUERIES_PER_CALL):
         yield part(queries, slice(start, start + QUERIES_PER_CALL))
 
 
 def in_chunks(function: Function) -> Function:
-    """Return a function that evaluates its queries in chunks."""
+    """Return a function that evaluates its queries in batches, and concatenates the outputs."""
 
     def chunked(weights: Weights, queries: Inputs) -> Tensor:
         return torch.cat([function(weights, some) for some in chunks(queries)])
@@ -427,8 +444,8 @@ def in_chunks(function: Function) -> Function:
 
 @contextmanager
 def left_alone(model: nn.Module) -> Iterator[None]:
-    """Restore the attributes of all layers at the end, such as modes and counters, and the values
-    of all buffers."""
+    """Restore the attributes of all layers on exit, such as modes and counters, and the values of
+    all buffers."""
     layers = [(layer, layer.training, dict(vars(layer))) for layer in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:

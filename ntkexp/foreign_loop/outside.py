@@ -1,14 +1,14 @@
 """Changes of the model that no followed step made, such as a loaded average of weights, or a clamp.
 
-Between steps such a change is refused, because later steps begin at it:
+Between steps, such a change raises an error:
 
-        weights that the optimizers move    `LatestWeights` compares with those after the last step
-    frozen parameters and buffers       `FrozenTensors` compares with those at the start
+    weights that the optimizers move    `LatestWeights` compares them with a copy after each step
+    frozen parameters and buffers       `FrozenTensors` compares them with a copy from the start
 
-After the last step it is a part of the change that belongs to no example:
+After the last step, the change is reported as `outside`, a part that belongs to no example:
 
-    f_T − f_0 = Σ contributions + decay + casts + outside
-    outside = f(as the loop left it) − f(after the last step)
+    f_T − f_0 = Σ contributions + decay + rounding + outside
+    outside = f(at the end of the loop) − f(after the last step)
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ if TYPE_CHECKING:
 
 # --- Frozen parameters and buffers.
 #
-# The queries are evaluated in a copy of the model with the frozen tensors from the start. If other
-# code moves a readout's bias, for example, no gradient changes, so no other proof would show it.
+# The queries are evaluated by a copy of the model, with the frozen tensors from the start. Other
+# code may change a tensor without any effect on gradients, such as the bias of the last layer. The
+# proofs of the steps would not show this.
 
 
 @dataclass
 class FrozenTensors:
-    """The tensors of the model that no followed optimizer moves, and a copy of the model from the
-    start."""
+    """Checks for the tensors of the model that no followed optimizer moves."""
 
     model: nn.Module
-    copy: nn.Module
-    checked: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # with counts of writes
+    copy: nn.Module  # copy of the model from the start
+    checked: dict[str, tuple[Tensor, int]] = field(default_factory=dict)  # tensors and `_version`s
 
     def __post_init__(self) -> None:
         for name, tensor in named_tensors(self.model).items():
             self.checked[name] = (tensor, tensor._version)
 
     def refuse_writes(self, step: int, moved: Container[str]) -> None:
-        """Raise if a tensor that no optimizer updates has changed, or if any tensor was replaced by
-        another object.
+        """Raise if a tensor that no optimizer updates has changed, or if a parameter was replaced
+        by another tensor. `moved` names the tensors that optimizers and calls update.
 
-        A buffer may be assigned again with the same values.
+        A frozen tensor may be replaced by a tensor with equal values.
 
         >>> net = nn.Linear(2, 1)
         >>> frozen = FrozenTensors(net, nn.Linear(2, 1))
@@ -94,10 +94,10 @@ class FrozenTensors:
             self.checked[name] = (tensor, tensor._version)
 
     def differences(self, weights: Weights) -> Iterator[str]:
-        """Yield the names of all differences between the model and a trace that ends at these
-        weights.
+        """Yield the names of all differences between the model now and the end of the trace.
 
-        Compared are tensors, and numbers and strings that modules or their classes hold.
+        Compare all tensors with `weights` or with the copy of the model. Also compare numbers and
+        strings that are attributes of modules or their classes.
 
         >>> net = nn.Dropout(0.5)
         >>> frozen, net.p = FrozenTensors(net, nn.Dropout(0.5)), 0.1
@@ -128,7 +128,7 @@ class FrozenTensors:
 
 
 def settings_of(module: nn.Module) -> dict[str, object]:
-    """Return the public numbers and strings of a module, without its mode."""
+    """Return the public attributes of a module that are numbers or strings, except `training`."""
     return {
         key: value
         for key, value in vars(module).items()
@@ -139,7 +139,7 @@ def settings_of(module: nn.Module) -> dict[str, object]:
 
 
 def refuse_other_weights(step: int, name: str, own: Tensor, now: Tensor | None) -> None:
-    """Raise for a call at computed weights, as in MAML's inner loop."""
+    """Raise if the model is called with a computed tensor in place of a parameter, as in MAML."""
     if isinstance(own, nn.Parameter) and now is not None and not isinstance(now, nn.Parameter):
         raise Mistake(
             f"step {step}: the model was called with another tensor in place of '{name}' "
@@ -155,15 +155,15 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def same_values(now: Tensor, before: Tensor) -> bool:
-    """Return True if a tensor has the same values, on any device and in any dtype."""
+    """Return True if two tensors have the same values, regardless of device and dtype."""
     return now.shape == before.shape and torch.equal(now.detach().to(before), before)
 
 
 # --- Weights that the optimizers move.
 #
-# PyTorch counts the writes to a tensor, and every call reads the count. Writes to
-# `weight.data` are not counted. So before every step the weights are compared with a copy, bit by
-# bit.
+# PyTorch counts the writes to a tensor (`_version`), and the count is checked at every call. Writes
+# to `weight.data` are not counted. So before every step, the weights are compared with a copy, bit
+# by bit.
 
 
 LIBRARY = ctypes.CDLL(None)
@@ -175,9 +175,9 @@ class LatestWeights:
     """Copies of the weights after the latest step."""
 
     weights: Weights = field(default_factory=dict)
-    writes: dict[str, int] = field(default_factory=dict)  # torch's counts at the latest step
-    spare: Weights = field(default_factory=dict)  # copies to reuse: fresh memory is slow to fill
-    strangers: dict[str, str] = field(default_factory=dict)  # optimizers that are not followed
+    writes: dict[str, int] = field(default_factory=dict)  # `_version` after the latest step
+    spare: Weights = field(default_factory=dict)  # buffers to reuse, because allocation is slow
+    strangers: dict[str, str] = field(default_factory=dict)  # unfollowed optimizer, by parameter
 
     def copy_in(self, weights: Mapping[str, Tensor]) -> None:
         """Copy the present values of some weights."""
@@ -192,10 +192,10 @@ class LatestWeights:
             self.writes[name] = weight._version
             copies.append(self.weights[name])
             values.append(value)
-        torch._foreach_copy_(copies, values)  # one call for all
+        torch._foreach_copy_(copies, values)  # one call for all weights
 
     def release(self, before: Weights) -> None:
-        """Make older copies available for reuse."""
+        """Reuse the memory of these older copies."""
         self.spare |= {
             name: weight for name, weight in before.items() if weight is not self.weights[name]
         }
@@ -205,7 +205,7 @@ class LatestWeights:
     ) -> None:
         """Raise if weights have changed since the latest step.
 
-        Only weights with counted writes are compared, unless `closely`.
+        Compare only weights whose write count has changed, or all weights if `closely`.
         """
         written: dict[str, Tensor] = {}
         for name, weight in members:
@@ -222,7 +222,7 @@ class LatestWeights:
             self.writes[name] = weight._version
 
     def refuse_change(self, step: int, name: str) -> None:
-        """Raise for a weight that something has moved."""
+        """Raise the error for a weight that has changed between steps."""
         if name in self.strangers:
             raise Mistake(
                 f"step {step}: '{name}' was moved by another optimizer ({self.strangers[name]}), "
@@ -242,8 +242,7 @@ def alike(one: Tensor, other: Tensor) -> bool:
 
 
 def same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
-    """Return for each pair if both tensors have the same bits. All results come with one read of
-    the device.
+    """Return for each pair if both tensors have the same bits. Copy all results in one transfer.
 
     >>> same_bits([(torch.zeros(2), -torch.zeros(2)), (torch.ones(3), torch.ones(3))])
     [False, True]
@@ -252,9 +251,9 @@ def same_bits(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
 
 
 def have_same_bits(one: Tensor, other: Tensor) -> Tensor:
-    """Return a boolean tensor on the device: True if both have the same bits.
+    """Return a boolean tensor, on the device, which is True if both tensors have the same bits.
 
-    Contiguous memory on the CPU is compared by `memcmp`, other memory as integers.
+    Contiguous tensors on the CPU are compared by `memcmp`, all others as integers.
     """
     if not alike(one, other):
         return torch.tensor(False)
@@ -268,20 +267,20 @@ def have_same_bits(one: Tensor, other: Tensor) -> Tensor:
 # --- Memory of large models.
 
 
-LARGE_MODEL_BYTES = 1e8  # of weights
-KEPT_BYTES = 2**28  # of an allocation that the process keeps
-MMAP_THRESHOLD = -3  # options of mallopt
-TRIM_THRESHOLD = -1
-GLIBC_MAXIMA = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}  # of glibc's own, dynamic thresholds
-KEEPING: list[int] = []  # the present setting: a loop inside an attribution must not change it
+LARGE_MODEL_BYTES = 1e8  # size of the weights of a large model
+KEPT_BYTES = 2**28  # largest allocation whose memory the process keeps after it is freed
+MMAP_THRESHOLD = -3  # option of mallopt
+TRIM_THRESHOLD = -1  # option of mallopt
+GLIBC_MAXIMA = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26}  # limits of glibc's dynamic values
+KEEPING: list[int] = []  # not empty inside `memory_kept`, whose nested uses do nothing
 
 
 @contextmanager
 def memory_kept(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Let the C library keep freed memory, because filling fresh pages may take longer than the
+    """Let the C library keep freed memory, because allocating new pages may take longer than the
     arithmetic.
 
-    Nothing is set for large models, or if the user configures malloc.
+    Do nothing for large models, or if the user has configured malloc.
     """
     set_option = getattr(LIBRARY, "mallopt", None)  # glibc only
     configured = {"MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
@@ -305,10 +304,10 @@ def is_large(tensors: Iterable[Tensor]) -> bool:
 
 
 def release_memory(tensors: Iterable[Tensor]) -> None:
-    """Return free memory to the system before a large model with these tensors needs much more.
+    """Return freed memory to the system, if the model with these tensors is large.
 
-    The C library keeps freed blocks below 32 MB, which add up to several times the weights of a
-    large model.
+    The C library keeps freed blocks smaller than 32 MB. For a large model, they add up to several
+    times the size of the weights.
     """
     trim = getattr(LIBRARY, "malloc_trim", None)  # glibc only
     if trim is not None and is_large(tensors):
@@ -321,16 +320,22 @@ def release_memory(tensors: Iterable[Tensor]) -> None:
 
 @dataclass(frozen=True)
 class Outside:
-    """The names of all changes after the last step, and the changed tensors as the loop left
-    them."""
+    """The changes of the model after the last step."""
 
-    names: tuple[str, ...] = ()
-    tensors: Weights = field(default_factory=dict)
+    names: tuple[str, ...] = ()  # of changed tensors and attributes
+    tensors: Weights = field(default_factory=dict)  # changed tensors, at the end of the loop
 
     def change(
         self, called: CalledModule, casts: Autocast | None, end: Weights, queries: Inputs
     ) -> Float[Tensor, "query out"]:
-        """Return f(as the loop left it) − f(after the last step) at the queries."""
+        """Return f(at the end of the loop) − f(after the last step) at the queries.
+
+        Args:
+            called: the followed model.
+            casts: autocast context of the loop.
+            end: weights after the last step.
+            queries: inputs of f.
+        """
         module = copied(called.module)
         for name, tensor in named_tensors(module).items():
             value = self.tensors.get(name, end.get(name, tensor))
@@ -345,14 +350,14 @@ class Outside:
 
     @property
     def named(self) -> str:
-        """The changes in words."""
+        """The names of the changes, for a message."""
         if len(self.names) == 1:
             return f"'{self.names[0]}'"
         return f"'{self.names[0]}', and {len(self.names) - 1} more,"
 
 
 def outside_sentence(attribution: xr.Dataset) -> str:
-    """Return the sentence on changes after the last step, or an empty one."""
+    """Return a sentence on changes after the last step, or an empty string."""
     if OUTSIDE not in attribution.attrs:
         return ""
     named = Outside(tuple(str(attribution.attrs[OUTSIDE]).split(", "))).named

@@ -2,14 +2,14 @@
 
     contribution(x, xᵢ) = Σ_t by_position(x, xᵢ, t)
 
-Outputs of a call are [example, position, class], or [example, class, position] as `cross_entropy`
-takes them. The gradient of an example is a sum over its positions, and contributions are linear in
-the gradient:
+The outputs of a call have the shape [example, position, class], or [example, class, position] as in
+`cross_entropy`. The gradient of an example is a sum over its positions t, and contributions are
+linear in the gradient:
 
     Jᵢᵀ ℓ′ᵢ = Σ_t J_itᵀ ∂L/∂f_it
 
-So each position takes one back-propagation of the call, with ∂L/∂f of that position alone. At
-padding and ignored targets ∂L/∂f is zero, and so is by_position.
+For each position, the call is back-propagated once, with ∂L/∂f set to zero at all other positions.
+At padding and ignored targets ∂L/∂f is zero, and so is by_position.
 """
 
 from __future__ import annotations
@@ -35,31 +35,34 @@ if TYPE_CHECKING:
     from ntkexp.kernel.record.tape import Tape
 
 OUTPUT_AXES = 3
-SOFTMAX_SUM_EPS = 64  # eps: rounding of Σ_c ∂L/∂f_tc over a vocabulary, relative to Σ_c |∂L/∂f_tc|
-MAX_SOFTMAX_SUM = 0.01  # the largest such share, for dtypes with a large eps
+# largest rounding error of Σ_c ∂L/∂f_tc over the classes c, relative to Σ_c |∂L/∂f_tc|:
+SOFTMAX_SUM_EPS = 64  # eps
+MAX_SOFTMAX_SUM = 0.01  # upper limit, for dtypes with a large eps
 
 
-# --- The axis of positions in the outputs.
+# --- The axis of positions in the outputs is found by two signs, which must not disagree:
 #
-# Two signs can show it. A softmax loss has Σ_c ∂L/∂f_tc = 0, so ∂L/∂f sums to zero over the axis of
-# classes. And the axis of positions is as long as the texts that go in. Every sign that shows an
-# axis must show the same one.
+# - For a softmax loss, Σ_c ∂L/∂f_tc = 0, so ∂L/∂f sums to zero over the axis of classes.
+# - The axis of positions is as long as the input texts.
 
 
 @dataclass(frozen=True)
 class Positions:
-    """The axis of positions in the outputs, and the sizes that memory depends on."""
+    """The axis of positions in the outputs, and sizes for the memory plan."""
 
-    axis: int
-    longest: int  # positions of the longest call
-    rows: int  # the most (example, position) pairs of a step
+    axis: int  # 1 or 2
+    longest: int  # largest number of positions in a call
+    rows: int  # largest number of (example, position) pairs in a step
 
 
 def positions_of(
     steps: Iterable[Sequence[ModelCall]], couples: Callable[[ModelCall], bool]
 ) -> Positions:
-    """Find the axis of positions from the calls of all steps, or raise if the signs do not
-    agree."""
+    """Find the axis of positions from the calls of all steps. Raise if the signs show no axis, or
+    both.
+
+    `couples` returns True if BatchNorm couples the examples of a call.
+    """
     axes = set[int]()
     first_shape: tuple[int, ...] = ()
     longest = {1: 0, 2: 0}
@@ -87,7 +90,7 @@ def positions_of(
 
 
 def refuse_no_positions(call: ModelCall, *, coupled: bool = False) -> None:
-    """Raise if the outputs have no axis of positions, or if norms couple the batch.
+    """Raise if the outputs have no axis of positions, or if BatchNorm couples the batch.
 
     >>> refuse_no_positions(ModelCall(7, torch.ones(6, 2), shape=(6, 10)))
     Traceback (most recent call last):
@@ -118,9 +121,9 @@ be [example, position, class] or [example, class, position]
 
 
 def by_loss(call: ModelCall) -> int | None:
-    """Return the axis of positions if ∂L/∂f sums to zero over the other one alone.
+    """Return the axis of positions if ∂L/∂f sums to zero over the other axis only, else None.
 
-    The outputs below are [example, class, position].
+    In this example, the outputs are [example, class, position].
 
     >>> f, y = torch.randn(2, 7, 5, requires_grad=True), torch.ones(2, 5, dtype=torch.long)
     >>> torch.nn.functional.cross_entropy(f, y).backward()
@@ -145,8 +148,8 @@ def by_loss(call: ModelCall) -> int | None:
 
 
 def by_inputs(call: ModelCall) -> int | None:
-    """Return the axis that is as long as the input texts [example, position], if it is the only
-    one."""
+    """Return the axis with the length of the input texts [example, position], or None if both or
+    neither have it."""
     lengths = {
         tensor.shape[1]
         for tensor in tensors(call.inputs)
@@ -161,10 +164,10 @@ def by_inputs(call: ModelCall) -> int | None:
 
 @dataclass
 class PositionGradients(Sequence[Jacobian]):
-    """J_itᵀ ∂L/∂f_it of the examples of a call, one position after another.
+    """The gradients J_itᵀ ∂L/∂f_it of the examples i of a call, as a sequence over positions t.
 
-    A position is computed when it is read, and stored while the stored ones fit into
-    `buffer_bytes`. Positions without a loss are skipped.
+    Positions without a loss are omitted. An element is computed when it is read, and stored if
+    there is space left in `buffer_bytes`.
     """
 
     reader: Reader
@@ -206,7 +209,7 @@ class LoopPositions:
     def at_zero(
         cls, positions: Positions, parts: Float[Tensor, "query out example"], budget: MemoryBudget
     ) -> LoopPositions:
-        """Begin with zeros, or raise if they do not fit into the memory."""
+        """Return contributions of zero. Raise if they do not fit into memory."""
         outputs = prod(parts.shape[:2])
         examples = parts.shape[2]
         numbers = outputs * (examples * positions.longest + positions.rows)  # the sum, and one step
@@ -223,8 +226,13 @@ class LoopPositions:
         calls: Sequence[tuple[PositionGradients, Int[Tensor, " _"]]],
         kernel: Float[Tensor, "query out row"],
     ) -> None:
-        """Subtract the kernel of the calls of a step, each given with the places of its
-        examples."""
+        """Add the contributions of the positions in one step, which are −`kernel`.
+
+        Args:
+            calls: gradients of each call, and the indices of its examples.
+            kernel: products ⟨V, J_itᵀ ∂L/∂f_it⟩, with a row for each (position, example) pair of
+                each call.
+        """
         start = 0
         for gradients, places in calls:
             for position in gradients.present:

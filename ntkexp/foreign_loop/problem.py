@@ -1,4 +1,4 @@
-"""A followed loop as effects and reruns read it. `trace.Trace` is one."""
+"""The interface of a followed loop for leave-out effects and reruns. `trace.Trace` implements it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class LoopProblem(Protocol):
 
     @property
     def function(self) -> Function:
-        """The model in evaluation, as a function of its weights and the queries."""
+        """The model in evaluation mode, as a function of its weights and the queries."""
 
     @property
     def called(self) -> CalledModule:
-        """The model as each call of the loop had it."""
+        """The model in the modes and random states of each recorded call."""
 
     @property
     def examples(self) -> dict[str, int]:
-        """The place of each example, in order of first use."""
+        """The index of each example by name, in order of first use."""
 
     @property
     def measure(self) -> Measure | None:

@@ -1,9 +1,9 @@
-"""Proof (b): the linear step of an optimizer leads from the weights before a step to those after
+"""Proof (b): the linear step of an optimizer maps the weights before a step to the weights after
 it.
 
-`AbstractOptimizerRule` is the interface for rules of other optimizers. `torch_rules.py` has the
-rules of PyTorch's optimizers. `RuleProof` checks a rule at every step, by signatures of the
-tensors."""
+`AbstractOptimizerRule` is the interface for rules of further optimizers. `torch_rules.py` has the
+rules of PyTorch's optimizers. `RuleProof` checks a rule at every step, by comparing random
+projections of the tensors (signatures)."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import LinearStep
 from ntkexp.stream import stream
 
-# --- The linear step of a parameter, in the letters of `optimizer.base`:
+# --- The linear step of a parameter θ, in the notation of `optimizer.base.LinearStep`:
 #
 #     p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# g is the consumed gradient. The coefficients follow from the optimizer's settings and its state
-# before and after the step. They may depend on g, as in a step that is clipped by its own size: all
-# that counts is that the same S, N and α multiply the gradient of every example.
+# g is the gradient that the optimizer used. The fields of `LinearStep` are λ: l2, β: momentum_decay,
+# α: momentum_gain, d: decoupled_decay, S: momentum_scale / denominator, N: gradient_scale /
+# denominator. They follow from the optimizer's settings and from its state before and after the
+# step. They may depend on g, as in an optimizer that clips its own update: the step is still linear
+# in the examples, because the same S, N and α multiply the gradient of every example.
 
 
 class StepInput(NamedTuple):
     """One parameter before a step, and its gradient."""
 
     gradient: Tensor  # g
-    weight: Tensor  # θ, before the step
-    times: int  # earlier steps of this parameter
-    state: Mapping[str, Any]  # the entries in `needs` of the optimizer's state before the step
+    weight: Tensor  # θ before the step
+    times: int  # number of earlier steps of this parameter
+    state: Mapping[str, Any]  # optimizer state before the step, entries named in `needs` only
 
 
 class AbstractOptimizerRule(ABC):
     """The linear steps of some classes of optimizers, for `ntkexp.follow(…, rules=[MyRule()])`.
 
     A rule returns the linear step of each parameter, from the settings of its group and the
-    optimizer's state after the step. Every step is checked: the rule must lead from the weights
-    before to the weights after, and to the optimizer's own memory, up to rounding. A step that it
-    does not explain is refused.
+    optimizer's state after the step. Every step is checked: from the weights before the step, the
+    rule must compute the weights after it and the optimizer's momentum, up to rounding. Otherwise
+    an error is raised.
 
-    Lion moves weights by the signs of c = β₁m₋ + (1 − β₁)g, with m ← β₂m₋ + (1 − β₂)g and m₋ = (m −
-    (1 − β₂)g)/β₂:
+    As an example, Lion updates weights by −η sign(c), with c = β₁m₋ + (1 − β₁)g. The momentum is
+    m ← β₂m₋ + (1 − β₂)g, so that its value before the step is m₋ = (m − (1 − β₂)g)/β₂:
 
     >>> import torch
     >>> import ntkexp
@@ -97,16 +99,17 @@ class AbstractOptimizerRule(ABC):
     """
 
     kinds: ClassVar[tuple[type[torch.optim.Optimizer], ...]]
-    """The classes of optimizers. Derived classes are tried with this rule, too."""
+    """The classes of optimizers. The rule is also applied to their subclasses."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """The entries of a parameter's state whose values before the step the rule needs."""
+    """Keys of the optimizer state whose values before the step the rule needs."""
 
     has_effects: ClassVar[bool] = False
-    """True if the derivative of the denominator of S is known, which effects need."""
+    """True if the derivative of S's denominator is implemented. Leave-out effects need it."""
 
     rounds: ClassVar[bool] = False
-    """True if the optimizer computes in lower precision than the weights; the residual shows it."""
+    """True if the optimizer computes in lower precision than the weights. The rounding is then the
+    `residual` of the linear step."""
 
     @abstractmethod
     def step(
@@ -116,10 +119,17 @@ class AbstractOptimizerRule(ABC):
         taken: StepInput,
         room: Tensor | None = None,
     ) -> LinearStep:
-        """Return the linear step that led to this state. `room` is a buffer for one tensor."""
+        """Return the linear step that led to this state.
+
+        Args:
+            group: settings of the parameter group.
+            state: optimizer state of the parameter after the step.
+            taken: gradient, weight and state of the parameter before the step.
+            room: buffer of the parameter's shape, which the rule may overwrite and return.
+        """
 
     def momentum(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> Tensor | None:
-        """Return m after the step, as the optimizer stores it; None if it has no momentum."""
+        """Return m after the step, as the optimizer stores it, or None without momentum."""
         return None
 
     def watched(
@@ -129,33 +139,35 @@ class AbstractOptimizerRule(ABC):
         taken: StepInput,
         room: Tensor | None,
     ) -> LinearStep:
-        """Return the step as the proof needs it, if that is cheaper than the full map."""
+        """Return a linear step that suffices for proof (b). Override it if it is cheaper than
+        `step`."""
         return self.step(group, state, taken, room)
 
 
-# --- Signatures: a few random sums that represent a tensor in comparisons.
+# --- Signatures: random projections of a tensor w, which are compared instead of the tensor.
 #
-#     σ_b = Σ_i r_i w_{b,i},   b a sixteenth of the tensor,   r_i ~ N(0, 1), drawn once
+#     σ_b = Σ_i r_i w_{b,i}
 #
-# An error e in a tensor appears in σ with its own size, E‖σ(e)‖² = ‖e‖². Only chance could hide it.
+# w_b is one of 16 equal parts of the flattened tensor. r_i ~ N(0, 1) are drawn once. For an error e,
+# E‖σ(e)‖² = ‖e‖², so the signatures differ by about the norm of the error.
 
 
 SIGNATURE_PARTS = 16
-MAX_SUMMED = 2**14  # numbers in one sum
+MAX_SUMMED = 2**14  # terms in one sum of the tensor's dtype
 Numbers: TypeAlias = NDArray[np.float64]
-"""A signature in double precision."""
+"""A signature in double precision, in host memory."""
 
 
 @dataclass(frozen=True)
 class Signed:
-    """The signatures of a step in host memory: of its gradients, and of the weights after it."""
+    """Signatures of a step's gradients, and of the weights after it, in host memory."""
 
     gradient: Mapping[str, Tensor]
     after: Mapping[str, Tensor]
 
     @classmethod
     def of(cls, gradient: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Signed:
-        """Read the signatures from a device, with one transfer."""
+        """Copy the signatures to the host, with one transfer."""
         read = to_host([*gradient.values(), *after.values()])
         of_gradient = dict(zip(gradient, read[: len(gradient)], strict=True))
         of_weights = dict(zip(after, read[len(gradient) :], strict=True))
@@ -164,12 +176,14 @@ class Signed:
 
 @dataclass(frozen=True)
 class Signatures:
-    """The vectors r drawn so far, by length, precision and device."""
+    """Computes signatures. Stores the vectors r drawn so far, by length, dtype and device."""
 
     numbers: dict[tuple[int, torch.dtype, torch.device], Tensor] = field(default_factory=dict)
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Float[Tensor, " part"]]:
-        """Return the signature of every tensor in host memory. The last number sums the remainder.
+        """Return the signature of every tensor, in host memory.
+
+        The last element projects the remainder that does not fit into equal parts.
 
         >>> Signatures().of({"w": torch.ones(3)})["w"].shape
         torch.Size([4])
@@ -190,7 +204,7 @@ class Signatures:
         rows, drawn = flat[: width * parts].view(parts, width), self.drawn(width, flat)
         if width <= MAX_SUMMED:
             torch.mv(rows, drawn, out=signature[:parts])
-        else:  # rounding grows with the length of a sum: add up shorter ones in double precision
+        else:  # rounding errors grow with the length of a sum: add short sums in double precision
             sums = (
                 torch.mv(rows[:, at : at + MAX_SUMMED], drawn[at : at + MAX_SUMMED])
                 for at in range(0, width, MAX_SUMMED)
@@ -201,7 +215,7 @@ class Signatures:
         return signature
 
     def drawn(self, count: int, like: Tensor) -> Tensor:
-        """Return r of this length, in the precision and on the device of a tensor."""
+        """Return r of length `count`, with the dtype and device of `like`."""
         key = (count, like.dtype, like.device)
         if key not in self.numbers:
             generator = stream("signature", count)
@@ -211,7 +225,7 @@ class Signatures:
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Return the distance of two signatures of the same tensors, relative to the second.
+    """Return ‖σ₁ − σ₂‖ / ‖σ₂‖ for the signatures of the same tensors, or ‖σ₁‖ if σ₂ = 0.
 
     >>> distance({"w": torch.ones(4)}, {"w": torch.full((4,), 2.0)})
     0.5
@@ -233,44 +247,46 @@ def in_doubles(signature: Tensor) -> Numbers:
     return doubles
 
 
-# --- Proof (b), through signatures.
+# --- Proof (b), by signatures.
 #
-# A step is linear in its inputs, and so are signatures σ:
+# A step is linear in its inputs, and so is the signature σ. With θ₋ and m₋ before the step, and the
+# residual r (rounding of an optimizer that computes in lower precision):
 #
 #     σ(m) = βσ(m₋) + σ(α ⊙ p)      σ(θ) = (1 − d)σ(θ₋) − σ(S ⊙ m) − σ(N ⊙ p) − σ(r)      p = g + λθ₋
 #
-# If S, N and α are numbers, they multiply signatures, and no tensor is formed. If S differs from
-# weight to weight, σ(S ⊙ m) is computed from the optimizer's memory, and that m is compared with
-# the sum above. The proof runs at every step of a user's training. It reads each gradient and
-# weight once; forming every weight again would read and write them several times.
+# If S, N and α are scalars, they multiply signatures, and no tensor is computed. If S is a tensor,
+# σ(S ⊙ m) is computed from the m that the optimizer stores, and σ(m) is compared with the equation
+# above. The check runs at every step of a user's training. It reads each gradient and weight once.
+# Recomputing the weights would read and write them several times.
 #
-# An error in a tensor appears with its own size, next to numbers of the size of the whole tensor.
-# An error below 64 eps of the size, as in one weight among very many, cannot be separated from
-# rounding. `outside` checks between steps, weight by weight, that nothing else moved a weight.
+# An error changes the signature by about its own norm. If it is smaller than 64 eps times the norm
+# of the tensor, as an error in one weight of very many may be, it cannot be separated from rounding.
+# Between steps, `outside` checks every weight exactly for changes that no step made.
 
 
-STEP_EPS = 64  # eps: rounding of the operations of a step, fused or not, and of short sums
-LONG_SUM_DIVISOR = 4  # rounding of long sums: √length/4 eps
+STEP_EPS = 64  # eps: rounding error of the operations of a step, fused or not, and of short sums
+LONG_SUM_DIVISOR = 4  # the rounding error of a long sum is √length/4 eps
 
 
 PendingProof: TypeAlias = Generator[dict[str, Tensor], dict[str, Numbers], float]
-"""The proof of one parameter in one step: it asks for signatures by name, and returns the error."""
+"""The check of one parameter in one step: it yields the signatures that it needs by name, receives
+their values, and returns the relative error."""
 
 
 @dataclass(frozen=True)
 class StepClaim:
-    """The step of one parameter as the rule has it, which the proof compares with the
-    optimizer's."""
+    """The linear step of one parameter by the rule, to be compared with the optimizer's step."""
 
-    where: str  # for the message of a refusal
+    where: str  # parameter and step, for the error message
     name: str
     step: LinearStep
     weight: Tensor
-    momentum: Tensor | None  # of the optimizer, after the step
+    momentum: Tensor | None  # m that the optimizer stores after the step
 
     @property
     def rounding(self) -> float:
-        """The relative rounding of a step."""
+        """The bound on the rounding error of the parameter's signature after the step, relative to
+        the sum of the norms of the update's terms."""
         length = min(self.weight.numel() / SIGNATURE_PARTS, MAX_SUMMED)
         eps: float = torch.finfo(self.weight.dtype).eps
         return (STEP_EPS + sqrt(length) / LONG_SUM_DIVISOR) * eps
@@ -278,20 +294,20 @@ class StepClaim:
 
 @dataclass
 class RuleProof:
-    """The proof of all steps. By the name of each parameter, after the latest step:"""
+    """Proof (b) of all steps. The fields hold the state after the latest step, by parameter."""
 
     signatures: Signatures = field(default_factory=Signatures)
     weights: dict[str, Numbers] = field(default_factory=dict)  # σ(θ)
     memory: dict[str, Numbers] = field(default_factory=dict)  # σ(m)
-    made: dict[str, float] = field(default_factory=dict)  # sizes of the terms that m sums
+    made: dict[str, float] = field(default_factory=dict)  # sum of the norms of the terms of m
     moved: dict[str, int] = field(default_factory=dict)  # number of steps
 
     def begin(self, name: str, weight: Tensor) -> None:
-        """Begin the proof of a parameter at this weight."""
+        """Store the signature of a parameter before its first step."""
         self.weights[name] = in_doubles(self.signatures.of({"": weight})[""])
 
     def remember(self, name: str, momentum: Tensor) -> None:
-        """Note the momentum of a parameter from before the followed steps."""
+        """Store the momentum that a parameter has before the first followed step."""
         self.memory[name] = in_doubles(self.signatures.of({"": momentum})[""])
         self.made[name] = size(self.memory[name])
 
@@ -300,9 +316,9 @@ class RuleProof:
         return self.signatures.signature(tensor)
 
     def settle(self, waiting: Sequence[PendingProof]) -> list[float]:
-        """Finish the proofs of several parameters, and return the error of each.
+        """Finish the checks of several parameters, and return the error of each.
 
-        Each round reads all signatures that the proofs ask for with one transfer.
+        Each round copies all signatures that the checks need to the host, with one transfer.
         """
         errors = [0.0] * len(waiting)
         asked = {place: next(proof) for place, proof in enumerate(waiting)}
@@ -330,11 +346,20 @@ class RuleProof:
         momentum: Tensor | None,
         room: Tensor,
     ) -> PendingProof:
-        """Begin the proof of one parameter in a step, which `settle` finishes.
+        """Return the check of one parameter in a step. `settle` finishes it.
 
-        It raises if the rule does not explain the step, and returns the relative distance of the
-        weight from where the rule leads. `seen` are σ(g) and σ(θ). Tensors are formed in the buffer
-        `room`, before this returns."""
+        The check raises if the rule does not explain the step. It returns the relative distance of
+        the weight from its value by the rule.
+
+        Args:
+            where: parameter and step, for the error message.
+            name: name of the parameter.
+            step: linear step by the rule.
+            seen: σ(g), and σ(θ) after the step.
+            taken: gradient and weight before the step.
+            momentum: m that the optimizer stores after the step.
+            room: buffer of the parameter's shape. It is free again when this function returns.
+        """
         gradient, after = seen
         asked = {"gradient": gradient, "after": after}
         scale = 1.0
@@ -350,7 +375,7 @@ class RuleProof:
         return self.proved(claim, asked, scale)
 
     def proved(self, claim: StepClaim, asked: dict[str, Tensor], scale: float) -> PendingProof:
-        """Ask for signatures, and compare the step with the rule."""
+        """Yield the signatures to read, and compare the step with the rule."""
         step, name = claim.step, claim.name
         read = yield asked
         after, before = read["after"], self.weights[name]
@@ -362,15 +387,15 @@ class RuleProof:
             )
         rounding = claim.rounding
 
-        # σ(p), σ(α ⊙ p), and σ(m) by the rule; `made` is the size of the terms of m
+        # σ(p), σ(α ⊙ p), and σ(m) by the rule; `made` sums the norms of the terms of m
         p = read["gradient"] + step.l2 * before if step.l2 else read["gradient"]
         gained = read["α ⊙ p"] if "α ⊙ p" in read else step.momentum_gain * p
         known = self.memory.get(name)
         momentum = gained + (0.0 if known is None else step.momentum_decay * known)
         made = step.momentum_decay * self.made.get(name, 0.0) + size(gained)
 
-        # the step without its part by momentum, (1 − d)σ(θ₋) − σ(θ) − σ(r) − Nσ(p), and the size of
-        # its terms
+        # the part of the step that momentum must explain, (1 − d)σ(θ₋) − σ(θ) − σ(r) − Nσ(p), and
+        # the sum of the norms of its terms
         left = (1 - float(step.decoupled_decay)) * before - after
         terms = size(before) + size(after)
         if "residual" in read:
@@ -381,8 +406,9 @@ class RuleProof:
             left = left - moves[1] * p
             terms = terms + abs(moves[1]) * size(p)
 
-        # σ(m) of the optimizer, which must be the rule's. If S is a number, it is read only if the
-        # rule's own m does not explain the step: each m may have rounding from long ago
+        # σ(m) of the optimizer's m must equal σ(m) by the rule. If S is a scalar, the optimizer's m
+        # is read only if the rule's m does not explain the step, because both have accumulated
+        # rounding errors
         explained = (
             moves is not None
             and step.residual is None
@@ -396,7 +422,7 @@ class RuleProof:
                 raise Mistake(astray(claim.where, missed))
             momentum = read["momentum"]
 
-        # the part by momentum, σ(S ⊙ m), or with N and M, σ(M(S ⊙ m + N ⊙ p))
+        # compare with the part by momentum, σ(S ⊙ m), or σ(M(S ⊙ m + N ⊙ p)) with a matrix M
         if moves is not None:
             moved = moves[0] * momentum
             terms = terms + abs(moves[0]) * made
@@ -414,8 +440,10 @@ class RuleProof:
     def read_direction(
         self, step: LinearStep, taken: StepInput, momentum: Tensor | None, room: Tensor
     ) -> tuple[float, Tensor]:
-        """Return σ(M(S ⊙ m + N ⊙ p)), as a number and a signature to multiply. Without momentum, m
-        is α ⊙ p."""
+        """Return σ(M(S ⊙ m + N ⊙ p)) as a scalar and a signature, whose product it is.
+
+        M is the identity unless the step has `mixing`. Without momentum, m = α ⊙ p.
+        """
         m = step.momentum_gain * p_of(step, taken) if momentum is None else momentum
         if (
             step.denominator is not None
@@ -439,7 +467,7 @@ def p_of(step: LinearStep, taken: StepInput) -> Tensor:
 
 
 def astray(where: str, missed: float) -> str:
-    """Word the refusal of a step that its rule does not explain."""
+    """Return the error message for a step that its rule does not explain."""
     return (
         f"{where} is not where its optimizer's rule leads, by {missed:.2g} or more; was its "
         "gradient "
@@ -448,5 +476,5 @@ def astray(where: str, missed: float) -> str:
 
 
 def size(signature: Numbers) -> float:
-    """Return the norm of a signature, about the norm of its tensor."""
+    """Return the norm of a signature, which approximates the norm of its tensor."""
     return hypot(*signature.tolist())

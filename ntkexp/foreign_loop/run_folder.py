@@ -1,9 +1,9 @@
-"""The attribution of a trace as a run folder, which every reader of runs can read. The queries are
-its split `query`.
+"""Write the attribution of a trace as a run folder, which `ntkexp report` and other readers of runs
+can read. The queries are its split `query`.
 
 metrics.csv    a row for each step with its proofs: factor and error of the gradient (a), error of
-               the rule (b), closure of the secant (c)
-results.csv    the kernel machine `secant`: the error of f_0 + Σ contributions + decay against f_T
+               the update rule (b), error of the secant (c)
+results.csv    the kernel machine `secant`: the distance of f_0 + Σ contributions + decay from f_T
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 CONTRIBUTIONS = "contributions.zarr"
 PROOFS = ("gradient_factor", "gradient_error", "rule_error", "closure")
-CASTS = "casts_error"  # rounding of the gradient under autocast
+CASTS = "casts_error"  # rounding error of the gradient under casts
 
 
 def write_run(
@@ -120,7 +120,7 @@ def write_run(
 def examples(
     attribution: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None
 ) -> Mapping[str, NDArray[np.generic]]:
-    """Return the examples and the queries, for data.npz."""
+    """Return the arrays of examples and queries for data.npz."""
     names = [str(name) for name in attribution["example"].to_numpy()]
     query_names = [f"query {place}" for place in range(attribution.sizes["query"])]
     rows = gallery.of(names)
@@ -138,7 +138,7 @@ def examples(
 def split_arrays(
     split: str, names: list[str], rows: NDArray[Any], decode: Decode | None
 ) -> dict[str, NDArray[Any]]:
-    """Return the arrays of one split."""
+    """Return the arrays of one split for data.npz."""
     arrays: dict[str, NDArray[Any]] = {
         f"{split}_index": np.arange(len(names)),
         f"{split}_name": np.array(names, dtype=str),
@@ -150,7 +150,7 @@ def split_arrays(
 
 
 def write_metrics(folder: RunFolder, attribution: xr.Dataset) -> None:
-    """Write a row for each step."""
+    """Write metrics.csv, with a row for each step."""
     change = np.linalg.norm(attribution["by_step"].to_numpy(), axis=(0, 1))
     proofs = [name for name in (*PROOFS, CASTS) if name in attribution]
     with MetricsWriter(folder.path / "metrics.csv", ("step", *proofs, "change")) as metrics:
@@ -160,7 +160,7 @@ def write_metrics(folder: RunFolder, attribution: xr.Dataset) -> None:
 
 
 def write_outputs(folder: RunFolder, attribution: xr.Dataset) -> None:
-    """Write the outputs at the queries, and how the sum of the parts meets them."""
+    """Write the outputs at the queries, and the distance of the sum of the parts from f_T."""
     start = attribution["start"].to_numpy()
     end = start + attribution["change"].to_numpy()
     total = attribution["contribution"].to_numpy().sum(2)
@@ -183,10 +183,15 @@ def secant_result(
     rounding: float,
     outside: str,
 ) -> Result:
-    """Return the row of the kernel machine `secant`.
+    """Return the row of the kernel machine `secant` in results.csv.
 
-    The sum misses the effect of casts and rounding, and of changes outside the steps, which the
-    note states.
+    Args:
+        start: outputs f_0.
+        end: outputs f_T.
+        explained: f_0 + Σ contributions + decay. Casts, rounding and changes outside the steps are
+            not included.
+        rounding: norm of the effect of rounding.
+        outside: note on changes that no example made.
     """
     change = float(np.linalg.norm(end - start))
     error = float(np.linalg.norm(explained - end))
@@ -235,7 +240,7 @@ def write_parts(folder: RunFolder, attribution: xr.Dataset) -> None:
 
 
 def shares_of_components(attribution: xr.Dataset) -> ByComponent | None:
-    """Return the contributions by component, or None."""
+    """Return the contributions by component, or None if they were not asked for."""
     if BY_COMPONENT not in attribution:
         return None
     names = (BY_COMPONENT, DECAY_BY_COMPONENT, BY_COMPONENT_STEP)
@@ -247,18 +252,18 @@ def shares_of_components(attribution: xr.Dataset) -> ByComponent | None:
 
 
 def identity_of(files: TraceFolder) -> str:
-    """Return the digest of the loop in config.json, its beginning, and its steps so far."""
+    """Return a digest of config.json, the start of the loop, and its steps so far."""
     sealing = Sealing("trace")
     sealing.take((files.folder.path / CONFIG).read_bytes())
     for file in (files.path / START, files.shard / "steps.log"):
         with file.open("rb") as stream:
             stream.seek(-WIDTH, os.SEEK_END)
-            sealing.take(stream.read())  # the seal of everything before it
+            sealing.take(stream.read())  # the seal, a digest of the whole file
     return sealing.digest.hex()
 
 
 def no_examples_sentence(attribution: xr.Dataset) -> str:
-    """Return the sentence on changes that no example made."""
+    """Return sentences on changes that no example made, or an empty string."""
     sentences = (
         batch_norm_sentence(attribution),
         str(attribution.attrs.get(JUMPED, "")),
@@ -268,7 +273,7 @@ def no_examples_sentence(attribution: xr.Dataset) -> str:
 
 
 def outcome_sentence(attribution: xr.Dataset, files: TraceFolder) -> str:
-    """Return the sentence on the proofs of the steps, with all caveats."""
+    """Return sentences on the proofs of the steps, and on all caveats."""
     caveats = [
         "" if files.ended.exists() else "the loop was interrupted after these, or still runs",
         casts_sentence(attribution),

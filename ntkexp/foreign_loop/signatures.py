@@ -1,13 +1,12 @@
-"""Signatures of outputs: random projections that show whether a replay gives the outputs of the
-loop.
+"""Signatures of outputs: random projections that show if a replay returns the outputs of the loop.
 
     σ_im = Σ_k r_k f_imk        r_k ~ N(0, 1), fixed
 
-Example i has one number for each row m of the last axis.
+i is the example, k the last axis of the outputs, and m all axes between.
 
-A model may depend on objects that are not tensors: a number in a dict, a class attribute, a global,
-a hook, a replaced `forward`. If such an object changes, gradients often change by one factor alone,
-which looks like clipping. The signatures of the outputs expose the change.
+A model may depend on objects that are not tensors: a number in a dict, a class attribute, a global
+variable, a hook, a replaced `forward`. If such an object changes, gradients often change only by a
+factor, which looks like clipping. The signatures of the outputs reveal the change.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.stream import stream
 
-OUTPUT_TOLERANCE = 1e3  # eps: of outputs by other kernels, relative to their size
-CAST_TOLERANCE = 8  # eps of the shorter dtype
-NOISE_FACTOR = 64.0  # allowed multiple of the change that noise of one eps makes
+OUTPUT_TOLERANCE = 1e3  # eps: relative rounding error of outputs by other kernels
+CAST_TOLERANCE = 8  # eps of the lower precision, under casts
+NOISE_FACTOR = 64.0  # largest rounding error, relative to the effect of noise of one eps
 CAST_NOISE_FACTOR = 2.0  # the same under casts
-NOISE_REPEATS = 4  # calls; a function with hidden randomness hardly repeats itself so often
+NOISE_REPEATS = 4  # repeated calls, which detect hidden randomness
 
 SIGNATURE_VECTORS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
-"""The vectors r that were drawn so far."""
+"""The vectors r drawn so far, by length, dtype and device."""
 
 CHANGED = (
     "something changed that is not a tensor (a number in a dict, a class or a global, a hook, a "
@@ -67,7 +66,7 @@ def signature(outputs: Tensor) -> Float[Tensor, "example row"]:
 
 
 def signature_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
-    """Return r for rows of this length."""
+    """Return r of length `count`, with the dtype and device of `like`."""
     key = (count, like.dtype, like.device)
     if key not in SIGNATURE_VECTORS:
         drawn = torch.randn(count, generator=stream("outputs", count), dtype=torch.float64)
@@ -76,8 +75,11 @@ def signature_vector(count: int, like: Tensor) -> Float[Tensor, " count"]:
 
 
 def with_noise(generator: torch.Generator, size: float | None, tensor: Tensor) -> Tensor:
-    """Return the tensor with relative noise of this size, by default its eps. Integers stay
-    unchanged."""
+    """Multiply each element of a tensor by 1 + `size` · N(0, 1). The default size is the dtype's
+    eps.
+
+    Return integer tensors unchanged.
+    """
     if not tensor.is_floating_point():
         return tensor
     drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor)
@@ -87,21 +89,21 @@ def with_noise(generator: torch.Generator, size: float | None, tensor: Tensor) -
 
 @dataclass(frozen=True)
 class Replayed:
-    """The outputs of a replayed call, and the function that gave them."""
+    """The outputs of a replayed call, and the function that was evaluated."""
 
     function: Function
     weights: Weights
     inputs: Inputs
     outputs: Float[Tensor, "example ..."]
-    cast_eps: float = 0.0  # eps of the shorter dtype under casts
-    joined: Sequence[tuple[int, ...]] = ()  # shapes of the outputs, if several are joined
+    cast_eps: float = 0.0  # eps of the lower precision, under casts
+    joined: Sequence[tuple[int, ...]] = ()  # shapes of the outputs, if several are concatenated
 
     def other(self, signed: Float[Tensor, "example row"]) -> float:
-        """Return the relative distance from outputs with another signature, or 0 if rounding
-        explains it.
+        """Compare these outputs with the signature of the loop's outputs.
 
-        Rounding is small relative to the outputs. If outputs cancel, it is at most a multiple of
-        the change that noise in weights and inputs makes.
+        Return the relative distance of the signatures, or 0 if it is a rounding error. Rounding
+        errors are bounded relative to the norm of the outputs, or, if terms of the outputs cancel,
+        by a multiple of the effect of noise in weights and inputs.
         """
         norms = [self.outputs.norm()]
         ours = self.signature_like(signed)
@@ -119,7 +121,8 @@ class Replayed:
     def signature_like(
         self, signed: Float[Tensor, "example row"]
     ) -> Float[Tensor, "example row"] | None:
-        """Return the signature of the outputs, or None if they cannot have one of this shape."""
+        """Return the signature of the outputs, or None if it does not have the shape of
+        `signed`."""
         if len(self.outputs) != len(signed):
             return None
         if self.joined:
@@ -134,10 +137,11 @@ class Replayed:
         return signature(self.outputs.reshape(*signed.shape, -1))
 
     def noise(self, eps: float) -> float:
-        """Return the distance that relative noise may move the outputs, or 0 if the function is
-        random.
+        """Return a bound on the rounding error of the outputs: a multiple of their change under
+        relative noise in weights and inputs.
 
-        Under casts the factor is smaller, because the same kernels cast in the same way.
+        Return 0 if the function has hidden randomness. Under casts the multiple is smaller, because
+        the same kernels round in the same way.
         """
         noisy = partial(with_noise, stream("outputs", 0), max(eps, self.cast_eps))
         near_weights = {name: noisy(weight) for name, weight in self.weights.items()}
@@ -158,16 +162,15 @@ class Replayed:
 
 @dataclass
 class OutputsAtEnds:
-    """Signatures of the live model's outputs at the queries, when following began and after step
-    `steps`.
+    """Signatures of the outputs of the user's model at the queries, at the start and end of the
+    loop.
 
-    The end is missing if the model was not evaluated after its last step. With `measure=`,
-    signatures are of the measure.
+    With `measure=`, they are signatures of the measure's values.
     """
 
     start: Tensor | None = None
-    end: Tensor | None = None
-    steps: int = -1
+    end: Tensor | None = None  # None if the model was not evaluated after its last step
+    steps: int = -1  # number of steps before `end`
 
     def hold(
         self,
@@ -177,7 +180,15 @@ class OutputsAtEnds:
         *,
         measured: bool = False,
     ) -> None:
-        """Raise if no replayed candidate gives the live model's outputs at one of the ends."""
+        """Raise unless, at each recorded end, a replayed candidate returns the outputs of the
+        user's model.
+
+        Args:
+            began: candidates at the start of the loop.
+            ended: candidates at its end.
+            steps: number of steps before the end.
+            measured: True if the values of a measure are compared.
+        """
         self.refuse_other("began", self.start, began, measured=measured)
         if steps == self.steps:
             self.refuse_other("ended", self.end, ended, measured=measured)
@@ -185,7 +196,7 @@ class OutputsAtEnds:
     def refuse_other(
         self, when: str, signed: Tensor | None, replayed: Sequence[Replayed], *, measured: bool
     ) -> None:
-        """Compare the signature at one end with the candidates of its replay."""
+        """Raise unless one of the replayed candidates has the signature `signed`."""
         if signed is None:
             return
         gap = min(candidate.other(signed) for candidate in replayed)

@@ -1,4 +1,4 @@
-"""One followed step, the steps of a loop, and the interface of the stores that hold them."""
+"""One followed step, and the interfaces of the stored steps of a loop and of their stores."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ntkexp.shapes import Weights
 
 @dataclass(frozen=True)
 class FollowedStep:
-    """A step of the optimizers, with the calls whose gradients it consumed."""
+    """A step of the optimizers, with the recorded model calls whose gradients it used."""
 
     index: int
     calls: tuple[ModelCall, ...]
-    start: Weights
-    gradient: Weights  # that was consumed
+    start: Weights  # before the step
+    gradient: Weights  # that the optimizer used
     linear: Mapping[str, LinearStep]  # of every parameter that an optimizer moves
     without_grad: frozenset[str]  # parameters that received no gradient
-    settings: Mapping[str, Mapping[str, Any]]  # of the optimizer, by parameter
-    rule_error: float  # proof (b): relative distance from the weights that the rule gives
-    statistics: tuple[Weights, Weights] | None = None  # running ones before and after the step
+    settings: Mapping[str, Mapping[str, Any]]  # of the parameter groups, by parameter
+    rule_error: float  # proof (b): relative distance of the weights after it from the update rule
+    statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the step
     remembered: Weights = field(default_factory=dict)  # momentum from before the followed steps
-    exact: bool = True  # `start` has the bits of the loop; a replay may have rounded differently
+    exact: bool = True  # False if `start` was replayed, so that its rounding may differ
 
     def joined(self, other: FollowedStep) -> FollowedStep:
-        """Join this step with the step that another optimizer took with the same gradients."""
+        """Merge this step with the step that another optimizer took with the same gradients."""
         statistics = None
         if self.statistics and other.statistics:
             statistics = (self.statistics[0], other.statistics[1])
@@ -52,22 +52,22 @@ class FollowedStep:
 
     @property
     def with_grad(self) -> list[str]:
-        """The parameters whose gradients the step consumed."""
+        """The parameters with a gradient in this step."""
         return [name for name in self.linear if name not in self.without_grad]
 
     def of(self, name: str) -> LinearStep:
-        """Return the linear step of a parameter."""
+        """Return the linear step of a parameter; the identity if no optimizer moves it."""
         return self.linear.get(name, IDLE)
 
 
 class AbstractSteps(ABC):
-    """The steps of a loop, which can be read in both directions."""
+    """The stored steps of a loop, which can be read in both directions."""
 
-    same_kernels: bool = False  # as far as is known, this process has the kernels of the loop
+    same_kernels: bool = False  # True if this process presumably uses the same kernels as the loop
     known: Sequence[KnownOptimizer] = ()  # the optimizers and their rules
 
     def refresh(self) -> None:
-        """Read the store again, because steps may have been added."""
+        """Reread the store, to which a running loop may have added steps."""
         return
 
     @abstractmethod
@@ -80,7 +80,7 @@ class AbstractSteps(ABC):
 
     @property
     def count(self) -> int:
-        """The number of steps of the loop, which may be more than are stored."""
+        """The number of steps of the loop, of which some may not be stored."""
         return len(self)
 
     @property
@@ -90,7 +90,7 @@ class AbstractSteps(ABC):
 
     @property
     def outside(self) -> Outside:
-        """The changes of the model after the last step."""
+        """The changes of the model that no step made, after the last step."""
         return Outside()
 
     @property
@@ -108,8 +108,8 @@ class AbstractSteps(ABC):
         return None
 
     def statistics(self, index: int) -> Weights:
-        """Return the running statistics before a step, or after the last one. Empty if no call
-        moves any."""
+        """Return BatchNorm's running statistics before step `index`, where `len(self)` means the
+        end of the loop. The result is empty if no call updates running statistics."""
         return {}
 
     @abstractmethod
@@ -118,11 +118,11 @@ class AbstractSteps(ABC):
 
     @abstractmethod
     def names(self) -> Iterator[str]:
-        """Yield the names of the examples of all steps, in order of use."""
+        """Yield the names of the examples of all steps, in the order of the loop."""
 
     @abstractmethod
     def calls(self) -> Iterator[tuple[ModelCall, ...]]:
-        """Yield the calls of each step, without a replay."""
+        """Yield the recorded model calls of each step, without a replay."""
 
     def most_examples(self) -> int:
         """Return the largest number of examples in a step."""
@@ -134,15 +134,17 @@ class AbstractSteps(ABC):
 
     @abstractmethod
     def backwards(self, before: int | None = None) -> Iterator[tuple[FollowedStep, Weights]]:
-        """Yield each step and the weights after it, from the last, or from the last one before
-        `before`."""
+        """Yield each step and the weights after it, in reverse order.
+
+        Begin at the last step, or at the step before `before`.
+        """
 
 
 class AbstractStore(ABC):
-    """Stores steps while the loop takes them."""
+    """Stores steps while the loop runs."""
 
     folder: RunFolder | None = None  # of a store on disk
-    chooses: bool = False  # only some steps are stored
+    chooses: bool = False  # True if only some steps are stored
 
     @property
     @abstractmethod
@@ -159,20 +161,25 @@ class AbstractStore(ABC):
         raise ValueError("every step is stored")
 
     def go_on(self, weights: Weights) -> None:
-        """Continue at these weights after steps that were not stored."""
+        """Continue at `weights` after steps that were not stored."""
         raise ValueError("every step is stored")
 
     @abstractmethod
     def begin(
         self, weights: Weights, optimizers: Sequence[torch.optim.Optimizer], names: dict[int, str]
     ) -> None:
-        """Begin at these weights, which the loop may overwrite. `names` maps ids of parameters to
-        names."""
+        """Begin at `weights`. Copy them, because the loop may overwrite them.
+
+        `names` maps the `id` of each parameter to its name.
+        """
 
     @abstractmethod
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
-        """Store a step of optimizer `which`. The loop may overwrite its tensors, but not the
-        signatures."""
+        """Store a step of the optimizer with index `which`.
+
+        Copy the tensors that are kept, because the loop may overwrite them. `signed` is not
+        overwritten.
+        """
 
     @abstractmethod
     def end(self, outside: Outside, *, whole: bool) -> None:
@@ -181,15 +188,19 @@ class AbstractStore(ABC):
 
     @abstractmethod
     def steps_of(self, module: nn.Module, *, same_kernels: bool) -> AbstractSteps:
-        """Return the stored steps of a module of the followed kind."""
+        """Return the stored steps. `module` is a copy of the followed model, used for replays."""
 
 
 def step_index(step: FollowedStep, moved: frozenset[str], count: int) -> tuple[int, frozenset[str]]:
-    """Return the index of an optimizer's step after `count` steps, and all parameters that this
-    step has moved by now.
+    """Return the index of an optimizer's step, and all parameters that the step with this index has
+    moved so far.
 
-    Several optimizers that consume the same gradients take one step together. `moved` are the
-    parameters that the latest step has moved.
+    If several optimizers use the gradients of the same backward pass, their steps count as one.
+
+    Args:
+        step: step of one optimizer.
+        moved: parameters that the latest step has moved so far.
+        count: number of steps so far.
     """
     is_same_step = not moved & step.linear.keys() and all(call.at < count for call in step.calls)
     if count and is_same_step:

@@ -1,12 +1,12 @@
-"""The numbers of each followed step, given to a function of the user as the step happens.
+"""Metrics of each followed step, passed to the user's `log=` function during training.
 
-        loss             Σℓᵢ / Σmᵢ by `loss=`, over the calls whose gradients the step consumed;
-                     mᵢ is the weight of example i in the mean, 1 by default
-    examples         the rows of these calls
-    gradient_norm    ‖g‖ of the consumed gradient, after clipping and scaling
+    loss             Σℓᵢ / Σmᵢ of `loss=`, over the recorded model calls whose gradients the step
+                     used; mᵢ is the weight of example i in the mean, 1 by default
+    examples         number of examples (rows) in these calls
+    gradient_norm    ‖g‖ of the gradient that the optimizer used, after clipping and scaling
     weight_norm      ‖θ‖ after the step
-        learning_rate    of the group of parameters; else learning_rate.0, learning_rate.1, …
-    rule_error       proof (b): relative distance of the weights from the optimizer's rule
+    learning_rate    learning rate; learning_rate.0, learning_rate.1, … for several groups
+    rule_error       proof (b): relative distance of the weights from the optimizer's update rule
 
 Norms are over the parameters of the optimizers that took the step.
 """
@@ -27,22 +27,21 @@ from ntkexp.foreign_loop.user_loss import ExampleLoss, losses_of
 from ntkexp.kernel.record.tape import examples
 
 LogStep: TypeAlias = Callable[[dict[str, float], int], object]
-"""A function of the numbers of a step and its index, such as `run.log` of wandb or
-`mlflow.log_metrics`."""
+"""A function of a step's metrics and index, such as `run.log` of wandb or `mlflow.log_metrics`."""
 
 
 @dataclass
 class StepLog:
-    """Collects the numbers of a step, and passes them on once all optimizers have taken it."""
+    """Collects the metrics of a step, and calls `log` once all optimizers have taken the step."""
 
     log: LogStep
     optimizers: Sequence[torch.optim.Optimizer]
     loss: ExampleLoss | None = None
-    index: int = -1  # of the collected step
+    index: int = -1  # of the step in `numbers`
     numbers: dict[str, float] = field(default_factory=dict)
 
     def sums_of_loss(self, outputs: Tensor, call: ModelCall) -> tuple[Tensor, Tensor] | None:
-        """Return Σℓᵢ and Σmᵢ of a call, or None without a loss."""
+        """Return Σℓᵢ and Σmᵢ of a call, or None if the user gave no `loss=`."""
         if self.loss is None:
             return None
         with torch.no_grad():
@@ -53,7 +52,7 @@ class StepLog:
             return losses.double().sum(), counts.double().sum()
 
     def add(self, index: int, step: FollowedStep, after: Mapping[str, Tensor]) -> None:
-        """Add the part of one optimizer, with its parameters after the step."""
+        """Add the step of one optimizer. `after` are its parameters after the step."""
         if index != self.index:
             self.flush()
             self.index = index
@@ -78,7 +77,7 @@ class StepLog:
             self.flush()
 
     def flush(self) -> None:
-        """Pass the collected numbers on."""
+        """Call `log` with the collected metrics, if there are any."""
         numbers = self.numbers
         self.numbers = {}
         if numbers:
@@ -86,7 +85,7 @@ class StepLog:
 
 
 def learning_rates(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
-    """Return the learning rate of each group of parameters."""
+    """Return the learning rate of each parameter group, as metrics by name."""
     rates = [
         float(group["lr"])
         for optimizer in optimizers
@@ -99,7 +98,7 @@ def learning_rates(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, flo
 
 
 def squared_norm(tensors: Iterable[Tensor]) -> float:
-    """Return ‖·‖² of all tensors together, without copies.
+    """Return the squared norm of the concatenated tensors, without concatenating them.
 
     >>> squared_norm([torch.tensor([3.0, 4.0]), torch.tensor([[12.0]])])
     169.0

@@ -1,5 +1,9 @@
-"""The rules of PyTorch's optimizers. Each step is linear in the gradients, given its
-denominator."""
+"""The rules of PyTorch's optimizers. For a fixed denominator, each step is linear in the gradient.
+
+The docstrings use the symbols of `rule.py`: θ ← (1 − d)θ − S ⊙ m − N ⊙ p, m ← βm + α ⊙ p and
+p = g + λθ. Coefficients that are not given are d = N = λ = β = 0 and α = 1. η is the learning rate,
+and t the number of steps.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +27,11 @@ Entries: TypeAlias = Mapping[str, Any]
 
 
 class AbstractTorchRule(AbstractOptimizerRule):
-    """The settings that PyTorch's optimizers share. With `maximize`, the step consumes −g and
-    stores −m."""
+    """Base class for rules of PyTorch's optimizers. With `maximize`, the step uses −g and stores
+    −m."""
 
     remembers: ClassVar[str | None] = None
-    """The entry of the state that holds m."""
+    """The key of the optimizer state that holds m."""
 
     def step(
         self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None = None
@@ -39,7 +43,7 @@ class AbstractTorchRule(AbstractOptimizerRule):
     def downwards(
         self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
-        """Return the step down the gradient."""
+        """Return the linear step for `maximize=False`."""
 
     def momentum(self, group: Entries, state: Entries) -> Tensor | None:
         if self.remembers is None or self.remembers not in state:
@@ -49,7 +53,7 @@ class AbstractTorchRule(AbstractOptimizerRule):
 
 
 class SGDRule(AbstractTorchRule):
-    """Stochastic gradient descent, with momentum, dampening or Nesterov's look ahead.
+    """Stochastic gradient descent with momentum μ, dampening τ, or Nesterov momentum.
 
     plain       S = η
     momentum    S = η,          β = μ,   α = 1 − τ     (at a parameter's first step β = 0, α = 1)
@@ -76,16 +80,17 @@ class SGDRule(AbstractTorchRule):
 
 
 class AdamRule(AbstractTorchRule):
-    """Adam, AdamW and their AMSGrad variants. With v (or the largest so far) after the step,
+    """Adam, AdamW and their AMSGrad variants.
 
     S = η/(1 − β₁ᵗ) · r / (√v + εr),   r = √(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
 
-    Decay is λ in the gradient of Adam, and d = ηλ in AdamW.
+    v is the second moment after the step, or the largest so far with AMSGrad. In Adam, weight decay
+    is λ. In AdamW, it is d, η times the weight decay.
     """
 
     kinds = (torch.optim.Adam, torch.optim.AdamW)
     has_effects = True
-    remembers = "exp_avg"  # none of a parameter that never got a gradient
+    remembers = "exp_avg"  # missing for a parameter that never had a gradient
 
     def downwards(
         self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
@@ -95,7 +100,7 @@ class AdamRule(AbstractTorchRule):
         count = float(state["step"])
         decoupled_decay = rate * decay
         if isinstance(group["lr"], Tensor) and not group["fused"]:
-            # torch divides by a rate that is a tensor, in the precision of the tensor
+            # if the learning rate is a tensor, torch computes in the tensor's dtype
             decoupled_decay = 1 - float(1 - group["lr"] * decay)
             rate = float(group["lr"] / (1 - first**count)) * (1 - first**count)
         square = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
@@ -112,7 +117,7 @@ class AdamRule(AbstractTorchRule):
 
 
 class RMSpropRule(AbstractTorchRule):
-    """RMSprop. With n = √v + ε, or √(v − a²) + ε if the mean gradient a is subtracted (`centered`),
+    """RMSprop, with n = √v + ε. If `centered`, n = √(v − a²) + ε, where a is the mean gradient.
 
     plain       S = η/n
     momentum    S = η,   β = μ,   α = 1/n
@@ -139,7 +144,8 @@ class RMSpropRule(AbstractTorchRule):
 
 
 class AdagradRule(AbstractTorchRule):
-    """Adagrad, with the sum v of all squares so far: S = η/(1 + (t − 1)δ) / (√v + ε)."""
+    """Adagrad: S = η/(1 + (t − 1)δ) / (√v + ε), with v the sum of squared gradients, and δ
+    `lr_decay`."""
 
     kinds = (torch.optim.Adagrad,)
 
@@ -152,9 +158,9 @@ class AdagradRule(AbstractTorchRule):
 
 
 class AdadeltaRule(AbstractTorchRule):
-    """Adadelta, with the mean squares v of gradients, and u₋ of moves before the step:
+    """Adadelta: S = η √(u₋ + ε) / √(v + ε).
 
-    S = η √(u₋ + ε) / √(v + ε)
+    v is the mean square of the gradients, and u₋ the mean square of the updates before this step.
     """
 
     kinds = (torch.optim.Adadelta,)
@@ -172,7 +178,7 @@ class AdadeltaRule(AbstractTorchRule):
 
 
 class AdamaxRule(AbstractTorchRule):
-    """Adamax, with the largest gradient u so far: S = η/(1 − β₁ᵗ) / u,  β = β₁,  α = 1 − β₁."""
+    """Adamax: S = η/(1 − β₁ᵗ) / u,  β = β₁,  α = 1 − β₁, with u the decayed maximum of |p|."""
 
     kinds = (torch.optim.Adamax,)
     remembers = "exp_avg"
@@ -191,10 +197,12 @@ class AdamaxRule(AbstractTorchRule):
 
 
 class NAdamRule(AbstractTorchRule):
-    """NAdam, Adam that looks ahead. With n = √(v/(1 − β₂ᵗ)) + ε and Π the product of all μ so far,
+    """NAdam, Adam with Nesterov momentum.
 
-    μₜ = β₁(1 − 0.96^(tψ)/2),   β = β₁,   α = 1 − β₁
-    N = η(1 − μₜ)/(1 − Π) / n,   S = ημₜ₊₁/(1 − Πμₜ₊₁) / n
+    n = √(v/(1 − β₂ᵗ)) + ε,   μₜ = β₁(1 − 0.96^(tψ)/2),   Π = μ₁ ⋯ μₜ
+    N = η(1 − μₜ)/(1 − Π) / n,   S = ημₜ₊₁/(1 − Πμₜ₊₁) / n,   β = β₁,   α = 1 − β₁
+
+    ψ is `momentum_decay`.
     """
 
     kinds = (torch.optim.NAdam,)
@@ -224,9 +232,9 @@ class NAdamRule(AbstractTorchRule):
 
 
 class RAdamRule(AbstractTorchRule):
-    """RAdam, Adam without its denominator until the variance of that is known. With
-    ρ∞ = 2/(1 − β₂) − 1 and ρ = ρ∞ − 2tβ₂ᵗ/(1 − β₂ᵗ),
+    """RAdam, Adam that omits its denominator in the first steps, while ρ ≤ 5.
 
+    ρ∞ = 2/(1 − β₂) − 1,   ρ = ρ∞ − 2tβ₂ᵗ/(1 − β₂ᵗ),   β = β₁,   α = 1 − β₁
     S = η/(1 − β₁ᵗ) · √(1 − β₂ᵗ)√((ρ − 4)(ρ − 2)ρ∞ / ((ρ∞ − 4)(ρ∞ − 2)ρ)) / (√v + ε)    if ρ > 5
     S = η/(1 − β₁ᵗ)                                                                      if ρ ≤ 5
     """
@@ -264,15 +272,15 @@ class RAdamRule(AbstractTorchRule):
 
 
 def decay_of(group: Entries) -> tuple[float, float]:
-    """Return λ and d. One is zero."""
+    """Return λ and d. At least one of them is zero."""
     decay = float(group["weight_decay"])
     return (0.0, float(group["lr"]) * decay) if group["decoupled_weight_decay"] else (decay, 0.0)
 
 
 class ASGDRule(AbstractTorchRule):
-    """Averaged stochastic gradient descent: S = η, d = λη, with the η of the step before.
+    """Averaged stochastic gradient descent: S = η, d = η `lambd`, with η after the previous step.
 
-    Its average of the weights moves nothing.
+    The average of the weights does not affect the steps.
     """
 
     kinds = (torch.optim.ASGD,)
@@ -289,12 +297,13 @@ class ASGDRule(AbstractTorchRule):
 
 
 class AdafactorRule(AbstractTorchRule):
-    """Adafactor. With v = r cᵀ/mean(r), with mean squares r of rows and c of columns; a vector has
-    v itself,
+    """Adafactor. With ρ = max(ε₂, rms(θ)) min(η, 1/√t) and u = g/√v,
 
-    S = α / max(1, rms(u)/δ) / √v,    u = g/√v,    α = max(ε₂, rms(θ)) min(η, 1/√t),    d = ηλ
+    S = ρ / max(1, rms(u)/δ) / √v,    d = η times the weight decay
 
-    The factor by which rms(u) clips a step multiplies the gradients of all examples.
+    ε₂ is the second number of `eps`, and δ is the setting `d`.
+    For a matrix, v = r cᵀ/mean(r), where r and c are the mean squares of rows and columns. The step
+    is clipped by rms(u), which multiplies the gradients of all examples by the same factor.
     """
 
     kinds = (torch.optim.Adafactor,)
@@ -323,7 +332,7 @@ class AdafactorRule(AbstractTorchRule):
 
 
 def rms(tensor: Tensor) -> float:
-    """Return the root of the mean square.
+    """Return the root mean square.
 
     >>> rms(torch.tensor([3.0, 4.0, 0.0, 0.0]))
     2.5
@@ -332,9 +341,9 @@ def rms(tensor: Tensor) -> float:
 
 
 class RpropRule(AbstractTorchRule):
-    """Rprop moves each weight by its size s, with the sign of the gradient.
+    """Rprop moves each weight by its own step size s, against the sign of the gradient.
 
-    S = s/|g|, and 0 where g is zero or changed its sign.
+    S = s/|g|, or 0 if g is zero or has changed its sign.
     """
 
     kinds = (torch.optim.Rprop,)
@@ -354,13 +363,15 @@ class RpropRule(AbstractTorchRule):
 
 
 class MuonRule(AbstractTorchRule):
-    """Muon replaces the memory by a matrix with singular values near 1, by Newton–Schulz steps.
-    With u = (1 − μ)g + μm (Nesterov), or m, and X₀ = u/‖u‖, transposed if it is tall,
+    """Muon orthogonalizes the momentum of a matrix approximately, by Newton–Schulz iterations.
 
-    A = XXᵀ,   X ← (aI + bA + cA²)X,   L = Π (aI + bA + cA²) / ‖u‖,   θ ← (1 − d)θ − η′X
+    X = u/‖u‖,   u = (1 − μ)g + μm with Nesterov momentum, else u = m
+    X ← (aI + bA + cA²)X with A = XXᵀ, repeated,   θ ← (1 − d)θ − η′X
 
-    X is L u, so that S = η′μ, N = η′(1 − μ), M = L. PyTorch computes X in bfloat16. L is the
-    product of PyTorch's own iterates, and r the rounding of X between them."""
+    The result is X = Lu with L = Π (aI + bA + cA²) / ‖u‖, so that S = η′μ, N = η′(1 − μ), and the
+    matrix M of the linear step is L. A matrix with more rows than columns is transposed first.
+    PyTorch computes X in bfloat16. L is the product of the factors that PyTorch computed. The
+    rounding of X between these products is the residual of the linear step."""
 
     kinds = (torch.optim.Muon,)
     rounds = True
@@ -395,7 +406,7 @@ class MuonRule(AbstractTorchRule):
     def watched(
         self, group: Entries, state: Entries, taken: StepInput, room: Tensor | None
     ) -> LinearStep:
-        """Return the step with the rounded X as its residual, without L."""
+        """Return a step whose residual is η′X in bfloat16, without L, which is expensive."""
         update, momentum = self.update(group, state, taken), float(group["momentum"])
         *_, made = newton_schulz(update, group)
         return LinearStep(
@@ -407,14 +418,13 @@ class MuonRule(AbstractTorchRule):
         )
 
     def update(self, group: Entries, state: Entries, taken: StepInput) -> Tensor:
-        """Return u."""
+        """Return u, the matrix to be orthogonalized."""
         memory: Tensor = state["momentum_buffer"]
         return taken.gradient.lerp(memory, group["momentum"]) if group["nesterov"] else memory
 
 
 def newton_schulz(update: Float[Tensor, "row column"], group: Entries) -> Iterator[Tensor]:
-    """Yield ‖u‖, the bA + cA² of each iteration, and the last X, in bfloat16 as PyTorch computes
-    them."""
+    """Yield ‖u‖, bA + cA² of each iteration, and the last X, in bfloat16 as in PyTorch."""
     a, b, c = group["ns_coefficients"]
     tall = len(update) > update.shape[1]
     x = update.bfloat16().T if tall else update.bfloat16()
@@ -430,7 +440,7 @@ def newton_schulz(update: Float[Tensor, "row column"], group: Entries) -> Iterat
 
 
 def adjusted_rate(group: Entries, rows: int, columns: int) -> float:
-    """Return η′, the step size for a matrix of this shape."""
+    """Return η′, the learning rate that Muon adjusts to the shape of a matrix."""
     if group["adjust_lr_fn"] == "match_rms_adamw":
         return float(group["lr"]) * 0.2 * sqrt(max(rows, columns))
     return float(group["lr"]) * sqrt(max(1.0, rows / columns))
@@ -452,21 +462,21 @@ OPTIMIZER_RULES: tuple[AbstractOptimizerRule, ...] = (
 )
 
 
-# --- An optimizer follows the rule of its class, or of the first base class with a rule. If a
-# derived class changes the step, proof (b) refuses its first such step.
+# --- The rule of an optimizer is the rule of its class, or of the first base class with a rule. If
+# a subclass computes a different step, proof (b) raises at its first step.
 
 
 @dataclass(frozen=True)
 class KnownOptimizer:
-    """A rule, and the class of optimizer that it applies to, which also takes the replayed
-    steps."""
+    """A rule, and the class of optimizer that it applies to. Replays use an optimizer of this
+    class."""
 
     rule: AbstractOptimizerRule
     kind: type[torch.optim.Optimizer]
 
     @property
     def name(self) -> str:
-        """The name in a trace. A user's rule adds its own name, as a class may have any name.
+        """The name that a trace stores. For a user's rule, it includes the name of the rule.
 
         >>> KnownOptimizer(OPTIMIZER_RULES[0], torch.optim.SGD).name
         'SGD'
@@ -476,8 +486,10 @@ class KnownOptimizer:
         return f"{self.kind.__name__} by {type(self.rule).__name__}"
 
     def made(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """Make an optimizer of these groups. Arguments without default come from the first
-        group."""
+        """Construct an optimizer with these parameter groups.
+
+        Required arguments of the constructor are taken from the first group.
+        """
         needed = [
             name
             for name, each in signature(self.kind).parameters.items()
@@ -497,7 +509,8 @@ NOT_LINEAR = {
 def known_optimizer(
     optimizer: torch.optim.Optimizer, rules: Sequence[AbstractOptimizerRule] = ()
 ) -> KnownOptimizer:
-    """Return the rule of an optimizer, one of the user's or of PyTorch's, or raise."""
+    """Return the rule of an optimizer, from the user's `rules` or PyTorch's. Raise if there is
+    none."""
     kind = type(optimizer)
     where = f"{kind.__module__}.{kind.__qualname__}"
     if any(group.get("differentiable") for group in optimizer.param_groups):
@@ -534,7 +547,7 @@ def known_optimizer(
 
 
 def named(name: str, rules: Sequence[AbstractOptimizerRule] = ()) -> KnownOptimizer:
-    """Return the optimizer of this name in a trace.
+    """Return the optimizer with this name in a trace. Raise if its rule was not given.
 
     >>> named("AdamW").kind
     <class 'torch.optim.adamw.AdamW'>

@@ -1,10 +1,10 @@
-"""A trace: the steps of a followed loop, and the contribution of each example to the outputs at the
-queries.
+"""A trace: the recorded steps of a followed loop, and the contribution of each example to the
+outputs at the queries.
 
     f_T − f_0 = Σ contributions + decay + rounding + outside
 
 `attribution.LoopBackward` replays and proves each step, from the last to the first, and adds up its
-terms.
+terms. `outside` is the change after the last step, which no step made.
 """
 
 from __future__ import annotations
@@ -76,8 +76,7 @@ LOG = logging.getLogger("ntkexp.follow")
 
 @dataclass(repr=False)
 class Trace:
-    """The followed steps of a loop, and a copy of its module, which is evaluated at the weights of
-    each step."""
+    """The recorded steps of a followed loop, and a copy of its model for replays."""
 
     steps: AbstractSteps
     module: nn.Module
@@ -85,9 +84,9 @@ class Trace:
     queries: Inputs
     loss: ExampleLoss | None = None
     folder: RunFolder | None = None
-    rank: int = 0  # of the process that followed
+    rank: int = 0  # of this process
     budget: MemoryBudget = DEFAULT_MEMORY
-    by: By | None = None  # the split of contributions by components
+    by: By | None = None  # components by which contributions are split
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
     measured: MeasuredQueries | None = None  # the measure that is explained instead of the outputs
@@ -105,7 +104,7 @@ class Trace:
 
     @property
     def naming(self) -> str:
-        """Advice on names of examples, or nothing if they have names."""
+        """Advice to name the examples, or an empty string if they have names."""
         if not self.examples or not all(map(is_digest, self.examples)):
             return ""
         return (
@@ -114,14 +113,15 @@ class Trace:
         )
 
     def refresh(self) -> None:
-        """Read the store again, because the loop may have gone on."""
+        """Reread the store, because the loop may have taken more steps."""
         self.steps.refresh()
         for name in ("called", "examples"):
             vars(self).pop(name, None)
 
     @cached_property
     def called(self) -> CalledModule:
-        """The module as functions of its weights."""
+        """The model as a function of its weights, in evaluation mode and in the mode of each
+        call."""
         return CalledModule(
             self.module,
             self.output,
@@ -132,7 +132,7 @@ class Trace:
 
     @property
     def function(self) -> Function:
-        """The function that is evaluated at the queries."""
+        """The model in evaluation mode, followed by the measure if there is one."""
         return self.called.function
 
     @property
@@ -142,7 +142,7 @@ class Trace:
 
     @cached_property
     def examples(self) -> dict[str, int]:
-        """The place of each example, in order of first use."""
+        """The index of each example by name, in order of first use."""
         return {name: place for place, name in enumerate(dict.fromkeys(self.steps.names()))}
 
     def outside(self) -> Float[Tensor, "query out"] | None:
@@ -211,43 +211,49 @@ class Trace:
         batch_norm: BatchNormMode | None = None,
         quiet: bool = False,
     ) -> Attribution:
-        """Return the contribution of each example to each output of each query.
+        """Return the contribution of each example to each output of each query, as a data set.
 
-        Contributions, decay and the other parts add up to f_T − f_0. `rounding` is the effect of
-        casts and of rounded gradients. `outside` is the change after the last step, such as a
-        loaded average of weights. With `steps=`, `other_steps` is the change by other steps,
-        `carried` the effect of momentum from before the first step, and the attribute `share` the
-        share of these steps in the change. With BatchNorm in training mode, `statistics` is the
-        effect of its running statistics.
+        `contribution`, summed over examples, and the other parts of the change add up to
+        `change`, f_T − f_0. The other parts are:
+
+        - `decay`: the effect of weight decay.
+        - `rounding`: the effect of casts and of rounding errors in gradients.
+        - `outside`: the change after the last step, for example a loaded average of weights.
+        - `statistics`: the effect of BatchNorm's running statistics, in training mode.
+        - `jumps`: the effect of changed discrete choices at the queries, such as an argmax.
+        - `other_steps` and `carried`, with `steps=`: the change in steps that were not recorded,
+          and the effect of momentum from before the recorded steps. The attribute `share` is the
+          share of the recorded steps in the change.
 
         Args:
-            effects: add leave-out effects, the change of each output without an example, as
-                predicted by the derivative of all later steps. 'derivative' is the derivative with
-                respect to the weight of the example alone; 'one_step' follows from steps without
-                the example.
-            mean: how the other examples of a batch then share the mean: 'renormalised', or 'fixed'
-                shares.
+            effects: add leave-out effects as `effect`. The leave-out effect of an example is the
+                change of each output if the example is left out. It is predicted by differentiating
+                through all later steps. 'derivative' returns the derivative with respect to the
+                example's weight. 'one_step' recomputes each step without the example, and
+                differentiates through the later steps.
+            mean: how a batch mean changes if an example is left out: 'renormalised' divides by the
+                remaining examples, and 'fixed' leaves the shares of the other examples unchanged.
             by: split contributions by the parameters through which they act: by 'module', by
-                'parameter', or by names with patterns of parameters, {'first': ['layers.0.*'],
+                'parameter', or by named patterns of parameters, {'first': ['layers.0.*'],
                 'rest': ['*']}. `by_component` adds up over `component` to `contribution`,
                 `decay_by_component` to `decay`, and `by_component_step` to `by_step`.
-            positions: split contributions by the positions of a text whose losses made them:
+            positions: split contributions by the position of the loss in a text:
                 `by_position[query, out, example, position]` adds up over `position` to
-                `contribution`. The loop's outputs are [example, position, class] or [example,
-                class, position]. Each position takes a back-propagation of its call.
+                `contribution`. The loop's outputs must be [example, position, class] or [example,
+                class, position]. Each position takes one back-propagation of the call.
             memory_gb: the memory for sums, by default the option of `follow`.
-            decode: a function of token numbers that returns their text, as of a tokenizer.
-            again: a function that runs the loop again, from its seeds on, with `follow` in it.
-                Effects are then checked against trainings without some examples, which `follow`
-                leaves out.
+            decode: a function from token ids to their text, such as a tokenizer's `decode`.
+            again: a function that runs the loop again, including its seeds, with `follow` in it.
+                Leave-out effects are then checked by retraining: in these runs, `follow` gives
+                some examples weight 0.
             batch_norm: with 'exact', an example contributes through its loss and the whole batch,
                 which takes one backward pass for each example. With 'constant', batch statistics
-                are constant, one pass is enough, and `coupling` is the difference.
+                are constants, one pass suffices, and `coupling` is the difference.
             quiet: show no progress.
 
-        Long computations show their progress. A trace in a folder becomes a run, which `ntkexp
-        report` and `ntkexp explain` show. In a notebook, the result shows the examples with the
-        largest contributions to the first queries.
+        If the trace is in a folder, the folder becomes a run, which `ntkexp report` and `ntkexp
+        explain` show. In a notebook, the result shows the examples with the largest contributions
+        to the first queries.
         """
         if altered_loop() is not None:
             raise Mistake(
@@ -269,7 +275,7 @@ class Trace:
         if effects:
             self.refuse_effects(mean)
         gallery = Gallery()
-        if decode is not None:  # fails now if it does not work
+        if decode is not None:  # call it once, so that an error occurs before the work begins
             texts(shown(self.queries)[:1], decode)
 
         progress = in_place(quiet)
@@ -301,8 +307,10 @@ class Trace:
     def contributions(
         self, gallery: Gallery, progress: AbstractProgress | None = None, *, positions: bool = False
     ) -> Attribution:
-        """Return the attribution without effects and without a run folder. The gallery collects the
-        examples."""
+        """Return the attribution without leave-out effects, and without writing a run folder.
+
+        The examples are added to `gallery`.
+        """
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray, which is slow
 
         self.refuse_empty()
@@ -312,7 +320,7 @@ class Trace:
         steps = self.steps
         end = steps.end | numbers_of(steps.statistics(len(steps)))
 
-        # back over the steps: each is replayed, proved, and added
+        # replay, prove and add the steps, from the last to the first
         reader = Reader(
             self.function,
             frozenset(steps.end),
@@ -339,7 +347,7 @@ class Trace:
         )
         self.go_back(back, gallery, progress)
 
-        # f_0 and f_T are the outputs of the live model
+        # the replay must return the user's model's outputs f_0 and f_T
         start = back.later.outputs
         first = numbers_of(steps.statistics(0))
         began = self.replayed(steps.start(0) | first, start)
@@ -368,7 +376,7 @@ class Trace:
         for sentence in (closing.sentence, *back.caveats.values()):
             progress.say(f"ntkexp: {sentence}")
 
-        # facts and coordinates
+        # attributes and coordinates
         facts: dict[str, str | float] = {**closing.facts, **gallery.repeated.facts}
         if some_steps:
             facts |= self.facts_of_share(last.outputs - start - sums.other_steps, change)
@@ -390,7 +398,7 @@ class Trace:
     def begin_sums(
         self, tape: Tape, components: Components | None, places: Positions | None
     ) -> LoopSums:
-        """Begin the sums, or raise if they and a step take more than the memory."""
+        """Return sums over no step. Raise if the sums and one step do not fit into memory."""
         forms_v = any(not known.rule.has_effects for known in self.steps.known)
         step = StepMemory(
             tape,
@@ -402,7 +410,7 @@ class Trace:
         return sums_at_zero(step, examples, len(self.steps), self.budget, components, places)
 
     def go_back(self, back: LoopBackward, gallery: Gallery, progress: AbstractProgress) -> None:
-        """Add all steps, and collect their examples."""
+        """Add all steps to `back`, and their examples to `gallery`."""
         announced = Announced("ntkexp: attribution", len(self.steps), progress)
 
         def explained(calls: Sequence[ModelCall]) -> None:
@@ -417,11 +425,10 @@ class Trace:
     def replayed(
         self, weights: Weights, outputs: Float[Tensor, "query out"]
     ) -> tuple[Replayed, ...]:
-        """Return candidates for the live model's outputs at the queries. `outputs` are those
-        without casts.
+        """Return candidates for the outputs of the user's model at the queries.
 
-        Under casts, the model may have run with or without an autocast context, and with kernels
-        for attention that differ from ours.
+        Without casts, `outputs` is the only candidate. With casts, the user's model may have run
+        with or without an autocast context, so there is a candidate for each.
         """
         how = Circumstances(autocast=self.called.casts)
         if not self.called.is_cast(how):
@@ -429,17 +436,18 @@ class Trace:
         cast_eps = self.called.cast_eps_of(how)
         candidates = list[Replayed]()
         for function in self.called.as_evaluated:
-            # some contexts do not fit the model's dtypes
+            # some autocast contexts raise for the model's dtypes
             with torch.no_grad(), plain_kernels(), suppress(RuntimeError):
                 cast = columns(function, weights, self.queries).to(outputs)
-                # noise is measured on the smooth function without casts
+                # `function` measures the effect of noise, so it must be smooth: without casts
                 candidates.append(Replayed(self.function, weights, self.queries, cast, cast_eps))
         return tuple(candidates)
 
     def facts_of_share(
         self, by_these_steps: Float[Tensor, "query out"], change: Float[Tensor, "query out"]
     ) -> dict[str, str | float]:
-        """Return the number of all steps, and the share of the followed ones in the change."""
+        """Return the number of steps of the loop, and the share of the followed steps in the
+        change."""
         share = 0.0
         if bool(change.any()):
             share = float((by_these_steps * change).sum() / change.square().sum())
@@ -452,8 +460,11 @@ class Trace:
         outputs: Float[Tensor, "query out"],
         change: Float[Tensor, "query out"],
     ) -> dict[str, str | float]:
-        """Return the share of rounding in the change, or for casts, their dtypes and their distance
-        from the outputs."""
+        """Return the share of rounding in the change.
+
+        With casts, return their dtypes instead, and the distance between the outputs with and
+        without casts.
+        """
         facts: dict[str, str | float] = {}
         casts = self.called.casts
         if self.called.is_cast(Circumstances(autocast=casts)):
@@ -473,7 +484,7 @@ class Trace:
 
 
 def warn_of_caveats(attribution: Attribution) -> None:
-    """Log the sentences on everything that contributions do not include."""
+    """Log a warning for each part of the change that contributions do not include."""
     sentences = (
         rounding_sentence(attribution),
         batch_norm_sentence(attribution),
@@ -488,7 +499,7 @@ def warn_of_caveats(attribution: Attribution) -> None:
 def refuse_arguments(
     effects: object, mean: object, again: object, decode: object, positions: object
 ) -> None:
-    """Raise for values of the wrong kind, and for arguments that have no effect together."""
+    """Raise for arguments of the wrong type, and for `again` without `effects`."""
     if not isinstance(mean, str) or mean not in MEANS:
         raise Mistake(f"mean={in_short(mean)} is none of {', '.join(MEANS)}")
     kinds = (False, True, "one_step", "derivative")
@@ -509,7 +520,7 @@ def refuse_arguments(
 
 
 def find_trace(folder: Path) -> TraceFolder:
-    """Return the trace in a folder, or raise if it holds none."""
+    """Return the trace in a folder, or raise if there is none."""
     files = TraceFolder(RunFolder(folder.expanduser()))
     path = files.folder.path
     if not (path / CONFIG).is_file() or "follow" not in files.folder.config:
@@ -523,11 +534,11 @@ def load_trace(
     measure: Measure | None = None,
     rules: Sequence[AbstractOptimizerRule] = (),
 ) -> Trace:
-    """Return the trace in a folder, for a module of the followed kind, which receives the followed
-    tensors.
+    """Return the trace in a folder.
 
-    The folder has only the name of a measure, and of optimizers that are not PyTorch's. So the
-    measure and the rules of such optimizers must be given again.
+    The stored tensors are copied into `module`, which must have the architecture of the followed
+    model. The folder stores a measure and the rules of optimizers other than PyTorch's only by
+    name, so they must be given again.
     """
     start = files.read(files.path / START)
     if (measure is None) != (measure_name(files) is None):
@@ -564,7 +575,7 @@ def load_trace(
 
 
 def load_tensors(files: TraceFolder, module: nn.Module, weights: Weights, still: Weights) -> None:
-    """Copy the followed tensors into a module, or raise if it is of another kind."""
+    """Copy the stored tensors into a module. Raise if a name or shape does not match."""
     state = dict(module.named_parameters()) | dict(module.named_buffers())
     tensors = {**still, **weights}
     known = state.keys() | module.state_dict().keys()
@@ -596,7 +607,10 @@ def example_names_in(files: TraceFolder) -> list[str]:
 
 
 def outputs_at_ends(folder: RunFolder) -> OutputsAtEnds:
-    """Return the stored signatures of the live model's outputs. Earlier versions stored none."""
+    """Read the signatures of the outputs of the user's model at the start and end of the loop.
+
+    They are missing in traces of earlier versions.
+    """
     files = TraceFolder(folder)
     if not files.outputs_at_ends.is_file():
         return OutputsAtEnds()

@@ -1,10 +1,11 @@
-"""The user's loss, one number for each example of a call, and the weights of examples in a loop
-that runs again.
+"""The user's loss ℓᵢ of each example of a call, and the weights of examples in a loop that runs
+again.
 
     ∂L/∂fᵢ = κ ∂ℓᵢ/∂fᵢ        one factor κ for each call
 
-κ is found from the recorded ∂L/∂f, and the rest is compared with it. A mean divides by Σm, the sum
-of the examples' weights in the mean: each 1, or its class weight, or its number of tokens.
+κ is computed from the recorded ∂L/∂f, and the equation is then checked. If L is a mean, it divides
+by Σm, where mᵢ is the weight of example i in the mean: 1, its class weight, or its number of
+tokens.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from ntkexp.kernel import plain_kernels
 from ntkexp.mistake import Mistake, first_line
 from ntkexp.shapes import Function, Weights
 
-LOSS_TOLERANCE = 1e4  # eps: another formula of the same loss, relative to its gradient
+LOSS_TOLERANCE = 1e4  # eps: relative distance of gradients by two formulas of the same loss
 ROUNDING_FACTOR = 4  # safety factor on the measured rounding error
-MULTIPLES = (1 / 3, 3 / 7, 1 / 11)  # of the loss, whose gradients show the rounding error
+MULTIPLES = (1 / 3, 3 / 7, 1 / 11)  # multiples of the loss; their gradients show rounding errors
 
-FACTOR_PRECISION = 64  # eps: precision of κ between two gradients that hardly differ
-MEAN_WEIGHT_EPS = 1e-6  # relative rounding of class weights in float32
+FACTOR_PRECISION = 64  # eps: relative error of κ between two nearly equal gradients
+MEAN_WEIGHT_EPS = 1e-6  # relative rounding error of class weights in float32
 
 
 ExampleLoss: TypeAlias = Callable[[Tensor, SeenCall], Tensor | tuple[Tensor, Tensor]]
-"""(outputs, call) ↦ one loss for each example, or a pair: losses, and weights of the examples in
-their mean."""
+"""A function (outputs, call) that returns the loss of each example, or a pair: these losses, and
+the weight m of each example in the mean."""
 
 
 # --- The return value of the user's function.
@@ -48,7 +49,8 @@ their mean."""
 def losses_of(
     loss: ExampleLoss, outputs: Tensor, call: SeenCall
 ) -> tuple[Float[Tensor, " row"], Float[Tensor, " row"] | None]:
-    """Return the losses of the examples, and their weights in the mean if the user gives them."""
+    """Return the losses of the examples, and their weights m in the mean, or None if the user's
+    function returns only losses."""
     result = loss(outputs, call)
     losses: object = result
     counts = None
@@ -68,8 +70,8 @@ def losses_of(
 
 
 def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tensor, " row"] | None:
-    """Return the checked weights of the examples of a call in their mean, if the user gives
-    them."""
+    """Return the weights m of the examples in the mean, or None if the user's function returns only
+    losses. Raise if they are negative or have a wrong shape."""
     try:
         with torch.no_grad():
             losses, counts = losses_of(loss, outputs.detach(), call)
@@ -90,8 +92,14 @@ def counts_of(loss: ExampleLoss, outputs: Tensor, call: SeenCall) -> Float[Tenso
 
 
 def failure(name: str, argument: str, outputs: Tensor, error: Exception) -> Mistake:
-    """Return the message for a function of the user that fails. It receives `argument` and the
-    call."""
+    """Return the error for a user's function that raised `error`.
+
+    Args:
+        name: keyword of the function, such as "loss".
+        argument: description of its first argument.
+        outputs: first argument, whose shape is reported.
+        error: exception that the function raised.
+    """
     return Mistake(
         f"{name}=: it fails at outputs of shape {list(outputs.shape)} ({type(error).__name__}: "
         f"{first_line(error)}); it is given {argument} and the call, which has args, kwargs and ids"
@@ -125,8 +133,8 @@ class CountedTargets(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def target_weights(self, target: Tensor, arguments: Mapping[str, Any]) -> Tensor:
-        """Return the target weight of each example, or NaN if targets do not split evenly among
-        examples."""
+        """Return the total target weight of each example, or NaN if the number of targets is not a
+        multiple of the number of examples."""
         weight = arguments["weight"]
         is_counted = target != arguments["ignore_index"]
         weights: Tensor = is_counted.double()
@@ -138,8 +146,10 @@ class CountedTargets(TorchFunctionMode):
 
     @property
     def whole(self) -> float | None:
-        """Σ of all target weights; NaN if examples have different weights, None if nothing was
-        intercepted."""
+        """The sum of all target weights.
+
+        It is NaN if examples have different weights, and None if no function was intercepted.
+        """
         if not self.counts:
             return None
         counts = sum(self.counts[1:], self.counts[0])
@@ -154,8 +164,8 @@ class CallShare:
 
     factor: float  # κ
     examples: int
-    numbers: int  # of outputs
-    tolerance: float  # relative, of κ
+    numbers: int  # number of elements of the outputs
+    tolerance: float  # relative error of κ
     counts: Float[Tensor, " row"] | None = None  # weights in the mean, if `loss=` gives them
     targets: float | None = None  # total target weight, if the loss calls cross_entropy
 
@@ -171,21 +181,23 @@ class CallLoss:
 
     @property
     def seen(self) -> SeenCall:
-        """The call as the user's function receives it."""
+        """The call in the form that the user's function receives."""
         return SeenCall.of(self.call.inputs, self.call.names)
 
     def losses(self, outputs: Tensor) -> Float[Tensor, " row"]:
-        """Return the losses at some outputs."""
+        """Return the losses of the examples at these outputs."""
         losses, _ = losses_of(self.loss, outputs, self.seen)
         return losses
 
     def at(self, weights: Weights) -> Float[Tensor, " row"]:
-        """Return the losses at these weights."""
+        """Return the losses of the examples at these network weights."""
         return self.losses(self.function(weights, self.call.inputs))
 
     def share(self, weights: Weights, weighing: Weighing | None = None) -> CallShare:
-        """Find κ, or raise if this is not the loss of the loop. `weighing` was applied to the
-        recorded gradient."""
+        """Compute κ at these network weights. Raise if this is not the loss of the loop.
+
+        `weighing` are the weights by which the recorded gradient was multiplied.
+        """
         with torch.no_grad(), plain_kernels():
             outputs = self.function(weights, self.call.inputs)
         outputs = outputs.detach().requires_grad_()
@@ -224,10 +236,11 @@ class CallLoss:
 
 
 def cancelled(gradient: Callable[[float], Tensor]) -> float:
-    """Return the relative rounding error of the gradient of a multiple of a loss.
+    """Measure the relative rounding error of a gradient. `gradient` returns the gradient of a
+    multiple of the loss.
 
-    Terms may cancel. With class weights of very different sizes, the gradient of a well learned
-    example has a rounding error far above eps.
+    If terms cancel, the error is far above eps. This happens, for example, for an example with a
+    tiny loss next to class weights of very different sizes.
 
     >>> cancelled(lambda multiple: torch.tensor([multiple]))
     0.0
@@ -238,12 +251,13 @@ def cancelled(gradient: Callable[[float], Tensor]) -> float:
     return error / size if size else 0.0
 
 
-# --- Weights of examples in a loop that runs again. They multiply the gradients of its outputs.
+# --- Weights w of examples in a loop that runs again. They multiply the gradients of the outputs.
 #
-#     ∂L/∂fᵢ ← cwᵢ ∂L/∂fᵢ        c = 1 (fixed), or Σm/Σmw over the rows of the call (renormalised)
+#     ∂L/∂fᵢ ← c wᵢ ∂L/∂fᵢ       c = 1 (fixed), or Σm/Σmw over the rows of the call (renormalised)
 #
-# m is the weight of an example in the mean, 1 unless `loss=` gives another. If the loss is a mean
-# of losses of examples, the loop trains as if examples with w = 0 were left out.
+# m is the weight of an example in the mean, which is 1 unless `loss=` returns it. If the loop's
+# loss is a mean over examples, "renormalised" trains as if examples with w = 0 were not in the
+# batch.
 
 
 @dataclass(frozen=True)
@@ -258,20 +272,20 @@ class Weighing:
 
     weights: Mapping[str, float] = field(default_factory=dict)
     mean: MeanName = "renormalised"
-    loss: ExampleLoss | None = None  # gives the weights in the mean
+    loss: ExampleLoss | None = None  # may return the weights m in the mean
 
     def left(self, names: Sequence[str]) -> Float[Tensor, " row"]:
-        """Return w of every row."""
+        """Return the weight w of every row."""
         return torch.tensor([self.weights.get(name, 1.0) for name in names], dtype=torch.float64)
 
     def factors(
         self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None
     ) -> Float[Tensor, " row"]:
-        """Return cw of every row."""
+        """Return the factor c w of every row. `counts` are the weights m in the mean."""
         return self.left(names) * self.shared(names, counts)
 
     def shared(self, names: Sequence[str], counts: Float[Tensor, " row"] | None = None) -> float:
-        """Return c of a call, which is 1 if every example has weight 0."""
+        """Return the factor c of a call. It is 1 if every example has weight w = 0."""
         w = self.left(names)
         m = torch.ones_like(w) if counts is None else counts.to(w)
         weighted = float((w * m).sum())
@@ -280,7 +294,8 @@ class Weighing:
         return float(m.sum()) / weighted
 
     def counts(self, outputs: Tensor, call: ModelCall) -> Float[Tensor, " row"] | None:
-        """Return the weights of the examples of a call in the mean, if `loss` gives them."""
+        """Return the weights m of the examples of a call, or None if `loss` does not return
+        them."""
         if self.loss is None:
             return None
         return counts_of(self.loss, outputs, SeenCall.of(call.inputs, call.names))

@@ -1,24 +1,25 @@
-"""Hooks on the model and its optimizers record the calls and steps of a loop, and prove each step.
+"""Hooks on the model and its optimizers. They record the calls and steps of a loop, and prove each
+step.
 
-    call        `on_call` records a copy of the inputs, the step at whose weights it is made, its
-                circumstances, and a signature of its outputs
+    call        `on_call` records a copy of the inputs, the index of the step, the circumstances of
+                the call, and a signature (random projection) of its outputs
     backward    `on_gradient` records ∂L/∂f of each example. It includes reduction, accumulation and
                 loss scale, so the loss function need not be known
-    step        `on_step_begin` compares the weights, bit by bit, with those after the last step
-                `on_step_end` reads the consumed gradient g, and from the optimizer's settings and
-                state after the step its linear map, for each parameter:
+    step        `on_step_begin` compares the weights, bit by bit, with the weights after the last
+                step. `on_step_end` reads the gradient g that the optimizer used. From the
+                optimizer's settings and state, it computes the linear step of each parameter:
                     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N p
 
-Three proofs, each to rounding:
+Three proofs of each step, up to rounding:
 
     (a)  Σᵢ Jᵢᵀℓ′ᵢ over the recorded calls is g, up to a factor: `first_step` for the first step, so
-         that a loop that we cannot explain fails early, and `attribution` for all steps
-    (b)  the linear map leads from the weights before to the weights after: `rule.RuleProof`
-    (c)  the secant explains the change of the outputs at the queries: `attribution`
+         that a loop that cannot be explained fails early, and `attribution` for all steps
+    (b)  the linear step maps the weights before to the weights after: `rule.RuleProof`
+    (c)  the secant Jacobian explains the change of the outputs at the queries: `attribution`
 
-Refused are weights or buffers that anything but the optimizers moved, batch statistics of several
-processes, sparse gradients, a model without a row of outputs for each example, and an optimizer
-without a known rule. The loop itself is not changed.
+An error is raised if anything but the optimizers changes weights or buffers, for batch statistics
+of several processes, for sparse gradients, for a model without a row of outputs for each example,
+and for an optimizer without a known rule. The hooks do not change the loop.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ from ntkexp.shapes import Inputs, Weights
 LOG = logging.getLogger("ntkexp.follow")
 
 FOLLOWED_OPTIMIZERS: WeakSet[torch.optim.Optimizer] = WeakSet()
-"""The optimizers whose steps are followed now."""
+"""The optimizers that are followed at the moment."""
 
 
 def refuse_followed(optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -96,10 +97,10 @@ def refuse_followed(optimizers: Iterable[torch.optim.Optimizer]) -> None:
 
 @dataclass
 class LatestCall:
-    """The circumstances of the latest call, noted before its first layer runs."""
+    """The circumstances of the latest call, recorded before its first layer runs."""
 
-    generators: Mapping[str, Tensor] = field(default_factory=dict)  # their states before the call
-    forbidden: frozenset[str] = frozenset()  # kernels
+    generators: Mapping[str, Tensor] = field(default_factory=dict)  # random states before the call
+    forbidden: frozenset[str] = frozenset()  # names in call.KERNEL_SWITCHES
     autocast: Autocast | None = None
     is_at_first_layer: bool = True
 
@@ -120,21 +121,21 @@ class Watch:
     log: StepLog | None = None
     hooks: list[Any] = field(default_factory=list)
 
-    # calls whose gradients a step may consume
+    # calls whose gradients a later step may use
     calls: list[ModelCall] = field(default_factory=list)
-    count: int = 0  # calls recorded
+    count: int = 0  # number of recorded calls
     under_way: list[int] = field(default_factory=list)  # `count` at the start of each nested call
     latest_call: LatestCall = field(default_factory=LatestCall)
-    consumed_calls: list[ModelCall] = field(default_factory=list)  # by the latest step
-    consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)  # its `grad`s
+    consumed_calls: list[ModelCall] = field(default_factory=list)  # used by the latest step
+    consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)  # `grad`s it used
 
     # steps
     latest: LatestWeights = field(default_factory=LatestWeights)
     proof: RuleProof = field(default_factory=RuleProof)
     scratch: dict[tuple[torch.dtype, torch.device], Tensor] = field(default_factory=dict)
-    states_before: dict[str, dict[str, Any]] = field(default_factory=dict)  # that rules need
-    stepping: set[int] = field(default_factory=set)  # optimizers with a begun step
-    passed: bool = False  # the latest step was not stored
+    states_before: dict[str, dict[str, Any]] = field(default_factory=dict)  # entries in rule.needs
+    stepping: set[int] = field(default_factory=set)  # ids of optimizers between the two step hooks
+    passed: bool = False  # True if the latest step was not stored
 
     # --- Begin and end
 
@@ -152,7 +153,7 @@ class Watch:
             self.proof.begin(name, weight)
         self.store.begin(dict(self.latest.weights), self.optimizers, self.parameters.names)
 
-        # a trace that continues takes over the states of the optimizers
+        # if a trace continues, the optimizers have momenta from earlier steps
         for optimizer in self.optimizers:
             if not self.store.count and any(map(has_moved, optimizer.state.values())):
                 raise Mistake(
@@ -176,14 +177,13 @@ class Watch:
         end = FollowHook(model, self.on_call)
         self.hooks.append(model.register_forward_pre_hook(begin))
         self.hooks.append(model.register_forward_hook(end, with_kwargs=True))
-        for (
-            layer
-        ) in self.model.modules():  # libraries enter autocast between a model and its layers
+        # libraries may enter autocast between a model and its layers
+        for layer in self.model.modules():
             if list(layer.parameters(recurse=False)):
                 self.hooks.append(layer.register_forward_pre_hook(FollowHook(layer, self.on_layer)))
 
     def remember(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take over the momenta of an optimizer."""
+        """Store the momenta of an optimizer in proof (b)."""
         rule = self.rules[id(optimizer)]
         for group, members in self.parameters.groups(optimizer):
             for name, weight in members.items():
@@ -195,7 +195,7 @@ class Watch:
                     self.proof.remember(name, momentum)
 
     def catch_up(self) -> None:
-        """Take over weights and momenta after steps that were not stored."""
+        """Store the present weights and momenta, after steps that were not stored."""
         if not self.passed:
             return
         self.passed = False
@@ -225,8 +225,10 @@ class Watch:
             self.log.flush()
 
     def changed_outside(self) -> Outside:
-        """Return the changes after the last step, such as a clamp, or an average of weights that
-        was loaded."""
+        """Return the changes after the last step, such as a clamp or a loaded average of weights.
+
+        Log a warning if there are any.
+        """
         after_last_step = self.latest.weights | self.statistics.at_step
         names = list(self.frozen.differences(after_last_step))
         if not names:
@@ -247,7 +249,7 @@ class Watch:
     # --- Calls
 
     def on_call_begin(self, *_: object) -> None:
-        """Note the circumstances of a call that may be differentiated."""
+        """Record the circumstances of a call, before its first layer runs."""
         self.under_way.append(self.count)
         if not self.store.takes_next:
             return
@@ -256,7 +258,7 @@ class Watch:
             self.latest_call = LatestCall(generator_states(self.inner), forbidden_kernels())
 
     def on_layer(self, layer: nn.Module, *_: object) -> None:
-        """Note the autocast context of a call, which its first layer or a later one may enter."""
+        """Record the autocast context of a call, which may begin at its first layer or later."""
         call = self.latest_call
         if torch.is_grad_enabled() and call.autocast is None:
             device = next(layer.parameters()).device.type
@@ -266,9 +268,12 @@ class Watch:
     def on_call(
         self, _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], answer: object
     ) -> object:
-        """Record a call that may be differentiated. If the model returns several tensors, the loop
-        receives aliases of them."""
-        contains_calls = self.under_way.pop() < self.count  # as a library's call around others
+        """Record a call with gradients enabled.
+
+        If the model returns several tensors, return aliases of them to the loop. Otherwise return
+        None, which leaves the model's answer unchanged.
+        """
+        contains_calls = self.under_way.pop() < self.count  # for example a library's outer wrapper
         if not self.store.takes_next:
             return None
         statistics = self.statistics.end_call()
@@ -305,8 +310,11 @@ class Watch:
     def listen_to_several(
         self, call: ModelCall, counts: Tensor | None, answer: object, tensors: Mapping[str, Tensor]
     ) -> object:
-        """Listen to all outputs of a call. If a loss may use several of them, return the answer
-        with aliases of these."""
+        """Register hooks on the gradients of all outputs of a call.
+
+        If the loss may use several outputs, return the answer with aliases of these. Otherwise
+        return None.
+        """
         rows = examples(call.inputs)
         with_rows = {
             name: tensor for name, tensor in tensors.items() if tensor.dim() and len(tensor) == rows
@@ -329,8 +337,7 @@ class Watch:
         return with_outputs(answer, aliases)
 
     def refuse_other_weights(self, *, moves_statistics: bool) -> None:
-        """Raise if the call is not at the weights of the present step, or has no row for each
-        example."""
+        """Raise if weights, buffers or norms changed in a way that is not followed."""
         step = self.store.count
         if moves_statistics and self.store.chooses:
             raise Mistake(
@@ -357,8 +364,10 @@ class Watch:
         return inputs
 
     def circumstances(self) -> Circumstances:
-        """Return the circumstances of the latest call, with the states of the generators that it
-        used."""
+        """Return the circumstances of the latest call.
+
+        They include the random states of those generators that the call used.
+        """
         call = self.latest_call
         after = generator_states(self.inner)
         used = {
@@ -371,9 +380,12 @@ class Watch:
     def on_gradient(
         self, call: ModelCall, counts: Tensor | None, gradient: Tensor | None
     ) -> Tensor | None:
-        """Record the total ∂L/∂f of a call. In a loop that runs again, multiply it by the weights
-        of the examples."""
-        if gradient is None:  # of one part of a split tensor, if a loss uses the other parts alone
+        """Record the total ∂L/∂f of a call.
+
+        In a loop that runs again, return the gradient times the weights of the examples. Otherwise
+        return None, which leaves the gradient unchanged.
+        """
+        if gradient is None:  # one part of a split tensor, if the loss uses only the other parts
             return None
         backward = self.begin_backward(call)
         weighed = None
@@ -385,7 +397,7 @@ class Watch:
     def on_direct_gradient(
         self, call: ModelCall, counts: Tensor | None, name: str, gradient: Tensor | None
     ) -> Tensor | None:
-        """Record the gradient of one of several outputs, as `on_gradient` does of one."""
+        """Record the gradient of the alias of one of several outputs. See `on_gradient`."""
         if gradient is None or call.several is None:
             return None
         call.backward = self.begin_backward(call)
@@ -396,8 +408,8 @@ class Watch:
         return weighed
 
     def on_inner_loss(self, call: ModelCall, name: str, gradient: Tensor | None) -> None:
-        """Note that a gradient reached a tensor without a row for each example, such as a loss that
-        the model computes."""
+        """Record that a gradient reached a tensor without a row for each example, such as a loss
+        that the model computes."""
         if gradient is None or not bool(gradient.any()):
             return
         if call.several is not None:
@@ -406,24 +418,25 @@ class Watch:
             call.other_outputs.append(repr(name))
 
     def begin_backward(self, call: ModelCall) -> int:
-        """Return the id of the backward pass, after dropping gradients that the loop has zeroed."""
+        """Drop gradients that the loop has zeroed, and return the id of the backward pass."""
         backward = torch._C._current_graph_task_id()
         if all(weight.grad is None or not weight.grad.any() for _, weight in self.parameters):
             self.drop_zeroed(call, backward)
         return backward
 
     def weighed(self, call: ModelCall, counts: Tensor | None, gradient: Tensor) -> Tensor | None:
-        """Return the gradient times the weights of the examples, in a loop that runs again."""
+        """Return the gradient times the weights of the examples, or None in a loop without such
+        weights."""
         if self.weighing is None:
             return None
         factors = self.weighing.factors(call.names, counts).to(gradient)
         return gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
 
     def drop_zeroed(self, latest: ModelCall, backward: int) -> None:
-        """Drop gradients that the loop has thrown away (`zero_grad`), because all `grad` tensors
-        are zero.
+        """Drop gradients that the loop has discarded by `zero_grad`. Call this if all `grad`
+        tensors are zero.
 
-        Gradients of the same backward pass stay. So do calls whose examples all have weight 0.
+        Keep the gradients of the present backward pass, and calls whose examples all have weight 0.
         """
         for call in self.calls:
             has_no_weight = (
@@ -438,11 +451,10 @@ class Watch:
         ]
 
     def drop_replaced(self, moved: Iterable[Tensor]) -> None:
-        """Drop calls that an earlier step consumed if all `grad` tensors that it read were
-        replaced.
+        """Drop the calls that the previous step used, if all of its `grad` tensors were replaced.
 
-        Autograd adds to existing `grad` tensors in place. New ones (`p.grad = …`) do not contain
-        the earlier gradients.
+        Autograd adds to existing `grad` tensors in place, so that they contain earlier gradients.
+        New tensors (`p.grad = …`) do not.
         """
         now = [weight.grad for weight in moved if weight.grad is not None]
         consumed = {id(tensor()) for tensor in self.consumed_tensors if tensor() is not None}
@@ -456,17 +468,16 @@ class Watch:
     # --- Steps
 
     def on_step_begin(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Check the weights before a step, and copy the entries of the optimizer's state that its
-        rule needs."""
+        """Raise if weights have changed since the last step. Copy the optimizer state that the rule
+        needs from before the step."""
         if not self.store.takes_next:
             self.stepping.add(id(optimizer))
             return
         step = self.store.count
         moved = self.parameters.of(optimizer)
         for name, weight in moved.items():
-            if (
-                weight.grad is not None and weight.grad.is_sparse
-            ):  # rules treat its rows differently
+            # rules do not handle sparse gradients
+            if weight.grad is not None and weight.grad.is_sparse:
                 raise Mistake(
                     f"step {step}: the gradient of '{name}' is sparse, and such steps are not "
                     "followed; build its layer with sparse=False"
@@ -491,8 +502,8 @@ class Watch:
         index = self.store.count
         moved = self.parameters.of(optimizer)
         if id(optimizer) not in self.stepping:
-            # a class that calls its base class's step ends it twice, and must not move weights
-            # again
+            # if a subclass calls its base class's `step`, this hook runs twice, and the weights
+            # must not change in between
             self.latest.refuse_writes(index, moved.items(), closely=True)
             return
         self.stepping.discard(id(optimizer))
@@ -509,10 +520,10 @@ class Watch:
         sign = self.proof.signatures.on_device
         signed = Signed.of(sign(gradient), sign(moved))
 
-        # the linear map of each parameter; proof (b) that it leads to the weights after the step
+        # the linear step of each parameter, and proof (b)
         step = self.linear_steps(optimizer, gradient, before, signed)
 
-        # the calls whose gradients went into g
+        # the calls whose gradients add up to g
         if len(self.optimizers) == 1:
             self.drop_replaced(moved.values())
         self.consumed_calls = [call for call in self.calls if call.has_gradient]
@@ -525,7 +536,7 @@ class Watch:
             statistics=self.statistics.end_step(),
         )
 
-        # stored before the next step begins; and proof (a) of the first step
+        # store the step, and run proof (a) of the first step
         which = self.optimizers.index(optimizer)
         self.store.add(followed, which, dict(self.latest.weights), signed)
         if self.first is not None:
@@ -545,8 +556,11 @@ class Watch:
         before: Weights,
         signed: Signed,
     ) -> FollowedStep:
-        """Read the linear step of each parameter from settings and state after the step, and prove
-        it."""
+        """Return the linear step of each parameter by the optimizer's rule, and run proof (b).
+
+        `gradient` is the gradient that the optimizer used, `before` are the weights before the
+        step, and `signed` are the signatures of the gradient and of the weights after the step.
+        """
         index = self.store.count
         rule = self.rules[id(optimizer)]
         linear: dict[str, LinearStep] = {}
@@ -592,7 +606,7 @@ class Watch:
         )
 
     def on_other_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Note the weights that an optimizer moves that is not followed. An error names it."""
+        """Record the parameters that an unfollowed optimizer moves, for an error message."""
         if any(optimizer is followed for followed in self.optimizers):
             return
         for group in optimizer.param_groups:
@@ -602,9 +616,9 @@ class Watch:
                     self.latest.strangers[name] = type(optimizer).__name__
 
     def on_passed_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count a step that is not stored. If the next one is, take over the weights after this
-        one."""
-        if id(optimizer) not in self.stepping:  # a class that calls its base class's step
+        """Count a step that is not stored. If the next step is stored, store the weights after this
+        step."""
+        if id(optimizer) not in self.stepping:  # a subclass calls its base class's `step`
             return
         self.stepping.discard(id(optimizer))
         self.passed = True
@@ -614,14 +628,14 @@ class Watch:
 
     @property
     def moving(self) -> Weights:
-        """The tensors that optimizers and calls move."""
+        """The weights that optimizers move, and the running statistics that calls move."""
         if not self.statistics.moves:
             return self.latest.weights
         return self.latest.weights | self.statistics.latest
 
     def scratch_like(self, weight: Tensor) -> Tensor:
-        """Return reused memory for elements of a step. Filling fresh memory would take longer than
-        the arithmetic."""
+        """Return a reused buffer of the weight's shape. Allocating new memory would take longer
+        than the arithmetic."""
         key = (weight.dtype, weight.device)
         if key not in self.scratch or self.scratch[key].numel() < weight.numel():
             contiguous = torch.empty_like(weight, memory_format=torch.contiguous_format)
@@ -630,15 +644,16 @@ class Watch:
 
 
 def differentiable_outputs(answer: object, followed: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of an answer that a loss may use, by name."""
+    """Return the tensors in the model's answer that require gradients, by name."""
     if isinstance(answer, Tensor):
         return {"": followed} if followed.requires_grad else {}
     return {name: tensor for name, tensor in named_outputs(answer).items() if tensor.requires_grad}
 
 
 def has_moved(state: Mapping[str, Any]) -> bool:
-    """Return True if an optimizer has taken a step with a parameter of this state. Some have a
-    state before that.
+    """Return True if the optimizer state of a parameter shows an earlier step.
+
+    Some optimizers have a state before their first step.
 
     >>> has_moved({}), has_moved({"step": torch.tensor(0.0)})
     (False, False)
@@ -656,7 +671,8 @@ def read_step(
     scratch: Tensor,
     where: str,
 ) -> LinearStep:
-    """Read the linear step by the rule. The state of a derived optimizer may lack an entry."""
+    """Return the linear step by the rule. Raise if a subclassed optimizer lacks a state entry that
+    the rule reads."""
     try:
         return rule.watched(group, state, step_input, scratch)
     except KeyError as error:
@@ -667,7 +683,9 @@ def read_step(
 
 
 def copied_setting(value: object) -> object:
-    """Copy a setting. Numbers become Python's own; a tensor stays one, for its precision.
+    """Copy a setting of a parameter group.
+
+    Numbers are converted to Python floats. A tensor stays a tensor, because its dtype matters.
 
     >>> copied_setting(torch.tensor(0.5)), copied_setting((0.9, 0.99))
     (tensor(0.5000), (0.9, 0.99))

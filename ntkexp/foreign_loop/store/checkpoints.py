@@ -1,4 +1,4 @@
-"""The interval between stored weights, and the states of optimizers as plain content."""
+"""The interval between checkpoints, and the states of optimizers by parameter name."""
 
 from __future__ import annotations
 
@@ -12,31 +12,38 @@ from torch import Tensor
 from ntkexp.capacity import MemoryBudget
 from ntkexp.shapes import Weights
 
-FREE_DISK_SHARE = 0.25  # the checkpoints of a trace take at most this share of the free disk
-MAX_TRACE_BYTES = 50e9  # and at most so much
-STEPS_PER_CHECKPOINT = 8  # at first: to seal and write a checkpoint takes longer than a small step
-COPIES_PER_STEP = 3  # of the weights, in memory: a replayed step, its gradient, scales of elements
+FREE_DISK_SHARE = 0.25  # largest share of the free disk for the checkpoints of a trace
+MAX_TRACE_BYTES = 50e9  # largest size of all checkpoints of a trace
+STEPS_PER_CHECKPOINT = 8  # initial interval: writing a checkpoint takes longer than a small step
+COPIES_PER_STEP = 3  # copies of the weights per replayed step: weights, gradient, denominator
 
 
 @dataclass
 class CheckpointPlan:
     """The interval between checkpoints.
 
-    When checkpoints take more than their share of the disk, every second one is dropped and the
-    interval doubles. So a loop of any length fits.
+    If the checkpoints take more than their share of the disk, every second checkpoint is deleted,
+    and the interval is doubled. So the checkpoints of a loop of any length fit.
     """
 
-    every: int  # steps
-    fixed: bool  # the user gave the interval
-    most: int  # the longest interval that can be replayed in memory
-    size: float  # bytes of a checkpoint
-    share: float  # bytes for all checkpoints
+    every: int  # interval in steps
+    fixed: bool  # True if the user gave the interval
+    most: int  # longest interval that can be replayed in memory
+    size: float  # bytes of one checkpoint
+    share: float  # largest bytes of all checkpoints
 
     @classmethod
     def of(
         cls, every: int | None, weights: float, size: float, free: float, budget: MemoryBudget
     ) -> CheckpointPlan:
-        """Plan for `weights` bytes of weights and `size` bytes with the states of the optimizers.
+        """Choose the interval.
+
+        Args:
+            every: the user's interval, or None.
+            weights: bytes of the weights.
+            size: bytes of a checkpoint, which has weights and optimizer states.
+            free: free bytes on the disk.
+            budget: memory for a replay.
 
         >>> CheckpointPlan.of(None, 1e6, 3e6, free=1e9, budget=MemoryBudget(3e7)).most
         10
@@ -51,7 +58,7 @@ class CheckpointPlan:
         )
 
     def too_many(self, count: int) -> bool:
-        """Return True if every second of `count` checkpoints has to be dropped."""
+        """Return True if every second of `count` checkpoints must be deleted."""
         can_double = not self.fixed and 2 * self.every <= self.most
         return can_double and count > 2 and count * self.size > self.share
 
@@ -60,13 +67,13 @@ class CheckpointPlan:
 
 
 OptimizerState: TypeAlias = dict[str, dict[str, Any]]
-STEP_COUNT = "step"  # the entry with the number of steps of a parameter, in torch's optimizers
+STEP_COUNT = "step"  # key of the number of steps of a parameter, in torch's optimizers
 
 
 def optimizer_states(
     optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 ) -> list[OptimizerState]:
-    """Copy the states of some optimizers."""
+    """Copy the states of some optimizers, by parameter name."""
     return [
         {names[id(weight)]: copied_state(state) for weight, state in optimizer.state.items()}
         for optimizer in optimizers
@@ -83,7 +90,7 @@ def copied_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def states_on(
     states: Sequence[OptimizerState] | None, device: torch.device
 ) -> list[OptimizerState] | None:
-    """Move states to a device, except step counts, which most optimizers read on the CPU."""
+    """Move states to a device, except step counts, which most optimizers store on the CPU."""
     if states is None:
         return None
 
@@ -111,8 +118,10 @@ def placed_state(
 
 
 def states_at_end(checkpoint: Mapping[str, Any]) -> Any:
-    """Return the states after the event before a checkpoint. A resumed loop may have begun there
-    with others."""
+    """Return the optimizer states after the last event before a checkpoint.
+
+    They may differ from the states in the checkpoint if a resumed loop began there.
+    """
     return checkpoint.get("ended", checkpoint["memories"])
 
 

@@ -1,11 +1,9 @@
-"""A store for some steps of a loop: chosen ones, or the last n. Runs of consecutive steps are
-stored in memory.
+"""A store in memory for some steps of a loop: chosen steps, or the last n.
 
     f_T − f_0 = Σ contributions + decay + carried + other_steps
 
-The first three parts are due to the stored steps.
-`carried` is the effect of momentum from before a run of steps: βm of each parameter, through the
-steps of the run. `other_steps` is the change of f by the steps that are not stored.
+A run is a sequence of consecutive stored steps. `carried` is the effect of the momentum before each
+run in the steps of the run. `other_steps` is the change of f in the steps that are not stored.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Steps: TypeAlias = int | Iterable[int]
-"""The number of last steps, or the indices of some, from 0."""
+"""An integer n for the last n steps, or indices of steps, counted from 0."""
 
 
 def chosen_steps(steps: Steps) -> int | frozenset[int]:
-    """Return the checked choice: a number of last steps, or a set of indices.
+    """Return n for the last n steps, or a set of indices. Raise if `steps` is neither.
 
     >>> chosen_steps(5), sorted(chosen_steps(range(3, 5)))
     (5, [3, 4])
@@ -68,8 +66,8 @@ def is_count(value: object) -> bool:
 class ChosenStore(AbstractStore):
     """Stores runs of chosen steps in memory, and the weights at both ends of the loop.
 
-    For the last n steps, two runs of n steps are stored. At the end of the loop they hold the last
-    n.
+    For the last n steps, the latest two runs of up to n steps are stored, so that the last n steps
+    are among them at the end.
     """
 
     known: Sequence[KnownOptimizer]
@@ -78,7 +76,7 @@ class ChosenStore(AbstractStore):
     budget: MemoryBudget
     chosen: int | frozenset[int]
     runs: list[MemoryStore] = field(default_factory=list)
-    taken: int = 0  # steps of the loop
+    taken: int = 0  # number of steps of the loop
     chooses: bool = True
     first: Weights = field(default_factory=dict)
     latest: Weights = field(default_factory=dict)
@@ -110,7 +108,8 @@ class ChosenStore(AbstractStore):
             self.begin_run(weights)
 
     def begin_run(self, weights: Weights) -> None:
-        """Begin a run of stored steps at these weights."""
+        """Begin a run of stored steps at these weights, and drop old runs if the last n steps are
+        chosen."""
         if isinstance(self.chosen, int):
             self.runs = self.runs[-1:]
         held = sum(run.loop.nbytes for run in self.runs)
@@ -151,7 +150,7 @@ class ChosenStore(AbstractStore):
 
 @dataclass
 class ChosenSteps(AbstractSteps):
-    """The steps of such a store, by their indices in the loop."""
+    """The steps of a `ChosenStore`, by their indices in the loop."""
 
     store: ChosenStore
     module: nn.Module
@@ -165,7 +164,7 @@ class ChosenSteps(AbstractSteps):
 
     @cached_property
     def runs(self) -> list[ReplayedSteps]:
-        """The runs that have steps, each with the momentum from before its first step."""
+        """The runs that have steps. Their first steps include the momentum before them."""
         begins = frozenset(
             index for index in self.store.indices if index - 1 not in self.store.indices
         )
@@ -235,8 +234,8 @@ class ChosenSteps(AbstractSteps):
 
 
 def share_sentence(attribution: xr.Dataset) -> str:
-    """Return the sentence on the share of the change that these steps made, or an empty one if all
-    were followed.
+    """Return a sentence on the share of the stored steps s in the change, or an empty string if all
+    steps are stored.
 
     share = ⟨Σ_s Δf(s), f_T − f_0⟩ / ‖f_T − f_0‖²        the shares of all steps add up to 1
     """

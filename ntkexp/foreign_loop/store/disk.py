@@ -1,5 +1,5 @@
-"""A store in a folder. A killed training leaves all steps that were written, and a resumed one
-continues there."""
+"""A store in a folder. If training is killed, all written steps remain, and resumed training
+continues the trace."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ LOG = logging.getLogger("ntkexp.follow")
 SAME_WEIGHTS_EPS = 16  # eps: signatures of the same weights, summed in another order
 
 
-# --- The place where a trace continues: the step that began with the weights of the resumed loop.
+# --- A resumed loop continues the trace at the step that began with the loop's weights.
 
 
 @dataclass(frozen=True)
 class PlaceInTrace:
-    """The numbers of events and steps before a place."""
+    """A position in a trace: the numbers of events and steps before it."""
 
     events: int
     steps: int
@@ -67,8 +67,10 @@ class PlaceInTrace:
 def find_place(
     files: TraceFolder, config: Mapping[str, Json], weights: Weights
 ) -> PlaceInTrace | None:
-    """Find the place of these weights in a trace. Return None if the folder is empty or holds no
-    step."""
+    """Return the position in a trace that has these weights.
+
+    Return None if the folder is empty or has no step. Raise if no position has these weights.
+    """
     path = files.folder.path
     if not (path / CONFIG).is_file():
         return None
@@ -82,7 +84,7 @@ def find_place(
             )
         return None
 
-    # distances from the weights at every place: before, between and after the steps
+    # distances from the weights at every position: before, between and after the steps
     files.read(files.path / START)
     first = files.read(files.weights_at(0))["weights"]
     signatures = Signatures()
@@ -100,7 +102,7 @@ def find_place(
     places.append(PlaceInTrace(len(files.log), len(places)))
     gaps.append(distance(here, signature))
 
-    # the nearest place, and the last of several that are equally near
+    # the nearest position; the last one if several are equally near
     best = min(range(len(places)), key=lambda place: (gaps[place], -place))
     eps = max(torch.finfo(part.dtype).eps for part in here.values())
     if not gaps[best] <= SAME_WEIGHTS_EPS * eps:
@@ -113,7 +115,7 @@ def find_place(
 
 
 def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:
-    """Raise if a folder holds a run, or the trace of another loop."""
+    """Raise if a folder has a run that is not a trace, or the trace of another loop."""
     path = files.folder.path
     stored = read_object(path / CONFIG).get("follow")
     wanted = config.get("follow")
@@ -128,7 +130,7 @@ def refuse_other_loop(files: TraceFolder, config: Mapping[str, Json]) -> None:
 
 
 def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
-    """Continue at a place that the first process has found or begun."""
+    """Continue, in a process other than the first, at the position that the first process chose."""
     if not files.weights_at(place.events).is_file():
         raise Mistake(
             f"rank {files.rank} does not see what rank 0 wrote into {files.folder.path}; give a "
@@ -153,13 +155,13 @@ def join_at(files: TraceFolder, place: PlaceInTrace, weights: Weights) -> None:
     files.log.cut(place.events)
 
 
-# --- Writing: an event for every step, before the next step begins, and a checkpoint every few
+# --- Writing: an event after every step, before the next step begins, and a checkpoint every few
 # steps.
 
 
 @dataclass
 class StoredCall:
-    """A call in the latest event: its key, its inputs, and its stored gradient."""
+    """A call in the latest event: its key, its inputs, and the gradient that was stored."""
 
     key: int
     inputs: Inputs
@@ -168,10 +170,10 @@ class StoredCall:
 
 @dataclass
 class CheckpointWriter:
-    """Writes checkpoints in a thread while the loop goes on, one at a time.
+    """Writes checkpoints in a background thread, one at a time.
 
-    A kill may lose the latest checkpoint, but never leaves a partial file. An error of a write is
-    raised at the next step.
+    If the process is killed, the latest checkpoint may be lost, but no partial file remains. If a
+    write fails, its error is raised at the next step.
     """
 
     files: TraceFolder
@@ -181,8 +183,10 @@ class CheckpointWriter:
     pending: Future[object] | None = None
 
     def begin(self, event: int, content: Mapping[str, object]) -> int:
-        """Begin to write the checkpoint before an event. Its tensors must not change. Return its
-        size in bytes."""
+        """Begin to write the checkpoint before an event. Return its size in bytes.
+
+        The caller must not change the tensors in `content`.
+        """
         parts = written(content)
         self.wait()
         path = self.files.weights_at(event)
@@ -190,22 +194,22 @@ class CheckpointWriter:
         return sum(map(len, parts))
 
     def wait(self) -> None:
-        """Wait for the write, and raise its error."""
+        """Wait for the pending write, and raise its error if it failed."""
         pending = self.pending
         self.pending = None
         if pending is not None:
             pending.result()
 
     def raise_error(self) -> None:
-        """Raise the error of a write that has ended."""
+        """Raise the error of the pending write if it has failed, without waiting."""
         if self.pending is not None and self.pending.done():
             self.wait()
 
 
 @dataclass
 class DiskStore(AbstractStore):
-    """Writes a trace. If several processes train together, the first one also writes the
-    weights."""
+    """Writes a trace to a folder. If several processes train together, only the first one writes
+    checkpoints."""
 
     files: TraceFolder
     processes: Processes
@@ -217,13 +221,13 @@ class DiskStore(AbstractStore):
     budget: MemoryBudget
     plan: CheckpointPlan = field(init=False)
     writer: CheckpointWriter = field(init=False)
-    moved: frozenset[str] = frozenset()  # by the latest step so far
-    steps: int = 0
-    calls: int = 0
+    moved: frozenset[str] = frozenset()  # parameters that the latest step has moved so far
+    steps: int = 0  # number of steps so far
+    calls: int = 0  # number of calls so far
     stored_calls: dict[int, StoredCall] = field(default_factory=dict)  # of the latest event
     size_reported: bool = False
     lock: ExitStack = field(default_factory=ExitStack)
-    checkpoints: dict[int, int] = field(default_factory=dict)  # event to step after the checkpoint
+    checkpoints: dict[int, int] = field(default_factory=dict)  # number of steps before it, by event
     waiting: set[int] = field(default_factory=set)  # optimizers without a step since the last one
 
     def __post_init__(self) -> None:
@@ -246,7 +250,7 @@ class DiskStore(AbstractStore):
         self.optimizers = optimizers
         self.names = names
         self.latest = weights
-        self.moved = frozenset(weights)  # so the next event begins a step
+        self.moved = frozenset(weights)  # so that the next event begins a step
         about = str(self.files.folder.path.resolve())
         place = PlaceInTrace(**self.processes.decided(about, self.begin_first))
         self.steps = place.steps
@@ -256,8 +260,10 @@ class DiskStore(AbstractStore):
         self.calls = sum(len(event["calls"]) for event in self.files.events())
 
     def begin_first(self) -> dict[str, int]:
-        """Begin or continue the trace in the first process, and return the place as plain
-        content."""
+        """Begin or continue the trace in the first process.
+
+        Return the position as a dict of plain values, for the other processes.
+        """
         self.lock.enter_context(self.files.own.claim())
         place = find_place(self.files, self.config, self.latest)
         ended: dict[str, object] = {}
@@ -269,11 +275,11 @@ class DiskStore(AbstractStore):
         self.checkpoints = {event: steps[event] for event in self.files.checkpoints}
         self.plan = self.checkpoint_plan(self.latest)
         self.add_checkpoint(self.latest, ended)
-        self.writer.wait()  # a trace without its first weights is useless
+        self.writer.wait()  # a trace without its first checkpoint is useless
         return {"events": len(self.files.log), "steps": self.steps}
 
     def begin_trace(self) -> None:
-        """Write the files that a trace begins with, except the first weights."""
+        """Write the first files of a new trace, except its first checkpoint."""
         self.files.folder.clear()
         self.files.forget()
         (self.files.path / "weights").mkdir(parents=True)
@@ -285,10 +291,10 @@ class DiskStore(AbstractStore):
         self.files.write(self.files.path / START, self.start)
 
     def continue_at(self, place: PlaceInTrace) -> dict[str, object]:
-        """Discard later steps, which the resumed loop repeats.
+        """Discard the steps after `place`, because the resumed loop repeats them.
 
-        Return the optimizer states that the trace has at this place. The resumed loop may have
-        others.
+        Return the optimizer states that the trace stores at this position, as an entry "ended" for
+        the next checkpoint. The resumed loop may have other states.
         """
         self.files.folder.reopen()
         self.files.ended.unlink(missing_ok=True)
@@ -308,7 +314,7 @@ class DiskStore(AbstractStore):
         return {"ended": states_at_end(self.files.read(path))}
 
     def checkpoint_plan(self, weights: Weights) -> CheckpointPlan:
-        """Plan checkpoints of the weights and up to two numbers of optimizer state for each."""
+        """Plan checkpoints with up to two elements of optimizer state for each weight."""
         size = sum(part.nbytes for part in weights.values())
         free = disk_usage(self.files.path).free
         copies = 1 if all(map(is_plain_descent, self.optimizers)) else 3
@@ -339,7 +345,7 @@ class DiskStore(AbstractStore):
         self.steps = index + 1
         self.latest = after
 
-        # the first process adds a checkpoint once every optimizer has moved
+        # the first process adds a checkpoint once every optimizer has taken a step
         self.waiting.discard(which)
         since = self.steps - max(self.checkpoints.values(), default=0)
         if not self.processes.rank and not self.waiting and since >= self.plan.every:
@@ -348,8 +354,8 @@ class DiskStore(AbstractStore):
     def call_content(self, call: ModelCall) -> dict[str, object]:
         """Return the stored form of a call.
 
-        The first event of a call stores it completely. Later events have its key, and its gradient
-        if that has changed.
+        The first event that uses a call stores it completely. Later events store its key, and its
+        gradient if it has changed.
         """
         stored = self.stored_calls.get(id(call.inputs))
         content: dict[str, object] = {}
@@ -379,7 +385,7 @@ class DiskStore(AbstractStore):
         return {"key": stored.key, **content}
 
     def report_size(self, weights: Weights, entry_bytes: int) -> None:
-        """Announce the size of the trace after the first step."""
+        """Log the expected size of the trace, after the first step."""
         self.size_reported = True
         per_parameter = self.plan.size / sum(part.numel() for part in weights.values())
         interval = f"after every {self.plan.every} steps"
@@ -391,7 +397,7 @@ class DiskStore(AbstractStore):
         if self.processes.world > 1:
             processes = f" in each of {self.processes.world} processes"
         free = disk_usage(self.files.path).free
-        LOG.warning(  # not info, which a program without a log does not show
+        LOG.warning(  # programs without a configured log do not show messages of level info
             "ntkexp: the trace in %s takes %.3g MB a step%s, and new examples, and %s %.3g bytes "
             "per parameter, %.3g MB; %s%.3g GB are free",
             *(self.files.folder.path, entry_bytes / 1e6, processes, interval),
@@ -401,9 +407,11 @@ class DiskStore(AbstractStore):
     # --- Store a checkpoint
 
     def add_checkpoint(self, weights: Weights, more: Mapping[str, object] | None = None) -> None:
-        """Store weights and optimizer states, and drop every second checkpoint if they become too
-        many."""
-        self.writer.wait()  # or there would be two copies in memory
+        """Add a checkpoint before the next event. If there are too many, delete every second one.
+
+        `more` are further entries of the checkpoint.
+        """
+        self.writer.wait()  # otherwise two copies would be in memory
         release_memory(weights.values())
         states = optimizer_states(self.optimizers, self.names)
         self.write_checkpoint({"weights": cloned(weights), "memories": states, **(more or {})})
@@ -416,7 +424,7 @@ class DiskStore(AbstractStore):
                 del self.checkpoints[dropped]
 
     def write_checkpoint(self, content: Mapping[str, object]) -> None:
-        """Begin to write a checkpoint after the latest event."""
+        """Begin to write a checkpoint before the next event."""
         event = len(self.files.log)
         size = self.writer.begin(event, content)
         self.plan.size = max(self.plan.size, size)
@@ -429,14 +437,14 @@ class DiskStore(AbstractStore):
             self.writer.wait()
             writes_weights = self.steps > 0 and self.processes.rank == 0
             if writes_weights and len(self.files.log) not in self.checkpoints:
-                # without optimizer states, which a refused step may have changed
+                # omit optimizer states, because a step that raised an error may have changed them
                 self.write_checkpoint({"weights": self.latest, "memories": None, "ended": None})
                 self.writer.wait()
             if whole:
                 self.write_end(outside)
 
     def write_end(self, outside: Outside) -> None:
-        """Write that the loop has ended, with the numbers of entries, once these are safely on
+        """Write ended.bin, with the numbers of entries in the logs, after syncing the logs to
         disk."""
         self.files.log.secure()
         self.files.rows.log.secure()
@@ -462,7 +470,8 @@ def is_plain_descent(optimizer: torch.optim.Optimizer) -> bool:
 
 @dataclass(frozen=True)
 class LoopOnDisk:
-    """A stored loop (`files.StoredLoop`), as the folder was when it was last read."""
+    """A loop stored in a folder, in the state when it was last read. Implements
+    `files.StoredLoop`."""
 
     files: TraceFolder
 
@@ -489,7 +498,7 @@ class LoopOnDisk:
 
     @cached_property
     def events(self) -> Sequence[Event]:
-        """The events, each with everything that was stored of its calls."""
+        """The events of all processes, each with its complete calls."""
         return joined_events(self.shards)
 
     @cached_property
@@ -522,8 +531,8 @@ class LoopOnDisk:
         return tuple(self.restored_call(call, device) for call in event["calls"])
 
     def restored_call(self, call: Mapping[str, Any], device: torch.device) -> ModelCall:
-        """Return a stored call. Traces of earlier versions have no signature, shape or backward
-        pass."""
+        """Return a stored call on a device. Traces of earlier versions lack its signature, shape
+        and backward pass."""
         inputs = self.shards[int(call["rank"])].rows.find(call)
         return ModelCall(
             at=call["at"],
@@ -546,7 +555,7 @@ class LoopOnDisk:
 def statistics_on(
     content: Mapping[str, Any], device: torch.device
 ) -> tuple[Weights, Weights] | None:
-    """Return the running statistics before and after a stored call, or None."""
+    """Return the running statistics before and after a stored call, on a device, or None."""
     stored = content.get("statistics")
     if stored is None:
         return None
@@ -555,7 +564,7 @@ def statistics_on(
 
 
 def example_names(call: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the examples of a stored call: given names, or digests of its rows."""
+    """Return the names of the examples of a stored call: by `ids=`, or digests of its rows."""
     if "names" in call:
         return tuple(call["names"])
     return tuple(key.partition(" ")[0] for key in call["rows"])

@@ -1,5 +1,5 @@
-"""A loop that runs again: only its weights at both ends are stored, and the names of the examples
-of each step."""
+"""A store for a loop that runs again: only its weights at both ends, and the names of the examples
+of each step, are stored."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class EndpointSteps(AbstractSteps):
 
 @dataclass
 class EndpointStore(AbstractStore):
-    """Stores the ends of a loop that runs again."""
+    """Stores the weights at both ends of a loop that runs again."""
 
     known: Sequence[KnownOptimizer]
     steps: EndpointSteps = field(default_factory=EndpointSteps)
-    moved: frozenset[str] = frozenset()  # by the latest step so far
+    moved: frozenset[str] = frozenset()  # parameters that the latest step has moved so far
 
     @property
     def count(self) -> int:
@@ -73,7 +73,7 @@ class EndpointStore(AbstractStore):
         self.steps.known = self.known
         self.steps.first = copies
         self.steps.latest = copies
-        self.moved = frozenset(weights)  # so the next event begins a step
+        self.moved = frozenset(weights)  # so that the next event begins a step
 
     def add(self, step: FollowedStep, which: int, after: Weights, signed: Signed) -> None:
         index, self.moved = step_index(step, self.moved, self.count)

@@ -1,18 +1,18 @@
-"""The files of a trace in a run folder, tensors as bytes, examples that are stored once, and
-events.
+"""The files of a trace in a run folder.
 
     config.json              the model, its optimizers and the queries; the digest of the start
                              weights, and a random identity, which stays when the trace continues
     trace/start.bin          the queries, and the tensors of the model that no optimizer moves
-    trace/rows.log           the examples, each once
+    trace/rows.log           the examples, each stored once
     trace/steps.log          each step: calls, gradients of their outputs, settings, signatures
     trace/weights/<n>.bin    checkpoints: weights and optimizer states before event n, for some n
-    trace/asked.bin          outputs of the live model at the queries, at both ends
+    trace/asked.bin          signatures of the user's model's outputs at the queries, at both ends
     trace/ended.bin          the end of the loop
-    trace/sweep.bin          the state of a backward sweep for effects
+    trace/sweep.bin          the state of a backward sweep for leave-out effects
 
-All files are sealed for their trace. If several processes train together, each process after the
-first has its own rows, steps and end in trace/rank-<r>/.
+Each file ends with a seal, a digest of the file and of the trace to which it belongs. If several
+processes train together, each process after the first has its own rows, steps and end in
+trace/rank-<r>/.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from ntkexp.records.folder import CONFIG, LOCK, START_WEIGHTS, RunFolder
 from ntkexp.records.sealed_log import SealedLog
 from ntkexp.shapes import Inputs, Weights
 
-TRACE = "trace"  # the folder with the files of a trace
+TRACE = "trace"  # the folder for the files of a trace
 START = "start.bin"
 
 
 @dataclass(frozen=True)
 class TraceFolder:
-    """The files of a trace. Per-process files belong to process `rank`."""
+    """The files of a trace, as process `rank` writes them."""
 
     folder: RunFolder
     rank: int = 0
 
     @property
     def path(self) -> Path:
-        """The folder of the files that only a trace has."""
+        """The subfolder for the files of a trace."""
         return self.folder.path / TRACE
 
     @property
     def own(self) -> RunFolder:
-        """The folder that this process locks: the run folder for the first process, else its
-        part."""
+        """The folder that this process locks: the run folder for the first process, else
+        `rank-<r>`."""
         return RunFolder(self.path / f"rank-{self.rank}") if self.rank else self.folder
 
     @property
     def shard(self) -> Path:
-        """The folder of the rows and steps of this process."""
+        """The folder for the examples and steps of this process."""
         return self.own.path if self.rank else self.path
 
     @property
@@ -86,7 +86,7 @@ class TraceFolder:
 
     @property
     def checkpoints(self) -> list[int]:
-        """The events that have a checkpoint before them, which may be damaged."""
+        """The indices of the events with a checkpoint file before them, which may be damaged."""
         return sorted(int(path.stem) for path in (self.path / "weights").glob("[0-9]*.bin"))
 
     @property
@@ -96,7 +96,7 @@ class TraceFolder:
 
     @cached_property
     def sealed_for(self) -> str:
-        """The name of this trace in all seals."""
+        """The identity of this trace, which all seals include."""
         return seal((self.folder.path / CONFIG).read_bytes()).hex()
 
     @cached_property
@@ -113,7 +113,7 @@ class TraceFolder:
         return map(read, self.log.entries())
 
     def forget(self) -> None:
-        """Drop cached content, because the files have changed."""
+        """Drop cached content, after the files have changed."""
         for name in ("sealed_for", "rows", "log"):
             vars(self).pop(name, None)
 
@@ -132,7 +132,7 @@ class TraceFolder:
                 )
 
     def refuse_cut(self) -> None:
-        """Raise if there is a checkpoint after the last entry, unless the loop still runs."""
+        """Raise if there is a checkpoint after the last event, unless the loop still runs."""
         last = max(self.checkpoints, default=0)
         if last > len(self.log) and not is_held(self.folder.path / LOCK):
             raise Damaged(
@@ -141,8 +141,8 @@ class TraceFolder:
             )
 
     def refuse_other_start(self, weights: Weights) -> None:
-        """Raise unless the trace began with these weights. Earlier versions did not store their
-        digest."""
+        """Raise unless the trace began with these weights. Do nothing for traces of earlier
+        versions, which have no digest."""
         digest = self.folder.config.get(START_WEIGHTS)
         if digest is not None and digest != weights_digest(weights):
             raise Damaged(
@@ -156,7 +156,7 @@ class TraceFolder:
         return self.write_parts(path, written(content))
 
     def write_parts(self, path: Path, parts: Sequence[bytes | memoryview]) -> int:
-        """Write a file completely or, if anything fails, not. Return its size in bytes."""
+        """Write a file atomically, and return its size in bytes. Raise if the disk is too small."""
         size = sum(map(len, parts))
         free = disk_usage(self.folder.path).free
         try:
@@ -172,7 +172,7 @@ class TraceFolder:
         return size + WIDTH
 
     def read(self, path: Path) -> Any:
-        """Return the content of a file, or raise if it is missing or was changed."""
+        """Return the content of a file. Raise if it is missing or damaged."""
         if not self.whole(path):
             raise Damaged(
                 f"{path} is missing, or not as it was written; follow the loop again, into another "
@@ -181,12 +181,12 @@ class TraceFolder:
         return read_file(path)
 
     def whole(self, path: Path) -> bool:
-        """Return True if a file has its seal."""
+        """Return True if a file exists and has a valid seal."""
         return path.is_file() and is_sealed_for(path, f"{path.name} of {self.sealed_for}")
 
 
-# --- Content as bytes: lists, tuples and dicts of tensors and plain values. Reading them runs no
-# code.
+# --- Lists, tuples and dicts of tensors and plain values as bytes. Unlike with pickle, reading them
+# runs no code.
 #
 #     length of the head (8 bytes)
 #     head: JSON, with the dtype, shape and offset of each tensor
@@ -197,11 +197,11 @@ LENGTH_BYTES = 8
 ALIGNMENT = 16  # bytes
 PLAIN_TYPES = (bool, int, float, str, type(None))
 CONTAINERS: Mapping[str, Callable[[list[Any]], Any]] = {"dict": dict, "tuple": tuple}
-"""The types of containers by their names in a head. A container of another type becomes a list."""
+"""The container types by name. Containers of other types are read as lists."""
 
 
 def written(content: object) -> list[bytes | memoryview]:
-    """Return content as bytes, in parts. The parts of tensors share their memory.
+    """Return content as a list of bytes. The bytes of CPU tensors share their memory.
 
     >>> content = read(b"".join(written({"x": torch.ones(2), "more": (1, None, "text")})))
     >>> content["x"].tolist(), content["more"]
@@ -213,9 +213,8 @@ def written(content: object) -> list[bytes | memoryview]:
     def described(part: object) -> object:
         """Replace every tensor by its dtype, shape and offset."""
         nonlocal size
-        if (
-            type(part) in PLAIN_TYPES
-        ):  # the most frequent case, at every step of the user's training
+        # the most frequent case comes first, because this runs at every step of the training
+        if type(part) in PLAIN_TYPES:
             return part
         if isinstance(part, Tensor):
             offset = size
@@ -240,7 +239,7 @@ def written(content: object) -> list[bytes | memoryview]:
 
 
 def padding(size: int) -> int:
-    """Return the number of bytes up to the next aligned place."""
+    """Return the number of bytes up to the next multiple of `ALIGNMENT`."""
     return -size % ALIGNMENT
 
 
@@ -253,8 +252,7 @@ def weights_digest(weights: Weights) -> str:
 
 
 def read(content: bytes | memoryview) -> Any:
-    """Return the content of some bytes. Its tensors share their memory, and must not be written
-    to."""
+    """Return the content of some bytes. The tensors share their memory, so do not write to them."""
     view = memoryview(content)
     view = memoryview(bytearray(view)) if view.readonly else view  # torch warns of read-only memory
     length = int.from_bytes(view[:LENGTH_BYTES], "little")
@@ -270,8 +268,7 @@ def read(content: bytes | memoryview) -> Any:
 
 
 def read_file(path: Path) -> Any:
-    """Return the content of a file. Each tensor has its own memory, which is freed with that
-    tensor."""
+    """Return the content of a file. Each tensor has its own memory."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(LENGTH_BYTES), "little")
 
@@ -285,10 +282,10 @@ def read_file(path: Path) -> Any:
 
 
 def restored(head: bytes, tensor_at: Callable[[torch.dtype, Sequence[int], int], Tensor]) -> Any:
-    """Return the content that a head describes."""
+    """Return the content that a head describes. `tensor_at` returns the tensor at an offset."""
 
     def part(described: dict[str, Any]) -> Any:
-        """Return a tensor or a container. The items of a container are restored before it."""
+        """Return a tensor or a container, whose items were restored before."""
         ((kind, items),) = described.items()
         if kind == "tensor":
             name, shape, offset = items
@@ -298,12 +295,12 @@ def restored(head: bytes, tensor_at: Callable[[torch.dtype, Sequence[int], int],
     return json.loads(head, object_hook=part)
 
 
-# --- Examples on disk. Each is stored once, however often the model is called with it.
+# --- Examples on disk. Each example is stored once, even if the model is called with it repeatedly.
 
 
 @dataclass
 class ExampleLog:
-    """A log of batches of new examples, found by their digests and the dtypes and shapes of their
+    """A log of examples. The key of an example is its digest, with the dtypes and shapes of its
     tensors."""
 
     log: SealedLog
@@ -314,7 +311,7 @@ class ExampleLog:
 
     @cached_property
     def places(self) -> dict[str, tuple[int, int]]:
-        """The entry and the row of every example."""
+        """The entry and the row of every example, by key."""
         return {
             key: (entry, row)
             for entry, content in enumerate(self.entries)
@@ -322,7 +319,7 @@ class ExampleLog:
         }
 
     def add(self, digests: Sequence[str], inputs: Inputs) -> dict[str, object]:
-        """Add new examples, and return what an event stores of the inputs of a call."""
+        """Add the examples of a call that are new. Return the stored form of the call's inputs."""
         kinds = row_kinds(inputs)
         keys = [f"{digest} {kinds}" for digest in digests]
         new = {key: row for row, key in enumerate(keys) if key not in self.places}
@@ -376,13 +373,14 @@ def event_of(
     names: Mapping[int, str],
     signed: Signed,
 ) -> dict[str, Any]:
-    """Return the stored form of step `index`, which optimizer `which` took, without its calls.
+    """Return the stored form of step `index` of optimizer number `which`, without its calls.
 
-    Signatures of the gradient and the weights suffice if a replay of the calls gives the gradient,
-    which needs calls at the weights of this step. Gradients of vectors are stored in full. They are
-    small, and if the gradients of examples cancel, as in the last bias under a loss of differences,
-    the remainder is rounding, which another machine would not reproduce. The event shares the
-    gradients with the loop.
+    If all calls were made at the weights of this step, a replay can recompute the gradient, so the
+    event stores only signatures of the gradients of matrices. Gradients of vectors are stored in
+    full, because they are small. Besides, their terms may cancel, as for the last bias under a loss
+    of differences. The result is then a rounding error, which another machine would not reproduce.
+
+    The event does not copy the gradients.
     """
     replayable = all(call.at == index for call in step.calls)
     with_grad = set(step.with_grad)
@@ -425,11 +423,11 @@ class StoredLoop(Protocol):
 
     @property
     def firsts(self) -> Sequence[int]:
-        """The events that begin a step."""
+        """The indices of the events that begin a step."""
 
     @property
     def checkpoints(self) -> Sequence[int]:
-        """The events that begin a step and have a checkpoint before them."""
+        """The indices of the events that begin a step and have a checkpoint before them."""
 
     @property
     def outside(self) -> Outside: ...
@@ -438,10 +436,10 @@ class StoredLoop(Protocol):
     def processes(self) -> int: ...
 
     def refresh(self) -> None:
-        """Read the store again, because events may have been added."""
+        """Reread the store, to which a running loop may have added events."""
 
     def checkpoint(self, event: int, device: torch.device) -> Mapping[str, Any] | None:
-        """Return the checkpoint before an event, or None."""
+        """Return the checkpoint before an event, or None if there is none."""
 
     def calls(self, event: Event, device: torch.device) -> tuple[ModelCall, ...]: ...
 

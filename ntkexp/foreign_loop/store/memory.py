@@ -1,4 +1,4 @@
-"""A store in memory: events of all steps, and checkpoints of some."""
+"""A store in memory: the events of all steps, and a checkpoint every few steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ntkexp.shapes import Weights
 
 @dataclass
 class LoopInMemory:
-    """A stored loop (`files.StoredLoop`)."""
+    """A loop stored in memory. Implements `files.StoredLoop`."""
 
     events: list[Event] = field(default_factory=list)
     firsts: list[int] = field(default_factory=list)
@@ -41,7 +41,7 @@ class LoopInMemory:
         return
 
     def add(self, event: Event) -> None:
-        """Add an event, and note if it begins a step, and if a checkpoint is before it."""
+        """Add an event, and update `firsts`, `checkpoints` and `nbytes`."""
         place = len(self.events)
         begins_step = not self.events or self.events[-1]["step"] < event["step"]
         if begins_step:
@@ -70,7 +70,7 @@ class LoopInMemory:
 
 
 def bytes_in(content: object) -> int:
-    """Return the bytes of all tensors in some content.
+    """Return the total bytes of all tensors in a nested structure.
 
     >>> bytes_in({"a": torch.ones(2), "b": [1, torch.ones(1)]})
     12
@@ -86,12 +86,12 @@ class MemoryStore(AbstractStore):
     output: Output
     every: int | None
     budget: MemoryBudget
-    before: int = 0  # steps of the loop before the first stored one
+    before: int = 0  # number of steps before the first stored step
     loop: LoopInMemory = field(default_factory=LoopInMemory)
-    moved: frozenset[str] = frozenset()  # by the latest step so far
+    moved: frozenset[str] = frozenset()  # parameters that the latest step has moved so far
     latest: Weights = field(default_factory=dict)
-    checkpoint_at: int = 0  # the step after the latest checkpoint
-    waiting: set[int] = field(default_factory=set)  # optimizers that have not moved since then
+    checkpoint_at: int = 0  # number of steps at the latest checkpoint
+    waiting: set[int] = field(default_factory=set)  # optimizers without a step since then
 
     @property
     def count(self) -> int:
@@ -105,7 +105,7 @@ class MemoryStore(AbstractStore):
     ) -> None:
         self.optimizers = optimizers
         self.names = names
-        self.moved = frozenset(weights)  # so the next event begins a step
+        self.moved = frozenset(weights)  # so that the next event begins a step
         size = sum(weight.nbytes for weight in weights.values())
         self.plan = CheckpointPlan.of(self.every, size, size, inf, self.budget)
         self.add_checkpoint(weights)
@@ -131,6 +131,6 @@ class MemoryStore(AbstractStore):
     def end(self, outside: Outside, *, whole: bool) -> None:
         self.loop.outside = outside
         if self.latest:
-            # without the states of optimizers, which a refused step may have changed
+            # omit optimizer states, because a step that raised an error may have changed them
             content = {"weights": cloned(self.latest), "memories": None, "ended": None}
             self.loop.add_checkpoint(content)

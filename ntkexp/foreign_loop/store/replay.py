@@ -1,10 +1,11 @@
-"""Replay of the steps between checkpoints, by the optimizer's own code, compared with the recorded
-steps.
+"""Replay of the steps between checkpoints. Each step is compared with the recorded step.
 
-        gradient   Σᵢ Jᵢᵀℓ′ᵢ of the recorded calls, times the factors from its signature: proof (a)
-    step       by the optimizer with its recorded settings; the weights must have their signature
+    gradient   Σᵢ Jᵢᵀℓ′ᵢ of the recorded model calls, times the factors that proof (a) finds from
+               the recorded signature (random projection) of the gradient
+    step       computed by the code of the optimizer, with the recorded settings. The weights after
+               the step must have the recorded signature
 
-If there is a checkpoint on both sides of a step, only the gradient is replayed.
+If there is a checkpoint before and after a step, only the gradient is replayed.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from ntkexp.optimizer.base import IDLE, LinearStep
 from ntkexp.shapes import Weights
 
 FACTOR_UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
-"""Changes of a factor, in units in the last place, that are tried to find the bits of the gradient.
-"""
+"""Changes of a factor c, in units in the last place. They are tried until c g has the bits of the
+gradient that the optimizer used."""
 
 
 # --- One event after another.
@@ -49,22 +50,27 @@ FACTOR_UNITS = (0, 1, -1, 2, -2, 3, -3, 4, -4)
 
 @dataclass
 class ReplayedLoop:
-    """The weights and the optimizer states of a loop before an event."""
+    """Replays a loop one event at a time. Holds the weights and the optimizer states."""
 
     called: CalledModule
     known: Sequence[KnownOptimizer]
     weights: Weights
     states: list[OptimizerState]
     signatures: Signatures
-    events: int = 0  # replayed since the checkpoint
-    exact: bool = True  # the weights have the bits of the loop
+    events: int = 0  # number of events replayed since the checkpoint
+    exact: bool = True  # True if the weights have the same bits as in the loop
 
     def replay(
         self, event: Event, calls: Sequence[ModelCall], start: Weights, then: Any | None
     ) -> FollowedStep:
-        """Replay the next event of a step that began at `start`.
+        """Replay the next event, and return its step.
 
-        Weights and states come from `then`, the checkpoint after the event, unless it is None.
+        Args:
+            event: stored event.
+            calls: recorded model calls of the step.
+            start: weights before the step.
+            then: checkpoint after the event, from which weights and states are read. If None, the
+                optimizer takes its step.
         """
         settings = settings_of(event)
         states_before = self.states[event["optimizer"]]
@@ -113,7 +119,7 @@ class ReplayedLoop:
     def linear_step(
         self, event: Event, name: str, settings: Mapping[str, Any], step_input: StepInput
     ) -> LinearStep:
-        """Read the linear step of a parameter by its optimizer's rule."""
+        """Return the linear step of a parameter by its optimizer's rule."""
         rule = self.known[event["optimizer"]].rule
         state = self.states[event["optimizer"]].get(name, {})
         step = rule.step(settings, state, step_input).divided()
@@ -124,7 +130,7 @@ class ReplayedLoop:
         return step if step_input.times else replace(step, momentum_decay=0.0)
 
     def remembered(self, event: Event) -> Weights:
-        """Return the momenta of parameters before an event."""
+        """Return the momenta of the event's parameters before the event."""
         rule = self.known[event["optimizer"]].rule
         states = self.states[event["optimizer"]]
         momenta: Weights = {}
@@ -135,13 +141,13 @@ class ReplayedLoop:
                     momenta[name] = momentum
         return momenta
 
-    # --- The consumed gradient
+    # --- The gradient that the optimizer used
 
     def gradient(self, event: Event, calls: Sequence[ModelCall], start: Weights) -> Weights:
-        """Return the consumed gradient, with zeros for parameters that received none.
+        """Return the gradient that the optimizer used, with zeros for parameters without gradient.
 
-        Stored gradients are read. The others are computed from the calls, times the factors between
-        both signatures.
+        Gradients that the event stores are read. All others are recomputed from the calls, and
+        multiplied by the factor between the signatures of the recomputed and the recorded gradient.
         """
         zeros = {name: torch.zeros_like(self.weights[name]) for name in settings_of(event)}
         stored = {name: part.to(zeros[name]) for name, part in event["whole"].items()}
@@ -169,10 +175,11 @@ class ReplayedLoop:
     def multiplied(
         self, gradient: Weights, factors: Mapping[str, float], recorded: Weights
     ) -> Weights:
-        """Multiply gradients by their factors, to the bits of the consumed gradient if possible.
+        """Multiply gradients by their factors, so that they have the bits of the recorded gradient
+        if possible.
 
-        Factors are computed from rounded sums, and may be off by some units in the last place.
-        Nearby factors are tried until the signature is the recorded one in every bit.
+        Factors are computed from rounded sums, and may be wrong by some units in the last place.
+        Try nearby factors until the signature equals the recorded signature in every bit.
         """
         products: Weights = {}
         for unit in FACTOR_UNITS:
@@ -187,13 +194,13 @@ class ReplayedLoop:
                     products[name] = part
             if len(products) == len(gradient):
                 return {name: products[name] for name in gradient}
-        # the loop did something else than multiply; to rounding, this is the gradient
+        # the loop did not only multiply; this is the gradient up to rounding
         return {name: factors[name] * part for name, part in gradient.items()}
 
     # --- The step of the optimizer
 
     def step(self, event: Event, gradient: Weights) -> None:
-        """Let the optimizer take its step."""
+        """Take the step with the code of the optimizer, and update weights and states."""
         known = self.known[event["optimizer"]]
         states = self.states[event["optimizer"]]
         settings = settings_of(event)
@@ -225,8 +232,10 @@ class ReplayedLoop:
     # --- Comparison with the loop
 
     def meet(self, step: int, then: Any) -> float:
-        """Compare weights and momenta with the next checkpoint. Return the relative distance of the
-        weights."""
+        """Compare weights and momenta with the next checkpoint, `then`.
+
+        Return the relative distance of the weights. Raise if it is larger than rounding.
+        """
         error = distance(self.weights, then["weights"])
         self.refuse_astray(step, error, then["weights"])
         for known, here, there in zip(
@@ -238,9 +247,9 @@ class ReplayedLoop:
     def refuse_other_momenta(self, step: int, here: Weights, there: Weights) -> None:
         """Raise if the momentum of a parameter differs from the checkpoint by more than rounding.
 
-        Rounding is relative to the momentum, or to the root mean square of all momenta. If a
-        gradient is zero by symmetry, as for the keys' bias in attention, its momentum is rounding
-        alone.
+        The rounding error is bounded relative to the norm of the momentum, plus the root mean
+        square of all momenta. The second term is needed if a gradient is zero by symmetry, as for
+        the keys' bias in attention, because its momentum is only a rounding error.
         """
         names = [name for name in here if name in there]
         norms = list[Tensor]()
@@ -262,8 +271,11 @@ class ReplayedLoop:
                 )
 
     def refuse_astray(self, step: int, error: float, like: Mapping[str, Tensor]) -> None:
-        """Raise if the replay leads to other weights, beyond the rounding of the events since the
-        checkpoint."""
+        """Raise if the replayed weights differ by more than the rounding error of all events since
+        the checkpoint.
+
+        `error` is their relative distance from the recorded weights, and `like` has their dtypes.
+        """
         eps = max(torch.finfo(part.dtype).eps for part in like.values())
         if not error <= SUM_EPS * eps * max(1, self.events):
             raise Mistake(
@@ -274,7 +286,7 @@ class ReplayedLoop:
 
 
 def settings_of(event: Event) -> dict[str, Mapping[str, Any]]:
-    """Return the optimizer's settings by parameter."""
+    """Return the settings of each parameter's group, by parameter."""
     return {name: group["settings"] for group in event["groups"] for name in group["names"]}
 
 
@@ -289,7 +301,7 @@ def momenta_of(known: KnownOptimizer, states: OptimizerState) -> Weights:
 
 
 def moved_by_units(factor: float, units: int, kind: torch.dtype) -> float:
-    """Return the number of a dtype that is some units in the last place away from a factor.
+    """Return the number `units` units in the last place above `factor`, in a dtype.
 
     >>> moved_by_units(1.0, 2, torch.float32) == 1 + 2 * torch.finfo(torch.float32).eps
     True
@@ -304,7 +316,7 @@ def moved_by_units(factor: float, units: int, kind: torch.dtype) -> float:
 def residual_of(
     step: LinearStep, step_input: StepInput, momentum: Tensor | None, after: Tensor
 ) -> Tensor:
-    """Return r, the part of a step that its linear map does not explain.
+    """Return the residual r of a step, where θ₊ = `after` are the weights after it:
 
     θ₊ = (1 − d)θ − M(S ⊙ m + N ⊙ p) − r
     """
@@ -316,7 +328,7 @@ def residual_of(
     return (1 - step.decoupled_decay) * step_input.weight - change - after
 
 
-# --- The steps of a stored loop, one segment between checkpoints at a time.
+# --- The steps of a stored loop. One segment between checkpoints is replayed at a time.
 
 
 Segment: TypeAlias = list[tuple[FollowedStep, Weights]]
@@ -325,22 +337,21 @@ Segment: TypeAlias = list[tuple[FollowedStep, Weights]]
 
 @dataclass
 class ReplayedSteps(AbstractSteps):
-    """The steps of a stored loop. One segment is held in memory."""
+    """The steps of a stored loop. The latest replayed segment is held in memory."""
 
     loop: StoredLoop
     module: nn.Module
     output: Output
     known: Sequence[KnownOptimizer]
     same_kernels: bool = False
-    begins: frozenset[int] = frozenset()  # steps that need the earlier momentum
-    segments: dict[tuple[int, int], Segment] = field(
-        default_factory=dict
-    )  # by first and last event
+    begins: frozenset[int] = frozenset()  # steps that need the momentum before them (`remembered`)
+    # the segment in memory, by its first event and the event after its last
+    segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
 
     @cached_property
     def called(self) -> CalledModule:
-        """The module as the calls had it."""
+        """The model under the circumstances of each call."""
         return CalledModule(self.module, self.output, same_kernels=self.same_kernels)
 
     @property
@@ -370,7 +381,7 @@ class ReplayedSteps(AbstractSteps):
     # --- Read without a replay
 
     def first_events(self) -> Iterator[Event]:
-        """Yield the first event of each step, which has the calls of the step."""
+        """Yield the first event of each step, which stores the calls of the step."""
         return (self.loop.events[first] for first in self.loop.firsts)
 
     def names(self) -> Iterator[str]:
@@ -423,7 +434,7 @@ class ReplayedSteps(AbstractSteps):
         return next(step.start for step, _ in segment if step.index == index)
 
     def segments_before(self, index: int) -> int:
-        """Return the number of segments that begin before a step or with it."""
+        """Return the number of segments that begin at step `index` or before it."""
         return bisect_right(self.loop.checkpoints, self.loop.firsts[index - self.first])
 
     def forwards(self) -> Iterator[tuple[FollowedStep, Weights]]:
@@ -440,15 +451,16 @@ class ReplayedSteps(AbstractSteps):
                     yield step, after
 
     def segment(self, place: int) -> Segment:
-        """Return the steps from one checkpoint to the next."""
+        """Return the steps between checkpoint number `place` and the next one."""
         begin, stop = [*self.loop.checkpoints, len(self.loop.events)][place : place + 2]
         if (begin, stop) not in self.segments:
-            self.segments.clear()  # a large model has no memory for two segments
+            self.segments.clear()  # two segments of a large model would not fit into memory
             self.segments[begin, stop] = self.replayed(begin, stop)
         return self.segments[begin, stop]
 
     def replayed(self, begin: int, stop: int) -> Segment:
-        """Replay the events from `begin` to `stop`, and compare with a checkpoint at `stop`."""
+        """Replay the events from `begin` to `stop`, and compare with the checkpoint at `stop`, if
+        there is one."""
         device = self.device
         first = self.loop.checkpoint(begin, device)
         then = self.loop.checkpoint(stop, device)

@@ -1,5 +1,5 @@
-"""Processes that train together (distributed data parallel): decisions of the first, and the joined
-trace of all."""
+"""Processes that train together (distributed data parallel): decisions of the first process, and
+the merged trace of all processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.distributed import get_rank, get_world_size, is_available, is_initialized
-from torch.distributed.distributed_c10d import (
-    Store,  # torch has no public access to the store
-    _get_default_store,
-)
+
+# torch has no public access to the store
+from torch.distributed.distributed_c10d import Store, _get_default_store
 
 from ntkexp.foreign_loop.clipping import SUM_EPS
 from ntkexp.foreign_loop.rule import distance
@@ -30,12 +29,12 @@ LOG = logging.getLogger("ntkexp.follow")
 
 # --- Decisions of the first process.
 #
-# The other processes read them from the store through which `torch.distributed` connected them. A
-# collective would hang if one process does not follow.
+# The other processes read them from the key-value store of `torch.distributed`. A collective
+# operation would hang if a process does not call `follow`.
 
 
 Decision: TypeAlias = dict[str, int]
-PATIENCE = 300.0  # seconds: the first process may have to read a long trace
+PATIENCE = 300.0  # seconds to wait for the first process, which may read a long trace
 DECISIONS: Counter[str] = Counter()
 """The number of decisions about each subject that this process took part in."""
 
@@ -49,7 +48,9 @@ class Processes:
     store: Store | None = None
 
     def decided(self, about: str, decide: Callable[[], Decision]) -> Decision:
-        """Return the decision of the first process. If it refuses, all processes raise.
+        """Call `decide` in the first process, and return its result in all processes.
+
+        If `decide` raises `Mistake`, all processes raise. `about` is the subject of the decision.
 
         >>> Processes().decided("a walk", lambda: {"miles": 3})
         {'miles': 3}
@@ -81,26 +82,26 @@ class Processes:
 
 
 def current_processes() -> Processes:
-    """Return this process and the number of those that train with it."""
+    """Return the rank of this process, and the number of processes that train together."""
     if not (is_available() and is_initialized()) or get_world_size() == 1:
         return Processes()
     return Processes(get_rank(), get_world_size(), _get_default_store())
 
 
-# --- Shards: the part of the trace that each process stored.
+# --- Shards: the parts of the trace that each process stores.
 #
-#     consumed gradient = c Σ_ranks Σ_calls Jᵀℓ′
+#     gradient that the optimizer used = c Σ_ranks Σ_calls Jᵀℓ′
 #
-# c = 1/world if gradients are averaged. The search for clipping factors finds it. A step has the
-# calls of all ranks. The signatures that each process stored show if all had the same weights.
+# If gradients are averaged, c = 1/world, which proof (a) finds as a scale. A merged step has the
+# calls of all ranks. The stored signatures show if all processes had the same weights.
 
 
-UNTIL_ENDED = 60.0  # seconds: the other processes end soon after the first
+UNTIL_ENDED = 60.0  # seconds to wait for the other processes after the first has ended
 POLL_INTERVAL = 0.05  # seconds
 
 
 def find_shards(files: TraceFolder) -> list[TraceFolder]:
-    """Return the shards of all processes, or raise if one is missing or still being written."""
+    """Return the shards of all processes. Raise if one is missing or still being written."""
     shards = [TraceFolder(files.folder, rank) for rank in range(files.processes)]
     for shard in shards[1:]:
         if not (shard.shard / "steps.log").is_file():
@@ -110,7 +111,7 @@ def find_shards(files: TraceFolder) -> list[TraceFolder]:
                 "again in every process, with the same to="
             )
 
-        # if the first process has ended, wait for this one
+        # if the first process has ended, wait for the process of this shard
         until = time.monotonic() + UNTIL_ENDED
         while is_held(shard.own.path / LOCK) and not is_held(shard.folder.path / LOCK):
             if time.monotonic() > until:
@@ -133,10 +134,12 @@ def joined_events(shards: Sequence[TraceFolder]) -> list[dict[str, Any]]:
 
 
 def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
-    """Return the events of one process, with everything that this or an earlier event stored of its
-    calls."""
+    """Return the events of one process, with complete calls.
+
+    An event stores only the changes of a call since the previous event, so merge them.
+    """
     shard.refuse_lost()
-    if shard.rank == 0:  # the first process writes all weights
+    if shard.rank == 0:  # only the first process writes checkpoints
         shard.refuse_cut()
     known: dict[int, dict[str, Any]] = {}
     events = list[dict[str, Any]]()
@@ -150,8 +153,8 @@ def shard_events(shard: TraceFolder) -> list[dict[str, Any]]:
 def refuse_other_length(
     shards: Sequence[TraceFolder], events: Sequence[Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Raise if a process ended before the others. If it was killed, warn that the trace is
-    shorter."""
+    """Raise if a process ended its loop after fewer steps than others. If it was killed instead,
+    warn that the trace is shorter."""
     steps = [shard[-1]["step"] + 1 if shard else 0 for shard in events]
     fewest = min(steps)
     most = max(steps)
@@ -172,7 +175,7 @@ def refuse_other_length(
 
 
 def refuse_other_step(first: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> None:
-    """Raise if a process reached other weights than the first."""
+    """Raise if a process took a different step than the first process, or reached other weights."""
     step = first["step"]
     ours = first["after"]
     theirs = other["after"]
@@ -193,7 +196,7 @@ def refuse_other_step(first: Mapping[str, Any], other: Mapping[str, Any], rank: 
 
 
 def refuse_absent(files: TraceFolder) -> None:
-    """Raise at the first step if a process took part that does not follow it."""
+    """Raise if one of the processes that train together does not follow into this folder."""
     for rank in range(1, files.processes):
         shard = TraceFolder(files.folder, rank)
         if not is_held(shard.own.path / LOCK) and not shard.ended.is_file():
