@@ -285,7 +285,9 @@ class AbstractAverage(AbstractExpectation):
 
 
 class Bound(AbstractAverage):
-    """Bound: the mean over seeds is at most (`upper`) or at least (`lower`) a limit ± margin.
+    """Bound: the mean over seeds is at most limit + margin, or at least limit − margin.
+
+    `side` is `upper` for the first rule and `lower` for the second.
 
     >>> table = pd.DataFrame({"seed": [0, 1, 2], "value": [0.21, 0.19, 0.2]})
     >>> from ntkexp.claim.judge import judge_part
