@@ -318,7 +318,7 @@ class SilentAlignment(AbstractTrial):
     value. T is the step at which the loss has fallen to the fraction `until`. The columns
     `network`, `inputs` and `start` label the rows. `inputs` are coordinates along the principal
     directions of the examples: `raw`, or `whitened` to equal variances. Targets are ±1 minus their
-    mean, because a network without bias cannot learn the mean from standardised inputs.
+    mean, because a linear function of standardised inputs has mean zero.
 
     `start` is `small` or `large`, and selects the scale α. If g is homogeneous of degree k in its
     weights, a small α is equivalent to weights smaller by the factor α^{1/k}. For one hidden layer
