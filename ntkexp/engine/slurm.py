@@ -159,7 +159,7 @@ class Job:
         return work(task)
 
     def checkpoint(self, task: Task) -> Any:
-        """Submit the same task again. A run continues from its last checkpoint in its folder."""
+        """Return a submission of the same task, which continues from its last saved state."""
         return DelayedSubmission(self, task)
 
 
