@@ -130,9 +130,9 @@ def draw_network(
 #
 #     K_0 → α²Θ,    Cov f_0 → α²𝒢
 #
-# If f is antisymmetric or centred, these are the kernels of the network without this modification
-# (`init.base`). If the computation is too large, or if no limit is known, a `DoesNotApply` with the
-# reason replaces the kernels.
+# If f is antisymmetric or centred, these are the kernels of the network h without this modification
+# (see `ntkexp.init.base`). If the computation is too large, or if no limit is known, a
+# `DoesNotApply` with the reason replaces the kernels.
 
 
 # In pairs of pixels of pairs of examples, times layers. This takes half a minute on two cores.
