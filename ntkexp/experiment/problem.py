@@ -131,7 +131,7 @@ def draw_network(
 #     K_0 → α²Θ,    Cov f_0 → α²𝒢
 #
 # If f is antisymmetric or centred, these are the kernels of the network h without this modification
-# (see `ntkexp.init.base`). If the computation is too large, or if no limit is known, a
+# (see `ntkexp.model.base`). If the computation is too large, or if no limit is known, a
 # `DoesNotApply` with the reason replaces the kernels.
 
 

@@ -73,7 +73,7 @@ def fill(
         path: The kernel file.
         engine: The engine whose workers compute the tiles. If None, `kernel.threads` threads of
             this process compute them.
-        trust: The packages from which workers may build components.
+        trust: The packages and files whose code the workers may run.
         seconds: The estimated core seconds for a tile.
         force: Overwrite an existing kernel file.
         progress: The progress display.
