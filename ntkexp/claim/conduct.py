@@ -94,7 +94,7 @@ def circumstances() -> dict[str, Json]:
 
 @dataclass(frozen=True)
 class TrialJob(AbstractJob):
-    """One seed of a trial."""
+    """A job that measures one seed of a trial."""
 
     loads = ("torch._dynamo", "ntkexp.limit.fused.run")
     """Modules for workers to import in advance. The first torch optimizer and numba would otherwise
@@ -272,7 +272,7 @@ class Workshop:
 
 
 def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStatus]:
-    """Finish the runs and trials of a claim, and return the status of each run."""
+    """Carry out the missing runs and trials of a claim, and return the status of each run."""
     whole = planned.whole
     before = statuses(whole, whole.event_log.failures(), {})
     missing = runs_to_do(whole, before, retry_failed=workshop.retry_failed)
@@ -412,7 +412,7 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         rows += [{"runs": "trial", **row, "seed": job.seed} for row in job.rows]
     if rows:
         trials = pd.DataFrame(rows)
-        frames.append(trials.assign(seed=trials.pop("seed")))  # the seed goes behind the numbers
+        frames.append(trials.assign(seed=trials.pop("seed")))  # make the seed the last column
     plans = planned.plans.values()
     axes = tuple(dict.fromkeys(key for plan in plans for key in plan.sweep.axes))
     experiments = [run.experiment for plan in plans for run in plan.runs]
@@ -420,7 +420,7 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
     return Measured(pd.concat(frames, ignore_index=True), runs_by_folder, axes, draws)
 
 
-# --- Describe what a seed draws.
+# --- Describe the random draws of a seed.
 
 
 def drawn(
@@ -466,9 +466,10 @@ def sources_of(trial: AbstractTrial, trust: Sequence[str] = ()) -> list[Abstract
 
 
 def pools(sources: Sequence[AbstractSource]) -> str:
-    """Describe the pools of examples from which all seeds draw, or return "" if there are none.
+    """Describe the data sources that draw from the same pool of examples for every seed.
 
-    If there is a fixed pool, an interval over seeds does not generalise beyond the pool.
+    Return "" if no source does. For a fixed pool, an interval over seeds does not generalise beyond
+    the pool.
 
     >>> from ntkexp.data import Sphere, Wine
     >>> pools([Wine(train=40), Sphere()])

@@ -110,7 +110,8 @@ def judge_rows(part: AbstractExpectation, rows: pd.DataFrame, level: float = LEV
     except Mistake:
         if finite.all():
             raise
-        finding = Finding("undecided", math.nan)  # the finite rows alone may be an incomplete table
+        # The rule may have raised only because of the missing rows.
+        finding = Finding("undecided", math.nan)
     missing = int((~finite).sum())
     return finding.doubted(f"{missing} of {len(rows)} rows have no number") if missing else finding
 
@@ -170,7 +171,7 @@ def judge_errors(errors: Errors) -> Finding:
 def join_parts(findings: Sequence[Finding]) -> Finding:
     """Join the m parts of a look.
 
-    The figure is that of the deciding part: the first refuted part, else the first undecided part,
+    Return the finding of the deciding part: the first refuted part, else the first undecided part,
     else the first part. `more` is the largest `more` of the undecided parts.
     """
     parts = [replace(finding, part=part) for part, finding in enumerate(findings)]

@@ -34,6 +34,7 @@ class Look:
     Attributes:
         runs: The sweeps whose runs are measured, by name.
         trial: The trial to be measured instead of, or in addition to, the runs.
+        seeds: The seeds of all stages together.
         quantity: The measured quantity.
         expectation: The rules for the quantity, which must all hold. A rule is also called a part.
         nulls: For each rule, the figure to be expected if the claim is false.
@@ -123,7 +124,7 @@ class Look:
 
 
 def sweep_fields(definition: Definition) -> dict[str, Any]:
-    """Return a sweep as plain data, without settings such as memory that do not affect results."""
+    """Return a sweep as plain data. Omit settings such as memory, which do not affect results."""
     base = [text for text in definition.base if split(text).key not in CIRCUMSTANCES]
     return {"axes": {key: list(values) for key, values in definition.axes.items()}, "base": base}
 

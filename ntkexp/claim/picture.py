@@ -1,4 +1,4 @@
-"""The default picture of a claim, and figures of papers in their own axes."""
+"""The default picture of a claim, and pictures with the axes of a paper's figure."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class JudgedRows(AbstractPicture):
 
 
 def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
-    """Return the drawn parts as pairs (second look, main look), the deciding part first."""
+    """Return the parts to draw as pairs (second look, main look), the deciding part first."""
     pairs = zip(*(judged.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
     expected = judged.record.main.expected
     deciding_first = sorted(pairs, key=lambda pair: not expected.startswith(pair[-1].whole_words))
@@ -92,11 +92,11 @@ def drawable_groups(part: AbstractExpectation, table: pd.DataFrame) -> Iterable[
     return ()
 
 
-# --- Figures of papers, in the axes of the paper.
+# --- Pictures with the axes of a paper's figure.
 
 
 GUIDES = {"1/√n": (-0.5, "--"), "1/n": (-1.0, ":")}
-"""Guide lines: power of the width, line style."""
+"""Guide lines: label → (power of the width, line style)."""
 
 HEADROOM = 1.15
 """The error axis ends at this multiple of the highest mean, because single seeds may lie far above."""
@@ -136,7 +136,7 @@ def draw_change_by_width(
             )
             axes.plot(means.index, means, "o-", color=colour, zorder=3)
             ends.append(style.End(name, float(means.iloc[-1]), colour))
-        # The guide lines start above the highest line.
+        # Draw guide lines that start above the highest measured line.
         height = max(rows.loc[rows[along] == rows[along].min(), list(lines.values())].mean())
         widths = np.array([rows[along].min(), rows[along].max()], dtype=float)
         for name, (power, dashes) in GUIDES.items():
@@ -161,7 +161,8 @@ def draw_change_by_width(
 def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -> Figure:
     """Draw test error, train error and condition number against the number of parameters.
 
-    The rows have the columns `parameters`, `test_error`, `train_error` and `condition`.
+    The rows have the columns `parameters`, `test_error`, `train_error` and `condition`. `threshold`
+    is the interpolation threshold, a number of parameters.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
@@ -339,7 +340,7 @@ def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Fi
 
 
 def prepare_kernel_axes(axes: Axes, x: pd.Series[int], position: float) -> None:
-    """Label the axes for k(x, x′)/k(x′, x′), where x′ is `position`."""
+    """Label the axes of a plot of k(x, x′)/k(x′, x′), where x′ is `position`."""
     from ntkexp.report.plots.style import PALE  # noqa: PLC0415  slow to import
 
     axes.axhline(0, color=PALE, linewidth=0.6, zorder=0)

@@ -134,7 +134,7 @@ def write_digests(folder: Path, files: Iterable[str]) -> None:
 
 
 def read_digests(folder: Path) -> dict[str, str]:
-    """Read SHA256SUMS: file → digest."""
+    """Read the file SHA256SUMS, and return a mapping from file names to digests."""
     file = folder / SUMS
     if not file.is_file():
         raise Mistake(f"{file} is missing; `ntkexp claims publish {folder}` writes it")
@@ -149,7 +149,7 @@ def read_digests(folder: Path) -> dict[str, str]:
 
 
 def files_of(names: Iterable[str]) -> list[str]:
-    """List the files of a publication of these claims."""
+    """Return the names of all files in a publication of these claims."""
     claim_files = [f"{name}/{file}" for name in names for file in (*TABLES, PICTURE)]
     return [PAGE, VERDICTS_FILE, *claim_files]
 

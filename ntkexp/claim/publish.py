@@ -75,7 +75,11 @@ def publish(
     entries: Entries,
     trust: Sequence[str] = (),
 ) -> list[str]:
-    """Write the verdicts of the claims, and return the names of all published claims."""
+    """Write the verdicts of the claims, and return the names of all published claims.
+
+    `records` are the judged claims, and `entries` are all entries of the register. Raise if there
+    is nothing to publish, or if a published verdict contradicts its tables.
+    """
     builder = composer.builder
     standing = {name: attempts[-1] for name, attempts in entries.items()}
     judged = [
@@ -419,7 +423,7 @@ def refuse_changed(
     files = [f"{claim.name}/{file}" for file in (*TABLES, PICTURE)]
     if contents is None and (folder / SUMS).is_file():
         contents = read_files(folder, files, read_digests(folder))
-    if contents is None:  # published before there were digests
+    if contents is None:  # an old publication without SHA256SUMS
         contents = {file: read_bytes(folder / file) for file in files}
     refuse_active_picture(contents[files[-1]], folder / files[-1])
     tables = {}
@@ -445,7 +449,7 @@ def refuse_changed(
 def differences(
     claim: Claim, tables: Mapping[str, pd.DataFrame], row: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Judge the tables of a claim, and yield each difference from the published verdict."""
+    """Judge the tables of a claim again, and describe each difference from the published verdict."""
     findings: dict[str, Finding] = {}
     looks: dict[str, Look] = {}
     for name, look in claim.looks.items():
@@ -464,7 +468,7 @@ def differences(
     if row["verdict"] != verdict:
         yield f"verdict is {row['verdict']}, and the tables say {verdict}"
 
-    # The looks
+    # The verdict on each look
     for name, finding in findings.items():
         numbers = (finding.figure, finding.low, finding.high)
         size = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
@@ -484,7 +488,7 @@ def differences(
 
 
 def look_fields(finding: Finding, look: Look) -> dict[str, Any]:
-    """Return the published fields of a look that follow from its table and the claim."""
+    """Return the published fields of a look that can be recomputed from its table and the claim."""
     return {
         "verdict": finding.verdict,
         "figure": finding.figure,

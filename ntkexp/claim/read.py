@@ -130,7 +130,7 @@ def refuse_keys(tree: Tree) -> None:
 
 
 def named_runs(tree: Tree) -> dict[str, Any]:
-    """Return the sweeps of a claim by name, each with the common base in front of its own base.
+    """Return the sweeps of a claim by name, with the common base prepended to each sweep's base.
 
     A single sweep without a name is called `runs`.
     """
@@ -186,7 +186,7 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
-        changed.pop("looks", None)  # the stages were planned for other seeds
+        changed.pop("looks", None)  # the planned stages do not fit the new seeds
     for key in ("looks", "null"):
         if key in change:
             changed[key] = change[key]

@@ -34,7 +34,7 @@ def draw_rows(rule: AbstractExpectation, axes: Axes, table: pd.DataFrame, colour
 
 @singledispatch
 def mark_range(rule: AbstractExpectation, axes: Axes) -> None:
-    """Mark the expected range, and label the axes."""
+    """Draw the expected range of a rule, and label the axes."""
     axes.set(xlabel="row", ylabel="figure")
 
 

@@ -190,7 +190,7 @@ class Tried:
 
 
 def try_judging(rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: int = 0) -> Tried:
-    """Simulate the judgement of one rule."""
+    """Estimate error rate and power for one rule, from `tables` random tables per offset."""
     generator = np.random.default_rng(seed)
     verdicts: dict[float, list[str]] = {}
     for truth in offsets_of(rule):
@@ -209,7 +209,7 @@ def try_judging(rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: 
     )
 
 
-# --- Simulations of whole designs: several stages, several parts, a pair of looks.
+# --- Simulations of designs: several stages, several parts, or a pair of looks.
 
 
 @dataclass(frozen=True)

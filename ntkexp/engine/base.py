@@ -205,7 +205,7 @@ def reason_of_loss(event: Event, place: Path) -> str:
     return ""
 
 
-# --- Settings of Python processes that engines start.
+# --- Settings of the Python processes that engines start.
 
 
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -246,7 +246,7 @@ def blocked(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# --- Engines by their names: KIND[:WHERE].
+# --- Engines by their spelling on the command line, KIND[:WHERE].
 
 
 ENGINE_MODULES = {
@@ -279,7 +279,7 @@ def choose(spelling: str, workers: int | None) -> AbstractEngine:
     return open_engine(where, workers)
 
 
-# --- The work of a worker, in its own process.
+# --- The code that runs in a worker's process.
 
 
 def ignore(event: Event) -> None:
@@ -308,7 +308,7 @@ def work(task: Task, tell: Tell = ignore) -> Ended:
 
 
 def warning_in_words(message: Warning | str, category: type[Warning], file: str, line: int) -> str:
-    """Return a Python warning as one line.
+    """Format a Python warning as one line.
 
     >>> warning_in_words("mind the gap", UserWarning, "net.py", 3)
     'net.py, line 3: UserWarning: mind the gap'

@@ -152,7 +152,7 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
         "MKL_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    limits[SAFE_PATH] = "1"  # also for processes that the child starts
+    limits[SAFE_PATH] = "1"  # applies also to processes that the child starts
     with blocked(signal.SIGINT):  # the new process unblocks SIGINT when it can report its end
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ntkexp.engine.child"],
@@ -165,7 +165,7 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     children[token].append(process)
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(BrokenPipeError):  # the process died, so it will report nothing
+    with suppress(BrokenPipeError):  # the process has died; its empty answer is handled below
         process.stdin.write(to_line(pickled, threads))
         process.stdin.flush()
     answer = process.stdout.read()

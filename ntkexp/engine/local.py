@@ -124,7 +124,7 @@ class LocalWorkers(AbstractWorkers):
                 self.send_all(signal.SIGINT)  # a process ignores all but the first
                 if not wait_for(self.futures, REPEAT_SECONDS).not_done:
                     break
-        finally:  # a second Ctrl-C ends the wait
+        finally:  # also after a second Ctrl-C, which interrupts the loop
             self.send_all(signal.SIGKILL)
             self.listeners.shutdown()
 

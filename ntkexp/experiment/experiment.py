@@ -70,7 +70,7 @@ class Experiment(Component):
         A run checks that the device is present when it begins.
         """
         with suppress(RuntimeError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecated names
+            warnings.simplefilter("ignore")  # torch warns about deprecated device names
             device = torch.device(name)
             if str(device) == name and (device.type != "cpu" or device.index is None):
                 return name

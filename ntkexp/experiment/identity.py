@@ -27,7 +27,7 @@ from ntkexp.records.folder import CIRCUMSTANCES, results_version
 
 
 def canonical(experiment: Experiment) -> dict[str, Any]:
-    """Return the experiment as plain data. `ntkexp.config.build` is the inverse."""
+    """Return the experiment as plain data. `ntkexp.config.build.build` is the inverse."""
     return experiment.fields()
 
 

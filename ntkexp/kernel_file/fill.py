@@ -421,7 +421,7 @@ class WorkLeft:
         return self.seconds / max(1, self.tiles)
 
     def elapsed(self, workers: int) -> float:
-        """Return the remaining seconds with this many workers of one core each."""
+        """Return the remaining wall-clock seconds, with this many workers of one core each."""
         return max(self.seconds / workers, self.each)
 
     def sentence(self, workers: int) -> str:

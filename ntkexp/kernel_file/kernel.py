@@ -97,7 +97,7 @@ class AbstractKernel(ABC):
 
     @property
     def remark(self) -> str:
-        """A remark for the user after the computation."""
+        """A remark that is shown to the user after the computation, or ""."""
         return ""
 
     @abstractmethod

@@ -147,7 +147,7 @@ class Entries:
         return columns.reshape(-1, self.targets.shape[1])
 
 
-# --- Questions: training time, ridge and solver
+# --- A question: which training to predict (time, ridge), and with which solver
 
 
 Solver: TypeAlias = Literal["eigen", "cholesky", "cg"]
@@ -418,6 +418,10 @@ class Answer:
 
 
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
+    """Yield the answer for each kernel in the file and each kind of training.
+
+    Iterative solvers report their progress to `tell`.
+    """
     entries = replace(entries, budget=question.budget)
     for kernel in reversed(entries.matrix.layout.kernels):
         for solved in solve(entries, kernel, question, tell):
@@ -439,7 +443,7 @@ def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Ans
 def score_of(
     entries: Entries, kernel: str, solved: SolvedKernel, split: str, outputs: MeanAndDeviation
 ) -> Score:
-    """Score the predictions of one split."""
+    """Return the scores of the predictions `outputs` on one split."""
     is_left_out = split == LEFT_OUT
     points = entries.matrix.splits["train" if is_left_out else split]
     targets = entries.targets[points]

@@ -229,7 +229,7 @@ UNFINISHED = {"stopped", "killed", "broken", "failed"}
 
 @dataclass
 class Conductor:
-    """A sweep in progress."""
+    """The execution of a sweep on an engine."""
 
     plan: Plan
     engine: AbstractEngine
@@ -238,7 +238,7 @@ class Conductor:
     fail_fast: bool = False
     pictures: bool = True
     log: str | None = None
-    ended: dict[str, Ended] = field(default_factory=dict)  # runs that ended under this command
+    ended: dict[str, Ended] = field(default_factory=dict)  # the runs that this command ended
 
     def conduct(self, runs: list[PlannedRun]) -> None:
         """Carry out these runs, longest first."""

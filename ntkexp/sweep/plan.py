@@ -124,6 +124,7 @@ class Plan:
 
 
 def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
+    """Compose all runs of a sweep. Raise if a run is invalid, or if there are too many runs."""
     count = prod(map(len, sweep.axes.values())) * len(sweep.seeds)
     if count > MAX_RUNS:
         axes = " × ".join([*sweep.axes, "seed"])
@@ -185,6 +186,7 @@ def runs_to_do(
 
 
 def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
+    """Return the sweep with the folder and state of each run, as it is written to its record."""
     sweep = plan.sweep
     return Sweep(
         path=plan.record,

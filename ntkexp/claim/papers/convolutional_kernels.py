@@ -315,7 +315,7 @@ def predict_by_gain(
     >>> [round(accuracy, 12) for accuracy in predicted]
     [0.7, 0.25]
     """
-    # a and b, from logit accuracy − logit beside ≈ a + b ln n
+    # Fit a and b in logit accuracy − logit beside ≈ a + b ln n.
     first, second = torch.tensor([accuracies, beside], dtype=torch.float64).logit()
     gains = (first - second)[:, None]
     coefficients = torch.linalg.lstsq(log_columns(sizes), gains).solution
@@ -592,7 +592,7 @@ class AccuracyTable(AbstractPicture):
 
     per_cent: dict[str, dict[Count, float]]
     numbers: tuple[()] = ()
-    """Use `per_cent` instead."""
+    """Not used; `per_cent` takes its place."""
 
     def figure(self, judged: JudgedClaim) -> Figure:
         return JudgedRows().figure(judged)

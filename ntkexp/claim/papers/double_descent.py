@@ -217,5 +217,5 @@ def measured(judged: JudgedClaim) -> pd.DataFrame:
 
 
 def over_seeds(judged: JudgedClaim) -> pd.DataFrame:
-    """Average the errors over seeds."""
+    """Return the test and train errors by number of parameters, averaged over seeds."""
     return measured(judged).groupby("parameters")[["test_error", "train_error"]].mean()

@@ -1,8 +1,8 @@
 """Lazy and rich training, controlled by the scale α of the outputs.
 
-AfterKernel         regression with the kernel after training
-SilentAlignment     when the kernel aligns with the targets
-LateGeneralising    when a classifier generalises (grokking)
+AfterKernel         compare a network with regression with its kernel after training
+SilentAlignment     test if the kernel aligns with the targets before the loss falls
+LateGeneralising    measure when a classifier generalises (grokking)
 """
 
 from __future__ import annotations
@@ -469,7 +469,7 @@ def share(values: Sequence[float]) -> float:
 
 FIRST_POWERS = 30
 FOLLOWING_POWERS = 3
-"""Power iterations that find the largest eigenvalue at the start, and that update it later."""
+"""The number of power iterations for the largest eigenvalue at the start, and for each update."""
 
 
 class LateGeneralising(AbstractTrial):
@@ -580,7 +580,7 @@ class LateGeneralising(AbstractTrial):
 
 @dataclass(frozen=True)
 class Moment:
-    """The weights at a time, and the outputs at the training examples."""
+    """A point of the training path: its time, its weights, and the outputs at the examples."""
 
     time: float
     weights: Weights
@@ -609,7 +609,10 @@ class FollowedMode:
 def top_mode(
     function: Function, weights: Weights, x: Tensor, mode: Float[Tensor, "train out"], powers: int
 ) -> tuple[Float[Tensor, "train out"], float]:
-    """Return the eigenvector and eigenvalue of J Jᵀ after `powers` power iterations.
+    """Return the largest eigenvalue of J Jᵀ and its eigenvector, after `powers` power iterations.
+
+    J is the Jacobian of the outputs at `x`. The iterations start from `mode`. The returned tuple is
+    (eigenvector, eigenvalue).
 
     >>> import torch
     >>> inputs = torch.diag(torch.tensor([3.0, 1.0]))

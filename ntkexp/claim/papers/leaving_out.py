@@ -162,7 +162,7 @@ class LeftOutKernel(AbstractTrial):
 
         one       a training without one example; mean over `times` examples
         half      a training without a random half; mean over `times` halves
-        nobody    a training with all examples from a different random start
+        nobody    a training with all examples and a different random start (a baseline)
     """
 
     base: tuple[str, ...]
@@ -360,11 +360,11 @@ def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group 
 INFLUENCE_DAMPING = 0.1
 """The damping λ of influence functions, relative to the mean eigenvalue of ℓ″K_T(X, X)/N."""
 EXAMPLES_PER_DIMENSION = 4
-"""The number of examples for each dimension of TRAK's projection."""
+"""The number of training examples per dimension of TRAK's random projection."""
 
 
 def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """Return all scores at the points outside the training set."""
+    """Return all scores of the comment above, at the points outside the training set."""
     added = attributions(retrained)
     effect = would_change(retrained)
     return {

@@ -112,7 +112,7 @@ class SymmetryDefect(AbstractQuantity):
 
 
 def defects(kernel: NDArray[Any]) -> dict[str, float]:
-    """Return both defects of a matrix.
+    """Return the asymmetry and the negativity of a matrix (see `SymmetryDefect`).
 
     >>> defects(np.diag([2.0, -1.0]))
     {'asymmetry': 0.0, 'negativity': 0.5}
