@@ -62,7 +62,7 @@ class Claim:
 
     @property
     def registered_fields(self) -> dict[str, Any]:
-        """`fields`, where control and second look list only their differences from the main look."""
+        """The `fields`, where control and second look list only differences from the main look."""
         fields = self.fields
         looks = dict(fields.pop("looks"))
         main = looks.pop(MAIN)

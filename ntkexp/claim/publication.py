@@ -3,7 +3,7 @@
 docs/claims/README.md               a line for each claim
             verdicts.json           [{"name": …, "verdict": …, "figure": …, "interval": [LOW, HIGH],
                                       "control": {…}, "second": {…}, "entry": DIGEST, …}, …]
-            <name>/<look>.csv       the judged table of a look: only rows and columns that rules read
+            <name>/<look>.csv       the judged table of a look: the rows and columns that rules read
             <name>/picture.svg      the picture of the claim
             SHA256SUMS              a digest per file, also for `sha256sum -c SHA256SUMS`
 

@@ -449,7 +449,7 @@ def refuse_changed(
 def differences(
     claim: Claim, tables: Mapping[str, pd.DataFrame], row: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Judge the tables of a claim again, and describe each difference from the published verdict."""
+    """Judge the tables of a claim again, and yield each difference from the published verdict."""
     findings: dict[str, Finding] = {}
     looks: dict[str, Look] = {}
     for name, look in claim.looks.items():

@@ -156,7 +156,7 @@ def start_server(*modules: str) -> None:
 
 
 def serve(task: Task, line: Connection) -> None:
-    """Carry out a task, and send its events to the parent. This is the new process's main function."""
+    """Carry out a task in a new process, and send its events to the command."""
     os.setsid()
     threading.Thread(target=die_with_parent, daemon=True).start()
     line.send(work_interruptibly(task, line.send))

@@ -1,4 +1,4 @@
-"""Kernel files: kernel matrices that are computed tile by tile and stored, and predictions from them.
+"""Kernel files: kernel matrices that are computed and stored tile by tile, and their predictions.
 
 Each line imports only from the lines above it:
 

@@ -203,8 +203,9 @@ def layout_of(kernel: AbstractKernel) -> Layout:
 
 # --- Computation in this process
 #
-# If the kernel is concurrent, several threads compute tiles. Each uses one thread of linear algebra,
-# so that the bytes of a tile do not depend on the number of threads. The main thread writes.
+# If the kernel is concurrent, several threads compute tiles. Each of them uses a single thread of
+# linear algebra, so that the bytes of a tile do not depend on the number of threads. The main
+# thread writes the tiles.
 
 
 def fill_tiles(
@@ -274,10 +275,10 @@ def to_arrays(blocks: Blocks) -> Arrays:
 
 # --- Computation by jobs
 #
-# A worker opens the file and computes its tiles. It writes and marks each tile when it is ready. The
-# command that submitted the jobs counts the marks in the file. A repeated job skips marked tiles. If
-# a worker is lost, only its current tile is lost, and other workers compute its remaining tiles. The
-# command gives up if a round of jobs finishes no tile.
+# A worker opens the file and computes its tiles. It writes and marks each tile when it is ready.
+# The command that submitted the jobs counts the marks in the file. A repeated job skips marked
+# tiles. If a worker is lost, only its current tile is lost, and other workers compute its remaining
+# tiles. The command gives up if a round of jobs finishes no tile.
 
 
 TASK_SECONDS = 300.0

@@ -192,8 +192,8 @@ def space(key: str, start: float, stop: float, count: int, scale: str) -> tuple[
 #     seeds: 5               the seeds of each combination: a number of seeds, or a list
 #     base: [steps=300]      overrides of all runs
 #     fits:                  power laws, with the exponent predicted by theory, or null
-#       - {quantity: kernel_change, axis: model.width, exponent: -1.0, margin: 0.1}      equal to ± 0.1
-#       - {quantity: kernel_change, axis: model.width, exponent: -0.5, bound: upper}     at most this
+#       - {quantity: kernel_change, axis: model.width, exponent: -1.0, margin: 0.1}   −1 ± 0.1
+#       - {quantity: kernel_change, axis: model.width, exponent: -0.5, bound: upper}  at most −0.5
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class LaterTask(AbstractQuantity):
 
 
 def share_of_tenth(forgetting: Forgetting) -> float:
-    """Return the share of the margin's decrease caused by the most harmful tenth of the examples."""
+    """Return the share of the margin's decrease that the most harmful tenth of examples caused."""
     tenth = math.ceil(forgetting.learned_in.count(forgetting.during) / 10)
     return -sum(forgetting.by[k] for k in forgetting.worst[:tenth]) / forgetting.harm
 

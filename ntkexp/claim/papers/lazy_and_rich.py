@@ -77,9 +77,9 @@ class ScaledDescent:
 
     M is the number of examples, and λ_max is the largest eigenvalue of the tangent kernel of g at
     the examples. It is recomputed every few steps, because it grows in rich training. A step
-    changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ, where K̄ is the secant kernel of g; η is therefore stable for
-    every α. If a step would change the weights by more than the fraction `stride` of their norm, η
-    is reduced.
+    changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ, where K̄ is the secant kernel of g. A stable η therefore
+    does not depend on α. If a step would change the weights by more than the fraction `stride` of
+    their norm, η is reduced.
     """
 
     scaled: ScaledFunction
@@ -304,7 +304,7 @@ RIDGE_SHARE = 1e-12
 
 
 class SilentAlignment(AbstractTrial):
-    """Silent alignment: from small weights, the kernel aligns with the targets before the loss falls.
+    """Silent alignment: for small weights, the kernel aligns with the targets before the loss falls.
 
     Each network learns two classes with f = α (g(θ) − g(θ₀)), for a small and a large α.
 

@@ -167,7 +167,7 @@ class FiniteSteps(AbstractTrial):
 
         error            ‖k̃_η − k‖/‖k‖, between `points` points and `observed` training examples
         centred_error    ‖(k̃_η + k̃_{−η})/2 − k‖/‖k‖, where errors of first order in η cancel
-        other_error      ‖k̃_η − k′‖/‖k′‖, for the tangent kernel k′ at different weights (a control)
+        other_error      ‖k̃_η − k′‖/‖k′‖, with the tangent kernel k′ at other weights (a control)
 
     The seed draws the weights of a network. In addition, scatter·N(0, 1) is added to the weights,
     for functions whose weights are fixed.

@@ -300,10 +300,9 @@ class SummedOutputs(AbstractTrial):
         for width in self.widths:
             network = network_of_width(width, self.model, self.init, task, generator)
             kernel = tangent_kernel(network, x, x)
-            summed = kernel.sum((1, 3)) / self.outputs  # k
-            apart = kernel - torch.einsum(
-                "xy,cd->xcyd", summed, torch.eye(self.outputs).to(summed)
-            )  # K − k ⊗ 1
+            # k, and K − k ⊗ 1
+            summed = kernel.sum((1, 3)) / self.outputs
+            apart = kernel - torch.einsum("xy,cd->xcyd", summed, torch.eye(self.outputs).to(summed))
             rows.append({"width": width, "error": float(apart.norm() / kernel.norm())})
         return rows
 
