@@ -304,7 +304,7 @@ RIDGE_SHARE = 1e-12
 
 
 class SilentAlignment(AbstractTrial):
-    """Silent alignment: for small weights, the kernel aligns with the targets before the loss falls.
+    """Silent alignment: from small weights, the kernel aligns before the loss falls.
 
     Each network learns two classes with f = α (g(θ) − g(θ₀)), for a small and a large α.
 
