@@ -1,13 +1,16 @@
-"""Claims of papers: stated before measuring, then judged together with a control.
+"""Preregistered tests of claims from papers, each judged together with a control.
+
+A claim is judged by three looks. A look is one statistical test: runs or a trial, seeds, a measured
+quantity, and its expected range.
 
 Each line imports only from the lines above it:
 
 trial, expectation, quantity     the parts of a look
-look                             the three looks that decide a claim
-judge, simulation                the verdict on each look; how often the judge errs
-judged, rule_picture             the judged claim, and base of pictures; pictures of rules
+look                             a look, and the three looks that decide a claim
+judge, simulation                the verdict on each look; the judge's error rates on invented data
+judged, rule_picture             a judged claim, and the base of pictures; pictures of rules
 claim, picture                   the claim; the default picture, and figures in the axes of papers
-papers, read                     trials and pictures of papers; claims from YAML
-conduct                          from a claim to its verdict
-publication, publish             published claims, judged again
+papers, read                     trials and pictures of single papers; claims from YAML
+conduct                          run a claim and write its verdict
+publication, publish             the files of published claims; publish and check verdicts
 """

@@ -1,7 +1,8 @@
-"""A claim: its protocol (`claim.look`), statement and source, and what would refute it.
+"""A claim: its protocol (`claim.look`), its statement, its source, and the result that refutes it.
 
-The digest covers all four. A claim with another threshold is another claim, in another folder. The
-digest does not cover the picture of a claim, nor the file that defines a trial or a quantity.
+The digest covers these four. A claim with a different threshold therefore has a different digest
+and folder. The digest covers neither the claim's picture nor the file that defines the class of a
+trial or a quantity.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ntkexp.component import Component
 
 
 class Published(Component):
-    """The paper that makes a claim, and the section."""
+    """The paper and the section that make a claim."""
 
     paper: str = Field(min_length=1)
     section: str = ""
@@ -46,7 +47,7 @@ class Claim:
         return self.protocol.looks
 
     def with_looks(self, looks: Mapping[str, Look]) -> Claim:
-        """Return the claim with these looks, for example at a later stage."""
+        """Return a copy of the claim with these looks, for example at their next stages."""
         return replace(self, protocol=Protocol(**looks))
 
     @property
@@ -61,7 +62,7 @@ class Claim:
 
     @property
     def registered_fields(self) -> dict[str, Any]:
-        """The plain data; control and second look list only how they differ from the main look."""
+        """The `fields`, where control and second look list only differences from the main look."""
         fields = self.fields
         looks = dict(fields.pop("looks"))
         main = looks.pop(MAIN)
@@ -79,7 +80,9 @@ class Claim:
 
 
 def differing(fields: Mapping[str, Any], others: Any) -> dict[str, Any]:
-    """Return the fields of plain data that differ from `others`.
+    """Return the entries of `fields` that `others` lacks or has with a different value.
+
+    Nested mappings are compared entry by entry.
 
     >>> trial = {"seeds": [0], "trial": {"width": 4, "depth": 1}}
     >>> differing(trial, {"seeds": [0], "trial": {"width": 8, "depth": 1}})

@@ -1,8 +1,8 @@
 """Conduct a claim: register, plan and run it, then measure, judge and write the result.
 
 register.jsonl                   next to the claim's file: statements and outcomes of all versions
-<name>-<digest>/claim.json       the statement
-                <look>.csv       the judged table, every digit
+<name>-<digest>/claim.json       the fields that the digest covers
+                <look>.csv       the judged table, in full precision
                 verdict.json     the verdict (`ntkexp.records.claim`)
                 picture.svg      the picture, with its caption and table in picture.json
 """
@@ -64,7 +64,10 @@ from ntkexp.sweep.plan import plan as sweep_plan
 
 
 def register_claim(name: str, builder: Builder, out: Path, reason: str = "") -> Register:
-    """Enter a claim at all its sizes, and return the register. A changed claim needs a reason."""
+    """Enter a claim at all its sizes, and return the register.
+
+    If the claim is already in the register with a different digest, `reason` must be given.
+    """
     sizes = read_sizes(name, builder)
     register = Register.beside(builder.choices.file("claim", name), out)
     digests = {size: claim.digest for size, claim in sizes.items()}
@@ -73,7 +76,7 @@ def register_claim(name: str, builder: Builder, out: Path, reason: str = "") -> 
 
 
 def circumstances() -> dict[str, Json]:
-    """Return the date, version and commit for a line of the register."""
+    """Return the current date, package version and commit, for a line of the register."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": package_version(),
@@ -81,20 +84,21 @@ def circumstances() -> dict[str, Json]:
     }
 
 
-# --- A trial as a job of a worker. Its rows go into a sealed file, and an intact file is not
-# computed again.
+# --- One seed of a trial as a job of a worker. Its rows are written to a file with a checksum. If
+# the checksum is right, the job is not run again.
 #
 #     trials/<name>-<digest>-s<seed>.json      {"trial": …, "seed": …, "rows": [{…}, …], "seal": …}
 #
-# A trial uses one thread on every engine, so that the bytes are the same everywhere.
+# A trial uses one thread on every engine, so that its results are identical to the last bit.
 
 
 @dataclass(frozen=True)
 class TrialJob(AbstractJob):
-    """One seed of a trial."""
+    """A job that measures one seed of a trial."""
 
     loads = ("torch._dynamo", "ntkexp.limit.fused.run")
-    """The first optimizer of torch and numba load these: otherwise 2 s for each seed."""
+    """Modules for workers to import in advance. The first torch optimizer and numba would otherwise
+    import them in every job, which takes 2 s per seed."""
 
     fields: dict[str, Any]
     seed: int
@@ -103,7 +107,7 @@ class TrialJob(AbstractJob):
 
     @property
     def name(self) -> str:
-        """The class, a digest of everything that the trial reads, and the seed."""
+        """The class, a digest of all inputs of the trial, and the seed."""
         kind = str(self.fields["_target_"]).rpartition(".")[2].lower()
         content = {"trial": without_files(self.fields), "results_version": results_version}
         if digests := self.digests:
@@ -113,7 +117,7 @@ class TrialJob(AbstractJob):
 
     @property
     def digests(self) -> list[str]:
-        """The digests of files in the settings of the trial, such as data.path=my.csv."""
+        """The digests of the files that the trial's settings name, such as data.path=my.csv."""
         settings = []
         for value in self.fields.values():
             if isinstance(value, list | tuple):
@@ -133,7 +137,7 @@ class TrialJob(AbstractJob):
 
     @property
     def rows(self) -> list[dict[str, Any]] | None:
-        """The rows of an intact file, or None."""
+        """The rows of the file, or None if the file is missing or damaged."""
         try:
             rows: list[dict[str, Any]] = read_sealed(self.file, self.name)["rows"]
         except Mistake:
@@ -157,12 +161,12 @@ class TrialJob(AbstractJob):
         return "done"
 
 
-# --- Plan the runs and trials of all looks; shared ones are planned once.
+# --- Plan the runs and trials of all looks. Runs that several looks share are planned once.
 
 
 @dataclass(frozen=True)
 class PlannedLook:
-    """The runs of a look by name, and its trials."""
+    """A look with its planned sweeps, by name, and the jobs of its trial."""
 
     look: Look
     plans: Mapping[str, Plan]
@@ -186,7 +190,7 @@ class PlannedLook:
 
 @dataclass(frozen=True)
 class PlannedClaim:
-    """A claim with valid runs and trials."""
+    """A claim whose runs and trials have been composed and checked."""
 
     claim: Claim
     out: Path
@@ -212,7 +216,7 @@ class PlannedClaim:
 
     @property
     def seconds(self) -> dict[str, Seconds]:
-        """The seconds of the claim and of each look. A shared run counts for several looks."""
+        """The seconds of the claim and of each look. A shared run counts for each of its looks."""
         runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
         total = sum_timings([*runs, *(job.timings for job in self.trials)])
         return {WHOLE: total} | {name: look.seconds for name, look in self.looks.items()}
@@ -229,7 +233,10 @@ def plan_claim(
     trust: Sequence[str] = (),
     options: Sequence[str] = (),
 ) -> PlannedClaim:
-    """Compose all runs of a claim, and make a job of every seed of its trials."""
+    """Compose all runs of a claim, and create a job for every seed of its trials.
+
+    Raise if a run is invalid, or if the runs cannot yield a look's quantity.
+    """
     distinct_plans: list[Plan] = []
     looks = {}
     for name, look in claim.looks.items():
@@ -251,7 +258,7 @@ def plan_claim(
     return PlannedClaim(claim, out, looks, tuple(options))
 
 
-# --- Run the missing runs and trials. Finished ones stay, and interrupted ones continue.
+# --- Run the missing runs and trials. Finished ones are kept, and interrupted ones are continued.
 
 
 @dataclass(frozen=True)
@@ -265,13 +272,13 @@ class Workshop:
 
 
 def carry_out(planned: PlannedClaim, workshop: Workshop) -> Mapping[str, RunStatus]:
-    """Finish the runs and trials of a claim, and return the status of each run."""
+    """Carry out the missing runs and trials of a claim, and return the status of each run."""
     whole = planned.whole
     before = statuses(whole, whole.event_log.failures(), {})
     missing = runs_to_do(whole, before, retry_failed=workshop.retry_failed)
     ended: dict[str, Ended] = {}
     if missing:
-        # Pictures of single runs are drawn on demand.
+        # Skip the pictures of single runs; they are drawn on demand.
         conductor = Conductor(
             whole, workshop.engine, workshop.progress, workshop.trust, pictures=False
         )
@@ -304,7 +311,7 @@ def look_as_planned(
 
 
 def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
-    """Run the missing trials. After a failure, start no other trial."""
+    """Run the missing trials. At the first failure, raise and start no further trial."""
     name = planned.claim.name
     missing = [job for job in planned.trials if job.rows is None]
     if not missing:
@@ -332,13 +339,13 @@ def carry_out_trials(planned: PlannedClaim, workshop: Workshop) -> None:
 
 def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str) -> ClaimRecord:
     """Measure and judge all looks at a claim, and write the result."""
-    # Looks with the same runs and trials, such as main look and control, are measured once.
+    # Measure looks that share all runs and trials, such as main look and control, only once.
     measured = dict[str, Measured]()
     for name, look in planned.looks.items():
         equal = next((other for other in measured if planned.looks[other].shares_all(look)), None)
         measured[name] = measure(look, statuses) if equal is None else measured[equal]
 
-    # The looks are judged together, because a supported control withholds the verdict.
+    # Judge the looks together, because a supported control invalidates the main look.
     claim = planned.claim
     tables, findings = judge_protocol(claim.protocol, measured)
     judgements = {
@@ -358,7 +365,7 @@ def conclude(planned: PlannedClaim, statuses: Mapping[str, RunStatus], size: str
         looks=judgements,
     )
 
-    # The record is written last: a folder with a record is complete.
+    # Write the record last, so that a folder with a record is complete.
     folder = planned.folder
     write_atomically(folder / "claim.json", to_text(claim.fields))
     for name, table in tables.items():
@@ -393,11 +400,11 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         runs = {run.folder: load_tables(run.folder) for run in sweep.runs if run.state == "done"}
         runs_by_folder |= {path.name: run for path, run in runs.items()}
         frame = tabulate(sweep, runs).assign(runs=name)
-        # An axis may have the name of a number, such as loss.
+        # An axis may have the name of a measured number, such as loss. Keep the axis.
         frames.append(frame.loc[:, ~frame.columns.duplicated()])
 
-    # One frame for the rows of all seeds: alone, a seed without finite numbers has no numeric
-    # column.
+    # Build one frame from all seeds. In a frame of a single seed, a column without finite numbers
+    # would not be numeric.
     rows = list[dict[str, Any]]()
     for job in planned.trials:
         if not job.rows:
@@ -405,7 +412,7 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
         rows += [{"runs": "trial", **row, "seed": job.seed} for row in job.rows]
     if rows:
         trials = pd.DataFrame(rows)
-        frames.append(trials.assign(seed=trials.pop("seed")))  # the seed goes behind the numbers
+        frames.append(trials.assign(seed=trials.pop("seed")))  # make the seed the last column
     plans = planned.plans.values()
     axes = tuple(dict.fromkeys(key for plan in plans for key in plan.sweep.axes))
     experiments = [run.experiment for plan in plans for run in plan.runs]
@@ -413,13 +420,16 @@ def measure(planned: PlannedLook, statuses: Mapping[str, RunStatus]) -> Measured
     return Measured(pd.concat(frames, ignore_index=True), runs_by_folder, axes, draws)
 
 
-# --- Describe what a seed draws.
+# --- Describe the random draws of a seed.
 
 
 def drawn(
     experiments: Iterable[Experiment], trial: AbstractTrial | None, trust: Sequence[str] = ()
 ) -> str:
-    """Describe what a seed of a look draws, and from how many examples if these are fixed."""
+    """Describe the random draws of a seed, such as data or weights, and the pool of examples.
+
+    The size of the pool is given if all seeds draw from the same examples.
+    """
     run_sources = [experiment.data for experiment in experiments]
     trial_sources = [] if trial is None else sources_of(trial, trust)
     distinct: list[object] = []
@@ -436,7 +446,7 @@ def drawn(
 
 
 def drawn_by(look: Look, composer: Composer, trust: Sequence[str] = ()) -> str:
-    """Describe what a seed of a look draws, by composing the runs of one seed."""
+    """Describe the random draws of a seed of a look (`drawn`). Compose the runs of one seed."""
     experiments = []
     for definition in look.runs.values():
         one_seed = replace(definition, seeds=look.seeds[:1])
@@ -456,9 +466,10 @@ def sources_of(trial: AbstractTrial, trust: Sequence[str] = ()) -> list[Abstract
 
 
 def pools(sources: Sequence[AbstractSource]) -> str:
-    """Describe the fixed pools of examples, if all seeds draw from the same.
+    """Describe the data sources that draw from the same pool of examples for every seed.
 
-    An interval over seeds then generalises to its pool only.
+    Return "" if no source does. For a fixed pool, an interval over seeds does not generalise beyond
+    the pool.
 
     >>> from ntkexp.data import Sphere, Wine
     >>> pools([Wine(train=40), Sphere()])

@@ -1,14 +1,15 @@
 """Expectations: rules that a claim states about its figures, before they are measured.
 
-A rule turns the rows of a table into evidence: a figure with its interval over seeds and the range
-where it should lie, or errors and their bounds. `ntkexp.claim.judge` decides.
+A figure is a measured number. A rule turns the rows of a table into evidence for
+`ntkexp.claim.judge`. The evidence is a figure with its confidence interval over seeds and its
+expected range, or errors with their bounds.
 
 Identity    every error lies below its bound
 Bound       the mean over seeds is at most, or at least, a limit
 Equality    the mean over seeds equals a value
-Order       figures at one level are larger than those at another
-Slope       a figure is a power of an axis
-Location    the position of a figure's extreme along an axis
+Order       figures at one level of a column are larger than figures at another level
+Slope       a figure is a power law of an axis, with a given exponent
+Location    a figure has its maximum or minimum at a given position along an axis
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from ntkexp.report.analysis.power_law import power_law
 from ntkexp.text import percent, short
 
 LATER_FIELDS = ("each", "within")
-"""Fields that rules got after claims had been digested."""
+"""Fields that were added to rules after digests of claims had been registered."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with its interval over seeds, and the range where it should lie.
+    """A figure with its confidence interval over seeds, and its expected range.
 
     Attributes:
         strict: True if the edges do not belong to the range.
-        log: True if the figure and the range are logarithms of the shown ones.
+        log: True if the figure and the range are logarithms. Their exponentials are shown.
         note: A remark on the figure, or the reason why there is no interval.
-        doubt: The reason why nothing may be concluded.
+        doubt: If not empty, the reason why the verdict must be `undecided`.
     """
 
     estimate: Estimate
@@ -57,32 +58,32 @@ class Interval:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors and their bounds: how many rows exceed them, and the largest error per seed."""
+    """Errors compared with their bounds, and the range of the largest error per seed."""
 
-    beyond: int
+    beyond: int  # the number of rows whose error exceeds its bound
     rows: int
     least: float  # the largest error of the best seed
     worst: float  # the largest error of the worst seed
 
 
 class AbstractExpectation(Component, ABC):
-    """A rule that says which figures support a claim.
+    """A rule for the figures that support a claim.
 
-    `where` selects rows by the values of their columns. `each` names columns; the rule must hold
-    separately at every level of these columns, so that opposite deviations cannot cancel.
+    `where` selects rows by the values of their columns. `each` names columns. The rule must hold
+    separately for every combination of values of these columns, so that opposite deviations cannot
+    cancel in the mean.
     """
 
     where: dict[str, Any] = Field(default_factory=dict)
     each: tuple[str, ...] = ()
 
     null: ClassVar[float | None] = None
-    """The figure if the claim is false, if the rule implies one. A claim can name its own."""
+    """The figure to be expected if the claim is false. If None, the claim's file must name it."""
 
     def fields(self) -> dict[str, Any]:
         """Return the rule as plain data.
 
-        Fields that were added later are omitted unless they are set, so that old digests stay
-        valid.
+        Omit fields that were added later unless they are set, so that old digests stay valid.
         """
         return {
             name: value
@@ -92,10 +93,13 @@ class AbstractExpectation(Component, ABC):
 
     @abstractmethod
     def evidence(self, table: pd.DataFrame) -> Interval | Errors:
-        """Return the evidence in rows that all have a number."""
+        """Return the evidence of these rows, whose column `value` is finite."""
 
     def levels(self, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """Split the rows by the levels of `each`; without `each`, return all rows together."""
+        """Split the rows by the values of the columns `each`.
+
+        Without `each`, return all rows under the name "".
+        """
         if not self.each:
             return {"": rows}
         for key in self.each:
@@ -124,7 +128,9 @@ class AbstractExpectation(Component, ABC):
 
 
 def select_rows(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
-    """Select the rows with these values; a list of values selects each of them.
+    """Return the rows with these values of the columns. Raise if no row has them.
+
+    A list of values selects the rows with any of them.
 
     >>> table = pd.DataFrame({"depth": [1, 2, 3], "value": [4.0, 5.0, 6.0]})
     >>> select_rows(table, {"depth": [1, 3]})["value"].tolist()
@@ -154,15 +160,16 @@ def find_column(table: pd.DataFrame, key: str, field: str) -> pd.Series[Any]:
 class Identity(AbstractExpectation):
     """Identity: every error lies below its bound.
 
-    The bound is `tolerance`, or the column `bound` if the table has one, which then holds the
-    rounding error of each row. A single row above its bound refutes the identity. The interval
-    reaches from the best seed to the worst.
+    The bound is `tolerance`. If the table has a column `bound` with a rounding error for each row,
+    that column is used instead. A single row above its bound refutes the identity. The interval
+    reaches from the largest error of the best seed to the largest error of the worst seed.
 
     >>> errors = pd.DataFrame({"seed": [0, 1], "value": [3e-15, 4e-15]})
     >>> [Identity().evidence(errors.assign(bound=bound)).beyond for bound in (1e-12, 1e-16)]
     [0, 2]
 
-    NaN lies below no bound. An infinite bound, as of a singular kernel, explains nothing.
+    NaN exceeds every bound. A row with an infinite bound counts as exceeding it: such a bound, for
+    example of a singular kernel, excludes nothing.
 
     >>> Identity().evidence(errors.assign(bound=math.inf)).beyond
     2
@@ -199,8 +206,8 @@ AGGREGATIONS = {"mean": "mean", "least": "min", "largest": "max"}
 class AbstractAverage(AbstractExpectation):
     """A rule on the mean over seeds of one figure per seed.
 
-    The figure of a seed is the mean, the least or the largest of its rows. If figures lie `within`
-    a range, as shares and correlations do, their interval does too.
+    The figure of a seed is the mean, the least or the largest value of its rows. If `within` gives
+    the possible range of the figures, such as [0, 1] for shares, the interval stays in this range.
     """
 
     strict: ClassVar[bool] = False  # True if the edges do not belong to the range
@@ -225,7 +232,7 @@ class AbstractAverage(AbstractExpectation):
     @property
     @abstractmethod
     def expected(self) -> Expected:
-        """The expected range, on the scale."""
+        """The expected range; for `scale: log`, its logarithm."""
 
     @property
     def margin_words(self) -> str:
@@ -237,7 +244,7 @@ class AbstractAverage(AbstractExpectation):
         return self.expected.low < self.scaled(figure) < self.expected.high
 
     def scaled(self, value: float) -> float:
-        """Return a number of the configuration, on the scale."""
+        """Return a number of the configuration; for `scale: log`, its logarithm."""
         if not self.is_log:
             return value
         if value <= 0:
@@ -262,7 +269,7 @@ class AbstractAverage(AbstractExpectation):
         return Interval(estimate, self.expected, strict=self.strict, log=self.is_log)
 
     def figures(self, table: pd.DataFrame) -> list[float]:
-        """Return the figure of each seed, on the scale."""
+        """Return the figure of each seed; for `scale: log`, the mean or extreme of logarithms."""
         return self.per_seed(table).tolist()
 
     def per_seed(self, table: pd.DataFrame) -> pd.Series[float]:
@@ -278,7 +285,9 @@ class AbstractAverage(AbstractExpectation):
 
 
 class Bound(AbstractAverage):
-    """Bound: the mean over seeds is at most (`upper`) or at least (`lower`) a limit ± margin.
+    """Bound: the mean over seeds is at most limit + margin, or at least limit − margin.
+
+    `side` is `upper` for the first rule and `lower` for the second.
 
     >>> table = pd.DataFrame({"seed": [0, 1, 2], "value": [0.21, 0.19, 0.2]})
     >>> from ntkexp.claim.judge import judge_part
@@ -323,10 +332,10 @@ class Equality(AbstractAverage):
 
 
 class Order(AbstractAverage):
-    """Order: figures at one level are larger than those at another, by more than the margin.
+    """Order: figures at one level of a column are larger than at another, by more than the margin.
 
-    Figures of the same seed are compared, where the column `along` is `above` and where it is
-    `below`. Equal figures refute the order.
+    The rows whose column `along` is `above` are compared with the rows whose column `along` is
+    `below`, seed by seed (a paired test). Equal figures refute the order.
 
         linear   above − below > margin        log   above/below > 1 + margin
 
@@ -343,7 +352,8 @@ class Order(AbstractAverage):
     above: Any
     below: Any
 
-    null: ClassVar[float | None] = 0.0  # on the log scale too: the ratio that is farthest away
+    # With scale: log, the null is the ratio 0, which every margin excludes.
+    null: ClassVar[float | None] = 0.0
 
     @property
     def expected(self) -> Expected:
@@ -374,9 +384,9 @@ class Order(AbstractAverage):
 class Slope(AbstractExpectation):
     """Slope: a figure is a power of the axis `along`, with this exponent up to the margin.
 
-    With a `bound`, the exponent is at most (upper) or at least (lower) `value`. Each seed has its
-    own exponent (`ntkexp.report.analysis.power_law`). A note says if the line bends; the slope then
-    describes this range of the axis only.
+    With a `bound`, the exponent is at most (upper) or at least (lower) `value`. The exponent is
+    fitted for each seed (`ntkexp.report.analysis.power_law`). If the log-log line is significantly
+    curved, a note is added: the exponent then holds only for this range of the axis.
 
     >>> widths = [1.0, 2.0, 4.0] * 2
     >>> values = [1 / width for width in widths]
@@ -430,7 +440,7 @@ def as_number(value: object) -> float:
 
 
 def refuse_several(table: pd.DataFrame, along: str) -> None:
-    """Raise if a seed has several rows at one position, which means several lines."""
+    """Raise if a seed has several rows at one position, because they belong to several curves."""
     if table.duplicated([along, "seed"]).any():
         raise Mistake(
             f"along={along}: a seed has several rows at one place; choose a line by `where`"
@@ -440,10 +450,9 @@ def refuse_several(table: pd.DataFrame, along: str) -> None:
 class Location(AbstractExpectation):
     """Location: a figure is largest (or least) at the position `value` along an axis.
 
-    The margin is a share of the position. The position of a seed is the vertex of the parabola
-    through the extreme point and its neighbours, with the axis in logarithms. It is expected
-    between value/(1 + margin) and value·(1 + margin). If the extreme of a seed is at an end of
-    the axis, the rule stays undecided.
+    The position is expected between value/(1 + margin) and value·(1 + margin). For each seed, the
+    position is the vertex of a parabola through the extreme point and its two neighbours, on a
+    logarithmic axis. If the extreme of any seed is at an end of the axis, the rule is undecided.
     """
 
     along: str
@@ -477,7 +486,7 @@ class Location(AbstractExpectation):
         return Interval(mean_of(inside), self.expected, log=True, doubt=doubt)
 
     def locate(self, rows: pd.DataFrame) -> float:
-        """Return the logarithm of the position of one seed's extreme; at an end, return NaN."""
+        """Return the logarithm of the position of one seed's extreme, or NaN at an end."""
         ordered = rows.sort_values(self.along)
         x = ordered[self.along].to_numpy(dtype=float)
         if len(x) < 3 or (x <= 0).any():
@@ -493,7 +502,7 @@ class Location(AbstractExpectation):
 
 
 def vertex(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """Return the vertex of the parabola through three points, the middle one being the highest.
+    """Return the x of the vertex of the parabola through three points; the middle one is highest.
 
     >>> x = np.array([0.0, 1.0, 3.0])
     >>> round(vertex(x, 2 * x - x**2), 6)

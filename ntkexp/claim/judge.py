@@ -1,29 +1,29 @@
-"""The judge: from the tables of the looks to the verdict on a claim.
+"""The judge: compute the verdict on a claim from the tables of its looks.
 
-1. One part of the expectation. Seeds are the independent units: the rows give a figure per seed,
-and
+1. One part (rule) of the expectation. Seeds are the independent units. The rows give one figure per
+   seed, for n seeds with mean m and standard deviation s:
 
-       interval = mean ± t_{ν, 97.5 %} s/√n,  ν = n − 1    range = value ± margin, or one-sided
+       interval = m ± t_{ν, 97.5 %} s/√n,  ν = n − 1      range = value ± margin, or one-sided
 
    supported   the interval lies inside the range (equivalence: two one-sided tests, each at 2.5 %)
-   refuted     it lies entirely outside
-   undecided   it crosses an edge, or there is no interval
+   refuted     the interval lies entirely outside the range
+   undecided   the interval crosses an edge of the range, or there is no interval
 
    p is the probability of a figure at least as far from the edge, if the true value lies at the
    edge (`analysis.estimate.compare`). An identity has neither interval nor p: one error above its
-   bound refutes it. If figures have a range, as correlations do, the interval is formed on the
-   log-odds scale. A part with `each` must hold at each level, and counts as several parts.
+   bound refutes it. If figures have a bounded range, as correlations do, the interval is computed
+   on the log-odds scale. A part with `each` must hold at each level, and counts as several parts.
 
 2. The m parts of a look, which must all hold:
 
    supported   every part is supported; p = max p_k (an intersection needs no correction)
    refuted     a part has p_k ≤ 2.5 %/m (Bonferroni); p = m min p_k
+   undecided   otherwise
 
 3. The looks. A look may be judged at several planned stages with growing numbers of seeds, until it
-is
-   decided. The stages share 5 % (`Look.level`), and p is multiplied by 5 %/level. If the control is
-   supported, the main look decides nothing. A claim is supported if the main and the second look
-   are.
+   is decided. The stages share an error probability of 5 % (`Look.level`), and p is multiplied by
+   5 %/level. If the control is supported, the main look is undecided. A claim is supported if both
+   the main look and the second look are supported.
 
 4. All claims. `ntkexp.report.claims.holm_rejections` applies Holm's correction to their p.
 """
@@ -56,11 +56,11 @@ Word: TypeAlias = Literal["supported", "refuted", "undecided"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on a part or a look, and the figure that it rests on.
+    """The verdict on a part or a look, with the figure and interval that decide it.
 
     Attributes:
-        more: The number of further seeds that would probably decide, if undecided.
-        part: The index of the deciding part of a look, which has this figure.
+        more: If undecided, the number of further seeds that would probably suffice to decide.
+        part: The index of the deciding part of a look. The figure, interval and p belong to it.
     """
 
     verdict: Word
@@ -73,11 +73,11 @@ class Finding:
     part: int = 0
 
     def noting(self, *notes: str) -> Finding:
-        """Return the finding with these notes instead of its note; empty notes are omitted."""
+        """Return the finding with its note replaced by these notes. Empty notes are omitted."""
         return replace(self, note="; ".join(filter(None, notes)))
 
     def doubted(self, reason: str) -> Finding:
-        """Return the finding without a verdict. The figure stays."""
+        """Return the finding with the verdict `undecided` and the reason. Keep the figure."""
         return replace(self, verdict="undecided", p=None, more=None).noting(self.note, reason)
 
 
@@ -85,7 +85,7 @@ class Finding:
 
 
 def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LEVEL) -> Finding:
-    """Judge one part by the rows that it selects. With `each`, it must hold at every level."""
+    """Judge the rows that one part selects. With `each`, the part must hold at every level."""
     rows = select_rows(table, part.where)
     findings = {name: judge_rows(part, group, level) for name, group in part.levels(rows).items()}
     if not part.each:
@@ -103,14 +103,15 @@ def judge_part(part: AbstractExpectation, table: pd.DataFrame, level: float = LE
 
 
 def judge_rows(part: AbstractExpectation, rows: pd.DataFrame, level: float = LEVEL) -> Finding:
-    """Judge rows by one part. Rows without a number leave it undecided."""
+    """Judge rows by one part. If a row has no finite number, the part is undecided."""
     finite = np.isfinite(rows["value"].to_numpy(dtype=float))
     try:
         finding = judge_evidence(part.evidence(rows[finite]), level)
     except Mistake:
         if finite.all():
             raise
-        finding = Finding("undecided", math.nan)  # the finite rows alone may be an incomplete table
+        # The rule may have raised only because of the missing rows.
+        finding = Finding("undecided", math.nan)
     missing = int((~finite).sum())
     return finding.doubted(f"{missing} of {len(rows)} rows have no number") if missing else finding
 
@@ -149,7 +150,7 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
         p = None if comparison.p is None else min(1.0, comparison.p * LEVEL / level)
         finding = replace(finding, verdict=verdict, p=p)
 
-    # Logarithms were judged; the figures themselves are shown.
+    # Convert logarithms back to figures.
     if evidence.log:
         low, figure, high = np.exp([finding.low, finding.figure, finding.high]).tolist()
         finding = replace(finding, low=low, figure=figure, high=high)
@@ -157,7 +158,7 @@ def judge_interval(evidence: Interval, level: float = LEVEL) -> Finding:
 
 
 def judge_errors(errors: Errors) -> Finding:
-    """Judge an identity: every error must lie below its bound. Chance plays no role."""
+    """Judge an identity: every error must lie below its bound. There is no statistical test."""
     if errors.beyond:
         note = f"{errors.beyond} of {errors.rows} errors exceed their bounds"
         return Finding("refuted", errors.worst, errors.least, errors.worst, note=note)
@@ -170,13 +171,13 @@ def judge_errors(errors: Errors) -> Finding:
 def join_parts(findings: Sequence[Finding]) -> Finding:
     """Join the m parts of a look.
 
-    The figure comes from the deciding part: the first refuted one, else the first undecided one,
-    else the first part. `more` is the largest number of seeds that any part needs.
+    Return the finding of the deciding part: the first refuted part, else the first undecided part,
+    else the first part. `more` is the largest `more` of the undecided parts.
     """
     parts = [replace(finding, part=part) for part, finding in enumerate(findings)]
     refuted = [finding for finding in parts if finding.verdict == "refuted"]
 
-    # Refuted: a part has p_k ≤ 2.5 %/m, or is an identity (no p). Then p = m min p_k.
+    # Refuted: a refuted part has p_k ≤ 2.5 %/m, or is an identity (no p). Then p = m min p_k.
     level = ONE_SIDED_LEVEL / len(parts)
     significant = [finding for finding in refuted if finding.p is None or finding.p <= level]
     if significant:
@@ -185,14 +186,14 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
             return replace(significant[0], p=None)
         return replace(significant[0], p=min(1.0, len(parts) * min(chances)))
 
-    # Undecided: a part is undecided, or refuted only without the correction.
+    # Undecided: a part is undecided, or is refuted but has p_k > 2.5 %/m.
     undecided = [finding.doubted("refuted only without correction") for finding in refuted]
     undecided += [finding for finding in parts if finding.verdict == "undecided"]
     if undecided:
         needed = [finding.more for finding in undecided if finding.more is not None]
         return replace(undecided[0], more=max(needed) if len(needed) == len(undecided) else None)
 
-    # Supported: every part is, and p = max p_k.
+    # Supported: every part is supported. Then p = max p_k.
     chances = [finding.p for finding in parts if finding.p is not None]
     return replace(parts[0], p=max(chances) if chances else None)
 
@@ -201,7 +202,10 @@ def join_parts(findings: Sequence[Finding]) -> Finding:
 
 
 def judge_look(look: Look, measured: Measured) -> tuple[pd.DataFrame, Finding]:
-    """Judge one look, and return the judged table too. Failed runs leave the look undecided."""
+    """Judge one look, and return the judged table and the finding.
+
+    If a run failed or is not finished, the look is undecided.
+    """
     table = look.quantity.of(measured)
     finding = judge_table(look, table)
     if "state" not in measured.table:
@@ -231,7 +235,7 @@ def judge_table(look: Look, table: pd.DataFrame) -> Finding:
 def note_supported_parts(
     finding: Finding, expected: Sequence[AbstractExpectation], parts: Sequence[Finding]
 ) -> Finding:
-    """Add the supported parts to the note of a look that is not supported.
+    """Unless a look is supported, list its supported parts in the note.
 
     >>> from ntkexp.claim.expectation import Bound
     >>> rules = [Bound(limit=1, margin=0, side=side) for side in ("upper", "lower")]
@@ -262,9 +266,9 @@ def judge_protocol(
 
 
 def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[str, Finding]:
-    """Withhold the verdict of the main look if the control is supported as well.
+    """Set the main look to `undecided` if the control is supported as well.
 
-    A note says if the interval of the control misses the null.
+    Add a note to the control if its interval excludes the null value.
     """
     control = findings[CONTROL]
     weighed = {**findings, CONTROL: note_missed_null(control, protocol)}
@@ -275,7 +279,10 @@ def weigh_control(findings: Mapping[str, Finding], protocol: Protocol) -> dict[s
 
 
 def note_missed_null(control: Finding, protocol: Protocol) -> Finding:
-    """Note that the interval of a control misses the null, if its parts are those of the claim."""
+    """Add a note to the control if its interval excludes the null value of its deciding part.
+
+    Return the control unchanged if its number of parts differs from the main look's.
+    """
     nulls = protocol.main.nulls
     if len(nulls) != len(protocol.control.expectation) or math.isnan(control.low):
         return control
@@ -283,5 +290,5 @@ def note_missed_null(control: Finding, protocol: Protocol) -> Finding:
     if null is None or control.low <= null <= control.high:
         return control
     if isinstance(protocol.control.expectation[control.part], Identity):
-        return control  # the null of an identity is any error
+        return control  # the null of an identity is any error above its bound
     return control.noting(control.note, f"the interval misses the null, {short(null)}")

@@ -1,4 +1,4 @@
-"""A judged claim as its picture sees it, and the base class of pictures."""
+"""The data of a judged claim from which its picture is drawn, and the base class of pictures."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class JudgedClaim:
         return self.tables[MAIN]
 
     def rows(self, *columns: str, look: str = MAIN) -> pd.DataFrame:
-        """Return the rows that have all of these columns.
+        """Return the rows of a look's table that have numbers in all of these columns.
 
-        A row that was judged by several of its numbers appears once.
+        The judged table repeats a row for each of its judged numbers. Such a row appears once.
         """
         table = self.tables[look]
         for name in columns:
@@ -47,10 +47,11 @@ class JudgedClaim:
 
 
 class PublishedNumber(Component):
-    """A number from a paper, to be shown next to the same number measured here.
+    """A number from a paper, to be shown next to our measurement of the same number.
 
-    `what` describes the number and its data. The number measured here is the mean over seeds of the
-    rows that `where` selects. If it lies `within` a range, as shares do, its interval does too.
+    `what` describes the number and its data. The measurement is the mean over seeds of the rows
+    that `where` selects. If `within` gives the possible range of the number, such as [0, 1] for
+    shares, the interval stays in this range.
 
     numbers: [{what: "f(10) after a step", value: 35.6, where: {quantity: after, x: 10}}]
 
@@ -66,7 +67,10 @@ class PublishedNumber(Component):
     within: Range | None = None
 
     def estimate(self, table: pd.DataFrame) -> Estimate:
-        """Estimate the number from a judged table; without rows, as at small sizes, return NaN."""
+        """Estimate the number from a judged table.
+
+        Return NaN if no row is selected, which is normal at small sizes of the claim.
+        """
         for key, value in self.where.items():
             table = table[find_column(table, key, "picture.numbers.where").isin([level(value)])]
         figures = table["value"].astype(float).groupby(table["seed"]).mean()
@@ -86,8 +90,8 @@ class PublishedNumber(Component):
 class AbstractPicture(Component, ABC):
     """A picture of a claim, drawn from the judged tables.
 
-    It decides nothing, and the digest of the claim does not cover it. `published` describes the
-    figure of the paper.
+    The picture does not influence the verdict, and the digest of the claim does not cover it.
+    `published` is the caption of the corresponding figure in the replicated paper.
 
     picture: {_target_: ntkexp.claim.picture.ScalarStep, published: A line and a step.}
     """
@@ -100,11 +104,11 @@ class AbstractPicture(Component, ABC):
         """Draw the picture."""
 
     def here(self, judged: JudgedClaim) -> str:
-        """Describe the rows in sentences, or return nothing if the title suffices."""
+        """Describe the measurements for the caption, or return "" if the title suffices."""
         return ""
 
     def table(self, judged: JudgedClaim) -> pd.DataFrame | None:
-        """Return the numbers of the paper and those measured here, if the paper has any."""
+        """Return the paper's numbers next to our measurements, or None without such numbers."""
         if not self.numbers:
             return None
         return pd.DataFrame([number.row(judged.table) for number in self.numbers])

@@ -1,9 +1,9 @@
 """The protocol of a claim: three looks, stated before anything is measured.
 
-Look        the runs or the trial, the seeds, the measured quantity, the expected value with its
-            margin, the null that the margin excludes, and the planned numbers of seeds
-Protocol    the main look; a control, which must not come out supported; and a second look with
-            other seeds, mostly on other data
+Look        the runs or the trial, the seeds, the measured quantity, the expected range of the
+            quantity, the null value that this range excludes, and the planned numbers of seeds
+Protocol    the main look; a control, which must not be supported; and a second look (replication)
+            with different seeds and usually different data
 """
 
 from __future__ import annotations
@@ -29,12 +29,17 @@ PAPERS = "ntkexp.claim.papers"
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a claim.
+    """One statistical test of a claim, planned in advance and possibly sequential.
 
     Attributes:
-        nulls: For each part of the expectation, the figure to be found if the claim is false.
-        planned: The look is judged with each of these numbers of seeds, until it is decided. If
-            empty, it is judged once, with all seeds.
+        runs: The sweeps whose runs are measured, by name.
+        trial: The trial to be measured instead of, or in addition to, the runs.
+        seeds: The seeds of all stages together.
+        quantity: The measured quantity.
+        expectation: The rules for the quantity, which must all hold. A rule is also called a part.
+        nulls: For each rule, the figure to be expected if the claim is false.
+        planned: Numbers of seeds, one per stage. The look is judged at each stage until it is
+            decided. If empty, it is judged once, with all seeds.
         stage: The index of the current number in `planned`.
     """
 
@@ -49,21 +54,21 @@ class Look:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The planned numbers of seeds."""
+        """The number of seeds at each stage."""
         return self.planned or (len(self.seeds),)
 
     @property
     def level(self) -> float:
         """The error probability that the current stage may spend.
 
-        The total of 5 % is split over the stages in proportion to their numbers of seeds:
+        The total of 5 % is split over the K stages in proportion to their numbers of seeds:
 
-            level of n_k seeds = 5 % · n_k/(n_1 + … + n_K)
+            level of the stage with n_k seeds = 5 % · n_k/(n_1 + … + n_K)
 
-        So early stages spend little. By Bonferroni's inequality the stages together stay within 5
-        %, however they depend on each other. The bounds of O'Brien and Fleming would be less
-        conservative, but they need normal sums of known variance; here the variance is estimated
-        from few seeds, and several parts are combined.
+        Early stages therefore spend little. By Bonferroni's inequality, the total error probability
+        is at most 5 % for any dependence between the stages. The bounds of O'Brien and Fleming
+        would be less conservative, but they assume normal sums of known variance. Here, the
+        variance is estimated from few seeds, and several parts are combined.
 
         >>> look = Look({}, None, tuple(range(24)), None, (), planned=(6, 24))
         >>> [round(look.at(stage).level, 12) for stage in (0, 1)]
@@ -89,12 +94,15 @@ class Look:
         return replace(self, stage=stage)
 
     def after(self, verdict: str) -> Look:
-        """Return the look at its next stage. At the last stage or if decided, it is unchanged."""
+        """Return the look at its next stage, if `verdict` is undecided and there is one.
+
+        Otherwise, return the look unchanged.
+        """
         last = self.stage in {-1, len(self.sizes) - 1}
         return self if last or verdict != "undecided" else self.at(self.stage + 1)
 
     def words(self, first: int) -> str:
-        """Describe the expectation in a few words, with part number `first` in front."""
+        """Describe all parts of the expectation, beginning with part number `first`."""
         others = (*self.expectation[:first], *self.expectation[first + 1 :])
         return "; ".join(part.whole_words for part in (self.expectation[first], *others))
 
@@ -116,7 +124,7 @@ class Look:
 
 
 def sweep_fields(definition: Definition) -> dict[str, Any]:
-    """Return a sweep as plain data, without circumstances such as memory, which decide nothing."""
+    """Return a sweep as plain data. Omit settings such as memory, which do not affect results."""
     base = [text for text in definition.base if split(text).key not in CIRCUMSTANCES]
     return {"axes": {key: list(values) for key, values in definition.axes.items()}, "base": base}
 
@@ -134,7 +142,7 @@ class Protocol:
         return {MAIN: self.main, CONTROL: self.control, SECOND: self.second}
 
 
-# Claims were registered under former names. Their digests rest on these.
+# Names of today → names at the time of registration. The registered digests depend on the latter.
 REGISTERED_NAMES = {
     r"\bpath\.queries\b": "path.probes",
     r"(?<![A-Za-z])query(?![A-Za-z_])": "probe",
@@ -145,7 +153,7 @@ REGISTERED_NAMES = {
 
 
 def registered_spelling(fields: dict[str, Any]) -> dict[str, Any]:
-    """Spell the fields of a look as the register does.
+    """Replace today's names in the fields of a look by the names that the register uses.
 
     >>> registered_spelling({"base": ["data.query=4", "path.queries=[query]"], "column": "accuracy_query"})
     {'base': ['data.probe=4', 'path.probes=[probe]'], 'column': 'accuracy_probe'}
@@ -158,10 +166,10 @@ def registered_spelling(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_files(fields: Any) -> Any:
-    """Replace the modules of trials and quantities by their roles, in plain data.
+    """In plain data, replace the module of each trial and quantity by its class variable `role`.
 
-    So a class of `ntkexp.claim.papers` may move to another file without a change of digests. Models
-    and data of that package have no role, and keep their module.
+    A class of `ntkexp.claim.papers` can then move to another file without a change of digests.
+    Models and data of that package have no role, and keep their module.
 
     >>> without_files({"_target_": "ntkexp.claim.papers.LaterTask", "task": 1})
     {'_target_': 'ntkexp.claim.quantity.LaterTask', 'task': 1}

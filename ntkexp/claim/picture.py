@@ -1,4 +1,4 @@
-"""The default picture of a claim, and figures of papers in their own axes."""
+"""The default picture of a claim, and pictures with the axes of a paper's figure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ HEIGHT_INCHES = 2.5
 class JudgedRows(AbstractPicture):
     """The judged rows with the expected range: blue for the main look, orange for the second.
 
-    This is the default picture. Each part of the expectation has its own axes, up to three of them,
-    and the deciding part comes first.
+    This is the default picture. Each of the first three parts of the expectation has its own axes.
+    The deciding part comes first.
     """
 
     def figure(self, judged: JudgedClaim) -> Figure:
@@ -69,7 +69,7 @@ class JudgedRows(AbstractPicture):
 
 
 def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]:
-    """Return the drawn parts as pairs (second look, main look), the deciding part first."""
+    """Return the parts to draw as pairs (second look, main look), the deciding part first."""
     pairs = zip(*(judged.looks[name].expectation for name in (SECOND, MAIN)), strict=False)
     expected = judged.record.main.expected
     deciding_first = sorted(pairs, key=lambda pair: not expected.startswith(pair[-1].whole_words))
@@ -77,7 +77,10 @@ def pairs_of_parts(judged: JudgedClaim) -> list[tuple[AbstractExpectation, ...]]
 
 
 def drawable_groups(part: AbstractExpectation, table: pd.DataFrame) -> Iterable[pd.DataFrame]:
-    """Return the rows of a part, level by level, if the part can judge them."""
+    """Return the rows that a part selects, split by its levels.
+
+    Return no rows if the part cannot judge them.
+    """
     try:
         rows = select_rows(table, part.where)
         rows = rows[rows["value"].notna()]
@@ -89,26 +92,27 @@ def drawable_groups(part: AbstractExpectation, table: pd.DataFrame) -> Iterable[
     return ()
 
 
-# --- Figures of papers, in the axes of the paper.
+# --- Pictures with the axes of a paper's figure.
 
 
 GUIDES = {"1/√n": (-0.5, "--"), "1/n": (-1.0, ":")}
-"""Guide lines: power of the width, line style."""
+"""Guide lines: label → (power of the width, line style)."""
 
 HEADROOM = 1.15
-"""The axis of errors ends this factor above the highest mean; single seeds may lie far above."""
+"""The error axis ends at this multiple of the highest mean. Single seeds may lie far above."""
 
 FIRST_ALPHA = 0.2
-"""The opacity of the first of several curves; the last is opaque."""
+"""The opacity of the first of several curves. The opacity increases to 1 at the last curve."""
 
 
 def draw_change_by_width(
     rows: pd.DataFrame, along: str, panels: Mapping[str, Mapping[str, str]], answer: str
 ) -> Figure:
-    """Draw the relative changes during training against width, with guide lines 1/√n and 1/n.
+    """Draw relative changes during training against width n, with guide lines 1/√n and 1/n.
 
-    `panels` maps the title of each panel to its lines: name → column. Single seeds are faint; dots
-    are geometric means over seeds.
+    `panels` maps the title of each panel to its lines, a mapping of names to columns. `along` is
+    the column of widths, and `answer` is the heading. Single seeds are faint; dots are geometric
+    means over seeds.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
@@ -132,7 +136,7 @@ def draw_change_by_width(
             )
             axes.plot(means.index, means, "o-", color=colour, zorder=3)
             ends.append(style.End(name, float(means.iloc[-1]), colour))
-        # The guide lines start above the highest line.
+        # Draw guide lines that start above the highest measured line.
         height = max(rows.loc[rows[along] == rows[along].min(), list(lines.values())].mean())
         widths = np.array([rows[along].min(), rows[along].max()], dtype=float)
         for name, (power, dashes) in GUIDES.items():
@@ -157,7 +161,8 @@ def draw_change_by_width(
 def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -> Figure:
     """Draw test error, train error and condition number against the number of parameters.
 
-    The rows have the columns `parameters`, `test_error`, `train_error` and `condition`.
+    The rows have the columns `parameters`, `test_error`, `train_error` and `condition`. `threshold`
+    is the interpolation threshold, a number of parameters.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
@@ -176,7 +181,7 @@ def draw_interpolation_peak(rows: pd.DataFrame, threshold: float, answer: str) -
         left.plot(means.index, means[name], "o-", color=colour, zorder=3)
         ends.append(style.End(name.partition("_")[0], float(means[name].iloc[-1]), colour))
     left.set(ylim=(0, HEADROOM * means.to_numpy().max()), ylabel="squared error / variance")
-    # With fewer parameters the kernel does not have full rank.
+    # With fewer parameters, the kernel is singular.
     full = rows[rows["parameters"] >= threshold]
     middle = full["condition"].map(math.log).groupby(full["parameters"]).mean().map(math.exp)
     right.plot(
@@ -215,7 +220,8 @@ def draw_accuracies(
     """Draw measured, predicted and published accuracies against the number of examples.
 
     The rows have the columns `kernel`, `examples`, `accuracy` and `predicted`. Dots are means over
-    seeds with their intervals. `names` maps the column `kernel` to labels.
+    seeds with their intervals. `names` maps values of the column `kernel` to labels. `published`
+    maps numbers of examples to accuracies.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
@@ -258,9 +264,10 @@ def draw_scalar_step(
     kernels: Sequence[tuple[str, pd.Series[float]]],
     answer: str,
 ) -> Figure:
-    """Draw a function of one number before and after a step on one observation, and its kernels.
+    """Draw a scalar function before and after a step on one observation, and its kernels.
 
-    The rows have the columns `x`, `before` and `after`. `kernels` are named curves over the same x.
+    The rows have the columns `x`, `before` and `after`. `observation` is the pair (x′, y′).
+    `kernels` lists names and curves k(x, x′)/k(x′, x′) over the same x.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
@@ -298,10 +305,10 @@ def draw_scalar_step(
 
 
 def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Figure:
-    """Draw a function of one number and its kernel after several numbers of steps that increase
-    f(x′).
+    """Draw a scalar function and its kernel after several numbers of ascent steps on f(x′).
 
-    The rows have the columns `x`, `before`, `share` and `ascended`. Later curves are darker.
+    The rows have the columns `x`, `before` (f), `share` (k(x, x′)/k(x′, x′)) and `ascended` (the
+    number of steps). `position` is x′. Later curves are darker.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  slow to import
 
@@ -333,7 +340,7 @@ def draw_scalar_training(rows: pd.DataFrame, position: float, answer: str) -> Fi
 
 
 def prepare_kernel_axes(axes: Axes, x: pd.Series[int], position: float) -> None:
-    """Label the axes for k(x, x′)/k(x′, x′), where x′ is `position`."""
+    """Label the axes of a plot of k(x, x′)/k(x′, x′), where x′ is `position`."""
     from ntkexp.report.plots.style import PALE  # noqa: PLC0415  slow to import
 
     axes.axhline(0, color=PALE, linewidth=0.6, zorder=0)

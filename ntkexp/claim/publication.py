@@ -1,15 +1,14 @@
-"""The folder of published claims: its files, the schema of its verdicts, and the digests of all
-files.
+"""Read and write the folder of published claims: tables, pictures, verdicts and digests.
 
 docs/claims/README.md               a line for each claim
             verdicts.json           [{"name": …, "verdict": …, "figure": …, "interval": [LOW, HIGH],
                                       "control": {…}, "second": {…}, "entry": DIGEST, …}, …]
-            <name>/<look>.csv       the judged table of a look: deciding rows and columns
-            <name>/picture.svg      its picture
-            SHA256SUMS              a digest per file; `sha256sum -c SHA256SUMS` compares them too
+            <name>/<look>.csv       the judged table of a look: the rows and columns that rules read
+            <name>/picture.svg      the picture of the claim
+            SHA256SUMS              a digest per file, also for `sha256sum -c SHA256SUMS`
 
-This module judges nothing. It reads each file once, so that the judged bytes are those that were
-compared with the digest.
+`ntkexp.claim.publish` judges the tables. Each file is read only once, so that the judged bytes are
+the bytes that were compared with the digest.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def write_digests(folder: Path, files: Iterable[str]) -> None:
 
 
 def read_digests(folder: Path) -> dict[str, str]:
-    """Read SHA256SUMS: file → digest."""
+    """Read the file SHA256SUMS, and return a mapping from file names to digests."""
     file = folder / SUMS
     if not file.is_file():
         raise Mistake(f"{file} is missing; `ntkexp claims publish {folder}` writes it")
@@ -150,13 +149,13 @@ def read_digests(folder: Path) -> dict[str, str]:
 
 
 def files_of(names: Iterable[str]) -> list[str]:
-    """List the files of a publication of these claims."""
+    """Return the names of all files in a publication of these claims."""
     claim_files = [f"{name}/{file}" for name in names for file in (*TABLES, PICTURE)]
     return [PAGE, VERDICTS_FILE, *claim_files]
 
 
 def read_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -> dict[str, bytes]:
-    """Read files. Raise if one does not have its digest."""
+    """Read files. Raise if the digest of a file is missing or does not match."""
     contents = {}
     for file in files:
         if file not in digests:
@@ -170,10 +169,7 @@ def read_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -
 
 
 def refuse_other_files(folder: Path, files: Iterable[str], digests: Mapping[str, str]) -> None:
-    """Raise if there are files or digests that do not belong to the publication.
-
-    Hidden files are ignored.
-    """
+    """Raise if the folder or SHA256SUMS has files other than `files`. Ignore hidden files."""
     present = {
         path.relative_to(folder)
         for path in folder.rglob("*")
@@ -193,7 +189,7 @@ def refuse_other_files(folder: Path, files: Iterable[str], digests: Mapping[str,
 
 
 def read_table(file: Path, content: bytes | None = None) -> pd.DataFrame:
-    """Read a judged table. Only empty cells are missing numbers; words such as `none` are words."""
+    """Read a judged table. Only empty cells become NaN; words such as `none` stay strings."""
     try:
         source = file if content is None else BytesIO(content)
         return pd.read_csv(source, keep_default_na=False, na_values=[""])
@@ -204,7 +200,10 @@ def read_table(file: Path, content: bytes | None = None) -> pd.DataFrame:
 
 
 def refuse_odd_table(table: pd.DataFrame, columns: Iterable[str], file: Path) -> None:
-    """Raise if a table has columns that do not decide, or cells that are not numbers."""
+    """Raise if a table lacks `seed` or `value`, has a column that no rule reads, or holds words.
+
+    The rules of the look read `columns`. The columns `seed`, `value` and `bound` must be numeric.
+    """
 
     def refuse(reason: str) -> NoReturn:
         raise Mistake(f"{file}: {printable(reason)}")
@@ -234,7 +233,7 @@ URL = re.compile(r"url\(\s*(?!['\"]?#)|@import|javascript:", re.IGNORECASE)
 def refuse_active_picture(content: bytes, file: Path) -> None:
     """Raise if an SVG could run a script or load a file.
 
-    Only shapes, texts and metadata are allowed.
+    Only shapes, texts, embedded PNG images and metadata are allowed.
     """
     try:
         root = ElementTree.fromstring(content)

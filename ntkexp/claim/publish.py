@@ -1,12 +1,13 @@
 """Publish verdicts, and check a publication.
 
-`publish` writes the verdicts of claims that stand in the register and were judged at default size.
-It keeps the published verdicts of other claims if they still stand and are unchanged.
+`publish` writes the verdicts on claims that were judged at default size and whose digest is the
+latest in the register. It keeps published verdicts on other claims if their digest is the latest,
+too.
 
 `check` recomputes every published field: figures, intervals, p, notes and verdicts from the tables;
 statement, source, seeds and their draws from the files of the claims; date and version from the
-register; README.md from the verdicts. It compares all files with their digests, and requires all
-judged claims of a register.
+register; README.md from the verdicts. It compares all files with their digests. It also requires
+that every judged claim of a register is published.
 
 `ntkexp.claim.publication` reads and writes the files.
 """
@@ -59,7 +60,7 @@ from ntkexp.report.tables import escaped, format_csv, format_markdown
 from ntkexp.text import counted, printable
 
 ROUNDING = 1e-9
-"""The relative difference that reading and averaging a table again may cause."""
+"""The relative tolerance when numbers are recomputed from a stored table."""
 
 Entries = Mapping[str, Sequence[RegisterEntry]]
 
@@ -74,7 +75,11 @@ def publish(
     entries: Entries,
     trust: Sequence[str] = (),
 ) -> list[str]:
-    """Write the verdicts of the claims, and return the names of all published claims."""
+    """Write the verdicts of the claims, and return the names of all published claims.
+
+    `records` are the judged claims, and `entries` are all entries of the register. Raise if there
+    is nothing to publish, or if a published verdict contradicts its tables.
+    """
     builder = composer.builder
     standing = {name: attempts[-1] for name, attempts in entries.items()}
     judged = [
@@ -95,9 +100,9 @@ def publish(
     }
     known = set(claim_names(builder.choices))
 
-    # Keep the published verdicts of other claims that still stand, if nobody changed them. The
-    # tables of a claim that has changed are removed. Only names in the register are used as paths
-    # for this.
+    # Keep the published verdicts on other claims whose digest is the latest. Raise if their tables
+    # contradict them. Remove the tables of claims whose digest has changed. Use only names in the
+    # register as paths, because verdicts.json may have been edited.
     outdated = []
     for row in published:
         name = row["name"]
@@ -128,7 +133,7 @@ def publish(
 
 
 def write_tables(folder: Path, record: ClaimRecord, claim: Claim) -> None:
-    """Write the deciding rows of a claim's tables, and its picture."""
+    """Write the claim's picture, and the rows and columns of its tables that rules read."""
     if not (record.path / PICTURE).is_file():
         raise Mistake(f"{record.path} has no {PICTURE}; `ntkexp claims {record.name}` draws it")
     make_folder(folder)
@@ -160,7 +165,7 @@ def columns_of(look: Look) -> set[str]:
 
 
 def draws_of(claim: Claim, composer: Composer, trust: Sequence[str]) -> dict[str, str]:
-    """Describe the draws of the seeds of each look. Looks whose data are missing are omitted."""
+    """Describe the random draws of a seed of each look. Omit looks whose data are missing."""
     words: dict[str, str] = {}
     for name, look in claim.looks.items():
         equal = next((other for other in words if draws_equal(claim.looks[other], look)), None)
@@ -177,7 +182,7 @@ def draws_equal(look: Look, other: Look) -> bool:
 
 
 def published_record(folder: Path, row: Mapping[str, Any]) -> ClaimRecord:
-    """Return a published verdict as the record of a claim, whose runs may be gone."""
+    """Return a published verdict as a claim's record. The claim's runs need not exist any more."""
     return ClaimRecord(
         path=folder / row["name"],
         name=row["name"],
@@ -185,14 +190,17 @@ def published_record(folder: Path, row: Mapping[str, Any]) -> ClaimRecord:
         size="default",
         statement=row["statement"],
         source=row["source"],
-        refutes="",  # not published; the file of the claim holds it
+        refutes="",  # published only in the file of the claim
         command=row["command"],
         looks={name: Judgement.of_fields(row[name]) for name in ("main", "control", "second")},
     )
 
 
 def verdict_fields(record: ClaimRecord, entry: RegisterEntry) -> dict[str, Any]:
-    """Return the published fields of a claim, with the circumstances of its look on record."""
+    """Return the published fields of a claim, with date, version and commit from the register.
+
+    Raise if no recorded outcome in the register equals the outcome of this record.
+    """
     fields: dict[str, Any] = {key: finite_json(value) for key, value in record.json_fields.items()}
     recorded = look_on_record({look: fields[look] for look in record.looks}, entry)
     if recorded is None:
@@ -222,7 +230,11 @@ def verdict_fields(record: ClaimRecord, entry: RegisterEntry) -> dict[str, Any]:
 def look_on_record(
     looks: Mapping[str, Any], entry: RegisterEntry, **circumstances: Any
 ) -> Mapping[str, Any] | None:
-    """Return the last look of a register entry with this outcome and these circumstances."""
+    """Return the last recorded outcome of a register entry that equals this outcome.
+
+    Only outcomes at default size count. `circumstances` are fields, such as the date, that must be
+    equal as well. Return None if there is no such outcome.
+    """
     outcome: dict[str, dict[str, Any]] = {}
     for name, look in looks.items():
         outcome[name] = {key: look[key] for key in ("verdict", "figure", "interval", "p")}
@@ -246,7 +258,10 @@ PAGE_COLUMNS = (
 
 
 def page(records: Sequence[ClaimRecord], registered: int) -> str:
-    """Return README.md: a summary, a table of the verdicts, and links to the judged tables."""
+    """Return the text of README.md: a summary, a table of the verdicts, and links to the tables.
+
+    `registered` is the number of claims in the register.
+    """
     table = format_markdown(tabulate_claims(records, registered).select(*PAGE_COLUMNS))
     summary = summarise_claims(records, registered)
     if unjudged := registered - len(records):
@@ -265,7 +280,7 @@ def page(records: Sequence[ClaimRecord], registered: int) -> str:
 
 
 def remarks_on(record: ClaimRecord) -> str:
-    """Return what seeds draw, and the notes of the main and the second look."""
+    """Describe the draws of the seeds, and quote the notes of the main and the second look."""
     second = record.looks["second"]
     remarks = []
     if record.main.draws:
@@ -291,9 +306,9 @@ def check(
 ) -> list[str]:
     """Judge published tables again, and return the names of the claims.
 
-    Raise at the first disagreement. The folder must hold `names`, or by default all claims of the
-    same registers that were judged and still stand. Without `draws`, the described draws of the
-    seeds are not checked, which saves composing every run.
+    Raise at the first disagreement. The folder must hold exactly the claims `names`. By default, it
+    must hold all claims of the same registers whose latest version was judged. With `draws=False`,
+    skip the check of the described random draws, which composes every run.
     """
     builder = composer.builder
     digests = read_digests(folder)
@@ -326,7 +341,7 @@ def place_of(folder: Path, row: Mapping[str, Any]) -> str:
 def refuse_other_entry(
     folder: Path, row: Mapping[str, Any], builder: Builder, entries: Entries
 ) -> None:
-    """Raise if a verdict belongs to a claim that is not in the register, or has changed since."""
+    """Raise if a verdict's claim is not in the register, or has changed since the verdict."""
     name = row["name"]
     where = place_of(folder, row)
     if name not in claim_names(builder.choices) or not entries.get(name):
@@ -343,7 +358,10 @@ def refuse_other_entry(
 def required_claims(
     published: Sequence[str], builder: Builder, entries: Entries, names: Sequence[str]
 ) -> list[str]:
-    """Return the claims that a publication must hold: the judged ones of the same registers."""
+    """Return the claims that a publication must hold: `names`, if given.
+
+    By default, these are the claims of the same registers whose latest version was judged.
+    """
     if names:
         return sorted({*names})
     folder_of = {
@@ -359,7 +377,7 @@ def required_claims(
 
 
 def refuse_other_set(folder: Path, published: Sequence[str], required: Sequence[str]) -> None:
-    """Raise if a publication lacks claims, holds others, or is not sorted."""
+    """Raise if a publication lacks required claims, holds other claims, or is not sorted."""
     if not published:
         raise Mistake(
             f"{folder / VERDICTS_FILE} holds no verdict; `ntkexp claims publish {folder}` writes them"
@@ -399,13 +417,13 @@ def refuse_changed(
 ) -> None:
     """Raise if the tables, the claim or the register contradict a verdict.
 
-    Without `contents`, read the files of the claim, and compare their digests if there are any.
+    Without `contents`, read the files of the claim, and compare their digests if SHA256SUMS exists.
     """
     where = place_of(folder, row)
     files = [f"{claim.name}/{file}" for file in (*TABLES, PICTURE)]
     if contents is None and (folder / SUMS).is_file():
         contents = read_files(folder, files, read_digests(folder))
-    if contents is None:  # published before there were digests
+    if contents is None:  # an old publication without SHA256SUMS
         contents = {file: read_bytes(folder / file) for file in files}
     refuse_active_picture(contents[files[-1]], folder / files[-1])
     tables = {}
@@ -431,7 +449,7 @@ def refuse_changed(
 def differences(
     claim: Claim, tables: Mapping[str, pd.DataFrame], row: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Judge the tables of a claim, and yield each difference from the published verdict."""
+    """Judge the tables of a claim again, and yield each difference from the published verdict."""
     findings: dict[str, Finding] = {}
     looks: dict[str, Look] = {}
     for name, look in claim.looks.items():
@@ -445,12 +463,12 @@ def differences(
         findings[name] = judge_table(looks[name], table)
     findings = weigh_control(findings, claim.protocol)
 
-    # The verdict of the pair
+    # The verdict on the claim, from the main and the second look
     verdict = pair_verdict(findings["main"].verdict, findings["second"].verdict)
     if row["verdict"] != verdict:
         yield f"verdict is {row['verdict']}, and the tables say {verdict}"
 
-    # The looks
+    # The verdict on each look
     for name, finding in findings.items():
         numbers = (finding.figure, finding.low, finding.high)
         size = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
@@ -470,7 +488,7 @@ def differences(
 
 
 def look_fields(finding: Finding, look: Look) -> dict[str, Any]:
-    """Return the published fields of a look that follow from its table and the claim."""
+    """Return the published fields of a look that can be recomputed from its table and the claim."""
     return {
         "verdict": finding.verdict,
         "figure": finding.figure,
@@ -484,10 +502,10 @@ def look_fields(finding: Finding, look: Look) -> dict[str, Any]:
 
 
 def agree(published: Any, judged: Any, size: float = 0.0) -> bool:
-    """Return whether a published field agrees with the judged one; JSON writes NaN as null.
+    """Return whether a published field agrees with the recomputed one.
 
-    Numbers may differ by rounding, relative to themselves or to `size`, the largest absolute value
-    of the figure and its ends.
+    Numbers may differ by `ROUNDING`, relative to themselves or to `size`, the largest absolute
+    value of the figure and its interval's ends. None agrees with NaN and ±∞, which JSON lacks.
 
     >>> agree(None, float("nan")), agree(1.0, 1.0 + 1e-12), agree(1.0, 1.1)
     (True, True, False)

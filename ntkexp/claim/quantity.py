@@ -1,7 +1,7 @@
-"""Quantities: what a claim measures of its runs or of its trial.
+"""Quantities: the numbers that a claim measures, computed from its runs or from its trial.
 
-A quantity makes a table with a row per figure and the columns `seed` and `value`. Expectations
-judge such tables.
+A quantity returns a table with a row per number and the columns `seed` and `value`. The rules of a
+claim (`ntkexp.claim.expectation`) judge such tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ntkexp.report.analysis.quantities import describe
 from ntkexp.report.run import Run
 
 HEAD_COLUMNS = ("runs", "run", "seed", "state", "reason")
-"""Columns that are not measured; `runs` holds the name of the sweep, or `trial`."""
+"""Columns that are not measured. The column `runs` holds the name of the sweep, or `trial`."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,9 @@ class Measured:
     """The measurements for one look.
 
     Attributes:
-        table: A row per run or per row of the trial, with the columns `runs`, `seed`, the axes of
-        the
-            sweeps, and every measured number.
-        known: The readable runs, by the names of their folders.
+        table: A row per run or per row of the trial. Its columns are `runs`, `seed`, the axes of
+            the sweeps, and the measured numbers.
+        known: The finished runs, by the names of their folders.
         axes: The axes of the sweeps.
         draws: A description of the random draws of a seed.
     """
@@ -53,13 +52,13 @@ class Measured:
 
     @property
     def runs(self) -> list[Run | None]:
-        """The run of each row; None if it cannot be read."""
+        """The run of each row, or None if the run has no result."""
         return [self.known.get(folder) for folder in self.table["run"]]
 
     def by_run(
         self, measure: Callable[[Run], Mapping[str, float]], names: Sequence[str]
     ) -> pd.DataFrame:
-        """Measure each run, and return a row per run and name. A missing run gives NaN."""
+        """Apply `measure` to each run, and return a row per run and name. Missing runs give NaN."""
         missing = dict.fromkeys(names, math.nan)
         numbers = [missing if run is None else measure(run) for run in self.runs]
         parts = []
@@ -70,17 +69,18 @@ class Measured:
 
 
 class AbstractQuantity(Component, ABC):
-    """A function of the measurements."""
+    """A function from the measurements to a table of numbers."""
 
     role: ClassVar[str] = "ntkexp.claim.quantity"
-    """Digests name a quantity of this package by role and class, not by the file of the class."""
+    """The module name that digests use for classes of `ntkexp.claim.papers`. A class can then move
+    to another file without a change of digests."""
 
     @abstractmethod
     def of(self, measured: Measured) -> pd.DataFrame:
         """Return a table with the columns `seed` and `value`, and columns that label the rows.
 
-        A missing number is NaN, and leaves the look undecided. If a run has no such quantity, omit
-        its row. An optional column `bound` holds the rounding error of each row.
+        A missing number is NaN; the look is then undecided. If the quantity is not defined for a
+        run, its row is omitted. An optional column `bound` holds the rounding error of each row.
         """
 
     def refuse_early(self) -> None:
@@ -92,8 +92,8 @@ class Column(AbstractQuantity):
 
     Rows have the number in this column.
 
-    `quantity: kernel_change` is short for `quantity: {_target_: ntkexp.claim.quantity.Column, column:
-    kernel_change}`.
+    `quantity: kernel_change` is short for
+    `quantity: {_target_: ntkexp.claim.quantity.Column, column: kernel_change}`.
     """
 
     column: str
@@ -118,7 +118,7 @@ def column_numbers(measured: Measured, name: str) -> pd.Series[float]:
 def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Stack tables, with their names in the column `quantity`.
 
-    Sweeps without any value of a quantity have no row for it.
+    If a sweep has only NaN for a quantity, omit its rows of this quantity.
     """
     named = [table.assign(quantity=name) for name, table in tables.items()]
     table = pd.concat(named, ignore_index=True)
@@ -129,8 +129,8 @@ def stacked(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 class Columns(AbstractQuantity):
     """Several columns, stacked. The column `quantity` holds the name of each.
 
-    Rows have the numbers in these columns. Sweeps that do not yield a number, such as the error of
-    a kernel machine that integrates by another rule, have no row for it.
+    Rows have the numbers in these columns. If a sweep does not yield a number, it has no row for
+    this number. For example, a sweep with one path rule has no error for other path rules.
     """
 
     columns: tuple[str, ...] = Field(min_length=2)
@@ -151,7 +151,8 @@ class Columns(AbstractQuantity):
 class Together(AbstractQuantity):
     """Several quantities, stacked. The column `quantity` holds the name of each.
 
-    Rows have the numbers of these quantities, for the sweeps that yield them.
+    Rows have the numbers of these quantities. Sweeps that do not yield a quantity have no row for
+    it.
     """
 
     names: tuple[str, ...] = Field(min_length=1)
@@ -172,14 +173,15 @@ class Together(AbstractQuantity):
 
 
 class Crossing(AbstractQuantity):
-    """The position along an axis where a figure crosses a level.
+    """The position along an axis where a measured number crosses a level.
 
-    Rows have the position along `along` where the column crosses `level`, for each seed and each
-    value of `by`. The position is interpolated linearly in logarithms between the two neighbours:
+    Rows have the position x along the axis `along` where the number y in `column` crosses `level`,
+    for each seed and each value of `by`. The position is interpolated between its neighbours x₀ and
+    x₁, linearly in logarithms:
 
         log x = log x₀ + (log level − log y₀) (log x₁ − log x₀)/(log y₁ − log y₀)
 
-    If a figure crosses the level never or several times, its row is NaN.
+    The position is NaN if the number crosses the level never or several times.
     """
 
     column: str
@@ -213,7 +215,7 @@ class Crossing(AbstractQuantity):
 
 
 def crossing(x: NDArray[np.float64], y: NDArray[np.float64], level: float) -> float:
-    """Return the x where y crosses the level.
+    """Return the x where y crosses the level, or NaN unless there is exactly one such x.
 
     >>> round(crossing(np.array([1.0, 2.0, 8.0]), np.array([4.0, 2.0, 0.5]), 1.0), 12)  # y = 4/x
     4.0

@@ -7,22 +7,22 @@ runs:                                      a sweep, or several: NAME: {axes: …
   base: [steps=100]
 seeds: 24
 looks: [6, 24]                             stages: judge with 6 seeds, then with 24 if undecided
-quantity: kernel_change                            a column of the runs, or a component
+quantity: kernel_change                    a column of the runs, or a component
 expectation:                               a rule, or a list of rules that must all hold
   {_target_: ntkexp.claim.expectation.Slope, along: model.width, value: -0.5, margin: 0.1}
 refutes: A slope above −0.4.
 null: 0                                    the figure if the claim is false, or a list, one per rule
-control: {base: [init=mean_field]}         changes; the control must not be supported
-second: {base: [data=teacher], seeds: 20}  changes; the second look has other seeds
+control: {base: [init=mean_field]}         changes for the control, which must not be supported
+second: {base: [data=teacher], seeds: 20}  changes for the second look, which has other seeds
 quick: {seeds: 3}                          changes for a smaller size; `full` for a larger one
 picture: {_target_: ntkexp.claim.picture.JudgedRows}    the default
 
-A control, a second look or a size lists only its changes:
+A control, a second look or a size lists only its differences from the fields above:
 
 base: [data=teacher]                       added to the base of all runs
-axes: {model.width: [32, 64]}              new values of an axis, for the runs that have it
-runs: {mlp: {base: […], axes: {…}}}        the same for the runs of one name
-seeds: 3, looks: [3]                       without `looks`, changed seeds are judged once
+axes: {model.width: [32, 64]}              new values of an axis, for the runs that have this axis
+runs: {mlp: {base: […], axes: {…}}}        changes of base and axes for the sweep with this name
+seeds: 3, looks: [3]                       without `looks`, changed seeds are judged in one stage
 quantity, expectation, trial               with _target_ a new component, else changed fields
 """
 
@@ -67,7 +67,7 @@ def claim_names(choices: Choices) -> list[str]:
 
 
 def read_claim(name: str, builder: Builder, size: Size = "default") -> Claim:
-    """Read a claim at one of its sizes. An error message names the file."""
+    """Read a claim at one of its sizes. Error messages name the file."""
     names = claim_names(builder.choices)
     if name not in names:
         raise Mistake(
@@ -92,7 +92,7 @@ def claim_of(name: str, tree: Tree, builder: Builder, size: Size = "default") ->
     refuse_keys(tree)
     named = {**tree, "runs": named_runs(tree)}
 
-    # Build all sizes, so that a mistake in one of them is reported at any size.
+    # Apply the changes of all sizes, so that a mistake in any of them is always reported.
     sizes = {
         other: with_changes(named, tree.get(other) or {}, other)
         for other in ("quick", "default", "full")
@@ -130,9 +130,9 @@ def refuse_keys(tree: Tree) -> None:
 
 
 def named_runs(tree: Tree) -> dict[str, Any]:
-    """Return the runs by name, with the common base in front of the base of each.
+    """Return the sweeps of a claim by name, with the common base prepended to each sweep's base.
 
-    Runs without a name are called `runs`.
+    A single sweep without a name is called `runs`.
     """
     runs = tree.get("runs") or {}
     common = list_of("base", tree.get("base") or [])
@@ -163,7 +163,7 @@ def build_source(fields: object) -> Published:
 
 
 def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
-    """Apply the changes of a look or size to the content of a claim.
+    """Return the content of a claim with the changes of a look or size.
 
     >>> runs = {"mlp": {"base": ["steps=9"], "axes": {"seed": [1]}}}
     >>> claim = {"runs": runs, "quantity": "kernel_change", "seeds": 5}
@@ -186,7 +186,7 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
-        changed.pop("looks", None)  # the stages were planned for other seeds
+        changed.pop("looks", None)  # the planned stages do not fit the new seeds
     for key in ("looks", "null"):
         if key in change:
             changed[key] = change[key]
@@ -199,12 +199,12 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
 
 
 def with_null(tree: Tree) -> dict[str, Any]:
-    """Return the tree with the key "null", which YAML reads as None."""
+    """Return the tree with the key None renamed to "null". YAML reads the key `null` as None."""
     return {"null" if key is None else key: value for key, value in tree.items()}
 
 
 def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
-    """Add to the base of all runs and replace values of axes, first for all runs, then by name."""
+    """Extend the base and replace the values of axes: first for all runs, then for named runs."""
     changes_by_name = change.get("runs") or {}
     for run in changes_by_name:
         if run not in runs:
@@ -230,14 +230,17 @@ def with_changed_runs(runs: Tree, change: Tree, name: str) -> dict[str, Any]:
 
 
 def merge_fields(before: Any, change: Any) -> Any:
-    """Replace single fields of a component. A change with `_target_` replaces the component."""
+    """Return a component with some fields replaced.
+
+    A change with `_target_` replaces the entire component.
+    """
     if isinstance(before, Mapping) and isinstance(change, Mapping) and "_target_" not in change:
         return {**before, **change}
     return change
 
 
 def merge_rules(before: Any, change: Any) -> Any:
-    """Replace fields of a rule. If there are several rules, each of them gets these fields."""
+    """Return a rule with some fields replaced. In a list of rules, replace them in every rule."""
     if isinstance(before, list) and isinstance(change, Mapping) and "_target_" not in change:
         return [merge_fields(rule, change) for rule in before]
     return merge_fields(before, change)
@@ -247,7 +250,7 @@ def merge_rules(before: Any, change: Any) -> Any:
 
 
 def build_look(tree: Tree, name: str, builder: Builder) -> Look:
-    """Build one look. An error message names the look."""
+    """Build one look. Error messages name the control or the second look."""
     with mistakes_in("" if name == MAIN else f"{name}: "):
         seeds = seeds_of(tree["seeds"])
         if len(seeds) < 2:
@@ -283,7 +286,10 @@ def build_rules(fields: Any, builder: Builder) -> tuple[AbstractExpectation, ...
 def named_nulls(
     given: object, expectation: Sequence[AbstractExpectation]
 ) -> tuple[float | None, ...]:
-    """Read the null of each rule. Raise if a rule does not exclude its null.
+    """Read the null value of each rule, the figure to be expected if the claim is false.
+
+    Return () if the claim's file names none. Raise if the expected range of a rule contains its
+    null value.
 
     >>> from ntkexp.claim.expectation import Slope
     >>> named_nulls(0, [Slope(along="width", value=-0.5, margin=0.1)])
@@ -314,7 +320,7 @@ def named_nulls(
 
 
 def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
-    """Read the numbers of seeds of the stages; the last stage has all seeds.
+    """Read the numbers of seeds of the stages. Raise unless they increase to all `seeds`.
 
     >>> planned_sizes([6, 24], 24)
     (6, 24)
@@ -334,7 +340,7 @@ def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
 def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder: Builder) -> Look:
     """Build the second look, with seeds that the main look does not use.
 
-    Quick claims ignore `seeds`, and use as many as the main look.
+    At size quick, ignore the second look's `seeds`; use as many seeds as the main look.
     """
     changed = with_changes(tree, change, SECOND)
     seeds = [seed + SECOND_SEED_OFFSET for seed in main.seeds]
@@ -354,7 +360,7 @@ def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder:
 
 @contextmanager
 def mistakes_in(name: str) -> Iterator[None]:
-    """Put a name in front of error messages."""
+    """Put a name in front of the message of any `Mistake` raised inside."""
     try:
         yield
     except Mistake as mistake:
@@ -362,7 +368,10 @@ def mistakes_in(name: str) -> Iterator[None]:
 
 
 def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
-    """Build a sweep of single-threaded runs, whose bytes do not depend on the number of workers."""
+    """Build a sweep of single-threaded runs, whose results do not depend on the number of workers.
+
+    A setting `threads` in the base takes precedence.
+    """
     if not isinstance(fields, Mapping):
         raise Mistake(f"runs.{name}={spell_value(fields)}: it takes axes and base, as a sweep does")
     base = list(fields.get("base") or [])
@@ -372,7 +381,7 @@ def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
 
 
 def build_part(builder: Builder, given: Any, kind: type[Component], key: str) -> Any:
-    """Build a trial, quantity, rule or picture."""
+    """Build a trial, quantity, rule or picture from the field `key` of a claim."""
     if not isinstance(given, Mapping):
         raise Mistake(
             f"{key}={spell_value(given)}: it takes a component, "

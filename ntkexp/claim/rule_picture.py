@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SMALLEST_DRAWN = 1e-18
-"""Smaller errors are drawn here, because zero has no logarithm."""
+"""Errors below this value are drawn at this value, because zero has no logarithm."""
 
 
 @singledispatch
 def draw_rows(rule: AbstractExpectation, axes: Axes, table: pd.DataFrame, colour: str) -> None:
-    """Draw the selected rows, seed by seed. The default is a dot per row."""
+    """Draw the rows of a rule. By default, draw a dot per row."""
     axes.plot(range(len(table)), table["value"], "o", color=colour, zorder=3)
 
 
 @singledispatch
 def mark_range(rule: AbstractExpectation, axes: Axes) -> None:
-    """Mark the expected range, and label the axes."""
+    """Draw the expected range of a rule, and label the axes."""
     axes.set(xlabel="row", ylabel="figure")
 
 
@@ -74,7 +74,7 @@ def _(rule: AbstractAverage, axes: Axes) -> None:
         log_axis(axes, "y")
         ends = [math.exp(end) for end in ends]
 
-    # Draw an open end of the band at the edge of the picture, or at its other end.
+    # Replace an infinite end of the band by the axis limit, or by the finite end if that is beyond.
     low, high = axes.get_ylim()
     finite = [end for end in ends if math.isfinite(end) and end != 0]
     band = np.clip(ends, min([low, *finite]), max([high, *finite]))
@@ -100,7 +100,7 @@ def _(rule: Slope, axes: Axes, table: pd.DataFrame, colour: str) -> None:
 
 @mark_range.register(Slope)
 def _(rule: Slope, axes: Axes) -> None:
-    """Draw the expected slope through the middle of the picture."""
+    """Draw a line with the expected slope through the geometric mean of the last drawn points."""
     from ntkexp.report.plots.style import (  # noqa: PLC0415  slow to import
         VERMILION,
         End,

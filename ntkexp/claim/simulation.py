@@ -1,7 +1,7 @@
-"""Simulations of the judge: how often it errs, and how often it decides.
+"""Simulations of the judge: its error rate and its power.
 
-Rules judge invented tables with a known truth: inside the expected range, at its edge, or outside.
-Designs are looks with several stages or parts, and pairs of looks.
+The judge receives random tables whose true value is known: inside the expected range of a rule, at
+its edge, or outside. A design is a look with several stages or parts, or a pair of looks.
 """
 
 from __future__ import annotations
@@ -30,25 +30,28 @@ from ntkexp.claim.quantity import Column
 from ntkexp.records.atomic import Json
 from ntkexp.records.claim import pair_verdict
 
-# --- Invented tables.
+# --- Random tables.
 
 
 SEEDS = 5
-"""The number of seeds of an invented table."""
+"""The number of seeds of a random table."""
 POSITIONS = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""The positions along the axis of an invented power law."""
+"""The positions along the axis of a random power law."""
 
 
 @singledispatch
 def invent(
     rule: AbstractExpectation, offset: float, generator: np.random.Generator, seeds: int = SEEDS
 ) -> pd.DataFrame:
-    """Invent a table whose truth lies inside the range (−1), at its edge (0) or outside (1)."""
+    """Draw a table for a rule. `offset` sets the true value relative to the expected range.
+
+    The true value lies inside the range (−1), at its edge (0) or outside (1).
+    """
     raise NotImplementedError(f"{type(rule).__name__} has no invented tables")
 
 
 def offsets_of(rule: AbstractExpectation) -> tuple[float, ...]:
-    """Return the offsets for simulations. An identity has no undecided edge."""
+    """Return the offsets to simulate. An identity is never undecided, so it has no edge (0)."""
     return (-1.0, 1.0) if isinstance(rule, Identity) else (-1.0, 0.0, 1.0)
 
 
@@ -56,7 +59,7 @@ def offsets_of(rule: AbstractExpectation) -> tuple[float, ...]:
 def _(
     rule: Identity, offset: float, generator: np.random.Generator, seeds: int = SEEDS
 ) -> pd.DataFrame:
-    """Invent errors below the bound; outside, one error is ten times the bound."""
+    """Draw errors below the bound. For offset 1, one error is ten times the bound."""
     values = rule.tolerance * 10 ** -generator.uniform(0.01, 4, 10 * seeds)
     if offset > 0:
         values[generator.integers(len(values))] = 10 * rule.tolerance
@@ -67,7 +70,10 @@ def _(
 def _(
     rule: AbstractAverage, offset: float, generator: np.random.Generator, seeds: int = SEEDS
 ) -> pd.DataFrame:
-    """Invent the figures of seeds. The unit is the margin, or 1 if the margin is 0."""
+    """Draw one figure per seed, with standard deviation 0.4 margins.
+
+    If the margin is 0, use 1 instead.
+    """
     expected = rule.expected
     unit = rule.scaled_margin or 1.0
     if offset < 0 and expected.bound is None:
@@ -81,7 +87,7 @@ def _(
 
 
 def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFrame:
-    """Return a table whose seeds have these figures."""
+    """Return a table for which `rule.figures` returns these figures."""
     seeds = [*range(len(figures))]
     if not isinstance(rule, Order):
         return pd.DataFrame({"seed": seeds, "value": figures})
@@ -95,7 +101,7 @@ def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFram
 def _(
     rule: Slope, offset: float, generator: np.random.Generator, seeds: int = SEEDS
 ) -> pd.DataFrame:
-    """Invent a slope per seed, and noise at each position."""
+    """Draw a power law with a random exponent per seed, and noise at each position."""
     sign = -1.0 if rule.bound == "lower" else 1.0
     if offset >= 0:
         truth = rule.value + sign * rule.margin * (1 + 1.5 * offset)
@@ -120,7 +126,7 @@ def _(
 def _(
     rule: Location, offset: float, generator: np.random.Generator, seeds: int = SEEDS
 ) -> pd.DataFrame:
-    """Invent a hump per seed."""
+    """Draw a Gaussian bump with a random centre per seed."""
     centre = rule.expected.value
     reach = rule.expected.margin
     truth = centre if offset < 0 else centre + reach * (1 + 1.5 * offset)
@@ -142,7 +148,7 @@ def _(
 TABLES_PER_RULE = 500
 TABLES_PER_DESIGN = 200
 WRONG_VERDICTS = {-1.0: ("refuted",), 0.0: ("supported", "refuted"), 1.0: ("supported",)}
-"""The wrong verdicts for a truth inside the range, at its edge, and outside."""
+"""The wrong verdicts for a true value inside the range, at its edge, and outside."""
 
 SIMULATED_RULES: tuple[AbstractExpectation, ...] = (
     Identity(),
@@ -161,9 +167,9 @@ class Tried:
     """The error rate and the power of a rule or design.
 
     Attributes:
-        false: The rate of wrong verdicts, for the worst position of the truth.
-        support: The rate of `supported` for a truth inside the range.
-        refute: The rate of `refuted` for a truth outside.
+        false: The rate of wrong verdicts, for the worst position of the true value.
+        support: The rate of `supported` for a true value inside the range.
+        refute: The rate of `refuted` for a true value outside the range.
     """
 
     rule: str
@@ -184,7 +190,7 @@ class Tried:
 
 
 def try_judging(rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: int = 0) -> Tried:
-    """Simulate the judgement of one rule."""
+    """Estimate error rate and power for one rule, from `tables` random tables per offset."""
     generator = np.random.default_rng(seed)
     verdicts: dict[float, list[str]] = {}
     for truth in offsets_of(rule):
@@ -203,15 +209,15 @@ def try_judging(rule: AbstractExpectation, tables: int = TABLES_PER_RULE, seed: 
     )
 
 
-# --- Simulations of whole designs: several stages, several parts, a pair of looks.
+# --- Simulations of designs: several stages, several parts, or a pair of looks.
 
 
 @dataclass(frozen=True)
 class JudgingDesign:
-    """A look with its stages and parts, alone or as a pair of looks.
+    """A look with its stages and parts, alone or as a pair (main look, second look).
 
-    If `shared`, all parts read the same draws, as quantities of one run do. Otherwise each part has
-    its own draws.
+    If `shared`, all parts use the same random numbers, like quantities of the same runs. Otherwise
+    the parts are independent.
     """
 
     name: str
@@ -222,14 +228,17 @@ class JudgingDesign:
     def judge(
         self, truths: Sequence[float], seconds: Sequence[float], generator: np.random.Generator
     ) -> str:
-        """Invent tables with the truths of the parts in both looks, and return the verdict."""
+        """Draw tables and return the verdict.
+
+        `truths` holds the offset of each part in the main look, and `seconds` in the second look.
+        """
         main = self.judge_look(truths, generator)
         if not self.pair:
             return main
         return pair_verdict(main, self.judge_look(seconds, generator))
 
     def judge_look(self, truths: Sequence[float], generator: np.random.Generator) -> str:
-        # A table of all seeds
+        # Draw a table of all seeds.
         draw = int(generator.integers(2**32))
         tables = []
         for index, (part, truth) in enumerate(zip(self.look.expectation, truths, strict=True)):
@@ -238,7 +247,7 @@ class JudgingDesign:
             tables.append(rows.assign(quantity=index))
         table = pd.concat(tables, ignore_index=True)
 
-        # Stage by stage, until it is decided
+        # Judge stage by stage, until the look is decided.
         look = self.look.at(0)
         while True:
             finding = judge_table(look, table[table["seed"].isin(look.seeds_now)])
@@ -249,7 +258,7 @@ class JudgingDesign:
 
 
 def look_of(*parts: AbstractExpectation, planned: tuple[int, ...] = (5,)) -> Look:
-    """Return a look at invented tables, where each part selects its own rows."""
+    """Return a look for random tables, where each part selects its own rows."""
     placed = tuple(
         part.model_copy(update={"where": {"quantity": index}}) for index, part in enumerate(parts)
     )
@@ -275,10 +284,10 @@ DESIGNS = (
 
 
 def try_design(design: JudgingDesign, tables: int = TABLES_PER_DESIGN, seed: int = 0) -> Tried:
-    """Simulate a design where it could err.
+    """Simulate a design for true values where the judge is most likely to err.
 
-    If the truths of all parts, or of one part, lie at the edge, only `not replicated` and
-    `undecided` are right. If the claim is true except for the second look, `supported` is wrong.
+    If the true values of one part or of all parts lie at the edge in the main look, `supported` and
+    `refuted` are wrong. If only the second look has a part at the edge, `supported` is wrong.
     """
     generator = np.random.default_rng(seed)
     parts = len(design.look.expectation)

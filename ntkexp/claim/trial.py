@@ -1,4 +1,4 @@
-"""Trials: measurements of a claim, for questions that a sweep of runs cannot answer."""
+"""Trials: custom measurements for claims that cannot be tested with a sweep of runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ntkexp.records.sweep import Level
 
 
 def refuse_unnamed(key: str, names: Sequence[str], kind: str, parts: Sequence[object]) -> None:
-    """Raise if the names of parts are too few, too many or not unique."""
+    """Raise unless every part has a unique name."""
     if len(names) != len(parts) or len(set(names)) < len(names):
         raise Mistake(
             f"{key}={list(names)}: give each of the {len(parts)} {kind} a name of its own"
@@ -22,21 +22,22 @@ def refuse_unnamed(key: str, names: Sequence[str], kind: str, parts: Sequence[ob
 
 
 class AbstractTrial(Component, ABC):
-    """A measurement that draws everything random from a seed."""
+    """A measurement whose only source of randomness is a seed."""
 
     role: ClassVar[str] = "ntkexp.claim.trial"
-    """Digests name a trial of this package by role and class, not by the file of the class."""
+    """The module name that digests use for classes of `ntkexp.claim.papers`. A class can then move
+    to another file without a change of digests."""
 
     @abstractmethod
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        """Measure and return rows of named numbers, with words that label the rows.
+        """Run the measurement, and return rows of numbers, with columns that label the rows.
 
         Equal seeds must give equal rows.
         """
 
 
 class SideBySide(AbstractTrial):
-    """Several trials with the same seed; the column `runs` holds the name of each."""
+    """Several trials with the same seed. The column `runs` holds the name of the trial."""
 
     names: tuple[str, ...] = Field(min_length=1)
     trials: tuple[AbstractTrial, ...]

@@ -1,11 +1,11 @@
-"""Engines, which run jobs on this machine or on others that share a folder with it.
+"""Engines: run jobs on this machine, or on machines that share a file system with it.
 
 Each file imports only from the files above it:
 
-base             jobs, events, engines, and the faults of a machine in words
-child            a process for one task
+base             jobs, events, engines, and error messages for faults of the machine
+child            the main program of a process for one task
 local            processes on this machine
-orphan           ends a fork server whose command has died
+orphan           end a fork server whose parent process has died
 dask_cluster     a Dask cluster
 slurm            a Slurm cluster
 """

@@ -1,5 +1,6 @@
-"""Engines and jobs: `run_jobs` runs jobs on an engine and yields events. Also the faults of a
-machine, in words.
+"""Engines and jobs: `run_jobs` runs jobs on an engine and yields events.
+
+The end of the file translates faults of the machine, such as a full disk, into error messages.
 """
 
 from __future__ import annotations
@@ -23,28 +24,30 @@ from typing import ClassVar, Literal, TypeAlias
 from ntkexp.mistake import Mistake, WrongArgument, first_line, nearest
 from ntkexp.records.folder import Held
 
-# --- Tasks and their events: Began → Stepped, Stepped, … → Ended. The events of several tasks are
-# mixed.
+# --- Tasks and their events: Began → Stepped, Stepped, … → Ended. Events of concurrent tasks are
+# interleaved.
 #
-# Warnings arrive with the end of a task, because not every engine can report earlier.
+# Warnings are reported with the end of a task, because not every engine can report them earlier.
 #
-# A job is plain data, so that it can be sent to other machines. Its results go to a folder that all
-# workers share.
+# A job is plain data, so that it can be sent to other machines. Its results are written to a folder
+# that all workers share.
 
 
 Ending: TypeAlias = Literal["done", "found", "held", "stopped", "killed", "broken", "failed"]
-"""How a task ended:
+"""The reason why a task ended:
 
-done      complete               found   another process had finished it
+done      its work is complete
+found     its work was complete already
 held      another process works on it
-stopped   by request; it continues from its checkpoint
-killed    its process is gone    broken  a fault of the machine, such as a full disk
-failed    a fault of the job, which would fail again
+stopped   it was interrupted; it can continue from its checkpoint
+killed    its process died
+broken    the machine failed, for example because of a full disk
+failed    the job raised an error, and would raise it again
 """
 
 
 class WrongEngine(WrongArgument):
-    """An unknown or unavailable engine; the message begins with its spelling."""
+    """Raised for an unknown or unavailable engine. The message begins with `engine=`."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"engine={message}", "engine")
@@ -64,7 +67,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Warned:
-    """A job continues without something that it asked for. `work` collects these events."""
+    """A warning of a job, which continues. `work` collects these events for `Ended.warnings`."""
 
     name: str
     text: str
@@ -83,13 +86,13 @@ Tell: TypeAlias = Callable[[Event], None]
 
 
 class AbstractJob(ABC):
-    """The work of a worker, as a frozen dataclass that can be pickled."""
+    """A piece of work for a worker. Subclasses are frozen dataclasses that can be pickled."""
 
     loads: ClassVar[tuple[str, ...]] = ()
-    """Modules that the job imports late. A fork server imports them once for all workers."""
+    """Modules that the job imports lazily. A fork server imports them once for all workers."""
 
     advice: ClassVar[str] = ""
-    """Where to look after an unexpected error."""
+    """Advice that is appended to the message of an unexpected error."""
 
     @abstractmethod
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
@@ -98,29 +101,29 @@ class AbstractJob(ABC):
 
 @dataclass(frozen=True)
 class Task:
-    """A job with a name that is unique in the command."""
+    """A job with a name that is unique within the command."""
 
     name: str
     job: AbstractJob
-    logs: str  # the folder for files of the engine
-    home: str = field(default_factory=os.getcwd)  # the command's working folder, where paths start
+    logs: str  # the folder for scripts and logs of the engine
+    home: str = field(default_factory=os.getcwd)  # the working folder, for relative paths
     threads: int = 1
 
 
 class AbstractWorkers(ABC):
-    """The open workers of an engine."""
+    """The pool of workers of an engine."""
 
     @abstractmethod
     def submit(self, task: Task) -> Future[Ended]:
-        """Let a worker carry out a task. If its process dies, the task ends as killed."""
+        """Send a task to a worker. If the worker's process dies, the task ends as `killed`."""
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Ask running jobs to save their state, and wait for their ends."""
+        """Ask running jobs to save their state, and wait until they end."""
 
 
 class AbstractEngine(ABC):
-    """A place with workers."""
+    """An execution backend: a pool of workers that run jobs."""
 
     near: ClassVar[bool] = False
     """True if the workers are on this machine."""
@@ -130,26 +133,30 @@ class AbstractEngine(ABC):
 
     @abstractmethod
     def open(self, tell: Tell) -> AbstractWorkers:
-        """Open the workers, which report progress to `tell`, if they can."""
+        """Open the workers. If they can report progress, they call `tell`."""
 
     def limit_threads(self) -> None:  # noqa: B027  remote workers leave this process its threads
-        """Limit the threads of this process before torch is imported, so that jobs have the
-        cores.
+        """Limit the threads of this process and its workers to their share of the cores.
+
+        Call this before the import of torch.
         """
 
     def refuse_longer(self, seconds: float) -> None:  # noqa: B027  most workers have no time limit
-        """Raise if no worker lives long enough for work that saves nothing for `seconds`."""
+        """Raise if the time limit of jobs is shorter than `seconds`.
+
+        `seconds` is the time until a job first saves its work.
+        """
 
 
 # --- Running jobs, for sweeps, kernels and claims.
 
 
 def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
-    """Run tasks on an engine, and yield their events. The next task is requested when a worker is
-    free.
+    """Run tasks on an engine, and yield their events.
 
-    A process that dies loses its current task only. Closing the generator, or an exception inside
-    it, asks jobs to save their state and to end within seconds.
+    The next task is taken from the iterator when a worker is free. If a process dies, only its
+    current task is lost. If the generator is closed or an exception is raised inside it, running
+    jobs are asked to save their state and to end within seconds.
     """
     events: SimpleQueue[Event] = SimpleQueue()
     workers = engine.open(events.put)
@@ -170,7 +177,7 @@ def run_jobs(engine: AbstractEngine, tasks: Iterator[Task]) -> Generator[Event]:
 
 
 def report_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> None:
-    """Put the end of a task into the queue, after its other events."""
+    """Put the `Ended` event of a finished future into the queue."""
     if future.cancelled():
         events.put(Ended(name, "stopped"))
     elif (error := future.exception()) is None:
@@ -181,13 +188,14 @@ def report_end(events: SimpleQueue[Event], name: str, future: Future[Ended]) -> 
 
 
 class Unfinished(RuntimeError):
-    """Workers left a job incomplete; the message is one line, with advice."""
+    """Raised if workers left a result incomplete. The message is one line, with advice."""
 
 
 def reason_of_loss(event: Event, place: Path) -> str:
-    """Return why a worker of the result at `place` was lost, or nothing.
+    """Return the reason why a worker was lost, or "" if the event reports no loss.
 
-    Raise if its job failed, because the other jobs of this result would fail too.
+    Raise `Unfinished` if a job failed, because the other jobs for the result at `place` would fail,
+    too.
     """
     match event:
         case Ended(how="failed" | "broken"):
@@ -197,12 +205,11 @@ def reason_of_loss(event: Event, place: Path) -> str:
     return ""
 
 
-# --- Settings of Python processes that engines start.
+# --- Settings of the Python processes that engines start.
 
 
 SAFE_PATH = "PYTHONSAFEPATH"
-"""An environment variable that keeps `python -c` and `python -m` from importing modules of the
-working folder.
+"""An environment variable. If set, Python does not import modules from the working folder.
 
 Without it, a file `struct.py` in the working folder would replace Python's own module.
 """
@@ -210,7 +217,7 @@ Without it, a file `struct.py` in the working folder would replace Python's own 
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Set the variable for processes that start inside the block."""
+    """Set `SAFE_PATH` for processes that start inside the block."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
     try:
@@ -223,13 +230,14 @@ def safe_path() -> Iterator[None]:
 
 
 SAVE_SECONDS = 30.0
-"""Seconds that an interrupted job has to save its state."""
+"""An interrupted job must save its state within this many seconds."""
 
 
 @contextmanager
 def blocked(number: signal.Signals) -> Iterator[None]:
-    """Block a signal in this thread, and in processes that start inside the block until they
-    unblock it.
+    """Block a signal in this thread inside the block.
+
+    Processes that start inside the block inherit the blocked signal, and may unblock it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
     try:
@@ -238,7 +246,7 @@ def blocked(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# --- Engines by their names: KIND[:WHERE].
+# --- Engines by their spelling on the command line, KIND[:WHERE].
 
 
 ENGINE_MODULES = {
@@ -250,7 +258,10 @@ SPELLINGS = "local, dask:ADDRESS, dask:scheduler.json or slurm:KEY=VALUE,…"
 
 
 def choose(spelling: str, workers: int | None) -> AbstractEngine:
-    """Open an engine. Its module is imported now, because some engines need an optional dependency.
+    """Return the engine with this spelling.
+
+    The engine's module is imported here, because some engines need an optional dependency. Raise
+    if the engine is unknown or unavailable.
 
     >>> choose("local", 2)
     Local(workers=2)
@@ -268,15 +279,15 @@ def choose(spelling: str, workers: int | None) -> AbstractEngine:
     return open_engine(where, workers)
 
 
-# --- The work of a worker, in its own process.
+# --- The code that runs in a worker's process.
 
 
 def ignore(event: Event) -> None:
-    """Report nothing: the folder of a task has its progress."""
+    """Discard an event, for engines without a way to report progress."""
 
 
 def work(task: Task, tell: Tell = ignore) -> Ended:
-    """Carry out a task, and return its end with its warnings. Never raise."""
+    """Carry out a task, and return its end with its warnings. Turn exceptions into endings."""
     texts: list[str] = []
 
     def hear(event: Event) -> None:
@@ -297,7 +308,7 @@ def work(task: Task, tell: Tell = ignore) -> Ended:
 
 
 def warning_in_words(message: Warning | str, category: type[Warning], file: str, line: int) -> str:
-    """Return a Python warning as one line.
+    """Format a Python warning as one line.
 
     >>> warning_in_words("mind the gap", UserWarning, "net.py", 3)
     'net.py, line 3: UserWarning: mind the gap'
@@ -308,7 +319,7 @@ def warning_in_words(message: Warning | str, category: type[Warning], file: str,
 def work_interruptibly(task: Task, tell: Tell = ignore) -> Ended:
     """Carry out a task with SIGINT unblocked, in a process that started with SIGINT blocked.
 
-    An earlier interrupt ends the task, too. A second one is ignored.
+    The first SIGINT stops the task, even if it arrived earlier. Further ones are ignored.
     """
     signal.signal(signal.SIGINT, interrupt_once)
     try:
@@ -326,8 +337,9 @@ def interrupt_once(number: int, frame: FrameType | None) -> None:
 
 
 def ending_of(error: BaseException, advice: str = "") -> tuple[Ending, str]:
-    """Return the ending of a task for an exception, and its reason, with notes and advice if the
-    exception is unexpected.
+    """Return the ending of a task that raised an exception, and the reason.
+
+    If the exception is unexpected, the reason includes its notes and `advice`.
 
     >>> ending_of(KeyError("weights"))
     ('failed', "KeyError: 'weights'")
@@ -347,11 +359,11 @@ def ending_of(error: BaseException, advice: str = "") -> tuple[Ending, str]:
             return "failed", "; ".join(filter(None, parts))
 
 
-# --- Faults of the machine and missing permissions, in words. The same command continues after a
-# repair.
+# --- Error messages for faults of the machine and missing permissions. After a repair, the same
+# command continues. Exit statuses of the command:
 #
-# status 1    the machine failed: its disk, memory, threads, or the reader of the output
-# status 2    the user can name another place, or change permissions
+# status 1    the machine failed: its disk, memory or threads, or the reader of the output closed it
+# status 2    the user can choose a different path, or change permissions
 
 
 DENIED = {
@@ -389,11 +401,11 @@ MESSAGES = {
     ),
     "out of memory": "the device has no memory left; lower memory_gb, model.width or data.train",
 }
-"""Advice by a part of the message of an exception."""
+"""Advice for exceptions whose message contains the key."""
 
 
 def fault_in_words(error: OSError) -> str:
-    """Return a fault with its place.
+    """Return the message for an `OSError` of `FAULTS`, with the name of the file.
 
     >>> fault_in_words(OSError(errno.EIO, "", "kernels.zarr"))
     'kernels.zarr: the disk cannot be read or written'
@@ -403,8 +415,9 @@ def fault_in_words(error: OSError) -> str:
 
 
 def exhausted(error: BaseException) -> str | None:
-    """Return a sentence if an exception of Python or torch reports exhausted resources or
-    incomplete work.
+    """Return a message if an exception reports exhausted resources or unfinished work.
+
+    Return None for other exceptions.
 
     >>> exhausted(RuntimeError("can't start new thread")), exhausted(RuntimeError("shapes differ"))
     ('no more threads can be started; lower threads, or raise the limit (ulimit -u)', None)

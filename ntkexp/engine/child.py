@@ -1,9 +1,9 @@
-"""A process for one task: `python -m ntkexp.engine.child` reads the task as a line of digits from
-stdin.
+"""A process for one task: `python -m ntkexp.engine.child`.
 
-It writes the end of the task as one line of JSON to stdout. The parent keeps stdin open: when it
-closes, as by the death of the parent, the process dies. SIGINT asks it to save its state and to
-end.
+The process reads the pickled task as a line of hexadecimal digits from stdin, and writes the
+`Ended` event as a line of JSON to stdout. The parent keeps stdin open. If stdin closes, for example
+because the parent died, the process kills itself. After SIGINT, the process saves its state and
+ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ntkexp.engine.base import Task, work_interruptibly
 
 
 def to_line(pickled: bytes, threads: int) -> str:
-    r"""Return a pickled task and its number of threads as one line.
+    r"""Encode a pickled task and its number of threads as one line.
 
     >>> to_line(b"task", 2)
     '2 7461736b\n'
@@ -29,7 +29,7 @@ def to_line(pickled: bytes, threads: int) -> str:
 
 
 def die_with_stdin() -> None:
-    """Wait for the death of the parent, then die."""
+    """Wait until stdin closes, then kill this process."""
     while os.read(0, 1):
         pass
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
 """An existing Dask cluster: `dask:ADDRESS` or `dask:scheduler.json`, and `,timeout=SECONDS`.
 
-If a worker dies, Dask repeats its task. That does no harm, because a job continues from its folder.
-Each task has its own process, so that the Dask worker can answer.
+If a worker dies, Dask repeats its task, and the job continues from its folder. Each task runs in a
+separate process, so that the Dask worker stays responsive.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from ntkexp.engine.base import (
 from ntkexp.engine.child import to_line
 from ntkexp.mistake import first_line
 
-CONNECT_SECONDS = 10.0  # until a scheduler must answer
+CONNECT_SECONDS = 10.0  # default timeout for the connection to a scheduler
 SPELLING = (
     "write dask:tcp://HOST:8786 or dask:scheduler.json, and ,timeout=SECONDS if 10 are not right"
 )
 
 children: defaultdict[str, list[subprocess.Popen[str]]] = defaultdict(list)
-"""On a worker: the processes of each command."""
+"""On a worker: the child processes of each command, by the token of the command."""
 
 
 @dataclass(frozen=True)
 class Dask(AbstractEngine):
-    """A cluster that runs at most one job per thread."""
+    """A Dask cluster. Each thread of the cluster runs at most one job at a time."""
 
     client: Any  # distributed.Client, which has no types
     workers: int
@@ -62,16 +62,16 @@ class Dask(AbstractEngine):
 
 
 class DaskWorkers(AbstractWorkers):
-    """Dask's executor, with a process for every task."""
+    """A wrapper of Dask's executor that runs every task in a separate process."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
         self.inner = client.get_executor(pure=False)
-        self.token = uuid4().hex  # of the processes of this command
+        self.token = uuid4().hex  # identifies this command's processes on the workers
         self.futures: set[Future[Ended]] = set()
 
     def submit(self, task: Task) -> Future[Ended]:
-        key = f"{task.name}-{uuid4().hex[:8]}"  # a second attempt is another task
+        key = f"{task.name}-{uuid4().hex[:8]}"  # a second attempt needs a new key
         future: Future[Ended] = self.inner.submit(
             carry_out, task.name, pickle.dumps(task), self.token, key=key
         )
@@ -81,13 +81,13 @@ class DaskWorkers(AbstractWorkers):
 
     def shutdown(self) -> None:
         unfinished = bool(self.futures)
-        self.inner.shutdown(wait=False)  # cancels tasks that have not begun
+        self.inner.shutdown(wait=False)  # cancel tasks that have not begun
         if unfinished:
             self.client.run(interrupt, self.token)
 
 
 def open_engine(where: str, workers: int | None) -> Dask:
-    """Connect to a cluster."""
+    """Connect to a cluster. Raise if it does not answer, or has no workers."""
     address, _, rest = where.partition(",")
     key, _, value = rest.partition("=")
     try:
@@ -119,11 +119,11 @@ def connect_client(address: str, timeout: float) -> Any:
         scheduler = address
         if by_file:
             scheduler = json.loads(Path(address).read_text(encoding="utf-8"))["address"]
-        # the thread of a notebook has a running event loop already
+        # Use a new thread, because in a notebook this thread already runs an event loop.
         with ThreadPoolExecutor(1) as thread:
             thread.submit(asyncio.run, greet(scheduler, timeout)).result()
         return distributed.Client(scheduler, timeout=timeout, set_as_default=False)
-    # MemoryError: the answer of another kind of server looks like a huge size
+    # MemoryError: the reply of a server of a different kind may be read as a huge message size
     except (OSError, ValueError, KeyError, MemoryError) as error:
         reason = f"{type(error).__name__}: {first_line(error)}"
         raise WrongEngine(
@@ -132,23 +132,28 @@ def connect_client(address: str, timeout: float) -> Any:
 
 
 async def greet(address: str, timeout: float) -> None:
-    """Connect to a scheduler, and raise if there is none. A client without a scheduler would log a
-    second error later.
+    """Connect to a scheduler and disconnect. Raise if there is none.
+
+    This check comes before the creation of a client, because a client without a scheduler logs
+    further errors later.
     """
     line = await connect(address, timeout=timeout, **Security().get_connection_args("client"))
     line.abort()
 
 
 def carry_out(name: str, pickled: bytes, token: str) -> Ended:
-    """On a worker: carry out a task in its own process, with this worker's share of the cores."""
+    """Carry out a task in a new process, with this worker's share of the cores.
+
+    This function runs on a worker.
+    """
     threads = max(1, len(os.sched_getaffinity(0)) // distributed.get_worker().state.nthreads)
     limits = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",
     }
-    limits[SAFE_PATH] = "1"  # also for processes that the child starts
-    with blocked(signal.SIGINT):  # the process unblocks it when it can report its end
+    limits[SAFE_PATH] = "1"  # applies also to processes that the child starts
+    with blocked(signal.SIGINT):  # the new process unblocks SIGINT when it can report its end
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ntkexp.engine.child"],
             stdin=subprocess.PIPE,
@@ -160,7 +165,7 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
     children[token].append(process)
     assert process.stdin is not None
     assert process.stdout is not None
-    with suppress(BrokenPipeError):  # the process died, so it will report nothing
+    with suppress(BrokenPipeError):  # the process has died; its empty answer is handled below
         process.stdin.write(to_line(pickled, threads))
         process.stdin.flush()
     answer = process.stdout.read()
@@ -173,7 +178,7 @@ def carry_out(name: str, pickled: bytes, token: str) -> Ended:
 
 
 async def interrupt(token: str) -> None:
-    """On a worker: interrupt the processes of a command, and wait for their ends."""
+    """Interrupt the processes of a command, and wait until they end. This runs on a worker."""
     for process in children[token]:
         process.send_signal(signal.SIGINT)
     end = time.monotonic() + SAVE_SECONDS

@@ -1,8 +1,8 @@
 """This machine: a process for every task, forked from a server that has imported torch.
 
-Tasks share nothing, so the death of one process, such as a kill for its memory, loses one task.
-Workers have their own sessions: Ctrl-C in a terminal reaches the command, which interrupts them
-once. They hold one end of a pipe to the command, and die when it dies.
+Tasks share nothing. If a process dies, for example for lack of memory, only its task is lost.
+Workers run in separate sessions, so that Ctrl-C in a terminal reaches only the command, which then
+interrupts the workers. If the command dies, the workers kill themselves.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ntkexp.engine.base import (
 FORKS = multiprocessing.get_context("forkserver")
 WATCH = "ntkexp.engine.orphan"
 PRELOADED = ["ntkexp.engine.local"]
-REPEAT_SECONDS = 1.0  # until an interrupt is repeated, for processes that were not ready for it
+REPEAT_SECONDS = 1.0  # interval between repeated interrupts, for processes that were still starting
 
 
 def cores() -> int:
@@ -46,7 +46,7 @@ def cores() -> int:
 
 @dataclass(frozen=True)
 class Local(AbstractEngine):
-    """This machine, with jobs that share the cores."""
+    """The engine of this machine. Its jobs share the cores."""
 
     near = True
     workers: int
@@ -69,7 +69,7 @@ class Local(AbstractEngine):
 
 
 class LocalWorkers(AbstractWorkers):
-    """A process for every task, and a thread here that receives its events."""
+    """A process for every task, and a thread in this process that receives the task's events."""
 
     def __init__(self, count: int, threads: int, tell: Tell) -> None:
         self.threads = threads
@@ -77,7 +77,7 @@ class LocalWorkers(AbstractWorkers):
         self.listeners = ThreadPoolExecutor(count)
         self.running: set[BaseProcess] = set()
         self.futures: list[Future[Ended]] = []
-        # multiprocessing inspects all processes when it starts one
+        # multiprocessing polls all child processes when it starts a new one
         self.lock = threading.Lock()
 
     def submit(self, task: Task) -> Future[Ended]:
@@ -85,7 +85,7 @@ class LocalWorkers(AbstractWorkers):
         ours, theirs = FORKS.Pipe(duplex=False)
         arguments = (replace(task, threads=self.threads), theirs)
         process = FORKS.Process(target=serve, args=arguments, daemon=True)
-        with blocked(signal.SIGINT):  # every started process needs its listener
+        with blocked(signal.SIGINT):  # no interrupt between the start of process and of listener
             with self.lock:
                 process.start()
                 self.running.add(process)
@@ -95,7 +95,7 @@ class LocalWorkers(AbstractWorkers):
         return future
 
     def hear(self, name: str, process: BaseProcess, line: Connection) -> Ended:
-        """Pass on the events of a process, and return its end."""
+        """Pass the events of a process to `tell`, and return its end."""
         event: Event | None = None
         with line, suppress(EOFError, OSError):
             while not isinstance(event := line.recv(), Ended):
@@ -121,10 +121,10 @@ class LocalWorkers(AbstractWorkers):
     def shutdown(self) -> None:
         try:
             for _ in range(round(SAVE_SECONDS / REPEAT_SECONDS)):
-                self.send_all(signal.SIGINT)  # a process ignores further ones
+                self.send_all(signal.SIGINT)  # a process ignores all but the first
                 if not wait_for(self.futures, REPEAT_SECONDS).not_done:
                     break
-        finally:  # a second Ctrl-C ends the wait
+        finally:  # also after a second Ctrl-C, which interrupts the loop
             self.send_all(signal.SIGKILL)
             self.listeners.shutdown()
 
@@ -143,20 +143,20 @@ def open_engine(where: str, workers: int | None) -> Local:
 
 
 def start_server(*modules: str) -> None:
-    """Start the fork server, which imports these modules and torch once for all workers.
+    """Start the fork server. It imports torch and these modules once for all workers.
 
     Ctrl-C is blocked in the server, because it would end the imports with a traceback.
     """
     FORKS.set_forkserver_preload([WATCH, *modules, *PRELOADED])
     with safe_path():
-        # the tracker unblocks signals, so it must start before the server starts it
+        # Start the resource tracker first: the server would start it, and it unblocks signals.
         resource_tracker.ensure_running()
         with blocked(signal.SIGINT):
             forkserver.ensure_running()
 
 
 def serve(task: Task, line: Connection) -> None:
-    """Carry out a task in a new process."""
+    """Carry out a task in a new process, and send its events to the command."""
     os.setsid()
     threading.Thread(target=die_with_parent, daemon=True).start()
     line.send(work_interruptibly(task, line.send))

@@ -1,9 +1,8 @@
-"""The first module that a fork server imports: it ends the server if the command dies during the
-other imports.
+"""End a fork server whose command dies while the server is importing modules.
 
-By itself, the server notices the end of its command only after the import of torch, which takes
-seconds. A timer signal checks meanwhile, not a thread, because a process with threads must not
-fork.
+A fork server imports this module first. Without it, the server would notice the death of its
+command only after the import of torch, seconds later. A timer signal checks for it; a thread cannot
+be used, because a process with threads must not fork.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import signal
 import sys
 from types import FrameType
 
-CHECK_SECONDS = 0.1  # seconds
-LAST = "ntkexp.engine.local"  # the last import
+CHECK_SECONDS = 0.1  # interval between checks
+LAST = "ntkexp.engine.local"  # the last module that the server imports
 
 COMMAND = os.getppid()
 
 
 def leave_with_command(number: int, frame: FrameType | None) -> None:
-    """End this process if its parent has changed. Stop the timer after the last import."""
+    """End this process if its parent has died. After the last import, stop the timer."""
     if os.getppid() != COMMAND:
         os._exit(1)
     if hasattr(sys.modules.get(LAST), "start_server"):

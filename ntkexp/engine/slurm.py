@@ -1,11 +1,13 @@
-"""Slurm, by submitit: `slurm:KEY=VALUE,…`, a job for every task. Scripts and logs go to a folder
-`slurm/`.
+"""A Slurm cluster, by submitit: `slurm:KEY=VALUE,…`, with a Slurm job for every task.
+
+Keys and their defaults:
 
     partition, account, qos, constraint     as for sbatch
     time (minutes, 60)   cpus (1)   memory_gb (8)   gpus (0)
-    cluster=local   processes on this machine instead of jobs, for a trial
+    cluster=local        run processes on this machine instead, to try the settings
 
-A job that runs out of time, or is pre-empted, is queued again and continues from its folder.
+Scripts and logs are written to a folder `slurm/`. A job that reaches its time limit or is
+pre-empted is queued again, and continues from its folder.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ from ntkexp.mistake import nearest
 from ntkexp.records.atomic import make_folder
 from ntkexp.text import duration
 
-MAX_QUEUED_JOBS = 100  # in the queue at once, by default
-QUEUE_POLL_SECONDS = 1.0  # seconds between two looks at the queue
-CANCEL_SECONDS = 60.0  # seconds to wait for the end of cancelled jobs
-REQUEUES = 1000  # of a job that runs out of time, which advances each time
+MAX_QUEUED_JOBS = 100  # default number of jobs in the queue at once
+QUEUE_POLL_SECONDS = 1.0  # interval between checks of the queue
+CANCEL_SECONDS = 60.0  # time to wait until cancelled jobs end
+REQUEUES = 1000  # how often a job may be queued again after its time limit; it advances each time
 RESOURCES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "partition": ("slurm_partition", str),
     "account": ("slurm_account", str),
@@ -81,7 +83,7 @@ class Slurm(AbstractEngine):
 
 
 class SlurmWorkers(AbstractWorkers):
-    """Submitit's executor, with a thread that polls its jobs for their ends."""
+    """Jobs submitted by submitit, and a thread that polls the queue for finished jobs."""
 
     def __init__(self, cluster: str, parameters: dict[str, Any]) -> None:
         self.cluster = cluster
@@ -108,13 +110,11 @@ class SlurmWorkers(AbstractWorkers):
         limits = f"OMP_NUM_THREADS={threads} MKL_NUM_THREADS={threads} OMP_WAIT_POLICY=PASSIVE"
         setup = [f"export {limits}", f"export {SAFE_PATH}=1"]
         executor.update_parameters(**self.parameters, name=task.name, slurm_setup=setup)
-        with safe_path():  # cluster=local ignores the setup
+        with safe_path():  # cluster=local ignores `slurm_setup`
             return executor.submit(Job(), replace(task, threads=self.parameters["cpus_per_task"]))
 
     def watch(self) -> None:
-        """Complete the futures of ended jobs, until the executor is shut down and all jobs have
-        ended.
-        """
+        """Complete the futures of finished jobs, until `shutdown` is called and all have ended."""
         while self.jobs or not self.over.is_set():
             for future, (task, job) in list(self.jobs.items()):
                 try:
@@ -122,7 +122,7 @@ class SlurmWorkers(AbstractWorkers):
                         continue
                     del self.jobs[future]
                     future.set_result(end_of(task, job))
-                except Exception as error:  # from the commands of the queue
+                except Exception as error:  # a command such as sacct failed
                     self.jobs.pop(future, None)
                     future.set_exception(error)
             if self.over.wait(QUEUE_POLL_SECONDS):
@@ -138,7 +138,7 @@ class SlurmWorkers(AbstractWorkers):
 
 
 def end_of(task: Task, job: Any) -> Ended:
-    """Return the end of a task whose job has ended."""
+    """Return the `Ended` event of a task whose Slurm job has ended."""
     error = job.exception()
     if error is None:
         ended: Ended = job.result()
@@ -150,20 +150,21 @@ def end_of(task: Task, job: Any) -> Ended:
 
 
 class Job:
-    """The callable of a job. Submitit calls `checkpoint` before it kills a job, and queues the
-    result.
+    """The callable of a job.
+
+    Before a job is killed, submitit calls `checkpoint` and submits the returned job.
     """
 
     def __call__(self, task: Task) -> Ended:
         return work(task)
 
     def checkpoint(self, task: Task) -> Any:
-        """Return the same task. A run continues from its checkpoint, which is at most 30 s old."""
+        """Return a submission of the same task, which continues from its last saved state."""
         return DelayedSubmission(self, task)
 
 
 def open_engine(where: str, workers: int | None) -> Slurm:
-    """Open the queue with the resources of every job."""
+    """Return the engine for a spelling `slurm:KEY=VALUE,…`. Raise if a key or value is invalid."""
     cluster = "slurm"
     parameters: dict[str, Any] = {}
     for entry in filter(None, where.split(",")):

@@ -1,5 +1,8 @@
-"""An experiment as a value, its identity, and its data and network. In reading order: `experiment`,
-`identity`, `problem`.
+"""Experiments, in reading order:
+
+experiment    all settings of a run, as a value
+identity      the digest of an experiment, which names its run folder
+problem       the data and the network of an experiment
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""An experiment as a value: data, model, training and measurements.
+"""An experiment: the settings of its data, model, training and measurements.
 
 >>> memory_limit("cpu")  # GB that a run may use by default
 4.0
@@ -31,8 +31,10 @@ from ntkexp.schedule import AbstractSchedule
 
 
 class Experiment(Component):
-    """All settings of a run: those that decide its results, and its circumstances
-    (`records.folder`).
+    """All settings of a run.
+
+    Some settings, such as `device` and `threads`, are circumstances (`records.folder`). They do not
+    belong to the identity of the experiment.
     """
 
     data: AbstractSource
@@ -54,8 +56,8 @@ class Experiment(Component):
     checkpoint_seconds: float = Field(30.0, ge=0)
 
     def draw(self) -> Data:
-        """Return the data. Raise if memory does not suffice."""
-        host = MemoryBudget.of_gb(self.memory_gb or DEFAULT_MEMORY_GB)  # whatever the device
+        """Draw the data from the seed. Raise if they exceed the memory limit of the host."""
+        host = MemoryBudget.of_gb(self.memory_gb or DEFAULT_MEMORY_GB)  # not the device's memory
         remedy = "data.train, data.query, data.test or the size of an example"
         with MemoryLimit(host, "the data", remedy):
             return self.data.split(self.seed)
@@ -63,11 +65,12 @@ class Experiment(Component):
     @field_validator("device")
     @classmethod
     def refuse_other_device(cls, name: str) -> str:
-        """Raise for names that torch does not know. The device itself is looked for when a run
-        begins.
+        """Raise for device names that torch does not know.
+
+        A run checks that the device is present when it begins.
         """
         with suppress(RuntimeError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # deprecated names
+            warnings.simplefilter("ignore")  # torch warns about deprecated device names
             device = torch.device(name)
             if str(device) == name and (device.type != "cpu" or device.index is None):
                 return name
@@ -75,26 +78,26 @@ class Experiment(Component):
 
     @property
     def budget(self) -> MemoryBudget:
-        """The memory of a run. The device decides it by default."""
+        """The memory limit of a run: `memory_gb`, or the default of the device."""
         return MemoryBudget.of_gb(self.memory_gb or memory_limit(self.device))
 
     @property
     def switches(self) -> tuple[int, ...]:
-        """The first step of every phase of the data but the first."""
+        """The first step of every phase of the data except the first phase."""
         return tuple(accumulate(self.data.phase_steps(self.steps)))[:-1]
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the loss: 1/α² if the network is centred, else 1."""
+        """The factor by which the loss is multiplied: 1/α² if the network is centred, else 1."""
         return self.init.alpha**-2 if self.init.centred else 1.0
 
     def timetable(self) -> AbstractTimetable:
-        """Return the timetable of the stored tangent kernels."""
+        """Return the steps at which tangent kernels are stored."""
         return self.path.timetable(self.steps, self.switches)
 
     @model_validator(mode="after")
     def refuse_absent_precision(self) -> Self:
-        """Raise if the device lacks the dtype."""
+        """Raise if the device does not support the dtype."""
         if self.device.partition(":")[0] == "mps" and self.dtype == "float64":
             raise Mistake(
                 f"device={self.device}: it has no float64 numbers; add dtype=float32, or use device=cpu"
@@ -103,7 +106,7 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_phases(self) -> Self:
-        """Raise for settings that need a single phase, if the data change during training."""
+        """Raise if the data have several phases and a setting supports only one phase."""
         self.timetable()
         if not self.switches:
             return self
@@ -131,7 +134,7 @@ class Experiment(Component):
 
     @property
     def integration(self) -> AbstractIntegration:
-        """The integration of the path for this optimizer."""
+        """The integration method of the training path for this optimizer."""
         return choose_integration(self.optimizer, self.path)
 
     @property
@@ -141,11 +144,11 @@ class Experiment(Component):
 
     @model_validator(mode="after")
     def refuse_contradictions(self) -> Self:
-        """Refuse effects that neither a derivative nor trainings without an example can give."""
-        _ = self.integration  # raises for its own contradictions
+        """Raise if leave-out effects are requested but cannot be computed."""
+        _ = self.integration  # raises if its settings contradict each other
 
-        # an effect is a derivative through steps whose rule is known, or comes from trainings where
-        # these are few
+        # Effects are computed by differentiating the optimizer's steps, or by retraining without
+        # each example if there are few examples.
         given = f"path.effects={str(self.path.effects).lower()}"
         if self.path.effects and self.optimizer.flows:
             raise Mistake(
@@ -162,15 +165,15 @@ class Experiment(Component):
         return self
 
 
-GPU_MEMORY_SHARE = 0.8  # of a GPU's memory; torch and fragments of its allocator take the rest
+GPU_MEMORY_SHARE = 0.8  # the rest of a GPU's memory is for torch and fragmentation
 
 
 def memory_limit(device: str) -> float:
-    """Return the default memory limit of a device in GB. An absent or unknown device counts as the
-    host.
+    """Return the default memory limit of a device in GB.
 
-    It depends on the total memory of a GPU. Its free memory differs from run to run, and would
-    change the blocks of points, and with them the rounding.
+    For a GPU, the limit is a fixed share of its total memory. It does not depend on the free
+    memory, which differs from run to run: a different limit would change the sizes of blocks, and
+    thus rounding errors. For an absent or unknown device, return the limit of the CPU.
     """
     kind = torch.device(device)
     if kind.type == "cpu" or not (module := torch.get_device_module(kind)).is_available():

@@ -1,8 +1,10 @@
-"""The identity of an experiment. Commands that compute the same results share it, and so share a
-run folder.
+"""The identity of an experiment: a digest of everything that affects its results.
+
+Commands that compute the same results have the same identity, and share a run folder.
 
 identity = sha256(canonical JSON of the validated fields without the circumstances,
-                  sha256 of every file that a component reads or, outside this package, is written in,
+                  sha256 of every file that a component reads,
+                  sha256 of the source file of every component from outside this package,
                   results_version)
 """
 
@@ -25,7 +27,7 @@ from ntkexp.records.folder import CIRCUMSTANCES, results_version
 
 
 def canonical(experiment: Experiment) -> dict[str, Any]:
-    """Return the experiment as plain data. `ntkexp.config.build` is the inverse."""
+    """Return the experiment as plain data. `ntkexp.config.build.build` is the inverse."""
     return experiment.fields()
 
 
@@ -35,7 +37,8 @@ def identity(experiment: Experiment) -> str:
         name: value for name, value in canonical(experiment).items() if name not in CIRCUMSTANCES
     }
     if experiment.kernel == Kernel():
-        del fields["kernel"]  # runs were identified before there was a choice
+        # Omit fields with default values that were added later, so that old identities stay valid.
+        del fields["kernel"]
     if experiment.path.keeps_kernels:
         del fields["path"]["kernels"]
     if experiment.path.explains_outputs:
@@ -52,13 +55,13 @@ def identity(experiment: Experiment) -> str:
 
 
 def folder_name(experiment: Experiment) -> str:
-    """Return the name of the run's folder: model, width, seed and 12 digits of the identity."""
+    """Return the name of the run folder: model, width, seed and 12 digits of the identity."""
     model = experiment.model
     return f"{model.option}-w{model.width}-s{experiment.seed}-{identity(experiment)[:12]}"
 
 
 def components(value: object) -> Iterator[Component]:
-    """Yield every component in a value, with the value itself, in the order of the fields."""
+    """Yield every component in a value, beginning with the value itself."""
     if isinstance(value, Component):
         yield value
         for name in type(value).model_fields:
@@ -69,10 +72,11 @@ def components(value: object) -> Iterator[Component]:
 
 
 def files_of(value: object) -> list[Path]:
-    """Return the files that the components in a value read, and the source files of components
-    outside this package.
+    """Return the files that the components in a value depend on.
 
-    Code of this package needs no digest, as `results_version` changes with it.
+    These are the files that components read, and the source files of components from outside this
+    package. The source files of this package are not included, because `results_version` changes
+    with them.
     """
     files: list[Path] = []
     for component in components(value):
@@ -83,7 +87,7 @@ def files_of(value: object) -> list[Path]:
 
 
 def digest(file: Path) -> str:
-    """Return the sha256 of a file's contents."""
+    """Return the SHA-256 of a file's contents. Raise if the file cannot be read."""
     try:
         refuse_special(file, str(file), sys.maxsize)
         state = file.stat()
@@ -94,7 +98,7 @@ def digest(file: Path) -> str:
         ) from None
 
 
-@cache  # a thousand runs of a sweep share their data
+@cache  # the runs of a sweep share their data
 def contents(file: Path, state: tuple[int, int, int]) -> str:
     content = sha256()
     with file.open("rb") as stream:

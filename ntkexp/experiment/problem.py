@@ -1,6 +1,4 @@
-"""The data and the network of an experiment, drawn once, and the kernels of the network at infinite
-width.
-"""
+"""The data and the network of an experiment, and the network's kernels at infinite width."""
 
 from __future__ import annotations
 
@@ -28,15 +26,17 @@ from ntkexp.stream import stream
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The drawn data and network. Inputs and targets hold all points, training examples first."""
+    """The drawn data and network of an experiment.
+
+    Inputs and targets hold the points of all splits that are used, training examples first.
+    """
 
     data: Data
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "point out"]
-    places: Mapping[str, slice]  # the points of each split where kernels are read
-    phases: Mapping[
-        str, tuple[slice, ...]
-    ]  # the points of each phase of a split, if there are phases
+    places: Mapping[str, slice]  # the points of each split of `path.queries`
+    # The points of each phase of a split. Empty if the data have no phases.
+    phases: Mapping[str, tuple[slice, ...]]
     module: ScaledOutput
     weights: Weights
 
@@ -52,12 +52,15 @@ class Problem:
 
 
 def draw_problem(experiment: Experiment) -> Problem:
-    """Draw the data and the network at its start, on the experiment's device."""
+    """Draw the data and the initial network on the experiment's device.
+
+    Raise if the splits in `path.queries` have no points, or if memory does not suffice.
+    """
     data = experiment.draw()
     dtype = getattr(torch, experiment.dtype)
 
-    # the points: the training examples, which every kernel needs on its right side, and the splits
-    # of the queries
+    # Collect the points: the training examples, which are the columns of every kernel, and the
+    # splits in `path.queries`.
     queries = experiment.path.queries
     splits = [name for name in ("train", "query", "test") if name == "train" or name in queries]
     parts = list[Tensor]()
@@ -89,7 +92,10 @@ def draw_problem(experiment: Experiment) -> Problem:
 
 
 def phases_of_splits(data: Data, places: Mapping[str, slice]) -> dict[str, tuple[slice, ...]]:
-    """Return the points of each phase, by split. The examples of a phase are consecutive."""
+    """Return the points of each phase by split, or {} if the data have no phases.
+
+    In every split, the examples of a phase are consecutive.
+    """
     if not data.phases:
         return {}
     phases = {}
@@ -103,8 +109,9 @@ def phases_of_splits(data: Data, places: Mapping[str, slice]) -> dict[str, tuple
 def draw_network(
     experiment: Experiment, data: Data, outputs: int, copies: float = 1.0
 ) -> ScaledOutput:
-    """Return the module with weights drawn from the seed. Raise if memory cannot hold `copies`
-    copies.
+    """Return the network with weights drawn from the seed, in evaluation mode.
+
+    Raise if memory cannot hold `copies` copies of the network's weights.
     """
     shape = tuple(data.train.inputs.shape[1:])
     weights = stream("weights", experiment.seed)
@@ -118,24 +125,29 @@ def draw_network(
     return module.to(experiment.device, getattr(torch, experiment.dtype)).eval()
 
 
-# --- The network of an experiment as its width goes to infinity: its kernels between the points
-# that are read,
+# --- The kernels of an experiment's network at infinite width: the tangent kernel Θ and the
+# covariance 𝒢 of the initial outputs. In the limit,
 #
-#     K_0 → α²Θ,    Cov f_0 → α²𝒢    (of h, where f is antisymmetric or centred: `init.base`)
+#     K_0 → α²Θ,    Cov f_0 → α²𝒢
 #
-# The work is counted in pairs of pixels of pairs of examples, times layers. If it is too large, or
-# if no limit is known, a `DoesNotApply` with the reason replaces the kernels.
+# If f is antisymmetric or centred, these are the kernels of the network h without this modification
+# (see `ntkexp.model.base`). If the computation is too large, or if no limit is known, a
+# `DoesNotApply` with the reason replaces the kernels.
 
 
-MAX_LIMIT_WORK = 2 * 10**9  # half a minute on two cores
-NUMBERS_PER_PAIR = 4  # held at once for each pair of points
-LIMIT_MEMORY_PARTS = 4  # of the memory; the kernels at infinite width may take one
+# In pairs of pixels of pairs of examples, times layers. This takes half a minute on two cores.
+MAX_LIMIT_WORK = 2 * 10**9
+NUMBERS_PER_PAIR = 4  # numbers in memory for each pair of points
+LIMIT_MEMORY_PARTS = 4  # the kernels at infinite width may take this part (1/4) of the memory
 
 
 def limit_kernels(
     experiment: Experiment, inputs: Float[Tensor, "point *shape"], train: int, vocabulary: int
 ) -> LimitKernels | DoesNotApply:
-    """Return the kernels at infinite width if a kernel machine needs them."""
+    """Return the kernels at infinite width, if a kernel machine needs them.
+
+    Otherwise, return a `DoesNotApply` with the reason.
+    """
     if not any(machine.needs_limit for machine in experiment.ladder.machine):
         return DoesNotApply("it is not asked for")
     try:
@@ -165,7 +177,10 @@ def limit_kernels(
 def infinite_kernels(
     network: Network, inputs: Float[Tensor, "point *shape"], train: int, experiment: Experiment
 ) -> LimitKernels:
-    """Return the kernels of all points with the training examples, which are exact on the diagonal."""
+    """Return α²𝒢 and α²Θ between all points (rows) and the training examples (columns).
+
+    Entries of an example with itself are exact.
+    """
     learned = slice(0, train)
     blocks = [BlockSlices(learned, learned, same=True)]
     if len(inputs) > train:

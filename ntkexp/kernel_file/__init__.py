@@ -1,8 +1,8 @@
-"""A kernel in a file, computed tile by tile, and predictions from it.
+"""Kernel files: kernel matrices that are computed and stored tile by tile, and their predictions.
 
 Each line imports only from the lines above it:
 
-    kernel    which kernel it is, and its blocks
-    fill      computing the tiles, and estimates of the remaining work
+    kernel    definition and identity of a kernel, and its blocks
+    fill      compute the tiles of a file, and estimate the remaining work
     predict   solvers, predictions and scores
 """

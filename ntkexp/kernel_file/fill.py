@@ -1,8 +1,7 @@
-"""Fill a kernel file, by threads of this process or by jobs on an engine, and estimate the
-remaining work.
+"""Compute the tiles of a kernel file, by threads of this process or by jobs on an engine.
 
-An interrupted computation continues where it stopped. The file's bytes do not depend on who
-computes the tiles, nor on interruptions.
+An interrupted computation continues where it stopped. The bytes of the file do not depend on the
+number of workers, nor on interruptions.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from ntkexp.run.environment import fix_circumstances
 from ntkexp.text import duration
 
 Tile: TypeAlias = tuple[int, int]
-"""Row and column of a tile."""
+"""The row and column index of a tile."""
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
@@ -69,8 +68,15 @@ def fill(
 ) -> KernelMatrix:
     """Begin, continue or check the file of a kernel, and return the finished matrix.
 
-    `kernel.threads` threads of this process compute the tiles, or the workers of an engine. The
-    workers trust the files in `trust`, and need about `seconds` for a tile.
+    Args:
+        kernel: The kernel to be computed.
+        path: The kernel file.
+        engine: The engine whose workers compute the tiles. If None, `kernel.threads` threads of
+            this process compute them.
+        trust: The packages and files whose code the workers may run.
+        seconds: The estimated core seconds for a tile.
+        force: Overwrite an existing kernel file.
+        progress: The progress display.
     """
     progress = progress or Silent()
     with claim(path):
@@ -103,7 +109,7 @@ def fill(
                     progress.step(tiles - len(left) + count)
         finally:
             progress.stop()
-        drop_half_written(path.rglob("*"))  # half-written files of killed processes
+        drop_half_written(path.rglob("*"))  # killed processes may have left temporary files
         if kernel.remark:
             progress.say(kernel.remark)
     return matrix
@@ -111,7 +117,7 @@ def fill(
 
 @contextmanager
 def claim(path: Path) -> Iterator[None]:
-    """Hold the lock of a kernel file, so that one process at a time writes it."""
+    """Hold the lock of a kernel file inside the block. Raise if another process holds the lock."""
     if not path.name:
         raise NoPlace(
             f"{path} is a folder that is there already, and no kernel file; choose another place"
@@ -135,8 +141,10 @@ def claim(path: Path) -> Iterator[None]:
 
 
 def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatrix:
-    """Open the file of this kernel, or begin it without tiles. Raise if it belongs to another
-    kernel.
+    """Open the file of this kernel, or create it without tiles.
+
+    Without `force`, raise if the file belongs to a different kernel. Also raise if the computation
+    would take years, or if the file does not fit on the disk.
     """
     if path.exists() and not force:
         matrix = open_matrix(path)
@@ -148,7 +156,8 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
         return matrix
     if path.exists() and any(path.iterdir()):
         with suppress(Damaged):
-            open_matrix(path)  # `force` removes kernel files only
+            # Raise unless the folder is a kernel file, so that `force` never deletes anything else.
+            open_matrix(path)
         refuse_foreign_files(path)
     layout = layout_of(kernel)
     tiling = layout.tiling
@@ -169,7 +178,7 @@ def open_or_begin(path: Path, kernel: AbstractKernel, force: bool) -> KernelMatr
 
 
 def first_difference(matrix: KernelMatrix, kernel: AbstractKernel) -> str:
-    """Describe the first difference between a file's kernel and this kernel."""
+    """Describe the first difference between the description of a file and this kernel."""
     of_file = matrix.description
     description = kernel.description
     differences = {
@@ -185,7 +194,7 @@ def first_difference(matrix: KernelMatrix, kernel: AbstractKernel) -> str:
 
 
 def layout_of(kernel: AbstractKernel) -> Layout:
-    """Return the arrays of a new file."""
+    """Return the names and shapes of the arrays of a new file."""
     points = len(kernel.inputs)
     train = len(kernel.data.train.inputs)
     tiling = Tiling(points, train, side_for(train, kernel.seconds))
@@ -194,14 +203,15 @@ def layout_of(kernel: AbstractKernel) -> Layout:
 
 # --- Computation in this process
 #
-# Several threads compute tiles if the kernel is concurrent, each with one thread of linear algebra,
-# so that a tile always has the same bytes. One thread writes.
+# If the kernel is concurrent, several threads compute tiles. Each of them uses a single thread of
+# linear algebra, so that the bytes of a tile do not depend on the number of threads. The main
+# thread writes the tiles.
 
 
 def fill_tiles(
     kernel: AbstractKernel, matrix: KernelMatrix, tiles: Sequence[Tile]
 ) -> Generator[int]:
-    """Compute tiles, write and mark each when it is ready, and yield the number written."""
+    """Compute tiles. Write and mark each tile when it is ready, and yield the number written."""
     tiling = matrix.layout.tiling
     if not kernel.concurrent:
         for count, tile in enumerate(tiles, 1):
@@ -210,7 +220,7 @@ def fill_tiles(
         return
     waiting = iter(tiles)
     written = 0
-    torch.set_num_threads(1)  # also for one thread: the bytes must not depend on the number
+    torch.set_num_threads(1)  # also if `kernel.threads` is 1, so that the bytes are the same
     with ThreadPoolExecutor(kernel.threads) as pool:
         running: dict[Future[tuple[Arrays, Arrays]], Tile] = {}
         try:
@@ -230,7 +240,11 @@ def fill_tiles(
 
 
 def compute_tile(kernel: AbstractKernel, tiling: Tiling, tile: Tile) -> tuple[Arrays, Arrays]:
-    """Compute one tile, and the kernels of points with themselves that belong to it."""
+    """Return the blocks of one tile, and the kernels of points with themselves.
+
+    The second result is empty unless the tile owns the diagonal entries of its rows: tiles on the
+    diagonal do, and one tile in each row of query or test points.
+    """
     row, column = tile
     points = kernel.inputs[tiling.rows(row)]
     train = tiling.columns(column)
@@ -261,25 +275,25 @@ def to_arrays(blocks: Blocks) -> Arrays:
 
 # --- Computation by jobs
 #
-# A worker opens the file, computes its tiles, and writes and marks each when it is ready. The
-# command that submitted the jobs counts the marks in the file. A repeated job skips marked tiles. A
-# lost worker costs the tile it was computing; other workers get its remaining tiles, as long as
-# there is progress.
+# A worker opens the file and computes its tiles. It writes and marks each tile when it is ready.
+# The command that submitted the jobs counts the marks in the file. A repeated job skips marked
+# tiles. If a worker is lost, only its current tile is lost, and other workers compute its remaining
+# tiles. The command gives up if a round of jobs finishes no tile.
 
 
 TASK_SECONDS = 300.0
-"""Duration of a task; drawing data and network at its start takes much less."""
+"""The intended duration of a job. Drawing data and network at its start takes much less."""
 MAX_FILE_DELAY_SECONDS = 60.0
-"""Time that a network file system may need until it shows a new file."""
+"""A new file on a network file system must become visible within this time."""
 POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class TileJob(AbstractJob):
-    """Tiles of an existing file.
+    """A job that computes some tiles of an existing file.
 
-    The experiment sets the number of threads of linear algebra, so that the bits do not depend on
-    the worker.
+    The number of threads of linear algebra comes from the experiment, so that results are identical
+    to the last bit on every worker.
     """
 
     advice = "computed by a single worker on this machine, it says where"
@@ -291,7 +305,7 @@ class TileJob(AbstractJob):
     trust: tuple[str, ...]
     kind: type[AbstractKernel]
     options: dict[str, Any]
-    """Further fields of the kernel."""
+    """The fields that the kernel's class adds."""
 
     tiles: tuple[Tile, ...] = ()
 
@@ -314,7 +328,7 @@ class TileJob(AbstractJob):
         return "done" if left else "found"
 
     def kernel(self, threads: int) -> AbstractKernel:
-        """Rebuild the kernel from the experiment on this machine."""
+        """Rebuild the kernel on the worker."""
         experiment = build(self.fields, admit(self.trust))
         fix_circumstances(experiment, experiment.threads or 1)
         return self.kind(experiment, experiment.draw(), threads, **self.options)
@@ -328,8 +342,10 @@ def fill_by_jobs(
     seconds: float,
     progress: AbstractProgress,
 ) -> Generator[int]:
-    """Submit copies of `job` for parts of the tiles, and yield the number of written tiles from
-    time to time.
+    """Submit copies of `job` for parts of the tiles, and yield the number of finished tiles.
+
+    Raise if the time limit of the engine is shorter than `seconds` per tile, or if no worker makes
+    progress.
     """
     engine.refuse_longer(seconds)
     identity = matrix.facts["identity"][:12]
@@ -357,7 +373,7 @@ def fill_by_jobs(
 
 
 def unmarked_tiles(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> list[Tile]:
-    """Return the tiles that have no mark, at the latest after `patience` seconds."""
+    """Return the tiles without a mark. Wait up to `patience` seconds until all are marked."""
     end = time.monotonic() + patience
     while True:
         left = matrix.unmarked(tiles)
@@ -367,7 +383,7 @@ def unmarked_tiles(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float)
 
 
 def split_tiles(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Sequence[Tile]]:
-    """Split tiles into parts of about TASK_SECONDS, and into at least one part for each worker.
+    """Split tiles into parts of at most about TASK_SECONDS, and at least one part per worker.
 
     >>> [len(part) for part in split_tiles([(k, 0) for k in range(10)], seconds=1.0, workers=3)]
     [3, 3, 4]
@@ -379,21 +395,21 @@ def split_tiles(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Seq
     return [tiles[start:end] for start, end in pairwise(bounds)]
 
 
-# --- Estimates: core seconds = remaining pairs · seconds per pair, measured on a small part of a
-# tile
+# --- Estimates: core seconds = remaining pairs of points · seconds per pair, where the latter are
+# measured on a few points.
 
 
 LITTLE_WORK_SECONDS = 10.0
-"""Less work than this many core seconds is not worth starting other processes."""
+"""If there is less work than this many core seconds, start no other processes."""
 MIN_TIMED_SECONDS = 0.5
-"""A measurement must take this long."""
+"""Increase the number of measured points until the measurement takes this long."""
 MAX_TIMED_POINTS = 32
-"""Points on each side of the measured part."""
+"""The maximal number of measured points; all pairs of them are timed."""
 
 
 @dataclass(frozen=True)
 class WorkLeft:
-    """The remaining tiles, pairs of points and core seconds, and the size of the file."""
+    """The remaining tiles, pairs of points and core seconds, and the file's size in bytes."""
 
     tiles: int
     pairs: int
@@ -406,7 +422,7 @@ class WorkLeft:
         return self.seconds / max(1, self.tiles)
 
     def elapsed(self, workers: int) -> float:
-        """Return the remaining seconds with this many workers of one core each."""
+        """Return the remaining wall-clock seconds, with this many workers of one core each."""
         return max(self.seconds / workers, self.each)
 
     def sentence(self, workers: int) -> str:
@@ -427,8 +443,9 @@ class WorkLeft:
 
 
 def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLeft:
-    """Estimate the remaining work of a file; measure a part unless the shapes show that it is
-    little.
+    """Estimate the remaining work of a kernel file.
+
+    If the shapes suggest more than a second of work, measure the time for some points.
     """
     begun = None
     if not force:
@@ -446,17 +463,18 @@ def estimate(kernel: AbstractKernel, path: Path, force: bool = False) -> WorkLef
 
 
 def time_pair(kernel: AbstractKernel) -> float:
-    """Measure the seconds for a pair of points, with more and more points until it takes long
-    enough.
+    """Return the measured core seconds per pair of points.
+
+    Double the number of points until the measurement takes long enough.
     """
-    kernel = replace(kernel)  # a copy, so that the measurement leaves no error bars
+    kernel = replace(kernel)  # a copy, so that the original records no error bars
     train = kernel.inputs[: len(kernel.data.train.inputs)]
     side = 2
     while True:
         points = train[:side]
-        kernel.between(points, points)  # a first call, which loads libraries
+        kernel.between(points, points)  # warm up: the first call loads libraries
         start = time.process_time()
-        to_arrays(kernel.between(points, points))  # the conversion waits for a device
+        to_arrays(kernel.between(points, points))  # conversion to NumPy waits for a GPU
         elapsed = time.process_time() - start
         if elapsed >= MIN_TIMED_SECONDS or 2 * side > min(MAX_TIMED_POINTS, len(train)):
             return elapsed / len(points) ** 2

@@ -1,9 +1,9 @@
-"""The kernel of a kernel file: infinite-width kernels, or tangent kernels of networks, between data
-points.
+"""Kernels for kernel files: infinite-width kernels, and tangent kernels of finite networks.
 
     identity = sha256(canonical JSON of the description, which contains the sha256 of the data)
 
-Commands that would write the same numbers share a file. Any other kernel is refused.
+Kernels with the same numbers have the same identity, and may continue each other's files. A kernel
+with a different identity may not be written to an existing file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ntkexp.records.atomic import Damaged
 from ntkexp.records.folder import results_version
 
 Blocks: TypeAlias = Mapping[str, Float[Tensor, "query out train out_"]]
-"""A block of each kernel by the name of its array in the file."""
+"""A block of each kernel, by the name of the kernel's array in the file."""
 
 
 def splits_of(data: Data) -> dict[str, Split]:
@@ -49,7 +49,7 @@ def splits_of(data: Data) -> dict[str, Split]:
 
 
 def data_digest(data: Data) -> str:
-    """Return the digest of all inputs and targets."""
+    """Return the SHA-256 of all inputs and targets."""
     content = sha256()
     for split in splits_of(data).values():
         for part in (split.inputs, split.target):
@@ -68,17 +68,17 @@ class AbstractKernel(ABC):
     experiment: Experiment
     data: Data
     threads: int = 1
-    """Number of blocks computed at once in this process, if the kernel is `concurrent`."""
+    """The number of blocks that this process computes at once, if the kernel is `concurrent`."""
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The names of the kernels; the same networks may have two."""
+        """The names of the kernel's arrays, such as `nngp` and `ntk`."""
 
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """The length of the axes `out` and `out_`."""
+        """The number of outputs: the length of the axes `out` and `out_`."""
 
     @property
     @abstractmethod
@@ -93,26 +93,26 @@ class AbstractKernel(ABC):
     @property
     @abstractmethod
     def seconds(self) -> float:
-        """A lower estimate of the core seconds for a pair of points, from shapes alone."""
+        """A lower estimate of the core seconds per pair of points, computed from shapes only."""
 
     @property
     def remark(self) -> str:
-        """A remark for the user after the computation."""
+        """A remark that is shown to the user after the computation, or ""."""
         return ""
 
     @abstractmethod
     def between(
         self, left: Float[Tensor, "query *shape"], right: Float[Tensor, "train *shape"]
     ) -> Blocks:
-        """Return the kernels between points and other points."""
+        """Return the kernels between the points `left` and `right`."""
 
     @abstractmethod
     def among(self, points: Float[Tensor, "query *shape"]) -> Blocks:
-        """Return the kernels among points, which are exact for pairs of a point with itself."""
+        """Return the kernels among points. Entries of a point with itself are exact."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The subclass's fields, from which workers rebuild the kernel."""
+        """The fields that the subclass adds. Workers rebuild the kernel from them."""
         common = {field.name for field in fields(AbstractKernel)}
         own_fields = [field for field in fields(self) if field.init and field.name not in common]
         return {field.name: getattr(self, field.name) for field in own_fields}
@@ -124,7 +124,7 @@ class AbstractKernel(ABC):
 
     @cached_property
     def targets(self) -> Float[Tensor, "point out"]:
-        """Targets of the squared loss, also if the network has another loss."""
+        """The targets of the squared loss, also if the experiment has a different loss."""
         target = torch.cat([split.target for split in splits_of(self.data).values()])
         classes = len(self.data.classes)
         if self.outputs == classes == 2:  # a network with two outputs for two classes
@@ -133,7 +133,7 @@ class AbstractKernel(ABC):
 
     @property
     def labels(self) -> Int[Tensor, " point"]:
-        """The class of each point; −1 for regression."""
+        """The class of each point, or −1 for regression."""
         if not self.data.classes:
             return torch.full((len(self.inputs),), -1)
         return torch.cat([split.target for split in splits_of(self.data).values()])
@@ -144,8 +144,9 @@ class AbstractKernel(ABC):
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """Everything that the numbers in the file depend on, including the code of user
-        networks.
+        """Everything that affects the numbers in the file, as plain data.
+
+        This includes digests of the source files of networks that users wrote.
         """
         code = [digest(file) for file in files_of((self.experiment.model, self.experiment.init))]
         return {
@@ -163,16 +164,17 @@ class AbstractKernel(ABC):
         return sha256(canonical.encode()).hexdigest()
 
 
-# --- Kernels of infinite width, with outputs scaled by `init`: α²𝒢 and α²Θ
+# --- Kernels at infinite width: the covariance α²𝒢 (`nngp`) and the tangent kernel α²Θ (`ntk`),
+# where α is the output scale of `init`.
 
 
 SECONDS_PER_PIXEL_PAIR_AND_LAYER = 1e-10
-"""A lower estimate; the fused engine takes a few times as long."""
+"""A lower estimate. The fused implementation takes a few times as long."""
 
 
 @dataclass(frozen=True, eq=False)
 class InfiniteKernel(AbstractKernel):
-    """Both kernels of an infinitely wide network. An architecture without a limit raises."""
+    """Both kernels of an infinitely wide network. Raise if the architecture has no known limit."""
 
     @cached_property
     def network(self) -> Network:
@@ -226,19 +228,18 @@ class InfiniteKernel(AbstractKernel):
 
 @dataclass(frozen=True, eq=False)
 class EmpiricalKernel(AbstractKernel):
-    """The mean tangent kernel of untrained networks with these seeds, or of one network of a
-    run.
-    """
+    """The mean tangent kernel of untrained networks, or the tangent kernel of a run's network."""
 
     seeds: tuple[int, ...] = ()
+    """The seeds of the untrained networks."""
     wanted: Outputs = "all"
-    """All outputs, some outputs, or their trace as a single one."""
+    """All outputs, a selection of outputs, or the trace over outputs as a single output."""
     weights: str = ""
     """The file weights.pt of a run, instead of seeds."""
     when: str = "end"
-    """The run's weights at the `start` or the `end` of training."""
+    """Use the run's weights at the `start` or at the `end` of training."""
     errors: list[tuple[float, float]] = field(default_factory=list, init=False)
-    """Error bars and norms of sketched blocks."""
+    """The error bars and norms of the sketched blocks that this process computed."""
 
     @cached_property
     def width(self) -> int:
@@ -246,9 +247,7 @@ class EmpiricalKernel(AbstractKernel):
 
     @cached_property
     def drawn(self) -> tuple[tuple[ScaledOutput, ...], dict[str, Any]]:
-        """The networks, which differ in their weights only, and the source of the weights for
-        JSON.
-        """
+        """The networks, and the description of their weights as plain data."""
         if not self.weights:
             modules = []
             for seed in self.seeds:
@@ -294,7 +293,7 @@ class EmpiricalKernel(AbstractKernel):
 
     @property
     def concurrent(self) -> bool:
-        return False  # torch replaces a module's weights in place while it runs
+        return False  # `functional_call` replaces a module's weights in place while it runs
 
     @property
     def seconds(self) -> float:
@@ -311,8 +310,9 @@ class EmpiricalKernel(AbstractKernel):
         return self.mean(points, None)
 
     def mean(self, left: Tensor, right: Tensor | None) -> Blocks:
-        """Average the kernels of all modules, summed in order, and store the error bars of
-        sketches.
+        """Return the mean kernel of all networks. Record the error bars of sketches in `errors`.
+
+        The order of summation is fixed, so that results are identical to the last bit.
         """
         modules, _ = self.drawn
         casts = self.experiment.path.casts
@@ -333,7 +333,7 @@ class EmpiricalKernel(AbstractKernel):
 
     @property
     def remark(self) -> str:
-        """The error of a sketch, from the blocks that this process computed."""
+        """The error bar of a sketched kernel, from the blocks that this process computed."""
         if self.experiment.kernel.sketch is None:
             return ""
         precision = ""

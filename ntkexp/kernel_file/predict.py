@@ -1,4 +1,4 @@
-"""Predictions from a kernel file: matrices, solvers, scores, and studies of several kernels."""
+"""Predictions from a kernel file: solvers, scores, and studies that compare several kernels."""
 
 from __future__ import annotations
 
@@ -47,22 +47,22 @@ from ntkexp.on_disk import release_pages, zeros_on_disk
 from ntkexp.records.kernel_file import SELF, DamagedKernel, KernelMatrix
 from ntkexp.text import short
 
-# --- A kernel file as matrices: an entry is a pair of a point and one of the kernel's outputs
+# --- A kernel file as a matrix. Its rows and columns are entries, pairs of a point and an output.
 #
-# A kernel with one output (infinite width, or a trace, of which each column gets an equal share)
-# applies to every column of the targets. A kernel with all outputs applies to all columns together,
-# which then form one long column.
+# A kernel with one output applies to every column of the targets separately. This is a kernel at
+# infinite width, or the trace over outputs, which is then divided by the number of columns. For a
+# kernel with all outputs, the targets form one long column [point × output].
 
 
 MAX_ROW_BYTES = 1 << 27
 """Read at most this many bytes of rows at once."""
 MEMORY_PARTS_OF_ROWS = 8
-"""Rows read at once take at most one of this many parts of the memory; three copies exist."""
+"""Rows that are read at once take at most 1/8 of the memory, because there are three copies."""
 
 
 @dataclass(frozen=True)
 class Entries:
-    """The numbers of a file in double precision, read in whole tiles."""
+    """The kernel matrix of a finished file in double precision, read in entire tiles."""
 
     matrix: KernelMatrix
     budget: MemoryBudget = DEFAULT_MEMORY
@@ -87,12 +87,12 @@ class Entries:
 
     @property
     def outputs(self) -> Any:
-        """The kernel's outputs: all, their trace, or a list; always all for infinite width."""
+        """The kernel's outputs: `all`, `trace`, or a list. At infinite width, always `all`."""
         return self.matrix.description["kernel"].get("outputs", "all")
 
     @property
     def share(self) -> float:
-        """The factor of the kernel for one column of the targets."""
+        """The factor of the kernel: 1/(number of target columns) for a trace, else 1."""
         return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
 
     @property
@@ -104,7 +104,7 @@ class Entries:
         return self.train * self.matrix.layout.outputs
 
     def blocks(self, points: slice) -> list[slice]:
-        """Cut points into blocks of whole tiles whose rows are read at once."""
+        """Split points into blocks of entire tiles. The rows of a block are read at once."""
         side = self.matrix.layout.tiling.side
         block_bytes = min(MAX_ROW_BYTES, self.budget.bytes / MEMORY_PARTS_OF_ROWS)
         step = int(block_bytes // (8 * self.count * self.matrix.layout.outputs))
@@ -113,7 +113,7 @@ class Entries:
         return [slice(start, min(start + step, points.stop)) for start in starts]
 
     def rows(self, kernel: str, points: slice) -> Float[Tensor, "row entry"]:
-        """Return the kernel between points and training examples."""
+        """Return the kernel between points (rows) and training examples (columns)."""
         kernel_rows = torch.as_tensor(self.matrix.array(kernel, points)).double()
         if not kernel_rows.isfinite().all():
             raise DamagedKernel(
@@ -139,38 +139,36 @@ class Entries:
         return torch.as_tensor(self.matrix.array("label"))
 
     def columns(self, values: Float[Tensor, "point out"]) -> Float[Tensor, "entry column"]:
-        """Arrange values of points as right-hand sides of the kernel matrix."""
+        """Reshape values at points to right-hand sides of linear systems with the kernel matrix."""
         return values if self.matrix.layout.outputs == 1 else values.reshape(-1, 1)
 
     def values(self, columns: Float[Tensor, "entry column"]) -> Float[Tensor, "point out"]:
-        """Invert `columns`."""
+        """Reshape entries to values at points. This is the inverse of `columns`."""
         return columns.reshape(-1, self.targets.shape[1])
 
 
-# --- Questions: training time, ridge and solver
+# --- A question: which training to predict (time, ridge), and with which solver
 
 
 Solver: TypeAlias = Literal["eigen", "cholesky", "cg"]
 
 MAX_EIGEN_ENTRIES = 4096
-"""Prefer an eigendecomposition up to this size, where it takes little time."""
+"""Up to this size of the matrix, prefer an eigendecomposition, which is fast enough."""
 KERNEL_COPIES: dict[Solver, int] = {"eigen": 6, "cholesky": 4, "cg": 0}
-"""Copies of the kernel matrix that each solver holds in memory."""
+"""The number of copies of the kernel matrix that each solver holds in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Training by gradient flow for some `times`, or by `steps` of gradient descent, with a
-    ridge.
-    """
+    """The training to predict: gradient flow for some `times`, or `steps` of gradient descent."""
 
     times: tuple[float, ...] = (math.inf,)
     steps: int | None = None
     step_size: float | None = None
     ridge: float | None = 0.0
-    """None: choose the best ridge of a grid by cross-validation."""
+    """The ridge. If None, choose the best ridge of a grid by cross-validation."""
     folds: int | None = None
-    """Folds of the cross-validation; 0: leave one out."""
+    """The number of folds of the cross-validation, or 0 for leave-one-out."""
     solver: Solver | None = None
     memory_gb: float = 4.0
 
@@ -199,8 +197,9 @@ class Question:
         return MemoryBudget.of_gb(self.memory_gb)
 
     def ways(self, examples: int) -> dict[str, AbstractGain]:
-        """Return the gain of each way to train by name, for a loss that is the mean over
-        examples.
+        """Return the gain of each kind of training (`closed_form`), by name.
+
+        The loss is the mean over `examples` training examples.
         """
         if self.steps is not None and self.step_size is not None:
             name = f"{self.steps} steps of {short(self.step_size)}"
@@ -209,12 +208,15 @@ class Question:
 
     @property
     def is_plain(self) -> bool:
-        """True if one linear system answers the question: t = ∞ at one ridge."""
+        """True if one linear system suffices: t = ∞, one ridge, and no cross-validation."""
         is_endless = self.steps is None and self.times == (math.inf,)
         return is_endless and self.ridge is not None and self.folds is None
 
     def way_to_solve(self, entries: Entries) -> Solver:
-        """Return the requested solver, or the first suitable one that fits into the memory."""
+        """Return the requested solver, or the first suitable solver that fits into the memory.
+
+        Raise if the requested solver is not suitable, or if no solver fits.
+        """
         if self.solver not in (None, "eigen") and not self.is_plain:
             raise WrongArgument(
                 f"solver={self.solver} gives t=∞ at one ridge; leave it out, or write solver=eigen",
@@ -244,22 +246,27 @@ PRODUCTS_PER_REMARK = 25
 
 @dataclass(frozen=True)
 class SolvedKernel:
-    """The coefficients g(R) y of one way to train."""
+    """The coefficients g(R) y of one kind of training.
+
+    y are the targets, R is the kernel matrix with ridge, and g is the gain of the training
+    (`closed_form`). For t = ∞, g(R) = R⁻¹.
+    """
 
     when: str
     ridge: float
     coefficients: Float[Tensor, "entry column"]
     solver: str
     learned: tuple[Learned, Learned] | None = None
-    """g for this time and for twice the time; None if they would cost too much."""
+    """The maps y ↦ g(R) y for this training time and for twice this time. None for `cg`, where they
+    would be too expensive."""
     left_out: Float[Tensor, "entry column"] | None = None
-    """Predictions of each training example from the others."""
+    """Cross-validated predictions: for each training example, from the examples of other folds."""
 
 
 def solve(
     entries: Entries, kernel: str, question: Question, tell: Callable[[str], None]
 ) -> Iterator[SolvedKernel]:
-    """Yield the coefficients of each way to train."""
+    """Yield the coefficients of each kind of training."""
     targets = entries.columns(entries.targets[: entries.train])
     solver = question.way_to_solve(entries)
     if solver == "eigen":
@@ -293,7 +300,7 @@ def matrix_for_products(
     """Return the kernel matrix of the training examples, for products with vectors.
 
     If two copies do not fit into the memory, store the matrix in an unnamed file next to the kernel
-    file. Products read this file much faster than tiles.
+    file. Reading this file is much faster than reading tiles.
     """
     shape = (entries.count, entries.count)
     if budget.fits(2 * 8.0 * entries.count**2):
@@ -310,7 +317,10 @@ def matrix_for_products(
 
 
 def matrix_on_disk(folder: Path, shape: tuple[int, int]) -> Tensor:
-    """Return a matrix in a file of this folder, or of the system's temporary folder."""
+    """Return a matrix in an unnamed file, in this folder or in the temporary folder.
+
+    Raise if neither has enough space.
+    """
     temporary = Path(gettempdir())
     for place in (folder, temporary):
         with suppress(OSError):
@@ -328,7 +338,7 @@ def solve_by_modes(
     question: Question,
     targets: Float[Tensor, "entry column"],
 ) -> Iterator[SolvedKernel]:
-    """Yield the coefficients of all ways to train from one eigendecomposition."""
+    """Yield the coefficients of each kind of training, from one eigendecomposition."""
     matrix = entries.among(kernel)
     modes = modes_of(matrix)
     parts = folds(entries.train, question.folds or entries.train, entries.matrix.layout.outputs)
@@ -360,7 +370,7 @@ def solve_by_modes(
 
 @dataclass(frozen=True)
 class Score:
-    """A row of the table of scores: one kernel, way to train and split."""
+    """A row of the table of scores, for one kernel, kind of training and split."""
 
     kernel: str
     when: str
@@ -377,8 +387,9 @@ class Score:
 
 @dataclass(frozen=True)
 class MeanAndDeviation:
-    """Predicted outputs at the points of a split, and their standard deviation over networks, if
-    known.
+    """Predicted outputs at the points of a split.
+
+    The deviation is the standard deviation over random networks, or None if it is unknown.
     """
 
     mean: Float[Tensor, "point out"]
@@ -387,10 +398,10 @@ class MeanAndDeviation:
 
 # --- Predictions of every kernel in a file at all points
 #
-# If a file contains `nngp`, the predictions of `ntk` are mean and standard deviation of networks
-# that train all layers (`closed_form`). The predictions of `nngp` describe networks that train
-# their readout, and at t = ∞ the Gaussian process itself. A tangent kernel of finite networks gives
-# no deviation.
+# If a file contains `nngp`, the predictions of `ntk` are the mean and standard deviation over wide
+# networks whose layers are all trained (`closed_form`). The predictions of `nngp` are for networks
+# of which only the readout is trained; at t = ∞, they equal the Gaussian process posterior. A
+# tangent kernel of finite networks gives no deviation.
 
 
 LEFT_OUT = "left out"
@@ -398,7 +409,7 @@ LEFT_OUT = "left out"
 
 @dataclass(frozen=True)
 class Answer:
-    """The scores and predictions of one kernel and one way to train."""
+    """The scores and predictions of one kernel and one kind of training."""
 
     kernel: str
     solved: SolvedKernel
@@ -407,6 +418,10 @@ class Answer:
 
 
 def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -> Iterator[Answer]:
+    """Yield the answer for each kernel in the file and each kind of training.
+
+    Iterative solvers report their progress to `tell`.
+    """
     entries = replace(entries, budget=question.budget)
     for kernel in reversed(entries.matrix.layout.kernels):
         for solved in solve(entries, kernel, question, tell):
@@ -414,7 +429,7 @@ def predict(entries: Entries, question: Question, tell: Callable[[str], None]) -
 
 
 def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Answer:
-    """Predict all splits, and score them."""
+    """Predict and score all splits."""
     predicted = {
         split: predict_at(entries, kernel, solved, points)
         for split, points in entries.matrix.splits.items()
@@ -428,7 +443,7 @@ def answer_at_splits(entries: Entries, kernel: str, solved: SolvedKernel) -> Ans
 def score_of(
     entries: Entries, kernel: str, solved: SolvedKernel, split: str, outputs: MeanAndDeviation
 ) -> Score:
-    """Score the predictions of one split."""
+    """Return the scores of the predictions `outputs` on one split."""
     is_left_out = split == LEFT_OUT
     points = entries.matrix.splits["train" if is_left_out else split]
     targets = entries.targets[points]
@@ -458,7 +473,7 @@ def score_of(
 def predict_at(
     entries: Entries, kernel: str, solved: SolvedKernel, points: slice
 ) -> MeanAndDeviation:
-    """Predict the outputs at some points, block by block."""
+    """Predict the outputs at some points and, if known, their standard deviation."""
     learned = solved.learned if "nngp" in entries.matrix.layout.kernels else None
     prior = entries.among("nngp") if learned and kernel == "ntk" else None
     means: list[Tensor] = []
@@ -466,21 +481,21 @@ def predict_at(
     for block in entries.blocks(points):
         cross = entries.rows(kernel, block)
         means.append(entries.values(cross @ solved.coefficients))
-        if learned and prior is not None:  # networks that train all layers
+        if learned and prior is not None:  # all layers are trained
             start = Kernels(prior, entries.rows("nngp", block))
             ensemble = Ensemble(cross, start, learned[0])
             variances.append(ensemble.variance(entries.own("nngp", block)))
-        elif learned:  # networks that train their readout
+        elif learned:  # only the readout is trained
             variances.append(Posterior(cross, *learned).variance(entries.own("nngp", block)))
     deviation = torch.cat(variances).clamp(min=0).sqrt() if variances else None
     return MeanAndDeviation(torch.cat(means), deviation)
 
 
 class Study(Component):
-    """Several kernels of infinite width for one table, each given by its overrides.
+    """Several infinite-width kernels to be compared in one table, each given by its overrides.
 
-    `base` are overrides of all kernels. `published` are accuracies in per cent for comparison with
-    the NTK's, measured with the data in `published_with`.
+    `base` are overrides for all kernels. `published` maps kernels to published accuracies of their
+    tangent kernels, in per cent. `published_with` describes the data of these accuracies.
 
     >>> Study(kernels={"A": ["model=mlp"]}, base=["data=wine"]).overrides(["data.train=50"])
     {'A': ['data=wine', 'model=mlp', 'data.train=50']}
@@ -492,7 +507,7 @@ class Study(Component):
     published_with: str = ""
 
     def overrides(self, words: Sequence[str]) -> dict[str, list[str]]:
-        """Return the overrides of each kernel; later ones take precedence."""
+        """Return the overrides of each kernel, followed by `words`. Later ones take precedence."""
         return {
             name: [*self.base, *kernel_words, *words] for name, kernel_words in self.kernels.items()
         }

@@ -1,8 +1,8 @@
-"""Sweeps of many experiments: their definition, their plan, and carrying out missing runs.
+"""Sweeps of many experiments: define a sweep, plan its runs, and carry out the missing runs.
 
 Each file imports only from the files above it:
 
 definition     axes, seeds and fits, from a file or a command line
-plan           all runs composed, their states and costs, and the journal
-jobs           the runs as jobs on an engine, with progress and remaining time
+plan           the composed runs, their states and estimated costs, and the event log
+jobs           carry out runs as jobs on an engine, with progress and remaining time
 """

@@ -2,11 +2,13 @@
 
 The values of an axis are written as:
 
-    YAML             [64, 128]    {from: 32, to: 1024, count: 6, scale: log}
-    both             64,128,256    0..4 (whole numbers)    0..1:5 (equal steps)
-                     32..1024:6:log (equal ratios)
+    in YAML                    [64, 128]    {from: 32, to: 1024, count: 6, scale: log}
+    in YAML or on a            64,128,256
+    command line               0..4             all integers from 0 to 4
+                               0..1.0:5         5 values with equal steps
+                               32..1024:6:log   6 values with equal ratios
 
-A range between whole numbers contains whole numbers. Write 1.0..64 for fractions.
+A range between two integers contains only integers. Write 1.0..64:9 for fractions.
 
 >>> read_values("model.width", "32..256:4:log")
 (32, 64, 128, 256)
@@ -38,12 +40,12 @@ from ntkexp.records.folder import CIRCUMSTANCES, command
 from ntkexp.records.sweep import Fit, resolved
 
 Value: TypeAlias = Any
-"""A value that YAML can write on one line: a number, text, null, or a list or mapping of these."""
+"""A value that fits on one line of YAML: a number, string, null, or a list or mapping of these."""
 
 NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})(?::([0-9]+)(?::(\w+))?)?")
 MAX_RUNS = 10**5
-"""Largest number of values of a key, and of runs of a sweep."""
+"""The maximal number of values of a key, and of runs of a sweep."""
 
 SCALES = ("linear", "log")
 RANGE_KEYS = ("from", "to", "count", "scale")
@@ -53,7 +55,7 @@ QUOTES = "'\""
 
 
 def read_values(key: str, written: object) -> tuple[Value, ...]:
-    """Return the values of a key. Raise if there are none, or if one is repeated."""
+    """Return the values of a key. Raise if there are none, or if a value is repeated."""
     match written:
         case Mapping():
             values = read_range(key, written)
@@ -112,7 +114,7 @@ def read_value(key: str, text: str) -> tuple[Value, ...]:
 
 
 def read_plain(text: str) -> Value:
-    """Read a number as Python does, and any other value as YAML does.
+    """Parse a number by the rules of Python, and any other value by the rules of YAML.
 
     >>> read_plain("1e-3"), read_plain("null"), read_plain("relu"), read_plain("[a")
     (0.001, None, 'relu', '[a')
@@ -173,7 +175,7 @@ def space(key: str, start: float, stop: float, count: int, scale: str) -> tuple[
     else:
         values = [start + (stop - start) * u for u in shares]
     if isinstance(start, float) or isinstance(stop, float):
-        # 12 digits, so that 0.1 … 10 contains 1 and not 0.9999999999999999
+        # Round to 12 digits, so that 0.1 … 10 contains 1 instead of 0.9999999999999999.
         return tuple(float(f"{value:.12g}") for value in values)
     integers = tuple(round(value) for value in values)
     if len(set(integers)) < count:
@@ -185,18 +187,18 @@ def space(key: str, start: float, stop: float, count: int, scale: str) -> tuple[
 
 # --- The file of a sweep:
 #
-#     axes:                  values of each KEY; runs are made at all combinations
+#     axes:                  values of each KEY; there are runs for all combinations
 #       model.width: {from: 32, to: 1024, count: 6, scale: log}
-#     seeds: 5               of each point: a count, or a list
+#     seeds: 5               the seeds of each combination: a number of seeds, or a list
 #     base: [steps=300]      overrides of all runs
-#     fits:                  power laws, with the exponent of theory or null
-#       - {quantity: kernel_change, axis: model.width, exponent: -1.0, margin: 0.1}      equal to ± 0.1
-#       - {quantity: kernel_change, axis: model.width, exponent: -0.5, bound: upper}     at most this
+#     fits:                  power laws, with the exponent predicted by theory, or null
+#       - {quantity: kernel_change, axis: model.width, exponent: -1.0, margin: 0.1}   −1 ± 0.1
+#       - {quantity: kernel_change, axis: model.width, exponent: -0.5, bound: upper}  at most −0.5
 
 
 @dataclass(frozen=True)
 class Point:
-    """A combination of values, and a seed."""
+    """A combination of axis values, and a seed."""
 
     values: Mapping[str, Value]
     seed: int
@@ -211,8 +213,8 @@ class Definition:
     seeds: tuple[int, ...]
     base: tuple[str, ...]
     fits: tuple[Fit, ...]
-    words: tuple[str, ...] = ()  # of its command
-    options: tuple[str, ...] = ()  # of the command that repeats it or one of its runs
+    words: tuple[str, ...] = ()  # the arguments of its command line
+    options: tuple[str, ...] = ()  # options for commands that repeat the sweep or one of its runs
 
     @property
     def command(self) -> str:
@@ -227,7 +229,7 @@ class Definition:
         return tuple(Point(values, seed) for values in combinations for seed in self.seeds)
 
     def overrides(self, point: Point) -> tuple[str, ...]:
-        """Return the overrides of the run at a point, as for `ntkexp train`."""
+        """Return the overrides of the run at a point, as arguments of `ntkexp train`."""
         return (
             *self.base,
             *(f"{key}={spell_value(value)}" for key, value in point.values.items()),
@@ -236,7 +238,7 @@ class Definition:
 
     @property
     def digest(self) -> str:
-        """8 hexadecimal digits of everything that decides the results."""
+        """The first 8 hexadecimal digits of the SHA-256 of all settings that affect the results."""
         deciding = [text for text in self.base if split(text).key not in CIRCUMSTANCES]
         content = resolved(self.axes, self.seeds, deciding, self.fits)
         return sha256(json.dumps(content).encode()).hexdigest()[:8]
@@ -245,21 +247,22 @@ class Definition:
 # --- A sweep from a command line, or from its file.
 #
 # On the command line, a key with one value is common to all runs, and a key with several values is
-# an axis. It replaces an axis of the file. A sweep that differs from its file gets another name.
+# an axis. An axis on the command line replaces the same axis of the file. If the results of a sweep
+# differ from those defined by its file, a digest is appended to its name.
 
 
 SWEEP_KEYS = ("axes", "seeds", "base", "fits")
 
 
 def define(words: Sequence[str], choices: Choices) -> Definition:
-    """Return the sweep of a command line: overrides, after the name of a file or without it."""
+    """Return the sweep of a command line: the name of a file, overrides, or both in this order."""
     names = choices.options("sweep")
     if not words:
         raise Mistake(
             f"there is nothing to sweep; name one of {', '.join(names)}, or write, for example, "
             "model.width=64,128"
         )
-    if "=" in words[0]:  # without a file, named after its axes
+    if "=" in words[0]:  # a sweep without a file is named after its axes
         sweep = with_overrides(Definition("", {}, (0,), (), ()), words)
         axes = list(sweep.axes)
         if len(sweep.seeds) > 1:
@@ -277,13 +280,13 @@ def define(words: Sequence[str], choices: Choices) -> Definition:
     except Mistake as mistake:
         raise Mistake(str(mistake) if str(path) in str(mistake) else f"{path}: {mistake}") from None
     sweep = with_overrides(file, words[1:])
-    # named after its file if the results are the same
+    # Keep the name of the file if the results are the same.
     name = file.name if sweep.digest == file.digest else f"{file.name}-{sweep.digest}"
     return replace(sweep, name=name, words=tuple(words))
 
 
 def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
-    """Return the sweep with the overrides of a command line."""
+    """Return the sweep with the overrides of a command line. Drop fits along axes of one value."""
     axes = dict(definition.axes)
     seeds = definition.seeds
     base = list(definition.base)
@@ -302,7 +305,7 @@ def with_overrides(definition: Definition, words: Sequence[str]) -> Definition:
 
 
 def from_yaml(name: str, tree: Mapping[str, Any]) -> Definition:
-    """Return the sweep of a YAML file.
+    """Return the sweep defined by the content of a YAML file.
 
     >>> len(from_yaml("a", {"axes": {"model.width": "8..9"}, "seeds": 3}).points)
     6
@@ -358,7 +361,7 @@ def list_of(key: str, value: Any) -> list[Any]:
 
 
 def seeds_of(written: object) -> tuple[int, ...]:
-    """Return the seeds for a count, a list, or a range."""
+    """Return the seeds given by a count (0, 1, …), a list, or a range."""
     if isinstance(written, int) and not isinstance(written, bool):
         if written > MAX_RUNS:
             raise Mistake(f"seeds={written}: {MAX_RUNS} are the most")
@@ -367,7 +370,7 @@ def seeds_of(written: object) -> tuple[int, ...]:
 
 
 def whole_numbers(values: tuple[Value, ...]) -> tuple[int, ...]:
-    """Return seeds. Raise if one is not a whole number ≥ 0."""
+    """Return the values. Raise if one is not an integer ≥ 0."""
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise Mistake(

@@ -1,8 +1,7 @@
-"""Carrying out the runs of a sweep as jobs on an engine, with their progress and the remaining
-time.
+"""Carry out the runs of a sweep as jobs on an engine, and show progress and remaining time.
 
-Finished runs are kept and interrupted runs are resumed. Runs that another process is working on are
-waited for.
+Finished runs are kept, and interrupted runs are resumed. If another process works on a run, the
+sweep waits for it.
 """
 
 from __future__ import annotations
@@ -37,38 +36,38 @@ from ntkexp.run.execute import execute
 from ntkexp.sweep.plan import Estimator, Plan, PlannedRun, longest_first
 from ntkexp.text import counted, duration
 
-# --- The remaining time: the estimated work that is left, divided by the measured speed.
+# --- The remaining time: the estimated remaining work divided by the measured speed.
 #
-# ahead = max(left / workers, longest of the left) / speed
-# speed = estimated / measured worker seconds
+# ahead = max(remaining work / workers, longest remaining job) / speed
+# speed = estimated cost of the completed work / measured worker seconds
 #
-# If the unit of the costs is unknown, nothing can be estimated before the first job has ended.
+# If the unit of the costs is unknown, there is no estimate before the first progress.
 
 
-TRAINING_SHARE = 0.9  # the share of a run's time until its last step; writing and drawing follow
-PRIOR_SECONDS = 20.0  # worker seconds that the estimates weigh, relative to measurements
+TRAINING_SHARE = 0.9  # training's share of a run's time; the rest is for files and pictures
+PRIOR_SECONDS = 20.0  # weight of the prior speed 1, as worker seconds of measurements
 
 
 @dataclass
 class RemainingTime:
-    """An estimate of the remaining time, from the costs of jobs and from their events."""
+    """An estimate of the remaining time, from the estimated costs of jobs and from their events."""
 
     costs: Mapping[str, float]
     workers: int
     believed: float = PRIOR_SECONDS  # 0 if the unit of the costs is unknown
-    shares: dict[str, float] = field(default_factory=dict)  # completed, of each begun job
-    begun: dict[str, float] = field(default_factory=dict)  # times of the running jobs
+    shares: dict[str, float] = field(default_factory=dict)  # the completed share of each begun job
+    begun: dict[str, float] = field(default_factory=dict)  # start times of the running jobs
     spent: float = 0.0  # worker seconds of ended jobs
 
     def see(self, event: Event) -> None:
-        """Update the estimate."""
+        """Update the estimate with an event."""
         match event:
             case Began():
                 self.begun[event.name] = time.monotonic()
                 self.shares[event.name] = 0.0
             case Stepped():
                 self.shares[event.name] = TRAINING_SHARE * event.step / event.steps
-            case Ended() if event.how == "held":  # it will begin again
+            case Ended() if event.how == "held":  # the job will begin again
                 self.begun.pop(event.name, None)
                 self.shares.pop(event.name, None)
             case Ended():
@@ -77,7 +76,7 @@ class RemainingTime:
 
     @property
     def ahead(self) -> float | None:
-        """The remaining seconds, if they can be estimated."""
+        """The remaining seconds, or None if they cannot be estimated yet."""
         left = {name: cost * (1 - self.shares.get(name, 0.0)) for name, cost in self.costs.items()}
         done = sum(self.costs.values()) - sum(left.values())
         busy = self.spent + sum(time.monotonic() - start for start in self.begun.values())
@@ -89,7 +88,7 @@ class RemainingTime:
 
 @dataclass
 class JobProgress:
-    """The display of jobs on an engine: one task, with a part for every running job.
+    """The progress display of jobs on an engine: one bar, with a part for every running job.
 
     >>> import sys
     >>> from ntkexp.report.progress import ProgressLines
@@ -107,13 +106,13 @@ class JobProgress:
     done: int
 
     def start(self, name: str) -> None:
-        """Begin the task."""
+        """Start the display."""
         workers = f"with {counted(self.clock.workers, 'worker')}"
         note = f"{self.time_ahead()} {workers}".strip()
         self.progress.start(name, self.runs, self.done, "run", note)
 
     def see(self, event: Event) -> None:
-        """Display an event, with the remaining time."""
+        """Display an event and the remaining time."""
         self.clock.see(event)
         match event:
             case Began():
@@ -130,7 +129,7 @@ class JobProgress:
                     self.progress.step(self.done, f"{note}; {ahead}" if ahead else note)
 
     def time_ahead(self, ending: str = "") -> str:
-        """Spell the remaining time, if it is known."""
+        """Return the remaining time in words, or "" if it is unknown."""
         seconds = self.clock.ahead
         return "" if seconds is None else f"about {duration(seconds)}{ending}"
 
@@ -141,26 +140,25 @@ ENDINGS = {"found": "is done", "broken": "is stopped", "failed": "failed"}
 # --- A run as a job for a worker.
 
 
-REPORT_SECONDS = 0.2  # seconds between two reports of a run's progress
+REPORT_SECONDS = 0.2  # minimal interval between reports of a run's progress
 
 
 @dataclass(frozen=True)
 class RunJob(AbstractJob):
-    """A run to be carried out by a worker. The name of its task is the name of its folder."""
+    """A run as a job. The name of its task is the name of the run's folder."""
 
     loads = ("ntkexp.report.plots.run_plots", "torch.fx.experimental.symbolic_shapes")
-    """Pictures, and the modules that torch imports for a first derivative: half the time of a small
-    run.
-    """
+    """The module of pictures, and a module that torch imports for the first derivative. These
+    imports take half the time of a small run."""
     advice = "error.txt in its folder says where"
 
     fields: dict[str, Any]
     overrides: tuple[str, ...]
     out: str
     trust: tuple[str, ...]
-    options: tuple[str, ...] = ()  # of the `ntkexp train` command that repeats the run
-    pictures: bool = True  # drawing may take longer than a small run
-    log: str | None = None  # the service that receives metrics during the run
+    options: tuple[str, ...] = ()  # options of the `ntkexp train` command that repeats the run
+    pictures: bool = True  # draw pictures, which may take longer than a small run
+    log: str | None = None  # the service to which metrics are sent during the run
 
     def carry_out(self, name: str, threads: int, tell: Tell) -> Ending:
         relay = Relay(name, tell)
@@ -178,8 +176,10 @@ class RunJob(AbstractJob):
         return "done" if relay.begun else "found"
 
     def experiment(self, name: str) -> Experiment:
-        """Build the experiment. Raise if its name differs here, because of other data or another
-        version.
+        """Build the experiment on the worker.
+
+        Raise if its folder would have a different name than on the machine of the command, because
+        the worker has different data or a different version of the package.
         """
         experiment = build(self.fields, admit(self.trust))
         if folder_name(experiment) != name:
@@ -188,13 +188,13 @@ class RunJob(AbstractJob):
                 "another version"
             )
         if not experiment.memory_gb and experiment.device != "cpu":
-            # workers may share a GPU
+            # Several workers may share a GPU, so do not use the default limit of the device.
             experiment = experiment.model_copy(update={"memory_gb": DEFAULT_MEMORY_GB})
         return experiment
 
 
 class Relay(AbstractProgress):
-    """Progress of a run, sent as events."""
+    """The progress of a run, sent to the command as events."""
 
     def __init__(self, name: str, tell: Tell) -> None:
         self.name = name
@@ -223,13 +223,13 @@ class Relay(AbstractProgress):
 # --- The runs of a sweep on an engine.
 
 
-RUN_POLL_SECONDS = 0.5  # seconds between two looks at the runs of another process
+RUN_POLL_SECONDS = 0.5  # interval between checks of the runs of another process
 UNFINISHED = {"stopped", "killed", "broken", "failed"}
 
 
 @dataclass
 class Conductor:
-    """A sweep in progress."""
+    """The execution of a sweep on an engine."""
 
     plan: Plan
     engine: AbstractEngine
@@ -238,10 +238,10 @@ class Conductor:
     fail_fast: bool = False
     pictures: bool = True
     log: str | None = None
-    ended: dict[str, Ended] = field(default_factory=dict)  # runs that ended under this command
+    ended: dict[str, Ended] = field(default_factory=dict)  # the runs that this command ended
 
     def conduct(self, runs: list[PlannedRun]) -> None:
-        """Carry out these runs, the longest first."""
+        """Carry out these runs, longest first."""
         estimate = Estimator()
         seconds = {run.name: estimate(run.experiment).seconds for run in runs}
         waiting = longest_first(runs, list(seconds.values()))
@@ -256,7 +256,7 @@ class Conductor:
                         self.hear(event, jobs)
                         if self.over:
                             break
-                # another process works on the remaining runs
+                # Another process works on the remaining runs.
                 waiting = [run for run in waiting if run.name not in self.ended]
                 if waiting and not self.over:
                     self.wait_for(waiting)
@@ -264,20 +264,21 @@ class Conductor:
             self.progress.stop()
 
     def wait_for(self, runs: list[PlannedRun]) -> None:
-        """Wait until another process lets go of one of these runs."""
+        """Wait until another process stops working on one of these runs."""
         self.progress.say(f"another process runs {counted(len(runs), 'run')}; waiting for it")
         while all(self.plan.folder(run).state == "running" for run in runs):
             time.sleep(RUN_POLL_SECONDS)
 
     @property
     def over(self) -> bool:
-        """Whether the sweep has to stop before its end."""
+        """True if the sweep must stop early: the machine failed, or a run with `fail_fast`."""
         hows = {ended.how for ended in self.ended.values()}
         return "broken" in hows or (self.fail_fast and bool(hows & UNFINISHED))
 
     def tasks(self, runs: list[PlannedRun], jobs: JobProgress) -> Iterator[Task]:
-        """Yield the task of each run, unless the run is finished or begun when a worker is free for
-        it.
+        """Yield the task of each run when a worker is free for it.
+
+        Skip runs that another process has finished or begun in the meantime.
         """
         for run in runs:
             state = self.plan.folder(run).state
@@ -296,7 +297,7 @@ class Conductor:
                 yield Task(run.name, job, str(self.plan.record.parent))
 
     def hear(self, event: Event, jobs: JobProgress) -> None:
-        """Write an event into the journal, and display it."""
+        """Write an event to the event log, and display it."""
         match event:
             case Began():
                 self.plan.event_log.write(event.name, "began")

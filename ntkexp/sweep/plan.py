@@ -1,5 +1,6 @@
-"""The plan of a sweep: all runs composed and validated before the first one begins, their states
-and costs.
+"""Plan a sweep: compose and validate every run before the first begins.
+
+The plan lists the state and the estimated cost of each run.
 """
 
 from __future__ import annotations
@@ -25,15 +26,14 @@ from ntkexp.records.sweep import Sweep, SweepRun
 from ntkexp.run.setting import survey
 from ntkexp.sweep.definition import MAX_RUNS, Definition, Point
 
-# --- journal.jsonl: the events of runs under all sweeps, one line each.
+# --- journal.jsonl: the event log, with a line for each event of the runs of all sweeps.
 #
-#     {"at": "2026-01-31T12:00:00+00:00", "sweep": "width", "run": "mlp-w32-s0-…", "event": "done",
-# "reason": "",
-#      "seal": …}
+#     {"at": "2026-01-31T12:00:00+00:00", "sweep": "width", "run": "mlp-w32-s0-…",
+#      "event": "done", "reason": "", "seal": …}
 #
-# A run whose last event is `failed` does not begin again without --retry-failed. Each line is one
-# write, so that several sweeps can append at once. Lines that a kill cut off, or with a wrong seal,
-# are ignored; their runs begin again.
+# A run whose last event is `failed` is not started again without --retry-failed. Each line is a
+# single write, so that several sweeps can append concurrently. The seal is a checksum. Incomplete
+# lines and lines with a wrong checksum are ignored, and their runs are started again.
 
 
 JOURNAL = "journal.jsonl"
@@ -41,7 +41,7 @@ JOURNAL = "journal.jsonl"
 
 @dataclass(frozen=True)
 class EventLog:
-    """The journal of all sweeps of a folder."""
+    """The event log that all sweeps of a folder share."""
 
     path: Path
     sweep: str
@@ -54,7 +54,7 @@ class EventLog:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         descriptor = os.open(self.path, flags, 0o644)
         try:
-            # the first newline ends a line that a full disk or a kill has cut off
+            # The leading newline ends a line that was cut off by a full disk or a kill.
             os.write(descriptor, f"\n{line}".encode())
         finally:
             os.close(descriptor)
@@ -72,7 +72,7 @@ class EventLog:
                 yield event
 
     def failures(self) -> dict[str, str]:
-        """Return the reason for each run whose last event is a failure."""
+        """Return the reason of failure for each run whose last event is `failed`."""
         last = {str(event["run"]): event for event in self.events()}
         return {
             run: str(event["reason"]) for run, event in last.items() if event["event"] == "failed"
@@ -88,7 +88,7 @@ def seal_of(fields: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep, with its point on the axes."""
+    """One run of a sweep, with its axis values and seed."""
 
     point: Point
     overrides: tuple[str, ...]
@@ -98,7 +98,10 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a sweep in the order of its points. Two points may share a run."""
+    """The runs of a sweep in the order of its points.
+
+    Two points may share a run, if their settings lead to the same results.
+    """
 
     sweep: Definition
     out: Path
@@ -121,6 +124,7 @@ class Plan:
 
 
 def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
+    """Compose all runs of a sweep. Raise if a run is invalid, or if there are too many runs."""
     count = prod(map(len, sweep.axes.values())) * len(sweep.seeds)
     if count > MAX_RUNS:
         axes = " × ".join([*sweep.axes, "seed"])
@@ -134,7 +138,7 @@ def plan(sweep: Definition, composer: Composer, out: Path) -> Plan:
 
 
 def longest_first(runs: Sequence[PlannedRun], seconds: Sequence[float]) -> list[PlannedRun]:
-    """Sort runs by duration, so that no worker has to finish a long one alone."""
+    """Sort runs by decreasing duration, so that no long run is left for the end."""
     return [runs[k] for k in sorted(range(len(runs)), key=lambda k: -seconds[k])]
 
 
@@ -153,8 +157,10 @@ class RunStatus:
 def statuses(
     plan: Plan, failures: Mapping[str, str], ended: Mapping[str, Ended]
 ) -> dict[str, RunStatus]:
-    """Return the state of every run: from its folder, then the journal, then its end under this
-    command.
+    """Return the state of every run.
+
+    The state comes from the run's folder. If the folder is not done or running, it comes from the
+    `failures` in the event log, and the reason from the `ended` event of this command.
     """
     states = {}
     for run in plan.distinct:
@@ -172,7 +178,7 @@ def statuses(
 def runs_to_do(
     plan: Plan, before: Mapping[str, RunStatus], *, retry_failed: bool
 ) -> list[PlannedRun]:
-    """Return the unfinished runs, with or without those that failed."""
+    """Return the runs that are not done. Include failed runs only with `retry_failed`."""
     states = {"unfinished", "running"}
     if retry_failed:
         states.add("failed")
@@ -180,6 +186,7 @@ def runs_to_do(
 
 
 def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
+    """Return the sweep with the folder and state of each run, as it is written to its record."""
     sweep = plan.sweep
     return Sweep(
         path=plan.record,
@@ -202,12 +209,12 @@ def record(plan: Plan, statuses: Mapping[str, RunStatus]) -> Sweep:
     )
 
 
-# --- The cost of a run, from shapes alone (`ntkexp.path.budget`).
+# --- The cost of a run, estimated from shapes without training (`ntkexp.path.budget`).
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """Core seconds and bytes of a run, or the reason why they are unknown."""
+    """The core seconds and peak memory of a run, or the reason why they are unknown."""
 
     seconds: float
     bytes: float
@@ -216,12 +223,12 @@ class RunCost:
 
 @dataclass
 class Estimator:
-    """Costs of runs. Runs that differ in seeds, scales or step sizes share one survey."""
+    """Estimated costs of runs. Runs that differ only in seed, scale or step size share a survey."""
 
     known: dict[str, RunCost] = field(default_factory=dict)
 
     def __call__(self, experiment: Experiment) -> RunCost:
-        """Return the cost of a run, from a survey of its data and network on the CPU."""
+        """Return the estimated cost of a run."""
         deciding = (
             experiment.data,
             experiment.model,
@@ -240,7 +247,7 @@ class Estimator:
 
 
 def cost_of(experiment: Experiment) -> RunCost:
-    """Survey a run, and return its cost."""
+    """Draw the data and network of a run on the CPU, and return the run's estimated cost."""
     try:
         here = experiment.model_copy(update={"device": "cpu"})
         memory = survey(here).memory

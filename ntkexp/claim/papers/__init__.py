@@ -1,4 +1,4 @@
-"""Trials, quantities and pictures of claims, in one file for each paper or topic."""
+"""Trials, quantities and pictures for claims of papers. Each file covers one paper or topic."""
 
 from typing import TYPE_CHECKING
 

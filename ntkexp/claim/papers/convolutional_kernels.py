@@ -1,4 +1,4 @@
-"""Kernels of convolutional networks: by layer, in regression, and their cost.
+"""Kernels of convolutional networks: their layers, their accuracy in regression, and their cost.
 
 S. Arora et al. 2019, arXiv:1904.11955, make the claims.
 """
@@ -42,17 +42,18 @@ class LayerProducts(AbstractTrial):
     """The kernel of each layer from its forward and backward signals, compared with autograd.
 
     A network with one output is evaluated at `points` points of the data (Arora et al. 2019,
-    section 3):
+    section 3). Let f = f(x) and f′ = f(x′):
 
         ⟨∂f/∂W, ∂f′/∂W⟩ = gain² Σ_pq ⟨g_p, g′_q⟩ ⟨b_p, b′_q⟩
 
     The sum runs over all pairs of pixels p, q; a dense layer has one pixel. b_p is the input patch
-    at pixel p, and g_p is the gradient of f with respect to the output at p. A bias is an
-    additional entry of the patch.
+    at pixel p, and g_p is the gradient of f with respect to the layer's output at pixel p. A bias
+    is an additional entry of the patch.
 
         error       ‖products − autograd‖/‖autograd‖ of a layer
         share       the share of the layer in the trace of the kernel
-        unpaired    the error of ⟨g, g′⟩⟨b, b′⟩, where g and b are vectors over all pixels
+        unpaired    the error of ⟨g, g′⟩⟨b, b′⟩, where g and b are vectors over all pixels (a
+                    control)
     """
 
     model: AbstractArchitecture
@@ -105,7 +106,7 @@ class LayerProducts(AbstractTrial):
 def pass_through(
     module: nn.Module, layers: Mapping[str, nn.Module], x: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the input of each layer, and the gradient of the output with respect to its output."""
+    """Return the input of each layer, and the gradient of f with respect to the layer's output."""
     inputs: dict[str, Tensor] = {}
     results: dict[str, Tensor] = {}
 
@@ -123,7 +124,7 @@ def pass_through(
 
 
 def autograd_kernel(module: nn.Module, layer: str, x: Tensor) -> Float[Tensor, "example example"]:
-    """Return the kernel of one layer's parameters, from a gradient per example."""
+    """Return the tangent kernel of one layer's parameters, from one autograd call per example."""
     parameters = list(module.get_submodule(layer).parameters())
     rows = []
     for point in torch.split(x, 1):
@@ -134,7 +135,10 @@ def autograd_kernel(module: nn.Module, layer: str, x: Tensor) -> Float[Tensor, "
 
 
 def per_pixel(layer: nn.Module, given: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Return patches [example, pixel, entry] with the bias, and signals [example, pixel, out]."""
+    """Return a layer's patches b [example, pixel, entry] and signals g [example, pixel, out].
+
+    `given` is the input of the layer, and `g` the gradient with respect to its output.
+    """
     if isinstance(layer, Affine):
         patches = layer.gain * given[:, None]
         signals = g[:, None]
@@ -151,14 +155,16 @@ def per_pixel(layer: nn.Module, given: Tensor, g: Tensor) -> tuple[Tensor, Tenso
 
 
 class LimitRegression(AbstractTrial):
-    """Kernel regression with the kernels Θ of infinitely wide networks.
+    """Kernel regression with the tangent kernels Θ of infinitely wide networks.
 
-        f(x) = Θ(x, X) (Θ(X, X) + ridge·mean diagonal)⁻¹ Y,    Y one-hot and centred
+        f(x) = Θ(x, X) (Θ(X, X) + λ)⁻¹ Y,    λ = ridge · mean diagonal of Θ(X, X)
 
-        accuracy    the share of test examples whose largest output is their class
-        residual    max |f(X) − Y|, 0 if the closed form returns the training labels
-        condition   the condition number of Θ(X, X) + ridge
-        bound       n·eps·condition, the rounding error of the residual
+    X are the n training examples, and Y their one-hot targets minus 1/C.
+
+        accuracy    the accuracy on test examples
+        residual    max |f(X) − Y|, which is 0 without ridge
+        condition   the condition number of Θ(X, X) + λ
+        bound       n·eps·condition, a bound on the rounding error of the residual
 
     The columns `kernel` (the name of the model) and `ridge` label the rows. The seed draws the
     examples.
@@ -209,16 +215,17 @@ class LimitRegression(AbstractTrial):
 class LearningCurve(AbstractTrial):
     """A learning curve of kernel regression, extrapolated with the known curve of another kernel.
 
-    The kernels of two infinitely wide networks, `model` and `beside`, are solved on the same
-    `splits` random subsets of the training examples of each size n, and classify the other
-    examples. The gain of one over the other changes slowly with n:
+    Two infinitely wide networks, `model` and `beside`, are compared. For each size n, their kernels
+    are fitted on the same `splits` random subsets of n examples, and classify the remaining
+    examples. The difference of their accuracies on the logit scale changes slowly with n. It is
+    fitted by least squares, and then extrapolated to the sizes `at`:
 
-        gain(n)        logit accuracy(n) of `model` − logit accuracy(n) of `beside` ≈ a + b ln n
-        predicted(n)   logit predicted(n) = logit known(n) + a + b ln n, at the sizes `at`
+        logit accuracy_model(n) − logit accuracy_beside(n) ≈ a + b ln n
+        logit predicted(n) = logit known(n) + a + b ln n
 
-    a and b are fitted by least squares. They do not depend on the difficulty of the examples, which
-    both kernels share. The columns `kernel` (`model` or `beside`) and `examples` (n) label the
-    rows.
+    `known` are accuracies of `beside` at these sizes. The difficulty of the examples affects both
+    kernels alike, and cancels in the difference. The columns `kernel` (`model` or `beside`) and
+    `examples` (n) label the rows.
     """
 
     model: AbstractLayered
@@ -232,7 +239,7 @@ class LearningCurve(AbstractTrial):
 
     @model_validator(mode="after")
     def refuse_no_line(self) -> Self:
-        """Raise if the line is not determined, or if a known accuracy is missing."""
+        """Raise if there are fewer than two sizes, or if a known accuracy is missing."""
         if len(set(self.sizes)) < 2:
             raise Mistake(f"trial.sizes={[*self.sizes]}: give two different sizes, to fit a line")
         if len(self.at) != len(self.known):
@@ -279,7 +286,7 @@ class LearningCurve(AbstractTrial):
         size: int,
         seed: int,
     ) -> float:
-        """Return the mean accuracy over splits, which are the same for every kernel."""
+        """Return the mean accuracy over random splits. All kernels use the same splits."""
         generator = stream("splits", seed, size)
         right = 0
         for _ in range(self.splits):
@@ -299,13 +306,16 @@ def predict_by_gain(
     at: Sequence[int],
     known: Sequence[float],
 ) -> list[float]:
-    """Predict accuracies at the sizes `at`, where the other kernel has `known` accuracies.
+    """Predict the accuracies of a kernel at the sizes `at` (see `LearningCurve`).
+
+    `accuracies` and `beside` are the accuracies of both kernels at `sizes`. `known` are the
+    accuracies of the second kernel at the sizes `at`.
 
     >>> predicted = predict_by_gain([0.5, 0.7], [0.5, 0.5], [10, 100], [100, 10], [0.5, 0.25])
     >>> [round(accuracy, 12) for accuracy in predicted]
     [0.7, 0.25]
     """
-    # a and b, from logit accuracy − logit beside ≈ a + b ln n
+    # Fit a and b in logit accuracy − logit beside ≈ a + b ln n.
     first, second = torch.tensor([accuracies, beside], dtype=torch.float64).logit()
     gains = (first - second)[:, None]
     coefficients = torch.linalg.lstsq(log_columns(sizes), gains).solution
@@ -318,7 +328,7 @@ def predict_by_gain(
 
 
 def log_columns(sizes: Sequence[int]) -> Float[Tensor, "size two"]:
-    """Return the columns 1 and ln n."""
+    """Return a matrix with a row (1, ln n) for each size n."""
     rows = [(1.0, log(size)) for size in sizes]
     return torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
 
@@ -326,8 +336,8 @@ def log_columns(sizes: Sequence[int]) -> Float[Tensor, "size two"]:
 class AccuracyByExamples(AbstractPicture):
     """Measured, predicted and published accuracies against the number of training examples.
 
-    It draws a trial of `LearningCurve`. `names` labels its two kernels. Each of `numbers` gives its
-    number of examples in `where`.
+    The picture shows a trial of `LearningCurve`. `names` maps `model` and `beside` to labels. Each
+    entry of `numbers` gives its number of examples in `where`.
     """
 
     names: dict[str, str] = Field(min_length=1)
@@ -374,9 +384,10 @@ class AccuracyByExamples(AbstractPicture):
 
 
 class ScrambledPixels(AbstractSource):
-    """Images with permuted pixels, the same permutation in all images.
+    """Images whose pixels are permuted, with the same permutation in all images.
 
-    It is a control for claims about convolutions: the information stays, but neighbours are lost.
+    This is a control for claims about convolutions: it preserves all information, but destroys the
+    spatial neighbourhoods.
 
     >>> from ntkexp.data.images import Digits
     >>> plain = Digits(train=9).split().train.inputs
@@ -398,7 +409,7 @@ class ScrambledPixels(AbstractSource):
 
 
 def labelled(source: AbstractSource, seed: int) -> Data:
-    """Return the data of a seed. Raise if they have no classes."""
+    """Return the data for a seed. Raise if the data have no classes."""
     data = source.split(seed)
     if not data.classes:
         raise Mistake(
@@ -408,7 +419,7 @@ def labelled(source: AbstractSource, seed: int) -> Data:
 
 
 def centred(labels: Tensor, classes: int) -> Float[Tensor, "example class"]:
-    """Return one-hot targets less 1/C, so that rows sum to zero."""
+    """Return one-hot targets minus 1/C for C classes, so that rows sum to zero."""
     return torch.nn.functional.one_hot(labels, classes).double() - 1 / classes
 
 
@@ -424,12 +435,13 @@ class ConvolutionalAccuracy(AbstractTrial):
     """The accuracy of convolutional networks and their kernels, by depth and pooling.
 
         regressor
-        process      regression with the covariance of the infinitely wide network
-        kernel       regression with its tangent kernel
-        network      `width` channels, less the initial outputs, trained with momentum
+        process      regression with the covariance (NNGP kernel) of the infinitely wide network
+        kernel       regression with the tangent kernel of the infinitely wide network
+        network      a network with `width` channels, f − f_0, trained with momentum
 
-    Targets are one-hot and centred, and the loss is squared. The columns `depth`, `family` (`CNTK`,
-    or `CNTK-GAP` with pooling) and `regressor` label the rows. The seed draws images and weights.
+    Targets are one-hot minus 1/C, and the loss is squared. The columns `depth`, `family` (`CNTK`,
+    or `CNTK-GAP` with global average pooling) and `regressor` label the rows. The seed draws images
+    and weights.
 
     S. Arora et al., "On exact computation with an infinitely wide neural net" (2019),
     arXiv:1904.11955, table 1.
@@ -441,10 +453,9 @@ class ConvolutionalAccuracy(AbstractTrial):
     steps: Count = 200
     regressors: tuple[Regressor, ...] = Field(REGRESSORS, min_length=1)
     dtype: Literal["float64", "float32"] = "float32"
-    """The precision of networks; kernels are always float64.
+    """The precision of networks. Kernels are always computed in float64.
 
-    Single precision suffices to find the largest output, and its convolutions are four times as
-    fast."""
+    Single precision suffices for accuracies, and makes convolutions four times as fast."""
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         data = labelled(self.data, seed)
@@ -498,7 +509,7 @@ def train_outputs(
     step_size: float,
     steps: int,
 ) -> Float[Tensor, "test class"]:
-    """Train a module less its initial outputs on ½ Σ (f − y)²; return its outputs at new points.
+    """Train f − f_0 on the loss ½ Σ (f − f_0 − y)², and return its outputs at new points.
 
     >>> line, x = torch.nn.Linear(1, 1).double(), torch.ones(1, 1, dtype=torch.float64)
     >>> train_outputs(line, x, x, 3 * x, step_size=0.1, steps=300).round(decimals=6).item()
@@ -521,13 +532,13 @@ def train_outputs(
 class KernelTimes(AbstractTrial):
     """The time for kernels at infinite width, by the number n of Gaussian examples.
 
-        kernel_seconds     the kernel between n examples and n others             ∝ n²
-        solve_seconds      a solve with the kernel among n examples               ∝ n³
-        strip_seconds      the kernel between n examples and m others             ∝ n
-        product_seconds    the kernel among n examples times m vectors            ∝ n²
+        kernel_seconds     compute the n × n kernel between two sets of examples       ∝ n²
+        solve_seconds      solve a linear system with the n × n kernel                 ∝ n³
+        strip_seconds      compute the n × m kernel between two sets of examples       ∝ n
+        product_seconds    multiply the n × n kernel by m vectors                      ∝ n²
 
-    m is the smallest of the sizes. Seconds are processor seconds, the least of `repeats` attempts.
-    They are not reproducible, so the rows of a seed are measured once and stored.
+    m is the smallest of the sizes. Times are processor seconds, the minimum over `repeats`
+    attempts. They are not reproducible; the rows of a seed are measured once and stored.
     """
 
     model: AbstractLayered
@@ -545,7 +556,7 @@ class KernelTimes(AbstractTrial):
             x, others = torch.randn(2, size, *self.shape, generator=generator, dtype=torch.float64)
             matrix = infinite_kernel(layers, x, engine="torch", threads=1)[1]
             ones = torch.ones(size, least).to(x)
-            matrix.diagonal().add_(matrix.diagonal().mean())  # a ridge makes it regular
+            matrix.diagonal().add_(matrix.diagonal().mean())  # a ridge makes it nonsingular
             works: dict[str, Callable[[], object]] = {
                 "kernel_seconds": partial(
                     infinite_kernel, layers, x, others, engine="torch", threads=1
@@ -572,16 +583,16 @@ ACCURACY_COLUMNS = ("depth", "family", "regressor", "accuracy", "seed")
 
 
 class AccuracyTable(AbstractPicture):
-    """A table of accuracies by depth, with the accuracies of the paper.
+    """A table of accuracies by depth, next to the accuracies in the paper.
 
-    It shows a trial of `ConvolutionalAccuracy`. `per_cent` holds the paper's accuracies by family
-    and depth: S. Arora et al., "On exact computation with an infinitely wide neural net" (2019),
-    arXiv:1904.11955, table 1.
+    The table shows a trial of `ConvolutionalAccuracy`. `per_cent` holds the paper's accuracies by
+    family and depth: S. Arora et al., "On exact computation with an infinitely wide neural net"
+    (2019), arXiv:1904.11955, table 1.
     """
 
     per_cent: dict[str, dict[Count, float]]
     numbers: tuple[()] = ()
-    """Use `per_cent` instead."""
+    """Not used; `per_cent` takes its place."""
 
     def figure(self, judged: JudgedClaim) -> Figure:
         return JudgedRows().figure(judged)
@@ -630,7 +641,7 @@ class AccuracyTable(AbstractPicture):
 
 
 def accuracies(judged: JudgedClaim) -> dict[tuple[int, str, str], float]:
-    """Return the accuracy in per cent of each depth, family and regressor, averaged over seeds."""
+    """Return the mean accuracy over seeds, in per cent, for each depth, family and regressor."""
     cells = (
         judged.rows(*ACCURACY_COLUMNS)
         .groupby(["depth", "family", "regressor"], sort=False)["accuracy"]

@@ -1,5 +1,6 @@
-"""Double descent: the test error against the number of parameters (M. Belkin et al. 2019,
-arXiv:1812.11118).
+"""Double descent: test error as a function of the number of parameters.
+
+M. Belkin et al. 2019, arXiv:1812.11118, make the claim.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ if TYPE_CHECKING:
 
 
 MAX_CONDITION = 1e12
-"""Larger condition numbers are rounding noise, and cut here."""
+"""Condition numbers are clipped to this value, because larger ones are rounding noise."""
 
 
 class WidthSweep(AbstractTrial):
-    """Networks with one hidden layer, trained to the end on noisy targets, by width.
+    """Networks with one hidden layer, trained to convergence on noisy targets, by width.
 
         parameters     the number P of parameters
-        test_error     mean (f − y)² on new points without noise, over the variance of y
-        train_error    the same on the training examples, with noise
+        test_error     mean (f − y)² on test points without noise, over their variance of y
+        train_error    mean (f − y)² on the M training examples, over the same variance
         condition      λ_max/λ_min of the initial kernel among training examples, at most 10¹²
 
-    All widths learn the same examples, by Levenberg–Marquardt steps. Gradient descent would need
-    very many steps near P = M, where the kernel is nearly singular.
+    All widths learn the same examples, by Levenberg–Marquardt steps. Near P = M the kernel is
+    nearly singular, and gradient descent would need too many steps.
 
     M. Belkin, D. Hsu, S. Ma & S. Mandal, "Reconciling modern machine-learning practice and the
     classical bias–variance trade-off" (2019), arXiv:1812.11118.
@@ -84,7 +85,7 @@ class WidthSweep(AbstractTrial):
             def outputs(vector: Tensor, at: Tensor) -> Tensor:
                 return function(flat.weights(vector), at)[:, 0]
 
-            # w* = argmin ‖f(w; X) − y‖², and its errors relative to the variance of the truth
+            # w* = argmin ‖f(w; X) − y‖², and its mean squared errors
             minimum = least_squares(lambda vector: outputs(vector, x) - y[:, 0], first, self.steps)
             with torch.no_grad():
                 errors = [
@@ -107,11 +108,11 @@ class WidthSweep(AbstractTrial):
 def least_squares(
     missed: Callable[[Tensor], Float[Tensor, " train"]], start: Float[Tensor, " weight"], steps: int
 ) -> Float[Tensor, " weight"]:
-    """Minimise ‖r‖² by `steps` attempts at Levenberg–Marquardt steps.
+    """Minimise ‖r‖² by `steps` trial steps of the Levenberg–Marquardt method.
 
-        w ← w − (JᵀJ + μ)⁻¹ Jᵀ r
+        w ← w − (JᵀJ + μ)⁻¹ Jᵀ r,    r = missed(w),  J = ∂r/∂w
 
-    If the step lowers ‖r‖², accept it and decrease μ. Otherwise increase μ.
+    If a step lowers ‖r‖², accept it and decrease μ. Otherwise reject it and increase μ.
 
     >>> start = torch.tensor([1.0], dtype=torch.float64)
     >>> least_squares(lambda w: w**2 - 4.0, start, steps=30).round(decimals=9)
@@ -154,13 +155,14 @@ def condition(jacobian: Float[Tensor, "train weight"]) -> float:
 
 
 FITTED = 1e-3
-"""Training examples count as fitted if the error is a smaller share of the targets' variance."""
+"""Training examples count as fitted if the error is less than this share of the variance."""
 
 
 class InterpolationPeak(AbstractPicture):
     """Test error, train error and condition number against the number of parameters.
 
-    It draws a trial of `WidthSweep`. `threshold` is the number of targets, M·C.
+    The picture shows a trial of `WidthSweep`. `threshold` is the interpolation threshold, the
+    number of targets (examples times outputs).
 
     The axes follow M. Belkin et al., "Reconciling modern machine-learning practice and the
     classical bias–variance trade-off" (2019), arXiv:1812.11118, figure 4.
@@ -172,7 +174,7 @@ class InterpolationPeak(AbstractPicture):
         return draw_interpolation_peak(measured(judged), self.threshold, self.title(judged))
 
     def title(self, judged: JudgedClaim) -> str:
-        """Describe the peak of the mean test error, and its fall beyond."""
+        """Describe the peak of the mean test error, and its value at the largest network."""
         means = over_seeds(judged)["test_error"]
         top = means.idxmax()
         last = means.index[-1]
@@ -196,7 +198,7 @@ class InterpolationPeak(AbstractPicture):
             f"training examples are fitted, to {FITTED}, {beyond}."
         )
 
-        # The least test errors below and beyond the threshold
+        # The smallest test errors below and above the threshold
         errors = means["test_error"]
         before = errors[errors.index < self.threshold]
         after = errors[errors.index > self.threshold]
@@ -215,5 +217,5 @@ def measured(judged: JudgedClaim) -> pd.DataFrame:
 
 
 def over_seeds(judged: JudgedClaim) -> pd.DataFrame:
-    """Average the errors over seeds."""
+    """Return the test and train errors by number of parameters, averaged over seeds."""
     return measured(judged).groupby("parameters")[["test_error", "train_error"]].mean()

@@ -1,4 +1,4 @@
-"""The end of training: the minimum, the change of the weights, closed forms, and the cost."""
+"""The end of training: the minimum that is reached, closed forms of training, and its cost."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ from ntkexp.stream import stream
 class EndOfTraining(AbstractTrial):
     """The end point of gradient descent, by width.
 
-    A network learns two classes from f_0 = 0, with L the mean of ½(f − y)², until L has fallen to
-    the share `until`. Here f = α (g(θ) − g(θ_0)); a large α makes training lazy.
+    A network f = α (g(θ) − g(θ_0)) learns two classes with loss L, the mean of ½(f − y)², until L
+    has fallen to the fraction `until` of its initial value. A large α makes training lazy.
 
         gradient      ‖∇L(θ_T)‖/‖∇L(θ_0)‖
         curvature     λ_min/λ_max of the Hessian of L at θ_T, negative at a saddle point
         moved         ‖θ_T − θ_0‖/‖θ_T‖
-        miss          ‖θ_T − θ_0 − Σᵢ sᵢ‖/‖θ_T − θ_0‖, with sᵢ = −Σ_s η_s ∇ℓᵢ the sum for example i
-        norm          ‖θ_T − θ_0‖²/(f_T(X)ᵀ K_0⁻¹ f_T(X)), 1 if f_T has the least RKHS norm
+        miss          ‖θ_T − θ_0 − Σᵢ sᵢ‖/‖θ_T − θ_0‖, where sᵢ = −Σ_t η_t ∇ℓᵢ(θ_t) is the change
+                      of the weights that example i caused
+        norm          ‖θ_T − θ_0‖²/(f_T(X)ᵀ K_0⁻¹ f_T(X)), 1 if the weights changed as little as the
+                      linearised network allows for the same f_T(X)
 
-    A network that has not learned its examples within `steps` gives NaN. The Hessian is computed
-    only with `curvature`.
+    If the network does not learn its examples within `steps`, the numbers are NaN. The Hessian is
+    computed only if `curvature` is true.
     """
 
     model: AbstractArchitecture
@@ -74,7 +76,7 @@ class EndOfTraining(AbstractTrial):
         if not float(learner.loss(end)) <= self.until * float(learner.loss(learner.start)):
             return dict.fromkeys(("gradient", "curvature", "moved", "miss", "norm"), float("nan"))
 
-        # θ_T − θ_0, and the least ‖θ_T − θ_0‖² that gives f_T
+        # θ_T − θ_0, compared with the change of least norm that gives f_T(X) at first order
         last = flat(end)
         change = last - flat(learner.start)
         numbers = {
@@ -95,7 +97,7 @@ class EndOfTraining(AbstractTrial):
         return {**numbers, "curvature": float(values[0] / values[-1])}
 
     def train(self, learner: Learner) -> tuple[Weights, Weights]:
-        """Train, and return θ_T and Σᵢ sᵢ."""
+        """Train, and return θ_T and Σᵢ sᵢ (see the class)."""
         x = learner.task.inputs
         y = learner.task.targets
         gradients = vmap(grad(learner.loss_of_one), (None, 0, 0))
@@ -125,7 +127,7 @@ class Learner:
         return self.network.start
 
     def loss(self, weights: Weights) -> Tensor:
-        """Return L."""
+        """Return L, the mean of ½(f − y)² over the training examples."""
         missed = self.network.outputs(weights, self.task.inputs) - self.task.targets
         return missed.square().mean() / 2
 
@@ -138,7 +140,7 @@ class Learner:
         return float(flat(grad(self.loss)(weights)).norm())
 
     def least_change(self, weights: Weights) -> Tensor:
-        """Return f(X)ᵀ K_0⁻¹ f(X)."""
+        """Return f(X)ᵀ K_0⁻¹ f(X), where K_0 is the initial tangent kernel of f."""
         x = self.task.inputs
         outputs = self.network.outputs(weights, x).detach() / self.network.scaled.alpha
         kernel = self.network.kernel(self.start, x, x)
@@ -152,7 +154,7 @@ def flat(weights: Weights) -> Float[Tensor, " weight"]:
 
 
 def unflat(vector: Float[Tensor, " weight"], like: Weights) -> Weights:
-    """Return the weights of a vector, in the shapes of `like`.
+    """Split a vector into weights with the names and shapes of `like`. Inverse of `flat`.
 
     >>> weights = {"w": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])}
     >>> unflat(flat(weights), weights)
@@ -166,17 +168,20 @@ def unflat(vector: Float[Tensor, " weight"], like: Weights) -> Weights:
 
 
 class LinearModes(AbstractTrial):
-    """The modes of a deep linear network in training compared with their closed form.
+    """The modes of a deep linear network during training, compared with their closed form.
 
-    A network W₂W₁ without activation learns classes from whitened inputs, with small steps.
+    A linear network W₂W₁ learns classes y from whitened inputs x, with small steps. Its modes are
+    the singular vectors u_k, v_k of the correlation Σ of y with x, and a_k is the strength of mode
+    k:
 
         Σ = E y xᵀ = Σ_k s_k u_k v_kᵀ,    a_k = u_kᵀ W₂W₁ v_k
         a_k(t) = s_k/(1 + (s_k/a_k(0) − 1) e^(−2 s_k t))
 
         miss    √(mean_t (a_k(t) − closed form)²)/s_k, averaged over modes k
 
-    The comparison starts when a_k passes `from_` s_k. Initial weights are Gaussian with standard
-    deviation `small` or `large`, over √width. The column `start` says which.
+    The comparison starts, with t = 0, when a_k first exceeds `from_` · s_k. Initial weights are
+    Gaussian with standard deviation `small`/√width or `large`/√width, labelled by the column
+    `start`.
 
     A. Saxe, J. McClelland & S. Ganguli, "Exact solutions to the nonlinear dynamics of learning in
     deep linear neural networks" (2013), arXiv:1312.6120.
@@ -196,7 +201,7 @@ class LinearModes(AbstractTrial):
         x = data.train.inputs.flatten(1) @ white
         y = centred(data.train.target, len(data.classes))
         u, s, v = torch.linalg.svd(y.t() @ x / len(x), full_matrices=False)
-        # Centred targets of C classes have C − 1 modes.
+        # Centred targets of C classes have rank C − 1, and so C − 1 modes.
         u = u[:, : y.shape[1] - 1]
         s = s[:-1]
         v = v[: y.shape[1] - 1]
@@ -237,7 +242,10 @@ class LinearModes(AbstractTrial):
         return sum(deviations) / len(s)
 
     def off(self, course: Float[Tensor, " step"], size: Tensor) -> float:
-        """Return the deviation of a mode from its closed form; NaN if it stays below `from_`."""
+        """Return the relative rms deviation of one mode from its closed form.
+
+        Return NaN if the mode never exceeds `from_` times its final strength `size`.
+        """
         passed = torch.nonzero(course >= self.from_ * size).flatten()
         if not len(passed):
             return float("nan")
@@ -251,17 +259,18 @@ class LinearModes(AbstractTrial):
 
 
 class Operations(AbstractTrial):
-    """The cost of kernel regression at infinite width compared with training a network.
+    """The cost of kernel regression at infinite width, relative to training a network.
 
-        operations    operations of regression over operations of training
-        reached       the best accuracy of the network less the accuracy of the kernel
+        operations    number of operations of regression / number of operations of training
+        reached       the best accuracy of the network minus the accuracy of the kernel
 
-    Training by full-batch Adam stops when the network is as accurate as the kernel less `allowed`.
-    Multiplications are counted, for layers that use each weight once per example:
+    The network is trained by full-batch Adam until its accuracy is at least the accuracy of the
+    kernel minus `allowed`. An operation is a multiplication. The counts assume that layers use each
+    weight once per example, for n training examples:
 
-        training      3 per weight, example and step; 1 per weight and new example
+        training      3 per weight, example and step; 1 per weight and test example
         regression    inputs + `each` · layers per pair of examples; n³/3 to solve;
-                      1 per coefficient and new example
+                      1 per coefficient and test example
     """
 
     model: AbstractLayered
@@ -307,12 +316,12 @@ class Operations(AbstractTrial):
     def course(
         self, module: nn.Module, x: Tensor, y: Tensor, new: Tensor
     ) -> Iterator[Float[Tensor, "new class"]]:
-        """Yield the outputs at new examples before training and after every step."""
+        """Yield the outputs at test examples before training and after every step."""
         optimizer = torch.optim.Adam(module.parameters(), lr=self.step_size)
         for _ in range(self.steps + 1):
             with torch.no_grad():
                 outputs = module(new)
-            yield outputs  # outside no_grad, which would otherwise hold for the caller
+            yield outputs  # not inside no_grad, which would then apply to the caller, too
             optimizer.zero_grad()
             torch.autograd.backward((module(x) - y).square().sum() / (2 * len(x)))
             optimizer.step()

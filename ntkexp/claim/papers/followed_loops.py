@@ -1,4 +1,4 @@
-"""Followed training loops: subliminal learning from noise, and grokking by component."""
+"""Followed training loops: subliminal learning from noise, and grokking by network component."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from ntkexp.stream import stream
 class SubliminalLearning(AbstractTrial):
     """A student that learns classes from a teacher's extra outputs on noise.
 
-    A teacher learns classes with its first outputs. A student with the same architecture learns
-    only the `extra` outputs of the teacher, on uniform noise, and its training is followed (A.
-    Cloud et al., "Subliminal learning: language models transmit behavioral traits via hidden
-    signals in data", 2025, arXiv:2507.14805).
+    A teacher is trained to classify with its first outputs. A student with the same architecture is
+    trained only to match the `extra` other outputs of the teacher, on uniform noise. The student's
+    training is followed (A. Cloud et al., "Subliminal learning: language models transmit behavioral
+    traits via hidden signals in data", 2025, arXiv:2507.14805).
 
-        accuracy    the student's accuracy on new points, less that of the teacher's start
-        rise        the mean change of the margin, the right output less the mean over classes
-        miss        ‖Σᵢ 𝒮(·, zᵢ) − Δmargin‖/‖Δmargin‖ for the noise inputs zᵢ
+        accuracy    the student's accuracy on the query points, minus the accuracy before training
+        rise        the mean change of the margin (correct output minus mean over classes)
+        miss        ‖Σᵢ 𝒮(·, zᵢ) − Δmargin‖/‖Δmargin‖, with 𝒮 the contribution of noise input zᵢ
 
-    `start` says whether the student starts from the weights of the `teacher` or from `another`
-    draw. The teacher takes `taught` steps of Adam, the student `steps`, each on 64 examples.
+    The column `start` is `teacher` if the student starts from the initial weights of the teacher,
+    and `another` if it starts from a different random draw (a control). The teacher takes `taught`
+    Adam steps and the student takes `steps`, each on 64 examples.
     """
 
     data: AbstractSource
@@ -55,7 +56,7 @@ class SubliminalLearning(AbstractTrial):
         inputs = data.train.inputs[0].numel()
         start, another = (self.network(inputs, classes, generator) for _ in range(2))
 
-        # The teacher learns the classes with its first outputs.
+        # Train the teacher's first outputs on the classes.
         teacher = deepcopy(start)
         optimizer = torch.optim.Adam(teacher.parameters(), lr=self.teaching)
         for _ in range(self.taught):
@@ -65,7 +66,7 @@ class SubliminalLearning(AbstractTrial):
             torch.autograd.backward(cross_entropy(outputs, data.train.target[batch]))
             optimizer.step()
 
-        # The students learn its other outputs on noise.
+        # Train the students on the teacher's other outputs, on noise.
         noise = torch.rand(self.noise, inputs, generator=generator, dtype=torch.float64) * 2 - 1
         batches = [torch.randint(self.noise, (64,), generator=generator) for _ in range(self.steps)]
         with torch.no_grad():
@@ -80,7 +81,7 @@ class SubliminalLearning(AbstractTrial):
         return rows
 
     def network(self, inputs: int, classes: int, generator: torch.Generator) -> nn.Sequential:
-        """Return a network with two hidden layers, and outputs for the classes and extra ones."""
+        """Return a network with two hidden layers and `classes + extra` outputs."""
         sizes = (inputs, self.width, self.width, classes + self.extra)
         layers: list[nn.Module] = []
         for before, after in pairwise(sizes):
@@ -101,7 +102,7 @@ class SubliminalLearning(AbstractTrial):
         query: Split,
         classes: int,
     ) -> dict[str, float]:
-        """Train the student, and sum the contributions of the noise inputs to the margins."""
+        """Train the student, and return `rise` and `miss` of the margins on the query points."""
         points = query.inputs[: self.queries].flatten(1)
         labels = query.target[: self.queries]
 
@@ -123,14 +124,14 @@ class SubliminalLearning(AbstractTrial):
 
 
 def accuracy(network: nn.Module, split: Split, classes: int) -> float:
-    """Return the accuracy of the first outputs."""
+    """Return the accuracy of the first `classes` outputs."""
     with torch.no_grad():
         outputs = network(split.inputs.flatten(1))[:, :classes]
     return float((outputs.argmax(1) == split.target).double().mean())
 
 
 class Adder(nn.Module):
-    """A network for sums: shared embeddings, their sum, a hidden layer and a readout."""
+    """A network for modular addition: embed both summands, add, hidden ReLU layer, readout."""
 
     def __init__(
         self, modulus: int, embedding: int, width: int, generator: torch.Generator
@@ -141,7 +142,7 @@ class Adder(nn.Module):
         self.readout = nn.Linear(width, modulus, dtype=torch.float64)
         with torch.no_grad():
             self.table.weight.copy_(torch.randn(modulus, embedding, generator=generator))
-            # Uniform in ±1/√n for n inputs, the default of PyTorch
+            # Uniform in ±1/√n for n inputs, as PyTorch initialises linear layers
             for layer in (self.hidden, self.readout):
                 for weight in layer.parameters():
                     drawn = torch.rand(weight.shape, generator=generator, dtype=torch.float64)
@@ -157,15 +158,16 @@ class GrokkingByComponent(AbstractTrial):
     """The components through which a network memorises and then generalises modular addition.
 
     A network with embeddings, a hidden layer and a readout learns sums modulo `modulus` from four
-    fifths of all pairs, by full-batch AdamW, and its training is followed. The phase `memorising`
-    ends when all training sums are right for the first time; `generalising` is the rest.
+    fifths of all pairs, by full-batch AdamW. Its training is followed. The phase `memorising` ends
+    when all training sums are correct for the first time; `generalising` is the rest.
 
-        came        the change of the margins of new sums through a component in a phase, including
-                    decay; the margin is the right output less the mean of the others
-        accuracy    the accuracy on new sums at the end of the phase
+        came        the part of the change in the margins of held-out sums, in one phase, that acts
+                    through one component (decay included)
+        accuracy    the accuracy on held-out sums at the end of the phase
         miss        ‖Σ came − Δmargin‖/‖Δmargin‖, over all components and steps
 
-    If training sums never are all right, the numbers are NaN.
+    The margin is the correct output minus the mean of the other outputs. If the training sums are
+    never all correct, the numbers are NaN.
     """
 
     modulus: Count = 31
@@ -178,7 +180,7 @@ class GrokkingByComponent(AbstractTrial):
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
         generator = stream("weights", seed)
-        # Each pair (a, b) once, without (b, a)
+        # All pairs with a ≤ b
         pairs = torch.combinations(torch.arange(self.modulus), with_replacement=True)
         pairs = pairs[torch.randperm(len(pairs), generator=stream("order", seed))]
         sums = pairs.sum(1) % self.modulus
@@ -189,7 +191,7 @@ class GrokkingByComponent(AbstractTrial):
             right = outputs.gather(1, answers[:, None])[:, 0]
             return (right * self.modulus - outputs.sum(1)) / (self.modulus - 1)
 
-        # Train, and record the accuracies on training and new sums before each step.
+        # Train, and record the accuracies on training and held-out sums before each step.
         model = Adder(self.modulus, self.embedding, self.width, generator)
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=self.step_size, weight_decay=self.decay
@@ -217,7 +219,7 @@ class GrokkingByComponent(AbstractTrial):
 def phase_rows(
     trace: Trace, known: int, new_accuracies: Sequence[float]
 ) -> list[Mapping[str, Level]]:
-    """Return the changes through each component before and after the step `known`."""
+    """Return the rows of both phases. `known` is the first step with all training sums correct."""
     contributions = trace.attribute(by="module", quiet=True)
     came = contributions["by_component_step"].isel(out=0)
     change = contributions["change"].isel(out=0)

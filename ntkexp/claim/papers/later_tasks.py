@@ -1,4 +1,4 @@
-"""Forgetting: the effect of learning a later task on an earlier one."""
+"""Forgetting: the effect of training on a later task on the outputs for an earlier task."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ Fact = Literal["closure", "forgetting", "top_share", "switch", "shuffled", "sele
 class LaterTask(AbstractQuantity):
     """The change of an earlier task's outputs during a later task, for runs of `data=sequence`.
 
-    Rows have these numbers, labelled by the column `quantity`. Tasks are counted from 1.
+    Rows have the numbers `facts`, labelled by the column `quantity`. They are measured at the
+    points x of the earlier `task`, over the training phase of the later task `during`. Tasks are
+    counted from 1. 𝒮(x, xᵢ) is the contribution of a later example, 𝒟 the contribution of weight
+    decay, and Δf the change of the outputs.
 
-        closure       ‖Σᵢ 𝒮(x, xᵢ) + 𝒟(x) − Δf(x)‖/‖Δf(x)‖ during the later task
+        closure       ‖Σᵢ 𝒮(x, xᵢ) + 𝒟(x) − Δf(x)‖/‖Δf(x)‖
         forgetting    the rise of the mean ½‖f − y‖², relative to the mean ½‖y‖²
-        top_share     the part of the margin decrease due to the worst tenth of later examples
+        top_share     the share of the margin's decrease that the most harmful tenth of the later
+                      examples caused
         switch        the correlation of Δf with its prediction from the kernel at the task switch
                       (`report.forgetting`)
-        shuffled      the same with the kernels of other examples
+        shuffled      `switch` with the kernels of other examples (a control)
         selectivity   the selectivity of the hidden units at the end (`diagnostics`)
-        gained        the selectivity gained since the start
+        gained        the increase of the selectivity since the start
 
-    Closure is the path kernel identity (P. Domingos 2020, arXiv:2012.00152, theorem 1) between
+    Closure tests the path kernel identity (P. Domingos 2020, arXiv:2012.00152, theorem 1) across
     tasks.
     """
 
@@ -94,15 +98,16 @@ class LaterTask(AbstractQuantity):
 
 
 def share_of_tenth(forgetting: Forgetting) -> float:
-    """Return the share of the harm that the worst tenth of the later examples did."""
+    """Return the share of the margin's decrease that the most harmful tenth of examples caused."""
     tenth = math.ceil(forgetting.learned_in.count(forgetting.during) / 10)
     return -sum(forgetting.by[k] for k in forgetting.worst[:tenth]) / forgetting.harm
 
 
 def correlate_with_predicted(later: LaterPhase, here: NDArray[np.int64], shift: int) -> float:
-    """Correlate the change with its prediction from kernels of examples `shift` positions later.
+    """Return the correlation of the change with its prediction from the kernel at the task switch.
 
-    Six digits are kept; rounding leaves at least twelve.
+    The prediction pairs each example with the kernel of the example `shift` positions later. The
+    correlation is rounded to six digits, so that it does not depend on rounding errors.
     """
     change = predicted_change(later.run, later.during, shift)
     if change is None:

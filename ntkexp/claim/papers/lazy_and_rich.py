@@ -1,8 +1,8 @@
 """Lazy and rich training, controlled by the scale α of the outputs.
 
-AfterKernel         regression with the kernel after training
-SilentAlignment     when the kernel aligns with the targets
-LateGeneralising    when a classifier generalises (grokking)
+AfterKernel         compare a network with regression with its kernel after training
+SilentAlignment     test if the kernel aligns with the targets before the loss falls
+LateGeneralising    measure when a classifier generalises (grokking)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ntkexp.shapes import Function, Weights
 from ntkexp.stream import stream
 
 STEPS_PER_EIGENVALUE = 20
-"""The number of steps after which the largest eigenvalue is computed again."""
+"""The largest eigenvalue of the kernel is recomputed after this many steps."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ScaledFunction:
 
 @dataclass(frozen=True)
 class LearningStep:
-    """A step, with the outputs and residuals f − y before it."""
+    """A training step, with the outputs f and residuals f − y before the step."""
 
     before: Weights
     after: Weights
@@ -71,14 +71,15 @@ class LearningStep:
 
 @dataclass(frozen=True)
 class ScaledDescent:
-    """Full-batch descent of f = α (g(θ) − g(θ₀)) on the mean of ½ ‖f − y‖², with stable steps.
+    """Full-batch gradient descent of f = α (g(θ) − g(θ₀)) on the mean of ½ ‖f − y‖².
 
         θ ← θ − η/(α M) Σᵢ ∇g(θ; xᵢ) ℓ′ᵢ,    ℓ′ᵢ = f(xᵢ) − yᵢ,    η = fraction · 2M/λ_max
 
-    λ_max is the largest eigenvalue of the tangent kernel of g at the examples. It is recomputed
-    every few steps, because in rich training it grows. A step changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ,
-    where K̄ is the secant kernel of g, for every α. No step changes the weights by more than the
-    share `stride` of their norm.
+    M is the number of examples, and λ_max is the largest eigenvalue of the tangent kernel of g at
+    the examples. It is recomputed every few steps, because it grows in rich training. A step
+    changes f by −η/M Σᵢ K̄(x, xᵢ) ℓ′ᵢ, where K̄ is the secant kernel of g. A stable η therefore
+    does not depend on α. If a step would change the weights by more than the fraction `stride` of
+    their norm, η is reduced.
     """
 
     scaled: ScaledFunction
@@ -89,7 +90,7 @@ class ScaledDescent:
     stride: float = math.inf
 
     def path(self, weights: Weights, steps: int) -> Iterator[LearningStep]:
-        """Yield `steps` steps."""
+        """Yield `steps` training steps, starting from `weights`."""
         count = len(self.targets)
         stable = 0.0
         alpha = self.scaled.alpha
@@ -134,12 +135,12 @@ class LearnedTask:
 
 
 def task_of(split: Split) -> LearnedTask:
-    """Return the targets −1 and 1 for two classes."""
+    """Return the inputs of a split with targets −1 and 1 for the two classes."""
     return LearnedTask(split.inputs, split.target.double() * 2 - 1)
 
 
 class ScaledNetwork:
-    """A module with one output as f = α (g(θ) − g(θ₀)), to be trained by `ScaledDescent`."""
+    """The function f = α (g(θ) − g(θ₀)) of a module g with one output."""
 
     def __init__(self, module: nn.Module, alpha: float) -> None:
         self.module, self.start = module, weights_of(module)
@@ -162,7 +163,7 @@ class ScaledNetwork:
         until: float,
         stride: float = math.inf,
     ) -> Iterator[LearningStep]:
-        """Yield steps until the loss is at most `until`, and at most `steps` steps."""
+        """Yield steps of `ScaledDescent` until the loss is at most `until`, but at most `steps`."""
 
         def largest(weights: Weights) -> float:
             return float(torch.linalg.eigvalsh(self.kernel(weights, task.inputs, task.inputs))[-1])
@@ -179,19 +180,19 @@ class ScaledNetwork:
 class AfterKernel(AbstractTrial):
     """A trained network compared with regression with its kernels before and after training.
 
-    Networks of each width learn each number of examples of two classes, y = ±1.
+    For each width in `widths` and each number of examples in `trains`, a network learns two
+    classes, y = ±1. There are three predictors:
 
         network    f_T, trained from f_0 = 0 until the mean of ½(f − y)² is at most `until`
-        before     K_0(x, X) (K_0(X, X) + ridge)⁻¹ y
-        after      K_T(x, X) (K_T(X, X) + ridge)⁻¹ y
+        before     K_0(x, X) (K_0(X, X) + λ)⁻¹ y
+        after      K_T(x, X) (K_T(X, X) + λ)⁻¹ y
 
-        error      the share of new points with the wrong sign
-        beyond     error less the error of the network
-        loss       the mean ½(f − y)² at new points
+        error      the share of test points with the wrong sign
+        beyond     error minus the error of the network
+        loss       the mean ½(f − y)² at test points
 
-    The ridge is the same share of the mean diagonal for both kernels. A small α makes training
-    rich, a large α lazy. If the network does not learn its examples within `steps`, the numbers are
-    NaN.
+    λ is `ridge` times the mean diagonal of the kernel. A small α makes training rich, a large α
+    lazy. If the network does not learn its examples within `steps`, the numbers are NaN.
 
     P. M. Long, "Properties of the After Kernel" (2021), arXiv:2105.10585.
     """
@@ -267,7 +268,9 @@ def regression(
     targets: Float[Tensor, " train"],
     ridge: float,
 ) -> Float[Tensor, " point"]:
-    """Return kernel regression, with a ridge that is a share of the mean diagonal.
+    """Return the predictions K(x, X) (K(X, X) + λ)⁻¹ y of kernel regression.
+
+    `known` is K(X, X), and `across` is K(x, X). λ is `ridge` times the mean diagonal of K(X, X).
 
     >>> kernel = 2 * torch.eye(2, dtype=torch.float64)
     >>> targets = torch.tensor([3.0, 6.0], dtype=torch.float64)
@@ -297,28 +300,30 @@ def half_square(
 
 
 RIDGE_SHARE = 1e-12
-"""The ridge of regression with K_T, as a share of its mean diagonal."""
+"""The ridge of regression with K_T, relative to the mean diagonal of K_T."""
 
 
 class SilentAlignment(AbstractTrial):
-    """The alignment of the kernel with the targets: before the loss falls, if weights start small.
+    """Silent alignment: from small weights, the kernel aligns before the loss falls.
 
-    One network learns two classes from a small and from a large start.
+    Each network learns two classes with f = α (g(θ) − g(θ₀)), for a small and a large α.
 
         turn      A_early − A_0,   A = yᵀKy/(‖K‖ ‖y‖²) among the training examples
-        turned    the same as a share of A_T − A_0, which is nearly 0 for a large start
+        turned    (A_early − A_0)/(A_T − A_0); the denominator is nearly 0 for a large α
         grown     (‖K_early‖ − ‖K_0‖)/(‖K_T‖ − ‖K_0‖)
-        gap       ‖K_T(x, X) K_T(X, X)⁻¹ f_T(X) − f_T(x)‖/‖f_T(x)‖ at new points x, 0 if f_T equals
+        gap       ‖K_T(x, X) K_T(X, X)⁻¹ f_T(X) − f_T(x)‖/‖f_T(x)‖ at test points x, 0 if f_T equals
                   regression with K_T
 
-    `early` is the first step before which the loss has fallen by the share `fallen`; T is the step
-    before which it has fallen to the share `until`. `inputs` are coordinates along the principal
-    directions of the examples, `raw` or `whitened` (equal variances). Targets are ±1 less their
-    mean, because standardised inputs cannot predict the mean.
+    `early` is the first step at which the loss has fallen by the fraction `fallen` of its initial
+    value. T is the step at which the loss has fallen to the fraction `until`. The columns
+    `network`, `inputs` and `start` label the rows. `inputs` are coordinates along the principal
+    directions of the examples: `raw`, or `whitened` to equal variances. Targets are ±1 minus their
+    mean, because a linear function of standardised inputs has mean zero.
 
-    `start` is the scale α of the outputs f = α (g(θ) − g(θ₀)). If g is homogeneous of degree k in
-    its weights, a small α means weights smaller by α^{1/k}. For one hidden layer without activation
-    `gap` is trivial: a linear function that is right at the examples is right in their span.
+    `start` is `small` or `large`, and selects the scale α. If g is homogeneous of degree k in its
+    weights, a small α is equivalent to weights smaller by the factor α^{1/k}. For one hidden layer
+    without activation, `gap` is trivially small: linear functions that agree at the examples agree
+    in the span of the examples.
 
     A. Atanasov, B. Bordelon & C. Pehlevan, "Neural networks as kernel learners: the silent
     alignment effect" (2021), arXiv:2111.00034.
@@ -351,7 +356,7 @@ class SilentAlignment(AbstractTrial):
         task = task_of(data.train)
         new = task_of(data.test)
 
-        # Both coordinate systems, and targets less their mean
+        # Transform the inputs to both coordinate systems, and subtract the mean of the targets.
         tasks = {}
         for inputs, by in zip(
             ("raw", "whitened"), principal_maps(task.inputs.flatten(1)), strict=True
@@ -437,7 +442,9 @@ class SilentAlignment(AbstractTrial):
 def principal_maps(
     inputs: Float[Tensor, "example feature"],
 ) -> tuple[Float[Tensor, "feature direction"], Float[Tensor, "feature direction"]]:
-    """Return the maps to principal coordinates and to whitened ones, both with mean square 1.
+    """Return the linear maps to principal coordinates and to whitened principal coordinates.
+
+    Both kinds of coordinates have mean square 1 over examples and directions.
 
     >>> inputs = torch.tensor([[1.0, 0.0, 0.0], [0.0, 7.0, 0.0]], dtype=torch.float64)
     >>> [to.norm(dim=0).round(decimals=4).tolist() for to in principal_maps(inputs)]
@@ -462,24 +469,29 @@ def share(values: Sequence[float]) -> float:
 
 FIRST_POWERS = 30
 FOLLOWING_POWERS = 3
-"""Power iterations that find the largest eigenvalue at the start, and that update it later."""
+"""The number of power iterations for the largest eigenvalue at the start, and for each update."""
 
 
 class LateGeneralising(AbstractTrial):
     """The delay between fitting and generalising, by the scale α of the outputs (grokking).
 
-    One network learns the same examples at each α, with f = α (g(θ) − g(θ₀)) and the loss
-    ½‖f − y‖², y one-hot less 1/C. A large α makes training lazy, a small α rich.
+    The same network learns the same examples at each α, with f = α (g(θ) − g(θ₀)), the loss
+    ½‖f − y‖², and targets y one-hot minus 1/C. A large α makes training lazy, a small α rich.
 
-        fitted         the time when all training examples are classified correctly
-        generalised    the time when the share `level` of new examples is
-        wait           (generalised − fitted)/fitted
-        kernel_change          ‖K − K_0‖/‖K_0‖ at a station; K is the tangent kernel summed over outputs
-        accuracy       the largest accuracy on new examples, if the network has fitted
+    There is a row for each α and for each `station`:
 
-    Time is Σ η over the steps of `ScaledDescent`. The columns `alpha` and `station` (fitted,
-    generalised or end) label the rows. Training stops after `steps`, or when the loss has fallen to
-    the share `until`. A station that was not reached has no time.
+        fitted           when all training examples are first classified correctly
+        generalised      when the accuracy on test examples first reaches `level`
+        end              when training stops
+
+        time             the time Σ η of the station, over the steps of `ScaledDescent`
+        wait             (time of generalised − time of fitted)/time of fitted
+        kernel_change    ‖K − K_0‖/‖K_0‖ at the station; K is the tangent kernel summed over outputs
+        accuracy         the largest accuracy on test examples, or NaN if the network has not fitted
+
+    Training stops after `steps`, when the loss has fallen to the fraction `until`, or when the
+    network has fitted and generalised. At a station that was not reached, time and kernel change
+    are NaN.
 
     T. Kumar, B. Bordelon, S. Gershman & C. Pehlevan, "Grokking as the transition from lazy to rich
     training dynamics" (2023), arXiv:2310.06110. The network, with squares and without weight decay,
@@ -511,7 +523,7 @@ class LateGeneralising(AbstractTrial):
         ]
 
     def stations(self, data: Data, alpha: float, seed: int) -> Iterator[dict[str, Level]]:
-        """Train at one scale, and yield the rows of the three stations."""
+        """Train with one α, and yield the rows of the three stations."""
         x = data.train.inputs
         classes = len(data.classes)
         module = self.model.module(
@@ -532,7 +544,7 @@ class LateGeneralising(AbstractTrial):
                 break
         times = [station.time if station else math.nan for station in (fitted, generalised)]
         if not fitted or not moment.outputs.isfinite().all():
-            accuracy = math.nan  # not fitted or diverged, which says nothing of generalisation
+            accuracy = math.nan  # training failed
         some = x[: self.points]
         first = tangent_kernel(module, some, weights=scaled.start, outputs="trace")
         for name, station in (("fitted", fitted), ("generalised", generalised), ("end", moment)):
@@ -555,7 +567,7 @@ class LateGeneralising(AbstractTrial):
         x: Float[Tensor, "train *shape"],
         y: Float[Tensor, "train out"],
     ) -> Iterator[Moment]:
-        """Yield every step as a moment."""
+        """Train, and yield the time, weights and outputs before each step."""
         followed = FollowedMode(scaled.function, x, y)
         descent = ScaledDescent(scaled, x, y, followed.largest, self.fraction, self.stride)
         time = 0.0
@@ -568,7 +580,7 @@ class LateGeneralising(AbstractTrial):
 
 @dataclass(frozen=True)
 class Moment:
-    """The weights at a time, and the outputs at the training examples."""
+    """A point of the training path: its time, its weights, and the outputs at the examples."""
 
     time: float
     weights: Weights
@@ -576,7 +588,10 @@ class Moment:
 
 
 class FollowedMode:
-    """The largest eigenvalue of J Jᵀ along a path, by power iteration from the last eigenvector."""
+    """The largest eigenvalue of J Jᵀ along a training path.
+
+    Each power iteration starts from the last eigenvector, so few iterations suffice.
+    """
 
     def __init__(self, function: Function, x: Tensor, mode: Float[Tensor, "train out"]) -> None:
         self.function = function
@@ -585,7 +600,7 @@ class FollowedMode:
         self.powers = FIRST_POWERS
 
     def largest(self, weights: Weights) -> float:
-        """Return a lower bound on the largest eigenvalue, nearly equal to it."""
+        """Return an estimate of the largest eigenvalue. It is never too large."""
         self.mode, found = top_mode(self.function, weights, self.x, self.mode, self.powers)
         self.powers = FOLLOWING_POWERS
         return found
@@ -594,7 +609,10 @@ class FollowedMode:
 def top_mode(
     function: Function, weights: Weights, x: Tensor, mode: Float[Tensor, "train out"], powers: int
 ) -> tuple[Float[Tensor, "train out"], float]:
-    """Return the eigenvector and eigenvalue of J Jᵀ after `powers` power iterations.
+    """Return the largest eigenvalue of J Jᵀ and its eigenvector, after `powers` power iterations.
+
+    J is the Jacobian of the outputs at `x`. The iterations start from `mode`. The returned tuple is
+    (eigenvector, eigenvalue).
 
     >>> import torch
     >>> inputs = torch.diag(torch.tensor([3.0, 1.0]))

@@ -1,4 +1,4 @@
-"""Retraining without examples, and scores of examples that should predict its effect."""
+"""Retraining without examples, and attribution scores that should predict its effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ntkexp.stream import stream
 
 @dataclass(frozen=True)
 class Retraining:
-    """A training, and the means to repeat it in memory with other example weights."""
+    """A finished training, and its `rerun`, which repeats it with different example weights."""
 
     setting: Setting
     outcome: Outcome
@@ -53,25 +53,31 @@ class Retraining:
 
     @property
     def slopes(self) -> Float[Tensor, " train"]:
-        """ℓ′ of each example at the end."""
+        """The loss derivative ℓ′ᵢ of each training example at the end of training."""
         end = self.outcome.evidence.end[: self.train]
         targets = self.setting.problem.targets[: self.train]
         return self.setting.experiment.loss.output_gradient(end, targets)[:, 0]
 
     def outputs_without(self, left: Float[Tensor, "run train"]) -> Float[Tensor, "run point out"]:
-        """Return the outputs at `others` after training with these example weights."""
+        """Return the outputs at `others` after training with example weights `left` (0 or 1)."""
         vectors = trained(self.rerun, left)
         with torch.no_grad():
             return torch.stack([self.rerun.outputs(vector, self.others) for vector in vectors])
 
     def changes_without(self, left: Float[Tensor, "group train"]) -> Float[Tensor, "group point"]:
-        """Return the changes of the outputs at `others` without the groups marked by 1."""
+        """Return the changes of the outputs at `others` if a group is left out.
+
+        In each row of `left`, 1 marks the examples of the group.
+        """
         removals = [group.nonzero().flatten().tolist() for group in left]
         return changes(RerunAt(self.rerun, self.others), removals)[0][:, :, 0]
 
 
 def retraining(base: Sequence[str], seed: int) -> Retraining:
-    """Train with these settings and one thread; raise if there is not one output, or no query."""
+    """Train with these settings and one thread.
+
+    Raise if the network has several outputs, or if there are no points outside the training set.
+    """
     experiment = compose([*base, f"seed={seed}", "threads=1"])
     setting = prepare(experiment)
     if setting.problem.outputs != 1 or not len(setting.problem.inputs[setting.problem.train :]):
@@ -89,7 +95,7 @@ def retraining(base: Sequence[str], seed: int) -> Retraining:
 
 
 def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, "group train"]:
-    """Draw groups of `size` examples; 1 marks the members of a group.
+    """Draw random groups of `size` examples. In each row, 1 marks the examples of the group.
 
     >>> draw_groups(5, groups=3, train=10, seed=0).sum(1).tolist()
     [5.0, 5.0, 5.0]
@@ -103,7 +109,10 @@ def draw_groups(size: int, groups: int, train: int, seed: int) -> Float[Tensor, 
 
 
 def would_change(retrained: Retraining, *, one_step: bool = False) -> Float[Tensor, "point train"]:
-    """Return the leave-out effects at the points outside the training set."""
+    """Return the leave-out effects of all examples at the points outside the training set.
+
+    With `one_step`, the effect of an example is computed from optimizer steps taken without it.
+    """
     mean = MEANS[retrained.setting.experiment.path.mean]
     with TemporaryDirectory() as folder:
         training = recorded(retrained, Path(folder))
@@ -117,7 +126,7 @@ def would_change(retrained: Retraining, *, one_step: bool = False) -> Float[Tens
 
 
 def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
-    """Repeat a training, and record its steps in a folder."""
+    """Repeat a training, and record the weights and optimizer states of its steps in a folder."""
     setting = retrained.setting
     steps = retrained.outcome.steps
     optimizer = retrained.setting.experiment.optimizer
@@ -140,7 +149,7 @@ def recorded(retrained: Retraining, folder: Path) -> RecordedTraining:
 
 
 FAMILY = 10**6
-"""The offset of the seeds of other runs, larger than any seed of a look."""
+"""The offset of the seeds of runs with different randomness. It exceeds any seed of a look."""
 
 
 class LeftOutKernel(AbstractTrial):
@@ -148,9 +157,12 @@ class LeftOutKernel(AbstractTrial):
 
         change = ‖𝒦′ − 𝒦‖/‖𝒦‖,    𝒦(x, x′) = mean over steps s of K_s(x, x′)
 
-    The points x, x′ are outside the training set, and s is every `every`-th step. The column
-    `left_out` is `one` (the mean over `times` trainings without one example), `half` (the mean over
-    `times` trainings without a random half) or `nobody` (a training from another start).
+    The points x, x′ are outside the training set, and s is every `every`-th step. 𝒦′ is the kernel
+    of a different training, labelled by the column `left_out`:
+
+        one       a training without one example; mean over `times` examples
+        half      a training without a random half; mean over `times` halves
+        nobody    a training with all examples and a different random start (a baseline)
     """
 
     base: tuple[str, ...]
@@ -196,7 +208,7 @@ class LeftOutKernel(AbstractTrial):
     def path_kernels(
         self, retrained: Retraining, weights: Float[Tensor, "training train"]
     ) -> Float[Tensor, "training point point_"]:
-        """Return 𝒦 of each training."""
+        """Return 𝒦 for each training, given by its example weights."""
         module = retrained.setting.problem.module
         flat = retrained.rerun.flat
         read = [step for step in retrain(retrained.rerun, weights) if step.step % self.every == 0]
@@ -211,13 +223,17 @@ class LeftOutKernel(AbstractTrial):
 
 
 class AddedRemovals(AbstractTrial):
-    """The additivity of removals: single effects summed over a group, against its removal.
+    """The additivity of removals: the sum of single removals compared with removing the group.
 
         miss    ‖Σ_{i ∈ G} τᵢ − Δ_G‖/‖Δ_G‖        over points and over groups G of one size
 
-    Δ_G is the change of the output when G is left out of the same training, with the same start,
-    order and step sizes. `single` is the kind of τ: Δ of each example alone (`retrained`), its
-    leave-out effect (`effect`), or Δ for the examples of another group (`others`, a control).
+    Δ_G is the change of the output when group G is left out, and everything else (start, order,
+    step sizes) stays the same. The column `single` gives the kind of τᵢ:
+
+        retrained    Δ of example i alone
+        effect       the leave-out effect of example i
+        others       as `retrained`, but for the examples of a different group (a control)
+
     `base` holds settings as for `ntkexp train`.
     """
 
@@ -259,18 +275,18 @@ class AddedRemovals(AbstractTrial):
 
 
 class DatamodelScore(AbstractTrial):
-    """The linear datamodeling score (LDS) of contributions and other methods.
+    """The linear datamodeling score (LDS) of contributions and other attribution methods.
 
-    A training is repeated on many random halves S of its examples.
-
-        score = mean over points x of Spearman over S between Σ_{i ∈ S} τ(x, xᵢ) and f_T(x; S)
+    The network is retrained on many random halves S of its examples. The score is the Spearman rank
+    correlation over S between Σ_{i ∈ S} τ(x, xᵢ) and the output f_T(x; S), averaged over points x.
 
         method           τ(x, xᵢ)
-        contributions    𝒮(x, xᵢ) by secants, whose sum is the network
-        tracin           −Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), with a checkpoint at every step
+        contributions    𝒮(x, xᵢ) by secants, which sum to f_T − f_0
+        tracin           −Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), with a checkpoint at every step s; w is the
+                         weight of the example in the batch mean
         last_gradient    −K_T(x, xᵢ) ℓ′ᵢ(T)
         input            ⟨x, xᵢ⟩ yᵢ
-        shuffled         𝒮 of another example
+        shuffled         𝒮 of a different example (a control)
 
     S. M. Park et al., "TRAK: attributing model behavior at scale" (2023), arXiv:2303.14186, define
     the score. TracIn is due to G. Pruthi et al. (2020), arXiv:2002.08484. `base` holds settings as
@@ -294,7 +310,7 @@ class DatamodelScore(AbstractTrial):
 
 
 def attributions(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """Return τ of each method at the points outside the training set."""
+    """Return the attributions τ(x, xᵢ) of each method at the points outside the training set."""
     evidence = retrained.outcome.evidence
     problem = retrained.setting.problem
     train = retrained.train
@@ -310,7 +326,9 @@ def attributions(retrained: Retraining) -> dict[str, Float[Tensor, "point train"
 
 
 def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group point"]) -> float:
-    """Return the rank correlation over groups, averaged over points; NaN if a training diverged.
+    """Return the Spearman correlation over groups, averaged over points.
+
+    Return NaN if a training diverged.
 
     >>> import torch
     >>> predicted = torch.tensor([[1.0], [2.0], [3.0]])
@@ -322,16 +340,17 @@ def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group 
     return round(mean_known(spearman(predicted.numpy(), actual.numpy())), DECIMALS)
 
 
-# --- Scores that predict the change of an output when example i is left out:
+# --- Scores that predict the change of the output at x when example i is left out:
 #
-#     effect           the leave-out effect: batch means omit i, with linear response of the rest
-#     one_step         the same, with each step of the optimizer taken without i
+#     effect           the leave-out effect: batch means omit i, and the rest of the training
+#                      responds linearly
+#     one_step         the leave-out effect with each optimizer step taken without i
 #     contributions    −𝒮(x, xᵢ) by secants
-#     tracin           Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), the first order of contributions
+#     tracin           Σ_s η_s w K_s(x, xᵢ) ℓ′ᵢ(s), contributions at first order in η
 #     last_gradient    K_T(x, xᵢ) ℓ′ᵢ(T)
-#     influence        column i of K_T(x, X)(ℓ″K_T/N + λ)⁻¹ ℓ′(T)/N
+#     influence        [K_T(x, X) (ℓ″K_T(X, X)/N + λ)⁻¹]ᵢ ℓ′ᵢ(T)/N for N examples X
 #     trak             φ(x)·(ΦᵀΦ)⁻¹φ(xᵢ) ℓ′ᵢ(T), where φ is a random projection of the gradient
-#     shuffled         the leave-out effect of another example
+#     shuffled         the leave-out effect of a different example (a control)
 #
 # Influence functions are due to P. W. Koh and P. Liang (2017), arXiv:1703.04730, and TRAK (here
 # with a single model) to S. M. Park et al. (2023), arXiv:2303.14186. See also `DatamodelScore` and
@@ -339,13 +358,13 @@ def score(predicted: Float[Tensor, "group point"], actual: Float[Tensor, "group 
 
 
 INFLUENCE_DAMPING = 0.1
-"""λ as a share of the mean eigenvalue of the kernel."""
+"""The damping λ of influence functions, relative to the mean eigenvalue of ℓ″K_T(X, X)/N."""
 EXAMPLES_PER_DIMENSION = 4
-"""The number of examples for each dimension of TRAK's projection."""
+"""The number of training examples per dimension of TRAK's random projection."""
 
 
 def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]:
-    """Return all scores at the points outside the training set."""
+    """Return all scores of the comment above, at the points outside the training set."""
     added = attributions(retrained)
     effect = would_change(retrained)
     return {
@@ -359,9 +378,10 @@ def all_scores(retrained: Retraining) -> dict[str, Float[Tensor, "point train"]]
 
 
 def influence(retrained: Retraining) -> Float[Tensor, "point train"]:
-    """Return influence functions, the change of the minimum of a quadratic loss.
+    """Return influence functions: the predicted change of the output at the loss minimum.
 
-    With (JᵀJ/N + λ)⁻¹Jᵀ = Jᵀ(JJᵀ/N + λ)⁻¹, only an N × N system is solved.
+    Raise unless the loss is quadratic. (JᵀJ/N + λ)⁻¹Jᵀ = Jᵀ(JJᵀ/N + λ)⁻¹ reduces the computation
+    to an N × N system for N training examples.
     """
     loss = retrained.setting.experiment.loss
     train = retrained.train
@@ -377,7 +397,7 @@ def influence(retrained: Retraining) -> Float[Tensor, "point train"]:
 
 
 def trak(retrained: Retraining) -> Float[Tensor, "point train"]:
-    """Return TRAK scores, from randomly projected gradients at the end."""
+    """Return TRAK scores, from randomly projected gradients at the end of training."""
     rerun = retrained.rerun
     end = retrained.rerun.flat.vector(retrained.outcome.weights)
     dimensions = max(1, retrained.train // EXAMPLES_PER_DIMENSION)
@@ -402,12 +422,13 @@ READ = (
 class RemovalScores(AbstractTrial):
     """Scores of training examples compared with retraining without groups of examples.
 
-        correlation    mean over points x of Spearman over groups G between Σ_{i ∈ G} τ(x, xᵢ)
-                       and the change of f_T(x) when G is left out of the same training
+        correlation    the Spearman correlation over groups G between Σ_{i ∈ G} τ(x, xᵢ) and the
+                       change of f_T(x) when G is left out; mean over points x
         miss           ‖Σᵢ 𝒮(·, xᵢ) − (f_T − f_0)‖/‖f_T − f_0‖, for contributions
 
-    `score` is one of the scores above, and `left_out` is `one` for single examples, or the share of
-    the random groups. `base` holds settings as for `ntkexp train`.
+    The column `score` names τ, one of the scores in the comment above. The column `left_out` is
+    `one` for single examples, or the relative size of the random groups. `base` holds settings as
+    for `ntkexp train`.
     """
 
     base: tuple[str, ...]
@@ -444,7 +465,7 @@ class RemovalScores(AbstractTrial):
 
 
 def who_leaves(groups: int, train: int, seed: int) -> dict[str, Float[Tensor, "group train"]]:
-    """Return all single examples, and random groups of several sizes, by name.
+    """Return the groups to leave out: all single examples, and random groups of three sizes.
 
     >>> groups = who_leaves(8, 40, seed=0)
     >>> {name: (len(left), int(left[0].sum())) for name, left in groups.items()}
@@ -467,19 +488,22 @@ READ_OF_RUNS = (
 
 
 class OtherRuns(AbstractTrial):
-    """Scores of one run compared with retraining from other seeds on the same data.
+    """Scores τ from one run compared with retraining from different seeds on the same data.
 
-        correlation    mean over points x of Spearman over groups G between Σ_{i ∈ G} τ(x, xᵢ)
-                       and the change of f(x) when G is left out of the training `repeated`:
+        correlation    the Spearman correlation over groups G between Σ_{i ∈ G} τ(x, xᵢ) and the
+                       change of f_T(x) when G is left out of another run; mean over points x
 
-        same           the run of τ, with its start and order of batches
-        other_order    the same start, another order
-        other_start    another start, the same order
-        other_run      another start and another order
+    The column `repeated` names the run from which G is left out:
 
-    `score` is the kind of τ: the leave-out `effect` in the first run, the negative contribution
-    there (`contributions`), or the measured change in the first run (`retraining`), which no score
-    can beat except by chance. `base` holds settings as for `ntkexp train`.
+        same           the run of τ
+        other_order    a run with the same start and a different order of batches
+        other_start    a run with a different start and the same order of batches
+        other_run      a run with a different start and a different order of batches
+
+    The column `score` names τ: the leave-out effect (`effect`), the negative contribution
+    (`contributions`), or the change measured by retraining (`retraining`), all in the first run. No
+    score of the first run can be expected to exceed `retraining`. `base` holds settings as for
+    `ntkexp train`.
     """
 
     base: tuple[str, ...]
@@ -512,7 +536,7 @@ class OtherRuns(AbstractTrial):
         return rows
 
     def runs(self, trained: Retraining) -> Mapping[str, Rerun]:
-        """Return the run itself, and the three runs that share part of its randomness."""
+        """Return the four runs of the column `repeated`, by name."""
         experiment = trained.setting.experiment
         steps = trained.outcome.steps
         of_data = experiment.seed if experiment.data.seed is None else experiment.data.seed

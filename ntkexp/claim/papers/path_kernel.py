@@ -1,4 +1,9 @@
-"""Numbers about path kernel and contributions of a run (P. Domingos 2020, arXiv:2012.00152)."""
+"""Measurements of path kernels and contributions (P. Domingos 2020, arXiv:2012.00152).
+
+In this file, 𝒮(x, xᵢ) is the contribution of training example xᵢ to f_T(x) − f_0(x), and 𝒦 is the
+path kernel, the average of a kernel over the training path. Both depend on the `rule` that
+integrates over a step.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,10 @@ class MachineError(AbstractQuantity):
 
     Rows have the error of this kernel machine on this split.
 
-    bound = max(10⁻¹², floor, 10 ε Σ|𝒮|/|Σ𝒮|)      a sum with cancellation loses digits
+        bound = max(tolerance, 10 ε Σ|𝒮|/|Σ𝒮|)
+
+    The tolerance comes from the table of kernel machines, and ε is the machine epsilon. The second
+    term accounts for cancellation in a sum of contributions.
     """
 
     machine: str
@@ -39,7 +47,7 @@ class MachineError(AbstractQuantity):
         return measured.table.assign(value=values, bound=bounds)
 
     def error(self, run: Run | None) -> tuple[float, float]:
-        """Return the error and its bound; without this kernel machine, return NaN."""
+        """Return the error and its bound, or NaN if the run lacks this kernel machine."""
         if run is None:
             return math.nan, math.nan
         key = (self.machine, self.split)
@@ -53,7 +61,7 @@ class MachineError(AbstractQuantity):
 
 
 class PathFact(AbstractQuantity):
-    """A stored number about the contributions by one rule, such as `cancellation`, `error_bar`.
+    """A stored number about the contributions by one rule, such as `cancellation` or `error_bar`.
 
     Rows have this number. `ntkexp.diagnostics` defines the numbers.
     """
@@ -104,7 +112,7 @@ class SymmetryDefect(AbstractQuantity):
 
 
 def defects(kernel: NDArray[Any]) -> dict[str, float]:
-    """Return both defects of a matrix.
+    """Return the asymmetry and the negativity of a matrix (see `SymmetryDefect`).
 
     >>> defects(np.diag([2.0, -1.0]))
     {'asymmetry': 0.0, 'negativity': 0.5}
@@ -117,22 +125,23 @@ def defects(kernel: NDArray[Any]) -> dict[str, float]:
 
 
 MIN_KERNEL_SHARE = 1e-3
-"""Coefficients 𝒮/𝒦 are formed where 𝒦 is at least this share of its largest value."""
+"""Coefficients 𝒮/𝒦 are computed only where |𝒦| is at least this share of its largest value."""
 
 
 class WeightRank(AbstractQuantity):
-    """The rank correlation, over training examples, between weight and accumulated loss slope.
+    """The rank correlation between weights of examples and their accumulated loss derivatives.
 
-    Rows have the correlation of their run, a network with one output.
+    Rows have the Spearman correlation of their run over training examples i, between
 
-        Spearman of  mean_x |w(x, xᵢ)|  with  ∫|ℓ′ᵢ| dt
+        mean_x |w(x, xᵢ)|    and    ∫|ℓ′ᵢ| dt
 
         weight           w(x, xᵢ)
-        coefficient      aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ), by definition nearly a mean of ℓ′ᵢ over the path
+        coefficient      aᵢ(x) = 𝒮(x, xᵢ)/𝒦(x, xᵢ), approximately a mean of ℓ′ᵢ over the path
         contribution     𝒮(x, xᵢ), which includes the kernel
 
-    Queries x are the points of a split. The trapezoidal rule integrates over the stored kernels. As
-    a control, `lag` pairs each weight with the integral of another example.
+    The network must have one output. Queries x are the points of a split. The integral is computed
+    by the trapezoidal rule over the steps whose kernels are stored. As a control, `lag` shifts the
+    integrals, so that each weight is paired with the integral of a different example.
     """
 
     rule: str = "secant"
@@ -179,16 +188,16 @@ Share = Literal[
 class StoredExamples(AbstractQuantity):
     """The largest contributors to predictions, for a network with one output on two classes.
 
-    Rows have these shares, labelled by the column `quantity`.
+    Rows have these shares, labelled by the column `quantity`. All but `top_share` are shares of the
+    points of a split:
 
-        same_class       points whose largest contributor has the predicted label
-        nearest_input    points whose nearest training example, by input, has the predicted label
-        nearest_kernel   points whose nearest training example, by 𝒦(x, xᵢ)/√𝒦(xᵢ, xᵢ), has it
-        same_example     points where both nearest examples are the same
-        top_share        the part of Σ|𝒮| from the k largest contributors; k/M if all were equal
-        chance           points whose prediction has the label of a random example
-
-    The largest contributor is the example with the largest |𝒮|. Labels are the training labels.
+        same_class       the training example with the largest |𝒮| has the predicted label
+        nearest_input    the nearest training example by input distance has the predicted label
+        nearest_kernel   the training example with the largest 𝒦(x, xᵢ)/√𝒦(xᵢ, xᵢ) has the predicted
+                         label
+        same_example     both kinds of nearest example are the same example
+        chance           a random training example has the predicted label (mean probability)
+        top_share        Σ|𝒮| over the `top` largest contributors / Σ|𝒮| over all examples
     """
 
     shares: tuple[Share, ...] = ("same_class", "chance")
@@ -234,7 +243,7 @@ class StoredExamples(AbstractQuantity):
 
 
 def top_share(parts: NDArray[np.float64], top: int) -> float:
-    """Return the share of the largest contributors, averaged over points.
+    """Return Σ|𝒮| over the `top` largest contributors relative to Σ|𝒮|, averaged over points.
 
     >>> top_share(np.array([[3.0, -1.0, 0.0]]), 1)
     0.75
@@ -244,13 +253,11 @@ def top_share(parts: NDArray[np.float64], top: int) -> float:
 
 
 class EnoughExamples(AbstractQuantity):
-    """The share of the examples whose contributions suffice for the predictions on a split.
+    """The smallest fraction of examples whose contributions nearly give the predictions on a split.
 
-    Rows have the share of their run:
+    Rows have the smallest m/M, for M training examples sorted by decreasing ‖𝒮(·, xᵢ)‖, such that
 
-        least m/M with  ‖Σ_{i ≤ m} 𝒮(·, xᵢ) − Σᵢ 𝒮(·, xᵢ)‖ ≤ tolerance ‖Σᵢ 𝒮(·, xᵢ)‖
-
-    Examples are sorted by ‖𝒮(·, xᵢ)‖, the largest first.
+        ‖Σ_{i ≤ m′} 𝒮(·, xᵢ) − Σᵢ 𝒮(·, xᵢ)‖ ≤ tolerance ‖Σᵢ 𝒮(·, xᵢ)‖    for all m′ ≥ m
     """
 
     tolerance: float = Field(0.01, gt=0)
@@ -268,7 +275,9 @@ class EnoughExamples(AbstractQuantity):
 
 
 def enough(parts: NDArray[np.float64], tolerance: float) -> float:
-    """Return the least share of the columns whose sum approximates the sum of all.
+    """Return the smallest fraction of columns whose partial sum is within `tolerance` of the sum.
+
+    Columns are summed in the order of decreasing norm.
 
     >>> enough(np.array([[3.0, 0.001, 0.0, -1.0]]), 0.01), enough(np.array([[1.0, 1.0]]), 0.01)
     (0.5, 1.0)
@@ -291,10 +300,11 @@ class MarginBound(AbstractQuantity):
         bound     mean_i φ(yᵢ f(xᵢ)) + (2B/n) √(Σᵢ 𝒦(xᵢ, xᵢ)) + 3 √(ln(2/δ)/2n)
         error     the share of points of a split with the wrong sign
 
-    Here f = f_T − f_0 at n examples of two classes, φ(z) = min(1, max(0, 1 − z)), B² = fᵀ 𝒦⁻¹ f and
-    δ = 0.05. The kernel 𝒦 = (𝒦 + 𝒦ᵀ)/2 among the examples gets a ridge of 10⁻⁶ times its mean
-    diagonal. If the kernel did not depend on the labels, the error would be below the bound with
-    probability 1 − δ (P. Bartlett & S. Mendelson 2002, theorem 22).
+    Here f = f_T − f_0 at n training examples of two classes, φ(z) = min(1, max(0, 1 − z)),
+    B² = fᵀ 𝒦⁻¹ f and δ = 0.05. The path kernel among the examples is symmetrised, 𝒦 ← (𝒦 + 𝒦ᵀ)/2,
+    and gets a ridge of 10⁻⁶ times its mean diagonal. For a kernel that does not depend on the
+    labels, the error is below the bound with probability 1 − δ (P. Bartlett & S. Mendelson 2002,
+    theorem 22). The path kernel does depend on the labels.
     """
 
     rule: str = "secant"
@@ -325,7 +335,7 @@ class MarginBound(AbstractQuantity):
 def margin_bound(
     kernel: NDArray[np.float64], outputs: NDArray[np.float64], labels: NDArray[np.float64]
 ) -> float:
-    """Return the bound on the error.
+    """Return the bound on the error (see `MarginBound`).
 
     >>> margin_bound(1e-12 * np.eye(200), np.ones(200), np.ones(200)) > 1  # memory, one by one
     True
@@ -346,11 +356,12 @@ def margin_bound(
 class KernelChange(AbstractQuantity):
     """The difference of the path kernels of two runs that differ in one setting.
 
-    Rows have the change between the runs at `one` and at `other` along an axis.
+    Rows have the change between the runs whose axis `along` has the values `one` (𝒦) and `other`
+    (𝒦′). The kernels are taken between the points of a split and the training examples.
 
-        change = ‖𝒦′ − 𝒦‖/‖𝒦‖    between the points of a split and the training examples
+        change = ‖𝒦′ − 𝒦‖/‖𝒦‖
 
-    Both runs learn from the same inputs; labels, noise or hyperparameters may differ.
+    Both runs must have the same training inputs. Labels, noise or hyperparameters may differ.
     """
 
     along: str
@@ -389,13 +400,13 @@ class KernelChange(AbstractQuantity):
 
 
 class TimeShare(AbstractQuantity):
-    """The time profile of a run: the share of a quantity in each tenth of the path's time.
+    """The time profile of a run: the share of a quantity in each tenth of the training time.
 
-    Rows have the share of a tenth, labelled by the column `tenth` from 1 to 10. A constant rate
-    gives 0.1.
+    Rows have the share of a tenth, labelled by the column `tenth` from 1 to 10. Time is the sum of
+    the step sizes η. A constant rate gives 0.1. The quantity, per step, is one of these:
 
-        contribution_mass    Σ|Δ𝒮| of a step
-        contribution_sum     Σ|Σᵢ Δ𝒮ᵢ| of a step
+        contribution_mass    Σ|Δ𝒮| over examples and queries
+        contribution_sum     Σ|Σᵢ Δ𝒮ᵢ| over queries
         kernel_mass          η‖K‖
     """
 
@@ -407,7 +418,7 @@ class TimeShare(AbstractQuantity):
         return pd.concat(tenths, ignore_index=True)
 
     def shares(self, run: Run | None) -> NDArray[np.float64]:
-        """Return the shares; if a step lacks a measurement, return NaN."""
+        """Return the ten shares, or NaN if a step lacks the measurement."""
         unknown = np.full(10, np.nan)
         if run is None:
             return unknown

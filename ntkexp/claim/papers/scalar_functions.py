@@ -1,4 +1,4 @@
-"""Functions of one number: tangent kernels, steps of descent, and the kernel of a finite step.
+"""Scalar functions of one number: tangent kernels, descent steps, and the kernel of a finite step.
 
 F. Huszár, "Some intuition on the neural tangent kernel" (2020), makes the claims.
 """
@@ -39,31 +39,35 @@ if TYPE_CHECKING:
 
 
 ROUNDING = 1e-9
-"""A value is unchanged if it changes by a smaller share of the change of f(x′)."""
+"""A value counts as unchanged if its change, relative to the change of f(x′), is smaller."""
 
 Integer = Annotated[int, Field(ge=-(10**4), le=10**4)]
 
 
 class ScalarCurve(AbstractTrial):
-    """The kernel of a scalar function f with an observation x′, and a step of descent on it.
+    """The kernel of a scalar function f with an observation x′, and a descent step on it.
 
-    The integers from `first` to `last` are the points x; the observation is (`observed`, `value`).
+    The points x are the integers from `first` to `last`. The observation (x′, y′) is (`observed`,
+    `value`). There is a row for each x:
 
-        share        k(x, x′)/k(x′, x′)
-        least, largest, least_at, largest_at    the extremes of share, and their x
-        spread       largest − least
-        finite       k̃(x, x′)/k(x′, x′), where k̃ is the kernel of a finite step, η = `ascent`
-        finite_largest_at                       the x of its maximum
-        fastest      the number of the parameter with the largest ∣∂f(x′)/∂θ∣, counted from 1
-        before       f(x) before the step
-        after        f(x) after a step of descent, η = `step_size`, on (f(x′) − value)²
+        share        k(x, x′)/k(x′, x′) for the tangent kernel k
+        finite       k̃(x, x′)/k(x′, x′), where k̃ is the kernel of a finite step with η = `ascent`
+        before       f(x) before a descent step on (f(x′) − y′)² with η = `step_size`
+        after        f(x) after this step
         moved        after − before
-        wrong_way    1 if f(x) changes in the opposite direction of f(x′), else 0
+        wrong_way    1 if f(x) and f(x′) change in opposite directions, else 0
         error        |k(x, x′) − (delta·[x = x′] + product·x x′ + constant)|/k(x′, x′)
 
-    Labels of the rows are `x`; its `place` (observed or elsewhere); its `side` of `boundary`;
-    `ascended`, the number of steps that increase f(x′) before the measurement; and `start`: the
-    model's own weights (`given`), or these plus scatter·N(0, 1) (`drawn`).
+    These numbers are the same in all rows of a curve:
+
+        least, least_at, largest, largest_at    the extremes of share, and their x
+        spread               largest − least
+        finite_largest_at    the x of the maximum of finite
+        fastest              the index of the parameter with the largest |∂f(x′)/∂θ|, from 1
+
+    The rows are labelled by `x`; by `place` (observed or elsewhere); by `side` (left or right of
+    `boundary`); by `ascended`, the number of ascent steps on f(x′) before the measurement; and by
+    `start`, which is `given` for the model's own weights, and `drawn` if scatter·N(0, 1) was added.
     """
 
     model: AbstractScalar
@@ -105,7 +109,7 @@ class ScalarCurve(AbstractTrial):
     def curve(
         self, module: nn.Module, weights: Weights, x: Tensor, here: int
     ) -> Iterator[dict[str, Level]]:
-        """Yield the rows for one value of the weights."""
+        """Yield the rows of one curve, at these weights. `here` is the index of x′ in `x`."""
         point = x[here : here + 1]
         kernel = tangent_kernel(module, x, point, weights=weights)[:, 0, 0, 0]
         share = kernel / kernel[here]
@@ -114,7 +118,7 @@ class ScalarCurve(AbstractTrial):
             / kernel[here]
         )
 
-        # A step of descent on (f(x′) − value)² is an ascent of f(x′) with η′ = −2η (f(x′) − value).
+        # A descent step on (f(x′) − y′)² is an ascent step on f(x′) with η′ = −2η (f(x′) − y′).
         function = function_of(module)
         before = function(weights, x)[:, 0]
         size = 2 * self.step_size * (self.value - before[here]).item()
@@ -162,10 +166,11 @@ class FiniteSteps(AbstractTrial):
     """The kernel k̃_η of a finite step compared with the tangent kernel k, by step size.
 
         error            ‖k̃_η − k‖/‖k‖, between `points` points and `observed` training examples
-        centred_error    the same for (k̃_η + k̃_{−η})/2, where the first order cancels
-        other_error      the same for k̃_η and the tangent kernel at other weights (a control)
+        centred_error    ‖(k̃_η + k̃_{−η})/2 − k‖/‖k‖, where errors of first order in η cancel
+        other_error      ‖k̃_η − k′‖/‖k′‖, with the tangent kernel k′ at other weights (a control)
 
-    The seed draws the weights of a network. Functions with fixed weights get scatter·N(0, 1) added.
+    The seed draws the weights of a network. In addition, scatter·N(0, 1) is added to the weights,
+    for functions whose weights are fixed.
     """
 
     model: AbstractArchitecture
@@ -197,7 +202,7 @@ class FiniteSteps(AbstractTrial):
         def missed(kernel: Tensor, limit: Tensor) -> float:
             return float((kernel - limit).norm() / limit.norm())
 
-        # The error falls as η, and the error of the average over both directions as η².
+        # The error is O(η), and the error of the average over ±η is O(η²).
         rows = list[Mapping[str, Level]]()
         for eta in self.step_sizes:
             finite, back = (
@@ -220,10 +225,11 @@ class Reparametrised(AbstractTrial):
 
         spelling       parametrisation of a layer
         weight_norm    W = g v/‖v‖, row by row (T. Salimans & D. Kingma 2016, arXiv:1602.07868)
-        batch_norm     hidden outputs are normalised, then scaled and shifted back by new weights
-        rotation       W = Q V with a fixed rotation Q, which leaves the kernel unchanged
+        batch_norm     hidden outputs are normalised; a new scale and shift undo the normalisation
+        rotation       W = Q V with a fixed orthogonal Q, which leaves the kernel unchanged (a
+                       control)
 
-    The kernel is read at the training examples of the data.
+    The kernel is computed among the training examples of the data.
     """
 
     data: AbstractSource
@@ -261,7 +267,7 @@ class Reparametrised(AbstractTrial):
 
 
 def weight_normed(plain: nn.Sequential) -> nn.Sequential:
-    """Return the network with W = g v/‖v‖."""
+    """Return a copy of the network with weights W = g v/‖v‖."""
     network = deepcopy(plain)
     for layer in network:
         if isinstance(layer, nn.Linear):
@@ -270,7 +276,7 @@ def weight_normed(plain: nn.Sequential) -> nn.Sequential:
 
 
 def rotated(plain: nn.Sequential, generator: torch.Generator) -> nn.Sequential:
-    """Return the network with W = Q V."""
+    """Return a copy of the network with weights W = Q V for random orthogonal Q."""
     network = deepcopy(plain)
     for layer in network:
         if isinstance(layer, nn.Linear):
@@ -281,7 +287,10 @@ def rotated(plain: nn.Sequential, generator: torch.Generator) -> nn.Sequential:
 
 
 def batch_normed(plain: nn.Sequential, x: Tensor) -> nn.Sequential:
-    """Return the network with normalised hidden outputs, scaled and shifted back."""
+    """Return a copy with BatchNorm in evaluation mode after each hidden linear layer.
+
+    Statistics come from `x`; scale and shift undo the normalisation, so that f does not change.
+    """
     network = nn.Sequential()
     *hidden, readout = deepcopy(plain)
     for layer in hidden:
@@ -300,7 +309,7 @@ def batch_normed(plain: nn.Sequential, x: Tensor) -> nn.Sequential:
 
 
 class Rotated(nn.Module):
-    """The parametrisation W = Q V with a fixed rotation Q."""
+    """The parametrisation W = Q V with a fixed orthogonal matrix Q."""
 
     def __init__(self, rotation: Tensor) -> None:
         super().__init__()
@@ -316,10 +325,10 @@ class Rotated(nn.Module):
 
 
 class ScalarStep(AbstractPicture):
-    """A function of one number before and after a step on an observation, and its kernel.
+    """A scalar function before and after a step on an observation, and its kernel.
 
-    It draws a trial of `ScalarCurve`. With `finite` it adds the kernel of a finite step, and with a
-    name in `control` the kernel of the control.
+    The picture shows a trial of `ScalarCurve`. With `finite`, it also shows the kernel of a finite
+    step. If `control` is a name, it also shows the kernel of the control look under this name.
 
     The axes follow F. Huszár, "Some intuition on the neural tangent kernel" (2020): f(x), and
     k(x, x′)/k(x′, x′).
@@ -354,7 +363,7 @@ class ScalarStep(AbstractPicture):
 
 
 def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
-    """Return the trial of a look."""
+    """Return the trial of a look. Raise unless it is a `ScalarCurve`."""
     trial = judged.looks[look].trial
     if not isinstance(trial, ScalarCurve):
         raise Mistake(
@@ -365,7 +374,10 @@ def curve(judged: JudgedClaim, look: str = MAIN) -> ScalarCurve:
 
 
 def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
-    """Return the rows at the model's own weights, which are the same for every seed."""
+    """Return the rows at the model's own weights, before any ascent.
+
+    These rows are the same for every seed, so the rows of one seed are returned.
+    """
     rows = judged.rows("x", "share", "finite", "before", "after", look=look)
     chosen = (
         (rows["start"] == "given") & (rows["ascended"] == 0) & (rows["seed"] == rows["seed"].min())
@@ -375,7 +387,7 @@ def given(judged: JudgedClaim, look: str = MAIN) -> pd.DataFrame:
 
 
 def moved(rows: pd.DataFrame, trial: ScalarCurve) -> str:
-    """Describe the changes at the observation and elsewhere."""
+    """Describe the changes of f by the step, at the observation and elsewhere."""
     here = rows[rows["place"] == "observed"].iloc[0]
     others = rows[rows["place"] != "observed"]
     moving = others[others["moved"].abs() > ROUNDING * abs(here["moved"])]
@@ -390,7 +402,7 @@ def moved(rows: pd.DataFrame, trial: ScalarCurve) -> str:
 
 
 def at(share: pd.Series[float], extreme: float) -> str:
-    """Describe the position and size of an extreme.
+    """Describe the position and value of an extreme of `share`.
 
     >>> at(pd.Series([0.0, 0.0, 1.0], index=[3, 4, 5]), 0.0)
     'at 2 places, 0'
@@ -412,9 +424,9 @@ def spelled(value: float) -> str:
 
 
 class ScalarTraining(AbstractPicture):
-    """A function of one number and its kernel with x′, after several numbers of ascent steps.
+    """A scalar function and its kernel with x′, after several numbers of ascent steps on f(x′).
 
-    It draws a trial of `ScalarCurve` with several numbers of steps in `ascended`.
+    The picture shows a trial of `ScalarCurve` with several numbers of steps in `ascended`.
 
     The axes follow F. Huszár, "Some intuition on the neural tangent kernel" (2020): f(x), and
     k(x, x′)/k(x′, x′).
@@ -440,7 +452,10 @@ class ScalarTraining(AbstractPicture):
 
 
 def ascents(judged: JudgedClaim) -> pd.DataFrame:
-    """Return the rows for the model's own weights, which are the same for every seed."""
+    """Return the rows that start from the model's own weights, after all numbers of ascent steps.
+
+    These rows are the same for every seed, so the rows of one seed are returned.
+    """
     rows = judged.rows("x", "share", "before", "ascended")
     chosen = (rows["start"] == "given") & (rows["seed"] == rows["seed"].min())
     curves: pd.DataFrame = rows.loc[chosen].sort_values(["ascended", "x"]).reset_index(drop=True)
@@ -448,7 +463,7 @@ def ascents(judged: JudgedClaim) -> pd.DataFrame:
 
 
 def changed_range(rows: pd.DataFrame) -> str:
-    """Describe the ranges of the first and the last kernel."""
+    """Describe the ranges of k(x, x′)/k(x′, x′) for the fewest and the most ascent steps."""
     first = rows["ascended"].min()
     last = rows["ascended"].max()
     before, after = (rows.loc[rows["ascended"] == steps, "share"] for steps in (first, last))

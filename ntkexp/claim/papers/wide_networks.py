@@ -1,6 +1,7 @@
 """Networks of growing width compared with infinite width: outputs, kernels and training.
 
-J. Lee et al. 2019, arXiv:1902.06720, make most of the claims; the trials name other papers.
+J. Lee et al. 2019, arXiv:1902.06720, make most of the claims. Docstrings of trials name other
+papers.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def network_of_width(
     task: LearningTask,
     generator: torch.Generator,
 ) -> ScaledOutput:
-    """Draw an untrained network of this width.
+    """Return an untrained network of this width, with random weights from `generator`.
 
     >>> from ntkexp.init import NTK
     >>> from ntkexp.model.networks import MLP
@@ -77,7 +78,8 @@ def network_of_width(
 class Bottleneck(AbstractLayered):
     """A multilayer perceptron whose first or last hidden layer has `narrow` units at every width.
 
-    It is a control for claims about wide networks: sums over few units do not tend to their mean.
+    This is a control for claims about wide networks: a sum over few random units does not converge
+    to its expected value.
 
     >>> from ntkexp.init import NTK
     >>> from ntkexp.layer.affine import Dense
@@ -103,15 +105,15 @@ class Bottleneck(AbstractLayered):
 class FirstOutputs(AbstractTrial):
     """The outputs of untrained networks compared with the Gaussian process at infinite width.
 
-    At each width, E is the mean over `networks` networks with one output. x are the first points of
-    the data, and 𝒢 is the kernel of the process.
+    At each width, E is the mean over `networks` networks with one output. The points x are the
+    first training examples, and 𝒢 is the covariance (NNGP kernel) of the process.
 
         variance_ratio     mean_x E f(x)²/𝒢(x, x)                    1 at every width
         covariance_ratio   Σ E f(x)f(x′) 𝒢(x, x′)/Σ 𝒢(x, x′)²        1 at every width; pairs x ≠ x′
         excess_kurtosis    mean_x E f(x)⁴/(E f(x)²)² − 3             ∝ 1/width
 
-    With one hidden layer the excess kurtosis is 3 Var(v)/(E v)²/width, where v is
-    the contribution of one hidden unit to the variance of f, given its input weights.
+    With one hidden layer, the excess kurtosis is 3 Var(v)/(E v)²/width. Here v is the contribution
+    of one hidden unit to the variance of f, as a function of the unit's random input weights.
     """
 
     model: AbstractLayered
@@ -145,7 +147,9 @@ class FirstOutputs(AbstractTrial):
 def moments(
     outputs: Float[Tensor, "network point"], process: Float[Tensor, "point point_"]
 ) -> Mapping[str, float]:
-    """Return the moments of outputs with mean zero, relative to the process.
+    """Return the numbers of `FirstOutputs`, for outputs with mean zero.
+
+    `process` is the covariance of the Gaussian process.
 
     >>> import torch
     >>> moments(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
@@ -173,9 +177,10 @@ def excess_kurtosis(outputs: Float[Tensor, "network point"]) -> float:
 class OutputsInTraining(AbstractTrial):
     """The deviation of outputs from a Gaussian distribution during training, by width.
 
-    At each width, `networks` networks with one output learn the same targets with the same step
-    size, `fraction` of the largest stable one at infinite width. Outputs at new points are read
-    after each number of steps in `times`.
+    At each width, `networks` networks with one output learn the same targets. The step size is
+    `fraction` times the largest stable step size at infinite width. The outputs f_t at test points
+    are recorded after each number t of steps in `times`. E, Var and f̄_t are taken over the
+    networks.
 
         excess_kurtosis    mean_x E(f_t(x) − f̄_t(x))⁴/(Var f_t(x))² − 3        0 for a Gaussian
         remaining          √(mean_x Var f_t(x)/mean_x Var f_0(x))
@@ -230,8 +235,8 @@ class OutputsInTraining(AbstractTrial):
 class FirstKernels(AbstractTrial):
     """The tangent kernels of untrained networks compared with the kernel at infinite width.
 
-    At each width, E is the mean over `networks` networks with one output. The kernels are read
-    among the first points of the data. The distance includes the bias of the mean.
+    At each width, E and Var are taken over `networks` networks with one output. The kernels are
+    computed among the first training examples. The distance includes the bias E K_0 − K_∞.
 
         distance    √(E ‖K_0 − K_∞‖²)/‖K_∞‖                  ∝ width^(−1/2)
         variance    Σ_xx′ Var K_0(x, x′)/‖K_∞‖²              ∝ 1/width
@@ -272,12 +277,12 @@ class FirstKernels(AbstractTrial):
 
 
 class SummedOutputs(AbstractTrial):
-    """The tangent kernel approximated by the kernel of the summed outputs, by width.
+    """The error of approximating the tangent kernel by the kernel of the summed outputs, by width.
 
         error    ‖K − k ⊗ 1‖/‖K‖,    k(x, x′) = Σ_cd K(x, c; x′, d)/C
 
-    K is the kernel [point, output] × [point, output] of an untrained network with C outputs, at the
-    first points of the data.
+    K is the kernel of an untrained network with C outputs c, d, with axes [point, output, point,
+    output], at the first training examples. 1 is the identity of the outputs.
     """
 
     model: AbstractLayered
@@ -295,22 +300,21 @@ class SummedOutputs(AbstractTrial):
         for width in self.widths:
             network = network_of_width(width, self.model, self.init, task, generator)
             kernel = tangent_kernel(network, x, x)
-            summed = kernel.sum((1, 3)) / self.outputs  # k
-            apart = kernel - torch.einsum(
-                "xy,cd->xcyd", summed, torch.eye(self.outputs).to(summed)
-            )  # K − k ⊗ 1
+            # k, and K − k ⊗ 1
+            summed = kernel.sum((1, 3)) / self.outputs
+            apart = kernel - torch.einsum("xy,cd->xcyd", summed, torch.eye(self.outputs).to(summed))
             rows.append({"width": width, "error": float(apart.norm() / kernel.norm())})
         return rows
 
 
 class KernelMovement(AbstractTrial):
-    """The kernel change during training, by the width and by the scale α of the output.
+    """The kernel change during training, by width and by the scale α of the output.
 
-    E is the mean over `networks` networks of each width, which learn a scalar target. They do not
-    depend on the scale. The step size is `stable` · 2/λ_max(K_0).
+    E is the mean over `networks` networks of each width, which learn a scalar target. All scales
+    use the same initial weights. The step size is `stable` · 2/λ_max(K_0).
 
         movement    √(E ‖K_T − K_0‖²/‖K_0‖²)        ∝ 1/α for large α (Chizat, Oyallon & Bach 2019)
-        test_error  mean (f_T − y)²/mean y²          on new points
+        test_error  mean (f_T − y)²/mean y²          on test points
     """
 
     model: AbstractArchitecture
@@ -333,7 +337,7 @@ class KernelMovement(AbstractTrial):
 
         rows = list[Mapping[str, Level]]()
         for width, alpha in product(self.widths, self.alphas):
-            # The networks do not depend on the scale.
+            # Draw the same weights for all scales.
             init = self.init.model_copy(update={"alpha": alpha})
             generator = stream("weights", seed, width)
             networks = stacked(
@@ -350,7 +354,7 @@ class KernelMovement(AbstractTrial):
                 points, learned, size, self.steps, divisor=1.0, readout=False
             ).trained(networks)
 
-            # ‖K_T − K_0‖²/‖K_0‖², and the error on new points
+            # ‖K_T − K_0‖²/‖K_0‖², and the error on test points
             moved = (after.tangent_kernels(x) - before).square().sum((1, 2)) / before.square().sum(
                 (1, 2)
             )
@@ -365,10 +369,11 @@ class KernelMovement(AbstractTrial):
 class Fluctuations(AbstractTrial):
     """The spread of trained networks due to their initial weights, by width.
 
-        fluctuation    √mean_x Var f_T(x)/mean_x f̄_T(x)²        at new points x
+        fluctuation    √(mean_x Var f_T(x)/mean_x f̄_T(x)²)        at test points x
 
-    The `networks` networks of a width learn a scalar target with the same step size on the same
-    data. With `init.antisymmetric` all of them start from the zero function.
+    Var and f̄_T are the variance and mean over the `networks` networks of a width. They learn a
+    scalar target with the same step size on the same data. With `init.antisymmetric`, all networks
+    start from the zero function.
     """
 
     model: AbstractLayered
@@ -410,11 +415,12 @@ class TrainingBesideKernels(AbstractTrial):
     """Networks in training compared with gradient descent under a fixed kernel, step by step.
 
         f̂_{t+1}(x) = f̂_t(x) − η Σ_i K(x, x_i) (f̂_t(x_i) − y_i),    f̂_0 = f_0
-        gap        √(E_t,x (f_t(x) − f̂_t(x))²/E_t,x (f_t(x) − f_0(x))²)
+        gap        √(E (f_t(x) − f̂_t(x))²/E (f_t(x) − f_0(x))²)
 
-    E is the mean over steps t, new points x and `networks` networks of each width, which learn a
-    scalar target. The step size is `stable` · 2/λ_max of K_∞. The column `kernel` is `start` for
-    the K_0 of each network, which gives the linearised network, or `limit` for K_∞.
+    E is the mean over steps t, test points x and `networks` networks of each width, which learn a
+    scalar target. The step size is η = `stable` · 2/λ_max(K_∞). The column `kernel` gives K: for
+    `start`, it is the initial kernel K_0 of each network (f̂ is then the linearised network), and
+    for `limit`, it is K_∞.
     """
 
     model: AbstractArchitecture
@@ -435,7 +441,7 @@ class TrainingBesideKernels(AbstractTrial):
         network = self.model.limit(self.init, task)
         block = BlockSlices(slice(0, len(points)), slice(0, len(points)), same=True)
         limit = self.init.alpha**2 * compute(network, block, points, budget=ONE_GB, threads=1).ntk
-        # A share of the largest stable step, 2/λ_max(K_∞)
+        # The largest stable step size is 2/λ_max(K_∞).
         size = self.stable * 2 / float(torch.linalg.eigvalsh(limit[:train, :train])[-1])
         training = EnsembleTraining(
             points, targets(data, Squared())[:train], size, self.steps, divisor=1.0, readout=False
@@ -460,7 +466,7 @@ def regression_gaps(
     networks: StackedNetworks,
     kernels: Mapping[str, Float[Tensor, "*network point train"]],
 ) -> dict[str, float]:
-    """Train networks and fixed-kernel predictors together, and return the gap of each kernel."""
+    """Train networks and fixed-kernel predictors f̂ together, and return the gap of each kernel."""
     train = len(training.targets)
     with torch.no_grad():
         start = networks.outputs(training.inputs)
@@ -484,20 +490,21 @@ def regression_gaps(
 
 
 class EnsembleBesideProcesses(AbstractTrial):
-    """Ensembles of trained networks compared with the processes at infinite width.
+    """Ensembles of trained networks compared with the Gaussian processes at infinite width.
 
     `words` are the settings of the experiment, as for `ntkexp train`. The columns `networks` (all
     layers or only the readout trained) and `process` label the rows (`ntkexp.ensemble`).
 
-        mean         the rms deviation of the ensemble's mean, in standard errors    1 if equal
-        deviation    the standard deviation of the ensemble over the process         1 if equal
+        mean         the rms difference between the means of ensemble and process, in standard
+                     errors; 1 if they are equal
+        deviation    the standard deviation of the ensemble / that of the process; 1 if equal
     """
 
     words: tuple[str, ...]
     networks: Count = 100
 
     def rows(self, seed: int) -> Sequence[Mapping[str, Level]]:
-        # An ensemble uses consecutive seeds; the next trial starts after them.
+        # An ensemble uses `networks` consecutive seeds. Give each trial its own range of seeds.
         experiment = compose([*self.words, f"seed={seed * self.networks}", f"data.seed={seed}"])
         given = problem(experiment)
         found = comparisons(
@@ -517,8 +524,8 @@ class EnsembleBesideProcesses(AbstractTrial):
 class ChangeByWidth(AbstractPicture):
     """The relative changes of weights and kernel against width, with guide lines 1/√n and 1/n.
 
-    `panels` maps the title of each panel to its lines: name → column of the rows selected by
-    `where`. The title of the picture describes the last line.
+    `panels` maps the title of each panel to its lines, a mapping of names to columns. `where`
+    selects the rows. The title of the picture describes the last line.
 
     The axes follow J. Lee et al., "Wide neural networks of any depth evolve as linear models under
     gradient descent" (2019), arXiv:1902.06720, figure 1.
@@ -546,7 +553,7 @@ class ChangeByWidth(AbstractPicture):
         )
 
     def title(self, judged: JudgedClaim) -> str:
-        """Describe the exponent of the last line."""
+        """Describe the fitted exponent of the last line."""
         panel, lines = list(self.panels.items())[-1]
         exponent = self.law(self.rows(judged), list(lines.values())[-1]).exponent.value
         near, far = ("1/n", "1/√n") if exponent < -0.75 else ("1/√n", "1/n")
