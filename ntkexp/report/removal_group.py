@@ -29,7 +29,10 @@ FORMS = "give places such as 3,20..29, #17 for a number in the source, an id, cl
 
 
 def choose_group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
-    """Return the places of the named examples. `influence` is called only for `top:`."""
+    """Parse `text` and return the sorted positions of the selected examples.
+
+    `influence` returns the influence of each example. It is called only for `top:N`.
+    """
     count = len(run.data["train_index"])
     group: set[int] = set()
     for word in filter(None, (part.strip() for part in text.split(","))):
@@ -48,7 +51,7 @@ def refusal(word: str, reason: str) -> WrongArgument:
 def find_examples(
     run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]
 ) -> Sequence[int]:
-    """Return the places of the examples that one word names."""
+    """Return the positions of the examples that one comma-separated word selects."""
     kind, _, name = word.partition(":")
     if kind == "class" and name:
         return find_class(run, word, name)
@@ -74,7 +77,10 @@ def find_class(run: Run, word: str, name: str) -> list[int]:
 
 
 def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequence[int]:
-    """Return the examples from the first to the last number. Numbers are ids if all ids are numbers, else places."""
+    """Return the positions of the examples `first` to `last`.
+
+    The numbers are ids if all ids are numbers. Otherwise they are positions.
+    """
     if last < first:
         raise refusal(word, f"it counts downwards; write {last}..{first}")
     if has_names(run):
@@ -84,7 +90,7 @@ def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequ
             if not matches:
                 raise refusal(word, "no training example has this id, and ids here are numbers")
             return matches
-        # a digest may consist of digits only
+        # some digests consist of digits only
         matches = [k for k, name in enumerate(names) if name == word]
         if matches:
             return matches
@@ -98,7 +104,7 @@ def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequ
 
 
 def find_name(run: Run, word: str) -> list[int]:
-    """Return the examples with this id or beginning of an id, or with the source number of #17."""
+    """Return the positions of the examples with this id, abbreviated id, or index in the source (#17)."""
     names = example_names(run)
     if re.fullmatch(r"#\d+", word):
         matches = [k for k, name in enumerate(names) if name == word[1:]]
