@@ -1,13 +1,13 @@
-"""The training examples of a removal, by place, number in the source, id, class or influence.
+"""Select the training examples to remove, by position, index in the data source, id, class or influence.
 
-    3        the example at this place among the training examples
-    20..29   all examples from one place to another
-    #17      the example with this number in the source, as tables show it
+    3        the example at this position among the training examples
+    20..29   the examples at positions 20 to 29
+    #17      the example with this index in the data source, as shown in tables
     class:3  all examples of a class
-    3f9a…    the example with this id; the beginning of a digest is enough
-    top:10   the examples of the largest influence
+    3f9a…    the example with this id; the first letters of a digest are enough
+    top:10   the examples with the largest influence
 
-If the ids of a loop's examples are numbers, plain numbers are ids and not places.
+If the ids of a followed loop's examples are numbers, plain numbers are ids, not positions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ntkexp.report.examples import example_names, has_names
 from ntkexp.report.parts import strongest_first
 from ntkexp.report.run import Run
 
-MIN_DIGEST_LETTERS = 6  # of the beginning of a digest
+MIN_DIGEST_LETTERS = 6  # minimum length of an abbreviated digest
 MAX_LISTED_CLASSES = 12
 FORMS = "give places such as 3,20..29, #17 for a number in the source, an id, class:NAME or top:N"
 
