@@ -206,7 +206,10 @@ def show(picture: Picture, prefix: str, command: str = "", folder: Path | None =
 
 
 def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
-    """Yield the pictures in a run folder, the comparison of kernel machines first. Skip pictures that are not allowed."""
+    """Yield the pictures in a run folder, the comparison of kernel machines first.
+
+    Skip pictures that are not allowed.
+    """
     command = command_of(run)
     for path in sorted(drawings_of(run), key=lambda path: (path.stem != "ladder", path.stem)):
         title = f"{path.stem.replace('_', ' ')} of {run.name}"
