@@ -1,10 +1,10 @@
-"""How similar are the gradients at two examples along the path? Figure 1 of Domingos (2020), drawn from a run.
+"""How similar are the gradients at two examples along the path? Figure 1 of Domingos (2020), for a run.
 
     K_s(x, x′) = ⟨∇f(x), ∇f(x′)⟩ = ‖∇f(x)‖ ‖∇f(x′)‖ cos(angle)        at the weights θ_s
 
-The two training examples have the largest path kernel |𝒦(x, x′)|. Lengths and angles come from the stored kernels, or
-from their traces if there are several outputs. Directions are unknown, so each pair is rotated into the plane of the
-picture.
+The two training examples are the pair with the largest path kernel |𝒦(x, x′)|. Lengths and angles are computed from
+the stored kernels, or from their traces over outputs if there are several. Kernels do not contain the directions of
+gradients, so each pair is drawn symmetrically in the plane of the picture.
 """
 
 from __future__ import annotations
