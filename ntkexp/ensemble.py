@@ -227,27 +227,29 @@ class EnsembleTraining:
             yield replace(networks, weights=weights)
 
 
-# --- The test: could the networks be draws of a Gaussian process? For n networks and p points:
+# --- The test: could the networks be draws of a Gaussian process?
 #
-#     mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²       standard errors; about 1 for draws
-#     worst       max_x |f̄(x) − μ(x)| √n/σ(x)            standard errors at the worst point
-#     deviation   mean_x s(x)/σ(x)                        about 1
+# The process has mean μ, covariance C and standard deviation σ. n networks have mean f̄, covariance
+# S and standard deviation s at p points. For draws, all statistics but `worst` are about 1.
+#
+#     mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²       in standard errors
+#     worst       max_x |f̄(x) − μ(x)| √n/σ(x)            in standard errors
+#     deviation   mean_x s(x)/σ(x)
 #     covariance  √(Σ_xx′ ((S − C)(x, x′)/σ(x)σ(x′))² (n − 1)/(p² + Σ_xx′ (C(x, x′)/σ(x)σ(x′))²))
-#                                                         about 1
-#     chance      the p-value: twice the smaller share of simulated ensembles that are as far off,
-#                 by mean or by covariance
+#     chance      the p-value. For `mean` and `covariance`, compute the fraction of simulated
+#                 ensembles with at least this distance. The p-value is twice the smaller fraction.
 #
-# Two kinds of networks, with all layers trained or only the readout, are compared with two
-# processes, of the tangent kernel and of the NNGP. Points are compared only if the process keeps a
-# tenth of its standard deviation before training. Close to training examples it keeps almost none,
-# so any effect of the finite width would be many standard errors.
+# Networks trained in all layers or only in the readout are compared with the processes of the
+# tangent kernel and of the NNGP. A point is compared only if σ is at least a tenth of the standard
+# deviation before training. Close to training examples, σ almost vanishes, so any effect of finite
+# width would be many standard errors.
 
 
-LEAST_DEVIATION = 0.1  # after training, relative to the standard deviation before it
-SIMULATED_ENSEMBLES = 999  # simulated ensembles, so that p-values are known to 0.001
-REJECTION_LEVEL = 0.05  # p-values below reject the process
-NUMBERS_AT_ONCE = 1 << 21  # in one batch of simulated ensembles
-SMALL_EIGENVALUE = 1e-5  # relative to their sum; such axes are not simulated
+LEAST_DEVIATION = 0.1  # minimum σ of a compared point, relative to its value before training
+SIMULATED_ENSEMBLES = 999  # so the resolution of p-values is 0.001
+REJECTION_LEVEL = 0.05  # smaller p-values reject the process
+NUMBERS_AT_ONCE = 1 << 21  # numbers in one batch of simulated ensembles
+SMALL_EIGENVALUE = 1e-5  # axes with a smaller share of the total variance are not simulated
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
 
 
 def printable(text: str) -> str:
-    r"""Replace control characters and direction marks by their escape codes.
+    r"""Replace control characters and direction marks by escape sequences.
 
     >>> printable("5 µm"), printable("a\n\x1b[31mb\u202e")
     ('5 µm', 'a\\n\\x1b[31mb\\u202e')
