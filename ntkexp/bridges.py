@@ -148,7 +148,7 @@ class FollowedScores:
         return [self.query_places[digest][0] for digest in wanted]
 
     def training_names(self, dataset: Any) -> list[str]:
-        """Return the names of the examples in a data set: `examples`, or digests of their values."""
+        """Return the names of the examples of a data set: `examples`, or digests of values."""
         examples = read_in_order(dataset) if self.examples is None else self.examples
         names = [str(name) for name in examples]
         if len(names) != len(dataset):
@@ -276,7 +276,7 @@ class DattriAttributor:
     def attribute(
         self, train_dataloader: DataLoader[Any], test_dataloader: DataLoader[Any]
     ) -> Float[Tensor, "train test"]:
-        """Return the scores of all training examples at all test points, in the order of the loaders.
+        """Return the scores of all training examples at all test points, in the loaders' order.
 
         If the model has an output for each class, the second item of a test batch must be the
         targets.

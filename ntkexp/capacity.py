@@ -53,7 +53,7 @@ class MemoryBudget:
         return needed <= self.free
 
     def largest_batch(self, item_bytes: float, most: int = sys.maxsize) -> int:
-        """Return the number of items that fit into the free bytes, at least 1 and at most `most`."""
+        """Return the number of items that fit into the free bytes, from 1 to `most`."""
         return max(1, min(most, int(self.free / item_bytes)))
 
     def refusal(self, needed: float, what: str, remedy: str = "") -> str:

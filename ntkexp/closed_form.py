@@ -36,7 +36,8 @@ class AbstractGain(ABC):
 class FlowGain(AbstractGain):
     """Gradient flow for a time s: g(λ) = (1 − e^{−sλ})/λ and g(0) = s; for s = ∞, g(λ) = 1/λ.
 
-    s includes the weight of an example in the loss: s = ηt/N if the loss is the mean over N targets.
+    s includes the weight of an example in the loss: s = ηt/N if the loss is the mean over N
+    targets.
 
     >>> float(FlowGain(math.log(2))(torch.tensor([1.0], dtype=torch.float64)))
     0.5
@@ -437,7 +438,10 @@ def probabilities(
 
 
 def log_loss(chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"]) -> float:
-    """Return −mean log P(label). Probabilities are clamped to the smallest positive normal float."""
+    """Return −mean log P(label).
+
+    Probabilities are clamped to the smallest positive normal float.
+    """
     chance_of_label = chances[torch.arange(len(labels)), labels]
     chance_of_label = chance_of_label.clamp(min=torch.finfo(chances.dtype).tiny)
     return float(0.0 - chance_of_label.log().mean())

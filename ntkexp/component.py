@@ -51,7 +51,10 @@ class Component(BaseModel):
         return option_name(class_path(type(self)))
 
     def files(self) -> tuple[Path, ...]:
-        """Return the files that this component reads. Their contents are part of a run's identity."""
+        """Return the files that this component reads.
+
+        Their contents are part of a run's identity.
+        """
         return ()
 
     def code(self) -> tuple[Path, ...]:

@@ -50,7 +50,10 @@ class EnsembleProblem:
 
 
 def problem(experiment: Experiment) -> EnsembleProblem:
-    """Draw the data of an experiment. Raise if the Gaussian processes do not describe its training."""
+    """Draw the data of an experiment.
+
+    Raise if the Gaussian processes do not describe its training.
+    """
     refuse_other(experiment)
     data = experiment.draw()
     encoded = targets(data, experiment.loss)
@@ -176,7 +179,10 @@ class EnsembleTraining:
     def outputs(
         self, modules: Sequence[nn.Module], tell: Callable[[int], None] = lambda networks: None
     ) -> Float[Tensor, "network point out"]:
-        """Train the modules and return their outputs. Call `tell` with the number of trained modules."""
+        """Train the modules and return their outputs.
+
+        Call `tell` with the number of trained modules.
+        """
         return self.outputs_at((self.steps,), modules, tell)[self.steps]
 
     def outputs_at(
@@ -319,7 +325,10 @@ class Reference:
 
     @cached_property
     def where(self) -> Int[Tensor, " kept"]:
-        """The indices of the compared points. Points with NaN are included, so the result is NaN."""
+        """The indices of the compared points.
+
+        Points with NaN are included, so the result is NaN.
+        """
         theory = self.process.theory
         pinned = theory.deviation <= LEAST_DEVIATION * theory.before
         return self.train + (~pinned[self.train :]).nonzero()[:, 0]

@@ -14,8 +14,8 @@ from ntkexp.component import Component
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
-# The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ). The weights wᵢ are 1/M for a mean over M examples,
-# and 1 for a sum. The experiment applies the weights. The methods below are unweighted.
+# The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ). The weights wᵢ are 1/M for a mean over M
+# examples, and 1 for a sum. The experiment applies the weights. The methods below are unweighted.
 
 
 CHECKED_EXAMPLES = 16
@@ -115,9 +115,9 @@ class AbstractLoss(Component):
 
     @final
     def refuse_unlike_second_differences(self, targets: Float[Tensor, "example out"]) -> None:
-        """Raise if autograd's first or second derivatives of `value` differ from finite differences.
+        """Raise if autograd's derivatives of `value` differ from finite differences.
 
-        Leave-out effects use these derivatives.
+        Leave-out effects use autograd's first and second derivatives.
         """
         checked = targets[:CHECKED_EXAMPLES].double()
         for outputs, direction in random_outputs(checked):
@@ -144,7 +144,7 @@ class AbstractLoss(Component):
     def derivatives(
         self, outputs: Tensor, direction: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return autograd's first and second derivatives of `value` along a direction, [example]."""
+        """Return autograd's first and second derivatives of `value` along a direction."""
         outputs = outputs.clone().requires_grad_()
         slope = outputs.new_zeros(len(outputs))
         curvature = slope

@@ -98,7 +98,7 @@ class UnknownKey(Mistake):
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the first line of an error message, and the second line if the first ends with a colon.
+    r"""Return the first line of an error message, and the second if the first ends with a colon.
 
     >>> first_line(ValueError("sizes differ:\n  3 and 4\nsee the manual"))
     'sizes differ: 3 and 4'

@@ -69,7 +69,10 @@ def module_names(package: ModuleType) -> list[str]:
 
 @cache
 def module_of_class(folders: tuple[str, ...]) -> dict[str, str]:
-    """Map each class name in the folders to its module. Search the source text without importing."""
+    """Map each class name in the folders to its module.
+
+    Search the source text without importing.
+    """
     modules: dict[str, str] = {}
     for folder in folders:
         for file in sorted(Path(folder).glob("*.py")):
@@ -79,7 +82,7 @@ def module_of_class(folders: tuple[str, ...]) -> dict[str, str]:
 
 
 def classes_of(package: str) -> Callable[[str], object]:
-    """Return a `__getattr__` for a package, which imports the module of a class at its first use."""
+    """Return a `__getattr__` that imports the module of a class of a package at its first use."""
     LAZY_PACKAGES.add(package)
 
     def import_class(name: str) -> object:

@@ -109,7 +109,7 @@ def copy_rows(numbers: Tensor, others: Tensor | RowsInFile) -> None:
 
 
 def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
-    """Copy `numbers` to a new tensor, stored like `like`: in a file of the same folder, or on its device.
+    """Copy `numbers` to a new tensor: in a file next to the file of `like`, or on its device.
 
     >>> copied_like(torch.ones(2), like=torch.zeros(3))
     tensor([1., 1.])

@@ -50,7 +50,10 @@ Purpose: TypeAlias = Literal[
 
 
 def stream(purpose: Purpose, *numbers: int) -> torch.Generator:
-    """Return the generator for a purpose. `numbers` are the seed and, if needed, further indices."""
+    """Return the generator for a purpose.
+
+    `numbers` are the seed and, if needed, further indices.
+    """
     name = "/".join(map(str, (purpose, *numbers)))
     seed = int.from_bytes(sha256(name.encode()).digest()[:4], "big")
     return torch.Generator().manual_seed(seed)

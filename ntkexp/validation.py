@@ -1,6 +1,6 @@
 """Validate scores of training examples by retraining without some of them.
 
-    ground truth     the outputs at the queries after retraining without k random examples, repeatedly
+    ground truth     the outputs at the queries after each of many retrainings, without k examples
     LDS, QLD         see `report.validation`
     metasmoothness   see `removal.retraining`
 
@@ -133,7 +133,7 @@ TRAININGS_PER_BATCH = 8
 
 
 class AbstractSubject(ABC):
-    """A training that can be repeated without some examples, and evaluated at the queries `query`."""
+    """A training that can be repeated without some examples. `query` are the queries."""
 
     query: tuple[int, ...]
     at_once: ClassVar[int] = 1
@@ -205,7 +205,7 @@ class RunSubject(AbstractSubject):
         return self.rerun(other, problem)
 
     def rerun(self, experiment: Experiment, problem: Problem) -> RerunAt:
-        """Return the training of an experiment, with the same number and size of steps as the run."""
+        """Return the training of an experiment, with the number and size of steps of the run."""
         facts = RunFolder(self.path).sealed_facts
         if facts["diverged"]:
             raise Mistake(
@@ -390,9 +390,8 @@ def case_of_run(
                 finished = in_this_process(store, subject.outputs(missing))
             else:
                 finished = by_workers(engine, job, store, missing)
-            next(
-                finished, None
-            )  # the first training is not timed: it includes the start of workers
+            # the first training is not timed, because it includes the start of workers
+            next(finished, None)
             announced = Announced("ntkexp: validation", len(missing) - 1, progress)
             for _ in finished:
                 announced.step()
@@ -638,7 +637,8 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
 
 
 MAX_REPEAT_ERROR = 0.01
-"""Warn if repeating the training changes outputs by more than this fraction of removals' changes."""
+"""Warn if repeating the training changes outputs by more than this fraction of removals' changes.
+"""
 
 
 def doubts_of(whole: Outputs, truth: GroundTruth) -> tuple[str, ...]:

@@ -258,7 +258,7 @@ def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
 
 
 def stands(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> bool:
-    """Return True if the record is of the latest registered version, or of an unregistered claim."""
+    """Return True if the record is of the latest registered version, or not registered."""
     return not attempts or record.digest in attempts[-1].sizes.values()
 
 

@@ -135,7 +135,7 @@ LEARNS = {"all layers": "where all layers learn", "readout": "where the readout 
 
 
 def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
-    """Describe the result: for each kind of networks, the processes that the test does not reject."""
+    """Describe, for each kind of networks, the processes that the test does not reject."""
     kinds = dict.fromkeys(row.networks for row in table)
     each = [
         f"{LEARNS[kind]}, they {stand([row for row in table if row.networks == kind])}"

@@ -262,7 +262,7 @@ def remove_from_loop(
     request: RemovalRequest,
     progress: AbstractProgress,
 ) -> Removal:
-    """Run the user's loop without a group of examples, or read the result if it is stored already."""
+    """Run the user's loop without a group of examples, or read the stored result."""
     from ntkexp.config.build import load_function
     from ntkexp.foreign_loop.loop_breakdown import loop_without
     from ntkexp.foreign_loop.trace import find_trace

@@ -348,7 +348,7 @@ AGAIN = "; --force computes it again"
 
 
 def with_advice(mistake: Mistake) -> str:
-    """Return the message of a mistake, with command-line options for Python arguments and advice."""
+    """Return the message of a mistake with advice. Replace Python arguments by options."""
     text = str(mistake)
     for argument in mistake.arguments if isinstance(mistake, WrongArgument) else ():
         text = re.sub(rf"\b{argument}=", f"--{argument.replace('_', '-')}=", text)

@@ -208,9 +208,8 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
     else:
         keys = [word for word in (*chosen, *known) if word.startswith(key)]
         offered = [f"{word}=" for word in keys]
-        if (
-            len(keys) == 1
-        ):  # offer values too, else the shell would append a blank after the only candidate
+        # if only one key matches, offer values too, else the shell would append a blank after '='
+        if len(keys) == 1:
             options = values(keys[0], "", chosen, known, choices)
             offered += [f"{keys[0]}={option}" for option in options]
     return [word.removeprefix(begun) for word in offered if word.startswith(text)]

@@ -1,12 +1,13 @@
 """Compose an experiment from the overrides KEY=VALUE of a command.
 
-    override  ['+' | '++'] KEY '=' VALUE         Hydra's + has no effect here, because all keys exist
+    override  ['+' | '++'] KEY '=' VALUE      Hydra's + has no effect, because all keys exist
     KEY       words joined by dots
-    VALUE     Hydra's grammar. A text field takes the text unchanged, unless it is quoted, null or ${…}
+    VALUE     Hydra's grammar. For a text field, VALUE is the text itself, unless it is quoted,
+              null or contains ${…}
 
 1. Split each override at its '='. The last override of a key wins.
 2. Merge the YAML files of the chosen options (`model=mlp`).
-3. Look up the keys of all other overrides, and parse their values according to the type of the field.
+3. Look up the keys of all other overrides. Parse each value according to the type of its field.
 4. Check the size of the references `${KEY}`, then resolve them.
 5. Build and validate the components (`ntkexp.config.build`).
 

@@ -1,7 +1,7 @@
 """The breakdown of a removal, as numbers and as text.
 
-The network was retrained without a group of examples. The breakdown divides the change of each output at each query
-among the examples of the group, and among the steps.
+The network was retrained without a group of examples. The breakdown divides the change of each
+output at each query among the examples of the group, and among the steps.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def breakdown_entries(
 def predicted_change(
     run: Run, effects: Array | None, query: int, out: int, group: list[int]
 ) -> float | None:
-    """Return the sum of the leave-out effects of the group's examples, or None if one is unknown."""
+    """Return the sum of the leave-out effects of the group's examples; None if one is unknown."""
     if effects is None or out not in run.outs:
         return None
     change = float(effects[query, run.outs.index(out), group].sum())
@@ -169,7 +169,7 @@ def breakdown_heading(removal: Removal, order: str = "") -> str:
 
 
 def format_entry(entry: BreakdownEntry, top: int) -> str:
-    """Format one entry as tables: predicted and actual change, shares of examples, shares of steps."""
+    """Format one entry as tables: predicted and actual change, shares of examples and steps."""
     head = (
         f"{entry.split} {entry.number} (#{entry.point.index}, {entry.point.name}): {entry.output} = "
         f"{short(entry.before)}, without them {short(entry.before + entry.actual)}"
@@ -217,7 +217,7 @@ def tabulate_shares(entry: BreakdownEntry) -> Table:
 
 
 def tabulate_steps(entry: BreakdownEntry) -> Table:
-    """Sum the shares of the steps over at most `STRETCHES_OF_STEPS` intervals of about equal length."""
+    """Sum the shares of the steps over `STRETCHES_OF_STEPS` intervals of about equal length."""
     steps = len(entry.by_step)
     edges = sorted({round(k * steps / STRETCHES_OF_STEPS) for k in range(STRETCHES_OF_STEPS + 1)})
     rows = [

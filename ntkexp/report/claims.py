@@ -2,9 +2,10 @@
 
     p₍₁₎ ≤ p₍₂₎ ≤ …        the k-th verdict survives if 2 p₍ⱼ₎ ≤ 5 %/(m − j + 1) for all j ≤ k
 
-The verdict on a claim combines its main test and its second test (`ClaimRecord.verdict`). The m registered claims of
-one size form a family, including claims that were not judged yet. Deterministic claims have no p, and always survive.
-Undecided and unreplicated claims have p = 1. p is doubled, because a verdict may support or refute a claim.
+The verdict on a claim combines its main test and its second test (`ClaimRecord.verdict`). The m
+registered claims of one size form a family, including claims that were not judged yet.
+Deterministic claims have no p, and always survive. Undecided and unreplicated claims have p = 1. p
+is doubled, because a verdict may support or refute a claim.
 
 >>> holm_rejections([0.001, None, 0.02, 0.5])
 [True, True, False, False]
@@ -31,7 +32,9 @@ ON_TERMINAL = (
 
 
 def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Table:
-    """Return a row for each claim. The column `stands` tells if the verdict survives Holm's correction.
+    """Return a row for each claim.
+
+    The column `stands` tells if the verdict survives Holm's correction.
 
     `registered` is the number of claims in the register. It can exceed the number of records.
     """
@@ -87,7 +90,9 @@ def format_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
 
 
 def interval(judged: Judgement) -> str:
-    """Format the confidence interval of a test. Deterministic tests have a range of errors or an exact estimate.
+    """Format the confidence interval of a test.
+
+    Deterministic tests have a range of errors or an exact estimate.
 
     >>> from types import SimpleNamespace
     >>> spell = lambda low, high, p=None: interval(SimpleNamespace(low=low, high=high, p=p, verdict="supported"))
@@ -141,10 +146,12 @@ def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str
 
 
 def outlook(record: ClaimRecord, look: str = "main") -> str:
-    """Estimate how many fresh seeds will decide a test, and their CPU time. Return "" if the test is decided.
+    """Estimate how many fresh seeds will decide a test, and their CPU time.
 
-    The seeds must be fresh, because adding seeds to an undecided test doubles the rate of false verdicts. The time for
-    the main test includes the control and the second test.
+    Return "" if the test is decided.
+
+    The seeds must be fresh, because adding seeds to an undecided test doubles the rate of false
+    verdicts. The time for the main test includes the control and the second test.
 
     >>> from types import SimpleNamespace
     >>> main = SimpleNamespace(more_seeds=6, seeds=(0, 1, 2))
@@ -163,9 +170,12 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
 
 
 def standing_verdicts(records: Sequence[ClaimRecord], registered: int = 0) -> list[bool | None]:
-    """Apply Holm's correction over all claims of the same size. Return True for each verdict that survives.
+    """Apply Holm's correction over all claims of the same size.
 
-    The entry of an undecided or unreplicated claim is None. Registered claims without a record count as undecided.
+    Return True for each verdict that survives.
+
+    The entry of an undecided or unreplicated claim is None. Registered claims without a record
+    count as undecided.
     """
     survives: dict[int, bool] = {}
     for size in {record.size for record in records}:
@@ -179,7 +189,10 @@ def standing_verdicts(records: Sequence[ClaimRecord], registered: int = 0) -> li
 
 
 def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
-    """Apply Holm's step-down procedure. Return the rejections in input order; a missing p counts as rejected."""
+    """Apply Holm's step-down procedure.
+
+    Return the rejections in input order; a missing p counts as rejected.
+    """
     rejected = [p is None for p in chances]
     order = sorted((p, place) for place, p in enumerate(chances) if p is not None)
     for rank, (p, place) in enumerate(order):
@@ -193,7 +206,9 @@ def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
 
 
 def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
-    """Return a row for each test of an entry of the register, and one for each entry without a test."""
+    """Return a row for each test of an entry of the register, and one for each entry without a
+    test.
+    """
     texts = ("claim", "date", "digest", "verdict", "looked", "size")
     more_texts = ("second look", "changed", "reason")
     columns = (

@@ -16,7 +16,7 @@ from ntkexp.report.sentence import main_split
 
 
 def combined(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row for each run: name, settings that differ between runs, relative errors, outcome."""
+    """Return a row for each run: name, settings that differ, relative errors, outcome."""
     configs = [flatten_config(run.config) for run in runs]
     keys = differing(configs)
     rows = []
@@ -42,7 +42,10 @@ MAX_SETTINGS_LETTERS = 60  # length of the text that lists the settings of a run
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs with the same components. `table` has a row for each run; `title` names the components."""
+    """Runs with the same components.
+
+    `table` has a row for each run; `title` names the components.
+    """
 
     title: str
     runs: tuple[Run, ...]
@@ -75,7 +78,7 @@ def grouped(runs: Sequence[Run]) -> list[RunGroup]:
 
 
 def errors_first(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row for each run: the settings that distinguish it, its relative errors, and its outcome."""
+    """Return a row for each run: distinguishing settings, relative errors and outcome."""
     configs = [flatten_config(run.config) for run in runs]
     keys = sorted(
         differing(configs),
@@ -101,7 +104,10 @@ def errors_first(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def compare_configs(first: Run, second: Run) -> pd.DataFrame:
-    """Return a row for each key of the configurations whose value differs. A missing value is None."""
+    """Return a row for each key of the configurations whose value differs.
+
+    A missing value is None.
+    """
     configs = [flatten_config(first.config), flatten_config(second.config)]
     rows = [(key, *(config.get(key) for config in configs)) for key in differing(configs)]
     return pd.DataFrame(rows, columns=["key", "first", "second"], dtype=object)
@@ -120,7 +126,7 @@ def compare_results(first: Run, second: Run) -> pd.DataFrame:
 
 
 def numbers_of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
-    """Return the names of the quantities that only the first run has, and that only the second has."""
+    """Return the names of quantities that only the first run has, and that only the second has."""
     first_names = list(quantities(first))
     second_names = list(quantities(second))
     return (

@@ -4,7 +4,8 @@
     ladder/<split>/<machine>    relative errors, at the last step
     plots/<picture>             the pictures of the run, at the last step
 
-The file is written after the run, so it holds each point exactly once, even if the run was interrupted and resumed.
+The file is written after the run, so it holds each point exactly once, even if the run was
+interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def ensure_events(folder: Path) -> Path:
 
 
 def write_events(run: Run, path: Path) -> None:
-    """Write all events. All have the time of the last step, because run folders store no times of steps."""
+    """Write all events.
+
+    All have the time of the last step, because run folders store no times of steps.
+    """
     from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  an extra
     from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  the same
 

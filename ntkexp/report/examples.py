@@ -35,7 +35,9 @@ class Example:
 
 
 def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the pixels as [height, width] or [height, width, colour]; None if `shown` is not an image."""
+    """Return the pixels as [height, width] or [height, width, colour]; None if `shown` is not an
+    image.
+    """
     if shown.ndim == 2:
         return shown
     if shown.ndim == 3 and shown.shape[0] == 1:
@@ -46,7 +48,10 @@ def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def example(run: Run, split: str, number: int) -> Example:
-    """Return one example of a split. Examples of a followed loop have an id and a text, but no target."""
+    """Return one example of a split.
+
+    Examples of a followed loop have an id and a text, but no target.
+    """
     shown = run.data[f"{split}_shown"][number]
     if f"{split}_name" in run.data:
         words = str(run.data[f"{split}_text"][number]) if f"{split}_text" in run.data else None
@@ -81,19 +86,22 @@ def example_on_axis(run: Run, axis: str, place: int) -> Example:
 
 
 def example_names(run: Run) -> list[str]:
-    """Return the ids of the training examples, or their positions among them if they have no ids."""
+    """Return the ids of the training examples, or their positions if they have no ids."""
     if has_names(run):
         return [str(name) for name in run.contributions.coords["example"].to_numpy()]
     return list(map(str, range(len(run.data["train_index"]))))
 
 
 def has_names(run: Run) -> bool:
-    """Return True if each training example has an id (followed loops), False if it has an index (runs)."""
+    """Return True if each training example has an id (followed loops), False if it has an index
+    (runs).
+    """
     names = run.contributions.coords["example"].to_numpy()
     return names.dtype.kind not in "iu" and len(set(names)) == len(names)
 
 
-# --- Classes, phases and outputs. Phases may share outputs: output k is then the k-th class of each phase.
+# --- Classes, phases and outputs. Phases may share outputs: output k is then the k-th class of each
+# phase.
 
 
 def phase_of(run: Run, split: str, number: int) -> int | None:
@@ -113,7 +121,9 @@ def class_name(run: Run, target: int, phase: int | None) -> str:
 
 
 def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> str:
-    """Return the name of output `out` of `outputs`: the name in the measure, "f for <class>", "f" or "f[out]"."""
+    """Return the name of output `out` of `outputs`: the name in the measure, "f for <class>", "f"
+    or "f[out]".
+    """
     if OUT_NAME in run.data:
         return str(run.data[OUT_NAME][out])
     if outputs == 1:

@@ -1,4 +1,5 @@
-"""Explanations: the contributions of training examples to a prediction, and their leave-out effects.
+"""Explanations: the contributions of training examples to a prediction, and their leave-out
+effects.
 
     f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + statistics + coupling + rounding + rest
 
@@ -231,10 +232,11 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
 
 
 def worst_points(run: Run, split: str, count: int) -> list[int]:
-    """Return the indices of the `count` attributed queries of a split with the largest errors, in descending order.
+    """Return the indices of the `count` attributed queries of a split with the largest errors, in
+    descending order.
 
-    If there are no targets, or a measure is explained, rank by the change of the outputs instead. If leave-out effects
-    are known at some queries, choose only from these queries.
+    If there are no targets, or a measure is explained, rank by the change of the outputs instead.
+    If leave-out effects are known at some queries, choose only from these queries.
     """
     points = slice_of_split(run, split)
     outputs = outputs_of(run, "f_T")[points]
@@ -309,7 +311,9 @@ def format_explanations(explanations: Sequence[Explanation], top: int) -> str:
 
 
 def format_explanation(explanation: Explanation, top: int) -> str:
-    """Format one explanation as text: the terms of the output, and the `top` rows of each further table."""
+    """Format one explanation as text: the terms of the output, and the `top` rows of each further
+    table.
+    """
     point = explanation.point
     head = (
         f"{explanation.split} {explanation.number} (#{point.index}, {point.label}): "

@@ -1,13 +1,16 @@
-"""Forgetting: the effect of learning a later phase on the queries of an earlier phase, by training example.
+"""Forgetting: the effect of learning a later phase on the queries of an earlier phase, by training
+example.
 
-The measure of a query is a margin if there are classes, and the negative loss otherwise. The margin is y f if there is
-one output, and f_y − f_c otherwise; c is the strongest wrong class at the end of the run. The loss is ½‖f − t‖² with
-target t. Let f̄ be the mean of the outputs before and after the phase. Then the change of the measure is linear in Δf:
+The measure of a query is a margin if there are classes, and the negative loss otherwise. The margin
+is y f if there is one output, and f_y − f_c otherwise; c is the strongest wrong class at the end of
+the run. The loss is ½‖f − t‖² with target t. Let f̄ be the mean of the outputs before and after the
+phase. Then the change of the measure is linear in Δf:
 
     Δ margin = g · Δf,    g = y, or e_y − e_c;      Δ(−½‖f − t‖²) = (t − f̄) · Δf;      Δf = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
 
-𝒮_p and 𝒟_p are the contributions of examples and of weight decay in phase p. So the parts of the examples and of
-weight decay add up to the change of the measure, up to rounding. All results are means over the queries.
+𝒮_p and 𝒟_p are the contributions of examples and of weight decay in phase p. So the parts of the
+examples and of weight decay add up to the change of the measure, up to rounding. All results are
+means over the queries.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Forgetting:
-    """The effect of learning phase `during` on the `points` queries of phase `task`, both counted from 1."""
+    """The effect of learning phase `during` on the `points` queries of phase `task`, both counted
+    from 1.
+    """
 
     task: int
     during: int
@@ -91,7 +96,10 @@ class Forgetting:
 
 @dataclass(frozen=True, eq=False)
 class LaterPhase:
-    """The changes of the outputs during one phase, at the queries of a split. Unknown parts are NaN."""
+    """The changes of the outputs during one phase, at the queries of a split.
+
+    Unknown parts are NaN.
+    """
 
     run: Run
     split: str
@@ -107,7 +115,10 @@ class LaterPhase:
         return np.concatenate([np.isfinite(block).all(axis=(1, 2)) for block in blocks(self.parts)])
 
     def by_example(self, queries: NDArray[np.int64], slope: Array) -> Array:
-        """Return Σₓ g(x) · 𝒮_p(x, xᵢ) over `queries`, [example]. `slope` holds g(x), [query, out]."""
+        """Return Σₓ g(x) · 𝒮_p(x, xᵢ) over `queries`, [example].
+
+        `slope` holds g(x), [query, out].
+        """
         total = np.zeros(self.parts.shape[2])
         first = 0
         for block in blocks(self.parts):
@@ -117,7 +128,9 @@ class LaterPhase:
         return total
 
     def to(self, task: int) -> Forgetting | None:
-        """Return the effect on the attributed queries of a task, or None if there are no such queries."""
+        """Return the effect on the attributed queries of a task, or None if there are no such
+        queries.
+        """
         # outputs at the queries of the task, before and after the phase
         run = self.run
         contributions = run.contributions
@@ -197,7 +210,8 @@ def measure_slopes(
 ) -> Array:
     """Return the derivative g of the measure with respect to the outputs, [query, out].
 
-    `end` are the outputs at the end of the run, and `middle` is f̄. Without `labels`, the measure is the negative loss.
+    `end` are the outputs at the end of the run, and `middle` is f̄. Without `labels`, the measure
+    is the negative loss.
 
     >>> targets, end = np.array([[-1.0, 1.0, -1.0]]), np.array([[0.5, 0.0, 0.7]])
     >>> measure_slopes(np.array([1]), targets, end, np.zeros((1, 3))).tolist()
@@ -235,7 +249,8 @@ def share_right(targets: Array, outputs: Array) -> float:
     return float((outputs.argmax(axis=1) == targets.argmax(axis=1)).mean())
 
 
-# --- Forgetting as text: a sentence for each pair of phases, and a table of the most harmful examples.
+# --- Forgetting as text: a sentence for each pair of phases, and a table of the most harmful
+# examples.
 
 
 def format_tasks(run: Run, top: int) -> str:
@@ -254,7 +269,9 @@ def format_tasks(run: Run, top: int) -> str:
 
 
 def forgetting_sentence(forgetting: Forgetting) -> str:
-    """Describe how the measure of a task changed, and how much the examples of each phase changed it."""
+    """Describe how the measure of a task changed, and how much the examples of each phase changed
+    it.
+    """
     task_name, phase_name = forgetting.names
     measure, sign = measure_and_sign(forgetting)
     moved = describe_change(sign * forgetting.before, sign * forgetting.after, short)
@@ -334,10 +351,11 @@ def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
 
 # --- Prediction of forgetting from the tangent kernel K at the switch between two tasks:
 #
-#     Δf(x) ≈ −Σ_s η_s w K(x, B) r_s,    r_{s+1} = (1 − η_s w K(B, B)) r_s,    r_0 = ℓ′(f(B)) at the switch
+#     Δf(x) ≈ −Σ_s η_s w K(x, B) r_s,    r_{s+1} = (1 − η_s w K(B, B)) r_s,    r_0 = ℓ′(f(B))
 #
-# B are the examples of the later task, w is their weight in the loss, and x is any query. The prediction is exact if
-# the kernel does not change. It needs full-batch gradient descent and the squared loss.
+# B are the examples of the later task, w is their weight in the loss, and x is any query. The
+# prediction is exact if the kernel does not change. It needs full-batch gradient descent and the
+# squared loss.
 
 
 PREDICTABLE_SETTINGS = {
@@ -349,10 +367,13 @@ PREDICTABLE_SETTINGS = {
 
 
 def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
-    """Predict the change of the outputs during a phase from the kernel at its start. Return [point, out].
+    """Predict the change of the outputs during a phase from the kernel at its start.
 
-    Return None if the run does not have `PREDICTABLE_SETTINGS`, or stored no kernel at the start of the phase. As a
-    control, `shift` rotates the columns K(x, xᵢ) of the phase's examples by `shift` positions.
+    Return [point, out].
+
+    Return None if the run does not have `PREDICTABLE_SETTINGS`, or stored no kernel at the start of
+    the phase. As a control, `shift` rotates the columns K(x, xᵢ) of the phase's examples by `shift`
+    positions.
     """
     settings = flatten_config(run.config)
     if any(settings.get(key) != value for key, value in PREDICTABLE_SETTINGS.items()):

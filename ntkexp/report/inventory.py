@@ -1,4 +1,4 @@
-"""Lists of run folders: their states, filters, and the configuration keys that differ between runs."""
+"""Lists of run folders: their states, filters, and configuration keys that differ between runs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from ntkexp.text import MISSING
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested configuration to dotted keys.
 
-    The name of a component replaces its `_target_`. The keys in `CIRCUMSTANCES` are dropped, because they do not
-    change results.
+    The name of a component replaces its `_target_`. The keys in `CIRCUMSTANCES` are dropped,
+    because they do not change results.
 
     >>> flatten_config({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
     {'model': 'mlp', 'model.width': 8, 'seed': 0}
@@ -57,7 +57,9 @@ def list_in_words(items: list[Any]) -> str:
 
 
 def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the keys whose values differ, in order of first appearance. A missing key counts as None.
+    """Return the keys whose values differ, in order of first appearance.
+
+    A missing key counts as None.
 
     >>> differing([{"width": 8, "depth": 2}, {"width": 9, "depth": 2, "seed": 0}])
     ['width', 'seed']
@@ -68,8 +70,8 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
 
 # --- Run folders and filters.
 #
-#     KEY=VALUE   KEY is a key of the configuration, `run` (the name of the folder), or `state`: done, running,
-#                 damaged, interrupted, or dead (it cannot be resumed)
+#     KEY=VALUE   KEY is a key of the configuration, `run` (the name of the folder), or `state`:
+#                 done, running, damaged, interrupted, or dead (it cannot be resumed)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,9 @@ def list_runs(folder: Path) -> list[ListedRun]:
 
 
 def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str:
-    """Return the outcome of a finished run, the error of a failed run, or the last step of any other run."""
+    """Return the outcome of a finished run, the error of a failed run, or the last step of any
+    other run.
+    """
     path = folder.path
     try:
         if (path / DONE).is_file():

@@ -1,4 +1,6 @@
-"""The leave-out effects of a run: predicted from its training, or measured by retraining without each example."""
+"""The leave-out effects of a run: predicted from its training, or measured by retraining without
+each example.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ class KnownEffects:
         return None
 
     def credible_at(self, query: int, out: int) -> tuple[Array | None, bool, str]:
-        """Return the effects on one output, True if retraining measured them, and the reason to withhold them.
+        """Return the effects on one output, True if retraining measured them, and the reason to
+        withhold them.
 
         Predicted effects are withheld (None) if the run's retrainings contradict them.
         """
@@ -89,7 +92,8 @@ def known_effects(run: Run) -> KnownEffects | None:
 
 
 def influence(parts: Array) -> Array:
-    """Return the Euclidean norm of each example's effects, [example], given `parts` [query, out, example].
+    """Return the Euclidean norm of each example's effects, [example], given `parts` [query, out,
+    example].
 
     >>> influence(np.array([[[3.0, 0.0], [4.0, np.nan]]]))
     array([5., 0.])

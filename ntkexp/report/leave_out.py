@@ -1,7 +1,8 @@
 """The leave-out check: do predicted leave-out effects agree with retrainings without the examples?
 
-The predicted and actual changes of each removal are divided by the root mean square of its actual changes, so that
-all removals have the same weight. The check reports two numbers over all removals, queries and outputs:
+The predicted and actual changes of each removal are divided by the root mean square of its actual
+changes, so that all removals have the same weight. The check reports two numbers over all removals,
+queries and outputs:
 
     correlation   the correlation of predicted with actual changes
     size          the ratio √(Σ predicted²/Σ actual²)
@@ -20,7 +21,8 @@ from ntkexp.records.contributions import LeaveOut
 from ntkexp.text import counted, percent, short
 
 MIN_CORRELATION = 0.5  # effects with a smaller correlation are not believed
-MAX_GROWTH = 1e3  # growth of small differences of the weights during training; above, chance dominates effects
+# If small differences of the weights grow more than this during training, chance dominates effects.
+MAX_GROWTH = 1e3
 
 REMEDY = (
     "smooth activations (tanh, gelu), smaller steps or a larger optimizer.eps make it predictable"
@@ -62,7 +64,9 @@ class Agreement:
 
 
 def remarks_on_trainings(examples: int, doubts: Sequence[str], check: LeaveOut | None) -> list[str]:
-    """Return remarks on effects that retraining measured: their number, doubts, and how well effects add up."""
+    """Return remarks on effects that retraining measured: their number, doubts, and how well
+    effects add up.
+    """
     notes = [f"effects are changes in {examples} trainings, each without one example", *doubts]
     if check is not None:
         notes.append(f"of groups, sums of effects: {agreement_of(check, growth=1.0).sentence}")
@@ -97,7 +101,8 @@ def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
 def scaled_changes(
     retrained: LeaveOut, known: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the predicted and actual changes of all removals, without those that have no prediction.
+    """Return the predicted and actual changes of all removals, without those that have no
+    prediction.
 
     The changes of each removal are divided by the root mean square of its actual changes.
     """

@@ -3,9 +3,10 @@
     metrics/<column>            the columns of metrics.csv, at each step
     ladder/<split>/<machine>    relative errors, at the last step
 
-The events of a finished run (`events.py`) have the same names and steps. A resumed run continues its log; the key of
-the log is in the checkpoint. The log first receives all steps before the checkpoint from metrics.csv, and ignores
-those that it already has. So each step is logged exactly once, even if the run was interrupted.
+The events of a finished run (`events.py`) have the same names and steps. A resumed run continues
+its log; the key of the log is in the checkpoint. The log first receives all steps before the
+checkpoint from metrics.csv, and ignores those that it already has. So each step is logged exactly
+once, even if the run was interrupted.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def ladder_name(split: str, machine: str) -> str:
 class AbstractLog(ABC):
     """A destination of measured numbers.
 
-    Callers call `begin`, `write` for each step, `conclude`, and `end`. Each method may raise any error.
+    Callers call `begin`, `write` for each step, `conclude`, and `end`. Each method may raise any
+    error.
     """
 
     @abstractmethod
@@ -65,7 +67,10 @@ class AbstractLog(ABC):
 
     @abstractmethod
     def write(self, numbers: Numbers, step: int) -> None:
-        """Log the numbers of a step. Steps come in order. A continued log may receive a step again."""
+        """Log the numbers of a step.
+
+        Steps come in order. A continued log may receive a step again.
+        """
 
     @abstractmethod
     def conclude(self, numbers: Numbers, step: int) -> None:
@@ -105,7 +110,10 @@ class Wandb(AbstractLog):
 
 
 class Mlflow(AbstractLog):
-    """A run of MLflow, named after the folder. It uses an `MlflowClient`, which leaves the user's active run alone."""
+    """A run of MLflow, named after the folder.
+
+    It uses an `MlflowClient`, which leaves the user's active run alone.
+    """
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         from mlflow import MlflowClient  # noqa: PLC0415  an extra
@@ -147,7 +155,9 @@ class Mlflow(AbstractLog):
         self.waiting += [self.metric(name, value, now, step) for name, value in numbers.items()]
 
     def send(self) -> None:
-        """Send all waiting numbers in batches, because one request takes longer than a small training step."""
+        """Send all waiting numbers in batches, because one request takes longer than a small
+        training step.
+        """
         while self.waiting:
             self.client.log_batch(self.key, metrics=self.waiting[:MLFLOW_BATCH_METRICS])
             del self.waiting[:MLFLOW_BATCH_METRICS]
@@ -184,8 +194,8 @@ def flattened(config: Mapping[str, Any], under: str = "") -> dict[str, Any]:
 class TensorBoard(AbstractLog):
     """An event file in the run folder. TensorBoard can read it during the run.
 
-    A resumed run writes a new file with all steps. Earlier files are kept, because TensorBoard stops reading when an
-    open file disappears.
+    A resumed run writes a new file with all steps. Earlier files are kept, because TensorBoard
+    stops reading when an open file disappears.
     """
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
@@ -302,7 +312,8 @@ def open_log(
 ) -> Iterator[LiveLog]:
     """Yield the log of a run.
 
-    If there is a `key`, continue the log with that key. The log first receives the `earlier` rows of metrics.csv.
+    If there is a `key`, continue the log with that key. The log first receives the `earlier` rows
+    of metrics.csv.
     """
     log = LOGS[name]()
     try:

@@ -1,4 +1,6 @@
-"""`LoadedRun`, the object that `ntkexp.load_run` returns: a `Run` with pictures and notebook displays."""
+"""`LoadedRun`, the object that `ntkexp.load_run` returns: a `Run` with pictures and notebook
+displays.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class LoadedRun(Run):
 
     @cached_property
     def contributions(self) -> Attribution:
-        """The contributions of the run (see `records.contributions`), with `to_scores` and pictures."""
+        """The contributions of the run (see `records.contributions`), with `to_scores` and
+        pictures.
+        """
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray
 
         arrays = super().contributions
@@ -41,7 +45,9 @@ class LoadedRun(Run):
         return RunPlots(self)
 
     def _repr_html_(self) -> str:
-        """Return the HTML for notebooks: the outcome of training, and the comparison of kernel machines."""
+        """Return the HTML for notebooks: the outcome of training, and the comparison of kernel
+        machines.
+        """
         text = "\n\n".join(
             [f"{self.name}: {self.outcome}", format_text(tabulate_ladder(self.ladder))]
         )

@@ -1,4 +1,6 @@
-"""The content of a report: runs and sweeps, two sentences that summarise them, and short tables of sweeps."""
+"""The content of a report: runs and sweeps, two sentences that summarise them, and short tables of
+sweeps.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
 
 
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
-    """Return a row for each point of a sweep: the most important means, their intervals, and the numbers of runs.
+    """Return a row for each point of a sweep: the most important means, their intervals, and the
+    numbers of runs.
 
     The CSV file of the sweep has all means.
     """
@@ -140,8 +143,8 @@ class Material:
 def gather(named: Sequence[str], outputs: Path) -> Material:
     """Read runs and sweeps.
 
-    A name is a run folder, a sweep (its name or file), or a folder of runs. Without names, read everything inside
-    `outputs`. Raise `NothingLeft` if no run can be read.
+    A name is a run folder, a sweep (its name or file), or a folder of runs. Without names, read
+    everything inside `outputs`. Raise `NothingLeft` if no run can be read.
     """
     paths = [path for name in named for path in paths_of_name(name, outputs)]
     paths = paths or list(results_inside(outputs))

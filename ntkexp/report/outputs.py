@@ -22,7 +22,10 @@ def output_names(found: xr.Dataset | xr.DataArray) -> list[str | int]:
 
 
 def one_output(parts: xr.DataArray, out: str | int | None) -> xr.DataArray:
-    """Select one output by its name or index. Raise if `out` is None and there are several outputs."""
+    """Select one output by its name or index.
+
+    Raise if `out` is None and there are several outputs.
+    """
     if "out" not in parts.dims:
         return parts.drop_vars(["out", OUT_NAME], errors="ignore")
     names, numbers = output_names(parts), parts["out"].to_numpy().tolist()

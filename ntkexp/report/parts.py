@@ -1,4 +1,5 @@
-"""The stored contributions to one output at one query: by example, step, component and token position.
+"""The stored contributions to one output at one query: by example, step, component and token
+position.
 
     f_T − f_0 = Σᵢ 𝒮(x, xᵢ) + decay + … = Σ over steps = Σ over components       𝒮(x, xᵢ) = Σ over positions of xᵢ
 
@@ -37,7 +38,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OutputParts:
-    """The arrays of `records.contributions` at one output of one query, for one attribution rule."""
+    """The arrays of `records.contributions` at one output of one query, for one rule."""
 
     run: Run
     rule: str
@@ -45,7 +46,9 @@ class OutputParts:
     out: int  # label along the axis `out`
 
     def read(self, kind: str) -> Array | None:
-        """Return an array at this query and output, without the axes `query` and `out`; None if the run lacks it."""
+        """Return an array at this query and output, without the axes `query` and `out`; None if the
+        run lacks it.
+        """
         stored = self.run.by_rule(kind, self.rule)
         if stored is None:
             return None
@@ -69,7 +72,8 @@ def strongest_first(values: Array) -> list[int]:
     return order
 
 
-# --- Attributed outputs. Some optimizers attribute only a few queries. Contributions to other outputs are NaN.
+# --- Attributed outputs. Some optimizers attribute only a few queries. Contributions to other
+# outputs are NaN.
 
 
 def attributed(contributions: Array) -> NDArray[np.bool_]:
@@ -78,7 +82,10 @@ def attributed(contributions: Array) -> NDArray[np.bool_]:
 
 
 def attributed_in_blocks(contributions: xr.DataArray) -> NDArray[np.bool_]:
-    """Return a mask of the attributed outputs. Read contributions in blocks that fit into memory."""
+    """Return a mask of the attributed outputs.
+
+    Read contributions in blocks that fit into memory.
+    """
     return np.concatenate([attributed(block) for block in blocks(contributions)])
 
 
@@ -91,7 +98,8 @@ def largest_attributed(outputs: Array, contributions: Array) -> int:
 #
 #     d(s) = f_s − f_0,      most_by: the first s with |d(t) − d(T)| ≤ ½ |d(T)| for all t ≥ s
 #
-# The effect of a gradient counts at the step that computed the gradient, even if momentum applies it later.
+# The effect of a gradient counts at the step that computed the gradient, even if momentum applies
+# it later.
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +116,8 @@ class Movement:
 
     @property
     def most_by(self) -> int | None:
-        """The number of steps after which the output stays closer to its final value than half of the change.
+        """The number of steps after which the output stays closer to its final value than half of
+        the change.
 
         None if the output did not change.
 
@@ -152,13 +161,17 @@ def movement(parts: OutputParts) -> Movement | None:
 #
 #     mᵢ(t) = |Σ_c K_t(x, xᵢ)_c ℓ′ᵢ(t)_c|,    ∫₀ʰ mᵢ = ½ ∫₀ᵀ mᵢ
 #
-# Compute mᵢ from the stored tangent kernels, and the integrals with the trapezoidal rule. If data come in phases,
-# integrate over the phase of the example; kernels are stored at its start and end. An optimizer with momentum applies
-# gradients later, so kernels at single steps do not determine h. Its runs have h only if `path.backward` stored it.
+# Compute mᵢ from the stored tangent kernels, and the integrals with the trapezoidal rule. If data
+# come in phases, integrate over the phase of the example; kernels are stored at its start and end.
+# An optimizer with momentum applies gradients later, so kernels at single steps do not determine h.
+# Its runs have h only if `path.backward` stored it.
 
 
 def halfway(parts: OutputParts) -> Array:
-    """Return h of each training example as a fraction of the path time, [example]. Unknown entries are NaN."""
+    """Return h of each training example as a fraction of the path time, [example].
+
+    Unknown entries are NaN.
+    """
     stored = parts.read(HALF_BY)
     if stored is not None:
         return stored
@@ -189,7 +202,9 @@ def halfway(parts: OutputParts) -> Array:
 
 
 def learning_snapshots(run: Run, example: int, steps: NDArray[np.int64]) -> slice:
-    """Return the slice of kernel snapshots in the phase of an example, or of all snapshots without phases."""
+    """Return the slice of kernel snapshots in the phase of an example, or of all snapshots without
+    phases.
+    """
     if "train_phase" not in run.data:
         return slice(None)
     learned = run.metrics["step"][run.metrics["phase"] == run.data["train_phase"][example]]
@@ -199,7 +214,8 @@ def learning_snapshots(run: Run, example: int, steps: NDArray[np.int64]) -> slic
 
 
 def half(times: Array, mass: Array) -> float:
-    """Return the time at which half of the integral of `mass` is reached, as a fraction of the range of times.
+    """Return the time at which half of the integral of `mass` is reached, as a fraction of the
+    range of times.
 
     >>> half(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.0, 1.0]))
     0.5
@@ -212,7 +228,8 @@ def half(times: Array, mass: Array) -> float:
     return float((time - times[0]) / (times[-1] - times[0]))
 
 
-# --- By component of the network: the parameters through which examples and weight decay changed the output.
+# --- By component of the network: the parameters through which examples and weight decay changed
+# the output.
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,7 +338,10 @@ def tokens_of(run: Run, examples: int, positions: int) -> list[list[str]]:
 
 
 def tabulate_positions(positions: tuple[PositionPart, ...]) -> Table:
-    """Return a row for each position, the strongest first. The rows add up to the sum of all examples."""
+    """Return a row for each position, the strongest first.
+
+    The rows add up to the sum of all examples.
+    """
     columns = (
         text_column("example"),
         Column("position"),
@@ -360,7 +380,7 @@ def shaded_texts(
 
 
 def shaded(part: PositionPart, strongest: float) -> ShadedToken:
-    """Return a token in blue if its loss raised the output, or in vermilion if its loss lowered the output."""
+    """Return a token in blue if its loss raised the output, else in vermilion."""
     color = "c0072b2" if part.added > 0 else "cd55e00"
     saturation = round(STRONGEST_COLOR_PERCENT * abs(part.added) / strongest)
     return ShadedToken(

@@ -1,4 +1,7 @@
-"""Displays of progress: a bar on a terminal, text lines elsewhere. Both go to stderr; stdout is for results."""
+"""Displays of progress: a bar on a terminal, text lines elsewhere.
+
+Both go to stderr; stdout is for results.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ LONG_TASK_SECONDS = 10.0
 
 
 def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
-    """Return the display for a command: warnings only (`quiet`), a bar on a terminal, or text lines.
+    """Return the display for a command: warnings only (`quiet`), a bar on a terminal, or text
+    lines.
 
     The display appends `hint` to the remark that a result exists already.
     """
@@ -38,7 +42,8 @@ def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
 
 
 class Announced:
-    """A task whose progress is displayed as soon as its estimated duration exceeds `LONG_TASK_SECONDS`.
+    """A task whose progress is displayed as soon as its estimated duration exceeds
+    `LONG_TASK_SECONDS`.
 
     >>> times = (60.0 * minute for minute in range(9))
     >>> lines = ProgressLines(sys.stdout, times.__next__)
@@ -49,7 +54,8 @@ class Announced:
     attribution: step 2 of 3  60 s left
     attribution: step 3 of 3
 
-    The first step includes one-time work. From the second step on, the estimate ignores the first step.
+    The first step includes one-time work. From the second step on, the estimate ignores the first
+    step.
 
     >>> times = iter([0.0, 6.0, 7.0, 7.0, 8.0])
     >>> lines = ProgressLines(sys.stdout, times.__next__)
@@ -99,7 +105,9 @@ class Announced:
 
 
 def in_place(quiet: bool) -> AbstractProgress:
-    """Return the display for a Python function: warnings only, a bar (terminal, notebook), or text lines."""
+    """Return the display for a Python function: warnings only, a bar (terminal, notebook), or text
+    lines.
+    """
     if quiet:
         return Quiet()
     if sys.stderr.isatty() or "ipykernel" in sys.modules:
@@ -143,7 +151,8 @@ class Quiet(AbstractProgress):
 
 
 class ProgressLines(AbstractProgress):
-    """A text line for every tenth of the steps, or for every run, and at least one in `MAX_SILENT_SECONDS`.
+    """A text line for every tenth of the steps, or for every run, and at least one in
+    `MAX_SILENT_SECONDS`.
 
     If there is a `clock`, the lines include the time left.
 
@@ -199,7 +208,9 @@ class ProgressLines(AbstractProgress):
 
 
 class Bar(AbstractProgress):
-    """A bar with the number of steps, a note and the time left, and a bar for each active run of a sweep."""
+    """A bar with the number of steps, a note and the time left, and a bar for each active run of a
+    sweep.
+    """
 
     def __init__(self, hint: str = "") -> None:
         self.hint = hint

@@ -1,9 +1,11 @@
 """The reader of a run folder: configuration, metrics, table of kernel machines, and arrays.
 
-`load_tables` reads a finished, undamaged run without opening its arrays. `read_run` also reads unfinished runs, which
-draw their own pictures. The checksum of an array file in DONE.json is verified when the array is first used.
+`load_tables` reads a finished, undamaged run without opening its arrays. `read_run` also reads
+unfinished runs, which draw their own pictures. The checksum of an array file in DONE.json is
+verified when the array is first used.
 
-This module imports no other module of `ntkexp.report`. `report.loaded_run` adds pictures and notebook displays.
+This module imports no other module of `ntkexp.report`. `report.loaded_run` adds pictures and
+notebook displays.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """The result of training in words, such as "converged"; empty while the run is unfinished."""
+        """The result of training in words; empty while the run is unfinished."""
         return str(self.facts.get("outcome", ""))
 
     @cached_property
@@ -85,7 +87,9 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """True if training diverged, according to DONE.json, or to progress.json while the run is unfinished."""
+        """True if training diverged, according to DONE.json, or to progress.json while the run is
+        unfinished.
+        """
         with suppress(Mistake):
             facts = self.facts if self.finished else RunFolder(self.path).progress
             return bool(facts.get("diverged"))
@@ -142,7 +146,9 @@ class Run:
 
     @property
     def outs(self) -> tuple[int, ...]:
-        """The outputs that were attributed: the labels of the axis `out` of contributions and effects."""
+        """The outputs that were attributed: the labels of the axis `out` of contributions and
+        effects.
+        """
         return tuple(self.contributions.coords["out"].to_numpy().tolist())
 
     @property
@@ -156,7 +162,9 @@ class Run:
         return tuple(str(part.attrs["rule"]) for part in parts)
 
     def by_rule(self, kind: str, rule: str) -> xr.DataArray | None:
-        """Return the array `kind` of an attribution rule, such as `decay`; None if the run lacks it."""
+        """Return the array `kind` of an attribution rule, such as `decay`; None if the run lacks
+        it.
+        """
         return self.contributions.get(called(kind, rule, explained_rule(self.rules) or rule))
 
     def parts(self, rule: str) -> xr.DataArray:
@@ -193,7 +201,9 @@ class Run:
         return {split: slice(*ends[k : k + 2]) for k, split in enumerate(self.read)}
 
     def series(self, *columns: str) -> pd.DataFrame:
-        """Return `step` and the given columns at the steps where all of them are at most `MAX_DRAWN_NUMBER`."""
+        """Return `step` and the given columns at the steps where all of them are at most
+        `MAX_DRAWN_NUMBER`.
+        """
         values = self.metrics.reindex(columns=["step", *columns])
         drawn = (np.abs(values.to_numpy(dtype=float)) < MAX_DRAWN_NUMBER).all(axis=1)
         rows: pd.DataFrame = values.loc[drawn].reset_index(drop=True)
@@ -242,7 +252,7 @@ def load_tables(folder: Path | str) -> Run:
     """Load a finished run. Its arrays are opened when they are first used.
 
     Raises:
-        Mistake: The folder is not a run folder, or the run is unfinished, damaged or of another version.
+        Mistake: The run is unfinished, damaged or of another version, or the folder is not a run.
     """
     path = Path(folder)
     if path.is_dir() and not is_run_folder(path):
@@ -285,7 +295,10 @@ def read_run(path: Path) -> Run:
 
 
 def checked_ladder(rows: Sequence[Result], path: Path) -> tuple[Result, ...]:
-    """Escape unprintable characters in the rows of results.csv. Raise if a row has an unknown split or no machine."""
+    """Escape unprintable characters in the rows of results.csv.
+
+    Raise if a row has an unknown split or no machine.
+    """
     if any(row.split not in SPLITS or not row.machine for row in rows):
         raise Damaged(
             f"{path} holds what no run writes: a row of another split than {', '.join(SPLITS)}; {REDO}"
@@ -302,7 +315,10 @@ def checked_ladder(rows: Sequence[Result], path: Path) -> tuple[Result, ...]:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """Read metrics.csv, and the columns that a second pass over the training measured. Empty cells are NaN."""
+    """Read metrics.csv, and the columns that a second pass over the training measured.
+
+    Empty cells are NaN.
+    """
     try:
         refuse_odd_metrics(path)
         metrics = pd.read_csv(path, index_col=False, dtype=METRICS_TYPES)

@@ -5,8 +5,8 @@
     score(xᵢ → x) > 0        the example xᵢ raised the output at x       (contribution)
                              without xᵢ the output would be lower        (effect, with its sign reversed)
 
-dattri, TRAK, quanda and `ntkexp.validate` use this sign. In the data set itself, `effect` has the opposite sign: it is
-the change of the output if xᵢ is left out.
+dattri, TRAK, quanda and `ntkexp.validate` use this sign. In the data set itself, `effect` has the
+opposite sign: it is the change of the output if xᵢ is left out.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         return self
 
     def summary(self) -> str:
-        """Summarise the attribution: its parts, the error of their sum, and how strongly contributions cancel.
+        """Summarise the attribution: its parts, the error of their sum, and how strongly
+        contributions cancel.
 
         >>> arrays = {"contribution": (DIMS, np.array([[[3.0, -1.0]]]))}
         >>> arrays |= {"decay": (QUERY_OUT, np.array([[2.0]])), "change": (QUERY_OUT, np.array([[4.0]]))}
@@ -135,7 +136,9 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     @property
     def plot(self) -> AttributionPlots:  # type: ignore[override]  # includes the plots of xarray
-        """Plots of one query as matplotlib axes: `.plot.contributions(query=0)`, `.timeline()`, `.components()`."""
+        """Plots of one query as matplotlib axes: `.plot.contributions(query=0)`, `.timeline()`,
+        `.components()`.
+        """
         from ntkexp.report.plots.examples import AttributionPlots  # noqa: PLC0415  loads matplotlib
 
         return AttributionPlots(self)
@@ -150,18 +153,20 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
     ) -> xr.DataArray:
         """Return a labelled matrix of scores, [example, query] or [query, example].
 
-        A positive contribution means that the example raised the output. A positive effect means that the output
-        would be lower without the example.
+        A positive contribution means that the example raised the output. A positive effect means
+        that the output would be lower without the example.
 
         Args:
-            layout: 'train,test' returns [example, query], and 'test,train' returns [query, example].
-            score: 'contribution', 'contribution_RULE' for another rule, or 'effect' (returned with its sign reversed).
+            layout: 'train,test' for [example, query], or 'test,train' for [query, example].
+            score: 'contribution', 'contribution_RULE' for another rule, or 'effect'. Effects are
+                returned with reversed sign.
             out: Name or index of the output. Required if there are several.
-            component: Name of one component of `by=`. The scores of all components add up to the contribution.
+            component: Name of one component of `by=`. The scores of all components add up to the
+                contribution.
 
         Returns:
-            The scores of all attributed queries. The coordinate `query` holds their indices. Call `.to_pandas()` for
-            a data frame, or `.to_numpy()` for an array.
+            The scores of all attributed queries. The coordinate `query` holds their indices. Call
+            `.to_pandas()` for a data frame, or `.to_numpy()` for an array.
         """
         if layout not in LAYOUTS:
             raise WrongArgument(
@@ -193,8 +198,8 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
     def to_pandas(self) -> pd.Series | pd.DataFrame:
         """Return a data frame with a row for each attributed query, each output and each example.
 
-        The columns are contributions, contributions by component, and effects. Effects keep their sign, unlike in
-        `to_scores`.
+        The columns are contributions, contributions by component, and effects. Effects keep their
+        sign, unlike in `to_scores`.
         """
         columns = {name: self[name] for name in self._scores if set(self[name].dims) == set(DIMS)}
         if not columns:  # a selection or reduction without scores
@@ -208,7 +213,8 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     @property
     def _scores(self) -> list[str]:
-        """The sorted names of the score arrays: `contribution`, `contribution_RULE` of other rules, and `effect`.
+        """The sorted names of the score arrays: `contribution`, `contribution_RULE` of other rules,
+        and `effect`.
 
         Names are sorted, because zarr lists the arrays of a store in no fixed order.
         """

@@ -1,6 +1,8 @@
-"""The comparison of kernel machines with the network: a table, a sentence about one run, a clause about many runs.
+"""The comparison of kernel machines with the network: a table, a sentence about one run, a clause
+about many runs.
 
-`likeness` classifies a row of the table: the kernel machine equals the network, misses it, or cannot be compared.
+`likeness` classifies a row of the table: the kernel machine equals the network, misses it, or
+cannot be compared.
 
 >>> [str(likeness(Result("query", "left", relative_error=error, floor=1e-13))) for error in (0.12, 1e-14, math.nan)]
 ['misses', 'exact', 'broken']
@@ -14,9 +16,9 @@
 >>> broken.partition("(4e-15); ")[2]
 'the secant kernel machine is not finite on query.'
 
-`clause` summarises one kernel machine over many runs. The machine misses a network if it misses the network on any
-split. It equals a network if it equals the network on every split where both can be compared. The clause also counts
-the runs that were compared at only some of the points.
+`clause` summarises one kernel machine over many runs. The machine misses a network if it misses the
+network on any split. It equals a network if it equals the network on every split where both can be
+compared. The clause also counts the runs that were compared at only some of the points.
 
 >>> exact, missed = Standing(Likeness.EXACT, 5e-15), Standing(Likeness.MISSES, 0.3)
 >>> clause("the secant", [exact] * 99 + [missed])
@@ -41,9 +43,11 @@ from ntkexp.text import listed, share, short, spoken
 
 
 def tabulate_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> Table:
-    """Return a row for each kernel machine: relative error on every split, agreement and R² on the main split.
+    """Return a row for each kernel machine: relative error on every split, agreement and R² on the
+    main split.
 
-    A kernel machine without an error has no row; `ladder_notes` gives the reason. `seconds` adds a column of timings.
+    A kernel machine without an error has no row; `ladder_notes` gives the reason. `seconds` adds a
+    column of timings.
     """
     splits = [split for split in SPLITS if any(result.split == split for result in results)]
     main = main_split(results)
@@ -83,7 +87,9 @@ def format_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None
 
 
 def ladder_notes(results: Sequence[Result]) -> list[str]:
-    """Return the notes on each kernel machine. Name the splits of a note that does not apply to all splits.
+    """Return the notes on each kernel machine.
+
+    Name the splits of a note that does not apply to all splits.
 
     >>> ladder_notes([Result(split, "left", note=f"as published; {at_points(2, 5)}") for split in ("train", "test")])
     ['left: as published; at 4 of 10 points']
@@ -182,7 +188,8 @@ class Spoken:
 
     @property
     def where(self) -> str:
-        """The compared splits in words, with the number of points if only some points were compared.
+        """The compared splits in words, with the number of points if only some points were
+        compared.
 
         The text ends with a blank, because the name of the kernel machine follows.
         """
@@ -204,7 +211,8 @@ class Spoken:
 
 
 def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
-    """Summarise which kernel machines equal the trained network, and by how much the others miss it.
+    """Summarise which kernel machines equal the trained network, and by how much the others miss
+    it.
 
     If training diverged, the sentence is about the network at the last step.
 
@@ -293,7 +301,9 @@ def clause_of_group(group: Sequence[Spoken], *, misses: bool, is_first: bool) ->
 
 
 def secant_remarks(secant: Spoken) -> list[str]:
-    """Return remarks on the secant: how much of its error is rounding, and notes of a followed loop."""
+    """Return remarks on the secant: how much of its error is rounding, and notes of a followed
+    loop.
+    """
     remarks = []
     missed = secant.which(Likeness.MISSES)
     if missed:
@@ -366,10 +376,14 @@ CLAUSES = {
     Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
     Likeness.SILENT: "has no result for {}",
 }
-"""Templates of the clause, by likeness and in this order. The fields are the networks and their errors."""
+"""Templates of the clause, by likeness and in this order.
+
+The fields are the networks and their errors.
+"""
 
 DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Likeness.STILL)
-"""Priorities for combining splits: a run gets the first likeness of these that one of its rows has."""
+"""Priorities for combining splits: a run gets the first likeness of these that one of its rows has.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Tables of results, and one function for each output format.
 
-One function creates the rows of each table: `sentence.tabulate_ladder`, `explain.tabulate_examples`,
-`comparison.combined`, and so on. Rows contain numbers in full precision. A column has a name, and a function that
-formats its values for a terminal.
+One function creates the rows of each table: `sentence.tabulate_ladder`,
+`explain.tabulate_examples`, `comparison.combined`, and so on. Rows contain numbers in full
+precision. A column has a name, and a function that formats its values for a terminal.
 
     format_text      aligned columns for a terminal
     format_markdown  Markdown
@@ -108,7 +108,10 @@ class Table:
 def tabulate(
     header: Sequence[str], rows: Iterable[Sequence[Value]], numbers: Collection[str] = ()
 ) -> Table:
-    """Return a table with the column names `header`. Columns in `numbers` are aligned to the right."""
+    """Return a table with the column names `header`.
+
+    Columns in `numbers` are aligned to the right.
+    """
     columns = tuple(Column(name, number=name in numbers) for name in header)
     return Table(columns, tuple(map(tuple, rows)))
 
@@ -164,7 +167,9 @@ def escaped(text: str) -> str:
 
 
 def format_csv(frame: pd.DataFrame) -> str:
-    """Format a data frame as CSV in full precision. Escape texts that a spreadsheet would evaluate as formulas.
+    """Format a data frame as CSV in full precision.
+
+    Escape texts that a spreadsheet would evaluate as formulas.
 
     >>> import pandas as pd
     >>> print(format_csv(pd.DataFrame({"name": ["=1+1", "a"], "value": [-0.5, 2.0]})), end="")
@@ -234,7 +239,10 @@ class PageTable:
 
 
 def format_html(table: Table, name: str, caption: str, links: Sequence[str] = ()) -> PageTable:
-    """Return the cells for the HTML template. `links` are the links of the first cell of each row."""
+    """Return the cells for the HTML template.
+
+    `links` are the links of the first cell of each row.
+    """
     rows = []
     for k, row in enumerate(table.rows):
         cells = [html_cell(value) for value in row]

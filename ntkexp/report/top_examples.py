@@ -1,6 +1,8 @@
-"""The HTML table in a notebook: the examples with the largest contributions to each query, as texts and pictures.
+"""The HTML table in a notebook: the examples with the largest contributions to each query, as texts
+and pictures.
 
-Names and texts come from the data, so all of them are escaped. Pictures are drawn from pixel values.
+Names and texts come from the data, so all of them are escaped. Pictures are drawn from pixel
+values.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ RAISED_COLOUR = "#0072b2"  # blue and vermilion, as in the pictures of a run
 LOWERED_COLOUR = "#d55e00"
 
 FindExample: TypeAlias = Callable[[str, int], Example | None]
-"""A function (axis, index) → example at this index along the axis `query` or `example`, or None if unknown."""
+"""A function (axis, index) → example at this index along the axis `query` or `example`, or None if
+unknown.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +51,9 @@ class TopExamples:
 
 
 def top_examples_of(arrays: xr.Dataset) -> list[TopExamples]:
-    """Rank the examples at the first `SHOWN_QUERIES` attributed queries, at the output with the largest change."""
+    """Rank the examples at the first `SHOWN_QUERIES` attributed queries, at the output with the
+    largest change.
+    """
     tops = list[TopExamples]()
     parts = arrays[CONTRIBUTION].transpose(*DIMS)
     names = output_names(arrays)
@@ -88,7 +94,9 @@ def html_table(arrays: xr.Dataset, find: FindExample) -> str:
 
 
 def described(example: Example | None, name: str) -> str:
-    """Return the picture, label and text of an example as HTML, or only its name if `example` is None."""
+    """Return the picture, label and text of an example as HTML, or only its name if `example` is
+    None.
+    """
     if example is None:
         return text(name)
     words = f"<br>{text(example.text)}" if example.text else ""
@@ -105,7 +113,10 @@ def text(words: str) -> str:
 
 
 def picture(shown: NDArray[Any]) -> str:
-    """Return an image as an HTML element with embedded pixels. Return "" if `shown` is not an image."""
+    """Return an image as an HTML element with embedded pixels.
+
+    Return "" if `shown` is not an image.
+    """
     if shown.ndim < 2 or not shown.size:
         return ""
     from matplotlib.image import imsave  # noqa: PLC0415  slow to import, and only images need it

@@ -2,11 +2,12 @@
 
     LDS    mean over queries q of the Spearman correlation, over retrainings S,
            between −Σ_{i left out of S} τ(q, i) and f_S(q)
-    QLD    mean over queries q of the decrease of f(q) after retraining without the top examples of q by τ
+    QLD    mean over queries q of the decrease of f(q), after retraining without the examples with
+           the highest τ(q, i)
 
-A score τ(q, i) is positive if example i increases f(q). f_S is the network after retraining S. The linear
-datamodeling score (LDS) is due to S. M. Park et al. (2023), arXiv:2303.14186. Its interval resamples queries and
-retrainings, because both are random samples.
+A score τ(q, i) is positive if example i increases f(q). f_S is the network after retraining S. The
+linear datamodeling score (LDS) is due to S. M. Park et al. (2023), arXiv:2303.14186. Its interval
+resamples queries and retrainings, because both are random samples.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class DatamodelingScore:
-    """An LDS with its 95 % interval. `by_query` is NaN for queries whose scores or outputs are constant."""
+    """An LDS with its 95 % interval.
+
+    `by_query` is NaN for queries whose scores or outputs are constant.
+    """
 
     value: float
     low: float
@@ -216,8 +220,8 @@ def read_scores(path: Path) -> NDArray[np.generic]:
 def checked_scores(scores: object, shape: tuple[int, int, int], where: str) -> Scores:
     """Check scores [point, out, example], and reshape them to [query, example].
 
-    If there is a single output, the axis `out` may be missing. Raise if the shape differs from `shape`, or if a score
-    is not a finite number. `where` names the scores in error messages.
+    If there is a single output, the axis `out` may be missing. Raise if the shape differs from
+    `shape`, or if a score is not a finite number. `where` names the scores in error messages.
     """
     try:
         array = np.asarray(scores)

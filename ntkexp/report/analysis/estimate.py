@@ -68,7 +68,9 @@ POWER = 0.8
 MAX_REPETITIONS = 1000
 """If a decision needs more repetitions, their number is not reported."""
 ROUNDING = 1e-9
-"""Values outside their range by at most this fraction of the largest value are clipped to the range."""
+"""Values outside their range by at most this fraction of the largest value are clipped to the
+range.
+"""
 LARGEST_LOG = math.log(sys.float_info.max)
 LARGEST_LOG_ODDS = 700.0  # exp overflows beyond
 
@@ -162,7 +164,9 @@ class Estimate:
 
     @property
     def scale(self) -> Scale:
-        """The scale of the interval: the identity if there is no range, or if the value is an end of it."""
+        """The scale of the interval: the identity if there is no range, or if the value is an end
+        of it.
+        """
         if self.within is None or not self.within[0] < self.value < self.within[1]:
             return Scale()
         return Scale(*self.within)
@@ -181,7 +185,8 @@ class Estimate:
         if self.within is None or not self.within[0] <= self.value <= self.within[1]:
             return low, high
 
-        # If the estimate lies on an end of its range, the scale is the identity, so clip the interval.
+        # If the estimate lies on an end of its range, the scale is the identity, so clip the
+        # interval.
         return max(low, self.within[0]), min(high, self.within[1])
 
     def distance_to(self, target: float) -> float:
@@ -231,7 +236,9 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def student(freedom: int, share: float) -> float:
-    """Return the quantile at probability `share` of Student's distribution with `freedom` degrees of freedom."""
+    """Return the quantile at probability `share` of Student's distribution with `freedom` degrees
+    of freedom.
+    """
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import
 
     return float(stdtrit(freedom, share))
@@ -294,7 +301,9 @@ def compare(
 
 
 def tail_probability(estimate: Estimate, distance: float) -> float:
-    """Return P(T ≥ distance/error): the probability that an estimate exceeds the true value by `distance`."""
+    """Return P(T ≥ distance/error): the probability that an estimate exceeds the true value by
+    `distance`.
+    """
     from scipy.special import stdtr  # noqa: PLC0415  slow to import
 
     if math.isinf(distance) or not estimate.error:

@@ -110,7 +110,7 @@ SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
 
 
 def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
-    """Describe a law in one sentence: exponent, interval, omitted runs, and the comparison with theory."""
+    """Describe a law in one sentence: exponent, interval, omitted runs, comparison with theory."""
     axis = fitted.fit.axis.rpartition(".")[2].replace("_", " ")
     exponent = law.exponent
     verb = "grows" if exponent.value > 0 else "falls"

@@ -53,7 +53,10 @@ FROM_ONE = {"condition", "effective_rank"}
 
 
 def range_of(quantity: str) -> Range:
-    """Return the range of possible values of a quantity. Quantities without a special range are ≥ 0."""
+    """Return the range of possible values of a quantity.
+
+    Quantities without a special range are ≥ 0.
+    """
     if quantity in SHARES:
         return SHARE
     if quantity in FROM_ONE:

@@ -21,8 +21,9 @@ from ntkexp.report.tables import format_csv
 
 # --- The tables of a sweep.
 #
-#     <name>.runs.csv     a row for each run: its folder, point, seed and state, and all its quantities
-#     <name>.points.csv   a row for each point: mean, standard deviation, count and 95 % interval of every quantity
+#     <name>.runs.csv     a row for each run: folder, point, seed, state, and all quantities
+#     <name>.points.csv   a row for each point: mean, standard deviation, count and 95 % interval of
+#                         every quantity
 #     <name>.fits.csv     a row for each power law: exponent, interval, theory, curvature, fitted range
 
 
@@ -31,7 +32,10 @@ RUN_COLUMNS = ("run", "seed", "state", "reason")
 
 @dataclass(frozen=True)
 class Analysis:
-    """The tables and laws of a sweep. `draws` states what differs between seeds: weights, or also data."""
+    """The tables and laws of a sweep.
+
+    `draws` states what differs between seeds: weights, or also data.
+    """
 
     sweep: Sweep
     runs: pd.DataFrame
@@ -58,7 +62,10 @@ def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
 
 
 def write_tables(path: Path) -> tuple[Path, ...]:
-    """Read a sweep and its runs, and write the tables next to the file of the sweep. Return their paths."""
+    """Read a sweep and its runs, and write the tables next to the file of the sweep.
+
+    Return their paths.
+    """
     sweep = read_sweep(path)
     folders = [run.folder for run in sweep.runs]
     loaded = zip(folders, load_runs(folders), strict=True)
@@ -116,7 +123,10 @@ def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
 
 
 def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each point of the sweep. Counts are the numbers of runs that have the quantity."""
+    """Return a row for each point of the sweep.
+
+    Counts are the numbers of runs that have the quantity.
+    """
     names = [str(name) for name in table if name not in (*sweep.axes, *RUN_COLUMNS)]
     columns = {name: table[name].to_numpy(dtype=float) for name in names}
     rows = []
@@ -137,14 +147,15 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-# --- Paired comparison of two sweeps. A pair is two runs with the same seed at the same point, with quantities a and b.
-# Fluctuations that the runs of a pair share cancel.
+# --- Paired comparison of two sweeps. A pair is two runs with the same seed at the same point, with
+# quantities a and b. Fluctuations that the runs of a pair share cancel.
 #
 #     difference   mean of b − a
 #     ratio        exp of the mean of log b/a, if all numbers are positive
 #
-# Both have intervals over seeds. The last row of a quantity summarises all points. It uses the seeds that have a pair
-# at every point, and first averages the pairs of each seed, because they are not independent.
+# Both have intervals over seeds. The last row of a quantity summarises all points. It uses the
+# seeds that have a pair at every point, and first averages the pairs of each seed, because they are
+# not independent.
 
 
 def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
@@ -183,7 +194,9 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
 
 
 def average(pairs: pd.DataFrame, within: Range) -> dict[str, float]:
-    """Return the means of the first and second quantities of some pairs, and of their differences and ratios."""
+    """Return the means of the first and second quantities of some pairs, and of their differences
+    and ratios.
+    """
     positive = (pairs["first"] > 0) & (pairs["second"] > 0)
     logs = (pairs["second"] / pairs["first"]).where(positive).map(math.log, na_action="ignore")
     differences = pairs["second"] - pairs["first"]

@@ -1,6 +1,7 @@
 """HTML pages of runs, claims and explanations, and the same tables in Markdown.
 
-A page is one file that contains its styles, script and pictures. Its content security policy forbids all other content.
+A page is one file that contains its styles, script and pictures. Its content security policy
+forbids all other content.
 
     outputs/report/index.html           the page of runs
     outputs/report/<sweep>.<picture>.*  the pictures of sweeps (SVG), and their data (CSV)
@@ -8,7 +9,8 @@ A page is one file that contains its styles, script and pictures. Its content se
     outputs/report/claims.html          the page of claims
     outputs/report/explain-<run>.html   the explanations of a run, an interactive page
 
-Functions named `…_view` return the dictionary with which a template shows a run, a sweep, a query or a claim.
+Functions named `…_view` return the dictionary with which a template shows a run, a sweep, a query
+or a claim.
 """
 
 from __future__ import annotations
@@ -97,7 +99,10 @@ View: TypeAlias = dict[str, object]
 
 
 def write(material: Material, folder: Path, command: str) -> Path:
-    """Write the page of runs, and the files with its tables and pictures. Return the path of the page."""
+    """Write the page of runs, and the files with its tables and pictures.
+
+    Return the path of the page.
+    """
     make_folder(folder)
     for analysis in material.analyses:
         save(analysis, folder)
@@ -238,7 +243,9 @@ def anchors(runs: Sequence[Run]) -> dict[Path, str]:
 
 
 def group_table(number: int, group: RunGroup, names: Mapping[Path, str]) -> PageTable:
-    """Return the table of a group of runs: relative errors, and the settings that distinguish each run."""
+    """Return the table of a group of runs: relative errors, and the settings that distinguish each
+    run.
+    """
     table = group.table
     splits = table["split"].unique()
     where = ""
@@ -253,7 +260,8 @@ def group_table(number: int, group: RunGroup, names: Mapping[Path, str]) -> Page
 def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[View]:
     """Return the views of all runs.
 
-    The number of embedded pictures and explanations is limited. The first run at each point of a sweep has priority.
+    The number of embedded pictures and explanations is limited. The first run at each point of a
+    sweep has priority.
     """
     first_runs: dict[tuple[object, ...], Run] = {}
     for analysis in material.analyses:
@@ -285,7 +293,10 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
 
 
 def points_of_run(run: Run, anchor: str) -> list[View]:
-    """Explain the queries with the largest errors. Return [] if the run is unfinished, diverged or too large."""
+    """Explain the queries with the largest errors.
+
+    Return [] if the run is unfinished, diverged or too large.
+    """
     if not run.finished or run.diverged:
         return []
     try:
@@ -368,7 +379,8 @@ def point_view(
     prefix: str = "",
     rows: int | None = None,
 ) -> View:
-    """Return the view of one query: its training examples (the first `rows`, or all), and the removal, if any.
+    """Return the view of one query: its training examples (the first `rows`, or all), and the
+    removal, if any.
 
     Anchors on the page begin with `prefix`.
     """
@@ -420,7 +432,9 @@ def texts_view(explanation: Explanation) -> list[tuple[str, list[ShadedToken]]]:
 def explanation_pictures(
     explanation: Explanation, entry: BreakdownEntry | None
 ) -> Iterator[Picture]:
-    """Yield the pictures of a query: examples, contributions and effects, timeline, components, removal."""
+    """Yield the pictures of a query: examples, contributions and effects, timeline, components,
+    removal.
+    """
     added = tabulate_examples(explanation).select("index", "name", "added")
     with house_style():
         numbers = pd.DataFrame(added.rows, columns=["example", "holds", "added"])

@@ -1,7 +1,8 @@
 """The pictures of a page: inline SVG with links to their data.
 
-A run folder may come from an untrusted source, and its pictures become part of the page. So only elements, attributes
-and values that plots need are allowed. Scripts, links, forms, animations and references to other files are rejected.
+A run folder may come from an untrusted source, and its pictures become part of the page. So only
+elements, attributes and values that plots need are allowed. Scripts, links, forms, animations and
+references to other files are rejected.
 
 >>> refuse_other('<svg><g id="a"><path d="M 0 1" style="fill: #ff0000; clip-path: url(#a)"/></g></svg>')
 >>> refuse_other("<svg><a href='https://elsewhere'/></svg>")
@@ -67,7 +68,9 @@ PIXELS = re.compile(r"data:image/png;base64,[\w+/=\s]*")
 
 
 def refuse_other(svg: str) -> None:
-    """Raise if an SVG is not well-formed, or contains an element, attribute or declaration that is not allowed."""
+    """Raise if an SVG is not well-formed, or contains an element, attribute or declaration that is
+    not allowed.
+    """
 
     def refuse_element(name: str, attributes: dict[str, str]) -> None:
         if name not in ELEMENTS:
@@ -108,7 +111,9 @@ PALETTE = frozenset({
 
 
 def inline(svg: str, prefix: str, title: str) -> Markup:
-    """Convert an SVG file to an inline element, with a title for screen readers. Raise if it is not allowed.
+    """Convert an SVG file to an inline element, with a title for screen readers.
+
+    Raise if it is not allowed.
 
     `prefix` makes ids unique on the page.
     """
@@ -145,7 +150,10 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
 
 
 def themed(match: re.Match[str]) -> str:
-    """Replace colours of the palette by CSS variables. Mix other colours so that text and lines stay visible."""
+    """Replace colours of the palette by CSS variables.
+
+    Mix other colours so that text and lines stay visible.
+    """
     is_text = "font-size" in match[0]
 
     def on_page(colour: re.Match[str]) -> str:
@@ -193,7 +201,10 @@ class Shown:
 
 
 def show(picture: Picture, prefix: str, command: str = "", folder: Path | None = None) -> Shown:
-    """Prepare a picture for a page. If there is a `folder`, also write the picture and its data there."""
+    """Prepare a picture for a page.
+
+    If there is a `folder`, also write the picture and its data there.
+    """
     name = f"{prefix}.{picture.name}"
     drawing = svg(picture.figure)
     numbers = format_csv(picture.table)

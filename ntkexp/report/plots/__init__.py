@@ -1,7 +1,8 @@
 """Pictures of runs. Each file in `figures/` draws one picture, whose title answers one question.
 
-This module imports matplotlib before any other file does, without the settings of the user: `matplotlibrc` files,
-MATPLOTLIBRC and MPLBACKEND are ignored, because an invalid backend would make the import fail.
+This module imports matplotlib before any other file does, without the settings of the user:
+`matplotlibrc` files, MATPLOTLIBRC and MPLBACKEND are ignored, because an invalid backend would make
+the import fail.
 """
 
 import logging
@@ -12,26 +13,24 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-logging.getLogger("matplotlib").setLevel(
-    logging.ERROR
-)  # without a home folder, matplotlib would log a warning about its cache folder
+# without a home folder, matplotlib would log a warning about its cache folder
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 SETTINGS = "matplotlibrc"
 
 
 @contextmanager
 def without_settings() -> Iterator[None]:
-    """Make matplotlib read its default settings instead of the user's settings, inside the block."""
+    """Make matplotlib read its default settings, not the user's, inside the block."""
     saved = {
         name: os.environ.pop(name) for name in ("MPLBACKEND", "MATPLOTLIBRC") if name in os.environ
     }
     exists, spec = os.path.exists, find_spec("matplotlib")
     if spec is not None and spec.origin is not None:
-        os.environ["MATPLOTLIBRC"] = str(
-            Path(spec.origin).parent / "mpl-data" / SETTINGS
-        )  # takes precedence over the file in the home folder
-    # matplotlib reads a file in the working folder first. Hide that file; changing the working folder would affect
-    # other threads.
+        # MATPLOTLIBRC takes precedence over the file in the home folder
+        os.environ["MATPLOTLIBRC"] = str(Path(spec.origin).parent / "mpl-data" / SETTINGS)
+    # matplotlib reads a file in the working folder first. Hide that file; changing the working
+    # folder would affect other threads.
     os.path.exists = lambda path: path != SETTINGS and exists(path)
     try:
         yield

@@ -1,6 +1,8 @@
-"""Pictures of explanations: contributions of examples to an output, its change over steps, leave-out effects.
+"""Pictures of explanations: contributions of examples to an output, its change over steps,
+leave-out effects.
 
-If examples are images, they are drawn as images, scaled by an integer factor. Other examples are drawn as bars.
+If examples are images, they are drawn as images, scaled by an integer factor. Other examples are
+drawn as bars.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ def fitting(name: str, longest: int = MAX_LABEL_LETTERS) -> str:
 
 
 def pictures(rows: list[Explained]) -> Figure:
-    """Draw a row for each query: its image, then the images of the examples with their contributions."""
+    """Draw a row for each query: its image, then its top examples with their contributions."""
     height = TITLE_PIXELS + ROW_PIXELS * len(rows)
     figure = Figure(figsize=(WIDE, height / DPI))
     remark(figure, QUERY_X, "point")
@@ -176,7 +178,10 @@ def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
 
 
 def bars(rows: list[Explained]) -> Figure:
-    """Draw a panel for each query, with a bar for each example. Bars are labelled by class or target."""
+    """Draw a panel for each query, with a bar for each example.
+
+    Bars are labelled by class or target.
+    """
     figure = Figure(figsize=(WIDE, 2.1), layout="constrained")
     panels = figure.subplots(1, len(rows), squeeze=False)[0]
     for axes, row in zip(panels, rows, strict=True):
@@ -195,7 +200,7 @@ def bars(rows: list[Explained]) -> Figure:
 
 
 def ink(value: float) -> str:
-    """Return blue for a part that raises the output, and vermilion for a part that lowers the output."""
+    """Return blue for a part that raises the output, and vermilion for the opposite."""
     if value >= 0:
         return BLUE
     return VERMILION
@@ -271,7 +276,7 @@ Array = NDArray[np.float64]
 
 
 def picture_beside(explanation: Explanation) -> Picture:
-    """Draw the contributions of the strongest examples, and next to them their leave-out effects, if known."""
+    """Draw the contributions of the strongest examples, and their leave-out effects, if known."""
     parts = explanation.parts[:MAX_BARS]
     shown = [replace(part.example, name=fitting(part.example.name)) for part in parts]
     names = [part.label if part.text else f"#{part.index} {part.label}" for part in shown]
@@ -326,7 +331,7 @@ def through(explanation: Explanation) -> Picture:
 
 
 def through_by_step(explanation: Explanation) -> Picture:
-    """Draw the cumulative parts of the strongest components, and of all others together, over the steps."""
+    """Draw the cumulative parts of the strongest components over the steps, and of the others."""
     ordered = strongest_components(explanation)
     lines = {part.name: part.movement.by_step for part in ordered[: len(LINE_COLOURS)]}
     others = ordered[len(LINE_COLOURS) :]
@@ -355,7 +360,10 @@ def strongest_components(explanation: Explanation) -> list[ComponentPart]:
 
 
 def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None) -> Picture:
-    """Draw the cumulative change over the steps. `last_step` is the last step of each interval of `by_step`."""
+    """Draw the cumulative change over the steps.
+
+    `last_step` is the last step of each interval of `by_step`.
+    """
     if last_step is None:
         last_step = np.arange(len(by_step))
     table = pd.DataFrame({"step": last_step + 1, "so_far": np.cumsum(by_step)})
@@ -370,7 +378,7 @@ def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None)
 
 
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
-    """Draw predicted against actual changes: a dot for each removal, query and output with a prediction."""
+    """Draw predicted against actual changes, with a dot for each removal, query and output."""
     rows = []
     for k, removal in enumerate(retrained.removals):
         pairs = zip(retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True)
@@ -438,8 +446,8 @@ def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> N
 class AttributionPlots:
     """Plots of one query. Each method returns matplotlib axes.
 
-    `query` is the index of the query along its axis. `out` is the name or index of an output, required if there are
-    several. All other attributes are those of `xarray.Dataset.plot`.
+    `query` is the index of the query along its axis. `out` is the name or index of an output,
+    required if there are several. All other attributes are those of `xarray.Dataset.plot`.
     """
 
     arrays: xr.Dataset

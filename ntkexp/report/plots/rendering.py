@@ -1,4 +1,7 @@
-"""Render a figure as SVG, with the values of points and bars as tooltips, or as PNG. Bytes are reproducible."""
+"""Render a figure as SVG, with the values of points and bars as tooltips, or as PNG.
+
+Bytes are reproducible.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,8 @@ def render(figure: Figure, kind: str) -> bytes:
     return with_values(NO_XML.sub(b"?", buffer.getvalue()).decode(), values).encode()
 
 
-# --- The values of points and bars become <title> elements in an SVG. Browsers show them as tooltips.
+# --- The values of points and bars become <title> elements in an SVG. Browsers show them as
+# tooltips.
 
 
 POINTS = 500
@@ -73,7 +77,9 @@ GROUP = re.compile(r'<g id="(values-\d+)">(.*?)</g>\s*</g>|<g id="(bar-\d+)">(.*
 USED = re.compile(r'(<use [^>]*?x="([-\d.]+)" y="([-\d.]+)"[^>]*?)/>')
 
 Values: TypeAlias = dict[str, str | dict[tuple[int, int], str]]
-"""Texts of the tooltips by SVG group: one text for a bar, or texts by position (in 0.1 pt) for a line."""
+"""Texts of the tooltips by SVG group: one text for a bar, or texts by position (in 0.1 pt) for a
+line.
+"""
 
 
 def values_of(figure: Figure) -> Values:
@@ -108,7 +114,8 @@ def values_of(figure: Figure) -> Values:
 
 
 def value_in_words(axes: Axes, x: float, y: float) -> str:
-    """Describe a point by its coordinates: the tick label if ticks are names, else the axis label and the number.
+    """Describe a point by its coordinates: the tick label if ticks are names, else the axis label
+    and the number.
 
     >>> axes = Figure().subplots()
     >>> _ = axes.set(xlabel="step", ylabel="loss")

@@ -1,4 +1,4 @@
-"""The pictures of a run, of a sweep, of many runs and of an ensemble, as reproducible SVG and CSV files."""
+"""Pictures of a run, a sweep, many runs and an ensemble, as reproducible SVG and CSV files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ def figure_of(run: Run, draw: Draw) -> Figure | None:
 
 
 def files_of(run: Run, name: str, draw: Draw) -> Iterator[tuple[str, str]]:
-    """Yield the file name and content of a picture, then of its data. Yield nothing if there is no picture."""
+    """Yield the file name and content of a picture, then of its data.
+
+    Yield nothing if there is no picture.
+    """
     figure = figure_of(run, draw)
     if figure is not None:
         yield f"{name}.svg", svg(figure)
@@ -112,7 +115,8 @@ def save(run: Run, folder: Path) -> tuple[Path, ...]:
     return tuple(written)
 
 
-# --- The errors of kernel machines in many runs: a row for each machine, a dot for each run, a bar at the median.
+# --- The errors of kernel machines in many runs: a row for each machine, a dot for each run, a bar
+# at the median.
 #
 # Errors that are not finite have no dot. The text at the end of the row states their number.
 
@@ -156,7 +160,8 @@ def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
 
 
 def errors_in_words(errors: pd.Series[float]) -> str:
-    """Format the errors of a machine: the median, the largest, and the number of errors that are not finite.
+    """Format the errors of a machine: the median, the largest, and the number of errors that are
+    not finite.
 
     >>> errors_in_words(pd.Series([1e-15])), errors_in_words(pd.Series([0.01, 0.02, 0.3, float("nan")]))
     ('1e-15', '0.02, worst 0.3; 1 not finite')
@@ -197,7 +202,7 @@ def strip_title(table: pd.DataFrame, runs: int) -> str:
 # --- Which Gaussian process do trained networks follow? One panel for each kind of networks:
 #
 #     faint lines    single networks
-#     band           mean ± 2 standard deviations of the process that theory predicts for these networks
+#     band           mean ± 2 standard deviations of the process that theory predicts
 #     thin lines     mean ± 2 standard deviations of the other processes
 #     dashed lines   mean ± 2 standard deviations of the networks
 #     dots           training data

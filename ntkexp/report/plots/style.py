@@ -1,4 +1,6 @@
-"""The style of all pictures: print sizes, colours that colour-blind readers can distinguish, labels at line ends."""
+"""The style of all pictures: print sizes, colours that colour-blind readers can distinguish, labels
+at line ends.
+"""
 
 from __future__ import annotations
 
@@ -93,16 +95,21 @@ COLOUR = {
     "rbf_regression": "#666666",
 }
 APART = 0.25
-"""Readers can distinguish two colours with at least this distance in RGB (each channel in [0, 1])."""
+"""Readers can distinguish two colours with at least this distance in RGB (each channel in [0, 1]).
+"""
 
 
 def colour(machine: str) -> str:
-    """Return the colour of a kernel machine. A machine without a fixed colour gets one from a hash of its name."""
+    """Return the colour of a kernel machine.
+
+    A machine without a fixed colour gets one from a hash of its name.
+    """
     return COLOUR.get(machine) or hashed_colour(machine)
 
 
 def hashed_colour(name: str) -> str:
-    """Choose a colour from the digest of a name, the first that differs visibly from all fixed colours.
+    """Choose a colour from the digest of a name, the first that differs visibly from all fixed
+    colours.
 
     >>> hashed_colour("my_machine") == hashed_colour("my_machine") != hashed_colour("your_machine")
     True
@@ -121,7 +128,10 @@ def hashed_colour(name: str) -> str:
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Use the style of this package inside the block. Ignore warnings about letters that the font lacks."""
+    """Use the style of this package inside the block.
+
+    Ignore warnings about letters that the font lacks.
+    """
     # set only settings that differ, which is faster
     others = {key: value for key, value in HOUSE.items() if rcParams[key] != value}
     with warnings.catch_warnings(), rc_context(RcParams(others)):
@@ -156,7 +166,9 @@ def heading(figure: Figure, text: str) -> None:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Break a text into as few lines as the width allows, of about equal length. Keep "5 %" on one line.
+    """Break a text into as few lines as the width allows, of about equal length.
+
+    Keep "5 %" on one line.
 
     >>> wrapped("one two three four", 16)
     ['one two', 'three four']
@@ -170,7 +182,9 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def step_axis(axes: Axes, last: int) -> None:
-    """Set the x axis to steps from 0 to `last`. Use a logarithmic scale for many steps, like the stored kernels.
+    """Set the x axis to steps from 0 to `last`.
+
+    Use a logarithmic scale for many steps, like the stored kernels.
 
     If the run has no step, the axis ends at 1.
 
@@ -227,7 +241,10 @@ class End(NamedTuple):
 
 
 def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
-    """Write labels to the right of the axes. Their distance is at least `gap`, in units of the axes' height."""
+    """Write labels to the right of the axes.
+
+    Their distance is at least `gap`, in units of the axes' height.
+    """
     heights = np.array([end.height for end in ends])
     axes.autoscale_view()  # compute the automatic limits now
     points = np.column_stack([np.ones_like(heights), heights])
@@ -240,7 +257,8 @@ def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
 
 
 def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
-    """Move heights as little as possible (least squares), so that they lie in [0, 1] and differ by `gap`.
+    """Move heights as little as possible (least squares), so that they lie in [0, 1] and differ by
+    `gap`.
 
     The order of the heights is kept. If there are too many heights for the gap, they may exceed 1.
 
@@ -248,7 +266,8 @@ def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
     [0.4, 0.6, 0.0]
     """
     order = np.argsort(heights, kind="stable")
-    # Let z_k = height_k − k·gap. The gaps are kept if z is non-decreasing, so z is an isotonic regression.
+    # Let z_k = height_k − k·gap. The gaps are kept if z is non-decreasing, so z is an isotonic
+    # regression.
     steps = gap * np.arange(len(heights))
     room = max(0.0, 1 - gap * (len(heights) - 1))
     fit = np.clip(isotonic(heights[order] - steps), 0, room)

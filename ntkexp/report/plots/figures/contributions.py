@@ -1,4 +1,5 @@
-"""The training examples with the largest |𝒮(x, xᵢ)| for three queries: the surest, a typical and the least sure one.
+"""The training examples with the largest |𝒮(x, xᵢ)| for three queries: the surest, a typical and
+the least sure one.
 
 If there are several outputs, the largest output at the query is explained.
 """
@@ -84,8 +85,8 @@ def table(run: Run) -> pd.DataFrame:
 def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
     """Explain the surest, the median and the least sure query.
 
-    Sureness is the margin between the two largest outputs, or |f| if there is one output. If a measure is explained,
-    sureness is the measure.
+    Sureness is the margin between the two largest outputs, or |f| if there is one output. If a
+    measure is explained, sureness is the measure.
     """
     split = read_parts.split
     outputs = read_parts.outputs
@@ -123,7 +124,7 @@ def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
 
 
 def labelled(run: Run, split: str, k: int) -> Example:
-    """Return an example with a name that fits below its picture, and with typographic minus signs."""
+    """Return an example with a name that fits below its picture, with typographic minus signs."""
     shown = example(run, split, k)
     name = shown.name
     if not len(run.data["classes"]):
@@ -132,7 +133,9 @@ def labelled(run: Run, split: str, k: int) -> Example:
 
 
 def answer(parts: xr.DataArray, attributes: dict[str, Any]) -> str:
-    """Return the title: the share of the ten largest contributions, their error bar and cancellation."""
+    """Return the title: the share of the ten largest contributions, their error bar and
+    cancellation.
+    """
     top = min(10, parts.shape[-1])
     total = 0.0
     largest = 0.0

@@ -1,10 +1,13 @@
-"""How similar are the gradients at two examples along the path? Figure 1 of Domingos (2020), for a run.
+"""How similar are the gradients at two examples along the path?
+
+Figure 1 of Domingos (2020), for a run.
 
     K_s(x, x′) = ⟨∇f(x), ∇f(x′)⟩ = ‖∇f(x)‖ ‖∇f(x′)‖ cos(angle)        at the weights θ_s
 
-The two training examples are the pair with the largest path kernel |𝒦(x, x′)|. Lengths and angles are computed from
-the stored kernels, or from their traces over outputs if there are several. Kernels do not contain the directions of
-gradients, so each pair is drawn symmetrically in the plane of the picture.
+The two training examples are the pair with the largest path kernel |𝒦(x, x′)|. Lengths and angles
+are computed from the stored kernels, or from their traces over outputs if there are several.
+Kernels do not contain the directions of gradients, so each pair is drawn symmetrically in the plane
+of the picture.
 """
 
 from __future__ import annotations
@@ -52,7 +55,10 @@ class Course(NamedTuple):
 
 
 def read(run: Run) -> Course | None:
-    """Read the gradients of the pair. Return None if fewer than two kernels between training examples are stored."""
+    """Read the gradients of the pair.
+
+    Return None if fewer than two kernels between training examples are stored.
+    """
     kernel_and_order = read_path_kernel(run)
     if kernel_and_order is None or "tangent" not in run.kernels:
         return None
@@ -108,7 +114,8 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
     axes.plot(course.moved, np.zeros_like(course.moved), "-", color=BLACK, linewidth=0.8)
     axes.plot(moved, baseline, "o", color=BLACK, markersize=2.5)
 
-    # scale the longest gradient to the height of the panel, or shorter, so that neighbours do not cross
+    # scale the longest gradient to the height of the panel, or shorter, so that neighbours do not
+    # cross
     turn = np.radians(course.angles[stations]) / 2
     half_spacing = WIDTH_INCHES / (MAX_STATIONS - 1) / 2
     inches = min(HEIGHT_INCHES, half_spacing / max(np.sin(turn).max(), 1e-9))
@@ -127,7 +134,7 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
 
 
 def stations_of(places: Array) -> list[int]:
-    """Return the indices of points of the path that are far enough apart, beginning at the start."""
+    """Return the indices of points of the path that are far enough apart, from the start."""
     stations = [0]
     for k in range(1, len(places)):
         if places[k] - places[stations[-1]] >= 0.9 / (MAX_STATIONS - 1):

@@ -1,7 +1,7 @@
 """How much does the kernel change while the network learns?
 
-Draw the loss, and the relative change of the weights ‖θ_s − θ_0‖/‖θ_0‖ and of the kernel ‖K_s − K_0‖/‖K_0‖, over the
-steps s.
+Draw the loss, and the relative changes of weights and kernel over the steps s: ‖θ_s − θ_0‖/‖θ_0‖
+and ‖K_s − K_0‖/‖K_0‖.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End]:
-    """Draw lines over the steps, with markers if there are few points. Return the labels of their ends."""
+    """Draw lines over the steps, with markers if there are few points.
+
+    Return the labels of their ends.
+    """
     ends = []
     for column, (name, colour) in columns.items():
         series = run.series(column)

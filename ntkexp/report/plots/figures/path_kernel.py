@@ -1,7 +1,7 @@
 """The path kernel between training examples, 𝒦(X, X), ordered by class or by target.
 
-If there are several outputs, draw the trace over the attributed outputs. 𝒦 can be asymmetric: its left factor is
-averaged along each step, and its right factor is evaluated at the start of the step.
+If there are several outputs, draw the trace over the attributed outputs. 𝒦 can be asymmetric: its
+left factor is averaged along each step, and its right factor is evaluated at the start of the step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ MAX_PIXELS = 256  # per axis; more examples are averaged in blocks
 
 
 def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
-    """Return the path kernel between training examples (trace over outputs), and their order by class or target."""
+    """Return the path kernel between training examples (trace over outputs), and their order by
+    class or target.
+    """
     rule = explained_rule(
         name.removeprefix("path_") for name in map(str, run.kernels) if name.startswith("path_")
     )
@@ -89,7 +91,10 @@ def heat(figure: Figure, axes: Axes, kernel: Array) -> None:
 
 
 def coarse(kernel: Array) -> Array:
-    """Average over square blocks, so that at most `MAX_PIXELS` rows remain. Omit an incomplete last block."""
+    """Average over square blocks, so that at most `MAX_PIXELS` rows remain.
+
+    Omit an incomplete last block.
+    """
     block = -(-len(kernel) // MAX_PIXELS)
     side = len(kernel) // block
     blocks = kernel[: side * block, : side * block].reshape(side, block, side, block)

@@ -1,4 +1,4 @@
-"""The outputs of each kernel machine against the outputs of the trained network, one panel per machine."""
+"""The outputs of each kernel machine against the outputs of the trained network."""
 
 from __future__ import annotations
 

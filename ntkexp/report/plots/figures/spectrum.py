@@ -1,7 +1,8 @@
-"""Do the large eigenvalues of the kernel on the training set grow, and do they reach the edge of stability?
+"""Do the large eigenvalues of the kernel on the training set grow, and do they reach the edge of
+stability?
 
-The edge of stability is λ = 2/(η w max ℓ″), with step size η and weight w of an example in the loss. Gradient descent
-diverges along eigenvectors with larger eigenvalues.
+The edge of stability is λ = 2/(η w max ℓ″), with step size η and weight w of an example in the
+loss. Gradient descent diverges along eigenvectors with larger eigenvalues.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def positive(run: Run, *columns: str) -> pd.DataFrame:
-    """Return the positive values of some columns, for a log axis. Rounding makes some zero eigenvalues negative."""
+    """Return the positive values of some columns, for a log axis.
+
+    Rounding makes some zero eigenvalues negative.
+    """
     series = run.series(*columns)
     return series.loc[(series[list(columns)] > 0).all(axis=1)]
 
@@ -81,7 +85,8 @@ def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
 
 
 def moved(values: NDArray[np.float64]) -> str:
-    """Describe how a number changed from start to end, and its extremes if they lie outside this range.
+    """Describe how a number changed from start to end, and its extremes if they lie outside this
+    range.
 
     >>> moved(np.array([1.0, 2.0])), moved(np.array([1.0, 3.0, 1.0])), moved(np.array([1.0, 1.001]))
     ('grows from 1 to 2', 'goes from 1 to 1, through 3', 'stays at 1')

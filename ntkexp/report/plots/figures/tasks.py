@@ -1,4 +1,4 @@
-"""The loss and accuracy on each task during training, with a dotted line at each switch to the next task.
+"""The loss and accuracy on each task during training. Dotted lines mark switches between tasks.
 
 The curves are evaluated on queries, or on training examples if the run has no queries.
 """
@@ -54,7 +54,9 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def tasks(run: Run, measure: str) -> list[str]:
-    """Return the metrics columns of `measure` ("accuracy" or "loss"), one for each task; [] if they are missing."""
+    """Return the metrics columns of `measure` ("accuracy" or "loss"), one for each task; [] if they
+    are missing.
+    """
     count = len(run.data["phases"])
     for kind in (f"{measure}_query", measure):
         columns = [f"{kind}_{number}" for number in range(1, count + 1)]
@@ -95,7 +97,7 @@ def begins_phase(run: Run) -> pd.Series[bool]:
 
 
 def answer(run: Run) -> str:
-    """Return the title: the task that is forgotten most from the end of its phase to the end of the run."""
+    """Return the title: the task that is forgotten most after its phase."""
     names = run.data["phases"]
     columns = tasks(run, "accuracy") or tasks(run, "loss")
     is_accuracy = columns[0].startswith("accuracy")

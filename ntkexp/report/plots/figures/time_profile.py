@@ -1,7 +1,8 @@
 """The mass of contributions Σ|Δ𝒮| and of the kernel η‖K‖ in each tenth of the path time.
 
-Path time is Σ η_s. A step that crosses the border between two tenths is divided between them in proportion. The net
-change Σ|Σᵢ Δ𝒮ᵢ| is the mass after contributions of different examples have cancelled.
+Path time is Σ η_s. A step that crosses the border between two tenths is divided between them in
+proportion. The net change Σ|Σᵢ Δ𝒮ᵢ| is the mass after contributions of different examples have
+cancelled.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def profile(length: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of the mass in each tenth of the path time. `length` and `mass` have an entry per step."""
+    """Return the share of the mass in each tenth of the path time.
+
+    `length` and `mass` have an entry per step.
+    """
     elapsed = np.concatenate([[0.0], np.cumsum(length)])
     gathered = np.concatenate([[0.0], np.cumsum(mass)])
     at_tenths = np.interp(TENTHS * elapsed[-1], elapsed, gathered)

@@ -1,1 +1,4 @@
-"""Pictures of a sweep. Each module has a function `draw(analysis, runs)`, which yields figures with their data."""
+"""Pictures of a sweep.
+
+Each module has a function `draw(analysis, runs)`, which yields figures with their data.
+"""

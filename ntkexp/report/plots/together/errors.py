@@ -1,7 +1,8 @@
-"""The relative errors of kernel machines along an axis of a sweep: a dot for each run, a line of geometric means.
+"""The relative errors of kernel machines along an axis of a sweep: a dot for each run, a line of
+geometric means.
 
-Runs without an error, because they diverged or the kernel machine does not apply, have no dot. The title states how
-many runs have an error.
+Runs without an error, because they diverged or the kernel machine does not apply, have no dot. The
+title states how many runs have an error.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def draw(
 def draw_errors(
     table: pd.DataFrame, axis: str, levels: list[object], columns: Mapping[str, str], split: str
 ) -> Figure:
-    """Draw the dots and the line of each kernel machine. `columns` maps its name to its column of errors."""
+    """Draw the dots and the line of each kernel machine.
+
+    `columns` maps its name to its column of errors.
+    """
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.set(yscale="log", xlabel=axis, ylabel=f"relative error ({split})")
@@ -62,9 +66,8 @@ def draw_errors(
         axes.plot(middle.index, middle, color=colour(machine))
         ends.append(End(spoken(machine), float(middle.iloc[-1]), colour(machine)))
     axes.yaxis.set_major_locator(LogLocator(numticks=8))
-    axes.yaxis.set_major_formatter(
-        lambda value, position: short(value)
-    )  # use text, because formulas are slow to draw
+    # use text, because formulas are slow to draw
+    axes.yaxis.set_major_formatter(lambda value, position: short(value))
     axes.yaxis.set_minor_locator(NullLocator())
     name_ends(axes, ends, gap=0.065)
     heading(figure, errors_title(table, axis, columns, levels))
@@ -74,8 +77,8 @@ def draw_errors(
 def level_positions(axes: Axes, levels: list[object]) -> list[float]:
     """Set up the x axis and return the positions of the levels.
 
-    Numbers are drawn to scale. The scale is logarithmic if they are positive and vary more than 5-fold. Other levels
-    are evenly spaced.
+    Numbers are drawn to scale. The scale is logarithmic if they are positive and vary more than
+    5-fold. Other levels are evenly spaced.
     """
     if any(isinstance(level, bool) or not isinstance(level, int | float) for level in levels):
         axes.set_xticks(range(len(levels)), [str(level) for level in levels])
@@ -94,7 +97,9 @@ def level_positions(axes: Axes, levels: list[object]) -> list[float]:
 def errors_title(
     table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: list[object]
 ) -> str:
-    """Return a sentence about the frozen kernel if it was compared, else about the machine with the largest error."""
+    """Return a sentence about the frozen kernel if it was compared, else about the machine with the
+    largest error.
+    """
     name = (
         "frozen_start"
         if "frozen_start" in columns
@@ -118,7 +123,8 @@ def errors_title(
 
 
 def geometric_mean(table: pd.DataFrame, axis: str, level: object, column: str) -> float | None:
-    """Return the geometric mean of a column at one level of an axis, or None if there are no numbers.
+    """Return the geometric mean of a column at one level of an axis, or None if there are no
+    numbers.
 
     >>> table = pd.DataFrame({"width": [1, 1, 2, 3], "error": [1.0, 1.0, 0.0, float("nan")]})
     >>> [geometric_mean(table, "width", level, "error") for level in (1, 2, 3)]

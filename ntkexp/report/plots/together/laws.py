@@ -1,7 +1,7 @@
 """Power laws along an axis of a sweep, in log–log plots, with the exponents of theory.
 
-Faint lines are single seeds, and dots are geometric means over seeds. The fit is a line, with a wedge for the 95 %
-interval of its exponent.
+Faint lines are single seeds, and dots are geometric means over seeds. The fit is a line, with a
+wedge for the 95 % interval of its exponent.
 """
 
 from __future__ import annotations

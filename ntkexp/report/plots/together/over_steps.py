@@ -1,4 +1,6 @@
-"""Loss, kernel change and largest eigenvalue over the steps, a line for each point of a sweep (one seed)."""
+"""Loss, kernel change and largest eigenvalue over the steps, a line for each point of a sweep (one
+seed).
+"""
 
 from __future__ import annotations
 
