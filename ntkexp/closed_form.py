@@ -351,8 +351,7 @@ def condition(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The outputs of infinitely wide networks, trained from random initial weights (Lee et al.
-    2019).
+    """The outputs of infinitely wide networks after training (Lee et al. 2019).
 
     `cross` is the tangent kernel Θ(x, X). `start` is 𝒢, the covariance of the outputs before
     training. `learned` is the map g(R) with R = Θ(X, X) + ridge. With A = Θ(x, X) g(R),

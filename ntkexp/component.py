@@ -1,4 +1,4 @@
-"""Components: the models, losses, optimizers and so on of which an experiment consists.
+"""Components: the models, losses, optimizers and other parts of an experiment.
 
 A component is a frozen pydantic model. Its fields are keys in YAML files. Each kind of component
 has a base class named `Abstract…`, and each option is a subclass. The YAML file of an option refers

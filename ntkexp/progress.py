@@ -51,7 +51,7 @@ class AbstractProgress(ABC):
 
 
 class Silent(AbstractProgress):
-    """A display that shows nothing, except warnings if a subclass defines them.
+    """A display that shows nothing.
 
     >>> Silent().say("nothing is printed")
     """

@@ -1,6 +1,6 @@
 """`ntkexp kernel ensemble`: compare ensembles of networks with Gaussian processes.
 
-The networks learn a one-dimensional problem. The processes are those of the NTK and of the NNGP.
+The networks learn a one-dimensional problem. They are compared with the NTK and NNGP processes.
 """
 
 from __future__ import annotations

@@ -157,9 +157,9 @@ def single_value(override: Override, field: FieldInfo) -> str:
 
 # --- 2. Merge the files of the chosen options into one tree.
 #
-# The list `defaults` of a file names the files with which the file is merged: in `config.yaml` an
-# option of each group, in an option other options of its group. Later entries override earlier
-# ones. `_self_` is the position of the file's own keys, by default the last.
+# The list `defaults` of a file names the options that are merged into the file. `config.yaml` names
+# an option of each group. An option can name other options of its group. Later entries override
+# earlier ones. `_self_` is the position of the file's own keys, by default the last.
 
 
 OWN_KEYS = "_self_"

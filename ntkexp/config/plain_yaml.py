@@ -1,8 +1,7 @@
-"""Read YAML as plain data (mappings, lists, texts, numbers), limit its size, and write plain data
-as YAML.
+"""Read YAML as plain data (mappings, lists, texts, numbers), limit its size, and write YAML.
 
-Other tags, such as sets or bytes, raise a YAML error with the line. Dates are read as text, as
-Hydra does, which reads the same files.
+Other tags, such as sets or bytes, raise a YAML error with the line. Dates are read as text, because
+Hydra reads the same files and does so too.
 
 >>> parsed("a: [1, 2020-13-45]")
 {'a': [1, '2020-13-45']}

@@ -1,7 +1,7 @@
 """The breakdown of a removal, as numbers and as text.
 
-The network was retrained without a group of examples. The breakdown divides the change of each
-output at each query among the examples of the group, and among the steps.
+The network was retrained without a group of examples. For each output at each query, the breakdown
+divides the change among the examples of the group, and among the steps.
 """
 
 from __future__ import annotations

@@ -206,9 +206,7 @@ def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
 
 
 def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
-    """Return a row for each test of an entry of the register, and one for each entry without a
-    test.
-    """
+    """Return a row for each test of a register entry, and a row for each entry without a test."""
     texts = ("claim", "date", "digest", "verdict", "looked", "size")
     more_texts = ("second look", "changed", "reason")
     columns = (

@@ -96,7 +96,7 @@ def errors_first(runs: Sequence[Run]) -> pd.DataFrame:
         errors = {row.machine: row.relative_error for row in run.ladder if row.split == split}
         rows.append({"run": words or run.name, "split": split} | errors)
     table = pd.DataFrame(rows).dropna(axis=1, how="all")
-    # order the kernel machines as in the run that has most of them
+    # order the kernel machines as in the longest comparison
     longest = max(runs, key=lambda run: len(run.ladder))
     machines = dict.fromkeys(row.machine for run in (longest, *runs) for row in run.ladder)
     columns = ["run", *(name for name in machines if name in table), "split"]

@@ -35,9 +35,7 @@ class Example:
 
 
 def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the pixels as [height, width] or [height, width, colour]; None if `shown` is not an
-    image.
-    """
+    """Return an image as [height, width] or [height, width, colour]; None if it is not an image."""
     if shown.ndim == 2:
         return shown
     if shown.ndim == 3 and shown.shape[0] == 1:
@@ -93,9 +91,7 @@ def example_names(run: Run) -> list[str]:
 
 
 def has_names(run: Run) -> bool:
-    """Return True if each training example has an id (followed loops), False if it has an index
-    (runs).
-    """
+    """Return True if each training example has an id, as in followed loops."""
     names = run.contributions.coords["example"].to_numpy()
     return names.dtype.kind not in "iu" and len(set(names)) == len(names)
 
@@ -121,9 +117,7 @@ def class_name(run: Run, target: int, phase: int | None) -> str:
 
 
 def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> str:
-    """Return the name of output `out` of `outputs`: the name in the measure, "f for <class>", "f"
-    or "f[out]".
-    """
+    """Return the name of an output: its name in the measure, "f for <class>", "f" or "f[out]"."""
     if OUT_NAME in run.data:
         return str(run.data[OUT_NAME][out])
     if outputs == 1:

@@ -1,5 +1,4 @@
-"""Explanations: the contributions of training examples to a prediction, and their leave-out
-effects.
+"""Explanations: contributions of training examples to a prediction, and leave-out effects.
 
     f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + statistics + coupling + rounding + rest
 
@@ -232,10 +231,10 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
 
 
 def worst_points(run: Run, split: str, count: int) -> list[int]:
-    """Return the indices of the `count` attributed queries of a split with the largest errors, in
-    descending order.
+    """Return the indices of the `count` attributed queries of a split with the largest errors.
 
-    If there are no targets, or a measure is explained, rank by the change of the outputs instead.
+    The largest error comes first. If there are no targets, or a measure is explained, rank by the
+    change of the outputs instead.
     If leave-out effects are known at some queries, choose only from these queries.
     """
     points = slice_of_split(run, split)
@@ -311,9 +310,7 @@ def format_explanations(explanations: Sequence[Explanation], top: int) -> str:
 
 
 def format_explanation(explanation: Explanation, top: int) -> str:
-    """Format one explanation as text: the terms of the output, and the `top` rows of each further
-    table.
-    """
+    """Format one explanation as text: the terms of the output, and the top of each other table."""
     point = explanation.point
     head = (
         f"{explanation.split} {explanation.number} (#{point.index}, {point.label}): "

@@ -1,5 +1,4 @@
-"""Forgetting: the effect of learning a later phase on the queries of an earlier phase, by training
-example.
+"""Forgetting: how learning a later phase changes the queries of an earlier phase, by example.
 
 The measure of a query is a margin if there are classes, and the negative loss otherwise. The margin
 is y f if there is one output, and f_y − f_c otherwise; c is the strongest wrong class at the end of
@@ -45,15 +44,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Forgetting:
-    """The effect of learning phase `during` on the `points` queries of phase `task`, both counted
-    from 1.
-    """
+    """The effect of learning phase `during` on queries of phase `task`, counted from 1."""
 
     task: int
     during: int
     names: tuple[str, str]  # names of the phases `task` and `during`
     split: str
-    points: int
+    points: int  # number of queries
     before: float  # the measure before phase `during`
     after: float
     right: tuple[float, float] | None  # accuracy before and after; None without classes
@@ -128,9 +125,7 @@ class LaterPhase:
         return total
 
     def to(self, task: int) -> Forgetting | None:
-        """Return the effect on the attributed queries of a task, or None if there are no such
-        queries.
-        """
+        """Return the effect on the attributed queries of a task, or None without such queries."""
         # outputs at the queries of the task, before and after the phase
         run = self.run
         contributions = run.contributions
@@ -269,9 +264,7 @@ def format_tasks(run: Run, top: int) -> str:
 
 
 def forgetting_sentence(forgetting: Forgetting) -> str:
-    """Describe how the measure of a task changed, and how much the examples of each phase changed
-    it.
-    """
+    """Describe the change of the measure of a task, and the contribution of each phase."""
     task_name, phase_name = forgetting.names
     measure, sign = measure_and_sign(forgetting)
     moved = describe_change(sign * forgetting.before, sign * forgetting.after, short)

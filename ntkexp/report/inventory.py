@@ -115,9 +115,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
 
 
 def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str:
-    """Return the outcome of a finished run, the error of a failed run, or the last step of any
-    other run.
-    """
+    """Return the outcome of a finished run, the error of a failed run, or else the last step."""
     path = folder.path
     try:
         if (path / DONE).is_file():

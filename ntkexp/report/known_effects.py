@@ -1,6 +1,4 @@
-"""The leave-out effects of a run: predicted from its training, or measured by retraining without
-each example.
-"""
+"""The leave-out effects of a run: predicted from its training, or measured by retraining."""
 
 from __future__ import annotations
 
@@ -58,8 +56,7 @@ class KnownEffects:
         return None
 
     def credible_at(self, query: int, out: int) -> tuple[Array | None, bool, str]:
-        """Return the effects on one output, True if retraining measured them, and the reason to
-        withhold them.
+        """Return the effects on one output, True if retraining measured them, and a warning.
 
         Predicted effects are withheld (None) if the run's retrainings contradict them.
         """
@@ -92,8 +89,7 @@ def known_effects(run: Run) -> KnownEffects | None:
 
 
 def influence(parts: Array) -> Array:
-    """Return the Euclidean norm of each example's effects, [example], given `parts` [query, out,
-    example].
+    """Return the norm of each example's effects, [example], given `parts` [query, out, example].
 
     >>> influence(np.array([[[3.0, 0.0], [4.0, np.nan]]]))
     array([5., 0.])

@@ -64,9 +64,7 @@ class Agreement:
 
 
 def remarks_on_trainings(examples: int, doubts: Sequence[str], check: LeaveOut | None) -> list[str]:
-    """Return remarks on effects that retraining measured: their number, doubts, and how well
-    effects add up.
-    """
+    """Return remarks on effects that retraining measured: number, doubts, and additivity."""
     notes = [f"effects are changes in {examples} trainings, each without one example", *doubts]
     if check is not None:
         notes.append(f"of groups, sums of effects: {agreement_of(check, growth=1.0).sentence}")
@@ -101,8 +99,7 @@ def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
 def scaled_changes(
     retrained: LeaveOut, known: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the predicted and actual changes of all removals, without those that have no
-    prediction.
+    """Return the predicted and actual changes of all removals that have a prediction.
 
     The changes of each removal are divided by the root mean square of its actual changes.
     """

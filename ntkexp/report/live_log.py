@@ -155,9 +155,7 @@ class Mlflow(AbstractLog):
         self.waiting += [self.metric(name, value, now, step) for name, value in numbers.items()]
 
     def send(self) -> None:
-        """Send all waiting numbers in batches, because one request takes longer than a small
-        training step.
-        """
+        """Send all waiting numbers in batches, because one request is slower than a small step."""
         while self.waiting:
             self.client.log_batch(self.key, metrics=self.waiting[:MLFLOW_BATCH_METRICS])
             del self.waiting[:MLFLOW_BATCH_METRICS]

@@ -1,6 +1,4 @@
-"""`LoadedRun`, the object that `ntkexp.load_run` returns: a `Run` with pictures and notebook
-displays.
-"""
+"""`LoadedRun`, the object that `ntkexp.load_run` returns: a `Run` with pictures."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ class LoadedRun(Run):
 
     @cached_property
     def contributions(self) -> Attribution:
-        """The contributions of the run (see `records.contributions`), with `to_scores` and
-        pictures.
-        """
+        """The contributions (see `records.contributions`), with `to_scores` and pictures."""
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray
 
         arrays = super().contributions
@@ -45,9 +41,7 @@ class LoadedRun(Run):
         return RunPlots(self)
 
     def _repr_html_(self) -> str:
-        """Return the HTML for notebooks: the outcome of training, and the comparison of kernel
-        machines.
-        """
+        """Return the HTML for notebooks: the outcome of training, and the table of errors."""
         text = "\n\n".join(
             [f"{self.name}: {self.outcome}", format_text(tabulate_ladder(self.ladder))]
         )

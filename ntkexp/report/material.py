@@ -1,6 +1,4 @@
-"""The content of a report: runs and sweeps, two sentences that summarise them, and short tables of
-sweeps.
-"""
+"""The content of a report: runs and sweeps, two sentences about them, and short tables."""
 
 from __future__ import annotations
 
@@ -75,8 +73,7 @@ def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
 
 
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
-    """Return a row for each point of a sweep: the most important means, their intervals, and the
-    numbers of runs.
+    """Return a row for each point of a sweep: the main means, intervals, and numbers of runs.
 
     The CSV file of the sweep has all means.
     """

@@ -1,5 +1,4 @@
-"""The stored contributions to one output at one query: by example, step, component and token
-position.
+"""The stored contributions to one output at one query: by example, step, component and token.
 
     f_T − f_0 = Σᵢ 𝒮(x, xᵢ) + decay + … = Σ over steps = Σ over components       𝒮(x, xᵢ) = Σ over positions of xᵢ
 
@@ -46,9 +45,7 @@ class OutputParts:
     out: int  # label along the axis `out`
 
     def read(self, kind: str) -> Array | None:
-        """Return an array at this query and output, without the axes `query` and `out`; None if the
-        run lacks it.
-        """
+        """Return an array at this query and output; None if the run lacks it."""
         stored = self.run.by_rule(kind, self.rule)
         if stored is None:
             return None
@@ -116,10 +113,10 @@ class Movement:
 
     @property
     def most_by(self) -> int | None:
-        """The number of steps after which the output stays closer to its final value than half of
-        the change.
+        """The number of steps after which at least half of the change remains until the end.
 
-        None if the output did not change.
+        After this step, the distance to the final output is at most half of the total change. None
+        if the output did not change.
 
         >>> Movement(np.array([1.0, -3.0, 4.0, 0.5]), np.arange(4)).most_by
         3
@@ -202,9 +199,7 @@ def halfway(parts: OutputParts) -> Array:
 
 
 def learning_snapshots(run: Run, example: int, steps: NDArray[np.int64]) -> slice:
-    """Return the slice of kernel snapshots in the phase of an example, or of all snapshots without
-    phases.
-    """
+    """Return the slice of kernel snapshots in the phase of an example (all without phases)."""
     if "train_phase" not in run.data:
         return slice(None)
     learned = run.metrics["step"][run.metrics["phase"] == run.data["train_phase"][example]]
@@ -214,8 +209,7 @@ def learning_snapshots(run: Run, example: int, steps: NDArray[np.int64]) -> slic
 
 
 def half(times: Array, mass: Array) -> float:
-    """Return the time at which half of the integral of `mass` is reached, as a fraction of the
-    range of times.
+    """Return the fraction of the time range after which half of the integral of `mass` is reached.
 
     >>> half(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.0, 1.0]))
     0.5

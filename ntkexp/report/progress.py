@@ -29,8 +29,7 @@ LONG_TASK_SECONDS = 10.0
 
 
 def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
-    """Return the display for a command: warnings only (`quiet`), a bar on a terminal, or text
-    lines.
+    """Return the display for a command: warnings (`quiet`), a bar on a terminal, or text lines.
 
     The display appends `hint` to the remark that a result exists already.
     """
@@ -42,8 +41,7 @@ def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
 
 
 class Announced:
-    """A task whose progress is displayed as soon as its estimated duration exceeds
-    `LONG_TASK_SECONDS`.
+    """A task whose progress is displayed if its estimated duration exceeds `LONG_TASK_SECONDS`.
 
     >>> times = (60.0 * minute for minute in range(9))
     >>> lines = ProgressLines(sys.stdout, times.__next__)
@@ -105,9 +103,7 @@ class Announced:
 
 
 def in_place(quiet: bool) -> AbstractProgress:
-    """Return the display for a Python function: warnings only, a bar (terminal, notebook), or text
-    lines.
-    """
+    """Return the display for a Python function: warnings (`quiet`), a bar, or text lines."""
     if quiet:
         return Quiet()
     if sys.stderr.isatty() or "ipykernel" in sys.modules:
@@ -151,8 +147,7 @@ class Quiet(AbstractProgress):
 
 
 class ProgressLines(AbstractProgress):
-    """A text line for every tenth of the steps, or for every run, and at least one in
-    `MAX_SILENT_SECONDS`.
+    """A text line for every tenth of the steps or every run, or after `MAX_SILENT_SECONDS`.
 
     If there is a `clock`, the lines include the time left.
 
@@ -208,9 +203,7 @@ class ProgressLines(AbstractProgress):
 
 
 class Bar(AbstractProgress):
-    """A bar with the number of steps, a note and the time left, and a bar for each active run of a
-    sweep.
-    """
+    """A bar with the number of steps, a note and the time left; and a bar for each active run."""
 
     def __init__(self, hint: str = "") -> None:
         self.hint = hint

@@ -1,5 +1,4 @@
-"""Select the training examples to remove, by position, index in the data source, id, class or
-influence.
+"""Select the training examples to remove by position, source index, id, class or influence.
 
     3        the example at this position among the training examples
     20..29   the examples at positions 20 to 29
@@ -105,9 +104,7 @@ def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequ
 
 
 def find_name(run: Run, word: str) -> list[int]:
-    """Return the positions of the examples with this id, abbreviated id, or index in the source
-    (#17).
-    """
+    """Return the positions of the examples with this id, abbreviated id, or source index (#17)."""
     names = example_names(run)
     if re.fullmatch(r"#\d+", word):
         matches = [k for k, name in enumerate(names) if name == word[1:]]

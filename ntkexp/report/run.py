@@ -87,9 +87,7 @@ class Run:
 
     @property
     def diverged(self) -> bool:
-        """True if training diverged, according to DONE.json, or to progress.json while the run is
-        unfinished.
-        """
+        """True if training diverged. An unfinished run records this in progress.json."""
         with suppress(Mistake):
             facts = self.facts if self.finished else RunFolder(self.path).progress
             return bool(facts.get("diverged"))
@@ -146,9 +144,7 @@ class Run:
 
     @property
     def outs(self) -> tuple[int, ...]:
-        """The outputs that were attributed: the labels of the axis `out` of contributions and
-        effects.
-        """
+        """The attributed outputs: the labels of the axis `out` of contributions and effects."""
         return tuple(self.contributions.coords["out"].to_numpy().tolist())
 
     @property
@@ -162,9 +158,7 @@ class Run:
         return tuple(str(part.attrs["rule"]) for part in parts)
 
     def by_rule(self, kind: str, rule: str) -> xr.DataArray | None:
-        """Return the array `kind` of an attribution rule, such as `decay`; None if the run lacks
-        it.
-        """
+        """Return an array of an attribution rule, such as `decay`; None if it is missing."""
         return self.contributions.get(called(kind, rule, explained_rule(self.rules) or rule))
 
     def parts(self, rule: str) -> xr.DataArray:
@@ -201,9 +195,7 @@ class Run:
         return {split: slice(*ends[k : k + 2]) for k, split in enumerate(self.read)}
 
     def series(self, *columns: str) -> pd.DataFrame:
-        """Return `step` and the given columns at the steps where all of them are at most
-        `MAX_DRAWN_NUMBER`.
-        """
+        """Return `step` and these columns, at steps where all values are small enough to draw."""
         values = self.metrics.reindex(columns=["step", *columns])
         drawn = (np.abs(values.to_numpy(dtype=float)) < MAX_DRAWN_NUMBER).all(axis=1)
         rows: pd.DataFrame = values.loc[drawn].reset_index(drop=True)

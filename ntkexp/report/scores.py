@@ -84,8 +84,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         return self
 
     def summary(self) -> str:
-        """Summarise the attribution: its parts, the error of their sum, and how strongly
-        contributions cancel.
+        """Summarise the attribution: its parts, the error of their sum, and the cancellation.
 
         >>> arrays = {"contribution": (DIMS, np.array([[[3.0, -1.0]]]))}
         >>> arrays |= {"decay": (QUERY_OUT, np.array([[2.0]])), "change": (QUERY_OUT, np.array([[4.0]]))}
@@ -213,8 +212,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     @property
     def _scores(self) -> list[str]:
-        """The sorted names of the score arrays: `contribution`, `contribution_RULE` of other rules,
-        and `effect`.
+        """The sorted names of the score arrays: `contribution`, `contribution_RULE` and `effect`.
 
         Names are sorted, because zarr lists the arrays of a store in no fixed order.
         """

@@ -1,5 +1,4 @@
-"""The comparison of kernel machines with the network: a table, a sentence about one run, a clause
-about many runs.
+"""The comparison of kernel machines with the network: a table, a sentence, and a clause.
 
 `likeness` classifies a row of the table: the kernel machine equals the network, misses it, or
 cannot be compared.
@@ -43,8 +42,7 @@ from ntkexp.text import listed, share, short, spoken
 
 
 def tabulate_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> Table:
-    """Return a row for each kernel machine: relative error on every split, agreement and R² on the
-    main split.
+    """Return a row for each kernel machine: relative errors, agreement and R² (main split only).
 
     A kernel machine without an error has no row; `ladder_notes` gives the reason. `seconds` adds a
     column of timings.
@@ -178,7 +176,7 @@ class Spoken:
 
     @property
     def compared(self) -> list[Result]:
-        """The rows in which the kernel machine was compared with the network."""
+        """The rows that compare the kernel machine with the network."""
         return self.which(*COMPARED)
 
     @property
@@ -188,8 +186,7 @@ class Spoken:
 
     @property
     def where(self) -> str:
-        """The compared splits in words, with the number of points if only some points were
-        compared.
+        """The compared splits in words, and the number of points if some were not compared.
 
         The text ends with a blank, because the name of the kernel machine follows.
         """
@@ -211,8 +208,7 @@ class Spoken:
 
 
 def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
-    """Summarise which kernel machines equal the trained network, and by how much the others miss
-    it.
+    """Summarise which kernel machines equal the trained network, and the errors of the others.
 
     If training diverged, the sentence is about the network at the last step.
 
@@ -301,9 +297,7 @@ def clause_of_group(group: Sequence[Spoken], *, misses: bool, is_first: bool) ->
 
 
 def secant_remarks(secant: Spoken) -> list[str]:
-    """Return remarks on the secant: how much of its error is rounding, and notes of a followed
-    loop.
-    """
+    """Return remarks on the secant: the rounding in its error, and notes of a followed loop."""
     remarks = []
     missed = secant.which(Likeness.MISSES)
     if missed:

@@ -1,5 +1,4 @@
-"""The HTML table in a notebook: the examples with the largest contributions to each query, as texts
-and pictures.
+"""The HTML table in a notebook: the examples with the largest contributions to each query.
 
 Names and texts come from the data, so all of them are escaped. Pictures are drawn from pixel
 values.
@@ -35,9 +34,7 @@ RAISED_COLOUR = "#0072b2"  # blue and vermilion, as in the pictures of a run
 LOWERED_COLOUR = "#d55e00"
 
 FindExample: TypeAlias = Callable[[str, int], Example | None]
-"""A function (axis, index) → example at this index along the axis `query` or `example`, or None if
-unknown.
-"""
+"""A function (axis, index) → example at an index of the axis `query` or `example`, or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +48,7 @@ class TopExamples:
 
 
 def top_examples_of(arrays: xr.Dataset) -> list[TopExamples]:
-    """Rank the examples at the first `SHOWN_QUERIES` attributed queries, at the output with the
-    largest change.
-    """
+    """Rank the examples at the first queries, each at the output with the largest change."""
     tops = list[TopExamples]()
     parts = arrays[CONTRIBUTION].transpose(*DIMS)
     names = output_names(arrays)
@@ -94,9 +89,7 @@ def html_table(arrays: xr.Dataset, find: FindExample) -> str:
 
 
 def described(example: Example | None, name: str) -> str:
-    """Return the picture, label and text of an example as HTML, or only its name if `example` is
-    None.
-    """
+    """Return the picture, label and text of an example as HTML; only `name` if it is None."""
     if example is None:
         return text(name)
     words = f"<br>{text(example.text)}" if example.text else ""

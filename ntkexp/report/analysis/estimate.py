@@ -68,9 +68,7 @@ POWER = 0.8
 MAX_REPETITIONS = 1000
 """If a decision needs more repetitions, their number is not reported."""
 ROUNDING = 1e-9
-"""Values outside their range by at most this fraction of the largest value are clipped to the
-range.
-"""
+"""Clip values outside their range by at most this fraction of the largest value."""
 LARGEST_LOG = math.log(sys.float_info.max)
 LARGEST_LOG_ODDS = 700.0  # exp overflows beyond
 
@@ -164,9 +162,7 @@ class Estimate:
 
     @property
     def scale(self) -> Scale:
-        """The scale of the interval: the identity if there is no range, or if the value is an end
-        of it.
-        """
+        """The scale of the interval: the identity without a range or at an end of the range."""
         if self.within is None or not self.within[0] < self.value < self.within[1]:
             return Scale()
         return Scale(*self.within)
@@ -236,9 +232,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def student(freedom: int, share: float) -> float:
-    """Return the quantile at probability `share` of Student's distribution with `freedom` degrees
-    of freedom.
-    """
+    """Return the quantile of Student's distribution at probability `share`."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import
 
     return float(stdtrit(freedom, share))
@@ -301,9 +295,7 @@ def compare(
 
 
 def tail_probability(estimate: Estimate, distance: float) -> float:
-    """Return P(T ≥ distance/error): the probability that an estimate exceeds the true value by
-    `distance`.
-    """
+    """Return P(T ≥ distance/error): the p-value of an estimate at this distance."""
     from scipy.special import stdtr  # noqa: PLC0415  slow to import
 
     if math.isinf(distance) or not estimate.error:

@@ -5,7 +5,7 @@
     weights_moved.<name>  `weights_moved` of one parameter
     <machine>.<split>     the relative error of a kernel machine, ‖f̂ − f_T‖/‖f_T − f_0‖
 
-A run that diverged has no such results. Its outcome names the step at which it was stopped.
+A run that diverged has no such results. Its outcome states the step at which training stopped.
 
 >>> describe("kernel_change"), describe("frozen_start.test")
 ('kernel change', 'error of frozen start (test)')

@@ -194,14 +194,12 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
 
 
 def average(pairs: pd.DataFrame, within: Range) -> dict[str, float]:
-    """Return the means of the first and second quantities of some pairs, and of their differences
-    and ratios.
-    """
+    """Return the means of the first and second quantities, their differences and ratios."""
     positive = (pairs["first"] > 0) & (pairs["second"] > 0)
     logs = (pairs["second"] / pairs["first"]).where(positive).map(math.log, na_action="ignore")
     differences = pairs["second"] - pairs["first"]
     per_seed = pairs.assign(difference=differences, log=logs).groupby("seed", sort=True)
-    # differences of numbers in [a, b] lie in [a − b, b − a]
+    # if numbers are in [a, b], their differences are in [a − b, b − a]
     largest = within[1] - within[0]
     difference = mean_of(per_seed["difference"].mean().tolist(), (-largest, largest))
     ratio = Estimate(math.nan)

@@ -243,9 +243,7 @@ def anchors(runs: Sequence[Run]) -> dict[Path, str]:
 
 
 def group_table(number: int, group: RunGroup, names: Mapping[Path, str]) -> PageTable:
-    """Return the table of a group of runs: relative errors, and the settings that distinguish each
-    run.
-    """
+    """Return the table of a group of runs: relative errors and distinguishing settings."""
     table = group.table
     splits = table["split"].unique()
     where = ""
@@ -379,8 +377,7 @@ def point_view(
     prefix: str = "",
     rows: int | None = None,
 ) -> View:
-    """Return the view of one query: its training examples (the first `rows`, or all), and the
-    removal, if any.
+    """Return the view of one query: its training examples (at most `rows`), and the removal.
 
     Anchors on the page begin with `prefix`.
     """
@@ -432,9 +429,7 @@ def texts_view(explanation: Explanation) -> list[tuple[str, list[ShadedToken]]]:
 def explanation_pictures(
     explanation: Explanation, entry: BreakdownEntry | None
 ) -> Iterator[Picture]:
-    """Yield the pictures of a query: examples, contributions and effects, timeline, components,
-    removal.
-    """
+    """Yield the pictures of a query: examples, effects, timeline, components and removal."""
     added = tabulate_examples(explanation).select("index", "name", "added")
     with house_style():
         numbers = pd.DataFrame(added.rows, columns=["example", "holds", "added"])

@@ -68,9 +68,7 @@ PIXELS = re.compile(r"data:image/png;base64,[\w+/=\s]*")
 
 
 def refuse_other(svg: str) -> None:
-    """Raise if an SVG is not well-formed, or contains an element, attribute or declaration that is
-    not allowed.
-    """
+    """Raise if an SVG is not well-formed, or contains something that is not allowed."""
 
     def refuse_element(name: str, attributes: dict[str, str]) -> None:
         if name not in ELEMENTS:

@@ -1,5 +1,4 @@
-"""Pictures of explanations: contributions of examples to an output, its change over steps,
-leave-out effects.
+"""Pictures of explanations: contributions, changes over the steps, and leave-out effects.
 
 If examples are images, they are drawn as images, scaled by an integer factor. Other examples are
 drawn as bars.

@@ -77,9 +77,7 @@ GROUP = re.compile(r'<g id="(values-\d+)">(.*?)</g>\s*</g>|<g id="(bar-\d+)">(.*
 USED = re.compile(r'(<use [^>]*?x="([-\d.]+)" y="([-\d.]+)"[^>]*?)/>')
 
 Values: TypeAlias = dict[str, str | dict[tuple[int, int], str]]
-"""Texts of the tooltips by SVG group: one text for a bar, or texts by position (in 0.1 pt) for a
-line.
-"""
+"""Texts of tooltips by SVG group: one text for a bar, or texts by position (0.1 pt) for a line."""
 
 
 def values_of(figure: Figure) -> Values:
@@ -114,8 +112,7 @@ def values_of(figure: Figure) -> Values:
 
 
 def value_in_words(axes: Axes, x: float, y: float) -> str:
-    """Describe a point by its coordinates: the tick label if ticks are names, else the axis label
-    and the number.
+    """Describe a point by its coordinates: a tick label that is a name, or axis label and number.
 
     >>> axes = Figure().subplots()
     >>> _ = axes.set(xlabel="step", ylabel="loss")

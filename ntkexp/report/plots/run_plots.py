@@ -160,8 +160,7 @@ def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
 
 
 def errors_in_words(errors: pd.Series[float]) -> str:
-    """Format the errors of a machine: the median, the largest, and the number of errors that are
-    not finite.
+    """Format the errors of a machine: the median, the largest, and how many are not finite.
 
     >>> errors_in_words(pd.Series([1e-15])), errors_in_words(pd.Series([0.01, 0.02, 0.3, float("nan")]))
     ('1e-15', '0.02, worst 0.3; 1 not finite')

@@ -1,6 +1,4 @@
-"""The style of all pictures: print sizes, colours that colour-blind readers can distinguish, labels
-at line ends.
-"""
+"""The style of all pictures: print sizes, accessible colours, and labels at line ends."""
 
 from __future__ import annotations
 
@@ -108,8 +106,7 @@ def colour(machine: str) -> str:
 
 
 def hashed_colour(name: str) -> str:
-    """Choose a colour from the digest of a name, the first that differs visibly from all fixed
-    colours.
+    """Choose a colour from the digest of a name. It differs visibly from all fixed colours.
 
     >>> hashed_colour("my_machine") == hashed_colour("my_machine") != hashed_colour("your_machine")
     True
@@ -257,10 +254,10 @@ def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
 
 
 def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
-    """Move heights as little as possible (least squares), so that they lie in [0, 1] and differ by
-    `gap`.
+    """Move heights as little as possible, so that they lie in [0, 1] and differ by at least `gap`.
 
-    The order of the heights is kept. If there are too many heights for the gap, they may exceed 1.
+    The order of the heights is kept, and the sum of squared changes is minimal. If there are too
+    many heights for the gap, they may exceed 1.
 
     >>> spread(np.array([0.5, 0.5, 0.0]), 0.2).tolist()
     [0.4, 0.6, 0.0]

@@ -1,5 +1,4 @@
-"""The training examples with the largest |𝒮(x, xᵢ)| for three queries: the surest, a typical and
-the least sure one.
+"""The examples with the largest |𝒮(x, xᵢ)| for three queries: surest, typical, least sure.
 
 If there are several outputs, the largest output at the query is explained.
 """
@@ -133,9 +132,7 @@ def labelled(run: Run, split: str, k: int) -> Example:
 
 
 def answer(parts: xr.DataArray, attributes: dict[str, Any]) -> str:
-    """Return the title: the share of the ten largest contributions, their error bar and
-    cancellation.
-    """
+    """Return the title: the share of the ten largest contributions, error bar and cancellation."""
     top = min(10, parts.shape[-1])
     total = 0.0
     largest = 0.0

@@ -27,9 +27,7 @@ MAX_PIXELS = 256  # per axis; more examples are averaged in blocks
 
 
 def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
-    """Return the path kernel between training examples (trace over outputs), and their order by
-    class or target.
-    """
+    """Return the path kernel between training examples, and their order by class or target."""
     rule = explained_rule(
         name.removeprefix("path_") for name in map(str, run.kernels) if name.startswith("path_")
     )

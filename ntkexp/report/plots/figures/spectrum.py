@@ -1,5 +1,4 @@
-"""Do the large eigenvalues of the kernel on the training set grow, and do they reach the edge of
-stability?
+"""Do the largest kernel eigenvalues grow, and do they reach the edge of stability?
 
 The edge of stability is λ = 2/(η w max ℓ″), with step size η and weight w of an example in the
 loss. Gradient descent diverges along eigenvectors with larger eigenvalues.
@@ -85,8 +84,7 @@ def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
 
 
 def moved(values: NDArray[np.float64]) -> str:
-    """Describe how a number changed from start to end, and its extremes if they lie outside this
-    range.
+    """Describe how a number changed: its first and last value, and extremes outside their range.
 
     >>> moved(np.array([1.0, 2.0])), moved(np.array([1.0, 3.0, 1.0])), moved(np.array([1.0, 1.001]))
     ('grows from 1 to 2', 'goes from 1 to 1, through 3', 'stays at 1')

@@ -54,9 +54,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def tasks(run: Run, measure: str) -> list[str]:
-    """Return the metrics columns of `measure` ("accuracy" or "loss"), one for each task; [] if they
-    are missing.
-    """
+    """Return the metrics columns of "accuracy" or "loss", one for each task; [] if missing."""
     count = len(run.data["phases"])
     for kind in (f"{measure}_query", measure):
         columns = [f"{kind}_{number}" for number in range(1, count + 1)]

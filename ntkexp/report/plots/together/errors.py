@@ -1,5 +1,4 @@
-"""The relative errors of kernel machines along an axis of a sweep: a dot for each run, a line of
-geometric means.
+"""The errors of kernel machines along an axis of a sweep: dots, and lines of geometric means.
 
 Runs without an error, because they diverged or the kernel machine does not apply, have no dot. The
 title states how many runs have an error.
@@ -97,9 +96,7 @@ def level_positions(axes: Axes, levels: list[object]) -> list[float]:
 def errors_title(
     table: pd.DataFrame, axis: str, columns: Mapping[str, str], levels: list[object]
 ) -> str:
-    """Return a sentence about the frozen kernel if it was compared, else about the machine with the
-    largest error.
-    """
+    """Return a sentence about the frozen kernel, or else about the machine with the largest error."""
     name = (
         "frozen_start"
         if "frozen_start" in columns
@@ -123,8 +120,7 @@ def errors_title(
 
 
 def geometric_mean(table: pd.DataFrame, axis: str, level: object, column: str) -> float | None:
-    """Return the geometric mean of a column at one level of an axis, or None if there are no
-    numbers.
+    """Return the geometric mean of a column at one level of an axis; None without numbers.
 
     >>> table = pd.DataFrame({"width": [1, 1, 2, 3], "error": [1.0, 1.0, 0.0, float("nan")]})
     >>> [geometric_mean(table, "width", level, "error") for level in (1, 2, 3)]

@@ -1,6 +1,4 @@
-"""Loss, kernel change and largest eigenvalue over the steps, a line for each point of a sweep (one
-seed).
-"""
+"""Loss, kernel change and largest eigenvalue over the steps, for one seed per point of a sweep."""
 
 from __future__ import annotations
 
