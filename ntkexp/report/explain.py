@@ -234,8 +234,8 @@ def worst_points(run: Run, split: str, count: int) -> list[int]:
     """Return the indices of the `count` attributed queries of a split with the largest errors.
 
     The largest error comes first. If there are no targets, or a measure is explained, rank by the
-    change of the outputs instead.
-    If leave-out effects are known at some queries, choose only from these queries.
+    change of the outputs instead. If leave-out effects are known at some queries, choose only from
+    these queries.
     """
     points = slice_of_split(run, split)
     outputs = outputs_of(run, "f_T")[points]
