@@ -9,20 +9,21 @@ The command `ntkexp` runs experiments. The library has these functions and class
     infinite_kernel(spec, x1, x2)                     NNGP and tangent kernel at infinite width
     load_run(folder)                                  a finished run as tables and a data set
     follow(model, optimizer, queries=x)               attribution of a training loop to examples
-    AbstractOptimizerRule, LinearStep                 rules by which `follow` reads other optimizers
+    AbstractOptimizerRule, LinearStep                 update rules of custom optimizers for `follow`
     validate(run, scores)                             scores compared with retraining: LDS, QLD
     lightning.Follow, huggingface.Follow              `follow` as a callback
     bridges.QuandaExplainer, .DattriAttributor        scores of a followed loop for other libraries
 
-Functions raise a `Mistake` with a one-line message if they refuse their arguments.
+J is the Jacobian of the outputs with respect to the weights θ, and J̄ its mean from start to end.
+Functions raise a `Mistake` with a one-line message if an argument is invalid.
 """
 
 from __future__ import annotations
 
 import sys
 
-# `python -m ntkexp` puts the working folder first on the path, where a file `typing.py` would hide
-# Python's own module. Remove the folder, unless it contains the package.
+# `python -m ntkexp` puts the working folder first on sys.path, where a file `typing.py` would hide
+# the standard library's module. Remove the folder, unless it contains the package.
 if (
     sys.argv[:1] == ["-m"]
     and "ntkexp" in sys.orig_argv
@@ -76,7 +77,7 @@ HOMES = {
     "validate": "ntkexp.validation",
 }
 CALLBACKS = frozenset({"huggingface", "lightning"})
-"""Modules that need an optional library."""
+"""Submodules that need an optional library."""
 
 
 def __dir__() -> list[str]:
@@ -92,9 +93,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name at its first use, so that `import ntkexp` loads neither torch nor
-    pandas.
-    """
+    """Import a public name at its first use, so that `import ntkexp` does not load torch."""
     from importlib import import_module  # noqa: PLC0415  loaded at the first use only
 
     if name == "__version__":

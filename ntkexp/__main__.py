@@ -1,6 +1,6 @@
-"""The commands `ntkexp` and `python -m ntkexp`. Ctrl-C prints one line, even during imports."""
+"""The entry point of `ntkexp` and `python -m ntkexp`. It handles Ctrl-C even during imports."""
 
-# ruff: noqa: PLC0415  imports take time, and Ctrl-C during an import must be caught
+# ruff: noqa: PLC0415  imports are inside `try`, so that Ctrl-C during an import is caught
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def main() -> None:
         sys.exit(1)
 
 
-if __name__ == "__main__":  # so that importing this module runs nothing
+if __name__ == "__main__":
     main()

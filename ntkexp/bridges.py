@@ -4,9 +4,10 @@
     DattriAttributor   attribute(train_dataloader, test_dataloader) → [train, test]
 
 The classes have the methods of `quanda.explainers.Explainer` and
-`dattri.algorithm.base.BaseAttributor` and need neither library. They look up scores that already
-exist: test points by their values in the queries, and training examples by name or value. They
-raise for a test point that is not a query, and for an example that the training did not use.
+`dattri.algorithm.base.BaseAttributor`, but do not import these libraries. They compute nothing, but
+look up existing scores. Test points are identified by their values, and training examples by their
+names or values. The classes raise if a test point is not a query of the followed loop, or if the
+loop did not use an example.
 """
 
 from __future__ import annotations
@@ -31,18 +32,27 @@ from ntkexp.shapes import Inputs
 from ntkexp.text import counted
 
 ROWS_AT_ONCE = 256
-"""Rows of a data set that are read at once."""
+"""Number of rows of a data set that are read at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class FollowedScores:
     """The scores of a followed training loop at its queries.
 
-    `score`, `out` and `component` are arguments of `to_scores`. `examples` are the names of the
-    training examples in the order of the data set: `range(len(dataset))` after
-    `follow(ids="dataset")`. Without them, examples are identified by their values. If `measure=` is
-    a loss, set `lower_is_better`; an example that lowered the loss then has a positive score. A
-    measure contains its own targets, so the library's targets are ignored.
+    Attributes:
+        found: The attribution of the loop.
+        queries: The argument `queries=` of `follow`.
+        examples: The names of the training examples in the order of the data set, for example
+            `range(len(dataset))` after `follow(ids="dataset")`. Without names, examples are
+            identified by their values.
+        score: See `Attribution.to_scores`.
+        out: See `Attribution.to_scores`. By default, the output of the target's class.
+        component: See `Attribution.to_scores`.
+        lower_is_better: Set to True if `measure=` is a loss. Examples that lowered the loss then
+            have positive scores.
+
+    If the loop was followed with `measure=`, the library's targets are ignored, because the measure
+    has its own targets.
     """
 
     found: Attribution
@@ -65,9 +75,9 @@ class FollowedScores:
     def rows(
         self, data: Inputs, targets: Sequence[int] | Tensor | None, names: Sequence[str]
     ) -> Float[Tensor, "test train"]:
-        """Return the scores of training examples at test points.
+        """Return the scores of the training examples `names` at the test points `data`.
 
-        If the model has an output for each class, use the output of each point's target.
+        If the model has an output for each class, use the output of the target of each point.
         """
         queries = np.array(self.points(data), dtype=int)
         outs = self.outputs_of(targets, len(queries))
@@ -89,7 +99,7 @@ class FollowedScores:
     def outputs_of(
         self, targets: Sequence[int] | Tensor | None, count: int
     ) -> Sequence[int | str | None]:
-        """Return the output whose scores each test point uses."""
+        """Return the output to explain at each test point."""
         has_measure = MEASURE in self.found.attrs
         if self.out is not None or has_measure or "out" not in self.found.sizes:
             return [self.out] * count
@@ -108,19 +118,19 @@ class FollowedScores:
 
     @property
     def trained_names(self) -> list[str]:
-        """Names of the examples that the training used."""
+        """The names of the examples that the followed loop used."""
         return [str(name) for name in self.found["example"].to_numpy().tolist()]
 
     @cached_property
     def query_places(self) -> dict[str, list[int]]:
-        """Positions of the queries by the digest of their values."""
+        """The positions of queries, by the digest of their values."""
         positions: dict[str, list[int]] = {}
         for position, digest in enumerate(digests(self.queries)):
             positions.setdefault(digest, []).append(position)
         return positions
 
     def points(self, data: Inputs) -> list[int]:
-        """Return the positions of the queries with the same values as these rows."""
+        """Return the positions of the queries that have the same values as the rows of `data`."""
         wanted = digests(data)
         missing = [digest for digest in wanted if digest not in self.query_places]
         if missing:
@@ -138,9 +148,7 @@ class FollowedScores:
         return [self.query_places[digest][0] for digest in wanted]
 
     def training_names(self, dataset: Any) -> list[str]:
-        """Return the names of a data set's examples in order: `examples`, or digests of their
-        values.
-        """
+        """Return the names of the examples of a data set: `examples`, or digests of values."""
         examples = read_in_order(dataset) if self.examples is None else self.examples
         names = [str(name) for name in examples]
         if len(names) != len(dataset):
@@ -164,8 +172,9 @@ class FollowedScores:
         return names
 
     def refuse_other_model(self, model: nn.Module, data: Tensor) -> None:
-        """Raise if the model's outputs at test points differ from the trained model's, as far as
-        known.
+        """Raise if the outputs of `model` differ from the outputs of the followed model at its end.
+
+        Return without a check if the attribution does not contain the outputs.
         """
         has_outputs = "out" in self.found.sizes and {"start", "change"} <= set(self.found.data_vars)
         if MEASURE in self.found.attrs or not has_outputs:
@@ -186,7 +195,7 @@ class FollowedScores:
 
 
 def read_in_order(dataset: Any) -> list[str]:
-    """Return the digests of all inputs of a data set; the input is the first part of an example."""
+    """Return the digests of all inputs of a data set. The input is the first item of an example."""
     names: list[str] = []
     for start in range(0, len(dataset), ROWS_AT_ONCE):
         end = min(start + ROWS_AT_ONCE, len(dataset))
@@ -207,11 +216,12 @@ def read_in_order(dataset: Any) -> list[str]:
 class QuandaExplainer:
     """An explainer for the metrics and benchmarks of quanda.
 
-    explainer = QuandaExplainer(model, train_dataset, scores=FollowedScores(found, queries=x_query))
-    benchmark.evaluate(QuandaExplainer, {"scores": FollowedScores(found, queries=x_query)})
+        scores = FollowedScores(found, queries=x_query)
+        explainer = QuandaExplainer(model, train_dataset, scores=scores)
+        benchmark.evaluate(QuandaExplainer, {"scores": scores})
 
-    If the model has an output for each class, the scores refer to the output of each target; they
-    are positive if an example raised it.
+    If the model has an output for each class, the scores refer to the output of each target. They
+    are positive if an example raised this output.
     """
 
     model: nn.Module
@@ -234,13 +244,13 @@ class QuandaExplainer:
     def explain(
         self, test_data: Tensor, targets: Sequence[int] | Tensor
     ) -> Float[Tensor, "test train"]:
-        """Return the scores of all training examples at some queries."""
+        """Return the scores of all training examples at the test points, which must be queries."""
         assert self.scores is not None
         self.scores.refuse_other_model(self.model, test_data)
         return self.scores.rows(test_data, targets, self.names).to(test_data.device)
 
     def self_influence(self, batch_size: int = 32) -> Float[Tensor, " train"]:
-        """Return the score of each training example at itself; all of them must be queries."""
+        """Return the score of each training example at itself. All examples must be queries."""
         diagonals: list[Tensor] = []
         for start in range(0, len(self.train_dataset), batch_size):
             end = min(start + batch_size, len(self.train_dataset))
@@ -261,14 +271,14 @@ class DattriAttributor:
     scores: FollowedScores
 
     def cache(self, full_train_dataloader: DataLoader[Any]) -> None:
-        """Do nothing, because all scores exist already."""
+        """Do nothing. The scores were computed before."""
 
     def attribute(
         self, train_dataloader: DataLoader[Any], test_dataloader: DataLoader[Any]
     ) -> Float[Tensor, "train test"]:
         """Return the scores of all training examples at all test points, in the loaders' order.
 
-        If the model has an output for each class, the second part of a test batch must be the
+        If the model has an output for each class, the second item of a test batch must be the
         targets.
         """
         for loader in (train_dataloader, test_dataloader):

@@ -1,7 +1,7 @@
-"""The memory and the disk that a computation may use.
+"""Limits of memory and disk space.
 
-If either is too small, one line names the available and the required size and a remedy. The
-required size is rounded up, so that a limit of this size suffices.
+If a limit is too small, the error message states the available size, the required size and a
+remedy. The required size is rounded up, so that a limit of this size suffices.
 
 >>> memory = MemoryBudget.of_gb(4)
 >>> memory.largest_batch(item_bytes=1.5e9), memory.holding(2e9).fits(3e9)
@@ -22,19 +22,19 @@ from ntkexp.mistake import Mistake, NoPlace, checked_number
 
 MAX_MEMORY_GB = 1e9
 DEFAULT_MEMORY_GB = 4.0
-ROUND_UP = 1.01  # before a size is rounded to three digits
+ROUND_UP = 1.01  # factor for a size before it is rounded to three digits
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The bytes that a computation may hold at once; `held` of them are taken already."""
+    """The memory limit of a computation. `held` of the `bytes` are in use already."""
 
     bytes: float
     held: float = 0.0
 
     @classmethod
     def of_gb(cls, memory_gb: float) -> MemoryBudget:
-        """Return the budget of an argument `memory_gb`, or raise if it is none."""
+        """Return the budget for an argument `memory_gb`. Raise if it is not a positive number."""
         return cls(1e9 * checked_number("memory_gb", memory_gb, most=MAX_MEMORY_GB, above=True))
 
     @property
@@ -42,22 +42,22 @@ class MemoryBudget:
         return self.bytes - self.held
 
     def holding(self, taken: float) -> MemoryBudget:
-        """Return the budget after `taken` more bytes."""
+        """Return the budget with `taken` more bytes in use."""
         return replace(self, held=self.held + taken)
 
     def part(self, parts: float) -> MemoryBudget:
-        """Return one of some equal parts."""
+        """Divide the free bytes into equal parts, and return one of them."""
         return MemoryBudget(self.free / parts)
 
     def fits(self, needed: float) -> bool:
         return needed <= self.free
 
     def largest_batch(self, item_bytes: float, most: int = sys.maxsize) -> int:
-        """Return the number of items that fit together, from 1 to `most`."""
+        """Return the number of items that fit into the free bytes, from 1 to `most`."""
         return max(1, min(most, int(self.free / item_bytes)))
 
     def refusal(self, needed: float, what: str, remedy: str = "") -> str:
-        """Return the message that `needed` more bytes do not fit."""
+        """Return the error message for `needed` more bytes that do not fit."""
         needed_gb = ROUND_UP * (self.held + needed) / 1e9
         return (
             f"memory_gb={self.bytes / 1e9:g} is less than the {needed_gb:.3g} GB of {what}; "

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ntkexp.mistake import Mistake
 
-# --- Gains: training reduces the residual y − f_0(X) along an eigenvector with eigenvalue λ by the
-# share λ g(λ)
+# --- Gains. Training reduces the residual y − f_0(X) along an eigenvector with eigenvalue λ by the
+# fraction λ g(λ). The gain g depends on the training method and time.
 
 
 class AbstractGain(ABC):
-    """The gain g(λ) of training by some method for some time."""
+    """The gain g(λ) of a training method after a fixed time."""
 
     @abstractmethod
     def __call__(self, spectrum: Float[Tensor, " mode"]) -> Float[Tensor, " mode"]:
@@ -36,7 +36,8 @@ class AbstractGain(ABC):
 class FlowGain(AbstractGain):
     """Gradient flow for a time s: g(λ) = (1 − e^{−sλ})/λ and g(0) = s; for s = ∞, g(λ) = 1/λ.
 
-    s includes the weights of the loss: s = ηt/N for the mean over N targets.
+    s includes the weight of an example in the loss: s = ηt/N if the loss is the mean over N
+    targets.
 
     >>> float(FlowGain(math.log(2))(torch.tensor([1.0], dtype=torch.float64)))
     0.5
@@ -81,7 +82,7 @@ class DescentGain(AbstractGain):
     def __call__(self, spectrum: Float[Tensor, " mode"]) -> Float[Tensor, " mode"]:
         zero = spectrum == 0
         step = self.size * spectrum  # sλ
-        # 1 − (1 − sλ)ᵏ: for sλ < 1 by logarithms, which keep small differences; else by powers
+        # 1 − (1 − sλ)ᵏ: for sλ < 1 by logarithms, which avoid cancellation, else by powers
         by_logarithm = -torch.expm1(self.steps * torch.log1p(-step.clamp(max=1)))
         by_power = 1 - (-1) ** self.steps * (step - 1).clamp(min=0) ** self.steps
         learned_share = torch.where(step < 1, by_logarithm, by_power)
@@ -119,12 +120,12 @@ class Modes:
 
 
 def modes_of(matrix: Float[Tensor, "entry entry"]) -> Modes:
-    """Decompose the symmetric part of Θ(X, X). One decomposition serves every time and every ridge:
+    """Decompose the symmetric part of Θ(X, X). The result can be used for every time and ridge:
 
         g(R) B = V g(λ + ridge) Vᵀ B,    R = Θ(X, X) + ridge = V (λ + ridge) Vᵀ.
 
-    Eigenvalues up to n · eps · λ_max count as zero. If rounding of the entries made an eigenvalue
-    negative, eigenvalues up to its absolute value count as zero too.
+    Eigenvalues up to n · eps · λ_max are set to zero. If rounding of the entries made an eigenvalue
+    negative, eigenvalues up to its absolute value are set to zero too.
 
     >>> theta = torch.diag(torch.tensor([4.0, 0.0], dtype=torch.float64))
     >>> inverse = modes_of(theta).at(FOREVER, ridge=1.0)
@@ -158,11 +159,11 @@ class Factor:
 
 
 def factorise(matrix: Float[Tensor, "entry entry"], ridge: float) -> Factor:
-    """Compute the Cholesky factor of R = Θ + ridge, for one ridge and t = ∞.
+    """Compute the Cholesky factor of R = Θ + ridge, for training until t = ∞ with one ridge.
 
-    The factor costs a tenth of an eigendecomposition. If rounding makes R indefinite in spite of
-    its ridge, add a jitter, and multiply it by ten at each further attempt. Without a ridge, raise
-    if the matrix is singular up to rounding.
+    This takes a tenth of the time of an eigendecomposition. If R has a ridge and is indefinite due
+    to rounding errors, add a jitter, and multiply it by ten at each further attempt. Without a
+    ridge, raise if the matrix is singular up to rounding.
 
     >>> factor = factorise(torch.tensor([[3.0]], dtype=torch.float64), ridge=1.0)
     >>> float(factor.solve(torch.ones(1, 1, dtype=torch.float64))), factor.jitter
@@ -193,8 +194,8 @@ def held_out(
 
         f_{∖F}(X_F) = y_F − ((R⁻¹)_FF)⁻¹ (R⁻¹ y)_F
 
-    (Rasmussen & Williams 2006, 5.4.2; folds of one example give leave-one-out). One
-    eigendecomposition serves every ridge.
+    (Rasmussen & Williams 2006, 5.4.2). Folds of one example give leave-one-out predictions. The
+    same eigendecomposition can be used for every ridge.
 
     >>> theta = torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
     >>> y = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
@@ -211,7 +212,10 @@ def held_out(
 
 
 def folds(examples: int, count: int, entries: int = 1) -> list[Tensor]:
-    """Split examples into `count` folds, each with every `count`-th example and all its entries.
+    """Split examples into `count` folds. Fold k contains the examples k, k + count, ….
+
+    A matrix has `entries` rows for each example (one for each output). Return the rows of each
+    fold.
 
     >>> [fold.tolist() for fold in folds(3, 2, entries=2)]
     [[0, 1, 4, 5], [2, 3]]
@@ -221,7 +225,7 @@ def folds(examples: int, count: int, entries: int = 1) -> list[Tensor]:
 
 
 def ridges(matrix: Float[Tensor, "entry entry"]) -> list[float]:
-    """Return the ridges to try for this kernel."""
+    """Return the grid of ridges for this kernel."""
     return [multiple * float(matrix.diagonal().mean()) for multiple in RIDGE_MULTIPLES]
 
 
@@ -231,7 +235,7 @@ MAX_CG_PRODUCTS = 2000
 
 @dataclass(frozen=True)
 class Solution:
-    """A solution, its largest relative residual, and the number of matrix products."""
+    """A solution of linear equations, its largest relative residual, and the number of products."""
 
     solution: Float[Tensor, "entry column"]
     residual: float
@@ -286,17 +290,17 @@ def conjugate_gradients(
 def quotient(
     numerator: Float[Tensor, " column"], denominator: Float[Tensor, " column"]
 ) -> Float[Tensor, " column"]:
-    """Return the quotient, or zero for a column that has converged (denominator 0)."""
+    """Return the quotient of each column, or zero if the column has converged (denominator 0)."""
     converged = denominator == 0
     return torch.where(converged, 0.0, numerator / torch.where(converged, 1.0, denominator))
 
 
-# --- Gaussian processes: the posterior given noisy targets, and ensembles of infinite width
+# --- Gaussian processes: posteriors given noisy targets, and ensembles of infinitely wide networks
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """A kernel between the training examples, and between other points and the training examples."""
+    """The blocks K(X, X) and K(x, X) of a kernel, with training examples X and other points x."""
 
     train: Float[Tensor, "train train"]
     cross: Float[Tensor, "point train"]
@@ -309,9 +313,10 @@ class Posterior:
         mean        K(x, X) (K(X, X) + σ²)⁻¹ y
         covariance  K(x, x′) − K(x, X) (K(X, X) + σ²)⁻¹ K(X, x′)
 
-    With g_s (`learned`) instead of the inverse in the mean and g_2s (`twice`) in the covariance,
-    the same formulas describe readouts trained for a time s. If the noise is positive, `covariance`
-    is the posterior covariance; `Ensemble.covariance` is the covariance of trained networks.
+    `learned` and `twice` are the maps that replace the inverse in the mean and in the covariance.
+    With the gains of training for the times s and 2s, the formulas describe networks whose readout
+    was trained for a time s. With σ² > 0, `covariance` is the posterior covariance, which differs
+    from the covariance of trained networks (`Ensemble.covariance`).
     """
 
     cross: Float[Tensor, "point train"]
@@ -331,7 +336,9 @@ class Posterior:
 
 
 def condition(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) -> Posterior:
-    """Condition a Gaussian process with this prior on values at the training inputs.
+    """Condition a Gaussian process with covariance `prior` on targets at the training inputs.
+
+    `noise` is the variance σ² of the targets. `gain` describes training for a finite time.
 
     >>> one = torch.ones(1, 1, dtype=torch.float64)
     >>> posterior = condition(Kernels(one, one), noise=1.0)
@@ -344,11 +351,10 @@ def condition(prior: Kernels, noise: float = 0.0, gain: AbstractGain = FOREVER) 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """The outputs of infinitely wide networks, trained from random initial weights (Lee et al.
-    2019).
+    """The outputs of infinitely wide networks after training (Lee et al. 2019).
 
-    `cross` is the tangent kernel Θ(x, X), `start` the kernel 𝒢 of the outputs before training, and
-    `learned` the map g(R) with R = Θ(X, X) + ridge. With A = Θ(x, X) g(R),
+    `cross` is the tangent kernel Θ(x, X). `start` is 𝒢, the covariance of the outputs before
+    training. `learned` is the map g(R) with R = Θ(X, X) + ridge. With A = Θ(x, X) g(R),
 
         one network:  f_t(x) = f_0(x) + A (y − f_0(X))
         mean          A y
@@ -370,20 +376,20 @@ class Ensemble:
 
     @property
     def weights(self) -> Float[Tensor, "point train"]:
-        """A, the weight of each training target at each point."""
+        """The matrix A: the weight of each training target in the mean output at each point."""
         return self.learned(self.cross.mH).mH
 
     def mean(self, targets: Float[Tensor, "train out"]) -> Float[Tensor, "point out"]:
         return self.cross @ self.learned(targets)
 
     def covariance(self, start: Float[Tensor, "point point"]) -> Float[Tensor, "point point"]:
-        """Return the covariance of one output between points; `start` is 𝒢 between these points."""
+        """Return the covariance of one output between points x, x′, given `start` = 𝒢(x, x′)."""
         A = self.weights
         mixed = A @ self.start.cross.mH
         return start + A @ self.start.train @ A.mH - mixed - mixed.mH
 
     def variance(self, start: Float[Tensor, " point"]) -> Float[Tensor, " point"]:
-        """Return the diagonal of `covariance`; `start` is the diagonal of 𝒢."""
+        """Return the diagonal of `covariance`, given `start`, the diagonal of 𝒢(x, x′)."""
         A = self.weights
         return start + (A @ self.start.train * A).sum(1) - 2 * (A * self.start.cross).sum(1)
 
@@ -431,7 +437,10 @@ def probabilities(
 
 
 def log_loss(chances: Float[Tensor, "point class"], labels: Int[Tensor, " point"]) -> float:
-    """Return −mean log P(label). Probabilities are at least the smallest positive normal number."""
+    """Return −mean log P(label).
+
+    Probabilities are clamped to the smallest positive normal float.
+    """
     chance_of_label = chances[torch.arange(len(labels)), labels]
     chance_of_label = chance_of_label.clamp(min=torch.finfo(chances.dtype).tiny)
     return float(0.0 - chance_of_label.log().mean())

@@ -1,8 +1,8 @@
-"""A component is a value: a frozen, typed set of fields, which are its keys in YAML.
+"""Components: the models, losses, optimizers and other parts of an experiment.
 
-An experiment chooses a model, a loss, an optimizer and so on. Each option of such a choice
-subclasses the choice's `Abstract…` base. One YAML file, which has the option's name, refers to the
-class by `_target_`. There is no registry.
+A component is a frozen pydantic model. Its fields are keys in YAML files. Each kind of component
+has a base class named `Abstract…`, and each option is a subclass. The YAML file of an option refers
+to the class by `_target_`, so there is no registry.
 
 >>> from ntkexp.path.rule.base import Secant
 >>> Secant().fields(), Secant().option
@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ntkexp.naming import class_path, option_name
 
-# No machine holds or finishes larger counts, and with them arithmetic would overflow before memory
-# runs out. Smaller counts are compared with `memory_gb` and with the expected duration.
+# Upper bounds of counts. No machine can handle larger counts, and arithmetic with them may overflow
+# before memory runs out. Smaller counts are checked against `memory_gb` and the expected duration.
 MAX_COUNT = 10**7
 MAX_DEPTH = 1000
 MAX_STEPS = 10**12
@@ -47,11 +47,14 @@ class Component(BaseModel):
 
     @property
     def option(self) -> str:
-        """The component's name on the command line, in tables and in folder names."""
+        """The name of the component on the command line, in tables and in folder names."""
         return option_name(class_path(type(self)))
 
     def files(self) -> tuple[Path, ...]:
-        """Return the files that this component reads. A run's identity includes their contents."""
+        """Return the files that this component reads.
+
+        Their contents are part of a run's identity.
+        """
         return ()
 
     def code(self) -> tuple[Path, ...]:
@@ -66,7 +69,7 @@ class Component(BaseModel):
 
 
 def can_be_built(kind: type[Component]) -> bool:
-    """Return whether a component class is concrete."""
+    """Return True if a component class is concrete."""
     return not (inspect.isabstract(kind) or kind.__name__.startswith("Abstract"))
 
 

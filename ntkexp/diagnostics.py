@@ -1,7 +1,7 @@
-"""Numbers that describe a kernel, the hidden units and the contributions of a run.
+"""Statistics of kernels, hidden units and contributions.
 
 The file has four parts: eigenvalues of a kernel, distances between kernels, activations of hidden
-units, and the integrals of a run.
+units, and statistics of the path kernel and the contributions.
 
 >>> matrix = torch.diag(torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64))
 >>> start = torch.ones(3, dtype=torch.float64)
@@ -26,15 +26,17 @@ from ntkexp.on_disk import blocks, summed
 
 MAX_LANCZOS_PRODUCTS = 100
 LANCZOS_TOLERANCE = 1e-7
-"""Stop if one more product changes the eigenvalue by less than this share."""
+"""Stop if one more product changes the eigenvalue by at most this fraction."""
 
 
 def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> float:
     """Compute λ_max of a symmetric matrix A from its products with vectors (Lanczos 1950).
 
-    Orthonormal vectors v_1, v_2, … with v_{k+1} ∝ A v_k make A tridiagonal. The largest eigenvalue
-    of the tridiagonal matrix approaches λ_max from below and needs about a tenth of the products of
-    power iteration. `start` may have any shape. Return the first inner product that is not finite.
+    In the orthonormal basis v_1, v_2, … of the vectors start, A start, A² start, …, A is
+    tridiagonal. The largest eigenvalue of the tridiagonal matrix approaches λ_max from below. This
+    needs about a tenth of the products of power iteration.
+
+    `start` may have any shape. If an inner product is not finite, return it.
     """
     length = norm(start)
     if not length:
@@ -49,12 +51,12 @@ def largest_eigenvalue(product: Callable[[Tensor], Tensor], start: Tensor) -> fl
         diagonal.append(inner(image, basis[-1]))
         if not isfinite(diagonal[-1]):
             return diagonal[-1]
-        # λ_max of the tridiagonal matrix with α on its diagonal and β beside it
+        # λ_max of the tridiagonal matrix with α on its diagonal and β on its off-diagonals
         upper = torch.diag(torch.tensor(off_diagonal, dtype=torch.float64), 1)
         tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + upper + upper.mH
         previous = eigenvalue
         eigenvalue = float(torch.linalg.eigvalsh(tridiagonal)[-1])
-        # v_{k+1}: orthogonalise twice, because rounding spoils the first pass
+        # v_{k+1} ∝ A v_k, orthogonalised twice, because one pass leaves rounding errors
         for vector in 2 * basis:
             image = image - inner(image, vector) * vector
         beta = norm(image)
@@ -76,9 +78,9 @@ def norm(vector: Tensor) -> float:
     return sqrt(inner(vector, vector))
 
 
-# --- The tangent kernel among the training examples
+# --- Eigenvalues of the tangent kernel between the training examples
 #
-# With the eigenvalues λ of the (M·C)×(M·C) matrix K and p = λ/Σλ:
+# λ are the eigenvalues of the (M·C)×(M·C) matrix K of M examples and C outputs, and p = λ/Σλ:
 #
 #     effective rank    exp(−Σ p log p)
 #     stability         η w λ_max max ℓ″ / 2: gradient descent on a quadratic is stable below 1
@@ -87,7 +89,7 @@ def norm(vector: Tensor) -> float:
 TOP = 10
 """Number of leading eigenvalues in the metrics."""
 MAX_DENSE_ENTRIES = 4096
-"""All eigenvalues of a larger matrix would take minutes at every snapshot."""
+"""Do not compute all eigenvalues of larger matrices, which would take minutes per snapshot."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Spectrum:
         return largest / smallest if smallest > rounding else float("inf")
 
     def share(self, vectors: Float[Tensor, "entry *vector"], top: int) -> float:
-        """Return the share of Σ‖v‖² in the span of the `top` leading eigenvectors."""
+        """Return the fraction of Σ‖v‖² that lies in the span of the `top` leading eigenvectors."""
         coordinates = self.modes[:, :top].mH @ vectors
         total = float(vectors.square().sum())
         return float(coordinates.square().sum()) / total if total else float("nan")
@@ -167,7 +169,7 @@ def alignment(left: Float[Tensor, "..."], right: Float[Tensor, "..."]) -> float:
 def label_alignment(
     kernel: Float[Tensor, "train kept train kept_"], targets: Float[Tensor, "train out"]
 ) -> float:
-    """Return the CKA of the kernel with y yᵀ; the kernel is averaged over outputs first."""
+    """Return the CKA of y yᵀ with the kernel. The kernel is averaged over outputs first."""
     averaged = kernel.diagonal(dim1=1, dim2=3).mean(2)
     return alignment(centred(averaged), centred(targets @ targets.t()))
 
@@ -177,17 +179,17 @@ def centred(kernel: Float[Tensor, "train train"]) -> Float[Tensor, "train train"
     return kernel - kernel.mean(0, keepdim=True) - kernel.mean(1, keepdim=True) + kernel.mean()
 
 
-# --- Hidden units: active or not, kinks, and tuning to tasks
+# --- Hidden units: activation patterns, kinks, and selectivity for tasks
 
 
 KINKED_AT_ZERO = ("relu", "leaky_relu", "abs")
-"""Operations with a kink at 0 alone, by their names on the tape."""
+"""Names on the tape of operations whose only kink is at 0."""
 
 
 def pattern(tape: Tape) -> Bool[Tensor, " unit"]:
-    """Return the activation pattern: the sign of each argument of a kinked operation.
+    """Return the activation pattern: True for each positive argument of an operation with a kink.
 
-    The pattern contains all examples and units whose sign depends on inputs and weights.
+    The pattern contains the arguments that depend on inputs and weights, for all examples.
     """
     variable = tape.from_inputs & tape.from_weights
     arguments = [entry.slots[0] for entry in tape.entries if entry.name in KINKED_AT_ZERO]
@@ -213,11 +215,11 @@ KINKED_OPERATIONS = {
     "max_pool3d_with_indices": "max pooling",
     "adaptive_max_pool2d": "max pooling",
 }
-"""Operations whose slope jumps: the name on the tape, and the common name."""
+"""Common names of the operations whose slope jumps, by their names on the tape."""
 
 
 def kinks(tape: Tape) -> list[str]:
-    """Return the common names of the kinked operations whose arguments depend on weights."""
+    """Return the common names of the operations with kinks whose arguments depend on weights."""
     names: dict[str, None] = {}
     for entry in tape.entries:
         depends_on_weights = not tape.from_weights.isdisjoint(entry.slots)
@@ -227,13 +229,13 @@ def kinks(tape: Tape) -> list[str]:
 
 
 def selectivity(responses: Sequence[Float[Tensor, " unit"]]) -> float | None:
-    """Return how far hidden units are tuned to one task each, averaged over pairs of tasks.
+    """Return the selectivity of hidden units for tasks, averaged over pairs of tasks A and B.
 
         selectivity = Σ_u |r_u(A) − r_u(B)| / Σ_u (r_u(A) + r_u(B))
 
-    r_u(T) is the standard deviation of the activity of unit u over the points of task T. The
-    selectivity is 0 if all units respond equally to both tasks, and 1 if each responds to one only.
-    Return None if there are fewer than two tasks or no unit responds.
+    The response r_u(T) is the standard deviation of the activity of unit u over the points of task
+    T. The selectivity is 0 if all units respond equally to both tasks, and 1 if each unit responds
+    to only one task. Return None if there are fewer than two tasks, or if no unit responds.
 
     >>> selectivity([torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])])
     1.0
@@ -249,10 +251,9 @@ def selectivity(responses: Sequence[Float[Tensor, " unit"]]) -> float | None:
 
 
 def activity(network: nn.Module, call: Callable[[], object]) -> Float[Tensor, "point unit"] | None:
-    """Return the inputs of the readout during a call of the network.
+    """Return the inputs of the readout, the last layer with weights, during `call`.
 
-    The readout is the last layer with weights. Return None if no other layer with weights precedes
-    it.
+    Return None if the network has only one layer with weights.
     """
     layer_inputs: list[Tensor] = []
 
@@ -275,21 +276,21 @@ def activity(network: nn.Module, call: Callable[[], object]) -> Float[Tensor, "p
     return layer_inputs[-1].flatten(1) if len(layer_inputs) > 1 else None
 
 
-# --- The integrals of a run: the path kernel 𝒦 and the contributions 𝒮
+# --- Statistics of the path kernel 𝒦 and of the contributions 𝒮
 #
 #     cancellation           Σ|𝒮| / Σ_x |Σᵢ 𝒮|
 #     top_k                  mean share of the k largest contributors in Σᵢ|𝒮| of a query
 #     coefficient_variation  relative standard deviation of aᵢ(x) = 𝒦(x, xᵢ)⁻¹ 𝒮(x, xᵢ) over the
 #                            queries x, median over examples; zero for a kernel machine whose
 #                            coefficients do not depend on the query
-#     left_out               share of pairs (x, xᵢ) whose 𝒦 is too small to divide by
-#     symmetry_defect        ‖𝒦 − 𝒦ᵀ‖/‖𝒦‖ among the training examples
-#     psd_defect             max(0, −λ_min/λ_max) of the symmetric part of 𝒦 among them
+#     left_out               fraction of pairs (x, xᵢ) whose 𝒦 is too small to divide by
+#     symmetry_defect        ‖𝒦 − 𝒦ᵀ‖/‖𝒦‖ between training examples
+#     psd_defect             max(0, −λ_min/λ_max) of the symmetric part of 𝒦(X, X)
 
 
 TOP_CONTRIBUTORS = (1, 5, 10)
 MIN_KERNEL_SHARE = 1e-3
-"""Do not divide by kernel blocks smaller than this share of the largest entry of 𝒦."""
+"""Do not divide by kernel blocks smaller than this fraction of the largest entry of 𝒦."""
 
 
 def summary(
@@ -297,9 +298,9 @@ def summary(
     contributions: Float[Tensor, "query out train"],
     train: int,
 ) -> dict[str, float]:
-    """Compute the numbers of the table above.
+    """Compute the statistics in the list above.
 
-    The first `train` queries are the training examples; 0 if the run has no queries there.
+    The first `train` queries are the training examples. `train` is 0 if these are not queries.
     """
     mass = torch.stack([block.abs().sum() for block in blocks(contributions)]).sum()
     facts = {"cancellation": ratio(mass, summed(contributions).abs().sum())}
@@ -312,7 +313,7 @@ def summary(
 
 
 def is_square(kernel: Float[Tensor, "query out train out_"]) -> bool:
-    """Return whether the run stored its kernel, for all pairs of outputs."""
+    """Return True if the run stored its path kernel for all pairs of outputs."""
     return kernel.shape[1] == kernel.shape[3] and kernel.shape[2] > 0
 
 
@@ -333,7 +334,7 @@ def top_share(contributions: Float[Tensor, "query out train"], k: int) -> float:
 def coefficients(
     kernel: Float[Tensor, "query out train out_"], contributions: Float[Tensor, "query out train"]
 ) -> dict[str, float]:
-    """Measure how much the coefficients aᵢ(x) of the kernel machine depend on the query."""
+    """Return `coefficient_variation` and `left_out`: how much aᵢ(x) depends on the query x."""
     pair_blocks = kernel.transpose(1, 2)  # [query, train, out, out_]
     outputs = pair_blocks.shape[2]
     sizes = smallest_singular_values(pair_blocks)
@@ -360,7 +361,7 @@ def smallest_singular_values(matrices: Float[Tensor, "*batch out out_"]) -> Floa
 
 
 def defects(kernel: Float[Tensor, "train out train out_"]) -> dict[str, float]:
-    """Measure how far the path kernel is from a symmetric, positive semi-definite kernel."""
+    """Return `symmetry_defect` and `psd_defect` of the path kernel between training examples."""
     matrix = kernel.flatten(2).flatten(0, 1)
     values = torch.linalg.eigvalsh((matrix + matrix.mH) / 2)
     return {

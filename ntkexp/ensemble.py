@@ -1,5 +1,7 @@
-"""Ensembles of networks on a one-dimensional problem, compared with both Gaussian processes of
-infinite width.
+"""Ensembles of networks on a one-dimensional problem, compared with Gaussian processes.
+
+At infinite width, networks trained in all layers follow the NTK process, and networks with only the
+readout trained follow the NNGP process.
 """
 
 from __future__ import annotations
@@ -29,26 +31,29 @@ from ntkexp.optimizer.descent import GD
 from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 
-# --- A one-dimensional problem: inputs on a line or a circle, and one target each.
+# --- A one-dimensional problem: inputs on a line or a circle, with one target each.
 
 
-NORM_TOLERANCE = 1e-6  # of points on the unit circle
+NORM_TOLERANCE = 1e-6  # tolerance for ‖x‖ = 1 on the unit circle
 
 
 @dataclass(frozen=True)
 class EnsembleProblem:
-    """Points: the training examples, followed by the others in the order of their positions."""
+    """Points: the training examples, then all other points sorted by position."""
 
     inputs: Float[Tensor, "point *shape"]
-    places: Float[Tensor, " point"]
+    places: Float[Tensor, " point"]  # position on the line, or angle on the circle
     targets: Float[Tensor, "point out"]
-    train: int
-    axis: str  # the name of the positions
-    divisor: float  # of the objective Σ½(f − y)²/divisor
+    train: int  # number of training examples
+    axis: str  # label of the positions: input or angle
+    divisor: float  # of the training objective Σ½(f − y)²/divisor
 
 
 def problem(experiment: Experiment) -> EnsembleProblem:
-    """Draw the problem of an experiment. Raise if the Gaussian processes do not describe it."""
+    """Draw the data of an experiment.
+
+    Raise if the Gaussian processes do not describe its training.
+    """
     refuse_other(experiment)
     data = experiment.draw()
     encoded = targets(data, experiment.loss)
@@ -76,7 +81,7 @@ def problem(experiment: Experiment) -> EnsembleProblem:
 
 
 def targets(data: Data, loss: AbstractLoss) -> Float[Tensor, "point 1"]:
-    """Return the targets of the loss, in one column. Raise if there are several."""
+    """Return the targets of the loss at all points. Raise if there are several outputs."""
     target = torch.cat([getattr(data, name).target for name in ("train", "query", "test")])
     encoded = loss.targets(target, len(data.classes))
     if encoded.shape[1] != 1:
@@ -115,8 +120,7 @@ def refuse_other(experiment: Experiment) -> None:
 
 @dataclass(frozen=True)
 class StackedNetworks:
-    """Networks of one architecture, whose weights are stacked along a first axis so that all run at
-    once.
+    """Networks of one architecture, with their weights stacked along a first axis for `vmap`.
 
     >>> layers = [nn.Linear(1, 1, bias=False) for _ in range(2)]
     >>> for k, layer in enumerate(layers):
@@ -139,7 +143,7 @@ class StackedNetworks:
     def tangent_kernels(
         self, x: Float[Tensor, "point *shape"]
     ) -> Float[Tensor, "network point point_"]:
-        """Return the tangent kernel of every network among the points, for the only output."""
+        """Return the tangent kernel of each network between all points. There is one output."""
         kernels = []
         for k in range(len(next(iter(self.weights.values())))):
             weights = {name: weight[k] for name, weight in self.weights.items()}
@@ -155,30 +159,30 @@ def stacked(modules: Sequence[nn.Module]) -> StackedNetworks:
     )
 
 
-# --- Training an ensemble: networks that differ in their seeds, with all layers or only the last
-# one.
+# --- Training an ensemble of networks with different seeds, in all layers or only in the readout.
 
 
-WEIGHTS_AT_ONCE = 1 << 22  # numbers; more networks are trained one group after another
+WEIGHTS_AT_ONCE = 1 << 22  # maximum number of weights of networks that are trained together
 
 
 @dataclass(frozen=True)
 class EnsembleTraining:
-    """Gradient descent on Σ½(f − y)²/divisor over the training examples, the first of the
-    points.
-    """
+    """Gradient descent on Σ½(f − y)²/divisor. The sum is over the first `len(targets)` points."""
 
     inputs: Float[Tensor, "point *shape"]
     targets: Float[Tensor, "train out"]
-    size: float  # of a step
+    size: float  # the step size
     steps: int
     divisor: float
-    readout: bool  # train only the last layer
+    readout: bool  # True if only the last layer is trained
 
     def outputs(
         self, modules: Sequence[nn.Module], tell: Callable[[int], None] = lambda networks: None
     ) -> Float[Tensor, "network point out"]:
-        """Return the outputs of trained modules; report the number of trained modules to `tell`."""
+        """Train the modules and return their outputs.
+
+        Call `tell` with the number of trained modules.
+        """
         return self.outputs_at((self.steps,), modules, tell)[self.steps]
 
     def outputs_at(
@@ -187,7 +191,7 @@ class EnsembleTraining:
         modules: Sequence[nn.Module],
         tell: Callable[[int], None] = lambda networks: None,
     ) -> dict[int, Float[Tensor, "network point out"]]:
-        """Return the outputs after each of these numbers of steps."""
+        """Train the modules and return their outputs after each number of steps in `times`."""
         parameters = sum(weight.numel() for weight in modules[0].parameters())
         group_size = max(1, WEIGHTS_AT_ONCE // parameters)
         outputs: dict[int, list[Tensor]] = {time: [] for time in times}
@@ -207,12 +211,13 @@ class EnsembleTraining:
     def course(self, networks: StackedNetworks) -> Iterator[StackedNetworks]:
         """Yield the networks before training and after every step.
 
-        The losses of all networks are added: each gradient depends on its own network only.
+        The losses of all networks are added. The gradient of a network does not depend on the
+        others.
         """
         weights = networks.weights
         inputs = self.inputs[: len(self.targets)]
         trained = list(weights)
-        if self.readout:  # the parameters of the last layer, such as net.3.weight and net.3.bias
+        if self.readout:  # train only the last layer, such as net.3.weight and net.3.bias
             layer = trained[-1].rpartition(".")[0]
             trained = [name for name in trained if name.rpartition(".")[0] == layer]
         yield networks
@@ -228,32 +233,34 @@ class EnsembleTraining:
             yield replace(networks, weights=weights)
 
 
-# --- The test: could the networks be draws of a Gaussian process? For n networks and p points:
+# --- The test: could the networks be draws of a Gaussian process?
 #
-#     mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²       standard errors; about 1 for draws
-#     worst       max_x |f̄(x) − μ(x)| √n/σ(x)            standard errors at the worst point
-#     deviation   mean_x s(x)/σ(x)                        about 1
+# The process has mean μ, covariance C and standard deviation σ. n networks have mean f̄, covariance
+# S and standard deviation s at p points. For draws, all statistics but `worst` are about 1.
+#
+#     mean        √mean_x ((f̄(x) − μ(x)) √n/σ(x))²       in standard errors
+#     worst       max_x |f̄(x) − μ(x)| √n/σ(x)            in standard errors
+#     deviation   mean_x s(x)/σ(x)
 #     covariance  √(Σ_xx′ ((S − C)(x, x′)/σ(x)σ(x′))² (n − 1)/(p² + Σ_xx′ (C(x, x′)/σ(x)σ(x′))²))
-#                                                         about 1
-#     chance      the p-value: twice the smaller share of simulated ensembles that are as far off,
-#                 by mean or by covariance
+#     chance      the p-value. For `mean` and `covariance`, compute the fraction of simulated
+#                 ensembles with at least this distance. The p-value is twice the smaller fraction.
 #
-# Two kinds of networks, with all layers trained or only the readout, are compared with two
-# processes, of the tangent kernel and of the NNGP. Points are compared only if the process keeps a
-# tenth of its standard deviation before training. Close to training examples it keeps almost none,
-# so any effect of the finite width would be many standard errors.
+# Networks trained in all layers or only in the readout are compared with the processes of the
+# tangent kernel and of the NNGP. A point is compared only if σ is at least a tenth of the standard
+# deviation before training. Close to training examples, σ almost vanishes, so any effect of finite
+# width would be many standard errors.
 
 
-LEAST_DEVIATION = 0.1  # after training, relative to the standard deviation before it
-SIMULATED_ENSEMBLES = 999  # simulated ensembles, so that p-values are known to 0.001
-REJECTION_LEVEL = 0.05  # p-values below reject the process
-NUMBERS_AT_ONCE = 1 << 21  # in one batch of simulated ensembles
-SMALL_EIGENVALUE = 1e-5  # relative to their sum; such axes are not simulated
+LEAST_DEVIATION = 0.1  # minimum σ of a compared point, relative to its value before training
+SIMULATED_ENSEMBLES = 999  # so the resolution of p-values is 0.001
+REJECTION_LEVEL = 0.05  # smaller p-values reject the process
+NUMBERS_AT_ONCE = 1 << 21  # numbers in one batch of simulated ensembles
+SMALL_EIGENVALUE = 1e-5  # axes with a smaller share of the total variance are not simulated
 
 
 @dataclass(frozen=True)
 class Band:
-    """A mean and a standard deviation at every point."""
+    """The mean and the standard deviation at every point."""
 
     mean: Float[Tensor, " point"]
     deviation: Float[Tensor, " point"]
@@ -261,7 +268,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Process:
-    """A Gaussian process at every point."""
+    """The mean and covariance of a Gaussian process at all points."""
 
     mean: Float[Tensor, " point"]
     covariance: Float[Tensor, "point point"]
@@ -289,7 +296,7 @@ class TrainedNetworks:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of one kind of networks with one process; NaN if a network is not finite."""
+    """The comparison of one kind of networks with one process. NaN if outputs are not finite."""
 
     networks: str
     process: str
@@ -297,10 +304,10 @@ class Comparison:
     mean: float
     deviation: float
     worst: float
-    points: int  # that are compared
-    among: int  # points that are no training examples
+    points: int  # number of compared points
+    among: int  # number of points that are not training examples
     covariance: float
-    chance: float
+    chance: float  # the p-value
 
     @property
     def follows(self) -> bool:
@@ -310,18 +317,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Reference:
-    """A process in units of its standard deviation, at the points where networks are compared with
-    it.
-    """
+    """A process in units of its standard deviation, at the compared points."""
 
-    process: TrainedNetworks
-    train: int
-    count: int  # networks that are compared with it
+    process: TrainedNetworks  # networks with this process
+    train: int  # number of training examples
+    count: int  # number of networks that are compared with the process
 
     @cached_property
     def where(self) -> Int[Tensor, " kept"]:
-        """The indices of the compared points. NaN deviations are included, so that they make the
-        result NaN.
+        """The indices of the compared points.
+
+        Points with NaN are included, so the result is NaN.
         """
         theory = self.process.theory
         pinned = theory.deviation <= LEAST_DEVIATION * theory.before
@@ -329,22 +335,22 @@ class Reference:
 
     @cached_property
     def correlation(self) -> Float[Tensor, "kept kept"]:
-        """C(x, x′)/σ(x)σ(x′)."""
+        """The correlation C(x, x′)/σ(x)σ(x′)."""
         scale = 1 / self.process.theory.deviation[self.where]
         return self.process.theory.covariance[self.where][:, self.where] * scale * scale[:, None]
 
     def errors(self, outputs: Float[Tensor, "network point"]) -> Float[Tensor, "network kept"]:
-        """Return the distance of each network from the mean, in standard deviations."""
+        """Return (f(x) − μ(x))/σ(x) for each network f."""
         theory = self.process.theory
         return (outputs[:, self.where] - theory.mean[self.where]) / theory.deviation[self.where]
 
     def distances(
         self, errors: Float[Tensor, "*draw network axis"], expected: Float[Tensor, "axis axis"]
     ) -> Float[Tensor, "*draw 2"]:
-        """Return the distances of mean and covariance from 0 and from `expected`, about 1 for draws
-        of the process.
+        """Return the distance of the mean from 0, and of the covariance from `expected`.
 
-        Both are invariant under orthogonal transformations of the axes.
+        Both are about 1 for draws of the process. They are the statistics `mean` and `covariance`
+        above, and are invariant under orthogonal transformations of the axes.
         """
         n = errors.shape[-2]
         points = len(self.where)
@@ -358,7 +364,7 @@ class Reference:
 
     @cached_property
     def drawn(self) -> Float[Tensor, "draw 2"]:
-        """Both distances of simulated ensembles, each with `count` draws of the process."""
+        """The distances of simulated ensembles. Each ensemble has `count` draws of the process."""
         values = torch.linalg.eigvalsh(self.correlation)
         values = values[values > SMALL_EIGENVALUE * values.sum()]
         generator = stream("process", self.count, len(self.where))
@@ -371,9 +377,7 @@ class Reference:
         return torch.cat(parts)
 
     def chance(self, distances: Float[Tensor, "2"]) -> float:
-        """Return the p-value: twice the smaller share of simulated ensembles that are as far
-        off.
-        """
+        """Return the p-value: twice the smaller fraction of ensembles with a larger distance."""
         if not distances.isfinite().all():
             return math.nan
         farther = (self.drawn >= distances).sum(0)
@@ -383,14 +387,15 @@ class Reference:
 def ensemble(
     experiment: Experiment, given: EnsembleProblem, count: int, tell: Callable[[str, int], None]
 ) -> list[TrainedNetworks]:
-    """Train `count` networks of both kinds, each with a step size for its kernel; report progress
-    to `tell`.
+    """Train `count` networks of each kind, with a step size that fits the kernel of the kind.
+
+    `tell` receives the kind and the number of networks that are trained.
     """
     kind = {"device": experiment.device, "dtype": getattr(torch, experiment.dtype)}
     inputs = given.inputs.to(**kind)
     targets = given.targets[: given.train].to(**kind)
 
-    # kernels of infinite width: Θ and 𝒢, and α²𝒢(x, x′) among all points
+    # kernels at infinite width: Θ(x, X), 𝒢(x, X), and 𝒢(x, x′) between all points
     wide = experiment.model.limit(experiment.init, LearningTask(tuple(given.inputs.shape[1:]), 1))
     limit = infinite_kernels(wide, inputs, given.train, experiment)
     prior = Kernels(limit.start[: given.train], limit.start)
@@ -421,7 +426,7 @@ def ensemble(
         )
         outputs = training.outputs(modules, partial(tell, name))
 
-        # the process after the same training
+        # the Gaussian process after the same training
         gain = DescentGain(size / given.divisor, experiment.steps)
         trained = Ensemble(kernel, prior, modes.at(gain))
         theory = Process(
@@ -434,9 +439,7 @@ def ensemble(
 
 
 def comparisons(kinds: Sequence[TrainedNetworks], train: int) -> list[Comparison]:
-    """Compare every kind of networks with every process, at points that are no training
-    examples.
-    """
+    """Compare every kind of networks with every process, at points outside the training set."""
     references = [Reference(process, train, len(process.outputs)) for process in kinds]
     return [comparison(networks, reference) for networks in kinds for reference in references]
 

@@ -1,8 +1,8 @@
-"""A callback that follows a training by Hugging Face's Trainer. Its `trace` is the one of
-`ntkexp.follow`.
+"""A callback for Hugging Face's Trainer that follows the training, like `ntkexp.follow`.
 
-follow = ntkexp.huggingface.Follow(queries=tokens, output="logits") transformers.Trainer(model,
-arguments, train_dataset=data, callbacks=[follow]).train() follow.trace.attribute()
+follow = ntkexp.huggingface.Follow(queries=tokens, output="logits")
+transformers.Trainer(model, arguments, train_dataset=data, callbacks=[follow]).train()
+follow.trace.attribute()
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Follow(TrainerCallback):  # type: ignore[misc]  # another library's class
 
     @property
     def trace(self) -> Trace:
-        """The trace, during training or after it."""
+        """The trace, as from `ntkexp.follow`. It is available during and after training."""
         return self.session.trace
 
     def on_train_begin(

@@ -1,6 +1,6 @@
-"""Initialisation: scales of weights, and the form of the output.
+"""Initialisation: parametrisation, scales of weights, and the form of the output f.
 
-h is the network that the layers compose. `layer.affine` defines the scales W_std and b_std.
+h is the composition of the layers. `layer.affine` defines the scales W_std and b_std.
 
     plain           f = α h
     antisymmetric   f = α (h(θ_a) − h(θ_b))/√2 with θ_a = θ_b at the start
@@ -24,7 +24,7 @@ MAX_WEIGHT_SCALE = 1e20
 
 
 class AbstractInit(Component):
-    """A parametrisation with its scales, which makes the layers with weights."""
+    """A parametrisation with its scales. It creates the layers that have weights."""
 
     W_std: float = Field(gt=0, le=MAX_WEIGHT_SCALE)
     b_std: float = Field(ge=0, le=MAX_WEIGHT_SCALE)
@@ -63,9 +63,9 @@ class AbstractInit(Component):
 
 
 class Standard(AbstractInit):
-    """Standard parametrisation: what deep learning libraries do.
+    """Standard parametrisation, as in PyTorch.
 
-    The weights themselves have variance W_std²/fan_in. The kernel grows with the width.
+    Weights have variance W_std²/fan_in. The tangent kernel grows with the width.
     """
 
     @property
@@ -76,8 +76,8 @@ class Standard(AbstractInit):
 class NTK(AbstractInit):
     """NTK parametrisation (Jacot, Gabriel & Hongler 2018).
 
-    Weights have variance 1, and the forward pass scales them by 1/√fan_in. The kernel converges as
-    the width grows.
+    Weights have variance 1, and the forward pass scales them by 1/√fan_in. The tangent kernel
+    converges as the width grows.
     """
 
     @property
@@ -86,11 +86,11 @@ class NTK(AbstractInit):
 
 
 class MeanField(AbstractInit):
-    """Mean-field parametrisation (Mei, Montanari & Nguyen 2018): the readout is an average over
-    neurons.
+    """Mean-field parametrisation (Mei, Montanari & Nguyen 2018): the readout averages over neurons.
 
     Hidden layers use the NTK parametrisation. The readout is scaled by 1/width instead of 1/√width.
-    If the step size is a fixed share of the largest stable one, features change at any width.
+    If the step size is a fixed fraction of the largest stable step size, features change at any
+    width.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""A callback that follows a training by Lightning. Its `trace` is the one of `ntkexp.follow`.
+"""A callback for Lightning's Trainer that follows the training, like `ntkexp.follow`.
 
 follow = ntkexp.lightning.Follow(queries=x_query)
 lightning.Trainer(callbacks=[follow]).fit(module, loader)
@@ -28,8 +28,8 @@ except ImportError as error:
 class Follow(Callback):  # type: ignore[misc]  # another library's class
     """A callback with the options of `ntkexp.follow`.
 
-    `model` names the submodule that the training step calls, as 'net' for `self.net(x)`. By default
-    it is the module, called as `self(x)`.
+    `model` is the name of the submodule that `training_step` calls, such as 'net' for
+    `self.net(x)`. By default, follow the Lightning module itself, called as `self(x)`.
     """
 
     def __init__(self, *, model: str = "", **options: Any) -> None:
@@ -38,7 +38,7 @@ class Follow(Callback):  # type: ignore[misc]  # another library's class
 
     @property
     def trace(self) -> Trace:
-        """The trace, during training or after it."""
+        """The trace, as from `ntkexp.follow`. It is available during and after training."""
         return self.session.trace
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -56,7 +56,7 @@ class Follow(Callback):  # type: ignore[misc]  # another library's class
 
 
 def refuse_without_forward(trainer: Trainer, module: LightningModule) -> None:
-    """Raise if the module has no `forward`, and name the submodule that the optimizers move."""
+    """Raise if the module has no `forward`. Suggest the submodule that the optimizers update."""
     if type(module).forward is not LightningModule.forward:
         return
     moved = set[int]()

@@ -1,6 +1,4 @@
-"""A loss ℓ(f, y) of one example, its derivative in the outputs, and how class labels become
-targets.
-"""
+"""Losses ℓ(f, y) of one example, their gradients ∂ℓ/∂f, and the encoding of labels as targets."""
 
 from __future__ import annotations
 
@@ -16,38 +14,36 @@ from ntkexp.component import Component
 from ntkexp.mistake import Mistake
 from ntkexp.stream import stream
 
-# The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ), with wᵢ = 1/M for a mean over M examples and wᵢ
-# = 1 for a sum. The experiment applies the weights; every method below is per example and
-# unweighted.
+# The training objective is L = Σᵢ wᵢ ℓ(f(xᵢ), yᵢ). The weights wᵢ are 1/M for a mean over M
+# examples, and 1 for a sum. The experiment applies the weights. The methods below are unweighted.
 
 
 CHECKED_EXAMPLES = 16
-"""Compare a loss with finite differences at the targets of this many examples."""
+"""Number of examples at which derivatives of a loss are compared with finite differences."""
 
 
 class AbstractLoss(Component):
-    """A loss: its value, its output gradient, and the bound max ℓ″ that sets the largest stable
-    step.
-    """
+    """A loss: its value, its output gradient ∂ℓ/∂f, and the bound max ℓ″ of its curvature."""
 
     curvature: ClassVar[float]
+    """max ℓ″, which determines the largest stable step size."""
     smooth: ClassVar[bool] = True
-    """ℓ′ has no jumps."""
+    """True if ℓ′ is continuous."""
     is_quadratic: ClassVar[bool] = False
-    """ℓ = ½ curvature ‖f − y‖², so gradient flow has a closed form."""
+    """True if ℓ = ½ curvature ‖f − y‖². Gradient flow then has a closed form."""
     reduction: Literal["mean", "sum"] = "mean"
 
     @abstractmethod
     def encode(self, labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
-        """Turn class labels into targets."""
+        """Encode class labels as targets."""
 
     @final
     def targets(self, target: Tensor, classes: int) -> Float[Tensor, "example out"]:
-        """Encode labels, or, if the data have no classes, turn real values into targets."""
+        """Encode class labels (`classes` > 0) or real values (`classes` = 0) as targets."""
         return self.encode(target, classes) if classes else self.real(target)
 
     def real(self, values: Float[Tensor, "example value"]) -> Float[Tensor, "example out"]:
-        """Turn real values into targets."""
+        """Return the targets for real values. Raise if the loss needs classes."""
         raise Mistake(
             f"loss={self.option} takes class labels, and the data has real values; "
             "choose loss=squared"
@@ -68,7 +64,7 @@ class AbstractLoss(Component):
     def log_probability(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """Return log p(y) for losses that define a distribution over the classes."""
+        """Return log p(y). Raise if the loss defines no distribution over the classes."""
         raise Mistake(
             f"loss={self.option} makes no probabilities of outputs; use loss=cross_entropy or "
             "logistic, or another measure, such as margin"
@@ -76,9 +72,9 @@ class AbstractLoss(Component):
 
     @final
     def refuse_unlike_differences(self, targets: Float[Tensor, "example out"]) -> None:
-        """Raise if the output gradient is not the derivative of the value, or if examples interact.
+        """Raise if `output_gradient` is not the derivative of `value`, or if examples interact.
 
-        The check compares both with finite differences at random outputs in double precision.
+        Compare the gradient with finite differences at random outputs, in double precision.
         """
         checked = targets[:CHECKED_EXAMPLES].double()
         for outputs, direction in random_outputs(checked):
@@ -100,7 +96,10 @@ class AbstractLoss(Component):
 
     @final
     def refuse_interaction(self, outputs: Tensor, direction: Tensor, targets: Tensor) -> None:
-        """Raise if the last example has another value or slope in the batch than alone."""
+        """Raise if the loss of an example depends on other examples of the batch.
+
+        Compute the value and slope of the last example in the batch and alone.
+        """
 
         def last_value_and_slope(f: Tensor, d: Tensor, y: Tensor) -> Tensor:
             slope = (self.output_gradient(f, y) * d).sum(1)
@@ -116,9 +115,9 @@ class AbstractLoss(Component):
 
     @final
     def refuse_unlike_second_differences(self, targets: Float[Tensor, "example out"]) -> None:
-        """Raise if autograd's derivatives of the value differ from finite differences.
+        """Raise if autograd's derivatives of `value` differ from finite differences.
 
-        Leave-out effects take the first and the second derivative from autograd.
+        Leave-out effects use autograd's first and second derivatives.
         """
         checked = targets[:CHECKED_EXAMPLES].double()
         for outputs, direction in random_outputs(checked):
@@ -145,7 +144,7 @@ class AbstractLoss(Component):
     def derivatives(
         self, outputs: Tensor, direction: Tensor, targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return autograd's first and second derivative of each value along the direction."""
+        """Return autograd's first and second derivatives of `value` along a direction."""
         outputs = outputs.clone().requires_grad_()
         slope = outputs.new_zeros(len(outputs))
         curvature = slope
@@ -161,16 +160,16 @@ class AbstractLoss(Component):
         return slope.detach(), curvature
 
     def weight(self, examples: int) -> float:
-        """Return wᵢ for a step on this many examples."""
+        """Return the weight wᵢ of an example in a batch of `examples` examples."""
         return 1.0 / self.divisor(examples)
 
     def divisor(self, examples: int) -> int:
-        """Return the divisor of a sum over this many examples: their number for a mean, else 1."""
+        """Return 1/wᵢ: the number of examples for a mean, 1 for a sum."""
         return examples if self.reduction == "mean" else 1
 
 
 def random_outputs(targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield outputs at three distances from the targets, each with a random direction."""
+    """Yield pairs (outputs, direction): random outputs at three distances from the targets."""
     generator = stream("loss")
     for distance in (0.1, 1.0, 3.0):
         offset = torch.randn(targets.shape, generator=generator, dtype=torch.float64).to(targets)
@@ -179,17 +178,18 @@ def random_outputs(targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class Differences:
-    """One-sided difference quotients at some outputs, along one direction for each example."""
+    """One-sided difference quotients at `outputs`, along the rows of `direction`."""
 
     def __init__(self, outputs: Tensor, direction: Tensor) -> None:
         self.outputs = outputs
         self.direction = direction
 
     def agree_with(self, slope: Tensor, function: Callable[[Tensor], Tensor]) -> bool:
-        """Compare the derivative of a function with its difference quotients on both sides.
+        """Return True if `slope` is the derivative of `function`, up to rounding.
 
-        The derivative must lie between the two quotients. At a kink it may lie anywhere between
-        them; where the function is smooth, they differ by no more than a multiple of the step.
+        The slope must lie between the left and the right difference quotient. Where the function is
+        smooth, the quotients differ only by a multiple of the step. At a kink, every slope between
+        them is accepted.
         """
         value = function(self.outputs)
         agrees = torch.zeros_like(slope, dtype=torch.bool)
@@ -209,7 +209,7 @@ class Differences:
 
 
 def signs(labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "example out"]:
-    """Return one-vs-rest targets ±1; two classes share a single output, +1 for the second.
+    """Return one-vs-rest targets ±1. Two classes share one output, with +1 for the second class.
 
     >>> signs(torch.tensor([0, 1]), 2).tolist()
     [[-1.0], [1.0]]
@@ -222,8 +222,8 @@ def signs(labels: Int[Tensor, " example"], classes: int) -> Float[Tensor, "examp
 class Squared(AbstractLoss):
     """Squared error ℓ = ½‖f − y‖², summed over outputs.
 
-    Two classes become ±1 at one output; more become one-hot vectors, centred so that each row sums
-    to zero.
+    Two classes are encoded as ±1 at one output. More classes are encoded as one-hot vectors minus
+    1/classes, so that each row sums to zero.
 
     >>> f = torch.tensor([[3.0]])
     >>> y = torch.tensor([[1.0]])
@@ -256,7 +256,7 @@ class Squared(AbstractLoss):
 class CrossEntropy(AbstractLoss):
     """Cross-entropy ℓ = log Σ_c exp f_c − f_y, with one output per class.
 
-    The Hessian diag(p) − ppᵀ has no eigenvalue above ½.
+    The eigenvalues of the Hessian diag(p) − ppᵀ are at most ½.
 
     >>> f = torch.zeros(1, 2, dtype=torch.float64)
     >>> y = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
@@ -288,8 +288,8 @@ class CrossEntropy(AbstractLoss):
 class Hinge(AbstractLoss):
     """Hinge loss ℓ = max(0, 1 − y f) with y = ±1, one-vs-rest and summed over outputs.
 
-    ℓ is piecewise linear, so no ℓ″ limits the step; `curvature` is 1 by convention, as for the
-    squared error.
+    ℓ is piecewise linear, so ℓ″ = 0 does not limit the step size. By convention, `curvature` is 1,
+    as for the squared error.
 
     >>> import torch
     >>> f = torch.tensor([[0.5, 2.0]], dtype=torch.float64)

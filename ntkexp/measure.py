@@ -1,8 +1,9 @@
-"""Measures: a run explains the outputs at each query, or a number g computed from them.
+"""Measures: the quantity that a run explains at each query, such as its outputs, loss or margin.
 
     m(θ; x) = g(f(θ; x), y)            m_T(x) − m_0(x) = Σᵢ 𝒮(x, xᵢ) + 𝒟(x)
 
-y is the query's target, encoded by the loss. The secant treats g as one more layer of the network.
+y is the target of the query x, encoded by the loss. 𝒮 are contributions of examples, and 𝒟 is the
+part of weight decay. The secant treats g as an additional layer of the network.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ class Objective(Protocol):
 
 
 class AbstractMeasure(Component):
-    """A choice of the quantity that a run explains at each query."""
+    """The quantity that a run explains at each query."""
 
     @abstractmethod
     def of_run(
         self, objective: Objective, targets: Float[Tensor, "example out"], classes: int
     ) -> MeasuredOutputs | None:
-        """Return the measure under this loss, or None for the outputs themselves.
+        """Return the measure for this loss, or None if the outputs are explained.
 
-        Raise a `Mistake` if the loss or the data do not define the measure.
+        Raise a `Mistake` if the measure is not defined for the loss or the data.
         """
 
 
@@ -72,7 +73,7 @@ class AbstractNumber(AbstractMeasure):
     ) -> MeasuredOutputs:
         if self.takes_classes and not classes:
             raise Mistake("the data have real values and no classes; choose loss or output")
-        # Evaluate once, because the loss may refuse, e.g. if it defines no probabilities.
+        # Evaluate once, because the loss may raise, e.g. if it defines no probabilities.
         self.values(objective, torch.zeros_like(targets[:1]), targets[:1])
         return MeasuredOutputs(measure=self, objective=objective)
 
@@ -83,11 +84,11 @@ class AbstractNumber(AbstractMeasure):
         outputs: Float[Tensor, "example out"],
         targets: Float[Tensor, "example out"],
     ) -> Float[Tensor, " example"]:
-        """g(f, y)."""
+        """Return g(f, y)."""
 
 
 class Loss(AbstractNumber):
-    """The loss ℓ(f, y) that is trained, of one point and without weights: lower is better.
+    """The training loss ℓ(f, y) of one point, unweighted. Lower is better.
 
     >>> from ntkexp.loss import Squared
     >>> Loss().values(Squared(), torch.tensor([[3.0]]), torch.tensor([[1.0]])).tolist()
@@ -140,8 +141,7 @@ class Probability(AbstractNumber):
 
 
 class Margin(AbstractNumber):
-    """The margin f_y − max_{c ≠ y} f_c of the query's class over the others; with a single output,
-    ±f.
+    """The margin f_y − max_{c ≠ y} f_c of the query's class y, or ±f if there is one output.
 
     The margin is positive if the query is classified correctly.
 
@@ -167,12 +167,12 @@ class Margin(AbstractNumber):
         return (output_of_class - largest_other)[:, 0]
 
 
-# --- A measure under the loss of a run
+# --- Measures with the loss and the targets of a run
 
 
 @dataclass(frozen=True)
 class MeasuredOutputs:
-    """g as a function of outputs and targets."""
+    """The function g(f, y) of a measure for one loss."""
 
     measure: AbstractNumber
     objective: Objective
@@ -182,7 +182,7 @@ class MeasuredOutputs:
         return self.measure.option
 
     def of(self, function: Function) -> Function:
-        """Return g ∘ f as a function of weights and of pairs (x, y)."""
+        """Compose g with the network: return the function (θ, (x, y)) → g(f(θ; x), y)."""
 
         def measured(weights: Weights, inputs: Inputs) -> Tensor:
             assert isinstance(inputs, tuple)
@@ -196,15 +196,15 @@ class MeasuredOutputs:
     def __call__(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, "example 1"]:
-        """Return g(f, y) as a column."""
+        """Return g(f, y) as a column, [example, 1]."""
         return self.measure.values(self.objective, outputs, targets)[:, None]
 
     def slopes(
         self, outputs: Float[Tensor, "example out"], targets: Float[Tensor, "example out"]
     ) -> Float[Tensor, " example"]:
-        """Return max(‖∂g/∂f‖, 1), the factor between rounding errors of outputs and of the measure.
+        """Return max(‖∂g/∂f‖, 1): the factor by which g amplifies rounding errors of the outputs.
 
-        The factor is at least 1, because computing g rounds too.
+        The factor is at least 1, because the evaluation of g has rounding errors too.
         """
         with torch.enable_grad():
             leaf = outputs.detach().requires_grad_()
@@ -215,7 +215,7 @@ class MeasuredOutputs:
 
 @dataclass(frozen=True)
 class MeasuredPoints:
-    """A measure together with the targets of all points of a run."""
+    """A measure with the targets of all points of a run."""
 
     measured: MeasuredOutputs
     targets: Float[Tensor, "point out"]

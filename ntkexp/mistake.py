@@ -1,7 +1,7 @@
-"""A user's mistake in one line: the value, why it is wrong, and what to try.
+"""Errors that the user can correct. A message is one line: the value, the problem, and a remedy.
 
-The command line prints the line after `ntkexp: ` and exits with status 2. In a program, a `Mistake`
-is a `ValueError`. Messages name no command-line options: `ntkexp.cli.options` adds the right one,
+The command line prints the message after `ntkexp: ` and exits with status 2. In Python, a `Mistake`
+is a `ValueError`. Messages do not contain command-line options; `ntkexp.cli.options` appends them
 depending on the class of the mistake.
 """
 
@@ -18,18 +18,17 @@ MIN_FILE_SIMILARITY = 0.6
 """Suggest a file only if its name is at least this similar (ratio of `SequenceMatcher`)."""
 
 HIDDEN: dict[str, str] = {}
-"""Values that a configuration took from the environment, each with its reference in the YAML file.
+"""Values that a configuration read from environment variables, and their references in YAML.
 
-A YAML file from another person may refer to a password. Error messages, which are printed and
-stored, then show the reference instead of the value.
+A YAML file may refer to a password. Error messages are printed and stored, so they contain the
+reference instead of the value.
 """
 SHORTEST = 4
-"""Hide values of at least this many letters. A shorter one, such as "1", occurs in other text too.
-"""
+"""Hide only values with at least this many letters, because short ones such as "1" are common."""
 
 
 def without_secrets(text: str) -> str:
-    """Replace values from the environment by their references.
+    """Replace values of environment variables by their references.
 
     >>> HIDDEN["hunter2"] = "${oc.env:PASSWORD}"
     >>> without_secrets("model.width=hunter2: it takes a whole number")
@@ -54,7 +53,9 @@ class Mistake(ValueError):
 
 
 class WrongArgument(Mistake):
-    """A wrong argument, or a wrong combination; `arguments` are the Python names in the message.
+    """An invalid argument or combination of arguments.
+
+    `arguments` are the names of Python arguments in the message.
 
     >>> print(WrongArgument("folds=1: it takes a number of folds ≥ 2", "folds"))
     folds=1: it takes a number of folds ≥ 2
@@ -66,7 +67,7 @@ class WrongArgument(Mistake):
 
 
 class Untrusted(Mistake):
-    """Code from `source`, a package or a file that the user has not trusted, would run."""
+    """Raised instead of running code from `source`, a package or file that is not trusted."""
 
     def __init__(self, message: str, source: str) -> None:
         super().__init__(message)
@@ -74,31 +75,30 @@ class Untrusted(Mistake):
 
 
 class NoPlace(Mistake):
-    """Results cannot be written to the folder; the message ends with a request for another
-    place.
-    """
+    """Raised if results cannot be written. The message ends by asking for another folder."""
 
 
 class NoData(Mistake):
-    """The files of a data set are missing; the message ends with where to get them."""
+    """Raised if the files of a data set are missing. The message ends with their source."""
 
 
 class Useless(Mistake):
-    """An earlier result is damaged or belongs to another computation; the message asks to recompute
-    it.
+    """Raised if an earlier result is damaged or belongs to another computation.
+
+    The message asks to recompute it.
     """
 
 
 class HydraSetting(Mistake):
-    """An option of Hydra itself, which `ntkexp` ignores."""
+    """Raised for settings of Hydra itself, which have no effect in `ntkexp`."""
 
 
 class UnknownKey(Mistake):
-    """A configuration contains a key that does not exist."""
+    """Raised if a configuration contains a key that does not exist."""
 
 
 def first_line(error: BaseException) -> str:
-    r"""Return the first line of an error, and also the second if the first ends with a colon.
+    r"""Return the first line of an error message, and the second if the first ends with a colon.
 
     >>> first_line(ValueError("sizes differ:\n  3 and 4\nsee the manual"))
     'sizes differ: 3 and 4'
@@ -126,8 +126,9 @@ def in_short(value: object, most: int = 40) -> str:
 def checked_number(
     name: str, value: object, least: float = 0.0, most: float = 1e300, *, above: bool = False
 ) -> float:
-    """Return the value as a float from `least` to `most`, or raise. `above` excludes `least`
-    itself.
+    """Convert a value to a float. Raise unless it lies in [`least`, `most`].
+
+    If `above`, the value must be greater than `least`.
 
     >>> checked_number("ridge", 0.5), checked_number("time", inf, most=inf)
     (0.5, inf)
@@ -146,7 +147,7 @@ def checked_number(
 
 
 def as_float(value: object) -> float:
-    """Convert a value to a float, or to NaN if it is text or no number."""
+    """Convert a value to a float. Return NaN if it is text or not a number."""
     if isinstance(value, str | bytes):
         return nan
     try:
@@ -156,7 +157,7 @@ def as_float(value: object) -> float:
 
 
 def checked_count(name: str, value: object, least: int, most: int = 10**7) -> int:
-    """Return the value as an integer from `least` to `most`, or raise.
+    """Convert a value to an integer. Raise unless it lies in [`least`, `most`].
 
     >>> checked_count("steps", 3, 0)
     3
@@ -176,7 +177,7 @@ def checked_count(name: str, value: object, least: int, most: int = 10**7) -> in
 
 
 def refuse_special(path: Path, shown_as: str, largest: int) -> int:
-    """Raise for pipes and devices, which may never end, and for files above `largest` bytes.
+    """Raise if a path is a pipe or device, which may never end, or a file above `largest` bytes.
 
     Return the size in bytes.
 
@@ -198,7 +199,7 @@ def refuse_special(path: Path, shown_as: str, largest: int) -> int:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint at the most similar known word, or an empty text.
+    """Return a hint that suggests the most similar known word, or "" if none is similar.
 
     >>> nearest("widht", ["width", "depth"])
     "; did you mean 'width'?"
@@ -211,8 +212,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def nearest_file(name: str, files: Iterable[str]) -> str:
-    """Return a hint at a similar file: a similar name with the same ending, or the same name with
-    another.
+    """Return a hint that suggests a file with a similar name, or "" if there is none.
+
+    Similar files have a similar name and the same suffix, or the same name and another suffix.
 
     >>> nearest_file("irsi.csv", ["iris.csv", "docs"]), nearest_file("iris.csv", ["iris.parquet"])
     ("; did you mean 'iris.csv'?", "; did you mean 'iris.parquet'?")

@@ -1,10 +1,10 @@
-"""Names of components: module and class, or package and class if a package has several files.
+"""Names of component classes in configurations.
 
-    ntkexp.loss.Squared    the class Squared of ntkexp/loss.py
-    ntkexp.model.MLP       the class MLP of one of the files in ntkexp/model
+    ntkexp.loss.Squared    the class Squared of the module ntkexp/loss.py
+    ntkexp.model.MLP       the class MLP of one of the files in the package ntkexp/model
 
-Configurations contain these names, and the identity of a run hashes them. A class can therefore
-move to another file of its package without changing any identity.
+The identity of a run is a hash that includes these names. They omit the file inside a package, so
+that a class can move to another file without changing identities.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CLASS = re.compile(r"^class ([A-Z]\w*)[(:]", re.MULTILINE)
 WORD_START = re.compile(r"(?<=.)(?=[A-Z][a-z])")
 
 LAZY_PACKAGES: set[str] = set()
-"""The imported packages that use `classes_of`."""
+"""The imported packages that load their classes lazily, by `classes_of`."""
 
 
 def class_path(kind: type) -> str:
-    """Return the name of a class in configurations, which omits the file if the package is lazy.
+    """Return the name of a class in configurations. Omit the file if the package is lazy.
 
     >>> from fractions import Fraction
     >>> from ntkexp.loss import Squared
@@ -47,7 +47,7 @@ def is_in_this_package(path: str) -> bool:
 
 
 def option_name(path: str) -> str:
-    """Return the option name of a component: the words of its class name in lower case.
+    """Return the option name of a class: its name in snake case.
 
     >>> option_name("ntkexp.model.DeepLinear"), option_name("ntkexp.optimizer.AdamW")
     ('deep_linear', 'adamw')
@@ -69,7 +69,10 @@ def module_names(package: ModuleType) -> list[str]:
 
 @cache
 def module_of_class(folders: tuple[str, ...]) -> dict[str, str]:
-    """Map each class name to its module by searching the source text, without importing it."""
+    """Map each class name in the folders to its module.
+
+    Search the source text without importing.
+    """
     modules: dict[str, str] = {}
     for folder in folders:
         for file in sorted(Path(folder).glob("*.py")):
@@ -79,7 +82,7 @@ def module_of_class(folders: tuple[str, ...]) -> dict[str, str]:
 
 
 def classes_of(package: str) -> Callable[[str], object]:
-    """Return a `__getattr__` for a package that imports the module of a class at its first use."""
+    """Return a `__getattr__` that imports the module of a class of a package at its first use."""
     LAZY_PACKAGES.add(package)
 
     def import_class(name: str) -> object:

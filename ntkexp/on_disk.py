@@ -1,10 +1,9 @@
-"""Arrays that exceed the memory: a file stores them, and a few rows are in memory at a time.
+"""Arrays that may exceed the memory. They are stored in files and processed in blocks of rows.
 
-A tensor in a memory-mapped file works like any other tensor: the operating system reads and writes
-its pages. `row_blocks` and `blocks` release the pages of a block before they go on to the next, so
-only a few rows occupy memory at a time. They cut tensors in memory into the same blocks, so results
-do not depend on where a tensor is stored. The file has no name and vanishes when the process ends,
-even if the process is killed.
+A tensor in a memory-mapped file works like any other tensor. `row_blocks` and `blocks` release the
+memory of each block before the next, so only a few rows occupy memory at a time. Tensors in memory
+are processed in the same blocks, so results do not depend on where a tensor is stored. The file has
+no name, and the operating system deletes it when the process ends, even if the process is killed.
 
 >>> [rows for rows in row_blocks(torch.zeros(5, 2))]  # a small tensor is one block
 [slice(0, 5, None)]
@@ -29,11 +28,11 @@ from torch import Tensor
 ROW_BLOCK_BYTES = 32_000_000
 C_LIBRARY = ctypes.CDLL(None)
 MADV_DONTNEED = 4
-"""Advice of `madvise`: drop pages; the next access reads them from the file again."""
+"""Argument of `madvise`: release pages. The next access reads them from the file again."""
 
 
 def zeros_on_disk(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return zeros in a file of this folder. The call reserves the disk space at once."""
+    """Return a tensor of zeros in a new file in this folder. Reserve the disk space immediately."""
     count = prod(shape)
     with NamedTemporaryFile(dir=folder, prefix=".sums-") as file:
         os.posix_fallocate(file.fileno(), 0, count * dtype.itemsize)
@@ -41,12 +40,12 @@ def zeros_on_disk(folder: Path, shape: Sequence[int], dtype: torch.dtype) -> Ten
 
 
 def is_on_disk(numbers: Tensor) -> bool:
-    """Return whether a tensor's storage is a file."""
+    """Return True if the storage of a tensor is a file."""
     return numbers.device.type == "cpu" and numbers.untyped_storage().filename is not None
 
 
 def release_pages(numbers: Tensor) -> None:
-    """Release the memory of a file's pages that were read through this tensor or view."""
+    """Release the memory of a tensor in a file. Do nothing for other tensors."""
     if is_on_disk(numbers):
         storage = numbers.untyped_storage()
         C_LIBRARY.madvise(
@@ -55,7 +54,7 @@ def release_pages(numbers: Tensor) -> None:
 
 
 def row_blocks(numbers: Tensor) -> Iterator[slice]:
-    """Yield the slices of consecutive blocks of rows, and release the pages of each afterwards."""
+    """Yield the slices of consecutive blocks of rows. Release the memory after each block."""
     count = len(numbers)
     row_bytes = max(1, numbers[:1].nbytes)
     step = max(1, ROW_BLOCK_BYTES // row_bytes)
@@ -65,18 +64,18 @@ def row_blocks(numbers: Tensor) -> Iterator[slice]:
 
 
 def blocks(numbers: Tensor) -> Iterator[Tensor]:
-    """Yield consecutive blocks of rows."""
+    """Return an iterator over consecutive blocks of rows."""
     return (numbers[rows] for rows in row_blocks(numbers))
 
 
 def summed(numbers: Tensor) -> Tensor:
-    """Sum over the last axis."""
+    """Sum over the last axis, block by block."""
     return torch.cat([block.sum(-1) for block in blocks(numbers)])
 
 
 @dataclass(frozen=True)
 class RowsInFile:
-    """An array in a file. Indexing reads the requested rows.
+    """An array in a file. Indexing with a slice reads the rows as a tensor.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -110,7 +109,7 @@ def copy_rows(numbers: Tensor, others: Tensor | RowsInFile) -> None:
 
 
 def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
-    """Copy numbers into a new file next to the file of `like`, or onto the device of `like`.
+    """Copy `numbers` to a new tensor: in a file next to the file of `like`, or on its device.
 
     >>> copied_like(torch.ones(2), like=torch.zeros(3))
     tensor([1., 1.])
@@ -127,8 +126,9 @@ def copied_like(numbers: Tensor | RowsInFile, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RowsOfArray:
-    """A tensor minus the optional tensor `less`; indexing returns rows as NumPy arrays. Both may be
-    files.
+    """The difference `numbers` − `less` of two tensors, which may be in files.
+
+    Indexing with a slice computes the rows as a NumPy array. `less` is optional.
 
     >>> RowsOfArray(torch.tensor([3.0, 5.0]), less=torch.tensor([1.0, 1.0]))[1:]
     array([4.], dtype=float32)

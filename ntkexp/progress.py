@@ -1,4 +1,4 @@
-"""The interface through which a long computation reports its progress, however it is displayed."""
+"""The interface through which long computations report their progress to a display."""
 
 # ruff: noqa: B027  callbacks do nothing unless they are overridden
 
@@ -9,48 +9,49 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 Unit: TypeAlias = Literal["step", "run"]
-"""The parts of a task: many short steps, or a few long runs that deserve a line each."""
+"""The units of a task: many short steps, or a few long runs. Each run is displayed on a line."""
 
 
 class AbstractProgress(ABC):
-    """Display of one task at a time: `start`, then any number of `step`s and remarks, then `stop`.
+    """A display of one task at a time.
 
-    A task of runs also shows the runs at work, each as a part with steps of its own.
+    Callers call `start`, then `step`, `say` and `warn` any number of times, then `stop`. If the
+    units are runs, `show_part` displays the steps of each active run.
     """
 
     hint: str = ""
-    """Advice that follows the remark that a result exists already."""
+    """Advice appended to the remark that a result already exists."""
 
     def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
-        """Begin a task of `steps` steps (or runs), some of them already done."""
+        """Begin a task of `steps` steps or runs, of which `done` are already complete."""
 
     def step(self, done: int, note: str = "") -> None:
-        """Report that `done` steps are complete; the note holds numbers such as the loss."""
+        """Report that `done` steps are complete. The note may state the loss, for example."""
 
     def show_part(self, name: str, done: int | None, steps: int | None) -> None:
-        """Report how far a run at work is, if it is known."""
+        """Report the progress of an active run, if it is known."""
 
     def drop_part(self, name: str) -> None:
-        """Remove a run that has ended from the display."""
+        """Remove a run from the display when it has ended."""
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """Show a remark of one line."""
+        """Show a remark in one line."""
 
     def warn(self, text: str) -> None:
-        """Show a remark of consequence, such as lost work; quiet commands show it too."""
+        """Show a warning. Quiet displays show it too."""
         self.say(text)
 
     def found(self, path: Path) -> None:
-        """Report that the result exists already, so that nothing is computed."""
+        """Report that the result already exists, so nothing is computed."""
         self.say(f"{path} is finished{self.hint}")
 
     def stop(self) -> None:
-        """End the task, complete or not."""
+        """End the task, whether it is complete or not."""
 
 
 class Silent(AbstractProgress):
-    """A display of nothing.
+    """A display that shows nothing.
 
     >>> Silent().say("nothing is printed")
     """

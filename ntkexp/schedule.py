@@ -1,4 +1,4 @@
-"""How the step size changes along a run: η_s = η · factor(s)."""
+"""Schedules of the step size: η_s = η · factor(s) at step s."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ntkexp.component import MAX_STEPS, Component, Steps
 
 
 class AbstractSchedule(Component):
-    """A factor for the step size at every step, with a linear warm-up over `warm_up` steps."""
+    """A schedule of the step size, with a linear warm-up over `warm_up` steps."""
 
     warm_up: int = Field(0, ge=0, le=MAX_STEPS)
 
     @abstractmethod
     def shape(self, step: int, steps: int) -> float:
-        """Return the factor without the warm-up."""
+        """Return the factor at a step of a run of `steps` steps, without the warm-up."""
 
     def factor(self, step: int, steps: int) -> float:
-        """Return the factor of the step size at this step."""
+        """Return the factor at a step of a run of `steps` steps, including the warm-up."""
         warm_up = min(1.0, (step + 1) / (self.warm_up + 1))
         return warm_up * self.shape(step, steps)
 
@@ -39,8 +39,8 @@ class Constant(AbstractSchedule):
 class Cosine(AbstractSchedule):
     """A step size that falls along half a cosine (Loshchilov & Hutter 2017).
 
-    factor = last + (1 − last)(1 + cos(π s/S))/2, from 1 at the first step towards `last` after S
-    steps.
+    factor(s) = last + (1 − last)(1 + cos(π s/S))/2 in a run of S steps. The factor falls from 1 at
+    the first step towards `last`.
 
     >>> Cosine().factor(0, 100), Cosine(last=0.5).factor(50, 100)
     (1.0, 0.75)
@@ -53,9 +53,9 @@ class Cosine(AbstractSchedule):
 
 
 class Step(AbstractSchedule):
-    """A step size that falls by the same factor at regular intervals.
+    """A step size that is multiplied by `decay` after every `every` steps.
 
-    factor = decay^⌊s/every⌋.
+    factor(s) = decay^⌊s/every⌋.
 
     >>> [Step(every=2, decay=0.5).factor(step, 6) for step in range(6)]
     [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
@@ -69,7 +69,7 @@ class Step(AbstractSchedule):
 
 
 class List(AbstractSchedule):
-    """A list of factors, one for each step; the last one applies to all later steps.
+    """A list of factors, one for each step. The last factor applies to all later steps.
 
     >>> [List(factors=(1, 0.1)).factor(step, 4) for step in range(4)]
     [1.0, 0.1, 0.1, 0.1]

@@ -1,8 +1,11 @@
-"""Types that all parts share, and the names of their axes.
+"""Shared types, and the names of axes.
 
-The axis `query` counts queries, the points whose outputs are explained, and `out` the outputs of a
-query. The axis `train` counts training examples, and `out_` their outputs. A kernel always has the
-axes [query, out, train, out_].
+    query    queries: the points whose outputs are explained
+    out      outputs at a query
+    train    training examples
+    out_     outputs at a training example
+
+A kernel always has the axes [query, out, train, out_].
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ Weights: TypeAlias = dict[str, Tensor]
 """Parameters by the names of `module.named_parameters()`."""
 
 Inputs: TypeAlias = Tensor | tuple[object, ...] | Mapping[str, object]
-"""One tensor [example, …], or positional or named arguments. Non-tensor arguments are constants."""
+"""The inputs of a network: a tensor [example, …], or a tuple or mapping of arguments.
+
+Arguments that are not tensors are constants.
+"""
 
 Shape: TypeAlias = tuple[int, ...]
-"""The shape of an example, without the axis of examples."""
+"""The shape of one example, without the example axis."""
 
 Function: TypeAlias = Callable[[Weights, Inputs], Tensor]
 """A map from weights and inputs [example, …] to outputs [example, out]."""

@@ -1,4 +1,4 @@
-"""Numbers, names and tables as plain text: significant digits only, aligned columns, no boxes."""
+"""Format numbers, names and tables as plain text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections.abc import Sequence
 MISSING = "–"
 LONGEST_NAME = 60
 ODD_LETTERS = "\u200c\u200d\xa0\u202f\u3000"
-"""Unprintable characters that stay: joiners in some scripts and emoji, and wide or fixed blanks."""
+"""Characters that are not replaced although Python calls them unprintable: joiners and blanks."""
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_YEAR = 365.25 * SECONDS_PER_DAY
 
 
 def short(number: float | None) -> str:
-    """Write a number with three significant digits; outside 1e-3 … 1e4 with an exponent and fewer.
+    """Format a number with three significant digits.
+
+    Numbers outside [1e-3, 1e4) have an exponent, and only one or two digits.
 
     >>> [short(x) for x in (0.1234, 42.0, 0.99994, 3.7e-15, 0.0, 123456.0, None)]
     ['0.123', '42', '1', '4e-15', '0', '1.2e5', '–']
@@ -35,7 +37,7 @@ def short(number: float | None) -> str:
 
 
 def share(number: float) -> str:
-    """Write a fraction so that it can follow 'misses by'.
+    """Format a relative error, for texts such as 'misses by 12 %'.
 
     >>> [share(x) for x in (0.12, 0.0034, 3e-6, 1.5, 40.0)]
     ['12 %', '0.34 %', '3e-6', '150 %', '40 times what was learned']
@@ -46,7 +48,7 @@ def share(number: float) -> str:
 
 
 def percent(number: float) -> str:
-    """Write a fraction in per cent with two digits.
+    """Format a fraction in per cent with two significant digits.
 
     >>> [percent(x) for x in (0.0312, 0.5, 1.234, 1e-7)]
     ['3.1 %', '50 %', '120 %', '1e-5 %']
@@ -56,7 +58,7 @@ def percent(number: float) -> str:
 
 
 def rate(share: float | None) -> str:
-    """Write a share in per cent with one decimal, as papers do.
+    """Format a fraction in per cent with one decimal, as papers do.
 
     >>> rate(0.98765), rate(None)
     ('98.8 %', '–')
@@ -65,7 +67,7 @@ def rate(share: float | None) -> str:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> str:
-    """Format a table with columns two blanks apart; `right` marks columns aligned to the right.
+    """Format a table with aligned columns. `right` is True for columns aligned to the right.
 
     >>> print(aligned(("machine", "error"), (("secant", "4e-15"), ("left", "0.12")), (False, True)))
     machine  error
@@ -85,7 +87,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
 
 
 def printable(text: str) -> str:
-    r"""Replace control characters and direction marks by their escape codes.
+    r"""Replace control characters and direction marks by escape sequences.
 
     >>> printable("5 µm"), printable("a\n\x1b[31mb\u202e")
     ('5 µm', 'a\\n\\x1b[31mb\\u202e')
@@ -96,7 +98,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    r"""Replace such characters in every line, and keep the line breaks.
+    r"""Apply `printable` to every line, and keep the line breaks.
 
     >>> printable_lines("a\n\x1b[31mb")
     'a\n\\x1b[31mb'
@@ -105,7 +107,7 @@ def printable_lines(text: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    r"""Return a name from the data on one line of limited length, without terminal control codes.
+    r"""Shorten a name from the data, and escape control characters and line breaks.
 
     >>> shown_name("two\nlines"), shown_name(""), shown_name("n" * 99)[-2:]
     ('two\\nlines', '""', 'n…')
@@ -118,9 +120,10 @@ SPREADSHEET_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 
 
 def as_cell(text: str) -> str:
-    """Return text for a CSV cell that no spreadsheet will run as a formula.
+    """Escape a text for a CSV cell, so that spreadsheets do not run it as a formula.
 
-    An apostrophe marks such text, as users of spreadsheets type it. A number stays a number.
+    If the text could be a formula, put an apostrophe before it, as users of spreadsheets do.
+    Numbers stay unchanged.
 
     >>> [as_cell(text) for text in ("=cmd|x", "-1.5", "@a", "'=b", "left", "")]
     ["'=cmd|x", '-1.5', "'@a", "''=b", 'left', '']
@@ -129,7 +132,7 @@ def as_cell(text: str) -> str:
 
 
 def of_cell(cell: str) -> str:
-    """Return the text that `as_cell` received.
+    """Invert `as_cell`.
 
     >>> [of_cell(as_cell(text)) for text in ("=cmd|x", "-1.5", "''=b", "'b'")]
     ['=cmd|x', '-1.5', "''=b", "'b'"]
@@ -138,7 +141,7 @@ def of_cell(cell: str) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text without blanks or underscores is a number, such as -1e-3."""
+    """Return True if a text is a number, such as -1e-3, without blanks or underscores."""
     try:
         float(text)
     except ValueError:
@@ -147,7 +150,7 @@ def is_number(text: str) -> bool:
 
 
 def spoken(machine: str) -> str:
-    """Write the name of a kernel machine in words.
+    """Format the name of a kernel machine in words.
 
     >>> spoken("frozen_start"), spoken("rbf_identity")
     ('frozen start', 'RBF identity')
@@ -167,7 +170,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a count and its noun, in the plural if needed.
+    """Format a count and its noun, in the plural if needed.
 
     >>> counted(1, "seed"), counted(3, "seed"), counted(1200, "run")
     ('1 seed', '3 seeds', '1,200 runs')
@@ -188,7 +191,7 @@ def several(names: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in seconds, minutes, hours, days or years.
+    """Format a duration in seconds, minutes, hours, days or years.
 
     >>> duration(3.2), duration(200), duration(9000), duration(0), duration(1e6), duration(1e11)
     ('3 s', '3.3 min', '2.5 h', '0 s', '12 days', '3.2e+03 years')

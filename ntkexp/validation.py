@@ -1,11 +1,11 @@
 """Validate scores of training examples by retraining without some of them.
 
-    ground truth     the outputs at the queries after trainings without k random examples each
-    LDS, QLD         `report.validation`
-    metasmoothness   `removal.retraining`
+    ground truth     the outputs at the queries after each of many retrainings, without k examples
+    LDS, QLD         see `report.validation`
+    metasmoothness   see `removal.retraining`
 
-The training is a run of this package or a followed loop. Finished trainings are stored in the
-folder of the run (`records.ground_truth`), so an interrupted validation continues.
+The original training is a run of this package or a followed loop. Finished retrainings are stored
+in the folder of the run (`records.ground_truth`), so an interrupted validation can continue.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Design:
     """The design of the ground truth.
 
     Attributes:
-        leave_out: The number of examples that each training leaves out, or their share.
-        trainings: The number of random groups.
-        fresh: The number of fresh seeds for each group; 0 uses the seed of the run.
+        leave_out: The number of examples that each retraining leaves out, or their share below 1.
+        trainings: The number of random groups of examples to leave out.
+        fresh: The number of new seeds for each group; 0 uses the seed of the run.
         top: The number or share of the top examples that QLD removes for each query.
         seed: The seed of the random groups.
     """
@@ -101,7 +101,7 @@ class Design:
             checked_number("top", self.top)
 
     def removals(self, examples: int) -> list[tuple[int, ...]]:
-        """Draw the examples that each training leaves out."""
+        """Draw the groups of examples that are left out."""
         count = number_of(self.leave_out, examples, "leave_out")
         generator = stream("left out", self.seed, examples)
         drawn = (
@@ -111,7 +111,7 @@ class Design:
 
 
 def number_of(given: float, examples: int, name: str) -> int:
-    """Return a number of examples, which is given as a number or as a share below 1.
+    """Convert a share below 1 to a number of examples. Raise unless it is in 1 … examples − 1.
 
     >>> [number_of(given, 600, "leave_out") for given in (0.01, 0.5, 3)]
     [6, 300, 3]
@@ -125,15 +125,15 @@ def number_of(given: float, examples: int, name: str) -> int:
     return max(1, count)
 
 
-# --- The training: a run of this package, or a followed loop.
+# --- The original training: a run of this package, or a followed loop.
 
 
 TRAININGS_PER_BATCH = 8
-"""The number of trainings that are computed together, by one job."""
+"""The number of retrainings that one job computes together."""
 
 
 class AbstractSubject(ABC):
-    """A training that can be repeated without examples, with outputs at the queries `query`."""
+    """A training that can be repeated without some examples. `query` are the queries."""
 
     query: tuple[int, ...]
     at_once: ClassVar[int] = 1
@@ -141,18 +141,18 @@ class AbstractSubject(ABC):
     @property
     @abstractmethod
     def training(self) -> AbstractRetraining:
-        """The training from its own start, in its own order."""
+        """The training with its own initial weights and order of examples."""
 
     @abstractmethod
     def from_seed(self, seed: int) -> AbstractRetraining:
-        """Return the training from other weights, in another order."""
+        """Return the training with initial weights and an order of examples drawn from `seed`."""
 
     def outputs(
         self, trainings: Sequence[TrainingWithout]
     ) -> Iterator[tuple[TrainingWithout, Outputs]]:
-        """Train and yield outputs, in batches of trainings with the same seed.
+        """Retrain, and yield each training with its outputs. Batch trainings with the same seed.
 
-        Batches always have `at_once` rows, because their number affects rounding.
+        Batches always have `at_once` rows, because the number of rows affects rounding.
         """
         for seed in dict.fromkeys(training.seed for training in trainings):
             retraining = self.training if seed is None else self.from_seed(seed)
@@ -178,7 +178,7 @@ class RunSubject(AbstractSubject):
     @cached_property
     def experiment(self) -> Experiment:
         experiment = rebuild_experiment(RunFolder(self.path), self.trusted)
-        fix_circumstances(experiment, 1)  # the same bits in every process
+        fix_circumstances(experiment, 1)  # for bitwise equal results in every process
         return experiment
 
     @cached_property
@@ -244,7 +244,7 @@ class LoopSubject(AbstractSubject):
 
 
 def loop_subject(path: Path, loop: Again, query: tuple[int, ...]) -> LoopSubject:
-    """Return the loop of the trace in a folder, with the module that the loop itself follows."""
+    """Load the trace in a folder. Run the loop once to get its module, measure, rules and loss."""
     first = trained_again(loop, Weighing())
     trace = load_trace(
         find_trace(path), first.module, first.measure, [known.rule for known in first.steps.known]
@@ -253,12 +253,12 @@ def loop_subject(path: Path, loop: Again, query: tuple[int, ...]) -> LoopSubject
     return LoopSubject(trace, loop, query)
 
 
-# --- Jobs for workers, which store each finished training.
+# --- Jobs for workers. They store each finished retraining.
 
 
 @dataclass(frozen=True)
 class TrainingJob(AbstractJob):
-    """Trainings of a run, except the stored ones."""
+    """A job that computes and stores retrainings, except those that are already stored."""
 
     run: str
     query: tuple[int, ...]
@@ -291,7 +291,7 @@ class TrainingJob(AbstractJob):
 def in_this_process(
     store: TrainingStore, finished: Iterator[tuple[TrainingWithout, Outputs]]
 ) -> Iterator[None]:
-    """Store trainings as they finish."""
+    """Store each retraining when it finishes, then yield."""
     for training, outputs in finished:
         store.write(training, outputs)
         yield
@@ -303,7 +303,7 @@ def by_workers(
     store: TrainingStore,
     trainings: Sequence[TrainingWithout],
 ) -> Iterator[None]:
-    """Let workers compute the missing trainings."""
+    """Let workers compute the missing retrainings. Yield after each. Raise if some stay missing."""
     size = TRAININGS_PER_BATCH
     parts = [tuple(trainings[first : first + size]) for first in range(0, len(trainings), size)]
     tasks = (
@@ -323,7 +323,7 @@ def by_workers(
         )
 
 
-# --- The case: a training, its scores, and how to repeat it.
+# --- The case: a training with its scores, and a function that repeats the training.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,10 +332,13 @@ class ValidationCase:
 
     Attributes:
         scores: The scores [query, example] by name, positive if an example increases the output. A
-        query
-            is one output at one point of `query`.
-        whole: The outputs after the training itself.
-        carried_out: The function that repeats trainings, and returns their outputs.
+            query is one output at one point of `query`.
+        whole: The outputs after the original training.
+        examples: The names of the training examples.
+        query: The indices of the points.
+        identity: The identity of the run; empty for a trace in memory.
+        subject: The training that is repeated.
+        carried_out: A function that repeats trainings, and returns their outputs.
     """
 
     scores: Mapping[str, Scores]
@@ -347,7 +350,7 @@ class ValidationCase:
     carried_out: Callable[[Sequence[TrainingWithout]], list[Outputs]]
 
     def with_scores(self, scores: Mapping[str, object]) -> ValidationCase:
-        """Add the scores of other methods."""
+        """Add the scores of other methods. Raise if their shapes are wrong."""
         points, outs = self.whole.shape
         shape = (points, outs, len(self.examples))
         checked = {
@@ -364,9 +367,10 @@ def case_of_run(
     trust: Sequence[str],
     progress: AbstractProgress,
 ) -> ValidationCase:
-    """Return the case of a run, whose trainings are stored in its folder.
+    """Return the case of a run in a folder. Retrainings are stored in the folder.
 
-    Workers compute them if there is an engine and the loop has a name that workers can import.
+    Workers compute them if there is an engine, unless the loop is a function without an importable
+    name.
     """
     points = tuple(query)
     store = TrainingStore(run.path, points)
@@ -386,7 +390,8 @@ def case_of_run(
                 finished = in_this_process(store, subject.outputs(missing))
             else:
                 finished = by_workers(engine, job, store, missing)
-            next(finished, None)  # not timed: the first training includes the start of workers
+            # the first training is not timed, because it includes the start of workers
+            next(finished, None)
             announced = Announced("ntkexp: validation", len(missing) - 1, progress)
             for _ in finished:
                 announced.step()
@@ -407,13 +412,13 @@ def case_of_run(
 
 
 def scores_of_run(run: Run, points: list[int]) -> dict[str, Scores]:
-    """Return the contributions and negative leave-out effects that the run has at these points."""
+    """Return the run's contributions, and its leave-out effects with reversed sign, at `points`."""
     scores = {}
     if (rule := explained_rule(run.rules)) is not None:
         scores["contribution"] = run.parts(rule).isel(query=points).to_numpy()
     effect = effects_of_run(run)
     if effect is not None and np.isfinite(effect[points]).all():
-        # An effect is the change without the example.
+        # An effect is the change if the example is left out, so a score has the opposite sign.
         scores["effect"] = -effect[points]
     return {name: array.reshape(-1, array.shape[-1]) for name, array in scores.items()}
 
@@ -421,7 +426,7 @@ def scores_of_run(run: Run, points: list[int]) -> dict[str, Scores]:
 def case_of_trace(
     trace: Trace, contributions: xr.Dataset, loop: Again, queries: int
 ) -> ValidationCase:
-    """Return the case of a loop followed in memory, whose trainings are not stored."""
+    """Return the case of a loop followed in memory. Its retrainings are not stored."""
     count = min(queries, contributions.sizes["query"])
     subject = LoopSubject(trace, loop, tuple(range(count)))
     scores = {"contribution": contributions["contribution"].to_numpy()[:count]}
@@ -460,28 +465,33 @@ def validate(
 ) -> Validation:
     """Compare scores of training examples with retraining without some of them.
 
-    The ground truth is `trainings` trainings, each without `leave_out` examples. By default they
-    start from the same weights in the same order, and test scores of this network. With `fresh`
-    seeds each, outputs are averaged over the seeds, and test scores of the training algorithm.
-    Trainings are stored in the folder of the run, and not repeated.
+    The ground truth consists of `trainings` retrainings, each without `leave_out` random examples.
+    By default, they have the same initial weights and order of examples as the original training,
+    so they test scores of this network. If `fresh` > 0, outputs are averaged over `fresh` new
+    seeds, so they test scores of the training algorithm. Retrainings are stored in the folder of
+    the run and reused.
 
     Args:
         source: A finished run, its folder, or the trace of a followed loop.
         scores: Scores of other methods: an array [point, out, example], positive if an example
             increases the output, or several arrays by name. The run's own contributions and
             leave-out effects are always included.
-        again: The function that runs a followed loop again.
-        leave_out: The number of examples that each training leaves out, or their share if below 1.
-        trainings: The number of trainings.
-        top: The number or share of the top examples that QLD removes for each query.
-        fresh: The number of fresh seeds per training; 0 uses the seed of the run.
+        again: The function that runs a followed loop again. Required for followed loops.
+        leave_out: The number of examples that each retraining leaves out, or their share below 1.
+        trainings: The number of retrainings.
+        top: The number or share of the top examples that QLD removes for each query, or None to
+            omit QLD.
+        fresh: The number of new seeds per group of examples; 0 uses the seed of the run.
         seed: The seed that draws the removed examples.
-        queries: The largest number of queries.
-        split: The split of the queries.
+        queries: The maximum number of points.
+        split: The split of the points.
         lower_is_better: True if the outputs are losses.
-        engine: The engine for the trainings of a run.
-        trust: Packages or files that may be imported.
+        engine: The engine whose workers retrain. By default, retrain in this process.
+        trust: Packages or files whose code may run.
         quiet: True to show no progress.
+
+    Returns:
+        The LDS and QLD of each method, with the ground truth.
     """
     refuse_arguments(again, split, engine, trust)
     queries = checked_count("queries", queries, 1)
@@ -530,7 +540,7 @@ def refuse_arguments(again: object, split: object, engine: object, trust: object
 
 
 def refuse_again(run: Run, again: object) -> None:
-    """Raise unless `again` is given for a followed loop, and only then."""
+    """Raise if `again` is missing for a followed loop, or is given for any other run."""
     if "follow" in run.config and again is None:
         raise WrongArgument(
             f"again=: {run.path} is of a loop of your own; give the function that runs it again",
@@ -545,7 +555,7 @@ def refuse_again(run: Run, again: object) -> None:
 
 
 def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
-    """Return the indices of the first points of a split with known contributions."""
+    """Return the indices of the first `queries` points of a split that were attributed."""
     place = slice_of_split(
         run, split or ("query" if "query" in run.points else main_split(run.ladder))
     )
@@ -562,7 +572,7 @@ def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
 
 
 def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) -> Validation:
-    """Retrain, and compare all scores with the outputs."""
+    """Retrain, and compare all scores with the outputs after retraining."""
     count = len(case.examples)
     shape = case.whole.shape
     sign = -1.0 if lower_is_better else 1.0
@@ -571,7 +581,7 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
     if design.fresh:
         seeds = [design.seed + 1 + index for index in range(design.fresh)]
 
-    # QLD has one query per point: the largest output, which is the predicted class.
+    # QLD uses one output per point: the largest output, which is the predicted class.
     top = None if design.top is None else number_of(design.top, count, "top")
     chosen = np.ravel_multi_index((np.arange(shape[0]), case.whole.argmax(1)), shape)
     top_of_queries: dict[str, list[tuple[int, ...]]] = {name: [] for name in case.scores}
@@ -581,7 +591,7 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
                 scores[chosen], top, lower_is_better=lower_is_better
             )
 
-    # Train with all examples, without random groups and without top examples, all at once.
+    # Retrain with all examples, without each random group, and without the top examples.
     top_groups = [group for groups in top_of_queries.values() for group in groups]
     groups = dict.fromkeys([(), *removals, *top_groups])
     trainings = [TrainingWithout(group, seed) for group in groups for seed in seeds]
@@ -627,11 +637,12 @@ def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) ->
 
 
 MAX_REPEAT_ERROR = 0.01
-"""The largest deviation of the repeated training, as a share of the change due to removals."""
+"""Warn if repeating the training changes outputs by more than this fraction of removals' changes.
+"""
 
 
 def doubts_of(whole: Outputs, truth: GroundTruth) -> tuple[str, ...]:
-    """Return a warning if repeating the training itself gives another network."""
+    """Return a warning if repeating the original training gives different outputs."""
     missed = float(np.sqrt(np.mean((truth.whole - whole) ** 2)))
     changed = float(np.sqrt(np.mean((truth.outputs - truth.whole) ** 2)))
     if missed <= MAX_REPEAT_ERROR * changed:

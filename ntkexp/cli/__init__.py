@@ -1,3 +1,1 @@
-"""The command line. Heavy modules are imported only when a command needs them: `ntkexp --help`
-imports no torch.
-"""
+"""The command line. Commands import heavy modules only when needed, so `ntkexp --help` is fast."""

@@ -1,4 +1,4 @@
-"""`ntkexp claims`: run the experiments of claims of papers, judge the claims and show the verdicts."""
+"""`ntkexp claims`: test claims of papers by experiments, and show the verdicts."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def claims(
     from ntkexp.engine.base import choose
 
     chosen = choose(engine, workers)
-    chosen.limit_threads()  # before torch is imported, which composing does
+    chosen.limit_threads()  # must precede the import of torch
     from ntkexp.claim.conduct import Workshop
     from ntkexp.config.compose import composer
     from ntkexp.report.progress import progress_listener
@@ -141,7 +141,7 @@ def claims(
     entered = registered(made.builder.choices, place)
     show(records, len(entered), quiet=quiet, as_json=as_json)
 
-    # the page of all claims whose registered version was judged here
+    # write the page of all claims in this folder whose current registered version was judged
     from ntkexp.records.claim import claim_records
     from ntkexp.report.page.build import write_claims
 
@@ -166,10 +166,10 @@ def judged(
     *,
     quiet: bool,
 ) -> Iterator[ClaimRecord | None]:
-    """Yield the record of each claim, or None if one of several cannot be judged.
+    """Run and judge claims. Yield the record of each claim, or None if it cannot be judged.
 
-    All claims are read before the first is run. Each is registered before its run, and every look
-    at it is recorded.
+    All claims are read before the first one is run. Each claim is registered before it is run, and
+    the register records the result. If there is only one claim, its error is raised.
     """
     from ntkexp.claim.conduct import circumstances, look_as_planned, plan_claim, register_claim
     from ntkexp.claim.read import claim_names, read_claim
@@ -180,7 +180,7 @@ def judged(
     ]
     for claim in read:
         try:
-            # raises for a claim with a mistake, before it is registered
+            # raise for an invalid claim before it is registered
             plan_claim(claim, composer, out, workshop.trust, repeat)
             register = register_claim(claim.name, composer.builder, out)
             for record in look_as_planned(claim, composer, out, workshop, size, repeat):
@@ -196,7 +196,7 @@ def judged(
         yield record
 
 
-# --- The register: every version of every claim, with all looks at it.
+# --- The register: every version of every claim, with all its test results.
 
 
 def register(
@@ -220,7 +220,7 @@ def register(
 def publish_or_check(
     names: Sequence[str], config_dir: Path | None, trust: list[str], out: Path
 ) -> None:
-    """Write the judged tables and verdicts into a folder, or judge the tables of a folder again."""
+    """Write the tables and verdicts into a folder, or judge the tables in a folder again."""
     from ntkexp.claim.publish import check, publish
     from ntkexp.config.compose import composer
     from ntkexp.records.claim import claim_records
@@ -244,28 +244,28 @@ def publish_or_check(
 
 
 def registered(choices: Choices, out: Path) -> dict[str, list[RegisterEntry]]:
-    """Return all entries of the registered claims, by name, with the looks at them."""
+    """Return the register entries of each claim by its name, oldest first, with their results."""
     from ntkexp.records.register import Register
 
     registers: dict[Path, list[RegisterEntry]] = {}
     entries = {}
     for name in choices.options("claim"):
         file = choices.file("claim", name)
-        if file.parent not in registers:  # the user's claims have a register of their own
+        if file.parent not in registers:  # the user's claims are in a separate register
             registers[file.parent] = Register.beside(file, out).attempts()
         entries[name] = [attempt for attempt in registers[file.parent] if attempt.name == name]
     return {name: attempts for name, attempts in entries.items() if attempts}
 
 
 def stands(record: ClaimRecord, attempts: Sequence[RegisterEntry]) -> bool:
-    """Return true if the judged claim is the latest registered version, or if it is not registered."""
+    """Return True if the record is of the latest registered version, or not registered."""
     return not attempts or record.digest in attempts[-1].sizes.values()
 
 
 def show_attempts(
     names: Sequence[str], config_dir: Path | None, out: Path, *, as_json: bool
 ) -> None:
-    """Print every registered version of claims, with the result of every look."""
+    """Print every registered version of the claims, with the results of its tests."""
     from ntkexp.config.choices import Choices, config_folders
     from ntkexp.records.atomic import to_text
     from ntkexp.report.claims import tabulate_attempts
@@ -281,7 +281,7 @@ def show_attempts(
         sys.stdout.write(f"{format_text(tabulate_attempts(attempts))}\n")
 
 
-# --- Output on the terminal: the verdicts, the list of claims, and the error rates of the rules.
+# --- Output on the terminal: verdicts, the list of claims, and error rates of the judging rules.
 
 
 def show(records: Sequence[ClaimRecord], registered: int, *, quiet: bool, as_json: bool) -> None:
@@ -305,8 +305,9 @@ def line(record: ClaimRecord) -> str:
 
 
 def notes(records: Sequence[ClaimRecord]) -> str:
-    """Return a line for each look without a clear verdict: the obstacle, and what would probably
-    settle it.
+    """Return a line for each test that has a note or is undecided.
+
+    The line contains the note, and the number of seeds that would probably decide the test.
     """
     from ntkexp.report.claims import outlook
 
@@ -342,7 +343,7 @@ def show_list(config_dir: Path | None, *, as_json: bool) -> None:
 
 
 def show_trials(*, as_json: bool) -> None:
-    """Print the error rates and the decision rates of each rule on tables with a known truth."""
+    """Print the error rates and power of each judging rule on simulated tables with known truth."""
     from ntkexp.claim.simulation import DESIGNS, SIMULATED_RULES, try_design, try_judging
     from ntkexp.records.atomic import to_text
 

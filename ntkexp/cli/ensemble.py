@@ -1,5 +1,6 @@
-"""`ntkexp kernel ensemble`: compare many networks on a one-dimensional problem with their two
-Gaussian processes.
+"""`ntkexp kernel ensemble`: compare ensembles of networks with Gaussian processes.
+
+The networks learn a one-dimensional problem. They are compared with the NTK and NNGP processes.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def write_files(
     trained: Sequence[TrainedNetworks],
     table: Sequence[Comparison],
 ) -> list[Path]:
-    """Write the picture, its numbers and the comparison. Return the files."""
+    """Write the picture, its data and the comparison. Return the paths of the files."""
     from ntkexp.cli.kernel_predict import save
     from ntkexp.report.plots.rendering import METADATA, write
     from ntkexp.report.plots.run_plots import Panel, Theory
@@ -134,9 +135,7 @@ LEARNS = {"all layers": "where all layers learn", "readout": "where the readout 
 
 
 def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
-    """Return the result in words: for each kind of networks, the processes that it may be drawn
-    from.
-    """
+    """Describe, for each kind of networks, the processes that the test does not reject."""
     kinds = dict.fromkeys(row.networks for row in table)
     each = [
         f"{LEARNS[kind]}, they {stand([row for row in table if row.networks == kind])}"
@@ -147,7 +146,7 @@ def answer(table: Sequence[Comparison], experiment: Experiment) -> str:
 
 
 def stand(rows: Sequence[Comparison]) -> str:
-    """Return the comparison of one kind of networks with the processes, in words."""
+    """Describe the comparison of one kind of networks with each process."""
     kinds: dict[str, list[str]] = {
         "could be draws of": [],
         "are no draws of": [],
@@ -171,7 +170,7 @@ def stand(rows: Sequence[Comparison]) -> str:
 def show(
     table: Sequence[Comparison], sentence: str, files: Sequence[Path], *, quiet: bool, as_json: bool
 ) -> None:
-    """Print the comparison, its meaning and the files."""
+    """Print the comparison, its description and the paths of the files."""
     from ntkexp.records.atomic import to_text
 
     if as_json:

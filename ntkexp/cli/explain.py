@@ -1,4 +1,4 @@
-"""`ntkexp explain` and `ntkexp attribute`: the training examples that made a prediction."""
+"""`ntkexp explain` and `ntkexp attribute`: contributions of training examples to predictions."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def explain(
 
 @dataclass(frozen=True)
 class Queries:
-    """Some examples of a split of a run, by their numbers."""
+    """The explained queries: examples of a split of a run, by their index in the split."""
 
     run: Run
     split: str
@@ -153,7 +153,7 @@ def write_json(explained: Sequence[Explanation], picture: Path | None, top: int)
 def write_text(
     queries: Queries, explained: Sequence[Explanation], picture: Path | None, top: int
 ) -> None:
-    """Print the explanations, and write their picture."""
+    """Print the explanations, and write their picture to a file."""
     from ntkexp.report.explain import format_explanations
     from ntkexp.report.forgetting import format_tasks
 
@@ -188,7 +188,7 @@ def write_page(
     removal: RemovalRequest | None,
     trust: Sequence[str],
 ) -> Path:
-    """Write the page of the explanations and the removal. Return its path."""
+    """Write the HTML page of the explanations and the removal, if any. Return its path."""
     from ntkexp.report.page.build import write_explanations
 
     run = queries.run
@@ -205,11 +205,11 @@ def write_page(
     return write_explanations(run, explanations, entries, page, shlex.join(words))
 
 
-# --- `ntkexp explain RUN --without=…`: train again without some examples.
+# --- `ntkexp explain RUN --without=…`: retrain without some examples.
 
 
 def leave_out(queries: Queries, request: RemovalRequest, top: int, *, as_json: bool) -> None:
-    """Print the breakdown of a removal."""
+    """Retrain without the group of examples, and print the breakdown of the change."""
     from ntkexp.report.breakdown import format_breakdown
     from ntkexp.report.known_effects import known_effects
     from ntkexp.report.tables import format_json
@@ -229,7 +229,7 @@ def leave_out(queries: Queries, request: RemovalRequest, top: int, *, as_json: b
 def remove(
     queries: Queries, request: RemovalRequest, *, quiet: bool
 ) -> tuple[list[BreakdownEntry], Removal]:
-    """Train again without a group of examples. Return the breakdown for readers, and the stored one."""
+    """Retrain without a group of examples. Return the entries of the breakdown, and the removal."""
     from ntkexp.report.breakdown import breakdown_entries
     from ntkexp.report.removal_group import choose_group
     from ntkexp.report.run import point_index
@@ -262,7 +262,7 @@ def remove_from_loop(
     request: RemovalRequest,
     progress: AbstractProgress,
 ) -> Removal:
-    """Run the user's loop without a group of examples, unless its folder has the result already."""
+    """Run the user's loop without a group of examples, or read the stored result."""
     from ntkexp.config.build import load_function
     from ntkexp.foreign_loop.loop_breakdown import loop_without
     from ntkexp.foreign_loop.trace import find_trace
@@ -288,7 +288,10 @@ def remove_from_loop(
 
 
 def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> NDArray[np.float64]:
-    """Return the influence of each training example on these queries, by effects or else by contributions."""
+    """Return the influence of each training example on these queries.
+
+    The influence is the norm of leave-out effects, or of contributions if effects are unknown.
+    """
     from ntkexp.records.contributions import explained_rule
     from ntkexp.report.known_effects import effects_of_run, influence
 
@@ -307,7 +310,7 @@ def influences(run: Run, points: Sequence[int], progress: AbstractProgress) -> N
 
 
 def order_of(run: Run) -> str:
-    """Return the order behind `top:N`, in words that follow 'examples'."""
+    """Describe the ranking for `top:N`, in words that follow 'examples'."""
     from ntkexp.report.known_effects import effects_of_run
 
     if effects_of_run(run) is None:
@@ -316,7 +319,7 @@ def order_of(run: Run) -> str:
 
 
 def of_largest_outputs(entries: Sequence[BreakdownEntry]) -> list[BreakdownEntry]:
-    """Return the entry of the largest output at each query."""
+    """Select the entry of the largest output at each query."""
     largest: dict[int, BreakdownEntry] = {}
     for entry in entries:
         if entry.number not in largest or entry.before > largest[entry.number].before:
@@ -441,7 +444,7 @@ def attribute(
             f"--measure={measure}: {folder} explains outputs; leave it out, or follow the loop again with it"
         )
 
-    # the user's loop, run once unchanged, supplies the module, loss and measure that no option names
+    # run the user's loop once: it supplies the module, loss and measure that no option specifies
     first = None
     if loop is not None and not (model and loss and (measure or not named)):
         first = trained_again(loop, Weighing())
@@ -474,7 +477,7 @@ def attribute(
 
 
 def built_module(path: str, trust: Sequence[str]) -> nn.Module:
-    """Build the module of `--model`."""
+    """Call the function of `--model`, and return the module."""
     from torch import nn
 
     from ntkexp.config.build import load_function
@@ -488,7 +491,7 @@ def built_module(path: str, trust: Sequence[str]) -> nn.Module:
 
 
 def optimizer_rule(path: str, trust: Sequence[str]) -> AbstractOptimizerRule:
-    """Build an optimizer rule of `--rule`."""
+    """Instantiate the class of `--rule`."""
     from ntkexp.config.build import load_function
     from ntkexp.foreign_loop.rule import AbstractOptimizerRule
 

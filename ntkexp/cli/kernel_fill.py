@@ -1,4 +1,4 @@
-"""`ntkexp kernel limit` and `tangent`: compute kernels of infinite and of finite width into a file."""
+"""`ntkexp kernel limit` and `tangent`: write kernels of infinite and finite width into a file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Tiles: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class FillOptions:
-    """The options of commands that compute one kernel file."""
+    """Options of the commands that write one kernel file."""
 
     workers: Tiles = None
     engine: Engine = "local"
@@ -69,7 +69,7 @@ class FillOptions:
 
 
 def compose_for_tiles(overrides: Sequence[str] | None, common: CommonOptions) -> Experiment:
-    """Return the experiment of the kernel. Each tile has one thread by default."""
+    """Compose the experiment of the kernel. Use one thread per tile by default."""
     experiment = common.compose(overrides)
     from ntkexp.run.environment import fix_circumstances
 
@@ -78,12 +78,12 @@ def compose_for_tiles(overrides: Sequence[str] | None, common: CommonOptions) ->
 
 
 def tiles_at_once(engine: AbstractEngine) -> int:
-    """Return the number of tiles that share the memory of one process."""
+    """Return the number of tiles that share the memory limit."""
     return engine.workers if engine.near else 1
 
 
 def default_path(kernel: AbstractKernel, folder: Path = KERNELS_FOLDER) -> Path:
-    """Return the default path of a kernel file."""
+    """Return the default path of a kernel file: option, kind and digest in `folder`."""
     return (
         folder
         / f"{kernel.experiment.model.option}-{kernel.spec['kind']}-{kernel.identity[:12]}.zarr"
@@ -97,7 +97,7 @@ def fill_file(
     options: FillOptions,
     common: CommonOptions,
 ) -> None:
-    """Fill a kernel file and print its contents, or print an estimate with --dry-run."""
+    """Compute a kernel file and print a summary. With --dry-run, print a time estimate instead."""
     from ntkexp.records.atomic import to_text
 
     path = (out or default_path(kernel)).expanduser()
@@ -124,25 +124,26 @@ def fill_file(
 
 @dataclass(frozen=True)
 class Filling:
-    """The computation of a kernel file on an engine."""
+    """The computation of a kernel file by an engine."""
 
     kernel: AbstractKernel
     path: Path
     engine: AbstractEngine
-    workers: int | None  # as given by the user
+    workers: int | None  # the user's --workers
     force: bool
 
     @cached_property
     def estimate(self) -> WorkLeft:
-        """The remaining work, with an estimate of its time."""
+        """The remaining work and its estimated time."""
         from ntkexp.kernel_file.fill import estimate
 
         return estimate(self.kernel, self.path, self.force)
 
     @property
     def here(self) -> bool:
-        """True if this process computes: on a device, which one process fills, or if there is
-        little work.
+        """True if this process computes the tiles, without worker processes.
+
+        This is the case on a GPU, which one process keeps busy, and if there is little work.
         """
         from ntkexp.kernel_file.fill import LITTLE_WORK_SECONDS
 
@@ -153,11 +154,11 @@ class Filling:
 
     @property
     def at_once(self) -> int:
-        """The number of tiles that are computed at once."""
+        """The number of tiles that are computed concurrently."""
         return 1 if self.here and not self.kernel.concurrent else self.engine.workers
 
     def show(self, *, as_json: bool) -> None:
-        """Print the estimate."""
+        """Print the estimate. Raise if a job would exceed the time limit of the engine."""
         from ntkexp.records.atomic import to_text
 
         ahead, workers = self.estimate, self.at_once
@@ -179,7 +180,7 @@ class Filling:
             self.engine.refuse_longer(ahead.each)
 
     def carry_out(self, trust: Sequence[str], *, quiet: bool) -> KernelMatrix:
-        """Fill the kernel file, and finish it."""
+        """Compute the missing tiles of the kernel file. Return the finished kernel."""
         from ntkexp.kernel_file.fill import fill
 
         progress = progress_listener(quiet, AGAIN)
@@ -214,7 +215,7 @@ def limit(
 
 
 class When(StrEnum):
-    """The weights of a run: before or after training."""
+    """The choice of weights of a run: before or after training."""
 
     start = "start"
     end = "end"
@@ -275,7 +276,7 @@ def tangent(
             else tuple(whole_numbers(read_values("--seeds", seeds)))
         )
         weights = ""
-    else:  # the stored weights of a finished run
+    else:  # use the stored weights of a finished run
         from ntkexp.config.build import admit
         from ntkexp.records.folder import RunFolder
         from ntkexp.run.environment import fix_circumstances
@@ -298,7 +299,7 @@ def tangent(
 
 
 def read_outputs(outputs: str) -> Outputs:
-    """Return the chosen outputs: all, their trace, or a list of numbers."""
+    """Parse `--outputs`: all, trace, or a list of indices."""
     match outputs:
         case "all":
             return "all"

@@ -1,6 +1,4 @@
-"""`ntkexp kernel predict` and `study`: predict targets from one kernel file, or compare several
-kernels in a table.
-"""
+"""`ntkexp kernel predict` and `study`: predict targets from a kernel file, or compare kernels."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Solver(StrEnum):
-    """A method that solves the linear equations."""
+    """The method for solving the linear equations."""
 
     eigen = "eigen"
     cholesky = "cholesky"
@@ -115,7 +113,7 @@ def predict(
         memory_gb=memory_gb,
     )
     matrix = open_matrix(file.expanduser())
-    if overrides:  # refuse a file of other data
+    if overrides:  # raise if the kernel file was computed for different data
         from ntkexp.kernel_file.kernel import data_digest
 
         if data_digest(common.compose(overrides).draw()) != matrix.description["data_sha256"]:
@@ -141,7 +139,7 @@ def predict(
 
 
 def read_ridge(text: str) -> float | None:
-    """Return the ridge, or None for the best one."""
+    """Parse `--ridge`. Return None for `best`, which selects the ridge by cross-validation."""
     return None if text == "best" else number("--ridge", text, "a number ≥ 0, or best")
 
 
@@ -155,15 +153,13 @@ def number(option: str, text: str, allowed: str) -> float:
     return value
 
 
-# --- Scores and predictions as tables: every digit in a file, few on the terminal.
+# --- Scores and predictions as tables: full precision in files, rounded on the terminal.
 
 
 def outputs(
     entries: Entries, answers: Sequence[Answer]
 ) -> tuple[list[str], Iterable[Sequence[object]]]:
-    """Return the header and the rows of the predictions, with a row for each kernel, training and
-    point.
-    """
+    """Return the header and rows of the predictions: a row for each answer, split and point."""
     columns = entries.targets.shape[1]
     names = [f"{what}_{k}" for what in ("target", "output") for k in range(columns)]
     header = ["kernel", "when", "ridge", "split", "index", "label", *names, "deviation"]
@@ -188,7 +184,7 @@ def outputs(
 
 
 def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """Write a table as a file, with every digit."""
+    """Write a table as CSV, in full precision. Return its path."""
     from ntkexp.records.atomic import write_atomically
     from ntkexp.records.results import csv_text
 
@@ -202,7 +198,7 @@ def save(folder: Path, name: str, header: Sequence[str], rows: Iterable[Sequence
 
 
 def table(scores: Sequence[Score]) -> str:
-    """Return the scores as a table for the terminal."""
+    """Format the scores as a table for the terminal."""
     columns = (
         *(Column("kernel", number=False), Column("trained", number=False), Column("ridge")),
         *(Column("split", number=False), Column("points"), Column("accuracy", spell=rate)),

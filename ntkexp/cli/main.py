@@ -1,6 +1,4 @@
-"""The entry point: the program is assembled from its commands, and every error becomes one line on
-stderr and an exit status.
-"""
+"""The entry point. It assembles the commands, and reports each error as one line on stderr."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ from ntkexp.mistake import Mistake, without_secrets
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# --- The program. Each command is a function; the order is that of the help.
+# --- The program. Each command is a function. The help lists commands in this order.
 
 
 def root(
@@ -76,7 +74,7 @@ KERNEL_COMMANDS = (limit, tangent, predict, ensemble, study)
 def assemble() -> typer.Typer:
     program = typer.Typer(
         help="Is a network trained by gradient descent a kernel machine, and which one?",
-        rich_markup_mode=None,  # plain help comes in half the time
+        rich_markup_mode=None,  # plain help is twice as fast
         pretty_exceptions_enable=False,
     )
     program.callback(invoke_without_command=True)(root)
@@ -93,21 +91,19 @@ def assemble() -> typer.Typer:
 app = assemble()
 
 
-# --- The environment of the process: corrected, or refused in one line before a library fails.
+# --- The environment of the process: correct it, or report a problem before a library fails.
 
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 MIN_OPEN_FILES = 64
-"""The smallest usable limit of open files. A run has about 15 open, and a sweep a few more for each
-worker.
-"""
+"""The smallest usable limit of open files. A run needs about 15, and a sweep a few per worker."""
 
 
 STDOUT = "stdout"
 
 
 class Output(io.FileIO):
-    """The file of stdout. Its errors name stdout, so that they differ from errors of result files."""
+    """The file of stdout. Its errors contain the name stdout, unlike errors of result files."""
 
     def write(self, content: ReadableBuffer, /) -> int:
         try:
@@ -118,13 +114,13 @@ class Output(io.FileIO):
 
 
 def settle() -> None:
-    """Correct the environment of the process before everything else."""
-    # spinning threads would slow down other processes on these cores
+    """Set up the environment of the process: threads, signals, standard streams and warnings."""
+    # waiting threads sleep instead of spinning, which would slow down other processes
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ[SAFE_PATH] = "1"  # child processes import no files of the working folder
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    # Open closed streams, or a file would get their number. Escape characters that the terminal
-    # lacks.
+    os.environ[SAFE_PATH] = "1"  # child processes must not import files of the working folder
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # treat SIGTERM like Ctrl-C
+    # Open file descriptors 0 to 2 if they are closed, else the next opened file would get one of
+    # them. Escape characters that the encoding of stdout lacks.
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(opened)
@@ -153,12 +149,12 @@ def show_warning(
 
 
 def refuse_unfit(arguments: Sequence[str]) -> None:
-    """Raise for environments and arguments that no command can work with."""
+    """Raise if no command can work in this environment or with these arguments."""
     try:
         os.getcwd()
     except FileNotFoundError:
         raise Mistake("the working folder is gone; go to one that exists") from None
-    # with few open files some library or worker would fail later
+    # with a lower limit of open files, a library or worker would fail later
     if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] < MIN_OPEN_FILES:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     refuse_thread_counts(os.environ)
@@ -167,8 +163,7 @@ def refuse_unfit(arguments: Sequence[str]) -> None:
             raise Mistake(
                 f"{name}: this name is not UTF-8, and results are; give the file or folder another name"
             )
-    # libraries of linear algebra start a thread for every core; check that the system allows so
-    # many
+    # linear algebra libraries start a thread for each core; check that the system allows this
     count = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     enough = threading.Event()
     started = [
@@ -177,13 +172,13 @@ def refuse_unfit(arguments: Sequence[str]) -> None:
     ]
     try:
         for thread in started:
-            thread.start()  # `ntkexp.engine.base` words the error
+            thread.start()  # `failure` converts the error to a message
     finally:
         enough.set()
 
 
 def is_utf8(name: str) -> bool:
-    """Return true if a name can be written as UTF-8. Python reads other bytes as lone surrogates.
+    """Return True if a name can be encoded as UTF-8. Python decodes other bytes to lone surrogates.
 
     >>> is_utf8("café"), is_utf8(os.fsdecode(bytes([99, 97, 102, 233])))
     (True, False)
@@ -196,8 +191,9 @@ def is_utf8(name: str) -> bool:
 
 
 def refuse_thread_counts(environment: Mapping[str, str]) -> None:
-    """Raise for invalid numbers of threads. OpenMP also takes a list, with one number for each
-    level.
+    """Raise if an environment variable contains an invalid number of threads.
+
+    OMP_NUM_THREADS may be a list, with a number for each nesting level.
 
     >>> refuse_thread_counts({"OMP_NUM_THREADS": "four"})
     Traceback (most recent call last):
@@ -221,7 +217,7 @@ def refuse_thread_counts(environment: Mapping[str, str]) -> None:
 
 
 # The base class of Typer's usage errors (an unknown option, a missing argument). It has no public
-# name, as recent versions of Typer contain a copy of click.
+# name, because recent versions of Typer contain a private copy of click.
 UsageError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "UsageError"
 )
@@ -230,18 +226,18 @@ FORMER_OPTIONS = {
     "--plan": "--plan was removed; `ntkexp sweep --dry-run seed=0,1` shows the time and memory of runs",
     "--probe": "--probe is called --query now",
 }
-"""The message for each option that has another name now, or was removed."""
+"""The message for each option that was renamed or removed."""
 
 
 def main() -> None:
     settle()
     status = run(sys.argv[1:])
-    gc.freeze()  # skips the final collection, which takes half a second after importing torch
+    gc.freeze()  # skip the final garbage collection, which takes 0.5 s after importing torch
     sys.exit(status)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit status."""
+    """Run a command. Return its exit status."""
     try:
         refuse_unfit(arguments)
         execute(list(arguments))
@@ -249,7 +245,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except (KeyboardInterrupt, typer.Abort) as interrupt:
-        # further interrupts wait, and are then ignored
+        # block further interrupts while the message is written, then ignore them
         ends = {signal.SIGINT, signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_BLOCK, ends)
         try:
@@ -266,8 +262,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def execute(arguments: list[str]) -> None:
-    """Invoke a command. Typer's `main`, which would swallow closed pipes and interrupts, only
-    answers shells.
+    """Invoke a command.
+
+    Do not use Typer's `main`, because it handles closed pipes and interrupts itself. Use it only
+    for shell completion.
     """
     command = typer.main.get_command(app)
     if "_NTKEXP_COMPLETE" in os.environ:
@@ -277,13 +275,13 @@ def execute(arguments: list[str]) -> None:
 
 
 def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a table
-    """Return the line and the exit status of an exception, or None for a bug."""
+    """Return the message and the exit status for an exception, or None for a bug."""
     match error:
         case Mistake():
             return with_advice(error), 2
         case UsageError() if advice := FORMER_OPTIONS.get(getattr(error, "option_name", "")):
             return advice, 2
-        case UsageError():  # Typer's, in the style of our messages
+        case UsageError():  # reword Typer's message in the style of this package
             words = str(getattr(error, "format_message", error.__str__)()).strip().removesuffix(".")
             where = getattr(getattr(error, "ctx", None), "command_path", "ntkexp")
             advice = (
@@ -310,10 +308,10 @@ def failure(error: Exception) -> tuple[str, int] | None:  # noqa: PLR0911  a tab
 
 
 def fault(error: OSError) -> tuple[str, int]:
-    """Return the line and the exit status of a failure of the machine, or of permissions."""
+    """Return the message and the exit status for an operating system error."""
     try:
         sys.stdout.flush()
-    except OSError:  # at exit Python would try again, and print its own error
+    except OSError:  # redirect stdout, else Python would print another error at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.filename == STDOUT and error.errno is not None:
         closed = error.errno == errno.EPIPE

@@ -1,15 +1,14 @@
-"""Arguments and options that several commands share, and the advice that follows an interrupt, a
-mistake or a result.
+"""Arguments and options that several commands share, and advice in messages.
 
-A mistake names the options of the command line in place of Python arguments, and an option that
-solves the problem.
+`with_advice` replaces Python arguments in a message by command-line options, and names an option
+that solves the problem.
 
 >>> with_advice(WrongArgument("memory_gb=0: it takes a number > 0", "memory_gb"))
 '--memory-gb=0: it takes a number > 0'
 >>> with_advice(NoPlace("the disk is full; choose another place"))
 'the disk is full; choose another place with --out'
 
-`options` returns the options that a command needs to be repeated.
+`options` returns the options with which a command can be repeated.
 
 >>> options(Path("outputs"), ["net.py"], Path("mine")), options(Path("there"))
 (['--trust=net.py', '--config-dir=mine'], ['--out=there'])
@@ -51,7 +50,7 @@ OUTPUTS = Path("outputs")
 
 MAX_THREADS = 1024
 
-# --- Shell completion. Errors cannot be shown there, so a mistake offers nothing.
+# --- Shell completion. It cannot show errors, so a mistake gives no completions.
 
 
 def choices_of(context: typer.Context) -> Choices:
@@ -104,7 +103,7 @@ def offer_claims(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def require_tensorboard(enabled: bool) -> bool:
-    """Raise before training if TensorBoard is missing."""
+    """Raise before training if TensorBoard is not installed."""
     if enabled:
         from ntkexp.report.events import refuse_without_tensorboard
 
@@ -113,7 +112,7 @@ def require_tensorboard(enabled: bool) -> bool:
 
 
 def require_log(name: str | None) -> str | None:
-    """Raise before training if the log is unknown or its package is missing."""
+    """Raise before training if the log is unknown or its package is not installed."""
     if name is not None:
         from ntkexp.report.live_log import check_log
 
@@ -213,9 +212,7 @@ Engine: TypeAlias = Annotated[
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """The options of every command that composes experiments. A command takes them as one argument
-    (see `spread`).
-    """
+    """Options of all commands that compose experiments. `spread` makes each field an option."""
 
     quiet: Quiet = False
     as_json: AsJson = False
@@ -227,9 +224,9 @@ class CommonOptions:
         return self.trust or []
 
     def compose(self, overrides: Sequence[str] | None) -> Experiment:
-        """Return the experiment that the words of a command describe. This imports torch."""
-        # Libraries of linear algebra read the number of threads when torch is imported, before
-        # validation.
+        """Compose the experiment from the overrides of a command. This imports torch."""
+        # Linear algebra libraries read the number of threads when torch is imported, so set it now,
+        # before the overrides are validated.
         words = [text.lstrip("+") for text in overrides or []]
         counts = [word.removeprefix("threads=") for word in words if word.startswith("threads=")]
         if counts and is_thread_count(counts[-1]):
@@ -240,7 +237,7 @@ class CommonOptions:
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command for Typer, in which each field of a dataclass of options is an option.
+    """Convert a command for Typer: each field of a dataclass argument becomes an option.
 
     >>> def greet(name: str, *, loud: bool = False) -> None: ...
     >>> def leave(*, common: CommonOptions) -> None: ...
@@ -248,7 +245,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     (True, ['quiet', 'as_json', 'trust', 'config_dir'])
     """
     if not inspect.getfullargspec(command).kwonlyargs:
-        return command  # evaluating annotations would delay every command
+        return command  # skip the evaluation of annotations, which is slow
     parameters = []
     groups = dict[str, Any]()
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
@@ -284,7 +281,7 @@ def annotations_of(group: type) -> dict[str, Any]:
 
 
 def is_thread_count(given: str) -> bool:
-    """Return true for a number of threads from 1 to 1024.
+    """Return True if a text is a number of threads from 1 to 1024.
 
     >>> [count for count in ("1", " 08", "1024", "0", "1025", "four", "") if is_thread_count(count)]
     ['1', ' 08', '1024']
@@ -293,7 +290,7 @@ def is_thread_count(given: str) -> bool:
 
 
 def ensure_writable(folder: Path) -> Path:
-    """Create the folder if it is missing. Raise before training if runs cannot be written there."""
+    """Create the folder if it is missing. Raise before training if it is not writable."""
     from ntkexp.records.atomic import make_folder
 
     try:
@@ -308,19 +305,19 @@ def ensure_writable(folder: Path) -> Path:
 
 
 def write_events(folder: Path, wanted: bool) -> None:
-    """Write the finished run for TensorBoard, if wanted."""
+    """Write the TensorBoard events of a finished run, if wanted."""
     if wanted:
         from ntkexp.report.events import ensure_events
 
         ensure_events(folder)
 
 
-# --- Ctrl-C or SIGTERM ends a command with one line of advice on how to continue.
+# --- Interrupts. Ctrl-C or SIGTERM ends a command with advice on how to continue.
 
 
 @contextmanager
 def interruptible(advice: Callable[[], str]) -> Iterator[None]:
-    """Add advice to the message of an interrupt. `advice` is called when the interrupt occurs."""
+    """Append the result of `advice` to the message if the block is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
@@ -329,7 +326,7 @@ def interruptible(advice: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def polite_kill() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C inside the block, and restore its handler afterwards."""
+    """Treat SIGTERM like Ctrl-C inside the block."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -344,16 +341,14 @@ ADVICE: Mapping[type[Mistake], str] = {
     HydraSetting: "; --out says where runs go, --config-dir adds YAML",
     UnknownKey: "; `ntkexp config --tree` shows every key",
 }
-"""The advice after the message of each kind of mistake."""
+"""The advice appended to the message of each class of mistake."""
 
 AGAIN = "; --force computes it again"
-"""The advice if a result is already finished."""
+"""The advice appended to the remark that a result is already finished."""
 
 
 def with_advice(mistake: Mistake) -> str:
-    """Return the message of a mistake, with options of the command line in place of Python
-    arguments.
-    """
+    """Return the message of a mistake with advice. Replace Python arguments by options."""
     text = str(mistake)
     for argument in mistake.arguments if isinstance(mistake, WrongArgument) else ():
         text = re.sub(rf"\b{argument}=", f"--{argument.replace('_', '-')}=", text)
@@ -364,7 +359,7 @@ def with_advice(mistake: Mistake) -> str:
 
 
 def trusted(entries: Sequence[str]) -> tuple[str, ...]:
-    """Return the trusted packages and files, with absolute paths."""
+    """Return the trusted packages and files. Make the paths of files absolute."""
     return tuple(
         str(Path(entry).expanduser().absolute()) if entry.endswith(".py") else entry
         for entry in entries
@@ -372,16 +367,14 @@ def trusted(entries: Sequence[str]) -> tuple[str, ...]:
 
 
 def write_out(text: str) -> None:
-    """Print text that may contain names from files, without control characters."""
+    """Print a text. Escape control characters, which may occur in names from files."""
     sys.stdout.write(printable_lines(text))
 
 
 def options(
     out: Path = OUTPUTS, trust: Sequence[str] = (), config_dir: Path | None = None
 ) -> list[str]:
-    """Return the options that a repeated command needs for the same meaning and the same place of
-    results.
-    """
+    """Return the options to repeat a command: the output folder, trusted code and YAML folder."""
     words = [] if out == OUTPUTS else [f"--out={out}"]
     words += [f"--trust={entry}" for entry in trust]
     if config_dir:

@@ -1,4 +1,4 @@
-"""`ntkexp report`, `runs` and `compare`: runs and sweeps on a page, in a list, or in pairs."""
+"""`ntkexp report`, `runs` and `compare`: show runs and sweeps on a page, in a list, or in pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """How a report is written."""
+    """The output format of a report."""
 
     html = "html"
     md = "md"
@@ -81,7 +81,7 @@ def report(
 
 
 def write_table(text: str, out: Path | None) -> None:
-    """Print a table, or write it into a file of the user's choice."""
+    """Print a table, or write it into the file `out`."""
     if out is None:
         write_out(text)
         return
@@ -95,7 +95,7 @@ def write_table(text: str, out: Path | None) -> None:
 
 
 def format_runs(material: Material, form: Format) -> str:
-    """The runs as a table; as plain text and in Markdown with what their sweeps say."""
+    """Format the table of all runs. Text and Markdown also contain the laws of sweeps."""
     from ntkexp.report.analysis.laws import summary
     from ntkexp.report.comparison import combined
     from ntkexp.report.material import tabulate_fits
@@ -156,7 +156,7 @@ def runs(
 
 
 def delete(runs: Sequence[ListedRun], sure: bool) -> None:
-    """Remove these folders after a confirmation."""
+    """Delete run folders after a confirmation. Raise if some of them cannot be deleted."""
     from ntkexp.report.inventory import delete
 
     count = f"{len(runs)} run folder{'s' * (len(runs) != 1)}"

@@ -61,7 +61,7 @@ def sweep(
     from ntkexp.engine.base import choose
 
     chosen = choose(engine, workers)
-    chosen.limit_threads()  # before torch is imported, which composing does
+    chosen.limit_threads()  # must precede the import of torch
     from ntkexp.sweep.plan import runs_to_do, statuses
 
     plan = compose_plan(words or [], out, common.trusted, common.config_dir)
@@ -74,7 +74,7 @@ def sweep(
     write_down(plan, before, changed=False)
     after = before
     ended = dict[str, Ended]()
-    if begun:  # otherwise the modules that run experiments need not be imported
+    if begun:  # avoid slow imports if there is nothing to run
         from ntkexp.report.progress import progress_listener
         from ntkexp.sweep.jobs import Conductor
 
@@ -98,7 +98,7 @@ def sweep(
                 write_down(plan, after, changed=True)
     for run in plan.distinct:
         write_events(plan.folder(run).path, tensorboard and plan.folder(run).done)
-    # each failure with its reason, and the command that repeats it
+    # print each failure with its reason, and the command that repeats the run
     for run in plan.distinct:
         if reason := after[run.name].reason:
             sys.stderr.write(
@@ -129,12 +129,12 @@ def compose_plan(
 
 
 def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) -> None:
-    """Write the record of the sweep, and its tables if at least one run is done."""
+    """Write the sweep file, and its tables if at least one run is done."""
     from ntkexp.records.atomic import waited_for
     from ntkexp.records.sweep import write_sweep
     from ntkexp.sweep.plan import record
 
-    with waited_for(plan.record.parent / ".lock"):  # another sweep may write the same
+    with waited_for(plan.record.parent / ".lock"):  # another process may write the same files
         write_sweep(record(plan, statuses))
         tables = plan.record.with_suffix(".runs.csv")
         if any(status.state == "done" for status in statuses.values()) and (
@@ -146,7 +146,7 @@ def write_down(plan: Plan, statuses: Mapping[str, RunStatus], *, changed: bool) 
 
 
 def sentence(plan: Plan, statuses: Mapping[str, RunStatus], ended: Mapping[str, Ended]) -> str:
-    """Return a line that counts the runs by their states."""
+    """Summarise the numbers of runs in each state in one line."""
     done = [run for run in plan.distinct if statuses[run.name].state == "done"]
     counts = {
         "done": len(done),
@@ -191,7 +191,7 @@ def show_plan(
     seconds = [costs[run.name].seconds for run in begun]
     total = max([sum(seconds) / engine.workers, *seconds])
     most = max([costs[run.name].bytes for run in begun], default=0.0) * engine.workers
-    # estimates assume all steps; runs may reach their loss earlier
+    # the estimates assume all steps, but runs with stop_at_loss may end earlier
     sooner = any(run.experiment.stop_at_loss is not None for run in begun)
     early = ", or less: stop_at_loss may end runs sooner than all their steps" if sooner else ""
     sys.stdout.write(

@@ -1,6 +1,4 @@
-"""`ntkexp train`, `resume` and `config`: run an experiment, continue it from its checkpoint, or
-show it.
-"""
+"""`ntkexp train`, `resume` and `config`: run, continue or show an experiment."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ def train(
 
 
 def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -> str:
-    """Return the command that resumes a run. It trusts the same code, as trust is not stored.
+    """Return the command that resumes a run. It repeats `--trust`, because runs do not store it.
 
     >>> resume_command(Path("runs/a b"), ["my_net.py"])
     "`ntkexp resume 'runs/a b' --trust my_net.py`"
@@ -78,21 +76,21 @@ def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -
 
 
 def advice_for(folder: Path, advice: str) -> Callable[[], str]:
-    """Return the advice after an interrupt, which depends on whether the run had begun."""
+    """Return a function for `interruptible`: the advice, or a remark if the run has not begun."""
     return lambda: f"; {advice}" if (folder / BEGUN).is_file() else " before the first step"
 
 
 def wrap(text: str) -> str:
-    """Wrap a text for a terminal. A pipe gets one line."""
+    """Wrap a text to the width of the terminal. Leave it unchanged if stdout is a pipe."""
     return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
 
 
 def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
-    """Print the results of a finished run: the comparison, its meaning and the folder."""
+    """Print the results of a finished run: the comparison, a summary and the folder."""
     facts = RunFolder(folder).sealed_facts
     outcome = str(facts["outcome"])
     if quiet and not as_json:
-        if facts.get("diverged"):  # the run is finished, but its network is useless
+        if facts.get("diverged"):  # warn even if quiet: the run is finished, but not usable
             sys.stderr.write(f"ntkexp: {folder} {outcome}\n")
         return
     from ntkexp.records.results import read_results
@@ -112,7 +110,7 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
     from ntkexp.records.results import of_machines, read_timings
     from ntkexp.report.sentence import format_ladder, ladder_sentence
 
-    # the comparison, with the seconds of each kernel machine, and its meaning
+    # the comparison with timings, and its summary in one sentence
     table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv")))
     meaning = ladder_sentence(ladder, diverged=bool(facts["diverged"]))
     write_out(f"\n{wrap(outcome)}\n\n{table.rstrip()}\n\n{wrap(meaning)}\n{folder}\n")

@@ -1,6 +1,4 @@
-"""`ntkexp validate`: compare scores of training examples with trainings that leave some examples
-out.
-"""
+"""`ntkexp validate`: compare scores of training examples with retraining without some examples."""
 
 from __future__ import annotations
 
@@ -137,7 +135,7 @@ def validate(
 
 
 def share_of(text: str, option: str) -> float:
-    """Return a share of the examples, or a number of examples.
+    """Parse a share of the examples (below 1), or a number of examples.
 
     >>> share_of("1%", "--top"), share_of("8", "--top"), share_of("0.5", "--top")
     (0.01, 8.0, 0.5)

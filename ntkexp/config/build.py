@@ -1,10 +1,9 @@
-"""Build components from plain data, from the leaves up. `_target_` names a class; pydantic
-validates its fields.
+"""Build components from plain data. Nested components are built first.
 
-`_target_: ntkexp.model.MLP` names a class that must be a component of the right kind. A component
-of this package is named by its package, which imports only the file of that class. Others are named
-`package.module.Class`. Importing runs code, so a foreign package, or a file my_net.py, must be
-trusted first.
+`_target_: ntkexp.model.MLP` names the class of a component. pydantic validates its fields. The name
+of a component of this package omits the file; the package then imports only the file of that class.
+Other components are named `package.module.Class`. Importing runs code, so the user must trust other
+packages and files (such as my_net.py) first.
 
 >>> from ntkexp.loss import AbstractLoss
 >>> component_class("ntkexp.loss.Squared", AbstractLoss, "loss")
@@ -118,7 +117,7 @@ def import_named(name: str, given: str) -> ModuleType:
 
 
 def example_path(base: type[Component]) -> str:
-    """Return the name of some component of a kind, for advice."""
+    """Return the name of any concrete subclass of `base`, as an example in error messages."""
     concrete = [kind for kind in base.__subclasses__() if can_be_built(kind)] or [base]
     return class_path(concrete[0])
 
@@ -127,8 +126,9 @@ def example_path(base: type[Component]) -> str:
 
 
 def admit(entries: Sequence[str]) -> tuple[str, ...]:
-    """Import the files that the user trusts, and find the packages. Return their names as in a
-    `_target_`.
+    """Import the files that the user trusts, and check that the packages can be imported.
+
+    Return the names by which a `_target_` refers to them.
     """
     return tuple(
         admit_file(Path(entry)) if entry.endswith(".py") else admit_package(entry)
@@ -137,7 +137,10 @@ def admit(entries: Sequence[str]) -> tuple[str, ...]:
 
 
 def admit_package(name: str) -> str:
-    """Return the name of a package that Python finds, or that is in the working folder."""
+    """Check that a trusted package can be imported, from sys.path or the working folder.
+
+    Return its name, or raise.
+    """
     first = name.partition(".")[0]
     try:
         if first not in sys.modules and find_spec(first) is None:
@@ -154,8 +157,8 @@ def admit_package(name: str) -> str:
 
 
 def admit_file(file: Path) -> str:
-    """Import a file as a module of its name. Errors name the line in the file."""
-    file = Path(os.path.realpath(file.expanduser()))  # does not fail for a link to itself
+    """Import a file as a module named after the file. Errors name the line in the file."""
+    file = Path(os.path.realpath(file.expanduser()))  # Path.resolve fails for a link to itself
     given = f"trust={file}"
     if not file.is_file():
         raise WrongArgument(
@@ -202,7 +205,7 @@ def load_function(path: str, key: str, trust: Sequence[str]) -> Callable[..., An
     )
 
 
-# --- Components, built from the leaves up.
+# --- Components. Nested components are built first.
 
 
 def build(fields: Mapping[str, Any], trusted: tuple[str, ...] = ()) -> Experiment:
@@ -211,8 +214,10 @@ def build(fields: Mapping[str, Any], trusted: tuple[str, ...] = ()) -> Experimen
 
 @dataclass(frozen=True)
 class Builder:
-    """A builder of components from this package and from trusted code. In a list, an option's name
-    means its file.
+    """A builder of components from this package and from trusted code.
+
+    A field of components also takes the names of options, such as `path.rule=[secant]`. The builder
+    reads the YAML files of these options.
     """
 
     trusted: tuple[str, ...] = ()
@@ -223,7 +228,7 @@ class Builder:
 
     @cached_property
     def groups(self) -> frozenset[str]:
-        """The names of all groups. Found once, because a sweep builds a thousand experiments."""
+        """The names of all groups, cached because a sweep may build a thousand experiments."""
         return frozenset(self.choices.groups())
 
     def experiment(self, tree: Mapping[str, Any]) -> Experiment:
@@ -234,7 +239,7 @@ class Builder:
     def component(
         self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str
     ) -> Component:
-        """Build a component after its children."""
+        """Build a component and, before it, the components in its fields."""
         kind = self.kind(node, bases, key)
         given = {str(name): value for name, value in node.items() if name != "_target_"}
         children = {
@@ -251,7 +256,7 @@ class Builder:
     def kind(
         self, node: Mapping[str, Any], bases: tuple[type[Component], ...], key: str
     ) -> type[Component]:
-        """Return the class of a node. It needs no `_target_` if only one class is possible."""
+        """Return the class of a node. A node of a concrete class needs no `_target_`."""
         base = next((one for one in bases if class_path(one) == node.get("_target_")), bases[0])
         if "_target_" in node:
             return component_class(node["_target_"], base, key, self.trusted)
@@ -262,12 +267,12 @@ class Builder:
         return base
 
     def child(self, value: Any, field: FieldInfo | None, key: str) -> Any:
-        """Return the value of a field, with components in place of their descriptions."""
-        if field is None:  # pydantic refuses it
+        """Return the value of a field, with all components in it built."""
+        if field is None:  # an unknown field: pydantic raises an error
             return value
         plain = set(plain_types(field.annotation))
         wanted = component_bases(field.annotation)
-        # pydantic would take true as the number 1
+        # pydantic would convert true to the number 1
         if isinstance(value, bool) and plain & {int, float} and bool not in plain:
             raise Mistake(f"{key}={spell_value(value)}: it takes {accepted_values(field)}")
         if not wanted:
@@ -277,7 +282,7 @@ class Builder:
         return self.components(value, wanted, key)
 
     def components(self, value: Any, bases: tuple[type[Component], ...], key: str) -> Any:
-        """Build components from descriptions, names of options, or lists."""
+        """Build components from mappings, names of options, or lists of these."""
         if isinstance(value, Mapping):
             if names_layer(value):
                 return parse_layer(value, key)
@@ -301,7 +306,7 @@ class Builder:
 def config_keys(
     tree: Mapping[str, Any], kind: type[Component], builder: Builder, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every dotted key of the chosen components, with its field."""
+    """Yield every dotted key of the chosen components, with its pydantic field."""
     for name, field in kind.model_fields.items():
         yield f"{prefix}{name}", field
         child, wanted = tree.get(name), component_bases(field.annotation)
@@ -314,7 +319,7 @@ def config_keys(
 def unknown_key(
     key: str, known: Mapping[str, FieldInfo], chosen: Mapping[str, str], choices: Choices
 ) -> Mistake:
-    """Return an error that suggests another key or option for an unknown key."""
+    """Return an error for an unknown key that suggests a similar key or another option."""
     given = key
     parent, _, last = key.rpartition(".")
 
@@ -331,7 +336,7 @@ def unknown_key(
         key = meant
         parent, _, last = meant.rpartition(".")
 
-    # a key of another option; prefer the option of that name, then the option with the fewest keys
+    # a key of another option; prefer an option named like the key, then the one with fewest keys
     elsewhere = [
         (group, option)
         for group, current in chosen.items()
@@ -347,7 +352,7 @@ def unknown_key(
             f"did you mean '{group}={option} {group}.{last}=…'?"
         )
 
-    # the nearest spelling: within the group, or by the last part if no group is given, else in full
+    # the nearest spelling: within the group, else by the last part of the key, else by the full key
     beside = [other for other in known if other.rpartition(".")[0] == parent]
     candidates = {
         other.split(".")[-1]: other

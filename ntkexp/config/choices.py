@@ -1,7 +1,7 @@
 """Groups (folders), their options (YAML files) and the keys of each option.
 
-Completion and error messages use this module, which needs neither Hydra nor the classes of
-components.
+Shell completion and error messages use this module. To be fast, it imports neither Hydra nor the
+classes of components.
 
 >>> choices = Choices(config_folders(None))
 >>> choices.options("init"), choices.keys("optimizer", "sgd")["optimizer.batch"]
@@ -26,8 +26,9 @@ LAYOUT = "it takes a folder of YAML files laid out like configs/, such as DIR/mo
 
 
 def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
-    """Return the folders to search: the user's before the package's. The first folder with a file
-    wins.
+    """Return the folders to search: the user's folder, then the package's.
+
+    A file in the first folder hides a file of the same name in the second.
     """
     if config_dir is None:
         return (shipped(),)
@@ -45,13 +46,13 @@ def config_folders(config_dir: Path | None) -> tuple[Path, ...]:
     if not files:
         raise WrongArgument(f"{given} holds no YAML file; {LAYOUT}", "config_dir")
     for file in files:
-        if file.exists():  # Hydra would open a pipe or a device too
+        if file.exists():  # refuse pipes and devices, which Hydra would open
             refuse_special(file, str(file), sys.maxsize)
     return folder.resolve(), shipped()
 
 
 def shipped() -> Path:
-    """Return the package's folder: inside the installed package, or next to it in a checkout."""
+    """Return the package's folder of YAML files: inside an installed package, or next to it."""
     package = Path(__file__).resolve().parents[1]
     inside, beside = package / "configs", package.parent / "configs"
     return inside if inside.is_dir() else beside
@@ -61,14 +62,12 @@ def shipped() -> Path:
 
 
 NO_CHOICES = frozenset({"claim", "study", "sweep"})
-"""Folders of YAML that describe no part of an experiment."""
+"""Folders of YAML files that are not components of an experiment."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The options in some folders. A file in an earlier folder hides files of the same name in
-    later ones.
-    """
+    """The options in some folders. Files in earlier folders hide files of the same name."""
 
     folders: tuple[Path, ...]
 
@@ -120,7 +119,7 @@ class Choices:
 
 
 def dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a tree with dotted keys.
+    """Yield the leaves of a nested dictionary with dotted keys, without `_target_`.
 
     >>> dict(dotted({"a": {"b": 1, "c": [2]}}, ""))
     {'a.b': 1, 'a.c': [2]}
@@ -136,7 +135,7 @@ def dotted(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def tree(choices: Choices) -> str:
-    """Return every group and option with its keys, and last the keys outside groups."""
+    """List every option with its keys and comments. The keys outside groups come last."""
     defaults = choices.defaults()
     files = dict[str, Path]()
     for group in choices.groups():
@@ -154,7 +153,7 @@ def tree(choices: Choices) -> str:
 
 
 def title(group: str, option: str, choices: Choices) -> str:
-    """Return the word that chooses an option: by its group, by a key, or by a list.
+    """Return the override that chooses an option: GROUP=OPTION, KEY=OPTION or KEY=[OPTION].
 
     >>> choices = Choices(config_folders(None))
     >>> title("model", "mlp", choices), title("measure", "loss", choices), title("rule", "left", choices)
@@ -168,7 +167,7 @@ def title(group: str, option: str, choices: Choices) -> str:
 
 
 def key_lines(file: Path) -> Iterator[str]:
-    """Yield the lines of a file with keys and comments, without its `defaults` and `_target_`s."""
+    """Yield the lines of a YAML file, without its `defaults` and `_target_`."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -180,8 +179,7 @@ def key_lines(file: Path) -> Iterator[str]:
             yield line
 
 
-# --- Shell completion: groups and keys, then their options and values. It reads YAML and imports no
-# component, to be fast.
+# --- Shell completion of groups and keys, then of their options and values.
 
 
 def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[str]:
@@ -210,19 +208,18 @@ def complete(words: Sequence[str], unfinished: str, choices: Choices) -> list[st
     else:
         keys = [word for word in (*chosen, *known) if word.startswith(key)]
         offered = [f"{word}=" for word in keys]
-        if (
-            len(keys) == 1
-        ):  # offer values as well, so that the shell does not end the word after '='
+        # if only one key matches, offer values too, else the shell would append a blank after '='
+        if len(keys) == 1:
             options = values(keys[0], "", chosen, known, choices)
             offered += [f"{keys[0]}={option}" for option in options]
     return [word.removeprefix(begun) for word in offered if word.startswith(text)]
 
 
 def rejoin_lists(words: Sequence[str]) -> list[str]:
-    """Return the typed words, and last the part of the unfinished word up to '='.
+    """Rejoin words that bash split at '='. Other shells pass complete words.
 
-    bash splits words at '=' and passes the parts; other shells pass whole words. bash drops the '='
-    of `model=`.
+    The last item is the part of the unfinished word before and including '=', or ''. It is restored
+    if bash dropped the '=' of `model=`.
 
     >>> rejoin_lists(["data", "=", "table", "model", "="]), rejoin_lists(["data=table"]), rejoin_lists(["model"])
     (['data=table', 'model='], ['data=table', ''], ['model='])
@@ -243,7 +240,7 @@ def rejoin_lists(words: Sequence[str]) -> list[str]:
 def values(
     key: str, value: str, chosen: Mapping[str, str], known: Mapping[str, Any], choices: Choices
 ) -> Iterator[str]:
-    """Yield the options of a group, the names for a list, or the default."""
+    """Yield completions for the value of a key: options, lists of options, or the default."""
     names = choices.options(key.rsplit(".", maxsplit=1)[-1])
     if key in chosen:
         yield from choices.options(key)

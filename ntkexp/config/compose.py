@@ -1,14 +1,15 @@
 """Compose an experiment from the overrides KEY=VALUE of a command.
 
-    text      ['+' | '++'] KEY '=' VALUE         Hydra's + adds a key; it changes nothing here, as all keys are known
+    override  ['+' | '++'] KEY '=' VALUE      Hydra's + has no effect, because all keys exist
     KEY       words joined by dots
-    VALUE     Hydra's grammar; a field of text takes the text as it is, unless it is quoted, null or ${…}
+    VALUE     Hydra's grammar. For a text field, VALUE is the text itself, unless it is quoted,
+              null or contains ${…}
 
-1. Split each text at its '='. The last override of a key counts.
-2. Merge the files of the chosen options (`model=mlp`).
-3. Compare every other override with the keys of the chosen components, and parse its value for the type of its field.
-4. Count the references `${KEY}`, then follow them.
-5. Build the classes of the `_target_`s, from the leaves up. pydantic validates them (`ntkexp.config.build`).
+1. Split each override at its '='. The last override of a key wins.
+2. Merge the YAML files of the chosen options (`model=mlp`).
+3. Look up the keys of all other overrides. Parse each value according to the type of its field.
+4. Check the size of the references `${KEY}`, then resolve them.
+5. Build and validate the components (`ntkexp.config.build`).
 
 >>> split("model.width=64")
 Override(key='model.width', value='64')
@@ -57,7 +58,7 @@ from ntkexp.mistake import (
 
 
 KEY = re.compile(r"[A-Za-z_]\w*(\.\w+)*", re.ASCII)
-MAX_VALUE_LETTERS = 5000  # Hydra's parser takes a second for these
+MAX_VALUE_LETTERS = 5000  # Hydra's parser takes a second for a value of this length
 MARKED = re.compile(r"""null|'.*'|".*"|.*\$\{.*\}.*""", re.DOTALL)
 
 
@@ -126,7 +127,7 @@ def read_value(override: Override, field: FieldInfo) -> Any:
     try:
         parsed = OverridesParser.create().parse_override(str(override))
         swept, value = parsed.is_sweep_override(), parsed.value()
-    # 5000 digits raise ValueError, 500 brackets RecursionError
+    # numbers with 5000 digits raise ValueError, and 500 nested brackets RecursionError
     except (HydraException, ValueError, RecursionError):
         if may_be_text(field.annotation):
             return override.value
@@ -143,7 +144,7 @@ def read_value(override: Override, field: FieldInfo) -> Any:
 
 
 def single_value(override: Override, field: FieldInfo) -> str:
-    """Return the override with the first of several values.
+    """Suggest an override with one value, in place of one with several values.
 
     >>> single_value(Override("model.width", "64,128"), FieldInfo(annotation=int))
     'model.width=64'
@@ -156,16 +157,19 @@ def single_value(override: Override, field: FieldInfo) -> str:
 
 # --- 2. Merge the files of the chosen options into one tree.
 #
-# `defaults` in a file lists what its keys are merged with: in `config.yaml` an option of each group,
-# in an option other options of its group. Later keys win. `_self_` is the place of the file's own
-# keys, by default the last.
+# The list `defaults` of a file names the options that are merged into the file. `config.yaml` names
+# an option of each group. An option can name other options of its group. Later entries override
+# earlier ones. `_self_` is the position of the file's own keys, by default the last.
 
 
 OWN_KEYS = "_self_"
 
 
 def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, dict[str, str]]:
-    """Return the merged tree of these options, and the option of every group, including defaults."""
+    """Merge the files of the picked options and of the default options.
+
+    Return the merged tree, and the option of every group.
+    """
     defaults = choices.defaults()
     chosen = defaults | dict(picked)
     parts = {group: load_option(group, option, choices) for group, option in chosen.items()}
@@ -183,7 +187,10 @@ def assemble(picked: Mapping[str, str], choices: Choices) -> tuple[DictConfig, d
 def load_option(
     group: str, option: str, choices: Choices, inside: tuple[str, ...] = ()
 ) -> Mapping[str, Any]:
-    """Return the keys of an option. `inside` are the options whose `defaults` lead here."""
+    """Load an option, merged with its `defaults`.
+
+    `inside` are the options that include this one. Raise if an option includes itself.
+    """
     file = choices.file(group, option)
     if option in inside:
         raise Mistake(f"{file}: its 'defaults' lead back to it")
@@ -193,7 +200,7 @@ def load_option(
 
 
 def merge_defaults(file: Path, load: Callable[[Any], Mapping[str, Any]]) -> DictConfig:
-    """Return the keys of a file, merged with the entries of its `defaults`, as `load` reads them."""
+    """Load a file, merged with its `defaults`. `load` reads an entry of `defaults`."""
     fields = read_yaml(file)
     if "hydra" in fields:
         raise Mistake(f"{file}: settings of Hydra have no effect here; remove 'hydra'")
@@ -213,7 +220,7 @@ def merge_defaults(file: Path, load: Callable[[Any], Mapping[str, Any]]) -> Dict
 
 @contextmanager
 def named_in_errors(file: Path) -> Iterator[None]:
-    """Name a file in an error of YAML or OmegaConf."""
+    """Convert errors of YAML or OmegaConf inside the block to a `Mistake` that names the file."""
     try:
         yield
     except Mistake:
@@ -222,20 +229,24 @@ def named_in_errors(file: Path) -> Iterator[None]:
         raise Mistake(f"{file}: {' '.join(str(error).split())}") from None
 
 
-# --- 3 to 5. From the words of a command to an experiment.
+# --- 3 to 5. From overrides to an experiment.
 
 
 def compose(
     overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()
 ) -> Experiment:
-    """Return the experiment that these overrides describe."""
+    """Compose an experiment from overrides KEY=VALUE.
+
+    `config_dir` is a folder of YAML files that come before the package's. `trust` lists packages
+    and files whose code may run.
+    """
     return resolve(overrides, config_dir, trust).experiment()
 
 
 def resolve(
     overrides: Sequence[str], config_dir: Path | None = None, trust: Sequence[str] = ()
 ) -> Resolved:
-    """Return the experiment's plain data, before validation."""
+    """Return the experiment as plain data, before validation."""
     return composer(config_dir, trust).resolve(overrides)
 
 
@@ -245,7 +256,7 @@ def composer(config_dir: Path | None = None, trust: Sequence[str] = ()) -> Compo
 
 @dataclass(frozen=True)
 class Resolved:
-    """Plain data without references, and the option of each group."""
+    """A composed experiment as plain data without references, before it is validated."""
 
     tree: dict[str, Any]
     chosen: dict[str, str]
@@ -255,7 +266,7 @@ class Resolved:
         return self.builder.experiment(self.tree)
 
     def as_yaml(self) -> str:
-        """Return a `config.yaml` of this experiment, for a folder of the user."""
+        """Return this experiment as a `config.yaml`, which a user can put into a `--config-dir`."""
         fields = self.experiment().fields()
         defaults = "".join(
             f"  - {group}: {self.chosen[group]}\n" for group in fields if group in self.chosen
@@ -264,7 +275,7 @@ class Resolved:
 
 
 def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the user's tree, with the defaults of classes added."""
+    """Return `tree` with missing keys filled from `fields`, the values with class defaults."""
     return {
         key: completed(item, fields.get(key, {})) if isinstance(item, dict) else item
         for key, item in (fields | tree).items()
@@ -273,9 +284,7 @@ def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Composer:
-    """A composer of many experiments. It merges each selection of options once, as that takes most
-    of the time.
-    """
+    """A composer of many experiments. It caches the merged options, because merging is slow."""
 
     builder: Builder
     assembled: dict[tuple[tuple[str, str], ...], tuple[DictConfig, dict[str, str]]] = field(
@@ -284,13 +293,13 @@ class Composer:
 
     @cached_property
     def groups(self) -> list[str]:
-        """The keys that choose an option."""
+        """The groups that are keys of an experiment, such as `model`."""
         return [
             group for group in self.builder.choices.groups() if group in Experiment.model_fields
         ]
 
     def resolve(self, overrides: Sequence[str]) -> Resolved:
-        """Return the experiment's plain data, before validation."""
+        """Return the experiment as plain data, before validation."""
         token = environment_is_read.set(bool(self.builder.trusted))
         try:
             return self.resolved(overrides)
@@ -302,14 +311,14 @@ class Composer:
         given = {override.key: override for override in map(split, overrides)}
         picked = {key: read_option(given[key], choices) for key in self.groups if key in given}
 
-        # a copy of the merged tree of these options
+        # copy the merged tree of these options
         selection = tuple(sorted(picked.items()))
         if selection not in self.assembled:
             self.assembled[selection] = assemble(picked, choices)
         config, chosen = self.assembled[selection]
         config = deepcopy(config)
 
-        # set the other values; first the `_target_`s, which decide the keys
+        # set the other values, `_target_` first, because it determines the valid keys
         keys: dict[str, FieldInfo] = {}
         for override in sorted(
             given.values(), key=lambda override: not override.key.endswith("._target_")
@@ -326,30 +335,30 @@ class Composer:
                 raise Mistake(f"{override}: {first_line(error)}") from None
             target = override.key.endswith("._target_") or f"{override.key}._target_" in keys
             if target or isinstance(value, Mapping):
-                keys = {}  # another component has other keys
+                keys = {}  # the component changed, so look up its keys again
         return Resolved(follow_references(config, self.builder), chosen, self.builder)
 
 
 def known_keys(config: DictConfig, builder: Builder) -> dict[str, FieldInfo]:
-    """Return every key of a tree, with its field."""
+    """Return every dotted key of a tree, with its pydantic field."""
     return dict(config_keys(plain(config, resolve=False), Experiment, builder))
 
 
 def plain(config: DictConfig, *, resolve: bool) -> dict[str, Any]:
-    """Return the tree as plain data, and follow its references if `resolve`."""
+    """Convert the tree to plain data. If `resolve`, resolve its references `${KEY}`."""
     tree = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve)
     assert isinstance(tree, dict)
     return {str(key): item for key, item in tree.items()}
 
 
 def follow_references(config: DictConfig, builder: Builder) -> dict[str, Any]:
-    """Follow every reference, and return plain data."""
+    """Resolve all references `${KEY}`, and return plain data. Raise with the key of an error."""
     try:
         with warnings.catch_warnings():
             refuse_reference_growth(plain(config, resolve=False))
             warnings.simplefilter("ignore")  # ${oc.deprecated:…} would print the library's own text
             return plain(config, resolve=True)
-    except MissingMandatoryValue as error:  # a value ???
+    except MissingMandatoryValue as error:  # a value is still OmegaConf's placeholder `???`
         key = str(error.full_key)
         field = known_keys(config, builder).get(key)
         kind = f": it takes {accepted_values(field)}" if field else ""
@@ -367,15 +376,18 @@ def follow_references(config: DictConfig, builder: Builder) -> dict[str, Any]:
 
 
 class ReadsEnvironment(Mistake):
-    """A configuration refers to the environment without trusted code."""
+    """Raised if a configuration contains ${oc.env:…}, and no code is trusted."""
 
 
 environment_is_read: ContextVar[bool] = ContextVar("environment_is_read", default=False)
-"""True if ${oc.env:…} is allowed: only with trusted code, which can read the environment anyway."""
+"""True if ${oc.env:…} is allowed. Trusted code can read environment variables anyway."""
 
 
 def of_environment(name: str, *default: Any) -> Any:
-    """Return the value of `${oc.env:NAME}` as OmegaConf does, and hide it from messages."""
+    """Resolve `${oc.env:NAME}` like OmegaConf. Hide the value from later messages.
+
+    Raise `ReadsEnvironment` if no code is trusted.
+    """
     if not environment_is_read.get():
         raise ReadsEnvironment(
             f"${{oc.env:{name}}}: the environment is read only beside trusted code, for a value may be a secret, and "

@@ -1,5 +1,7 @@
-"""The values that a component's fields accept, in words; one-line reports of pydantic's errors; and
-the names that other libraries use for keys and options.
+"""Error messages for values in a configuration.
+
+The module describes the values that a field accepts, reports pydantic's errors in one line, and
+lists the names that other libraries use for keys and options.
 
 >>> from pydantic import PositiveInt
 >>> allowed(PositiveInt | None)
@@ -35,7 +37,7 @@ WORDS = {
 
 
 def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
-    """Return a phrase for a type, with its range."""
+    """Describe the values of a type in words. `limits` are its constraints, such as `Gt(0)`."""
     parts = get_args(kind)
     match get_origin(kind):
         case origin if origin is Annotated:
@@ -57,8 +59,9 @@ def allowed(kind: Any, limits: Iterable[object] = ()) -> str:
 
 
 def list_length(parts: tuple[Any, ...], limits: Iterable[object]) -> str:
-    """Return a phrase for the length of a list whose items have these types, or nothing if any
-    length is allowed.
+    """Describe the allowed length of a list. Return "" if any length is allowed.
+
+    `parts` are the type arguments of the list.
     """
     if len(parts) > 1 and ... not in parts:
         return f" of {len(parts)}"
@@ -67,7 +70,7 @@ def list_length(parts: tuple[Any, ...], limits: Iterable[object]) -> str:
 
 
 def bounds(limits: Iterable[object]) -> Iterator[str]:
-    """Yield the bounds among a field's constraints."""
+    """Yield the numeric bounds among the constraints of a field, as text."""
     for limit in flat(limits):
         match limit:
             case Gt():
@@ -81,7 +84,7 @@ def bounds(limits: Iterable[object]) -> Iterator[str]:
 
 
 def flat(limits: Iterable[object]) -> Iterator[object]:
-    """Yield constraints, also from inside pydantic's `Field`."""
+    """Yield all constraints, including those inside a pydantic `Field`."""
     for limit in limits:
         if isinstance(limit, FieldInfo):
             yield from flat(limit.metadata)
@@ -94,7 +97,7 @@ def accepted_values(field: FieldInfo) -> str:
 
 
 def plain_types(kind: Any) -> tuple[Any, ...]:
-    """Return the plain types in a union, a container or a literal.
+    """Return the types inside a union or container, and the values of a literal.
 
     >>> plain_types(tuple[int, ...] | Literal["log"] | None)
     (<class 'int'>, 'log', <class 'NoneType'>)
@@ -118,38 +121,41 @@ def component_bases(kind: Any) -> tuple[type[Component], ...]:
 
 
 def is_text(kind: Any) -> bool:
-    """Return true if a field accepts only text, so that a value needs no quotes."""
+    """Return True if a field accepts only text or a path, so that values need no quotes."""
     return set(plain_types(kind)) <= {str, Path, NoneType}
 
 
 def may_be_text(kind: Any) -> bool:
-    """Return true if a field also accepts text."""
+    """Return True if a field accepts text or a path, perhaps among other types."""
     return bool({str, Path} & {plain for plain in plain_types(kind) if isinstance(plain, type)})
 
 
 def is_list(kind: Any) -> bool:
-    """Return true if a field accepts a list."""
+    """Return True if a field accepts a list."""
     origin = get_origin(kind)
     if origin in {tuple, list}:
         return True
     return origin in {Union, UnionType, Annotated} and any(is_list(part) for part in get_args(kind))
 
 
-# --- One line for pydantic's first error: the key, the value, the accepted values, the nearest
-# spelling.
+# --- Report pydantic's first error in one line: key, value, accepted values, nearest spelling.
 
 
 def refusal(
     error: ValidationError, kind: type[Component], key: str, given: Mapping[str, Any]
 ) -> Mistake:
-    """Return the first error of a component. `given` holds its values as the user wrote them."""
+    """Convert a validation error of a component to a `Mistake`.
+
+    `key` is the key of the component. `given` holds the values of its fields, as the user wrote
+    them.
+    """
     first = error.errors()[0]
-    if first["type"] == "missing":  # the key may be there, but misspelled
+    if first["type"] == "missing":  # prefer an unknown key, which may be the missing one misspelled
         first = next(
             (other for other in error.errors() if other["type"] == "extra_forbidden"), first
         )
     reason = str(first.get("ctx", {}).get("error", "")) if first["type"] == "value_error" else ""
-    if not first["loc"]:  # an error of the whole component, which names its keys itself
+    if not first["loc"]:  # an error of several fields, whose message already names the keys
         return Mistake(reason or f"{key}: {first['msg']}".removeprefix(": "))
     name = str(first["loc"][0])
     full_key = f"{key}.{name}".removeprefix(".")
@@ -169,7 +175,7 @@ def refusal(
 
 # --- Names that papers and other libraries use for keys and options.
 #
-# They are not accepted, because an experiment has one spelling; an error message names it.
+# These names are not accepted. An error message suggests the name that this package uses.
 
 
 KEYS: Mapping[str, str] = {
@@ -214,7 +220,7 @@ KEYS: Mapping[str, str] = {
     }.items()
     for name in names.split()
 }
-"""From the last part of a foreign key, in lower case, to the key here, or to KEY=VALUE."""
+"""Map the last part of a foreign key, in lower case, to this package's key or KEY=VALUE."""
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     group: {name: ours for ours, names in table.items() for name in names.split()}
@@ -255,4 +261,4 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         },
     }.items()
 }
-"""By group: from a foreign name, in lower case, to the option here."""
+"""For each group, map a foreign name, in lower case, to this package's option."""

@@ -1,8 +1,7 @@
-"""Read YAML as plain data (mappings, lists, texts, numbers), limit its size, and write plain data
-as YAML.
+"""Read YAML as plain data (mappings, lists, texts, numbers), limit its size, and write YAML.
 
-Everything else in a text is a YAML error with its line. A date stays a text, as in Hydra, which
-reads the same files.
+Other tags, such as sets or bytes, raise a YAML error with the line. Dates are read as text, because
+Hydra reads the same files and does so too.
 
 >>> parsed("a: [1, 2020-13-45]")
 {'a': [1, '2020-13-45']}
@@ -13,7 +12,7 @@ yaml.constructor.ConstructorError: '1x' is not a valid int
     a: !!int 1x
        ^
 
-`spell_value` writes a value as on the command line.
+`spell_value` formats a value as on the command line.
 
 >>> spell_value([1, None, "a"]), spell_value(True), spell_value("x")
 ('[1, null, a]', 'true', 'x')
@@ -36,21 +35,21 @@ from yaml.constructor import ConstructorError
 from ntkexp.mistake import Mistake, refuse_special
 
 MAX_NESTING = 50
-MAX_YAML_ENTRIES = 100_000  # of one file, with the copies that anchors make
-ENTRIES_PER_LETTER = 10  # of a text with ${…}, which Hydra parses by a slow grammar
+MAX_YAML_ENTRIES = 100_000  # entries of one file, including copies by anchors
+ENTRIES_PER_LETTER = 10  # each letter of a text with ${…} counts as 10: Hydra parses it slowly
 
 DATE = "tag:yaml.org,2002:timestamp"
 PLAIN_TAGS = {
     f"tag:yaml.org,2002:{kind}"
     for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 }
-"""The tags of plain data. Runs are stored as JSON, which has no sets, dates, bytes and pairs."""
+"""The allowed tags. Runs are stored as JSON, which has no sets, dates, bytes or pairs."""
 
 
 class Loader(yaml.SafeLoader):
-    """A loader of plain data without dates. Its errors name the place of a value."""
+    """A YAML loader for plain data without dates. Its errors name the line of a value."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012  as its base declares it
+    yaml_implicit_resolvers = {  # noqa: RUF012  declared like in the base class
         key: [(tag, pattern) for tag, pattern in resolvers if tag != DATE]
         for key, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -59,7 +58,7 @@ class Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.depth += 1
-        if self.depth > MAX_NESTING:  # the base class recurses, so Python's stack would overflow
+        if self.depth > MAX_NESTING:  # the base class is recursive and would overflow the stack
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             problem = f"more than {MAX_NESTING} lists and mappings are nested"
             raise ComposerError(None, None, problem, mark)
@@ -86,7 +85,7 @@ class Loader(yaml.SafeLoader):
 
 
 def parsed(text: str) -> Any:
-    """Return the data of the document in a text, or None for an empty text."""
+    """Parse a YAML document. Return None for an empty text."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()
@@ -99,8 +98,9 @@ def parsed(text: str) -> Any:
 
 
 def refuse_large_expansion(root: yaml.Node) -> None:
-    """Raise if a document with all copies of its anchors is too large. Nested anchors grow
-    exponentially.
+    """Raise if a document is too large after its anchors are copied.
+
+    The size of nested anchors grows exponentially ("billion laughs").
     """
     waiting = [(root, 1, root.start_mark)]
     entries = 0
@@ -119,21 +119,21 @@ def refuse_large_expansion(root: yaml.Node) -> None:
             parts = [part for pair in node.value for part in pair]
         elif isinstance(node, yaml.SequenceNode):
             parts = list(node.value)
-        # in the order of the document; an error names the line of the part of the root
+        # visit parts in document order; an error names the line of the top-level entry
         waiting.extend(
             (part, depth + 1, part.start_mark if node is root else mark) for part in reversed(parts)
         )
 
 
-# --- References ${KEY}: each one copies its target, so nested ones grow exponentially. Their copies
-# are counted before OmegaConf follows them.
+# --- References ${KEY}. Each reference copies its target, so nested references grow exponentially.
+# The functions below count the copies before OmegaConf makes them.
 
 
-MAX_REFERENCE_ENTRIES = 1000  # entries that all references copy; OmegaConf takes 1 ms for each
-LETTERS_PER_ENTRY = 1000
+MAX_REFERENCE_ENTRIES = 1000  # maximum number of copied entries; OmegaConf takes 1 ms for each
+LETTERS_PER_ENTRY = 1000  # a long text counts as an additional entry per 1000 letters
 
 Place: TypeAlias = tuple[Any, ...]
-"""The keys and indices that lead to a node."""
+"""The path of a node: the keys and indices that lead to it from the root."""
 
 INTERPOLATION = re.compile(r"\$\{\s*([^${}:]*)([:}$]?)")
 REFERENCE_ARGUMENT = re.compile(r"\.*[\w.\[\]-]+")
@@ -155,8 +155,12 @@ def refuse_reference_growth(tree: Mapping[str, Any]) -> None:
 
 
 def entries_with_text(nodes: Mapping[Place, Any], text: Place, entries: int) -> int:
-    """Add the entries that the references of a text copy to a count."""
-    waiting: list[tuple[tuple[Place, ...], Place]] = [((), text)]  # texts on the way, and a place
+    """Add the number of entries that the references in one text copy to `entries`, and return it.
+
+    `text` is the path of the text.
+    """
+    # each item: the texts whose references lead to a node, and the path of the node
+    waiting: list[tuple[tuple[Place, ...], Place]] = [((), text)]
     while waiting:
         chain, place = waiting.pop()
         node = nodes[place]
@@ -164,7 +168,7 @@ def entries_with_text(nodes: Mapping[Place, Any], text: Place, entries: int) -> 
         if not has_references(node):
             entries += 1 + size
             waiting.extend((chain, (*place, key)) for key, _ in children(node))
-        elif place not in chain:  # OmegaConf reports circles
+        elif place not in chain:  # skip circles, which OmegaConf reports
             entries += node.count("${") + size
             waiting.extend(((*chain, place), target) for target in reference_targets(nodes, place))
         key = ".".join(map(str, text))
@@ -181,10 +185,10 @@ def entries_with_text(nodes: Mapping[Place, Any], text: Place, entries: int) -> 
 
 
 def reference_targets(nodes: Mapping[Place, Any], place: Place) -> Iterator[Place]:
-    """Yield the possible targets of the references in a text."""
+    """Yield the paths of all possible targets of the references in a text."""
     text = nodes[place]
     for reference in INTERPOLATION.finditer(text):
-        if reference[2] == "$":  # a reference inside the key: it may lead anywhere
+        if reference[2] == "$":  # a nested reference, ${${…}}: any text is a possible target
             yield from (other for other, node in nodes.items() if has_references(node))
         keys = [reference[1].strip()]
         if reference[2] == ":":  # a resolver, such as ${oc.select: a.b}
@@ -196,8 +200,10 @@ def reference_targets(nodes: Mapping[Place, Any], place: Place) -> Iterator[Plac
 
 
 def reference_target(nodes: Mapping[Place, Any], place: Place, key: str) -> Place | None:
-    """Return the place of a key, or of the first reference on the way. Leading dots are steps up
-    from `place`.
+    """Return the path of the node that `key` refers to, or None if there is none.
+
+    Leading dots make the key relative to `place`. If a node on the way is itself a reference,
+    return the path of that node.
     """
     steps_up = len(key) - len(key.lstrip("."))
     target = place[: len(place) - steps_up] if steps_up else ()
@@ -226,13 +232,13 @@ def children(node: object) -> Iterator[tuple[Any, Any]]:
 
 
 def all_nodes(node: object, place: Place) -> Iterator[tuple[Place, Any]]:
-    """Yield every node with its place, in the order of the document."""
+    """Yield every node with its path, in document order."""
     yield place, node
     for key, child in children(node):
         yield from all_nodes(child, (*place, key))
 
 
-# --- A file of YAML.
+# --- Reading YAML files.
 
 
 MAX_YAML_BYTES = 1 << 24
@@ -253,14 +259,12 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1000)
 def parse_cached(text: str) -> Any:
-    """Return the data of a text, parsed once: a list of all choices reads the same few files many
-    times.
-    """
+    """Parse a YAML document, with a cache. Listing all options reads the same files many times."""
     return parsed(text)
 
 
 def yaml_mistake(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mistake:
-    """Return an error that names the file, the line and the problem."""
+    """Convert a YAML error to a `Mistake` with the file, the line and the problem."""
     if not isinstance(error, yaml.MarkedYAMLError):
         return Mistake(f"{file} cannot be read as YAML: it is not plain text in UTF-8")
     mark = error.problem_mark or error.context_mark
@@ -268,11 +272,11 @@ def yaml_mistake(error: yaml.YAMLError | UnicodeDecodeError, file: Path) -> Mist
     return Mistake(f"{file}{line} cannot be read as YAML: {error.problem or error.context}")
 
 
-# --- Plain data as YAML.
+# --- Writing plain data as YAML.
 
 
 def spell_value(value: object) -> str:
-    """Return a value as YAML on one line, and a text without quotes."""
+    """Format a value as YAML on one line. Texts get no quotes."""
     if isinstance(value, str):
         return value
     text = str(yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True))
@@ -280,7 +284,7 @@ def spell_value(value: object) -> str:
 
 
 def as_yaml(tree: Mapping[str, Any], indent: str = "") -> str:
-    """Return plain data as YAML, in its own order, with a line for each key.
+    """Format a mapping as YAML, with a line for each key, in the order of the mapping.
 
     >>> print(as_yaml({"a": {"b": [1, None], "c": "x: y"}}), end="")
     a:
@@ -292,7 +296,7 @@ def as_yaml(tree: Mapping[str, Any], indent: str = "") -> str:
         if isinstance(item, dict) and item:
             lines.append(f"{indent}{key}:\n{as_yaml(item, indent + '  ')}")
             continue
-        # a list of one item stays on one line, and spells texts with the quotes that they need
+        # dump [item] and strip the brackets: this keeps one line, and quotes texts if necessary
         width = float("inf")
         listed = yaml.safe_dump([item], default_flow_style=True, width=width, allow_unicode=True)
         lines.append(f"{indent}{key}: {str(listed).strip()[1:-1]}\n")

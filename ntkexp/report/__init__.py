@@ -2,16 +2,16 @@
 
 Each line imports only from the lines above it:
 
-progress, live_log                         the numbers of a training that is running
-run, tables, outputs, leave_out            the reader of a run; tables as text, CSV and HTML; outputs; removals
-examples, inventory, sentence, claims      names of examples; configurations and results in words
-analysis                                   numbers of several runs: estimates, laws, tables
-comparison, material, validation           runs side by side, and their summary
-parts, known_effects                       parts of one output; its leave-out effects
-removal_group, explain, forgetting         the group of a removal; explanations of a prediction and of forgetting
-breakdown                                  the breakdown of a removal
-top_examples, plots                        tables and figures of the strongest examples, and their files
-scores                                     contributions with scores, pictures and a notebook display
-loaded_run                                 a run with pictures and a notebook display: `ntkexp.load_run`
-drawing, events, page                      pictures at the end of a run, TensorBoard, HTML pages
+progress, live_log                       progress bars; logs in W&B, MLflow and TensorBoard
+run, tables, outputs, leave_out          reader of a run folder; tables; outputs; leave-out checks
+examples, inventory, sentence, claims    names of examples; lists of runs; results in words
+analysis                                 statistics over several runs: estimates, scaling laws
+comparison, material, validation         runs side by side; content of a report; LDS and QLD
+parts, known_effects                     contributions to one output; leave-out effects
+removal_group, explain, forgetting       examples to remove; explanations; forgetting
+breakdown                                breakdown of a removal by example and step
+top_examples, plots                      tables and figures of the strongest examples
+scores                                   contributions with scores, pictures, notebook display
+loaded_run                               `ntkexp.load_run`: a run with pictures
+drawing, events, page                    pictures at the end of a run; TensorBoard; HTML pages
 """

@@ -1,7 +1,7 @@
 """The breakdown of a removal, as numbers and as text.
 
-A group of examples was left out and the network trained again. The breakdown divides the change of each output at each
-query among the examples of the group, and among the steps.
+The network was retrained without a group of examples. For each output at each query, the breakdown
+divides the change among the examples of the group, and among the steps.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from ntkexp.text import counted, percent, short
 Array: TypeAlias = NDArray[np.float64]
 
 NOT_COMPUTED = "not computed: path.effects=true"
-STRETCHES_OF_STEPS = 10  # rows of the table of steps
+STRETCHES_OF_STEPS = 10  # intervals of steps, one per row of the table of steps
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BreakdownEntry:
-    """One output at one query, before and after a group of examples was left out."""
+    """One output at one query, before and after retraining without the group of examples."""
 
     split: str
     number: int
@@ -48,12 +48,12 @@ class BreakdownEntry:
     out: int
     output: str
     before: float
-    predicted: float | None  # the change, as the sum of the effects of single examples
+    predicted: float | None  # change of the output, as the sum of single-example leave-out effects
     actual: float
     places: tuple[int, ...]
     names: tuple[str, ...]
     examples: tuple[Example, ...]
-    shares: Array  # of each example in `actual`
+    shares: Array  # the part of `actual` due to each example, [example]
     by_step: Array
     cancellation: float
     growth: float
@@ -110,7 +110,7 @@ def breakdown_entries(
 def predicted_change(
     run: Run, effects: Array | None, query: int, out: int, group: list[int]
 ) -> float | None:
-    """Return the sum of the effects of the group's examples, or None if an effect is unknown."""
+    """Return the sum of the leave-out effects of the group's examples; None if one is unknown."""
     if effects is None or out not in run.outs:
         return None
     change = float(effects[query, run.outs.index(out), group].sum())
@@ -129,7 +129,10 @@ def format_breakdown(
     top: int,
     order: str = "",
 ) -> str:
-    """Write the removal and the breakdown of each output. `order` names the order behind `top:N`."""
+    """Format the removal and the breakdown of each output as text.
+
+    `order` describes the ranking if the group was chosen with `top:N`.
+    """
     blocks = [breakdown_heading(removal, order)]
     if agreement is not None:
         blocks.append(agreement.sentence)
@@ -144,7 +147,7 @@ def format_breakdown(
 
 
 def breakdown_heading(removal: Removal, order: str = "") -> str:
-    """Say which training was repeated, and how accurate the breakdown is."""
+    """Describe the retraining and the accuracy of the breakdown in one sentence."""
     group = counted(len(removal.example), "example")
     if order:
         group += f" (at the top: those {order})"
@@ -166,7 +169,7 @@ def breakdown_heading(removal: Removal, order: str = "") -> str:
 
 
 def format_entry(entry: BreakdownEntry, top: int) -> str:
-    """Write one output at one query: the predicted and actual change, the shares of examples and steps."""
+    """Format one entry as tables: predicted and actual change, shares of examples and steps."""
     head = (
         f"{entry.split} {entry.number} (#{entry.point.index}, {entry.point.name}): {entry.output} = "
         f"{short(entry.before)}, without them {short(entry.before + entry.actual)}"
@@ -176,7 +179,7 @@ def format_entry(entry: BreakdownEntry, top: int) -> str:
 
 
 def tabulate_changes(entry: BreakdownEntry) -> Table:
-    """Return the predicted and the actual change of the output."""
+    """Tabulate the predicted change, the actual change, and how strongly the shares cancel."""
     has_prediction = entry.predicted is not None
     columns = (
         text_column("change"),
@@ -203,7 +206,8 @@ def tabulate_shares(entry: BreakdownEntry) -> Table:
     for k in strongest_first(entry.shares):
         left_out = entry.examples[k]
         share = float(entry.shares[k])
-        # examples of a followed loop have an id and a text, others a number in the source and a target
+        # Examples of a followed loop have an id and a text.
+        # Examples of a run have an index in the data source and a target.
         if left_out.text is None:
             names = (f"{entry.places[k]} (#{left_out.index})", left_out.name)
         else:
@@ -213,7 +217,7 @@ def tabulate_shares(entry: BreakdownEntry) -> Table:
 
 
 def tabulate_steps(entry: BreakdownEntry) -> Table:
-    """Return the share of each of a few stretches of steps."""
+    """Sum the shares of the steps over `STRETCHES_OF_STEPS` intervals of about equal length."""
     steps = len(entry.by_step)
     edges = sorted({round(k * steps / STRETCHES_OF_STEPS) for k in range(STRETCHES_OF_STEPS + 1)})
     rows = [

@@ -2,9 +2,10 @@
 
     p₍₁₎ ≤ p₍₂₎ ≤ …        the k-th verdict survives if 2 p₍ⱼ₎ ≤ 5 %/(m − j + 1) for all j ≤ k
 
-The verdict on a claim combines its main look and its second look (`ClaimRecord.verdict`). The m registered claims of
-one size are a family, judged or not. Deterministic claims have no p, and always survive. Undecided and unreplicated
-claims have p = 1. p is doubled, because a verdict can go either way.
+The verdict on a claim combines its main test and its second test (`ClaimRecord.verdict`). The m
+registered claims of one size form a family, including claims that were not judged yet.
+Deterministic claims have no p, and always survive. Undecided and unreplicated claims have p = 1. p
+is doubled, because a verdict may support or refute a claim.
 
 >>> holm_rejections([0.001, None, 0.02, 0.5])
 [True, True, False, False]
@@ -31,7 +32,12 @@ ON_TERMINAL = (
 
 
 def tabulate_claims(records: Sequence[ClaimRecord], registered: int = 0) -> Table:
-    """Return a row for each claim. `stands` says whether its verdict survives Holm's correction."""
+    """Return a row for each claim.
+
+    The column `stands` tells if the verdict survives Holm's correction.
+
+    `registered` is the number of claims in the register. It can exceed the number of records.
+    """
     columns = (
         text_column("claim"),
         text_column("verdict"),
@@ -84,7 +90,9 @@ def format_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str:
 
 
 def interval(judged: Judgement) -> str:
-    """Spell the interval of a look. Deterministic looks have errors or an exact figure instead.
+    """Format the confidence interval of a test.
+
+    Deterministic tests have a range of errors or an exact estimate.
 
     >>> from types import SimpleNamespace
     >>> spell = lambda low, high, p=None: interval(SimpleNamespace(low=low, high=high, p=p, verdict="supported"))
@@ -94,14 +102,14 @@ def interval(judged: Judgement) -> str:
     if judged.low == judged.high:  # the same number for every seed
         return "exact, no interval"
     ends = f"{short(judged.low)} to {short(judged.high)}"
-    identity = judged.p is None and judged.verdict != "undecided"  # decided without a probability
+    identity = judged.p is None and judged.verdict != "undecided"  # decided without a p-value
     if identity:
         return f"errors {ends}"
     return ends
 
 
 def shortened(expected: str) -> str:
-    """Return the first expected part, and the number of others.
+    """Return the first of several expectations, and the number of further ones.
 
     >>> shortened("slope −1 ± 0.1; slope −0.5 ± 0.1"), shortened("≤ 2 ± 0.1")
     ('slope −1 ± 0.1, and 1 more', '≤ 2 ± 0.1')
@@ -138,10 +146,12 @@ def summarise_claims(records: Sequence[ClaimRecord], registered: int = 0) -> str
 
 
 def outlook(record: ClaimRecord, look: str = "main") -> str:
-    """Say how many fresh seeds will probably decide a look, and their time. Empty if it is decided.
+    """Estimate how many fresh seeds will decide a test, and their CPU time.
 
-    The seeds must be fresh: judging a look again with unplanned further seeds doubles the rate of false verdicts. For
-    the main look, the time includes all looks.
+    Return "" if the test is decided.
+
+    The seeds must be fresh, because adding seeds to an undecided test doubles the rate of false
+    verdicts. The time for the main test includes the control and the second test.
 
     >>> from types import SimpleNamespace
     >>> main = SimpleNamespace(more_seeds=6, seeds=(0, 1, 2))
@@ -160,9 +170,12 @@ def outlook(record: ClaimRecord, look: str = "main") -> str:
 
 
 def standing_verdicts(records: Sequence[ClaimRecord], registered: int = 0) -> list[bool | None]:
-    """Return which verdicts survive Holm's correction over all claims of their size; None for undecided claims.
+    """Apply Holm's correction over all claims of the same size.
 
-    Registered claims without a record count as undecided.
+    Return True for each verdict that survives.
+
+    The entry of an undecided or unreplicated claim is None. Registered claims without a record
+    count as undecided.
     """
     survives: dict[int, bool] = {}
     for size in {record.size for record in records}:
@@ -176,7 +189,10 @@ def standing_verdicts(records: Sequence[ClaimRecord], registered: int = 0) -> li
 
 
 def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
-    """Apply Holm's step-down procedure. Return the rejections in input order; a missing p counts as rejected."""
+    """Apply Holm's step-down procedure.
+
+    Return the rejections in input order; a missing p counts as rejected.
+    """
     rejected = [p is None for p in chances]
     order = sorted((p, place) for place, p in enumerate(chances) if p is not None)
     for rank, (p, place) in enumerate(order):
@@ -186,11 +202,11 @@ def holm_rejections(chances: Sequence[float | None]) -> list[bool]:
     return rejected
 
 
-# --- All versions of a claim in the register, and all looks at them.
+# --- All versions of a claim in the register, and all tests of each version.
 
 
 def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
-    """Return a row for each look at an entry of the register, and one for each entry without a look."""
+    """Return a row for each test of a register entry, and a row for each entry without a test."""
     texts = ("claim", "date", "digest", "verdict", "looked", "size")
     more_texts = ("second look", "changed", "reason")
     columns = (
@@ -220,7 +236,7 @@ def tabulate_attempts(attempts: Sequence[RegisterEntry]) -> Table:
 
 
 def describe_attempt(attempt: RegisterEntry, stands: bool) -> str:
-    """Say when an entry of the register was made, why, and the verdict of every look at it."""
+    """Describe an entry of the register: its date, its reason, and the verdict of each test."""
     since = "Stands since" if stands else "Said on"
     sentence = f"{since} {attempt.date[:10]} under {attempt.digest}: {attempt.reason.rstrip('.')}."
     if attempt.replaces:

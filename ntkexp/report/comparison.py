@@ -1,4 +1,4 @@
-"""Several runs side by side: a table of all, groups of runs with the same components, and pairs of runs."""
+"""Compare runs: a table of all runs, groups of runs with the same components, and pairs of runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ntkexp.report.sentence import main_split
 
 
 def combined(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row for each run: its name, the settings that differ between runs, and the relative errors."""
+    """Return a row for each run: name, settings that differ, relative errors, outcome."""
     configs = [flatten_config(run.config) for run in runs]
     keys = differing(configs)
     rows = []
@@ -34,15 +34,18 @@ def combined(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 GROUPING_KEYS = ("data", "model", "optimizer", "loss")
-"""The components of an experiment that define the groups of runs."""
+"""Components of an experiment. Runs with the same components form a group."""
 FIRST_KEYS = ("model.", "steps", "seed")
-"""The settings that are listed before others."""
-MAX_SETTINGS_LETTERS = 60  # of the settings that distinguish a run
+"""Settings that a table lists directly after the components."""
+MAX_SETTINGS_LETTERS = 60  # length of the text that lists the settings of a run
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs with the same components, with a row for each run. The title lists the components that other runs lack."""
+    """Runs with the same components.
+
+    `table` has a row for each run; `title` names the components.
+    """
 
     title: str
     runs: tuple[Run, ...]
@@ -50,9 +53,9 @@ class RunGroup:
 
 
 def grouped(runs: Sequence[Run]) -> list[RunGroup]:
-    """Group runs by their components, in the order of their first appearance.
+    """Group runs by their components, in order of first appearance.
 
-    Runs without a companion form the last group.
+    Runs whose components no other run has are collected in the last group.
     """
     configs = {run.path: flatten_config(run.config) for run in runs}
     keys = [key for key in differing(list(configs.values())) if key in GROUPING_KEYS]
@@ -75,13 +78,13 @@ def grouped(runs: Sequence[Run]) -> list[RunGroup]:
 
 
 def errors_first(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return a row for each run: the settings that distinguish it, its relative errors, and its outcome."""
+    """Return a row for each run: distinguishing settings, relative errors and outcome."""
     configs = [flatten_config(run.config) for run in runs]
     keys = sorted(
         differing(configs),
         key=lambda key: (key not in GROUPING_KEYS, not key.startswith(FIRST_KEYS)),
     )
-    # the last part of a key is its name, if it is unique
+    # shorten `model.width` to `width` if no other key ends in `width`
     last_parts = {key: key.rpartition(".")[2] for key in keys}
     counts = Counter(last_parts.values())
     names = {key: last if counts[last] == 1 else key for key, last in last_parts.items()}
@@ -93,7 +96,7 @@ def errors_first(runs: Sequence[Run]) -> pd.DataFrame:
         errors = {row.machine: row.relative_error for row in run.ladder if row.split == split}
         rows.append({"run": words or run.name, "split": split} | errors)
     table = pd.DataFrame(rows).dropna(axis=1, how="all")
-    # machines in the order of the longest table
+    # order the kernel machines as in the longest comparison
     longest = max(runs, key=lambda run: len(run.ladder))
     machines = dict.fromkeys(row.machine for run in (longest, *runs) for row in run.ladder)
     columns = ["run", *(name for name in machines if name in table), "split"]
@@ -101,14 +104,17 @@ def errors_first(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def compare_configs(first: Run, second: Run) -> pd.DataFrame:
-    """Return a row for each key whose value differs. A missing value is None."""
+    """Return a row for each key of the configurations whose value differs.
+
+    A missing value is None.
+    """
     configs = [flatten_config(first.config), flatten_config(second.config)]
     rows = [(key, *(config.get(key) for config in configs)) for key in differing(configs)]
     return pd.DataFrame(rows, columns=["key", "first", "second"], dtype=object)
 
 
 def compare_results(first: Run, second: Run) -> pd.DataFrame:
-    """Return a row for each number of both runs, with its ratio."""
+    """Return a row for each quantity that both runs have: its two values and their ratio."""
     first_numbers = quantities(first)
     second_numbers = quantities(second)
     rows = []
@@ -120,7 +126,7 @@ def compare_results(first: Run, second: Run) -> pd.DataFrame:
 
 
 def numbers_of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
-    """Return the names of the numbers that only the first run has, and those that only the second run has."""
+    """Return the names of quantities that only the first run has, and that only the second has."""
     first_names = list(quantities(first))
     second_names = list(quantities(second))
     return (

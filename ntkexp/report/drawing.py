@@ -1,4 +1,4 @@
-"""Drawing the pictures of a run folder at the end of the run."""
+"""Draw the pictures of a run folder at the end of the run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Switch garbage collection off.
+    """Disable the garbage collector inside the block.
 
-    Tables and pictures consist of many small objects that live until the end. Searching them for garbage takes a
-    fifth of the time of a report.
+    Tables and pictures consist of many small objects that live until the end. Garbage collection
+    would take a fifth of the time of a report.
 
     >>> with uncollected():
     ...     gc.isenabled()
@@ -29,8 +29,8 @@ def uncollected() -> Iterator[None]:
 
 
 def draw_run(folder: Path) -> dict[str, str]:
-    """Return the names and contents of the picture files of a run."""
-    # matplotlib is slow to import, and no run needs it before its end
+    """Draw all pictures of a run. Return the contents of the picture files by name."""
+    # import here: matplotlib is slow to import, and a run needs it only at its end
     from ntkexp.report.plots.run_plots import all_files_of  # noqa: PLC0415
     from ntkexp.report.run import read_run  # noqa: PLC0415
 

@@ -4,7 +4,8 @@
     ladder/<split>/<machine>    relative errors, at the last step
     plots/<picture>             the pictures of the run, at the last step
 
-The file is written at once, so it holds each point once, whatever interrupted the run.
+The file is written after the run, so it holds each point exactly once, even if the run was
+interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -38,12 +39,15 @@ def ensure_events(folder: Path) -> Path:
     if not path.is_file():
         write_events(load_tables(folder), path)
     for other in {folder / name for name in event_files(folder)} - {path}:
-        other.unlink()  # another file would be shown as part of this run
+        other.unlink()  # TensorBoard would merge another file into this run
     return path
 
 
 def write_events(run: Run, path: Path) -> None:
-    """Write all events, with the time of the last step, because records hold no times of steps."""
+    """Write all events.
+
+    All have the time of the last step, because run folders store no times of steps.
+    """
     from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  an extra
     from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415  the same
 
@@ -56,7 +60,7 @@ def write_events(run: Run, path: Path) -> None:
 
 
 def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
-    """Yield all numbers and pictures with their steps."""
+    """Yield a pair (step, summary) for each number and picture."""
     from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  an extra
 
     from ntkexp.report.plots.rendering import png  # noqa: PLC0415  slow, and wanted after a run
@@ -76,6 +80,6 @@ def summaries(run: Run) -> Iterator[tuple[int, Summary]]:
         figure = figure_of(run, draw)
         if figure is not None:
             content = png(figure)
-            width, height = struct.unpack(">II", content[16:24])  # in the first chunk of a PNG
+            width, height = struct.unpack(">II", content[16:24])  # IHDR, the first chunk of a PNG
             image = Summary.Image(width=width, height=height, encoded_image_string=content)
             yield last, Summary(value=[Summary.Value(tag=f"plots/{name}", image=image)])

@@ -1,4 +1,4 @@
-"""Names of examples and outputs in words for readers: classes, values, texts, phases."""
+"""Names of examples and outputs for tables and pictures: classes, values, texts, phases."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ntkexp.records.data import OUT_NAME
 from ntkexp.report.run import Run
 from ntkexp.text import listed, printable, short, shown_name
 
-MAX_SHOWN_NUMBERS = 8  # numbers of an example that its text lists
+MAX_SHOWN_NUMBERS = 8  # features listed in the text of an example
 PHASE_CLASSES = "phase_classes"
 
 
 @dataclass(frozen=True)
 class Example:
-    """A training example or a query, as readers see it."""
+    """A training example or a query, as shown in tables and pictures."""
 
-    index: int  # its number in the source
-    name: str  # its class, its values or its id
-    shown: NDArray[np.generic]  # its pixels, tokens or features
-    text: str | None = None  # its words or first numbers, if it has an id and no target
-    phase: int | None = None  # of its training, counted from 1, if data come in phases
+    index: int  # index in the data source
+    name: str  # class name, target values or id
+    shown: NDArray[np.generic]  # pixels, tokens or features
+    text: str | None = None  # words or first features of a followed loop's example; else None
+    phase: int | None = None  # training phase, counted from 1; None if data come in no phases
 
     @property
     def label(self) -> str:
@@ -35,7 +35,7 @@ class Example:
 
 
 def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
-    """Return [height, width] or [height, width, colour]; None if the example is no image."""
+    """Return an image as [height, width] or [height, width, colour]; None if it is not an image."""
     if shown.ndim == 2:
         return shown
     if shown.ndim == 3 and shown.shape[0] == 1:
@@ -46,7 +46,10 @@ def image_pixels(shown: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def example(run: Run, split: str, number: int) -> Example:
-    """Return one example of a split. In a followed loop, examples have an id, and a text in place of a target."""
+    """Return one example of a split.
+
+    Examples of a followed loop have an id and a text, but no target.
+    """
     shown = run.data[f"{split}_shown"][number]
     if f"{split}_name" in run.data:
         words = str(run.data[f"{split}_text"][number]) if f"{split}_text" in run.data else None
@@ -61,7 +64,7 @@ def example(run: Run, split: str, number: int) -> Example:
 
 
 def named_example(number: int, name: str, shown: NDArray[np.generic], words: str | None) -> Example:
-    """Return an example of a followed loop, with its words or its first numbers as text."""
+    """Return an example of a followed loop. Its text is `words` or the first of its features."""
     if words is not None:
         text = " ".join(map(printable, words.split()))
     elif shown.ndim == 1:
@@ -81,19 +84,20 @@ def example_on_axis(run: Run, axis: str, place: int) -> Example:
 
 
 def example_names(run: Run) -> list[str]:
-    """Return the ids of the training examples, or their places if they have none."""
+    """Return the ids of the training examples, or their positions if they have no ids."""
     if has_names(run):
         return [str(name) for name in run.contributions.coords["example"].to_numpy()]
     return list(map(str, range(len(run.data["train_index"]))))
 
 
 def has_names(run: Run) -> bool:
-    """Return whether each training example has an id. Otherwise it has a number in the source."""
+    """Return True if each training example has an id, as in followed loops."""
     names = run.contributions.coords["example"].to_numpy()
     return names.dtype.kind not in "iu" and len(set(names)) == len(names)
 
 
-# --- Classes, phases and outputs. The k-th class of each phase may share the k-th output.
+# --- Classes, phases and outputs. Phases may share outputs: output k is then the k-th class of each
+# phase.
 
 
 def phase_of(run: Run, split: str, number: int) -> int | None:
@@ -105,7 +109,7 @@ def phase_of(run: Run, split: str, number: int) -> int | None:
 
 
 def class_name(run: Run, target: int, phase: int | None) -> str:
-    """Return the name of a class. If phases share outputs, a phase has its own names."""
+    """Return the name of class `target`. If phases share outputs, the name depends on the phase."""
     names = run.data["classes"]
     if phase is not None and PHASE_CLASSES in run.data:
         names = run.data[PHASE_CLASSES][phase - 1]
@@ -113,7 +117,7 @@ def class_name(run: Run, target: int, phase: int | None) -> str:
 
 
 def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> str:
-    """Return the name of one of `outputs` outputs: of the measure, of its class, or f."""
+    """Return the name of an output: its name in the measure, "f for <class>", "f" or "f[out]"."""
     if OUT_NAME in run.data:
         return str(run.data[OUT_NAME][out])
     if outputs == 1:
@@ -124,7 +128,7 @@ def output_name(run: Run, out: int, outputs: int, phase: int | None = None) -> s
 
 
 def sharing(run: Run, out: int, outputs: int) -> str:
-    """Say which class an output belongs to in each phase, if phases share the outputs."""
+    """Name the class of an output in each phase. Return "" unless phases share the outputs."""
     if PHASE_CLASSES not in run.data:
         return ""
     classes_by_output = [

@@ -1,13 +1,13 @@
-"""Explanations: the training examples that made a prediction, and the leave-out effects, as numbers and as text.
+"""Explanations: contributions of training examples to a prediction, and leave-out effects.
 
     f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + statistics + coupling + rounding + rest
 
     decay        weight decay
-    outside      changes of the weights after the last followed step
-    statistics   running statistics of BatchNorm
-    coupling     examples acting on each other through batch statistics
+    outside      changes of the weights that no followed step made
+    statistics   changes of the running statistics of BatchNorm
+    coupling     effects of examples on each other through batch statistics
     rounding     gradients that consist of rounding errors only
-    rest         the error of the rule
+    rest         the error of the attribution rule
 
 With several outputs, the largest one at the query is explained.
 """
@@ -70,17 +70,17 @@ PARTS_OF_NO_EXAMPLE = (DECAY, OUTSIDE, STATISTICS, JUMPS, COUPLING, ROUNDING)
 
 @dataclass(frozen=True)
 class Part:
-    """The contribution of one training example, and its leave-out effect if that is known."""
+    """The contribution `added` of one training example, and its leave-out effect, if known."""
 
     example: Example
     added: float
-    halfway: float  # path time of half of the contribution, as a fraction
+    halfway: float  # fraction of the path time after which half of the contribution was added
     left_out: float | None = None
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """One output at one query, with all its parts."""
+    """One output at one query, and the terms that add up to it."""
 
     split: str
     number: int
@@ -99,8 +99,8 @@ class Explanation:
     jumps: float = 0.0
     coupling: float = 0.0
     rounding: float = 0.0
-    left_out_is_actual: bool = False  # whether trainings measured `left_out`
-    warning: str = ""  # why leave-out effects are withheld
+    left_out_is_actual: bool = False  # True if retraining measured `left_out`, False if predicted
+    warning: str = ""  # reason to withhold the leave-out effects
     movement: Movement | None = None
     sharing: str = ""  # the class of the output in each phase, if phases share it
     components: tuple[ComponentPart, ...] = ()
@@ -108,7 +108,7 @@ class Explanation:
 
     @property
     def pieces(self) -> dict[str, float]:
-        """The terms of the output, by their names for readers."""
+        """The terms of the output, by the names that tables show."""
         optional = {
             "outside of all steps": self.outside,
             "running statistics": self.statistics,
@@ -163,7 +163,11 @@ class Explanation:
 
 
 def explain(run: Run, split: str, numbers: Sequence[int]) -> list[Explanation]:
-    """Explain these examples of a split by the run's best rule."""
+    """Explain the examples `numbers` of a split by the run's best attribution rule.
+
+    Raises:
+        Mistake: The run has no contributions, or a query was not attributed.
+    """
     rule = explained_rule(run.rules)
     if rule is None:
         raise Mistake(f"{run.path} holds no contributions; run it with path.rule=[secant]")
@@ -183,7 +187,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
     out = run.outs[column]
     parts = OutputParts(run, rule, query, out)
 
-    # f_T = f_0 + Σᵢ 𝒮ᵢ + parts of no example + rest
+    # f_T = f_0 + Σᵢ 𝒮(x, xᵢ) + Σ parts of no example + rest
     contributions = by_output[column]
     start = float(outputs_of(run, "f_0")[query, out])
     total = float(contributions.sum())
@@ -227,10 +231,11 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
 
 
 def worst_points(run: Run, split: str, count: int) -> list[int]:
-    """Return the attributed examples of a split with the largest errors, the largest first.
+    """Return the indices of the `count` attributed queries of a split with the largest errors.
 
-    If there are no targets, or a measure is explained, take the largest change of the outputs. If effects of some
-    examples are known, choose only those.
+    The largest error comes first. If there are no targets, or a measure is explained, rank by the
+    change of the outputs instead. If leave-out effects are known at some queries, choose only from
+    these queries.
     """
     points = slice_of_split(run, split)
     outputs = outputs_of(run, "f_T")[points]
@@ -251,14 +256,14 @@ def worst_points(run: Run, split: str, count: int) -> list[int]:
     return [int(k) for k in candidates[order][:count]]
 
 
-# --- Explanations for readers: two tables, and text for a terminal.
+# --- Explanations as tables, and as text for a terminal.
 
 
-MAX_SHOWN_LETTERS = 60  # of an example's text on a line
+MAX_SHOWN_LETTERS = 60  # length to which the text of an example is shortened
 
 
 def tabulate_pieces(explanation: Explanation) -> Table:
-    """Return the terms of the output. The rows add up to the output."""
+    """Return a row for each term of the output. The rows add up to the output."""
     columns = (text_column("made of"), Column("value", heading="", spell=format_signed))
     return Table(columns, tuple(explanation.pieces.items()))
 
@@ -275,7 +280,7 @@ def tabulate_examples(explanation: Explanation) -> Table:
         text_column("name"),
         text_column("example"),
         text_column("holds"),
-        text_column("on a line", heading=heading),  # `holds`, shortened
+        text_column("on a line", heading=heading),  # `holds`, shortened to one line
         Column("phase"),
         signed_column("added"),
         Column("of all parts", spell=percent, adds=True),
@@ -305,7 +310,7 @@ def format_explanations(explanations: Sequence[Explanation], top: int) -> str:
 
 
 def format_explanation(explanation: Explanation, top: int) -> str:
-    """Write one query for a terminal: the terms of its output, and the `top` strongest parts of each kind."""
+    """Format one explanation as text: the terms of the output, and the top of each other table."""
     point = explanation.point
     head = (
         f"{explanation.split} {explanation.number} (#{point.index}, {point.label}): "
@@ -328,7 +333,7 @@ def format_explanation(explanation: Explanation, top: int) -> str:
 
 
 def notes(explanation: Explanation) -> list[str]:
-    """Return remarks below the tables: the meaning of the output and of columns that are easily confused."""
+    """Return the remarks below the tables, which explain the output and easily confused columns."""
     remarks = [explanation.sharing]
     if explanation.movement is not None:
         remarks.append(explanation.movement.sentence)
@@ -355,7 +360,7 @@ def notes(explanation: Explanation) -> list[str]:
 
 
 def fitting(text: str) -> str:
-    """Shorten a text so that it stays on its line.
+    """Shorten a text to one line of at most `MAX_SHOWN_LETTERS` letters.
 
     >>> fitting("one\\ntwo")
     'one two'

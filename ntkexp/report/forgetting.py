@@ -1,12 +1,15 @@
-"""Forgetting: the effect of learning a later phase on the queries of an earlier one, example by example.
+"""Forgetting: how learning a later phase changes the queries of an earlier phase, by example.
 
-The measure of a query is a margin if there are classes, and a loss otherwise. The margin is y f of a single output, or
-f_y − f_c, with c the strongest other class at the end of the run. The loss is ½‖f − t‖², with its sign reversed. The
-measure changes linearly with f, with f̄ the mean of the outputs before and after the phase:
+The measure of a query is a margin if there are classes, and the negative loss otherwise. The margin
+is y f if there is one output, and f_y − f_c otherwise; c is the strongest wrong class at the end of
+the run. The loss is ½‖f − t‖² with target t. Let f̄ be the mean of the outputs before and after the
+phase. Then the change of the measure is linear in Δf:
 
     Δ margin = g · Δf,    g = y, or e_y − e_c;      Δ(−½‖f − t‖²) = (t − f̄) · Δf;      Δf = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
 
-So the parts of the examples add up to the change of the measure, to rounding. Means are over the queries.
+𝒮_p and 𝒟_p are the contributions of examples and of weight decay in phase p. So the parts of the
+examples and of weight decay add up to the change of the measure, up to rounding. All results are
+means over the queries.
 """
 
 from __future__ import annotations
@@ -41,21 +44,19 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Forgetting:
-    """The effect of learning phase `during` on the `points` queries of phase `task`, both counted from 1."""
+    """The effect of learning phase `during` on queries of phase `task`, counted from 1."""
 
     task: int
     during: int
-    names: tuple[str, str]  # of both phases
+    names: tuple[str, str]  # names of the phases `task` and `during`
     split: str
-    points: int
-    before: float  # the measure
+    points: int  # number of queries
+    before: float  # the measure before phase `during`
     after: float
-    right: (
-        tuple[float, float] | None
-    )  # shares of correct labels before and after; None without classes
-    by: tuple[float, ...]  # the part of each training example in the change of the measure
-    decay: float  # the part of weight decay
-    learned_in: tuple[int, ...]  # the phase of each example
+    right: tuple[float, float] | None  # accuracy before and after; None without classes
+    by: tuple[float, ...]  # change of the measure due to each training example
+    decay: float  # change of the measure due to weight decay
+    learned_in: tuple[int, ...]  # the phase of each training example
 
     @property
     def change(self) -> float:
@@ -68,7 +69,7 @@ class Forgetting:
 
     @property
     def acting(self) -> int:
-        """The number of examples with a part that is not 0."""
+        """The number of examples whose part is not 0."""
         return sum(part != 0 for part in self.by)
 
     @property
@@ -78,12 +79,12 @@ class Forgetting:
 
     @property
     def worst(self) -> list[int]:
-        """The examples with negative parts, the largest harm first."""
+        """The indices of the examples with negative parts, the largest harm first."""
         return [k for k in np.argsort(self.by, kind="stable").tolist() if self.by[k] < 0]
 
     @property
     def halving(self) -> int:
-        """The smallest number of examples that did half of the harm."""
+        """The smallest number of examples that together did half of the harm."""
         harm_so_far = np.cumsum([-self.by[k] for k in self.worst])
         if not len(harm_so_far):
             return 0
@@ -92,23 +93,29 @@ class Forgetting:
 
 @dataclass(frozen=True, eq=False)
 class LaterPhase:
-    """The changes during one phase at the queries of a split. Unknown parts are NaN."""
+    """The changes of the outputs during one phase, at the queries of a split.
+
+    Unknown parts are NaN.
+    """
 
     run: Run
     split: str
     during: int
     before: Array  # outputs before the phase, [point, out]
-    change: Array  # of the outputs
-    parts: xr.DataArray  # [point, out, example], which may exceed the memory
-    decay: Array
+    change: Array  # change of the outputs, [point, out]
+    parts: xr.DataArray  # contributions, [point, out, example]; may exceed the memory
+    decay: Array  # part of weight decay, [point, out]
 
     @cached_property
     def attributed(self) -> NDArray[np.bool_]:
-        """True for each query whose outputs were all attributed."""
+        """A mask, [point]. True if all outputs at the query were attributed."""
         return np.concatenate([np.isfinite(block).all(axis=(1, 2)) for block in blocks(self.parts)])
 
     def by_example(self, queries: NDArray[np.int64], slope: Array) -> Array:
-        """Return Σₓ g(x) · 𝒮_p(x, xᵢ) over some queries, given the slopes g of their measures."""
+        """Return Σₓ g(x) · 𝒮_p(x, xᵢ) over `queries`, [example].
+
+        `slope` holds g(x), [query, out].
+        """
         total = np.zeros(self.parts.shape[2])
         first = 0
         for block in blocks(self.parts):
@@ -119,7 +126,7 @@ class LaterPhase:
 
     def to(self, task: int) -> Forgetting | None:
         """Return the effect on the attributed queries of a task, or None without such queries."""
-        # outputs at these queries before and after the phase
+        # outputs at the queries of the task, before and after the phase
         run = self.run
         contributions = run.contributions
         points = run.points[self.split]
@@ -130,7 +137,7 @@ class LaterPhase:
         if not len(queries) or not np.isfinite(after).all():
             return None
 
-        # the derivative g of the measure
+        # g = d measure/df
         targets = np.asarray(run.data[f"{self.split}_targets"], dtype=float)[queries]
         has_classes = len(run.data["classes"]) > 0
         labels = run.data[f"{self.split}_target"][queries] if has_classes else None
@@ -157,7 +164,10 @@ class LaterPhase:
 
 
 def forgettings(run: Run) -> list[Forgetting]:
-    """Return the effect of every phase on each task before it, if contributions by phase are known at all outputs."""
+    """Return the effect of each phase on each earlier task.
+
+    Return [] unless the run has contributions by phase at all outputs.
+    """
     split = next((name for name in ("query", "test", "train") if name in run.points), None)
     if BY_PHASE not in run.contributions or split is None:
         return []
@@ -170,7 +180,7 @@ def forgettings(run: Run) -> list[Forgetting]:
 
 
 def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
-    """Yield the changes during each phase but the first."""
+    """Yield the changes during the second and each later phase."""
     points = run.points[split]
     contributions = run.contributions.isel(query=points)
     changes = np.asarray(contributions[CHANGE].to_numpy(), dtype=float)
@@ -193,7 +203,10 @@ def later_phases(run: Run, split: str) -> Iterator[LaterPhase]:
 def measure_slopes(
     labels: NDArray[np.int64] | None, targets: Array, end: Array, middle: Array
 ) -> Array:
-    """Return the derivative g of each query's measure by its outputs.
+    """Return the derivative g of the measure with respect to the outputs, [query, out].
+
+    `end` are the outputs at the end of the run, and `middle` is f̄. Without `labels`, the measure
+    is the negative loss.
 
     >>> targets, end = np.array([[-1.0, 1.0, -1.0]]), np.array([[0.5, 0.0, 0.7]])
     >>> measure_slopes(np.array([1]), targets, end, np.zeros((1, 3))).tolist()
@@ -221,7 +234,7 @@ def mean_measure(
 
 
 def share_right(targets: Array, outputs: Array) -> float:
-    """Return the share of queries with the correct label.
+    """Return the accuracy: the fraction of queries whose predicted class is correct.
 
     >>> share_right(np.array([[-1.0], [1.0]]), np.array([[0.3], [0.2]]))
     0.5
@@ -231,11 +244,15 @@ def share_right(targets: Array, outputs: Array) -> float:
     return float((outputs.argmax(axis=1) == targets.argmax(axis=1)).mean())
 
 
-# --- Forgetting for readers: a sentence for every pair of phases, and the examples with the largest harm.
+# --- Forgetting as text: a sentence for each pair of phases, and a table of the most harmful
+# examples.
 
 
 def format_tasks(run: Run, top: int) -> str:
-    """Say how phases changed earlier tasks, and list the examples with the largest harm. Empty without phases."""
+    """Describe how each phase changed earlier tasks, and list the most harmful examples.
+
+    Return "" if the run has no phases.
+    """
     losses = forgettings(run)
     if not losses:
         return ""
@@ -247,7 +264,7 @@ def format_tasks(run: Run, top: int) -> str:
 
 
 def forgetting_sentence(forgetting: Forgetting) -> str:
-    """Say how the measure of a task changed, and name the phases of the responsible examples."""
+    """Describe the change of the measure of a task, and the contribution of each phase."""
     task_name, phase_name = forgetting.names
     measure, sign = measure_and_sign(forgetting)
     moved = describe_change(sign * forgetting.before, sign * forgetting.after, short)
@@ -263,14 +280,14 @@ def forgetting_sentence(forgetting: Forgetting) -> str:
 
 
 def measure_and_sign(forgetting: Forgetting) -> tuple[str, int]:
-    """Return the name of the measure for readers, and its sign: a loss is the negative of the measure."""
+    """Return ("margin", 1) or ("loss", −1). The loss is the negative of the measure."""
     if forgetting.right:
         return ("margin", 1)
     return ("loss", -1)
 
 
 def describe_change(before: float, after: float, spell: Callable[[float], str]) -> str:
-    """Say how a number changed, as far as its digits show.
+    """Describe how a number changed. Numbers that format to the same text count as equal.
 
     >>> describe_change(1.0, 0.71, percent), describe_change(0.5, 0.5, short)
     ('fell from 100 % to 71 %', 'stayed at 0.5')
@@ -281,7 +298,7 @@ def describe_change(before: float, after: float, spell: Callable[[float], str]) 
 
 
 def describe_causes(forgetting: Forgetting) -> str:
-    """Say how much the examples of each phase and weight decay changed the measure."""
+    """Describe how much the examples of each phase and weight decay changed the measure."""
     _, sign = measure_and_sign(forgetting)
 
     def signed(part: float) -> str:
@@ -325,12 +342,13 @@ def tabulate_harm(run: Run, forgetting: Forgetting) -> Table:
     return Table(columns, tuple(rows))
 
 
-# --- Forgetting as the kernel at the switch between two tasks predicts it:
+# --- Prediction of forgetting from the tangent kernel K at the switch between two tasks:
 #
-#     Δf(x) ≈ −Σ_s η_s w K(x, B) r_s,    r_{s+1} = (1 − η_s w K(B, B)) r_s,    r_0 = ℓ′ at the switch,    x anywhere
+#     Δf(x) ≈ −Σ_s η_s w K(x, B) r_s,    r_{s+1} = (1 − η_s w K(B, B)) r_s,    r_0 = ℓ′(f(B))
 #
-# B are the examples of the later task, and w is their weight in the loss. The prediction is exact if the kernel does
-# not change. It needs full-batch gradient descent and the squared loss.
+# B are the examples of the later task, w is their weight in the loss, and x is any query. The
+# prediction is exact if the kernel does not change. It needs full-batch gradient descent and the
+# squared loss.
 
 
 PREDICTABLE_SETTINGS = {
@@ -342,10 +360,13 @@ PREDICTABLE_SETTINGS = {
 
 
 def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
-    """Return the change of the outputs that the kernel at the switch to a phase predicts, [point, out].
+    """Predict the change of the outputs during a phase from the kernel at its start.
 
-    Return None if the run has other settings, or stored no kernel there. `shift` replaces the kernel with each example
-    of the phase by the kernel with the example `shift` places later.
+    Return [point, out].
+
+    Return None if the run does not have `PREDICTABLE_SETTINGS`, or stored no kernel at the start of
+    the phase. As a control, `shift` rotates the columns K(x, xᵢ) of the phase's examples by `shift`
+    positions.
     """
     settings = flatten_config(run.config)
     if any(settings.get(key) != value for key, value in PREDICTABLE_SETTINGS.items()):
@@ -367,7 +388,9 @@ def predicted_change(run: Run, during: int, shift: int = 0) -> Array | None:
 
 
 def descended(kernel: Array, own_kernel: Array, residual: Array, step_sizes: Array) -> Array:
-    """Return the change of the outputs in kernel descent with constant kernels.
+    """Return the change of the outputs in kernel gradient descent with constant kernels.
+
+    `kernel` is K(x, B), `own_kernel` is K(B, B), and `residual` is r_0.
 
     >>> one = np.ones((1, 1, 1, 1))
     >>> descended(2 * one, one, np.array([[4.0]]), np.array([0.5, 0.5])).tolist()  # −½·2·4 − ½·2·2

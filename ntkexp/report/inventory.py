@@ -1,4 +1,4 @@
-"""Lists of run folders with their states, filters, and the keys in which configurations differ."""
+"""Lists of run folders: their states, filters, and configuration keys that differ between runs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ from ntkexp.records.folder import (
 from ntkexp.report.tables import Table, tabulate
 from ntkexp.text import MISSING
 
-# --- Configurations of runs by dotted keys.
+# --- Configurations with dotted keys, such as `model.width`.
 
 
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested configuration by dotted keys, without `CIRCUMSTANCES`. A component becomes its name.
+    """Flatten a nested configuration to dotted keys.
+
+    The name of a component replaces its `_target_`. The keys in `CIRCUMSTANCES` are dropped,
+    because they do not change results.
 
     >>> flatten_config({"model": {"_target_": "ntkexp.model.MLP", "width": 8}, "seed": 0, "threads": 2})
     {'model': 'mlp', 'model.width': 8, 'seed': 0}
@@ -54,7 +57,9 @@ def list_in_words(items: list[Any]) -> str:
 
 
 def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return the keys whose values differ, in the order of their first appearance. A configuration may lack keys.
+    """Return the keys whose values differ, in order of first appearance.
+
+    A missing key counts as None.
 
     >>> differing([{"width": 8, "depth": 2}, {"width": 9, "depth": 2, "seed": 0}])
     ['width', 'seed']
@@ -65,8 +70,8 @@ def differing(configs: Sequence[Mapping[str, object]]) -> list[str]:
 
 # --- Run folders and filters.
 #
-#     KEY=VALUE   KEY is a key of the configuration, or `run`, the folder's name, or `state`: done, running, damaged,
-#                 interrupted, or dead (it cannot be resumed)
+#     KEY=VALUE   KEY is a key of the configuration, `run` (the name of the folder), or `state`:
+#                 done, running, damaged, interrupted, or dead (it cannot be resumed)
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class ListedRun:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The values of all keys for filters."""
+        """The values of all keys that filters can use."""
         config = {key: str(value) for key, value in self.config.items()}
         return config | {"state": self.state, "run": self.path.name}
 
@@ -93,7 +98,7 @@ def list_runs(folder: Path) -> list[ListedRun]:
         run = RunFolder(path)
         state: State = "damaged"
         try:
-            # a quick look, because there may be ten thousand runs
+            # check only small files, because there may be ten thousand runs
             defect = run.find_defect(MAX_READ_FOR_STATE, surplus=False)
             state = run.state_by(defect)
             if defect is not None and run.seal_file:
@@ -103,14 +108,14 @@ def list_runs(folder: Path) -> list[ListedRun]:
             runs.append(ListedRun(path, state, flatten_config(run.config), outcome))
         except Mistake as mistake:
             runs.append(ListedRun(path, state, {}, str(mistake)))
-        except Exception as error:  # a broken folder must not stop the others
+        except Exception as error:  # one broken folder must not prevent listing the others
             reason = f"{path} cannot be read ({type(error).__name__}: {first_line(error)})"
             runs.append(ListedRun(path, state, {}, reason))
     return runs
 
 
 def outcome_in_words(folder: RunFolder, state: State, defect: str | None) -> str:
-    """Return the outcome of a finished run, the error of a failed run, or the step of another run."""
+    """Return the outcome of a finished run, the error of a failed run, or else the last step."""
     path = folder.path
     try:
         if (path / DONE).is_file():
@@ -142,7 +147,7 @@ def filter_runs(runs: Sequence[ListedRun], filters: Sequence[str]) -> list[Liste
 
 
 def matches(value: str | None, pattern: str) -> bool:
-    """Return whether a value equals a pattern, as text without regard to case or as a number.
+    """Return True if a value equals a pattern, as case-insensitive text or as a number.
 
     >>> matches("0.5", ".50"), matches("True", "true"), matches("relu", "tanh"), matches(None, "1")
     (True, True, False, False)
@@ -166,7 +171,7 @@ def tabulate_runs(runs: Sequence[ListedRun]) -> Table:
 
 
 def delete(run: ListedRun) -> None:
-    """Remove a run folder. Raise if it is none, or if a process writes it."""
+    """Delete a run folder. Raise if it is not a run folder, or if a process is writing to it."""
     if not is_run_folder(run.path) or run.path.is_symlink():
         raise Mistake(f"{run.path} is not a run folder; nothing was deleted there")
     if not RunFolder(run.path).is_ours:

@@ -1,4 +1,4 @@
-"""The leave-out effects of a run: predicted by its sweep, or measured by training without each example."""
+"""The leave-out effects of a run: predicted from its training, or measured by retraining."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 
 def effects_of_run(run: Run) -> Array | None:
-    """Return the effect of each example on each attributed output, [query, out, example]."""
+    """Return the leave-out effects, [query, out, example], or None if the run has none."""
     if EFFECT not in run.contributions:
         return None
     return np.asarray(run.contributions[EFFECT].to_numpy(), dtype=float)
@@ -32,16 +32,19 @@ def effects_of_run(run: Run) -> Array | None:
 
 @dataclass(frozen=True, eq=False)
 class KnownEffects:
-    """The effects of a run, and their agreement with trainings that left examples out."""
+    """The leave-out effects of a run, and their agreement with retrainings."""
 
     predicted: Array  # [query, out, example]
     outs: tuple[int, ...]  # labels of the axis `out`
     check: LeaveOut | None
     agreement: Agreement | None
-    is_actual: bool = False  # whether `predicted` was measured by training without each example
+    is_actual: bool = False  # True if `predicted` was measured by retraining without each example
 
     def at(self, query: int, out: int) -> tuple[Array, bool] | None:
-        """Return the effects on one output, and whether trainings measured them. None if they are unknown."""
+        """Return the effects on one output, [example], and True if retraining measured them.
+
+        Return None if they are unknown.
+        """
         column = self.outs.index(out)
         if self.check is not None and query in self.check.query:
             actual = self.check.alone(self.predicted.shape[2])
@@ -53,9 +56,9 @@ class KnownEffects:
         return None
 
     def credible_at(self, query: int, out: int) -> tuple[Array | None, bool, str]:
-        """Return the effects on one output, whether trainings measured them, and the reason to withhold them.
+        """Return the effects on one output, True if retraining measured them, and a warning.
 
-        Predicted effects are withheld if the run's own trainings without examples contradict them.
+        Predicted effects are withheld (None) if the run's retrainings contradict them.
         """
         known = self.at(query, out)
         if known is None:
@@ -67,7 +70,10 @@ class KnownEffects:
 
 
 def known_effects(run: Run) -> KnownEffects | None:
-    """Read the effects of a run and the trainings that check them."""
+    """Read the leave-out effects of a run and the retrainings that check them.
+
+    Return None if the run has no leave-out effects.
+    """
     predicted = effects_of_run(run)
     if predicted is None:
         return None
@@ -83,7 +89,7 @@ def known_effects(run: Run) -> KnownEffects | None:
 
 
 def influence(parts: Array) -> Array:
-    """Return the size of each example's effects on all outputs, [example], given [query, out, example].
+    """Return the norm of each example's effects, [example], given `parts` [query, out, example].
 
     >>> influence(np.array([[[3.0, 0.0], [4.0, np.nan]]]))
     array([5., 0.])

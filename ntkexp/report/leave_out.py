@@ -1,10 +1,11 @@
-"""The leave-out check in one line: do predicted effects agree with trainings that left examples out?
+"""The leave-out check: do predicted leave-out effects agree with retrainings without the examples?
 
-All removals have the same weight: the predicted and actual changes of each are divided by the size of its actual
-changes. Then
+The predicted and actual changes of each removal are divided by the root mean square of its actual
+changes, so that all removals have the same weight. The check reports two numbers over all removals,
+queries and outputs:
 
-    correlation   of predicted with actual changes, over all removals, queries and outputs
-    size          of predicted relative to actual changes, √(Σ predicted²/Σ actual²)
+    correlation   the correlation of predicted with actual changes
+    size          the ratio √(Σ predicted²/Σ actual²)
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ from numpy.typing import NDArray
 from ntkexp.records.contributions import LeaveOut
 from ntkexp.text import counted, percent, short
 
-MIN_CORRELATION = 0.5  # of believed effects
-MAX_GROWTH = (
-    1e3  # of differences along the training; beyond it, rounding and chance dominate effects
-)
+MIN_CORRELATION = 0.5  # effects with a smaller correlation are not believed
+# If small differences of the weights grow more than this during training, chance dominates effects.
+MAX_GROWTH = 1e3
 
 REMEDY = (
     "smooth activations (tanh, gelu), smaller steps or a larger optimizer.eps make it predictable"
@@ -31,7 +31,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """The agreement of predicted effects with all trainings that left examples out."""
+    """The agreement of predicted leave-out effects with all retrainings of a run."""
 
     removals: int
     correlation: float
@@ -45,7 +45,7 @@ class Agreement:
 
     @property
     def sentence(self) -> str:
-        """Say it in one line.
+        """The agreement in one sentence.
 
         >>> Agreement(8, 0.981, 0.85, 1.2).sentence
         '8 retrainings: predicted changes correlate 0.98 with actual ones, and are 15 % too small'
@@ -64,7 +64,7 @@ class Agreement:
 
 
 def remarks_on_trainings(examples: int, doubts: Sequence[str], check: LeaveOut | None) -> list[str]:
-    """Return remarks on effects that trainings measured: their number, doubts, and whether effects add up."""
+    """Return remarks on effects that retraining measured: number, doubts, and additivity."""
     notes = [f"effects are changes in {examples} trainings, each without one example", *doubts]
     if check is not None:
         notes.append(f"of groups, sums of effects: {agreement_of(check, growth=1.0).sentence}")
@@ -72,7 +72,7 @@ def remarks_on_trainings(examples: int, doubts: Sequence[str], check: LeaveOut |
 
 
 def size_error(size: float) -> str:
-    """Say how much too large or too small predicted changes are.
+    """Describe how much too large or too small predicted changes are.
 
     >>> size_error(0.85), size_error(1.004), size_error(1.2)
     ('15 % too small', 'of the right size', '20 % too large')
@@ -83,7 +83,7 @@ def size_error(size: float) -> str:
 
 
 def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
-    """Compare all known predictions with the changes of trainings."""
+    """Compare all known predicted changes with the changes that retraining measured."""
     known = ~np.isnan(retrained.predicted)
     if not np.isfinite(retrained.actual[known]).all():
         return Agreement(len(retrained.removals), nan, nan, growth)
@@ -99,7 +99,10 @@ def agreement_of(retrained: LeaveOut, growth: float) -> Agreement:
 def scaled_changes(
     retrained: LeaveOut, known: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the known predicted and actual changes of all removals, each divided by the size of its actual changes."""
+    """Return the predicted and actual changes of all removals that have a prediction.
+
+    The changes of each removal are divided by the root mean square of its actual changes.
+    """
     predicted = [np.zeros(0)]
     actual = [np.zeros(0)]
     for removal, is_known in enumerate(known):

@@ -3,9 +3,10 @@
     metrics/<column>            the columns of metrics.csv, at each step
     ladder/<split>/<machine>    relative errors, at the last step
 
-The events of a finished run (`events.py`) have the same names and steps. A resumed run continues its log, whose key is
-in the checkpoint. The log then receives the steps until the checkpoint from metrics.csv, and ignores steps that it has.
-So each step is logged once, whatever interrupts the run.
+The events of a finished run (`events.py`) have the same names and steps. A resumed run continues
+its log; the key of the log is in the checkpoint. The log first receives all steps before the
+checkpoint from metrics.csv, and ignores those that it already has. So each step is logged exactly
+once, even if the run was interrupted.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ PLACE = Path("tensorboard")
 NAME = (
     "events.out.tfevents."  # TensorBoard needs `tfevents` in the name; a suffix distinguishes files
 )
-EVENT_VERSION = "brain.Event:2"  # the file version in the first event
+EVENT_VERSION = "brain.Event:2"  # the version of the file format, written in the first event
 
 PROJECT = "ntkexp"
-"""The default project or experiment."""
+"""The default project (Weights & Biases) or experiment (MLflow)."""
 
 Numbers: TypeAlias = Mapping[str, float]
 Row: TypeAlias = Mapping[str, float | int | None]
 
 
 def event_files(folder: Path) -> list[str]:
-    """Return this package's event files in a run folder. Other writers use other names."""
+    """Return the relative paths of the event files that this package wrote in a run folder."""
     files = (path for path in (folder / PLACE).glob(f"{NAME}*") if re.fullmatch(EVENTS, path.name))
     return [path.relative_to(folder).as_posix() for path in files]
 
@@ -54,23 +55,30 @@ def ladder_name(split: str, machine: str) -> str:
 
 
 class AbstractLog(ABC):
-    """A destination of numbers: `begin`, then `write` for each step, `conclude`, and `end`. It may raise any error."""
+    """A destination of measured numbers.
+
+    Callers call `begin`, `write` for each step, `conclude`, and `end`. Each method may raise any
+    error.
+    """
 
     @abstractmethod
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
-        """Begin the log of a run, or continue the log with this key. Return the key of the log."""
+        """Create the log of a run, or continue the log with this key. Return the key of the log."""
 
     @abstractmethod
     def write(self, numbers: Numbers, step: int) -> None:
-        """Log the numbers of a step. Steps come in order. A continued log may receive a step again."""
+        """Log the numbers of a step.
+
+        Steps come in order. A continued log may receive a step again.
+        """
 
     @abstractmethod
     def conclude(self, numbers: Numbers, step: int) -> None:
-        """Log the results, after the last step."""
+        """Log the results of the run after its last step."""
 
     @abstractmethod
     def end(self, *, finished: bool) -> None:
-        """End the log, because the run is finished or was stopped."""
+        """Close the log. `finished` is False if the run was stopped."""
 
 
 class Wandb(AbstractLog):
@@ -87,7 +95,7 @@ class Wandb(AbstractLog):
             config=dict(config),
             settings=wandb.Settings(console="off", silent=True),
         )
-        self.next = self.run.step  # lower steps would be ignored with a warning
+        self.next = self.run.step  # wandb ignores lower steps with a warning
         return str(self.run.id)
 
     def write(self, numbers: Numbers, step: int) -> None:
@@ -102,7 +110,10 @@ class Wandb(AbstractLog):
 
 
 class Mlflow(AbstractLog):
-    """A run of MLflow, named after the folder. It uses a client, so that the user's active run is not affected."""
+    """A run of MLflow, named after the folder.
+
+    It uses an `MlflowClient`, which leaves the user's active run alone.
+    """
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
         from mlflow import MlflowClient  # noqa: PLC0415  an extra
@@ -144,7 +155,7 @@ class Mlflow(AbstractLog):
         self.waiting += [self.metric(name, value, now, step) for name, value in numbers.items()]
 
     def send(self) -> None:
-        """Send all waiting numbers. They are sent together, because a request takes longer than a small step."""
+        """Send all waiting numbers in batches, because one request is slower than a small step."""
         while self.waiting:
             self.client.log_batch(self.key, metrics=self.waiting[:MLFLOW_BATCH_METRICS])
             del self.waiting[:MLFLOW_BATCH_METRICS]
@@ -155,15 +166,15 @@ class Mlflow(AbstractLog):
         self.client.set_terminated(self.key, "FINISHED" if finished else "KILLED")
 
 
-# the largest requests that MLflow accepts
+# largest numbers of entries that MLflow accepts in one request
 MLFLOW_BATCH_PARAMS = 100
 MLFLOW_BATCH_METRICS = 1000
 
-MLFLOW_WAIT_SECONDS = 1.0  # between two requests
+MLFLOW_WAIT_SECONDS = 1.0  # minimum time between two requests
 
 
 def flattened(config: Mapping[str, Any], under: str = "") -> dict[str, Any]:
-    """Return a nested mapping by dotted keys.
+    """Flatten a nested mapping to dotted keys.
 
     >>> flattened({"model": {"width": 64}, "seed": 0})
     {'model.width': 64, 'seed': 0}
@@ -179,10 +190,10 @@ def flattened(config: Mapping[str, Any], under: str = "") -> dict[str, Any]:
 
 
 class TensorBoard(AbstractLog):
-    """An event file in the run folder, which TensorBoard may read during the run.
+    """An event file in the run folder. TensorBoard can read it during the run.
 
-    A resumed run writes another file from the first step on. Earlier files stay, because a TensorBoard whose file
-    disappears stops reading.
+    A resumed run writes a new file with all steps. Earlier files are kept, because TensorBoard
+    stops reading when an open file disappears.
     """
 
     def begin(self, folder: Path, config: Mapping[str, Any], key: str | None) -> str:
@@ -193,18 +204,18 @@ class TensorBoard(AbstractLog):
         self.event, self.summary = Event, Summary
         place = folder / PLACE
         place.mkdir(exist_ok=True)
-        if key is None:  # a new log replaces older ones
+        if key is None:  # a new log replaces the logs of earlier runs in this folder
             for other in event_files(folder):
                 (folder / other).unlink()
-        path = place / f"{NAME}{time.time_ns()}"  # sorted after earlier files
+        path = place / f"{NAME}{time.time_ns()}"  # sorts after earlier files
         self.file = path.open("xb")
         self.records = RecordWriter(self.file)
         self.add(file_version=EVENT_VERSION)
-        # makes TensorBoard drop the numbers of earlier files from this step on
+        # START at step 0 makes TensorBoard discard all numbers of earlier files
         self.add(step=0, session_log=SessionLog(status=SessionLog.START))
         return path.name
 
-    def add(self, **content: Any) -> None:  # fields of an event
+    def add(self, **content: Any) -> None:  # `content`: fields of the Event message
         self.records.write(self.event(wall_time=time.time(), **content).SerializeToString())
 
     def write(self, numbers: Numbers, step: int) -> None:
@@ -226,11 +237,11 @@ LOGS: Mapping[str, type[AbstractLog]] = {
     "mlflow": Mlflow,
     "tensorboard": TensorBoard,
 }
-"""The logs by the names of their packages, which are extras."""
+"""The log classes by the names of their packages. The packages are optional dependencies."""
 
 
 def check_log(name: str) -> None:
-    """Raise if a log does not exist, or if its package is not installed.
+    """Raise if there is no log of this name, or if its package is not installed.
 
     >>> check_log("wadnb")
     Traceback (most recent call last):
@@ -277,7 +288,7 @@ class LiveLog:
         self.survive("with the ladder", lambda: self.log.conclude(errors, step))
 
     def survive(self, when: str, act: Callable[[], None]) -> None:
-        """Call a function of the log. If it fails, warn, and never use the log again."""
+        """Call `act`. If it raises, warn and never use the log again."""
         try:
             if self.works:
                 act()
@@ -297,7 +308,11 @@ def open_log(
     earlier: Iterable[Row],
     progress: AbstractProgress,
 ) -> Iterator[LiveLog]:
-    """Yield the log of a run, continued if it has a `key`. It receives the `earlier` rows first."""
+    """Yield the log of a run.
+
+    If there is a `key`, continue the log with that key. The log first receives the `earlier` rows
+    of metrics.csv.
+    """
     log = LOGS[name]()
     try:
         live = LiveLog(name, log, progress, log.begin(folder, config, key))

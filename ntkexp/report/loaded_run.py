@@ -1,4 +1,4 @@
-"""A finished run as a user works with it: the reader of `report.run`, with pictures and notebook displays."""
+"""`LoadedRun`, the object that `ntkexp.load_run` returns: a `Run` with pictures."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedRun(Run):
-    """A run that draws itself: `run.plot` and `run.contributions.plot`."""
+    """A finished run with pictures: `run.plot` and `run.contributions.plot`."""
 
     @cached_property
     def contributions(self) -> Attribution:
-        """The arrays of `records.contributions`, with scores for other libraries and pictures."""
+        """The contributions (see `records.contributions`), with `to_scores` and pictures."""
         from ntkexp.report.scores import Attribution  # noqa: PLC0415  loads xarray
 
         arrays = super().contributions
@@ -41,7 +41,7 @@ class LoadedRun(Run):
         return RunPlots(self)
 
     def _repr_html_(self) -> str:
-        """Show in a notebook how training ended, and the table of kernel machines."""
+        """Return the HTML for notebooks: the outcome of training, and the table of errors."""
         text = "\n\n".join(
             [f"{self.name}: {self.outcome}", format_text(tabulate_ladder(self.ladder))]
         )
@@ -49,12 +49,12 @@ class LoadedRun(Run):
 
 
 def load_run(folder: Path | str) -> LoadedRun:
-    """Load a finished run. A folder that is none is a `Mistake` that says why."""
+    """Load a finished run. Raise a `Mistake` with the reason if the folder does not contain one."""
     if not isinstance(folder, str | Path) or "\0" in str(folder):
         raise Mistake(
             f"the folder of a run is {in_short(folder)}, a {type(folder).__name__}; give its path"
         )
     tables = load_tables(folder)
     run = LoadedRun(tables.path, tables.config, tables.metrics, tables.ladder)
-    _ = run.kernels  # a store that cannot be opened is reported now
+    _ = run.kernels  # open the store now, so that a damaged store raises here
     return run

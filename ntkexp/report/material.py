@@ -1,4 +1,4 @@
-"""The material of a report: runs and sweeps, two sentences about them, and short tables of sweeps."""
+"""The content of a report: runs and sweeps, two sentences about them, and short tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAW_COLUMNS = ("exponent", "low", "high", "theory", "verdict", "more_seeds", "cu
 
 
 def sweep_extent(sweep: Sweep) -> str:
-    """Return the axes of a sweep with their ranges in words.
+    """Describe the axes of a sweep with their values or ranges, and the number of seeds.
 
     >>> from pathlib import Path
     >>> axes = {"model.width": (128, 32, 64)}
@@ -55,7 +55,7 @@ def sweep_extent(sweep: Sweep) -> str:
 
 
 def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
-    """Return the laws of a sweep, with quantities in words and by the names that commands use."""
+    """Return a row for each fitted law of a sweep. Quantities are named in words and by key."""
     theory = []
     for expected in (law.fit.expected for law in analysis.laws):
         text = None if expected is None else f"{limit(expected)} ± {short(expected.margin)}"
@@ -65,7 +65,7 @@ def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
     for name in map(str, fits["quantity"]):
         try:
             words.append(f"{describe(name)} [{name}]")
-        except ValueError:  # a number of another version
+        except ValueError:  # a quantity that another version of ntkexp defined
             words.append(name)
     numbers = ("axis", "from", "to", "points", "seeds", "left_out")
     columns = ("quantity", *analysis.sweep.axes, *LAW_COLUMNS, *numbers)
@@ -73,7 +73,10 @@ def tabulate_fits(analysis: Analysis) -> pd.DataFrame:
 
 
 def tabulate_points(analysis: Analysis) -> pd.DataFrame:
-    """Return the most important means at each point, with intervals and numbers of runs. The CSV has all means."""
+    """Return a row for each point of a sweep: the main means, intervals, and numbers of runs.
+
+    The CSV file of the sweep has all means.
+    """
     table = analysis.points
     quantities = analysis.quantities
     has_queries = any(name.endswith(".query") for name in quantities)
@@ -97,7 +100,7 @@ def tabulate_points(analysis: Analysis) -> pd.DataFrame:
 
 
 def format_ends(low: float, high: float) -> str:
-    """Spell an interval, or a dash without one.
+    """Format an interval, or a dash if `low` is NaN.
 
     >>> format_ends(0.25, 0.5), format_ends(math.nan, math.nan)
     ('0.25 to 0.5', '–')
@@ -107,11 +110,11 @@ def format_ends(low: float, high: float) -> str:
     return f"{short(low)} to {short(high)}"
 
 
-# --- The material.
+# --- Reading the material of a report.
 
 
 class NothingLeft(Mistake):
-    """A report without a readable run."""
+    """Raised if a report has no readable run."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +131,18 @@ class Material:
 
     @property
     def left_out_line(self) -> str:
-        """All reasons in one line; empty if nothing was left out."""
+        """The reasons for leaving folders out, in one line; empty if nothing was left out."""
         if not self.left_out:
             return ""
         return f"left out: {printable('; '.join(self.left_out))}"
 
 
 def gather(named: Sequence[str], outputs: Path) -> Material:
-    """Read the named run folders, sweeps (by name or file) and folders of runs; all of `outputs` without names."""
+    """Read runs and sweeps.
+
+    A name is a run folder, a sweep (its name or file), or a folder of runs. Without names, read
+    everything inside `outputs`. Raise `NothingLeft` if no run can be read.
+    """
     paths = [path for name in named for path in paths_of_name(name, outputs)]
     paths = paths or list(results_inside(outputs))
     left_out: list[str] = []
@@ -147,7 +154,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
             except Mistake as mistake:
                 left_out.append(str(mistake))
 
-    # each run of a sweep or name once; a folder may be a link to another
+    # keep each run once: several sweeps and names may refer to it, also through symbolic links
     unfinished = {
         run.folder: (sweep.name, run)
         for sweep in sweeps
@@ -178,13 +185,13 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     for sweep in sweeps:
         try:
             analyses.append(analyse(sweep, runs))
-        except Exception as error:  # a broken sweep must not stop the others
+        except Exception as error:  # one broken sweep must not prevent reading the others
             left_out.append(str(unreadable(sweep.path, error)))
     return Material(tuple(runs.values()), tuple(analyses), tuple(left_out))
 
 
 def unfinished_sentence(sweep_and_state: tuple[str, str], runs: Sequence[SweepRun]) -> str:
-    """Say how many runs of a sweep are in an unfinished state."""
+    """State how many runs of a sweep are in an unfinished state."""
     name, state = sweep_and_state
     if len(runs) == 1:
         return runs[0].standing
@@ -192,7 +199,7 @@ def unfinished_sentence(sweep_and_state: tuple[str, str], runs: Sequence[SweepRu
 
 
 def paths_of_name(name: str, outputs: Path) -> list[Path]:
-    """Return the run folders and records of sweeps with this name or path."""
+    """Return the run folders and sweep files that a name or path refers to."""
     path = Path(name).expanduser()
     for default_path in (outputs / "sweeps" / f"{name}.json", outputs / "runs" / name):
         if not path.exists() and default_path.exists():
@@ -212,7 +219,7 @@ def results_inside(folder: Path) -> Iterator[Path]:
 def what_was_run(material: Material) -> str:
     """Return the first sentence of a report: its runs and sweeps."""
     if len(material.runs) == 1:
-        # the outcome without remarks on effects
+        # the outcome without its remarks on leave-out effects
         ended, _, _ = material.runs[0].outcome.partition("; ")
         return f"{material.runs[0].name}, {ended or 'one run'}."
     failed = sum(run.diverged for run in material.runs)

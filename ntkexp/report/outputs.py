@@ -1,4 +1,4 @@
-"""The axis `out` of contributions: its names, and the selection of one output."""
+"""The axis `out` of contributions: names of outputs, and selection of one output."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ntkexp.records.data import OUT_NAME
 if TYPE_CHECKING:
     import xarray as xr
 
-FEW = 8  # names of outputs that a message lists
+FEW = 8  # an error message lists at most this many names of outputs
 
 
 def output_names(found: xr.Dataset | xr.DataArray) -> list[str | int]:
-    """Return the names that a measure gave to the outputs, or their numbers."""
+    """Return the names of the outputs if a measure defines names, else their indices."""
     names: list[str | int] = (
         found[OUT_NAME if OUT_NAME in found.coords else "out"].to_numpy().tolist()
     )
@@ -22,7 +22,10 @@ def output_names(found: xr.Dataset | xr.DataArray) -> list[str | int]:
 
 
 def one_output(parts: xr.DataArray, out: str | int | None) -> xr.DataArray:
-    """Select one output. If there are several, `out` must name it."""
+    """Select one output by its name or index.
+
+    Raise if `out` is None and there are several outputs.
+    """
     if "out" not in parts.dims:
         return parts.drop_vars(["out", OUT_NAME], errors="ignore")
     names, numbers = output_names(parts), parts["out"].to_numpy().tolist()

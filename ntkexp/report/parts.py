@@ -1,4 +1,4 @@
-"""The stored parts of one output at one query: by example, step, component and position of a text.
+"""The stored contributions to one output at one query: by example, step, component and token.
 
     f_T − f_0 = Σᵢ 𝒮(x, xᵢ) + decay + … = Σ over steps = Σ over components       𝒮(x, xᵢ) = Σ over positions of xᵢ
 
@@ -37,7 +37,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OutputParts:
-    """The arrays of `records.contributions` at one output of one query, by one rule."""
+    """The arrays of `records.contributions` at one output of one query, for one rule."""
 
     run: Run
     rule: str
@@ -45,14 +45,14 @@ class OutputParts:
     out: int  # label along the axis `out`
 
     def read(self, kind: str) -> Array | None:
-        """Return the array of a kind without its axes `query` and `out`; None if the run lacks it."""
+        """Return an array at this query and output; None if the run lacks it."""
         stored = self.run.by_rule(kind, self.rule)
         if stored is None:
             return None
         return np.asarray(stored.isel(query=self.query).sel(out=self.out).to_numpy(), dtype=float)
 
     def total(self, kind: str) -> float:
-        """Return a part that belongs to no example, such as `decay`; 0 if the run lacks it."""
+        """Return a scalar part that no example caused, such as `decay`; 0 if the run lacks it."""
         part = self.read(kind)
         if part is None:
             return 0.0
@@ -60,7 +60,7 @@ class OutputParts:
 
 
 def strongest_first(values: Array) -> list[int]:
-    """Return the indices of values in the order of their absolute values, the largest first.
+    """Return the indices that sort `values` by absolute value, the largest first.
 
     >>> strongest_first(np.array([1.0, -3.0, 2.0, 1.0]))
     [1, 2, 0, 3]
@@ -69,16 +69,20 @@ def strongest_first(values: Array) -> list[int]:
     return order
 
 
-# --- Attributed outputs. The contributions to other outputs are NaN: some optimizers attribute only a few queries.
+# --- Attributed outputs. Some optimizers attribute only a few queries. Contributions to other
+# outputs are NaN.
 
 
 def attributed(contributions: Array) -> NDArray[np.bool_]:
-    """Return which outputs were attributed, given contributions [..., example]."""
+    """Return a mask of the attributed outputs, [...], given contributions [..., example]."""
     return np.asarray(np.isfinite(contributions).all(axis=-1))
 
 
 def attributed_in_blocks(contributions: xr.DataArray) -> NDArray[np.bool_]:
-    """Return which outputs were attributed. Read contributions in blocks that fit into memory."""
+    """Return a mask of the attributed outputs.
+
+    Read contributions in blocks that fit into memory.
+    """
     return np.concatenate([attributed(block) for block in blocks(contributions)])
 
 
@@ -87,16 +91,17 @@ def largest_attributed(outputs: Array, contributions: Array) -> int:
     return int(np.where(attributed(contributions), outputs, -np.inf).argmax())
 
 
-# --- By step: the time at which training moved an output.
+# --- By step: when training changed an output.
 #
 #     d(s) = f_s − f_0,      most_by: the first s with |d(t) − d(T)| ≤ ½ |d(T)| for all t ≥ s
 #
-# The effect of a gradient counts at the step of the gradient, even if the optimizer's memory applies it later.
+# The effect of a gradient counts at the step that computed the gradient, even if momentum applies
+# it later.
 
 
 @dataclass(frozen=True, eq=False)
 class Movement:
-    """The change of an output in each stretch of steps, and the last step of each stretch."""
+    """The change of an output in each interval of steps, and the last step of each interval."""
 
     by_step: Array
     last_step: NDArray[np.int64]
@@ -108,9 +113,10 @@ class Movement:
 
     @property
     def most_by(self) -> int | None:
-        """The number of steps after which more than half of the change had come for good.
+        """The number of steps after which at least half of the change remains until the end.
 
-        None if the output did not change.
+        After this step, the distance to the final output is at most half of the total change. None
+        if the output did not change.
 
         >>> Movement(np.array([1.0, -3.0, 4.0, 0.5]), np.arange(4)).most_by
         3
@@ -126,7 +132,7 @@ class Movement:
 
     @property
     def sentence(self) -> str:
-        """Say when most of the change came.
+        """State when most of the change happened.
 
         >>> Movement(np.array([3.0, 1.0, 0.5, 0.5]), np.arange(4)).sentence
         'most of what training changed here came in the first 25 % of its steps (1 of 4)'
@@ -148,17 +154,21 @@ def movement(parts: OutputParts) -> Movement | None:
     return Movement(by_step, parts.run.contributions[LAST_STEP].to_numpy())
 
 
-# --- By example: the path time h at which half of an example's contribution had come.
+# --- By example: the path time h after which half of an example's contribution was added.
 #
 #     mᵢ(t) = |Σ_c K_t(x, xᵢ)_c ℓ′ᵢ(t)_c|,    ∫₀ʰ mᵢ = ½ ∫₀ᵀ mᵢ
 #
-# The stored tangent kernels give mᵢ, and the trapezoidal rule the integrals. If data come in phases, the integrals
-# cover the phase of the example; kernels are stored at its ends. An optimizer with memory applies a gradient later,
-# which no kernel of one moment shows. Its runs have h only if `path.backward` stored it.
+# Compute mᵢ from the stored tangent kernels, and the integrals with the trapezoidal rule. If data
+# come in phases, integrate over the phase of the example; kernels are stored at its start and end.
+# An optimizer with momentum applies gradients later, so kernels at single steps do not determine h.
+# Its runs have h only if `path.backward` stored it.
 
 
 def halfway(parts: OutputParts) -> Array:
-    """Return h of each training example as a fraction of the path time, or NaN if it is unknown."""
+    """Return h of each training example as a fraction of the path time, [example].
+
+    Unknown entries are NaN.
+    """
     stored = parts.read(HALF_BY)
     if stored is not None:
         return stored
@@ -189,7 +199,7 @@ def halfway(parts: OutputParts) -> Array:
 
 
 def learning_snapshots(run: Run, example: int, steps: NDArray[np.int64]) -> slice:
-    """Return the snapshots of the phase in which an example is learned, or all if there are no phases."""
+    """Return the slice of kernel snapshots in the phase of an example (all without phases)."""
     if "train_phase" not in run.data:
         return slice(None)
     learned = run.metrics["step"][run.metrics["phase"] == run.data["train_phase"][example]]
@@ -199,7 +209,7 @@ def learning_snapshots(run: Run, example: int, steps: NDArray[np.int64]) -> slic
 
 
 def half(times: Array, mass: Array) -> float:
-    """Return the time at which half of the integral of `mass` is reached, as a fraction of the range of times.
+    """Return the fraction of the time range after which half of the integral of `mass` is reached.
 
     >>> half(np.array([0.0, 1.0, 2.0]), np.array([1.0, 1.0, 1.0]))
     0.5
@@ -212,7 +222,8 @@ def half(times: Array, mass: Array) -> float:
     return float((time - times[0]) / (times[-1] - times[0]))
 
 
-# --- By component of the network: the parameters through which examples and decay moved the output.
+# --- By component of the network: the parameters through which examples and weight decay changed
+# the output.
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +234,7 @@ class ComponentPart:
     added: float  # Σᵢ 𝒮(x, xᵢ; component)
     mass: float  # Σᵢ |𝒮(x, xᵢ; component)|
     decay: float
-    movement: Movement  # of `together`
+    movement: Movement  # `together`, by steps
 
     @property
     def together(self) -> float:
@@ -232,7 +243,7 @@ class ComponentPart:
 
 
 def component_parts(parts: OutputParts) -> tuple[ComponentPart, ...]:
-    """Return the part of each component in the order of the run, or nothing if the run has no components."""
+    """Return the part of each component, in the run's order; empty if the run has no components."""
     by_component = parts.read(BY_COMPONENT)  # [example, component]
     by_step = parts.read(BY_COMPONENT_STEP)  # [step, component]
     if by_component is None or by_step is None:
@@ -255,7 +266,10 @@ def component_parts(parts: OutputParts) -> tuple[ComponentPart, ...]:
 
 
 def tabulate_components(components: tuple[ComponentPart, ...]) -> Table:
-    """Return a row for each component, the strongest first. The rows add up to all examples and decay."""
+    """Return a row for each component, the strongest first.
+
+    The rows add up to the contributions of all examples and weight decay.
+    """
     mass = sum(part.mass for part in components) or 1.0
     columns = (
         text_column("component"),
@@ -272,24 +286,24 @@ def tabulate_components(components: tuple[ComponentPart, ...]) -> Table:
     return Table(columns, tuple(rows))
 
 
-# --- By position of a training text: the place of the loss that added a part.
+# --- By token position of a training text: contributions of the loss at each position.
 
-STRONGEST_COLOR_PERCENT = 60  # the saturation of the position that added or took most
+STRONGEST_COLOR_PERCENT = 60  # colour saturation of the position with the largest contribution
 
 
 @dataclass(frozen=True)
 class PositionPart:
-    """The part of an output that the loss at one position of a training text added."""
+    """The contribution of the loss at one position of a training text to an output."""
 
-    example: int  # training index of the text
-    name: str  # of the text
+    example: int  # index of the text along the axis `example`
+    name: str  # name of the text
     position: int
-    token: str  # at this position; empty if unknown
+    token: str  # token at this position; empty if unknown
     added: float
 
 
 def position_parts(parts: OutputParts) -> tuple[PositionPart, ...]:
-    """Return the part of each position, text by text, or nothing if the run has no positions."""
+    """Return the part of each position, text by text; empty if the run has no positions."""
     by_position = parts.read(BY_POSITION)  # [example, position]
     if by_position is None:
         return ()
@@ -304,7 +318,10 @@ def position_parts(parts: OutputParts) -> tuple[PositionPart, ...]:
 
 
 def tokens_of(run: Run, examples: int, positions: int) -> list[list[str]]:
-    """Return the tokens of each text as words or numbers; empty strings if texts have no token per position."""
+    """Return the tokens of each text as words or token ids.
+
+    Return empty strings if the inputs are not integer arrays [example, position].
+    """
     numbers = run.data["train_shown"]
     words = run.data.get("train_tokens")
     if numbers.shape != (examples, positions) or not np.issubdtype(numbers.dtype, np.integer):
@@ -315,7 +332,10 @@ def tokens_of(run: Run, examples: int, positions: int) -> list[list[str]]:
 
 
 def tabulate_positions(positions: tuple[PositionPart, ...]) -> Table:
-    """Return a row for each position, the strongest first. The rows add up to all examples."""
+    """Return a row for each position, the strongest first.
+
+    The rows add up to the sum of all examples.
+    """
     columns = (
         text_column("example"),
         Column("position"),
@@ -329,7 +349,7 @@ def tabulate_positions(positions: tuple[PositionPart, ...]) -> Table:
 
 @dataclass(frozen=True)
 class ShadedToken:
-    """A token with the colour of its part, mixed with `percent` of it into the colour of the paper."""
+    """A token with a background that mixes `percent` of `color` into the colour of the page."""
 
     text: str
     added: str
@@ -354,7 +374,7 @@ def shaded_texts(
 
 
 def shaded(part: PositionPart, strongest: float) -> ShadedToken:
-    """Return a token in the palette's blue if its loss raised the output, in vermilion if it lowered it."""
+    """Return a token in blue if its loss raised the output, else in vermilion."""
     color = "c0072b2" if part.added > 0 else "cd55e00"
     saturation = round(STRONGEST_COLOR_PERCENT * abs(part.added) / strongest)
     return ShadedToken(

@@ -1,4 +1,7 @@
-"""Displays of progress: a bar on a terminal, lines elsewhere. Both go to stderr; stdout is for results."""
+"""Displays of progress: a bar on a terminal, text lines elsewhere.
+
+Both go to stderr; stdout is for results.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,19 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 MAX_SILENT_SECONDS = 10.0
-"""The longest silence, in seconds, of plain lines while steps are taken."""
+"""The maximum time between two text lines while steps are taken."""
 
 MIN_ESTIMATE_SECONDS = 0.5
-"""Seconds after which the duration of a task is estimated."""
+"""The duration of a task is estimated only after this time."""
 
 LONG_TASK_SECONDS = 10.0
-"""Tasks that take fewer seconds are not displayed."""
+"""Shorter tasks are not displayed."""
 
 
 def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
-    """Return the display for a command: nothing but warnings, a bar on a terminal, or lines.
+    """Return the display for a command: warnings (`quiet`), a bar on a terminal, or text lines.
 
-    `hint` follows the remark that a result exists already.
+    The display appends `hint` to the remark that a result exists already.
     """
     if quiet:
         return Quiet()
@@ -38,7 +41,7 @@ def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:
 
 
 class Announced:
-    """A task whose progress is displayed only once it is known to take longer than `LONG_TASK_SECONDS` seconds.
+    """A task whose progress is displayed if its estimated duration exceeds `LONG_TASK_SECONDS`.
 
     >>> times = (60.0 * minute for minute in range(9))
     >>> lines = ProgressLines(sys.stdout, times.__next__)
@@ -49,7 +52,8 @@ class Announced:
     attribution: step 2 of 3  60 s left
     attribution: step 3 of 3
 
-    The first step does one-time work, so later steps predict the rest once there are any.
+    The first step includes one-time work. From the second step on, the estimate ignores the first
+    step.
 
     >>> times = iter([0.0, 6.0, 7.0, 7.0, 8.0])
     >>> lines = ProgressLines(sys.stdout, times.__next__)
@@ -73,7 +77,7 @@ class Announced:
         self.begun = clock()
         self.done = 0
         self.displayed = False
-        self.first_seconds = 0.0  # of the first step
+        self.first_seconds = 0.0  # duration of the first step
 
     def step(self) -> None:
         self.done += 1
@@ -99,7 +103,7 @@ class Announced:
 
 
 def in_place(quiet: bool) -> AbstractProgress:
-    """Return the display for a Python function: a bar also in a notebook, or lines with the time left."""
+    """Return the display for a Python function: warnings (`quiet`), a bar, or text lines."""
     if quiet:
         return Quiet()
     if sys.stderr.isatty() or "ipykernel" in sys.modules:
@@ -112,7 +116,7 @@ LOGGERS = ("ntkexp", "ntkexp.follow")
 
 @contextmanager
 def quiet_log(quiet: bool) -> Iterator[None]:
-    """Drop what this package logs below errors, if it is to be quiet.
+    """If `quiet`, drop log records of this package below the level ERROR inside the block.
 
     >>> with quiet_log(True):
     ...     logging.getLogger("ntkexp.follow").warning("takes 3 GB")
@@ -132,7 +136,7 @@ def quiet_log(quiet: bool) -> Iterator[None]:
 
 
 class Quiet(AbstractProgress):
-    """A display of warnings alone."""
+    """A display that shows warnings only."""
 
     def say(self, text: str) -> None:
         pass
@@ -143,9 +147,9 @@ class Quiet(AbstractProgress):
 
 
 class ProgressLines(AbstractProgress):
-    """A line for every tenth of the steps, or for every run, and at least one in `MAX_SILENT_SECONDS`.
+    """A text line for every tenth of the steps or every run, or after `MAX_SILENT_SECONDS`.
 
-    With a clock, lines also tell the time left.
+    If there is a `clock`, the lines include the time left.
 
     >>> lines = ProgressLines(sys.stdout)
     >>> lines.start("training", steps=2, done=0)
@@ -193,13 +197,13 @@ class ProgressLines(AbstractProgress):
         return f"{duration(seconds_per_step * (self.steps - done))} left"
 
     def say(self, text: str) -> None:
-        with suppress(BrokenPipeError):  # a closed pipe is no reason to stop training
+        with suppress(BrokenPipeError):  # a closed pipe must not stop training
             self.stream.write(f"{printable_lines(text)}\n")
             self.stream.flush()
 
 
 class Bar(AbstractProgress):
-    """A bar with the steps, a note and the time left; and a bar for every run at work."""
+    """A bar with the number of steps, a note and the time left; and a bar for each active run."""
 
     def __init__(self, hint: str = "") -> None:
         self.hint = hint
@@ -208,7 +212,7 @@ class Bar(AbstractProgress):
         self.parts: dict[str, TaskID] = {}
 
     def start(self, name: str, steps: int, done: int, unit: Unit = "step", note: str = "") -> None:
-        # rich is slow to import, and lines do not need it
+        # import here: rich is slow to import, and text lines do not need it
         from rich.console import Console  # noqa: PLC0415
         from rich.progress import (  # noqa: PLC0415
             BarColumn,
@@ -225,7 +229,7 @@ class Bar(AbstractProgress):
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         ]
-        if unit == "step":  # the note of a run tells the time left: runs take unequal times
+        if unit == "step":  # runs take unequal times, so their note states the time left
             columns.append(TimeRemainingColumn())
         console = Console(stderr=True)
         self.bars = Progress(*columns, console=console, transient=unit == "run")

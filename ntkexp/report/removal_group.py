@@ -1,13 +1,13 @@
-"""The training examples of a removal, by place, number in the source, id, class or influence.
+"""Select the training examples to remove by position, source index, id, class or influence.
 
-    3        the example at this place among the training examples
-    20..29   all examples from one place to another
-    #17      the example with this number in the source, as tables show it
+    3        the example at this position among the training examples
+    20..29   the examples at positions 20 to 29
+    #17      the example with this index in the data source, as shown in tables
     class:3  all examples of a class
-    3f9a…    the example with this id; the beginning of a digest is enough
-    top:10   the examples of the largest influence
+    3f9a…    the example with this id; the first letters of a digest are enough
+    top:10   the examples with the largest influence
 
-If the ids of a loop's examples are numbers, plain numbers are ids and not places.
+If the ids of a followed loop's examples are numbers, plain numbers are ids, not positions.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from ntkexp.report.examples import example_names, has_names
 from ntkexp.report.parts import strongest_first
 from ntkexp.report.run import Run
 
-MIN_DIGEST_LETTERS = 6  # of the beginning of a digest
+MIN_DIGEST_LETTERS = 6  # minimum length of an abbreviated digest
 MAX_LISTED_CLASSES = 12
 FORMS = "give places such as 3,20..29, #17 for a number in the source, an id, class:NAME or top:N"
 
 
 def choose_group(run: Run, text: str, influence: Callable[[], NDArray[np.float64]]) -> list[int]:
-    """Return the places of the named examples. `influence` is called only for `top:`."""
+    """Parse `text` and return the sorted positions of the selected examples.
+
+    `influence` returns the influence of each example. It is called only for `top:N`.
+    """
     count = len(run.data["train_index"])
     group: set[int] = set()
     for word in filter(None, (part.strip() for part in text.split(","))):
@@ -48,7 +51,7 @@ def refusal(word: str, reason: str) -> WrongArgument:
 def find_examples(
     run: Run, word: str, count: int, influence: Callable[[], NDArray[np.float64]]
 ) -> Sequence[int]:
-    """Return the places of the examples that one word names."""
+    """Return the positions of the examples that one comma-separated word selects."""
     kind, _, name = word.partition(":")
     if kind == "class" and name:
         return find_class(run, word, name)
@@ -74,7 +77,10 @@ def find_class(run: Run, word: str, name: str) -> list[int]:
 
 
 def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequence[int]:
-    """Return the examples from the first to the last number. Numbers are ids if all ids are numbers, else places."""
+    """Return the positions of the examples `first` to `last`.
+
+    The numbers are ids if all ids are numbers. Otherwise they are positions.
+    """
     if last < first:
         raise refusal(word, f"it counts downwards; write {last}..{first}")
     if has_names(run):
@@ -84,7 +90,7 @@ def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequ
             if not matches:
                 raise refusal(word, "no training example has this id, and ids here are numbers")
             return matches
-        # a digest may consist of digits only
+        # some digests consist of digits only
         matches = [k for k, name in enumerate(names) if name == word]
         if matches:
             return matches
@@ -98,7 +104,7 @@ def find_numbers(run: Run, word: str, first: int, last: int, count: int) -> Sequ
 
 
 def find_name(run: Run, word: str) -> list[int]:
-    """Return the examples with this id or beginning of an id, or with the source number of #17."""
+    """Return the positions of the examples with this id, abbreviated id, or source index (#17)."""
     names = example_names(run)
     if re.fullmatch(r"#\d+", word):
         matches = [k for k, name in enumerate(names) if name == word[1:]]

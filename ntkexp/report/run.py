@@ -1,10 +1,11 @@
 """The reader of a run folder: configuration, metrics, table of kernel machines, and arrays.
 
-`load_tables` reads a finished, undamaged run and leaves the kernels closed. `read_run` reads any folder: an
-unfinished run draws its own pictures this way. An array's seal in DONE.json is checked when the array is first
-used.
+`load_tables` reads a finished, undamaged run without opening its arrays. `read_run` also reads
+unfinished runs, which draw their own pictures. The checksum of an array file in DONE.json is
+verified when the array is first used.
 
-This module imports no other module of `ntkexp.report`. `report.loaded_run` adds pictures and notebook displays.
+This module imports no other module of `ntkexp.report`. `report.loaded_run` adds pictures and
+notebook displays.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ RUN_TABLES = (CONFIG, "metrics.csv", "results.csv")
 METRICS_TYPES: Mapping[str, type[float]] = defaultdict(lambda: float, step=int, phase=int)
 """The types of the columns of metrics.csv."""
 
-MAX_DRAWN_NUMBER = 1e100  # larger numbers come from a training that diverges
+MAX_DRAWN_NUMBER = 1e100  # plots omit larger numbers, which occur if training diverges
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run in its folder. Large arrays are read when they are first asked for."""
+    """A run, read from its folder. Large arrays are read when they are first used."""
 
     path: Path
     config: dict[str, Any]
@@ -69,7 +70,7 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """How training ended, in words; empty while the run is unfinished."""
+        """The result of training in words; empty while the run is unfinished."""
         return str(self.facts.get("outcome", ""))
 
     @cached_property
@@ -81,19 +82,19 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True if DONE.json exists, which seals all other files."""
+        """True if DONE.json exists. It contains the checksums of all other files."""
         return (self.path / DONE).is_file()
 
     @property
     def diverged(self) -> bool:
-        """True if training diverged. An unfinished run, which draws its own pictures, records it in progress.json."""
+        """True if training diverged. An unfinished run records this in progress.json."""
         with suppress(Mistake):
             facts = self.facts if self.finished else RunFolder(self.path).progress
             return bool(facts.get("diverged"))
         return False
 
     def sealed(self, name: str) -> Path:
-        """Return the path of a file or store. Raise if the run is finished and the file has changed since."""
+        """Return the path of a file or store. Raise if it changed after the run was finished."""
         if self.finished:
             RunFolder(self.path).check(name)
         return self.path / name
@@ -121,7 +122,7 @@ class Run:
 
     @cached_property
     def contributions(self) -> xr.Dataset:
-        """The arrays of `records.contributions`, by phase too if the run has phases."""
+        """The arrays of `records.contributions`, with an axis `phase` if the run has phases."""
         path = self.sealed("contributions.zarr")
         if self.finished:
             refuse_odd_contributions(path, self.axes.lengths, self.outputs)
@@ -143,12 +144,12 @@ class Run:
 
     @property
     def outs(self) -> tuple[int, ...]:
-        """The outputs that were attributed: the labels of the axis `out` of contributions and effects."""
+        """The attributed outputs: the labels of the axis `out` of contributions and effects."""
         return tuple(self.contributions.coords["out"].to_numpy().tolist())
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """The rules of the attribution."""
+        """The attribution rules of the run."""
         parts = [
             self.contributions[name]
             for name in self.contributions
@@ -157,11 +158,11 @@ class Run:
         return tuple(str(part.attrs["rule"]) for part in parts)
 
     def by_rule(self, kind: str, rule: str) -> xr.DataArray | None:
-        """Return an array of a rule, such as `contribution` or `decay`; None if the run lacks it."""
+        """Return an array of an attribution rule, such as `decay`; None if it is missing."""
         return self.contributions.get(called(kind, rule, explained_rule(self.rules) or rule))
 
     def parts(self, rule: str) -> xr.DataArray:
-        """Return the contributions of a rule."""
+        """Return the contributions of an attribution rule, [query, out, example]."""
         return self.contributions[called(CONTRIBUTION, rule, explained_rule(self.rules) or rule)]
 
     @cached_property
@@ -194,7 +195,7 @@ class Run:
         return {split: slice(*ends[k : k + 2]) for k, split in enumerate(self.read)}
 
     def series(self, *columns: str) -> pd.DataFrame:
-        """Return the steps at which all these columns were measured and are small enough to be drawn."""
+        """Return `step` and these columns, at steps where all values are small enough to draw."""
         values = self.metrics.reindex(columns=["step", *columns])
         drawn = (np.abs(values.to_numpy(dtype=float)) < MAX_DRAWN_NUMBER).all(axis=1)
         rows: pd.DataFrame = values.loc[drawn].reset_index(drop=True)
@@ -240,7 +241,11 @@ def outputs_of(run: Run, machine: str) -> NDArray[np.float64]:
 
 
 def load_tables(folder: Path | str) -> Run:
-    """Load a finished run. Its kernels are opened when they are first used."""
+    """Load a finished run. Its arrays are opened when they are first used.
+
+    Raises:
+        Mistake: The run is unfinished, damaged or of another version, or the folder is not a run.
+    """
     path = Path(folder)
     if path.is_dir() and not is_run_folder(path):
         raise Mistake(f"{path} is not a run folder: it lacks config.json and DONE.json")
@@ -254,9 +259,9 @@ def load_tables(folder: Path | str) -> Run:
 
 
 def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
-    """Load runs in the order of the folders. A run that cannot be read becomes the reason.
+    """Load runs in the order of the folders. For a run that cannot be read, return the `Mistake`.
 
-    Two threads share the work, which is mostly reading and hashing files without Python's lock.
+    Use two threads, because reading and hashing files releases the GIL.
     """
 
     def load(folder: Path | str) -> Run | Mistake:
@@ -264,7 +269,7 @@ def load_runs(folders: Iterable[Path | str]) -> list[Run | Mistake]:
             return load_tables(folder)
         except Mistake as mistake:
             return mistake
-        except Exception as error:  # a broken folder must not stop the others
+        except Exception as error:  # one broken folder must not prevent reading the others
             return unreadable(Path(folder), error)
 
     with ThreadPoolExecutor(2) as pool:
@@ -282,7 +287,10 @@ def read_run(path: Path) -> Run:
 
 
 def checked_ladder(rows: Sequence[Result], path: Path) -> tuple[Result, ...]:
-    """Return the rows with printable texts. Raise if a row has an unknown split or no machine."""
+    """Escape unprintable characters in the rows of results.csv.
+
+    Raise if a row has an unknown split or no machine.
+    """
     if any(row.split not in SPLITS or not row.machine for row in rows):
         raise Damaged(
             f"{path} holds what no run writes: a row of another split than {', '.join(SPLITS)}; {REDO}"
@@ -299,7 +307,10 @@ def checked_ladder(rows: Sequence[Result], path: Path) -> tuple[Result, ...]:
 
 
 def read_metrics(path: Path) -> pd.DataFrame:
-    """Read the measured numbers of each step, including the columns of a second pass. Empty cells are NaN."""
+    """Read metrics.csv, and the columns that a second pass over the training measured.
+
+    Empty cells are NaN.
+    """
     try:
         refuse_odd_metrics(path)
         metrics = pd.read_csv(path, index_col=False, dtype=METRICS_TYPES)
@@ -320,8 +331,8 @@ def read_metrics(path: Path) -> pd.DataFrame:
 
 
 def open_store(path: Path) -> xr.Dataset:
-    """Open a zarr store as a data set. Its numbers are read when they are used."""
-    import xarray as xr  # noqa: PLC0415  slow, and tables need none
+    """Open a zarr store as a data set. Its arrays are read when they are used."""
+    import xarray as xr  # noqa: PLC0415  slow to import, and tables do not need it
 
     try:
         store: xr.Dataset = xr.open_zarr(path, consolidated=False, chunks=None)
@@ -331,7 +342,7 @@ def open_store(path: Path) -> xr.Dataset:
 
 
 def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:
-    """Yield an array that may exceed the memory in blocks of rows."""
+    """Yield blocks of rows of an array that may exceed the memory."""
     row_bytes = max(1, parts[:1].nbytes)
     step = max(1, LARGEST_CHUNK // row_bytes)
     for start in range(0, max(1, len(parts)), step):
@@ -339,7 +350,7 @@ def blocks(parts: xr.DataArray) -> Iterator[NDArray[Any]]:
 
 
 def unreadable(path: Path, error: Exception) -> Mistake:
-    """Return the mistake for an error that the schema of run folders did not expect."""
+    """Return a `Damaged` for an unexpected error while reading a run folder."""
     return Damaged(f"{path} cannot be read ({type(error).__name__}: {one_line(error)}); {REDO}")
 
 

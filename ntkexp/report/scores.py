@@ -1,9 +1,12 @@
-"""The data set that `attribute` and `load_run(…).contributions` return, and its scores for other libraries.
+"""`Attribution`, the data set that `attribute` and `load_run(…).contributions` return.
+
+`Attribution.to_scores` returns scores for other libraries, with the sign of these libraries:
 
     score(xᵢ → x) > 0        the example xᵢ raised the output at x       (contribution)
                              without xᵢ the output would be lower        (effect, with its sign reversed)
 
-dattri, TRAK, quanda and `ntkexp.validate` use this sign. The arrays of the data set itself keep their own signs.
+dattri, TRAK, quanda and `ntkexp.validate` use this sign. In the data set itself, `effect` has the
+opposite sign: it is the change of the output if xᵢ is left out.
 """
 
 from __future__ import annotations
@@ -49,8 +52,8 @@ NO_EXAMPLE = {
     "carried": "earlier momentum",
     "other_steps": "other steps",
 }
-"""The parts of the change that no example caused, in words."""
-SMALLEST_SHARE = 1e-6  # of the change that a summary states
+"""Names in words of the parts of the change that no example caused."""
+SMALLEST_SHARE = 1e-6  # the summary omits parts that are a smaller fraction of the change
 
 RAISED = "positive: the example raised the output"
 LOWER_WITHOUT = "positive: the output would be lower without the example"
@@ -73,12 +76,15 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
     _find: FindExample
 
     def showing(self, find: FindExample) -> Attribution:
-        """Set the function that finds examples for notebooks. A selection of this data set shows names only."""
+        """Set the callback that supplies the examples shown in a notebook.
+
+        A selection of this data set has no callback. It shows the names of examples only.
+        """
         self._find = find
         return self
 
     def summary(self) -> str:
-        """Return a sentence: do the parts add up, how strongly do they cancel, and what did no example cause?
+        """Summarise the attribution: its parts, the error of their sum, and the cancellation.
 
         >>> arrays = {"contribution": (DIMS, np.array([[[3.0, -1.0]]]))}
         >>> arrays |= {"decay": (QUERY_OUT, np.array([[2.0]])), "change": (QUERY_OUT, np.array([[4.0]]))}
@@ -96,7 +102,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         change = self["change"]
         moved = float(np.linalg.norm(change)) or 1.0
 
-        # the other parts, and the rest of the change that no part explains
+        # add the parts that no example caused, and compute the error of the sum
         causes = [examples]
         for name, words in NO_EXAMPLE.items():
             if name not in self:
@@ -115,11 +121,11 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     @property
     def is_complete(self) -> bool:
-        """True unless contributions were left out or selected."""
+        """True if the data set has contributions with all their axes."""
         return CONTRIBUTION in self.data_vars and set(self[CONTRIBUTION].dims) == set(DIMS)
 
     def _repr_html_(self) -> str:
-        """Return a table of the strongest examples of each query, and all arrays below it."""
+        """Return the HTML for notebooks: the strongest examples of each query, then all arrays."""
         arrays: str = super()._repr_html_()
         if not self.is_complete:
             return arrays
@@ -129,7 +135,9 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     @property
     def plot(self) -> AttributionPlots:  # type: ignore[override]  # includes the plots of xarray
-        """Pictures of a query as matplotlib axes: `.plot.contributions(query=0)`, `.timeline()`, `.components()`."""
+        """Plots of one query as matplotlib axes: `.plot.contributions(query=0)`, `.timeline()`,
+        `.components()`.
+        """
         from ntkexp.report.plots.examples import AttributionPlots  # noqa: PLC0415  loads matplotlib
 
         return AttributionPlots(self)
@@ -142,15 +150,22 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         out: str | int | None = None,
         component: str | None = None,
     ) -> xr.DataArray:
-        """Return a matrix of scores with named rows and columns: [example, query], or [query, example].
+        """Return a labelled matrix of scores, [example, query] or [query, example].
 
-        `score` is 'contribution', or 'effect' with its sign reversed. A positive score means that the example raised
-        the output, or that the output would be lower without it. `out` names the output or the number of a measure,
-        if there are several. `component` names one of the components of `by=`, whose scores add up to the
-        contribution.
+        A positive contribution means that the example raised the output. A positive effect means
+        that the output would be lower without the example.
 
-        The matrix omits queries that were not attributed. The axis `query` holds the indices of the others.
-        `.to_pandas()` makes a data frame of the matrix, and `.to_numpy()` an array.
+        Args:
+            layout: 'train,test' for [example, query], or 'test,train' for [query, example].
+            score: 'contribution', 'contribution_RULE' for another rule, or 'effect'. Effects are
+                returned with reversed sign.
+            out: Name or index of the output. Required if there are several.
+            component: Name of one component of `by=`. The scores of all components add up to the
+                contribution.
+
+        Returns:
+            The scores of all attributed queries. The coordinate `query` holds their indices. Call
+            `.to_pandas()` for a data frame, or `.to_numpy()` for an array.
         """
         if layout not in LAYOUTS:
             raise WrongArgument(
@@ -163,7 +178,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
                     f"to_scores: the axis {axis} is missing; keep it by isel({axis}=[0])"
                 )
 
-        # leave out queries that were not attributed, whose scores are all NaN
+        # drop queries that were not attributed: all their scores are NaN
         labels = {axis: parts[axis] for axis in ("query", "example")}
         scores = parts.assign_coords(labels).dropna("query", how="all")
         if not bool(np.isfinite(scores).all()):
@@ -180,9 +195,10 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         return scores.transpose(*LAYOUTS[layout]).rename(score).drop_attrs().assign_attrs(facts)
 
     def to_pandas(self) -> pd.Series | pd.DataFrame:
-        """Return a row for each query, output and example, with its contributions, also by component, and effects.
+        """Return a data frame with a row for each attributed query, each output and each example.
 
-        Scores keep their own signs. The frame omits queries that were not attributed.
+        The columns are contributions, contributions by component, and effects. Effects keep their
+        sign, unlike in `to_scores`.
         """
         columns = {name: self[name] for name in self._scores if set(self[name].dims) == set(DIMS)}
         if not columns:  # a selection or reduction without scores
@@ -196,9 +212,9 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
 
     @property
     def _scores(self) -> list[str]:
-        """The names of the arrays of scores: `contribution`, `contribution_RULE` of other rules, and `effect`.
+        """The sorted names of the score arrays: `contribution`, `contribution_RULE` and `effect`.
 
-        They are sorted, because zarr lists the arrays of a store in no fixed order.
+        Names are sorted, because zarr lists the arrays of a store in no fixed order.
         """
         names = sorted(map(str, self.data_vars))
         return [
@@ -214,7 +230,7 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         return []
 
     def _one_score(self, score: str, component: str | None) -> xr.DataArray:
-        """Return the array of a score, or its part of one component."""
+        """Return the array of a score, or its part that acts through one component."""
         names = self._scores
         if score not in names:
             existing = f"there are {listed(names)}" if names else "there are none"

@@ -1,6 +1,7 @@
-"""The comparison of kernel machines with the network: as a table, as a sentence, and as a clause about many runs.
+"""The comparison of kernel machines with the network: a table, a sentence, and a clause.
 
-`likeness` classifies a row of the table: the machine equals the network, misses it, or cannot be compared.
+`likeness` classifies a row of the table: the kernel machine equals the network, misses it, or
+cannot be compared.
 
 >>> [str(likeness(Result("query", "left", relative_error=error, floor=1e-13))) for error in (0.12, 1e-14, math.nan)]
 ['misses', 'exact', 'broken']
@@ -14,9 +15,9 @@
 >>> broken.partition("(4e-15); ")[2]
 'the secant kernel machine is not finite on query.'
 
-`clause` summarises one machine over many runs. A machine misses a network if it misses it on any split. It equals a
-network if it equals it on every split on which both can be compared. The clause counts runs that were compared at some
-points only.
+`clause` summarises one kernel machine over many runs. The machine misses a network if it misses the
+network on any split. It equals a network if it equals the network on every split where both can be
+compared. The clause also counts the runs that were compared at only some of the points.
 
 >>> exact, missed = Standing(Likeness.EXACT, 5e-15), Standing(Likeness.MISSES, 0.3)
 >>> clause("the secant", [exact] * 99 + [missed])
@@ -41,9 +42,10 @@ from ntkexp.text import listed, share, short, spoken
 
 
 def tabulate_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> Table:
-    """Return a row for each machine: its relative error on every split, and agreement and R² on the main split.
+    """Return a row for each kernel machine: relative errors, agreement and R² (main split only).
 
-    A machine without an error has no row. `ladder_notes` says why.
+    A kernel machine without an error has no row; `ladder_notes` gives the reason. `seconds` adds a
+    column of timings.
     """
     splits = [split for split in SPLITS if any(result.split == split for result in results)]
     main = main_split(results)
@@ -63,7 +65,7 @@ def tabulate_ladder(results: Sequence[Result], seconds: Mapping[str, float] | No
 
 
 def measured(number: float) -> str:
-    """Spell a measured number, which may be NaN.
+    """Format a measured number. NaN becomes 'nan', because a dash means "not measured".
 
     >>> measured(0.5), measured(float("nan"))
     ('0.5', 'nan')
@@ -74,7 +76,7 @@ def measured(number: float) -> str:
 
 
 def format_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None = None) -> str:
-    """Write the table for a terminal, with the notes below it."""
+    """Format the table for a terminal, with the notes below it."""
     blocks = [format_text(tabulate_ladder(results, seconds))]
     notes = ladder_notes(results)
     if notes:
@@ -83,7 +85,9 @@ def format_ladder(results: Sequence[Result], seconds: Mapping[str, float] | None
 
 
 def ladder_notes(results: Sequence[Result]) -> list[str]:
-    """Return the notes on each machine, with the splits if they differ between splits.
+    """Return the notes on each kernel machine.
+
+    Name the splits of a note that does not apply to all splits.
 
     >>> ladder_notes([Result(split, "left", note=f"as published; {at_points(2, 5)}") for split in ("train", "test")])
     ['left: as published; at 4 of 10 points']
@@ -111,27 +115,29 @@ def machines(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 
 def main_split(results: Sequence[Result]) -> str:
-    """Return the split for a single number: query, or else test, or else train."""
+    """Return the split to report if only one number is shown: query, else test, else train."""
     present = {result.split for result in results}
     return next((split for split in ("query", "test", "train") if split in present), "query")
 
 
 class Likeness(StrEnum):
-    """The result of comparing a machine with the network in one row."""
+    """The result of comparing a kernel machine with the network on one split."""
 
-    EXACT = "exact"  # rounding explains the error
-    MISSES = "misses"
-    BROKEN = "broken"  # outputs of the machine are not finite
+    EXACT = "exact"  # the error is at most the rounding error
+    MISSES = "misses"  # the error is larger
+    BROKEN = "broken"  # outputs of the kernel machine are not finite
     LOST = "lost"  # outputs of the network are not finite
-    STILL = "still"  # the network changed by no more than rounding, which explains any error
-    SILENT = "silent"  # not compared
+    STILL = (
+        "still"  # training changed the network by no more than rounding error: nothing to compare
+    )
+    SILENT = "silent"  # the kernel machine was not compared
 
 
 COMPARED = frozenset({Likeness.EXACT, Likeness.MISSES})
 
 
 def likeness(row: Result) -> Likeness:
-    """Classify a row. Its floor is NaN if outputs of the network are not finite."""
+    """Classify a row. `row.floor` is NaN if outputs of the network are not finite."""
     if row.relative_error is None:
         if row.max_error is None:
             return Likeness.SILENT
@@ -154,23 +160,23 @@ SPOKEN = {
     "left": "the textbook sum",
     "frozen_start": "the frozen kernel",
 }
-"""The machines in the sentence, in this order."""
+"""The kernel machines that the sentence mentions, in this order, with their names."""
 
 
 @dataclass(frozen=True)
 class Spoken:
-    """The rows of one machine."""
+    """The rows of one kernel machine that the sentence mentions."""
 
     name: str
     rows: tuple[Result, ...]
-    splits: tuple[str, ...]  # of all machines
+    splits: tuple[str, ...]  # the splits in the rows of all kernel machines
 
     def which(self, *kinds: Likeness) -> list[Result]:
         return [row for row in self.rows if likeness(row) in kinds]
 
     @property
     def compared(self) -> list[Result]:
-        """The rows that compare the machine with the network."""
+        """The rows that compare the kernel machine with the network."""
         return self.which(*COMPARED)
 
     @property
@@ -180,7 +186,10 @@ class Spoken:
 
     @property
     def where(self) -> str:
-        """The compared splits, and the number of points if some were left out, in words before the machine's name."""
+        """The compared splits in words, and the number of points if some were not compared.
+
+        The text ends with a blank, because the name of the kernel machine follows.
+        """
         compared = [row.split for row in self.compared]
         has_splits = len(self.splits) > 1
         splits = name_splits(compared, self.splits) if has_splits else ""
@@ -199,9 +208,9 @@ class Spoken:
 
 
 def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str:
-    """Say which machines equal the trained network, how much the others miss it, and which are not finite.
+    """Summarise which kernel machines equal the trained network, and the errors of the others.
 
-    If training diverged, the sentence is about the network at its last step.
+    If training diverged, the sentence is about the network at the last step.
 
     >>> ladder_sentence([Result("test", "secant", relative_error=4e-15, floor=1e-13)], diverged=True)[40:]
     'of the network that is left: the secant kernel machine reproduces it to rounding (4e-15).'
@@ -218,11 +227,11 @@ def ladder_sentence(results: Sequence[Result], *, diverged: bool = False) -> str
 
 
 def comparison(results: Sequence[Result]) -> str:
-    """Compare the machines with the network, which may have diverged."""
+    """Return the sentence, without a remark on divergence."""
     splits = tuple(dict.fromkeys(row.split for row in results))
     names = SPOKEN
     if not any(row.machine in SPOKEN and likeness(row) is not Likeness.SILENT for row in results):
-        # none of the usual machines was compared: name all others
+        # none of the machines in SPOKEN was compared: mention all others
         others = [row.machine for row in results if row.machine not in SPOKEN]
         names = SPOKEN | {machine: f"the machine {spoken(machine)}" for machine in others}
     compared_machines = [
@@ -237,7 +246,7 @@ def comparison(results: Sequence[Result]) -> str:
     if not parts:
         return why_nothing([row for row in results if row.machine in names])
 
-    # splits on which the network cannot be compared
+    # name the splits on which the network cannot be compared
     for kind, text in (
         (Likeness.LOST, "the trained network is not finite"),
         (Likeness.STILL, "the network moved by no more than rounding"),
@@ -250,9 +259,9 @@ def comparison(results: Sequence[Result]) -> str:
 
 
 def compared(spoken: Sequence[Spoken]) -> list[str]:
-    """Return a clause for machines that equal the network, then a clause for machines that miss it.
+    """Return clauses for the kernel machines that equal the network, then for those that miss it.
 
-    Machines that were compared on different splits or points have separate clauses.
+    Kernel machines that were compared on different splits or points have separate clauses.
     """
     exact = [
         machine for machine in spoken if machine.compared and not machine.which(Likeness.MISSES)
@@ -269,7 +278,7 @@ def compared(spoken: Sequence[Spoken]) -> list[str]:
 
 
 def clause_of_group(group: Sequence[Spoken], *, misses: bool, is_first: bool) -> str:
-    """Say how machines that were compared at the same points compare with the network."""
+    """Return the clause about kernel machines that were compared at the same points."""
     if not misses:
         errors = ", ".join(short(machine.worst) for machine in group)
         verb = "reproduces" if len(group) == 1 else "reproduce"
@@ -288,7 +297,7 @@ def clause_of_group(group: Sequence[Spoken], *, misses: bool, is_first: bool) ->
 
 
 def secant_remarks(secant: Spoken) -> list[str]:
-    """Say how much rounding explains of the secant's error, and what happened outside the steps of a followed loop."""
+    """Return remarks on the secant: the rounding in its error, and notes of a followed loop."""
     remarks = []
     missed = secant.which(Likeness.MISSES)
     if missed:
@@ -303,7 +312,7 @@ def secant_remarks(secant: Spoken) -> list[str]:
 
 
 def not_finite(spoken: Sequence[Spoken]) -> list[str]:
-    """Return a clause for the machines that are not finite on the same splits."""
+    """Return a clause for each group of kernel machines that are not finite on the same splits."""
     names_by_splits: dict[tuple[str, ...], list[str]] = {}
     for machine in spoken:
         broken = tuple(row.split for row in machine.which(Likeness.BROKEN))
@@ -338,7 +347,7 @@ def on_splits(here: Sequence[str], splits: Sequence[str]) -> str:
 
 
 def name_splits(here: Sequence[str], splits: Sequence[str]) -> str:
-    """Name some of the splits in words.
+    """List the splits `here`, or write "both splits" or "all N splits" if these are all.
 
     >>> name_splits(["train"], ["train", "test"]), name_splits(["train", "test"], ["train", "test"])
     ('train', 'both splits')
@@ -350,7 +359,7 @@ def name_splits(here: Sequence[str], splits: Sequence[str]) -> str:
     return f"all {len(splits)} splits"
 
 
-# --- One clause about a machine in many runs.
+# --- One clause about a kernel machine in many runs.
 
 
 CLAUSES = {
@@ -361,23 +370,27 @@ CLAUSES = {
     Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
     Likeness.SILENT: "has no result for {}",
 }
-"""The clause about the networks of each likeness, in this order."""
+"""Templates of the clause, by likeness and in this order.
+
+The fields are the networks and their errors.
+"""
 
 DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Likeness.STILL)
-"""The likeness of a run is the first of these that one of its rows has."""
+"""Priorities for combining splits: a run gets the first likeness of these that one of its rows has.
+"""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The comparison of one machine with the network of a run over all splits, with the largest error."""
+    """The comparison of one kernel machine with the network of a run, over all splits."""
 
     likeness: Likeness
-    error: float = 0.0
-    everywhere: bool = True  # whether it was compared at all points of every split
+    error: float = 0.0  # the largest relative error
+    everywhere: bool = True  # True if compared at all points of every split
 
 
 def standing(ladder: Sequence[Result], machine: str) -> Standing:
-    """Return the standing of a machine, given all rows of a run."""
+    """Combine the rows of one kernel machine in a run."""
     rows = [row for row in ladder if row.machine == machine]
     kinds = {likeness(row) for row in rows}
     kind = next((kind for kind in DECISIVE if kind in kinds), Likeness.SILENT)
@@ -388,7 +401,7 @@ def standing(ladder: Sequence[Result], machine: str) -> Standing:
 
 
 def clause(name: str, standings: Sequence[Standing]) -> str:
-    """Return the clause about one machine in all runs; empty if no run compared it."""
+    """Return the clause about one kernel machine in all runs; empty if no run compared it."""
     runs = len(standings)
     if all(standing.likeness is Likeness.SILENT for standing in standings):
         return ""
@@ -398,7 +411,7 @@ def clause(name: str, standings: Sequence[Standing]) -> str:
         if not of_kind:
             continue
         networks = str(len(of_kind))
-        if not parts:  # only the first part names the networks and their number
+        if not parts:  # only the first part contains the total number of networks
             networks = f"{len(of_kind)} of {runs}"
             if len(of_kind) == runs:
                 networks = "both" if runs == 2 else f"all {runs}"
@@ -414,7 +427,7 @@ def clause(name: str, standings: Sequence[Standing]) -> str:
 
 
 def errors_in_words(kind: Likeness, standings: Sequence[Standing]) -> str:
-    """Spell the errors of the networks of a likeness: the median and the worst.
+    """Format the errors of all networks with the same likeness: the median and the largest.
 
     >>> errors_in_words(Likeness.MISSES, [Standing(Likeness.MISSES, error) for error in (0.01, 0.02, 0.3)])
     '2 % at the median and 30 % at worst'

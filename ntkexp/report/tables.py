@@ -1,8 +1,8 @@
-"""Tables of results, and one function for each form of a table.
+"""Tables of results, and one function for each output format.
 
-One function makes the rows of each table: `sentence.tabulate_ladder`, `explain.tabulate_examples`,
-`comparison.combined`, and so on. A row holds values with every digit. A column holds a name, and the function that
-spells its values on a terminal.
+One function creates the rows of each table: `sentence.tabulate_ladder`,
+`explain.tabulate_examples`, `comparison.combined`, and so on. Rows contain numbers in full
+precision. A column has a name, and a function that formats its values for a terminal.
 
     format_text      aligned columns for a terminal
     format_markdown  Markdown
@@ -37,14 +37,14 @@ Value: TypeAlias = bool | int | float | str | None
 
 
 def format_value(value: object) -> str:
-    """Spell a value for a person. Whole numbers keep every digit."""
+    """Format a value as text. Floats are rounded; whole numbers keep every digit."""
     if value is None or isinstance(value, float):
         return short(value)
     return str(value)
 
 
 def format_signed(value: float) -> str:
-    """Spell a number with its sign.
+    """Format a number with its sign.
 
     >>> format_signed(0.5), format_signed(-0.25), format_signed(0.0)
     ('+0.5', '-0.25', '0')
@@ -56,14 +56,14 @@ def format_signed(value: float) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column, and how a terminal shows it. Texts are shown unchanged, and None as a dash."""
+    """A column and its format on a terminal. Texts are shown unchanged, and None as a dash."""
 
     name: str
-    number: bool = True  # numbers are aligned to the right
-    spell: Callable[[Any], str] = format_value
-    heading: str | None = None  # on a terminal; the name if None
-    adds: bool = False  # whether a sum of several rows has a meaning
-    others: str = ""  # the cell of several rows, if they do not add up
+    number: bool = True  # True aligns the column to the right
+    spell: Callable[[Any], str] = format_value  # formats the numbers
+    heading: str | None = None  # heading on a terminal; the name if None
+    adds: bool = False  # True if the sum of several rows is meaningful
+    others: str = ""  # cell for the omitted rows, if the column has no meaningful sum
 
 
 def text_column(name: str, heading: str | None = None) -> Column:
@@ -71,7 +71,7 @@ def text_column(name: str, heading: str | None = None) -> Column:
 
 
 def signed_column(name: str) -> Column:
-    """Return a column of signed parts, which add up."""
+    """Return a column of signed parts, such as contributions. Their sum is meaningful."""
     return Column(name, spell=format_signed, adds=True)
 
 
@@ -81,14 +81,14 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
 
     def select(self, *names: str) -> Table:
-        """Return these columns, in this order."""
+        """Return a table of the named columns, in this order."""
         places = {column.name: k for k, column in enumerate(self.columns)}
         chosen = [places[name] for name in names]
         rows = tuple(tuple(row[k] for k in chosen) for row in self.rows)
         return Table(tuple(self.columns[k] for k in chosen), rows)
 
     def shortened(self, top: int) -> Table:
-        """Return the first `top` rows, and one row for the sum of the others.
+        """Keep the first `top` rows, and replace the others by one row with their sum.
 
         >>> columns = Column("example", number=False), Column("added", adds=True)
         >>> Table(columns, (("a", 3.0), ("b", 2.0), ("c", -1.0))).shortened(1).rows
@@ -108,13 +108,16 @@ class Table:
 def tabulate(
     header: Sequence[str], rows: Iterable[Sequence[Value]], numbers: Collection[str] = ()
 ) -> Table:
-    """Return a table with these headings. The columns named in `numbers` hold numbers."""
+    """Return a table with the column names `header`.
+
+    Columns in `numbers` are aligned to the right.
+    """
     columns = tuple(Column(name, number=name in numbers) for name in header)
     return Table(columns, tuple(map(tuple, rows)))
 
 
 def table_of_frame(frame: pd.DataFrame) -> Table:
-    """Return the rows of a data frame as a table."""
+    """Convert a data frame to a table."""
     numeric = [dtype.kind in "biuf" for dtype in frame.dtypes]
     columns = tuple(
         Column(str(name), number) for name, number in zip(frame.columns, numeric, strict=True)
@@ -123,7 +126,7 @@ def table_of_frame(frame: pd.DataFrame) -> Table:
     return Table(columns, tuple(zip(*values, strict=True)))
 
 
-# --- The forms of a table.
+# --- Output formats.
 
 
 def format_text(table: Table) -> str:
@@ -144,7 +147,7 @@ def spelled(column: Column, value: Value) -> str:
 
 
 def format_markdown(table: Table) -> str:
-    """Write the table between bars, with numbers aligned to the right."""
+    """Format a table in Markdown, with numbers aligned to the right."""
     header = [column.name for column in table.columns]
     rows = [header, *([format_value(value) for value in row] for row in table.rows)]
     lines = ["| " + " | ".join(escaped(cell) for cell in row) + " |" for row in rows]
@@ -164,7 +167,9 @@ def escaped(text: str) -> str:
 
 
 def format_csv(frame: pd.DataFrame) -> str:
-    """Write a data frame with every digit. Escape texts that a spreadsheet would take for formulas.
+    """Format a data frame as CSV in full precision.
+
+    Escape texts that a spreadsheet would evaluate as formulas.
 
     >>> import pandas as pd
     >>> print(format_csv(pd.DataFrame({"name": ["=1+1", "a"], "value": [-0.5, 2.0]})), end="")
@@ -172,7 +177,7 @@ def format_csv(frame: pd.DataFrame) -> str:
     '=1+1,-0.5
     a,2.0
     """
-    import numpy as np  # noqa: PLC0415  slow, and lists of runs need none
+    import numpy as np  # noqa: PLC0415  slow to import, and lists of runs do not need it
 
     safe = frame.copy(deep=False)
     for column, dtype in enumerate(frame.dtypes):
@@ -181,7 +186,7 @@ def format_csv(frame: pd.DataFrame) -> str:
                 as_cell(value) if isinstance(value, str) else value
                 for value in frame.iloc[:, column]
             ]
-            # an array of objects, so that NumPy converts no cell
+            # use an array of objects, so that NumPy does not convert cells
             objects = np.array([*cells, None], dtype=object)[:-1]
             safe.isetitem(column, objects)
     safe.columns = [as_cell(str(name)) for name in frame.columns]
@@ -189,13 +194,13 @@ def format_csv(frame: pd.DataFrame) -> str:
 
 
 def json_rows(table: Table) -> list[dict[str, Json]]:
-    """Return an object for each row. Blanks in the names of columns become underscores."""
+    """Return a dictionary for each row. Blanks in column names become underscores."""
     keys = [column.name.replace(" ", "_") for column in table.columns]
     return [dict(zip(keys, row, strict=True)) for row in table.rows]
 
 
 def format_json(value: Json) -> str:
-    r"""Write JSON, with the characters on which a terminal acts as escape sequences.
+    r"""Format JSON. Escape control characters, which a terminal would execute.
 
     >>> print(format_json({"a": "\x9b31m"}), end="")
     {
@@ -216,7 +221,7 @@ def json_letter(letter: str) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a page: its text, its sort key, and its link."""
+    """A cell of an HTML table: text, sort key, and link."""
 
     text: str
     key: str
@@ -225,7 +230,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table of a page, with the name for links."""
+    """An HTML table. `name` is its anchor on the page."""
 
     name: str
     caption: str
@@ -234,7 +239,10 @@ class PageTable:
 
 
 def format_html(table: Table, name: str, caption: str, links: Sequence[str] = ()) -> PageTable:
-    """Return the cells that the page's template writes. `links` are the links of the first cells."""
+    """Return the cells for the HTML template.
+
+    `links` are the links of the first cell of each row.
+    """
     rows = []
     for k, row in enumerate(table.rows):
         cells = [html_cell(value) for value in row]

@@ -1,6 +1,7 @@
-"""The HTML table of a notebook: the examples with the largest contributions to each query, as texts and pictures.
+"""The HTML table in a notebook: the examples with the largest contributions to each query.
 
-Names and texts come from data and may hold anything: each is escaped. Pictures are drawn from their numbers.
+Names and texts come from the data, so all of them are escaped. Pictures are drawn from pixel
+values.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SHOWN_QUERIES = 5
-SHOWN_EXAMPLES = 5  # of each query
-MAX_LETTERS = 90  # of a text
-PICTURE_PIXELS = 64  # of the longer side of a picture; larger images are subsampled
+SHOWN_EXAMPLES = 5  # per query
+MAX_LETTERS = 90  # longer texts are shortened
+PICTURE_PIXELS = 64  # maximum side of a picture; larger images are subsampled
 RAISED_COLOUR = "#0072b2"  # blue and vermilion, as in the pictures of a run
 LOWERED_COLOUR = "#d55e00"
 
 FindExample: TypeAlias = Callable[[str, int], Example | None]
-"""A function from an axis, `query` or `example`, and a place along it to the example there, if it is known."""
+"""A function (axis, index) → example at an index of the axis `query` or `example`, or None."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +48,12 @@ class TopExamples:
 
 
 def top_examples_of(arrays: xr.Dataset) -> list[TopExamples]:
-    """Rank the examples at the first attributed queries, each at the output with the largest change."""
+    """Rank the examples at the first queries, each at the output with the largest change."""
     tops = list[TopExamples]()
     parts = arrays[CONTRIBUTION].transpose(*DIMS)
     names = output_names(arrays)
     for point in range(parts.sizes["query"]):
-        by_output = parts[point].to_numpy()  # [out, example]; all queries may exceed the memory
+        by_output = parts[point].to_numpy()  # [out, example]; one query at a time, to save memory
         if not np.isfinite(by_output).all():
             continue
         column = int(np.abs(by_output.sum(1)).argmax())
@@ -66,7 +67,7 @@ def top_examples_of(arrays: xr.Dataset) -> list[TopExamples]:
 
 
 def html_table(arrays: xr.Dataset, find: FindExample) -> str:
-    """Return a table with a row for each query, and a cell for each of its top examples."""
+    """Return an HTML table with a row for each query, and a cell for each of its top examples."""
     names = [str(name) for name in arrays["example"].to_numpy().tolist()]
     rows = list[str]()
     for top in top_examples_of(arrays):
@@ -88,7 +89,7 @@ def html_table(arrays: xr.Dataset, find: FindExample) -> str:
 
 
 def described(example: Example | None, name: str) -> str:
-    """Return the picture, label and text of an example, or its name alone if it is unknown."""
+    """Return the picture, label and text of an example as HTML; only `name` if it is None."""
     if example is None:
         return text(name)
     words = f"<br>{text(example.text)}" if example.text else ""
@@ -96,7 +97,7 @@ def described(example: Example | None, name: str) -> str:
 
 
 def text(words: str) -> str:
-    """Shorten and escape words of unknown origin for HTML.
+    """Shorten and escape an untrusted text for HTML.
 
     >>> text("<b onload='x'>")
     '&lt;b onload=&#x27;x&#x27;&gt;'
@@ -105,10 +106,13 @@ def text(words: str) -> str:
 
 
 def picture(shown: NDArray[Any]) -> str:
-    """Return an image as an HTML element that contains its pixels; an empty string if this is no image."""
+    """Return an image as an HTML element with embedded pixels.
+
+    Return "" if `shown` is not an image.
+    """
     if shown.ndim < 2 or not shown.size:
         return ""
-    from matplotlib.image import imsave  # noqa: PLC0415  slow, and most examples are no images
+    from matplotlib.image import imsave  # noqa: PLC0415  slow to import, and only images need it
 
     pixels = image_pixels(shown)
     if pixels is None:

@@ -1,12 +1,13 @@
 """Compare scores of training examples with retraining without some examples.
 
-    LDS    mean over queries q of the Spearman correlation, over trainings S,
+    LDS    mean over queries q of the Spearman correlation, over retrainings S,
            between −Σ_{i left out of S} τ(q, i) and f_S(q)
-    QLD    mean over queries q of the loss of f(q) after removing the top examples of q by τ
+    QLD    mean over queries q of the decrease of f(q), after retraining without the examples with
+           the highest τ(q, i)
 
-A score τ(q, i) is positive if example i increases f(q). The linear datamodeling score (LDS) is due
-to S. M. Park et al. (2023), arXiv:2303.14186. Its interval resamples queries and trainings, because
-both were drawn.
+A score τ(q, i) is positive if example i increases f(q). f_S is the network after retraining S. The
+linear datamodeling score (LDS) is due to S. M. Park et al. (2023), arXiv:2303.14186. Its interval
+resamples queries and retrainings, because both are random samples.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class DatamodelingScore:
-    """An LDS with its 95 % interval. `by_query` is NaN for queries that never change."""
+    """An LDS with its 95 % interval.
+
+    `by_query` is NaN for queries whose scores or outputs are constant.
+    """
 
     value: float
     low: float
@@ -52,9 +56,9 @@ def linear_datamodeling_score(
 
     Args:
         scores: τ [query, example].
-        left_out: The examples that each training leaves out [training, example].
-        outputs: The output of each training at each query [training, query].
-        resamples: The number of bootstrap samples of the interval.
+        left_out: True for the examples that each retraining leaves out, [training, example].
+        outputs: f_S(q) [training, query].
+        resamples: The number of bootstrap samples for the interval.
 
     >>> left_out = np.eye(3, dtype=bool)
     >>> outputs = np.array([[0.1], [0.2], [0.9]])
@@ -80,7 +84,9 @@ def linear_datamodeling_score(
 
 
 def top_examples(scores: Scores, count: int, *, lower_is_better: bool) -> list[tuple[int, ...]]:
-    """Return the `count` most helpful examples of each query, in ascending order.
+    """Return the sorted indices of the `count` most helpful examples of each query.
+
+    If `lower_is_better` (a loss), the most helpful examples have the lowest scores.
 
     >>> top_examples(np.array([[0.1, -3.0, 2.0]]), 1, lower_is_better=False)
     [(2,)]
@@ -96,11 +102,11 @@ def top_examples(scores: Scores, count: int, *, lower_is_better: bool) -> list[t
 
 @dataclass(frozen=True)
 class ValidatedScore:
-    """The LDS and QLD of one method."""
+    """The LDS and QLD of one attribution method."""
 
     name: str
     lds: DatamodelingScore
-    harm: Estimate | None = None  # QLD
+    harm: Estimate | None = None  # the QLD
 
     @property
     def constant_queries(self) -> int:
@@ -118,19 +124,19 @@ class ValidatedScore:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """The validated methods, and the ground truth that they were compared with."""
+    """The scores of all methods, and the ground truth."""
 
     truth: GroundTruth
     scores: tuple[ValidatedScore, ...]
-    harm_by_chance: Estimate | None = None  # QLD of equally many random examples
-    top: int | None = None  # the number of examples that QLD removes
+    harm_by_chance: Estimate | None = None  # QLD of the same number of random examples
+    top: int | None = None  # number of examples that the QLD removes
     metasmoothness: float | None = None
     lower_is_better: bool = False
     doubts: tuple[str, ...] = ()
 
     @property
     def table(self) -> Table:
-        """A table with one row per method, the best first."""
+        """A table with a row for each method, the highest LDS first."""
         numbers = ("LDS", "low", "high", "queries", "QLD", "QLD low", "QLD high")
         columns = (Column("score", number=False), *map(Column, numbers))
         best_first = sorted(
@@ -145,7 +151,7 @@ class Validation:
 
     @property
     def sentences(self) -> list[str]:
-        """The definitions of the numbers, and reasons to doubt them."""
+        """Sentences that define the numbers in the table, and reasons to doubt them."""
         trainings, examples = self.truth.left_out.shape
         size = int(self.truth.left_out[0].sum())
         seeds = f", each from {counted(self.truth.fresh, 'fresh seed')}" if self.truth.fresh else ""
@@ -197,7 +203,7 @@ class Validation:
 
 
 def read_scores(path: Path) -> NDArray[np.generic]:
-    """Read an array from a file of `numpy.save`."""
+    """Read an array that `numpy.save` wrote."""
     try:
         scores = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -212,9 +218,10 @@ def read_scores(path: Path) -> NDArray[np.generic]:
 
 
 def checked_scores(scores: object, shape: tuple[int, int, int], where: str) -> Scores:
-    """Return scores [point, out, example] as [query, example], or raise if they do not fit.
+    """Check scores [point, out, example], and reshape them to [query, example].
 
-    If there is a single output, the axis `out` may be missing.
+    If there is a single output, the axis `out` may be missing. Raise if the shape differs from
+    `shape`, or if a score is not a finite number. `where` names the scores in error messages.
     """
     try:
         array = np.asarray(scores)

@@ -4,22 +4,21 @@ The 95 % interval of a mean is Student's:
 
     mean ± t_{ν} s/√n,    ν = n − 1
 
-A single repetition has no interval, and the ends are NaN. Repetitions of unequal variance may be
-averaged: at this confidence the interval then covers the mean at least as often as it claims
-(Bakirov & Székely 2006, doi:10.1007/s10958-006-0366-5; Ibragimov & Müller 2010,
-doi:10.1198/jbes.2009.08046).
+With a single repetition, the ends of the interval are NaN. Repetitions may have unequal variances:
+at 95 % confidence, the interval is then conservative (Bakirov & Székely 2006,
+doi:10.1007/s10958-006-0366-5; Ibragimov & Müller 2010, doi:10.1198/jbes.2009.08046).
 
-If a quantity has a range, its interval is formed on a scale g that maps the range onto the real
-line. The standard error of g(mean) is the standard error of the mean times the slope g′(mean):
+If the values of a quantity lie in a range, the interval is computed on a scale g that maps the
+range onto the real line. The standard error of g(mean) is g′(mean) times that of the mean:
 
     ends = g⁻¹(g(mean) ± t_{ν} g′(mean) s/√n)
     any number         g(v) = v
     above a            g(v) = log(v − a)              losses, distances, relative errors
     from a to b        g(v) = log((v − a)/(b − v))    shares, cosines
 
-The reported mean stays the arithmetic one, and the interval never leaves the range. Near an end of
-the range this matters: for shares around 8/9, Student's plain interval lies entirely on the side of
-that end twice as often as this one.
+The reported mean is the arithmetic mean. The interval never leaves the range. This matters near an
+end of the range: for shares around 8/9, the plain Student interval lies entirely between the true
+value and that end twice as often as the interval on the scale g.
 
 >>> estimate = mean_of([1.0, 2.0, 3.0])
 >>> estimate.value, round(estimate.low, 3), round(estimate.high, 3)
@@ -30,15 +29,15 @@ that end twice as often as this one.
 >>> positive.value, round(positive.low, 3), round(positive.high, 3)
 (2.0, 0.578, 6.926)
 
-`compare` places the interval relative to an expected range. The whole interval counts:
+`compare` compares the interval with an expected range:
 
-    inside           the interval lies in the range      (equivalence: two one-sided tests at 2.5 %)
-    above, below     the interval lies outside the range
-    across           the interval crosses an edge, or there is no interval
+    inside           the whole interval lies in the range (equivalence: two one-sided tests, 2.5 %)
+    above, below     the whole interval lies above or below the range
+    across           the interval contains an edge of the range, or there is no interval
 
-The laws of sweeps call these `agrees`, `larger`, `smaller`, `undecided`. Claims call them
+The laws of sweeps call these results `agrees`, `larger`, `smaller`, `undecided`. Claims call them
 `supported`, `refuted`, `refuted`, `undecided`. The range of an expected exponent is exponent ±
-margin; an upper bound gives (−∞, exponent + margin], a lower bound [exponent − margin, ∞).
+margin. An upper bound gives (−∞, exponent + margin], a lower bound [exponent − margin, ∞).
 
 >>> exponent = Estimate(-0.97, error=0.02, freedom=4)
 >>> ranges = Expected(-1.0), Expected(-0.5), Expected(-0.5, bound="upper")
@@ -67,14 +66,14 @@ LEVEL = 1 - CONFIDENCE
 ONE_SIDED_LEVEL = LEVEL / 2
 POWER = 0.8
 MAX_REPETITIONS = 1000
-"""Larger numbers of needed repetitions are not reported."""
+"""If a decision needs more repetitions, their number is not reported."""
 ROUNDING = 1e-9
-"""A mean of values that lie outside their range by at most this share counts as in the range."""
+"""Clip values outside their range by at most this fraction of the largest value."""
 LARGEST_LOG = math.log(sys.float_info.max)
 LARGEST_LOG_ODDS = 700.0  # exp overflows beyond
 
 Range: TypeAlias = tuple[float, float]
-"""The lower and upper end of a quantity's values; an end may be infinite."""
+"""The lower and upper end of the possible values of a quantity. An end may be infinite."""
 POSITIVE: Range = (0.0, math.inf)
 SHARE: Range = (0.0, 1.0)
 
@@ -120,7 +119,7 @@ class Scale:
 class Estimate:
     """A value with its standard error and degrees of freedom.
 
-    If the quantity lies `within` a range, its interval is formed on the scale of that range.
+    If the quantity lies `within` a range, its interval is computed on the scale of that range.
     """
 
     value: float
@@ -147,7 +146,7 @@ class Estimate:
         return self.ends(self.reach)[1]
 
     def interval(self, level: float) -> tuple[float, float]:
-        """Return the ends of the interval that misses the true value with probability `level`.
+        """Return the ends of the confidence interval with confidence 1 − `level`.
 
         >>> [round(end, 3) for end in mean_of([1.0, 2.0, 3.0]).interval(0.01)]
         [-3.73, 7.73]
@@ -163,7 +162,7 @@ class Estimate:
 
     @property
     def scale(self) -> Scale:
-        """The scale of the interval: the identity without a range, and at an end of the range."""
+        """The scale of the interval: the identity without a range or at an end of the range."""
         if self.within is None or not self.within[0] < self.value < self.within[1]:
             return Scale()
         return Scale(*self.within)
@@ -182,7 +181,8 @@ class Estimate:
         if self.within is None or not self.within[0] <= self.value <= self.within[1]:
             return low, high
 
-        # At an end of the range the scale is the identity, so the interval has to be clipped.
+        # If the estimate lies on an end of its range, the scale is the identity, so clip the
+        # interval.
         return max(low, self.within[0]), min(high, self.within[1])
 
     def distance_to(self, target: float) -> float:
@@ -196,17 +196,17 @@ class Estimate:
         return (scale.of(target) - scale.of(self.value)) / scale.slope(self.value)
 
     def covers(self, value: float) -> bool | None:
-        """Return whether the interval contains `value`, or None if there is no interval."""
+        """Return True if the interval contains `value`, or None if there is no interval."""
         if not self.known:
             return None
         return self.low <= value <= self.high
 
 
 def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
-    """Estimate the mean of independent finite numbers; the mean of no number is NaN.
+    """Estimate the mean of independent finite numbers. Without numbers, the value is NaN.
 
-    A value that lies outside the range by rounding error counts as the end of the range. If a value
-    lies farther outside, such as a negative value of a user's loss, the range does not apply.
+    Values that lie outside the range by a rounding error are clipped to the range. If a value lies
+    farther outside, such as a negative value of a user's loss, the range is ignored.
 
     >>> mean_of([0.9, 1 + 1e-15], SHARE).within, mean_of([0.5, -0.1], POSITIVE).within
     ((0.0, 1.0), None)
@@ -225,14 +225,14 @@ def mean_of(values: Sequence[float], within: Range | None = None) -> Estimate:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation with n − 1, or NaN for fewer than two values."""
+    """Return the standard deviation with divisor n − 1, or NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan
     return float(np.std(values, ddof=1))
 
 
 def student(freedom: int, share: float) -> float:
-    """Return the quantile of Student's distribution."""
+    """Return the quantile of Student's distribution at probability `share`."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import
 
     return float(stdtrit(freedom, share))
@@ -245,9 +245,9 @@ def student(freedom: int, share: float) -> float:
 class IntervalComparison:
     """The position of an interval relative to the expected range.
 
-    If the interval lies on one side of an edge, `p` is the probability of an estimate at least as
-    far from the edge, if the true value lies at the edge. If the interval crosses an edge, `more`
-    further repetitions would probably decide; None means far too many.
+    If the interval lies inside or outside the range, `p` is the probability of an estimate at least
+    as far from the edge, given that the true value lies at the edge. If the interval crosses an
+    edge, `more` further repetitions would probably decide; None means more than `MAX_REPETITIONS`.
     """
 
     where: Literal["inside", "above", "below", "across"]
@@ -258,10 +258,10 @@ class IntervalComparison:
 def compare(
     estimate: Estimate, expected: Expected, *, strict: bool = False, level: float = LEVEL
 ) -> IntervalComparison:
-    """Compare an interval with the expected range, for claims and for the laws of sweeps.
+    """Compare the interval of an estimate with the expected range.
 
-    p ≤ `level`/2 means that the whole interval lies inside or outside the range. The edges belong
-    to the range, unless it is `strict`: then an exact estimate at an edge lies outside.
+    The interval lies inside or outside the range if p ≤ `level`/2. An exact estimate (error 0) at
+    an edge lies inside, or outside if `strict`.
 
     >>> equal = Estimate(0.0, error=0.0, freedom=4)
     >>> edge = Expected(0.0, 0.0, "lower")
@@ -295,7 +295,7 @@ def compare(
 
 
 def tail_probability(estimate: Estimate, distance: float) -> float:
-    """Return P(T ≥ distance/error), the chance of an estimate this far from a true value."""
+    """Return P(T ≥ distance/error): the p-value of an estimate at this distance."""
     from scipy.special import stdtr  # noqa: PLC0415  slow to import
 
     if math.isinf(distance) or not estimate.error:
@@ -306,11 +306,15 @@ def tail_probability(estimate: Estimate, distance: float) -> float:
 
 
 def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
-    """Return how many more repetitions decide with 80 % probability, if value and spread hold.
+    """Return the number of further repetitions that decide with 80 % probability.
+
+    Assume that the value and the standard deviation s stay the same. The total m is the smallest
+    number with
 
         (t_{m−1, 97.5 %} + t_{m−1, 90 %}) s/√m  ≤  distance from the value to the nearest edge
 
-    The second quantile is 90 %, because an interval may miss either of two equally near edges.
+    The second quantile is 90 %, because the interval may cross either of two equally near edges.
+    Return None if m exceeds `MAX_REPETITIONS`.
     """
     distances = [estimate.distance_to(edge) for edge in (expected.low, expected.high)]
     nearest = min(map(abs, distances))
@@ -324,7 +328,7 @@ def missing_repetitions(estimate: Estimate, expected: Expected) -> int | None:
 
 @cache
 def needed_distances() -> NDArray[np.float64]:
-    """Return the smallest decidable distance/s for m = 1, 2, … repetitions."""
+    """Return the smallest distance/s that m = 1, 2, … repetitions can decide."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import
 
     repetitions = np.arange(2, MAX_REPETITIONS + 1)

@@ -19,7 +19,10 @@ from ntkexp.text import counted, short
 
 @dataclass(frozen=True)
 class Fitted:
-    """A quantity along one axis, at one choice of the other axes: a law, or the reason for none."""
+    """The fit of a quantity along one axis, at fixed values of the other axes.
+
+    `law` is None if the fit failed; `reason` then explains why.
+    """
 
     fit: Fit
     others: Mapping[str, Level]
@@ -28,14 +31,14 @@ class Fitted:
 
     @property
     def comparison(self) -> IntervalComparison | None:
-        """The comparison of the exponent with theory, if there are both."""
+        """The comparison of the exponent with theory, or None if either is missing."""
         if self.law is None or self.fit.expected is None:
             return None
         return compare(self.law.exponent, self.fit.expected)
 
 
 def fitted(fit: Fit, table: pd.DataFrame, sweep: Sweep) -> list[Fitted]:
-    """Fit the law along one axis, for each choice of the other axes."""
+    """Fit a power law along one axis, for each combination of values of the other axes."""
     if fit.axis not in sweep.axes:
         return [Fitted(fit, {}, None, f"{fit.axis} is not an axis of {sweep.name}")]
     other_axes = [key for key in sweep.axes if key != fit.axis]
@@ -64,7 +67,7 @@ def law_of(fit: Fit, table: pd.DataFrame) -> PowerLaw:
 
 
 def row_of(fitted: Fitted) -> dict[str, Level]:
-    """Return the row of <sweep>.fits.csv."""
+    """Return the row of a fit in <sweep>.fits.csv."""
     fit = fitted.fit
     law = fitted.law
     comparison = fitted.comparison
@@ -101,13 +104,13 @@ def row_of(fitted: Fitted) -> dict[str, Level]:
 
 
 WORD_OF_PLACE = {"inside": "agrees", "above": "larger", "below": "smaller", "across": "undecided"}
-"""The verdict on an exponent, by the position of its interval relative to theory's range."""
+"""The verdict on an exponent, by the result of `compare` with the range of theory."""
 
 SIGN: Mapping[Bound | None, str] = {None: "", "upper": "≤ ", "lower": "≥ "}
 
 
 def law_in_words(fitted: Fitted, law: PowerLaw) -> str:
-    """Describe a law: its exponent with interval, the runs left out, and the verdict on theory."""
+    """Describe a law in one sentence: exponent, interval, omitted runs, comparison with theory."""
     axis = fitted.fit.axis.rpartition(".")[2].replace("_", " ")
     exponent = law.exponent
     verb = "grows" if exponent.value > 0 else "falls"
@@ -145,7 +148,7 @@ def verdict_in_words(comparison: IntervalComparison, *, known: bool) -> str:
 
 
 def limit(expected: Expected) -> str:
-    """Format theory's exponent.
+    """Format the exponent that theory predicts.
 
     >>> limit(Expected(-0.5, bound="upper")), limit(Expected(1.0))
     ('≤ −0.5', '1')
@@ -154,7 +157,7 @@ def limit(expected: Expected) -> str:
 
 
 def summary(laws: Sequence[Fitted], draws: str) -> str:
-    """Summarise the laws of a sweep and their verdicts. Without laws, return an empty string.
+    """Summarise the laws of a sweep and their verdicts. Return "" if there are no laws.
 
     >>> summary([], "each drawing weights alone")
     ''
@@ -189,7 +192,7 @@ def summary(laws: Sequence[Fitted], draws: str) -> str:
 
 
 def extent(numbers: Sequence[float]) -> str:
-    """Format the range from the smallest to the largest.
+    """Format the range from the smallest to the largest number.
 
     >>> extent([5, 3, 5]), extent([0.1, 0.1])
     ('3–5', '0.1')

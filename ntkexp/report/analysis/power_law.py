@@ -1,9 +1,8 @@
 """Power laws y = A xᵖ, fitted to several seeds.
 
-Each seed gets its own exponent, by least squares on log y = log A + p log x. The exponent of the
-law is the mean over seeds, with Student's interval. If every seed was run at every x, this mean is
-the least-squares exponent of all runs. A curvature c tests whether the data follow a power law at
-all:
+The exponent p of each seed is fitted by least squares on log y = log A + p log x. The exponent of
+the law is the mean over seeds, with Student's interval. If every seed was run at every x, this mean
+equals the least-squares exponent of all runs. The curvature c tests if the data follow a power law:
 
     log y = log A + p log x + c (log x − mean log x)²/2
 
@@ -28,19 +27,20 @@ from ntkexp.mistake import Mistake
 from ntkexp.report.analysis.estimate import CONFIDENCE, Estimate, mean_of, student
 
 MIN_CURVATURE = 1e-9
-"""Smaller curvatures come from rounded logarithms."""
+"""Smaller curvatures are rounding errors of the logarithms."""
 
 Array: TypeAlias = NDArray[np.float64]
 Unit: TypeAlias = NDArray[np.int64]
-"""The indices of runs that together are one independent repetition."""
+"""The indices of the runs that form one independent repetition."""
 
 
 @dataclass(frozen=True)
 class PowerLaw:
     """The coefficients of a fitted law, and the size of the sample.
 
-    A `unit` is a seed, or several seeds that were run at one x each (see `units`). `left_out`
-    counts runs whose y is not positive and finite, and runs of seeds that were not used.
+    A unit is an independent repetition: a seed, or several seeds that were run at one x each (see
+    `units`). `left_out` counts the runs whose y is not positive and finite, and the runs of units
+    that were not used.
     """
 
     exponent: Estimate
@@ -56,7 +56,7 @@ class PowerLaw:
 
     @property
     def curved(self) -> bool:
-        """True if the curvature is significant."""
+        """True if the curvature differs significantly from 0."""
         return self.curvature.covers(0.0) is False and abs(self.curvature.value) > MIN_CURVATURE
 
     def at(self, x: Array) -> Array:
@@ -65,7 +65,7 @@ class PowerLaw:
 
 
 def power_law(x: Array, y: Array, seeds: NDArray[np.int64]) -> PowerLaw:
-    """Fit a power law to runs at `x` that yielded `y`, leaving out y that have no logarithm."""
+    """Fit a power law to runs with results `y` at `x`. Omit runs whose x or y has no logarithm."""
     has_logarithm = np.isfinite(x) & np.isfinite(y) & (x > 0) & (y > 0)
     positive = np.flatnonzero(has_logarithm)
     x_fitted = x[positive]
@@ -80,13 +80,13 @@ def power_law(x: Array, y: Array, seeds: NDArray[np.int64]) -> PowerLaw:
     log_x = np.log(x_fitted) - middle
     log_y = np.log(y[positive])
 
-    # The line of each unit
+    # height and slope of the line of each unit
     line_columns = np.vander(log_x, 2, increasing=True)
     units_used, line_weights = unit_weights(line_columns, units(x_fitted, seeds_fitted))
     heights, slopes = (line_weights @ log_y).T
     used = np.concatenate(units_used)
 
-    # The curvature c of each unit with three places or more
+    # curvature c of each unit with three or more different x
     curvature = Estimate(math.nan)
     curvable = [unit for unit in units_used if len(np.unique(log_x[unit])) > 2]
     if curvable:
@@ -112,10 +112,10 @@ def power_law(x: Array, y: Array, seeds: NDArray[np.int64]) -> PowerLaw:
 def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
     """Group runs at `x` with `seeds` into independent repetitions.
 
-    The runs of one seed share what the seed drew, so a seed is one unit, even if it lacks some x.
-    Fitting each seed separately cancels what its runs share, such as a kernel that is large at
-    every width. A seed at a single x has no slope. Only if fewer than two seeds were run at several
-    x, such seeds are combined: the k-th seed of each x together form one unit.
+    Runs with the same seed have correlated errors, so each seed is one unit, even if it was not run
+    at every x. The slope of a seed does not depend on errors that its runs share, such as a kernel
+    that is large at every width. A seed with a single x has no slope. If fewer than two seeds were
+    run at several x, seeds with a single x are combined: the k-th seeds at all x form one unit.
 
     >>> seeds = np.array([0, 0, 1, 1, 2])
     >>> [unit.tolist() for unit in units(np.array([1.0, 2.0, 1.0, 2.0, 1.0]), seeds)]
@@ -128,7 +128,7 @@ def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
     if len(several_places) > 1:
         return several_places
 
-    # The seeds at each x, and the k-th of each x together
+    # combine the k-th seeds with a single x
     by_place: dict[float, list[Unit]] = {value: [] for value in np.unique(x).tolist()}
     for unit in by_seed:
         if np.ptp(x[unit]) == 0:
@@ -142,11 +142,11 @@ def units(x: Array, seeds: NDArray[np.int64]) -> list[Unit]:
 
 
 def unit_weights(columns: Array, candidates: Sequence[Unit]) -> tuple[list[Unit], Array]:
-    """Choose the most informative units, and return the least-squares weights of each.
+    """Choose the most informative units. Return them and their least-squares weights.
 
-    weights[unit, coefficient] @ log y is the coefficient of the unit. The weights [unit,
-    coefficient, run] vanish for the runs of other units. A unit's information is the inverse
-    variance of its last coefficient, for noise of variance 1.
+    The weights have shape [unit, coefficient, run]; weights[unit, coefficient] @ log y is the
+    coefficient of the unit. The weights of the runs of other units are 0. The information of a unit
+    is the inverse variance of its last coefficient, for noise of variance 1.
     """
     runs, coefficients = columns.shape
     weights = np.zeros((len(candidates), coefficients, runs))
@@ -162,8 +162,8 @@ def most_informative(information: Sequence[float]) -> list[int]:
 
         t_{k−1} √(Σ 1/information)/k    for the k units with the most information
 
-    If three seeds were run at all widths and one at two neighbouring widths, the last one would
-    only blur the mean.
+    For example, if three seeds were run at all widths and a fourth at only two neighbouring widths,
+    the fourth would only widen the interval.
 
     >>> most_informative([17.5, 10.0, 17.5]), most_informative([17.5, 17.5, 17.5, 0.5])
     ([0, 1, 2], [0, 1, 2])

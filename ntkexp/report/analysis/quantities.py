@@ -1,11 +1,11 @@
-"""The numbers of a run that sweeps tabulate, fit and compare, by name:
+"""The scalar results of a run that sweeps tabulate, fit and compare, by name:
 
     <measure>             a column of metrics.csv, at the last step where it was measured
     limit_distance_start  `limit_distance` at the first step
-    weights_moved.<name>  the same of one parameter
+    weights_moved.<name>  `weights_moved` of one parameter
     <machine>.<split>     the relative error of a kernel machine, ‖f̂ − f_T‖/‖f_T − f_0‖
 
-A run that diverged has no numbers. Its outcome names the step at which it was stopped.
+A run that diverged has no such results. Its outcome states the step at which training stopped.
 
 >>> describe("kernel_change"), describe("frozen_start.test")
 ('kernel change', 'error of frozen start (test)')
@@ -53,7 +53,10 @@ FROM_ONE = {"condition", "effective_rank"}
 
 
 def range_of(quantity: str) -> Range:
-    """Return the ends between which a number of a run lies; all other numbers are sizes, which are positive."""
+    """Return the range of possible values of a quantity.
+
+    Quantities without a special range are ≥ 0.
+    """
     if quantity in SHARES:
         return SHARE
     if quantity in FROM_ONE:
@@ -62,7 +65,7 @@ def range_of(quantity: str) -> Range:
 
 
 def quantities(run: Run) -> dict[str, float]:
-    """Return the finite numbers of a run, by name."""
+    """Return the finite scalar results of a run, by name."""
     if run.diverged:
         return {}
     columns = [name for name in map(str, run.metrics) if name in MEASURES or name.startswith(LAYER)]
@@ -82,7 +85,7 @@ def quantities(run: Run) -> dict[str, float]:
 
 
 def describe(quantity: str) -> str:
-    """Spell a quantity in words; one that there cannot be is a mistake."""
+    """Describe a quantity in words. Raise if there is no quantity of this name."""
     if quantity in MEASURES:
         return MEASURES[quantity]
     if quantity.startswith(LAYER):

@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 DECIMALS = 15
-"""Rounding makes perfectly correlated ranks give 1.0 exactly."""
+"""Correlations are rounded to this precision, so that equal ranks give exactly 1.0."""
 
 
 def spearman(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rank correlation of each column; ties share their mean rank.
+    """Return the rank correlation of each column. Ties get their mean rank.
 
-    A column that is constant or not finite has no correlation, and gives NaN.
+    The correlation is NaN if a column is constant or not finite.
 
     >>> increasing = np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])
     >>> spearman(increasing, np.array([[1.0, 7.0], [8.0, 7.0], [9.0, 7.0]]))
@@ -34,7 +34,7 @@ def spearman(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray
 
 
 def mean_known(values: NDArray[np.float64]) -> float:
-    """Return the mean of the finite values; without any, return NaN."""
+    """Return the mean of the finite values, or NaN if there are none."""
     known = values[np.isfinite(values)]
     if not len(known):
         return float("nan")

@@ -21,8 +21,9 @@ from ntkexp.report.tables import format_csv
 
 # --- The tables of a sweep.
 #
-#     <name>.runs.csv     a row for each run: its folder, point, seed and state, and all its numbers
-#     <name>.points.csv   a row for each point: mean, standard deviation, count and 95 % interval of every number
+#     <name>.runs.csv     a row for each run: folder, point, seed, state, and all quantities
+#     <name>.points.csv   a row for each point: mean, standard deviation, count and 95 % interval of
+#                         every quantity
 #     <name>.fits.csv     a row for each power law: exponent, interval, theory, curvature, fitted range
 
 
@@ -31,7 +32,10 @@ RUN_COLUMNS = ("run", "seed", "state", "reason")
 
 @dataclass(frozen=True)
 class Analysis:
-    """The tables and laws of a sweep, and the things that its seeds draw, in words."""
+    """The tables and laws of a sweep.
+
+    `draws` states what differs between seeds: weights, or also data.
+    """
 
     sweep: Sweep
     runs: pd.DataFrame
@@ -41,7 +45,7 @@ class Analysis:
 
     @property
     def quantities(self) -> list[str]:
-        """The names of all numbers of the runs."""
+        """The names of the quantities of the runs."""
         return [str(name) for name in self.runs if name not in (*self.sweep.axes, *RUN_COLUMNS)]
 
     @property
@@ -50,7 +54,7 @@ class Analysis:
 
 
 def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
-    """Analyse a sweep from its readable runs."""
+    """Compute the tables and laws of a sweep from its readable runs."""
     table = tabulate(sweep, runs)
     laws = [law for fit in sweep.fits for law in fitted(fit, table, sweep)]
     drawn = draws(runs[run.folder] for run in sweep.runs if run.folder in runs)
@@ -58,22 +62,25 @@ def analyse(sweep: Sweep, runs: Mapping[Path, Run]) -> Analysis:
 
 
 def write_tables(path: Path) -> tuple[Path, ...]:
-    """Read a sweep and its runs, and write the tables next to its record. Return their paths."""
+    """Read a sweep and its runs, and write the tables next to the file of the sweep.
+
+    Return their paths.
+    """
     sweep = read_sweep(path)
     folders = [run.folder for run in sweep.runs]
     loaded = zip(folders, load_runs(folders), strict=True)
-    # the row of an unreadable run holds its state only
+    # the row of an unreadable run contains only its state
     runs = {folder: run for folder, run in loaded if not isinstance(run, Mistake)}
     return save(analyse(sweep, runs), path.parent)
 
 
 def draws(runs: Iterable[Run]) -> str:
-    """Say what the seeds of some runs draw, and so what intervals over seeds cover."""
+    """Describe what the seeds of the runs draw: weights only, or weights and data."""
     return drawn_words(run.config.get("data", {}).get("seed") is not None for run in runs)
 
 
 def drawn_words(fixed: Iterable[bool]) -> str:
-    """Say what seeds draw, given for each run whether its data have a fixed seed.
+    """Describe what seeds draw. `fixed` is True for each run whose data have a fixed seed.
 
     >>> drawn_words([True, True]), drawn_words([False])
     ('each drawing weights alone, on the same data', 'each drawing weights and data')
@@ -97,7 +104,7 @@ def save(analysis: Analysis, folder: Path) -> tuple[Path, ...]:
 
 
 def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
-    """Return a row for each run. Missing numbers are NaN."""
+    """Return a row for each run. Missing quantities are NaN."""
     heads = [
         {
             "run": run.folder.name,
@@ -116,7 +123,10 @@ def tabulate(sweep: Sweep, runs: Mapping[Path, Run]) -> pd.DataFrame:
 
 
 def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each point. Counts are the numbers of runs that have the number."""
+    """Return a row for each point of the sweep.
+
+    Counts are the numbers of runs that have the quantity.
+    """
     names = [str(name) for name in table if name not in (*sweep.axes, *RUN_COLUMNS)]
     columns = {name: table[name].to_numpy(dtype=float) for name in names}
     rows = []
@@ -137,17 +147,19 @@ def points(sweep: Sweep, table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-# --- Two sweeps compared by pairs: runs of the same seed at the same point. Their common fluctuations cancel.
+# --- Paired comparison of two sweeps. A pair is two runs with the same seed at the same point, with
+# quantities a and b. Fluctuations that the runs of a pair share cancel.
 #
 #     difference   mean of b − a
 #     ratio        exp of the mean of log b/a, if all numbers are positive
 #
-# Both have intervals over seeds. The last row of a quantity is about all points. It uses the seeds that have a pair at
-# every point, and averages the pairs of each seed first, because they are one draw.
+# Both have intervals over seeds. The last row of a quantity summarises all points. It uses the
+# seeds that have a pair at every point, and first averages the pairs of each seed, because they are
+# not independent.
 
 
 def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
-    """Return a row for each quantity at each common point, and one for all points."""
+    """Return a row for each quantity at each common point, and one row over all points."""
     axes = list(first.sweep.axes)
     if set(axes) != set(second.sweep.axes):
         raise Mistake(
@@ -174,7 +186,7 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
             place = dict(zip(axes, point, strict=True))
             row = {"quantity": name, **place, "pairs": len(here)}
             rows.append(row | average(here, range_of(name)))
-        # all points, by the seeds with a pair at every point
+        # all points, from the seeds with a pair at every point
         at_all = complete[complete.groupby("seed")["seed"].transform("count") == len(points)]
         if len(points) > 1 and len(at_all):
             rows.append({"quantity": name, "pairs": len(at_all)} | average(at_all, range_of(name)))
@@ -182,12 +194,12 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
 
 
 def average(pairs: pd.DataFrame, within: Range) -> dict[str, float]:
-    """Return the means of both sides of some pairs, and of their differences and ratios."""
+    """Return the means of the first and second quantities, their differences and ratios."""
     positive = (pairs["first"] > 0) & (pairs["second"] > 0)
     logs = (pairs["second"] / pairs["first"]).where(positive).map(math.log, na_action="ignore")
     differences = pairs["second"] - pairs["first"]
     per_seed = pairs.assign(difference=differences, log=logs).groupby("seed", sort=True)
-    # numbers between a and b differ by a − b to b − a
+    # if numbers are in [a, b], their differences are in [a − b, b − a]
     largest = within[1] - within[0]
     difference = mean_of(per_seed["difference"].mean().tolist(), (-largest, largest))
     ratio = Estimate(math.nan)

@@ -1,1 +1,1 @@
-"""One self-contained page, and the same in Markdown, from runs and sweeps."""
+"""Self-contained HTML pages of runs, sweeps, claims and explanations, and reports in Markdown."""

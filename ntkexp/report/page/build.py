@@ -1,14 +1,16 @@
 """HTML pages of runs, claims and explanations, and the same tables in Markdown.
 
-A page is one file that contains styles, script and pictures. Its policy forbids to load or run anything else.
+A page is one file that contains its styles, script and pictures. Its content security policy
+forbids all other content.
 
     outputs/report/index.html           the page of runs
-    outputs/report/<sweep>.<picture>.*  the pictures of sweeps, and their numbers
+    outputs/report/<sweep>.<picture>.*  the pictures of sweeps (SVG), and their data (CSV)
     outputs/report/runs.csv             the table of all runs
     outputs/report/claims.html          the page of claims
     outputs/report/explain-<run>.html   the explanations of a run, an interactive page
 
-Each template is filled with views: dictionaries with the content of a run, a sweep, a query or a claim.
+Functions named `…_view` return the dictionary with which a template shows a run, a sweep, a query
+or a claim.
 """
 
 from __future__ import annotations
@@ -86,18 +88,21 @@ from ntkexp.text import listed, short
 
 HERE = Path(__file__).parent
 CLAIMS = "claims.html"
-TABLE_ROWS_AT_ONCE = 25  # of a table
+TABLE_ROWS_AT_ONCE = 25  # rows of a table that are visible at a time
 SHOWN_TEXTS = 8  # training texts that are shown in full
-EXPLAINED_RUNS = 4  # of a page
-EXPLAINED_QUERIES = 3  # of a run
-MAX_EXPLAINED_EXAMPLES = 2000  # training examples of an explained run
-MAX_EXPLAINED_NUMBERS = 2**26  # contributions of an explained run
+EXPLAINED_RUNS = 4  # runs with explanations, per page
+EXPLAINED_QUERIES = 3  # explained queries per run
+MAX_EXPLAINED_EXAMPLES = 2000  # runs with more training examples are not explained
+MAX_EXPLAINED_NUMBERS = 2**26  # runs with more contributions are not explained
 
 View: TypeAlias = dict[str, object]
 
 
 def write(material: Material, folder: Path, command: str) -> Path:
-    """Write the page of runs, and the files of its tables and pictures. Return the path of the page."""
+    """Write the page of runs, and the files with its tables and pictures.
+
+    Return the path of the page.
+    """
     make_folder(folder)
     for analysis in material.analyses:
         save(analysis, folder)
@@ -130,7 +135,10 @@ def write_claims(
     command: str,
     attempts: Mapping[str, Sequence[RegisterEntry]] | None = None,
 ) -> Path:
-    """Write the page of claims with all their registered versions. Return its path."""
+    """Write the page of claims. Return its path.
+
+    `attempts` are the registered versions of each claim, by its name.
+    """
     make_folder(folder)
     attempts = attempts or {}
     caption = "Claims, with 95 % intervals over seeds; stands: by Holm's correction over all of their size, at 5 %"
@@ -156,8 +164,8 @@ def write_explanations(
     page: Path,
     command: str,
 ) -> Path:
-    """Write the page of a run's explanations. Return its path."""
-    # the agreement of predicted effects with trainings
+    """Write the page with the explanations of a run. Return its path."""
+    # the agreement of predicted leave-out effects with retrainings
     check = ""
     picture = None
     known = known_effects(run)
@@ -183,7 +191,7 @@ def write_explanations(
 
 
 def fill(template: str, command: str, **content: object) -> str:
-    """Fill a template with its content and the common parts of all pages."""
+    """Render a template with its content, and with the style and script of all pages."""
     script = (HERE / "script.js").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -216,11 +224,13 @@ def markdown(material: Material) -> str:
 # --- Single runs.
 
 
-MAX_PICTURE_BYTES = 4_000_000  # of single runs; pictures of further runs are linked
+MAX_PICTURE_BYTES = (
+    4_000_000  # total size of embedded pictures of runs; further pictures are linked
+)
 
 
 def anchors(runs: Sequence[Run]) -> dict[Path, str]:
-    """Return the anchor of each run. Runs with the same name in other folders are numbered."""
+    """Return the anchor of each run by its path. Runs with equal names get a number."""
     paths: dict[str, Path] = {}
     for run in runs:
         name = first_name = f"run-{slug(run.name)}"
@@ -233,11 +243,11 @@ def anchors(runs: Sequence[Run]) -> dict[Path, str]:
 
 
 def group_table(number: int, group: RunGroup, names: Mapping[Path, str]) -> PageTable:
-    """Return the table of a group of runs, with errors first, and the settings that distinguish each run."""
+    """Return the table of a group of runs: relative errors and distinguishing settings."""
     table = group.table
     splits = table["split"].unique()
     where = ""
-    if len(splits) == 1:  # the caption names the only split
+    if len(splits) == 1:  # name the only split in the caption instead of a column
         table = table.drop(columns="split")
         where = f" on {splits[0]}"
     caption = f"{group.title}{': ' if group.title else ''}relative errors{where}, by what sets a run apart"
@@ -246,7 +256,11 @@ def group_table(number: int, group: RunGroup, names: Mapping[Path, str]) -> Page
 
 
 def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[View]:
-    """Return the views of all runs. The first run of each point of a sweep comes first in line for pictures."""
+    """Return the views of all runs.
+
+    The number of embedded pictures and explanations is limited. The first run at each point of a
+    sweep has priority.
+    """
     first_runs: dict[tuple[object, ...], Run] = {}
     for analysis in material.analyses:
         for row in analysis.sweep.runs:
@@ -277,7 +291,10 @@ def run_views(material: Material, names: dict[Path, str], folder: Path) -> list[
 
 
 def points_of_run(run: Run, anchor: str) -> list[View]:
-    """Explain the queries with the largest errors, if the run is finished and not too large."""
+    """Explain the queries with the largest errors.
+
+    Return [] if the run is unfinished, diverged or too large.
+    """
     if not run.finished or run.diverged:
         return []
     try:
@@ -298,7 +315,7 @@ def points_of_run(run: Run, anchor: str) -> list[View]:
 
 def run_view(run: Run, anchor: str, folder: Path) -> View:
     seconds = dict[str, float]()
-    with suppress(Mistake):  # timings are no results, and no file seals them
+    with suppress(Mistake):  # timings are optional, and DONE.json has no checksum of them
         seconds = of_machines(read_timings(run.path / "timings.csv"))
     ladder = tabulate_ladder(run.ladder, seconds)
     names = ["results.csv", "metrics.csv", "config.json", "provenance.json"]
@@ -360,9 +377,9 @@ def point_view(
     prefix: str = "",
     rows: int | None = None,
 ) -> View:
-    """Return the view of one query, with all training examples or the first `rows`, and the removal, if any.
+    """Return the view of one query: its training examples (at most `rows`), and the removal.
 
-    Anchors on the page begin with the prefix.
+    Anchors on the page begin with `prefix`.
     """
     point = explanation.point
     name = f"{explanation.split} {explanation.number}"
@@ -399,7 +416,10 @@ def components_view(explanation: Explanation, anchor: str) -> PageTable | None:
 
 
 def texts_view(explanation: Explanation) -> list[tuple[str, list[ShadedToken]]]:
-    """Return the training texts with the largest contributions, shaded by position, if the run has positions."""
+    """Return the training texts with the largest contributions, shaded by token.
+
+    Return [] if the run has no contributions by position.
+    """
     texts = [part.example.index for part in explanation.parts[:SHOWN_TEXTS]]
     if explanation.positions:
         return shaded_texts(explanation.positions, texts)
@@ -409,7 +429,7 @@ def texts_view(explanation: Explanation) -> list[tuple[str, list[ShadedToken]]]:
 def explanation_pictures(
     explanation: Explanation, entry: BreakdownEntry | None
 ) -> Iterator[Picture]:
-    """Yield the pictures of a query: its examples, contributions and effects, time, components, removal."""
+    """Yield the pictures of a query: examples, effects, timeline, components and removal."""
     added = tabulate_examples(explanation).select("index", "name", "added")
     with house_style():
         numbers = pd.DataFrame(added.rows, columns=["example", "holds", "added"])
@@ -427,7 +447,7 @@ def explanation_pictures(
 
 
 def removal_sentence(entry: BreakdownEntry) -> str:
-    """Return a sentence about the predicted and the actual change of a removal."""
+    """Return a sentence with the output before the removal, after it, and as predicted."""
     group = len(entry.places)
     predicted = ""
     if entry.predicted is not None:
@@ -439,7 +459,7 @@ def removal_sentence(entry: BreakdownEntry) -> str:
     )
 
 
-# --- Claims: pictures, looks and commands.
+# --- Claims: pictures, tests and commands.
 
 
 CLAIM_COLUMNS = (
@@ -475,7 +495,7 @@ def claim_anchor(record: ClaimRecord) -> str:
 def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEntry] = ()) -> View:
     anchor = claim_anchor(record)
     exhibit = read_exhibit(record.path)
-    # titles are unique on the page
+    # add the size, so that titles are unique on the page
     title = record.name if record.size == "default" else f"{record.name}, {record.size}"
     looks = [(LOOK_NAMES.get(name, name), look) for name, look in record.looks.items()]
     rows = [
@@ -505,7 +525,7 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
             heading, drawing, link(record.path / "main.csv", folder), "main.csv", record.command
         )
     except (Mistake, OSError, UnicodeDecodeError):
-        pass  # the picture is missing, or is no plain picture
+        pass  # the picture is missing, or contains elements that are not allowed
 
     files = [*sorted(path.name for path in record.path.glob("*.csv")), VERDICT]
     return {
@@ -535,7 +555,7 @@ def claim_view(record: ClaimRecord, folder: Path, attempts: Sequence[RegisterEnt
 
 
 def published_table(exhibit: Exhibit, anchor: str, caption: str) -> PageTable | None:
-    """Return the table of the picture, or None."""
+    """Return the table with the results in the paper's protocol, or None if the claim has none."""
     if not exhibit.columns:
         return None
     columns = zip(exhibit.columns, zip(*exhibit.rows, strict=True), strict=False)
@@ -550,7 +570,7 @@ def published_table(exhibit: Exhibit, anchor: str, caption: str) -> PageTable | 
 
 
 def seeds(look: Judgement) -> str:
-    """Spell seeds, as a range if possible.
+    """Format the seeds of a test, as a range if possible.
 
     >>> from types import SimpleNamespace
     >>> seeds(SimpleNamespace(seeds=(0, 1, 2))), seeds(SimpleNamespace(seeds=(0, 7)))

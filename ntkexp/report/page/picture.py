@@ -1,7 +1,8 @@
-"""The pictures of a page: inline SVG with links to their numbers.
+"""The pictures of a page: inline SVG with links to their data.
 
-A run folder may come from anywhere, and its pictures become part of the page. So only the elements, attributes and
-values are allowed that plots consist of. Scripts, links, forms, animations and references to other files are rejected.
+A run folder may come from an untrusted source, and its pictures become part of the page. So only
+elements, attributes and values that plots need are allowed. Scripts, links, forms, animations and
+references to other files are rejected.
 
 >>> refuse_other('<svg><g id="a"><path d="M 0 1" style="fill: #ff0000; clip-path: url(#a)"/></g></svg>')
 >>> refuse_other("<svg><a href='https://elsewhere'/></svg>")
@@ -61,13 +62,13 @@ ATTRIBUTES = {name: re.compile(NUMBERS, re.I | re.S) for name in (*GEOMETRY, *PR
     "xmlns": re.compile(r"http://www\.w3\.org/2000/svg"),
     "xmlns:xlink": re.compile(r"http://www\.w3\.org/1999/xlink"),
 }
-"""The allowed values of each attribute."""
+"""A regular expression for the allowed values of each allowed attribute."""
 
 PIXELS = re.compile(r"data:image/png;base64,[\w+/=\s]*")
 
 
 def refuse_other(svg: str) -> None:
-    """Raise if an SVG is not well-formed, or has an element, attribute or declaration that is not allowed."""
+    """Raise if an SVG is not well-formed, or contains something that is not allowed."""
 
     def refuse_element(name: str, attributes: dict[str, str]) -> None:
         if name not in ELEMENTS:
@@ -88,7 +89,7 @@ def refuse_other(svg: str) -> None:
         raise Mistake(f"it is not a plain picture: it has what no XML has, {reason}") from None
 
 
-# --- SVG inside a page: unique ids, the colours of the page, and text that stays text.
+# --- Inline SVG: make ids unique, and use the colours and font of the page.
 
 
 DROPPED = re.compile(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", re.S)
@@ -96,7 +97,7 @@ REFERRED = re.compile(r"(?:url\(|href=\")#([\w.-]+)")
 ID_ATTRIBUTE = re.compile(r' id="([^"]*)"')
 COLOURED = re.compile(r"(fill|stroke): #([0-9a-f]{6})")
 STYLED = re.compile(r'style="[^"]*"')
-LONG = re.compile(r'="[^":]*\.\d{3}[^":]*"')  # coordinates; values with a colon are styles
+LONG = re.compile(r'="[^":]*\.\d{3}[^":]*"')  # coordinates; a colon would mean a style
 DIGITS = re.compile(r"(\.\d\d)\d+")
 FONT = "font-family: 'DejaVu Sans'"
 
@@ -104,18 +105,23 @@ PALETTE = frozenset({
     *("000000", "808080", "d9d9d9", "ffffff", "0072b2", "56b4e9", "009e73", "e69f00"),
     *("d55e00", "cc79a7", "66c5ab", "8a5f00", "f0c566", "b3a800", "999999", "666666"),
 })  # fmt: skip
-"""Colours for which style.css defines a counterpart on dark pages."""
+"""Colours for which style.css defines another colour in dark mode."""
 
 
 def inline(svg: str, prefix: str, title: str) -> Markup:
-    """Return an SVG as an element of a page, with a title for screen readers. Raise if it is no plain picture."""
+    """Convert an SVG file to an inline element, with a title for screen readers.
+
+    Raise if it is not allowed.
+
+    `prefix` makes ids unique on the page.
+    """
     start = svg.find("<svg")
     end = svg.rfind("</svg>")
     if start < 0 or end < 0 or svg.count("<svg") > 1:
         raise Mistake("it is not a plain picture: it has no single <svg>")
     text = DROPPED.sub("", svg[start : end + len("</svg>")])
     refuse_other(text)
-    # referenced ids get the prefix, other ids are removed
+    # add the prefix to referenced ids, and remove all other ids
     referred = set(REFERRED.findall(text))
 
     def prefixed(match: re.Match[str]) -> str:
@@ -125,10 +131,10 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
 
     text = ID_ATTRIBUTE.sub(prefixed, text)
     text = text.replace("url(#", f"url(#{prefix}-").replace('href="#', f'href="#{prefix}-')
-    # colours and font of the page, and coordinates to a hundredth of a point
+    # use the colours and font of the page, and round coordinates to 0.01 pt
     text = STYLED.sub(themed, text).replace(FONT, "font-family: var(--plot-font)")
     text = LONG.sub(lambda match: DIGITS.sub(r"\1", match[0]), text)
-    # as wide as the page allows, up to four thirds of the size in print
+    # scale to the width of the page, up to 1.5 px per pt
     head, _, body = text.partition(">")
     width = re.search(r'width="([\d.]+)pt"', head)
     points = float(width[1]) if width else 480.0
@@ -142,7 +148,10 @@ def inline(svg: str, prefix: str, title: str) -> Markup:
 
 
 def themed(match: re.Match[str]) -> str:
-    """Replace colours of the palette by variables of the page. Mix other colours so that text and lines are visible."""
+    """Replace colours of the palette by CSS variables.
+
+    Mix other colours so that text and lines stay visible.
+    """
     is_text = "font-size" in match[0]
 
     def on_page(colour: re.Match[str]) -> str:
@@ -160,7 +169,7 @@ def themed(match: re.Match[str]) -> str:
 
 
 def slug(name: str) -> str:
-    """Return a name as an anchor.
+    """Convert a name to an anchor.
 
     >>> slug("mlp-w512 <b>")
     'mlp-w512--b-'
@@ -168,7 +177,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w-]", "-", name)
 
 
-# --- The pictures of a page, each with its numbers and its command.
+# --- The pictures of a page, each with its data and its command.
 
 
 SOURCES = {
@@ -177,7 +186,7 @@ SOURCES = {
     "spectrum": "metrics.csv",
     "time_profile": "metrics.csv",
 }
-"""The file of the numbers of a picture, if the picture has no CSV file."""
+"""The file with the data of a picture, if the picture has no CSV file of its own."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +199,10 @@ class Shown:
 
 
 def show(picture: Picture, prefix: str, command: str = "", folder: Path | None = None) -> Shown:
-    """Return a picture for a page. Write it and its numbers into a folder, if one is given."""
+    """Prepare a picture for a page.
+
+    If there is a `folder`, also write the picture and its data there.
+    """
     name = f"{prefix}.{picture.name}"
     drawing = svg(picture.figure)
     numbers = format_csv(picture.table)
@@ -203,7 +215,10 @@ def show(picture: Picture, prefix: str, command: str = "", folder: Path | None =
 
 
 def pictures_of_run(run: Run, anchor: str, folder: Path) -> Iterator[Shown]:
-    """Yield the pictures in a run folder, the comparison of kernel machines first. Skip files that are no pictures."""
+    """Yield the pictures in a run folder, the comparison of kernel machines first.
+
+    Skip pictures that are not allowed.
+    """
     command = command_of(run)
     for path in sorted(drawings_of(run), key=lambda path: (path.stem != "ladder", path.stem)):
         title = f"{path.stem.replace('_', ' ')} of {run.name}"
@@ -223,7 +238,7 @@ def drawings_of(run: Run) -> list[Path]:
 
 
 def link(path: Path, folder: Path) -> str:
-    """Return the relative link from a page's folder to a file."""
+    """Return the relative link from the folder of a page to a file."""
     return quote(Path(os.path.relpath(path.absolute(), folder.absolute())).as_posix())
 
 

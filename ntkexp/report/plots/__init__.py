@@ -1,7 +1,8 @@
-"""Pictures of a run: one file per picture in `figures/`, each answering one question, which is its title.
+"""Pictures of runs. Each file in `figures/` draws one picture, whose title answers one question.
 
-matplotlib is imported here, before any file that draws, and reads no settings of the user's: neither `matplotlibrc` in
-the working folder or elsewhere, nor MATPLOTLIBRC, nor MPLBACKEND. A backend that is none would end the import.
+This module imports matplotlib before any other file does, without the settings of the user:
+`matplotlibrc` files, MATPLOTLIBRC and MPLBACKEND are ignored, because an invalid backend would make
+the import fail.
 """
 
 import logging
@@ -12,25 +13,24 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-logging.getLogger("matplotlib").setLevel(
-    logging.ERROR
-)  # without a home it would say where it keeps its cache instead
+# without a home folder, matplotlib would log a warning about its cache folder
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 SETTINGS = "matplotlibrc"
 
 
 @contextmanager
 def without_settings() -> Iterator[None]:
-    """Let matplotlib find the settings that it comes with, which it looks for last, in place of the user's."""
+    """Make matplotlib read its default settings, not the user's, inside the block."""
     saved = {
         name: os.environ.pop(name) for name in ("MPLBACKEND", "MATPLOTLIBRC") if name in os.environ
     }
     exists, spec = os.path.exists, find_spec("matplotlib")
     if spec is not None and spec.origin is not None:
-        os.environ["MATPLOTLIBRC"] = str(
-            Path(spec.origin).parent / "mpl-data" / SETTINGS
-        )  # before those in the home
-    # No variable comes before the working folder's file, and to change the folder would be felt by other threads
+        # MATPLOTLIBRC takes precedence over the file in the home folder
+        os.environ["MATPLOTLIBRC"] = str(Path(spec.origin).parent / "mpl-data" / SETTINGS)
+    # matplotlib reads a file in the working folder first. Hide that file; changing the working
+    # folder would affect other threads.
     os.path.exists = lambda path: path != SETTINGS and exists(path)
     try:
         yield

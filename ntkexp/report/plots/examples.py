@@ -1,6 +1,7 @@
-"""Pictures of explanations: the examples that made an output, the time at which it changed, leave-out effects.
+"""Pictures of explanations: contributions, changes over the steps, and leave-out effects.
 
-Images are drawn as images, at whole multiples of their pixels. Other examples are bars.
+If examples are images, they are drawn as images, scaled by an integer factor. Other examples are
+drawn as bars.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ from ntkexp.text import percent, short
 # --- Queries, each with the training examples of the largest contributions.
 
 
-TOP = 8  # examples of a query
-MAX_LABEL_LETTERS = 11  # below an image
-MAX_QUERY_LETTERS = 16  # below a query, including the margin
-DPI = 200  # of the following pixels
+TOP = 8  # examples per query
+MAX_LABEL_LETTERS = 11  # length of a label below an image
+MAX_QUERY_LETTERS = 16  # length of a label below a query
+DPI = 200  # resolution for the following pixel sizes
 IMAGE_PIXELS = 108
-ROW_PIXELS = 196  # an image with its labels
+ROW_PIXELS = 196  # height of an image with its labels
 TITLE_PIXELS = 112
 QUERY_X = 24
 EXAMPLES_X = 180
@@ -72,15 +73,15 @@ EXAMPLE_SPACING = 147
 class Explained:
     """A query, and the examples with the largest contributions to its output."""
 
-    role: str
-    prediction: str  # the output in words
+    role: str  # such as "surest" or "query 3"
+    prediction: str  # name and value of the output
     point: Example
     top: tuple[Example, ...]
     shares: NDArray[np.float64]  # 𝒮(x, xᵢ) of each example
 
 
 def draw(rows: list[Explained]) -> Figure:
-    """Draw queries and examples as images if they are images, else as bars."""
+    """Draw queries and examples as images if the examples are images, else as bars."""
     if image_pixels(rows[0].point.shown) is None:
         return bars(rows)
     return pictures(rows)
@@ -98,7 +99,7 @@ def fitting(name: str, longest: int = MAX_LABEL_LETTERS) -> str:
 
 
 def pictures(rows: list[Explained]) -> Figure:
-    """Draw a row for each query: its image, then the images of the examples with their contributions."""
+    """Draw a row for each query: its image, then its top examples with their contributions."""
     height = TITLE_PIXELS + ROW_PIXELS * len(rows)
     figure = Figure(figsize=(WIDE, height / DPI))
     remark(figure, QUERY_X, "point")
@@ -110,7 +111,7 @@ def pictures(rows: list[Explained]) -> Figure:
     page = pixel_axes(figure)
     for down, row in enumerate(rows):
         bottom = height - TITLE_PIXELS - ROW_PIXELS * (down + 1) + ROW_PIXELS - IMAGE_PIXELS
-        # the class with its phase if that fits, the role of the query, and its output
+        # label: the class (with its phase if that fits), the role of the query, and its output
         name = row.point.label
         if len(name) > MAX_LABEL_LETTERS:
             name = row.point.name
@@ -127,7 +128,7 @@ def pictures(rows: list[Explained]) -> Figure:
 
 
 def pixel_axes(figure: Figure) -> Axes:
-    """Add axes over the whole figure, in pixels. Separate axes for every image would take most of the time."""
+    """Add axes over the whole figure, in pixels. Separate axes for each image would be slow."""
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set(
@@ -146,7 +147,7 @@ def remark(figure: Figure, x: int, text: str) -> None:
 
 
 def image(page: Axes, shown: NDArray[Any], x: int, y: int) -> AxesImage:
-    """Draw an example in a frame, with each of its pixels as a square of whole pixels."""
+    """Draw an image in a frame, scaled by an integer factor."""
     pixels = image_pixels(shown)
     assert pixels is not None
     scale = max(1, IMAGE_PIXELS // max(pixels.shape[:2]))
@@ -176,7 +177,10 @@ def label(page: Axes, image: AxesImage, text: str, colour: str) -> None:
 
 
 def bars(rows: list[Explained]) -> Figure:
-    """Draw a panel for each query, with a bar for each example, named by its class or target."""
+    """Draw a panel for each query, with a bar for each example.
+
+    Bars are labelled by class or target.
+    """
     figure = Figure(figsize=(WIDE, 2.1), layout="constrained")
     panels = figure.subplots(1, len(rows), squeeze=False)[0]
     for axes, row in zip(panels, rows, strict=True):
@@ -195,14 +199,14 @@ def bars(rows: list[Explained]) -> Figure:
 
 
 def ink(value: float) -> str:
-    """Return blue for a part that raises the output, and vermilion for one that lowers it."""
+    """Return blue for a part that raises the output, and vermilion for the opposite."""
     if value >= 0:
         return BLUE
     return VERMILION
 
 
 def spell_prediction(output: str, value: float) -> str:
-    """Say the output at a query in words that fit below it.
+    """Format the output at a query, shortened to `MAX_QUERY_LETTERS`.
 
     >>> spell_prediction("f for boot", -0.5), spell_prediction("f for ankle boot", 0.125)
     ('f for boot: −0.5', 'f for a…: 0.125')
@@ -215,7 +219,7 @@ def spell_prediction(output: str, value: float) -> str:
 
 
 def minus(value: float) -> str:
-    """Spell a number with the minus sign of the axes."""
+    """Format a number with the minus sign (−) that the axes use."""
     return short(value).replace("-", "−")
 
 
@@ -223,7 +227,7 @@ def minus(value: float) -> str:
 
 
 def save(explanations: Sequence[Explanation], path: Path) -> None:
-    """Write the picture as an SVG or PNG file, by the suffix of the path."""
+    """Write the picture as an SVG or PNG file, according to the suffix of the path."""
     rows = [row(explanation) for explanation in explanations]
     with house_style():
         figure = draw(rows)
@@ -265,13 +269,13 @@ def answer(explanations: Sequence[Explanation]) -> str:
 
 
 MAX_BARS = 12
-LINE_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE)  # colours of components with a line
-MAX_LABEL_LETTERS = 24  # of a component's name at a line or bar
+LINE_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE)  # one line per component
+MAX_LABEL_LETTERS = 24  # length of the name of a component next to a line or bar
 Array = NDArray[np.float64]
 
 
 def picture_beside(explanation: Explanation) -> Picture:
-    """Draw the contributions of the strongest examples, and their leave-out effects if these are known."""
+    """Draw the contributions of the strongest examples, and their leave-out effects, if known."""
     parts = explanation.parts[:MAX_BARS]
     shown = [replace(part.example, name=fitting(part.example.name)) for part in parts]
     names = [part.label if part.text else f"#{part.index} {part.label}" for part in shown]
@@ -296,7 +300,7 @@ def picture_beside(explanation: Explanation) -> Picture:
 
 
 def shares(entry: BreakdownEntry) -> Picture:
-    """Draw the shares of the examples that were left out, and the change of the output."""
+    """Draw the shares of the removed examples in the change of the output, and the total change."""
     order = strongest_first(entry.shares)[:MAX_BARS]
     names = [*(fitting(entry.names[k]) for k in order), "all of them"]
     values = np.array([*(float(entry.shares[k]) for k in order), entry.actual])
@@ -313,7 +317,7 @@ def shares(entry: BreakdownEntry) -> Picture:
 
 
 def through(explanation: Explanation) -> Picture:
-    """Draw the part of each component, in the order of the network. Draw only the strongest of many components."""
+    """Draw the parts of the `MAX_BARS` strongest components, in the order of the network."""
     strongest = strongest_components(explanation)[:MAX_BARS]
     drawn = [part for part in explanation.components if part in strongest]
     values = np.array([part.together for part in drawn])
@@ -326,7 +330,7 @@ def through(explanation: Explanation) -> Picture:
 
 
 def through_by_step(explanation: Explanation) -> Picture:
-    """Draw the parts of the strongest components and of all others over the steps, added up from the first step."""
+    """Draw the cumulative parts of the strongest components over the steps, and of the others."""
     ordered = strongest_components(explanation)
     lines = {part.name: part.movement.by_step for part in ordered[: len(LINE_COLOURS)]}
     others = ordered[len(LINE_COLOURS) :]
@@ -355,7 +359,10 @@ def strongest_components(explanation: Explanation) -> list[ComponentPart]:
 
 
 def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None) -> Picture:
-    """Draw the change in each step, or in each stretch up to its last step, added up from the first step."""
+    """Draw the cumulative change over the steps.
+
+    `last_step` is the last step of each interval of `by_step`.
+    """
     if last_step is None:
         last_step = np.arange(len(by_step))
     table = pd.DataFrame({"step": last_step + 1, "so_far": np.cumsum(by_step)})
@@ -370,7 +377,7 @@ def when(by_step: Array, title: str, last_step: NDArray[np.int64] | None = None)
 
 
 def checked(retrained: LeaveOut, agreement: Agreement) -> Picture:
-    """Draw predicted over actual changes: a dot for each removal, query and output with a known effect."""
+    """Draw predicted against actual changes, with a dot for each removal, query and output."""
     rows = []
     for k, removal in enumerate(retrained.removals):
         pairs = zip(retrained.predicted[k].ravel(), retrained.actual[k].ravel(), strict=True)
@@ -414,7 +421,7 @@ def bars_height(bars: int) -> float:
 
 
 def bar_figure(names: Sequence[str], values: Array, label: str, title: str) -> Figure:
-    """Draw a bar for each name, in one panel."""
+    """Draw a figure with a bar for each name."""
     with house_style():
         figure = Figure(figsize=(NARROW, bars_height(len(names))), layout="constrained")
         named_bars(figure.subplots(), names, values, label)
@@ -423,7 +430,7 @@ def bar_figure(names: Sequence[str], values: Array, label: str, title: str) -> F
 
 
 def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> None:
-    """Draw bars downwards."""
+    """Draw horizontal bars from top to bottom."""
     axes.barh(range(len(values)), values, color=[ink(value) for value in values])
     axes.set_yticks(range(len(values)), list(names))
     axes.set_ylim(len(values) - 0.5, -0.5)
@@ -436,10 +443,10 @@ def named_bars(axes: Axes, names: Sequence[str], values: Array, label: str) -> N
 
 @dataclass(frozen=True)
 class AttributionPlots:
-    """Pictures of one query, each as the matplotlib axes on which it is drawn.
+    """Plots of one query. Each method returns matplotlib axes.
 
-    `query` is the index of the query, and `out` names an output, if there are several. All other attributes belong
-    to xarray's `plot`.
+    `query` is the index of the query along its axis. `out` is the name or index of an output,
+    required if there are several. All other attributes are those of `xarray.Dataset.plot`.
     """
 
     arrays: xr.Dataset
@@ -459,7 +466,7 @@ class AttributionPlots:
         return bar_figure(names, strongest.to_numpy(), "added on the way", title).axes[0]
 
     def components(self, query: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
-        """Draw the part of each component, with decay. Needs `attribute(by=…)`."""
+        """Draw the part of each component, including weight decay. Requires `attribute(by=…)`."""
         parts = self.array(BY_COMPONENT, query, out).sum("example")
         if DECAY_BY_COMPONENT in self.arrays:
             parts = parts + self.array(DECAY_BY_COMPONENT, query, out)
@@ -468,14 +475,14 @@ class AttributionPlots:
         return bar_figure(names, parts.to_numpy(), "examples and decay did", title).axes[0]
 
     def timeline(self, query: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
-        """Draw the change of the output over the steps, added up from the first step."""
+        """Draw the cumulative change of the output over the steps."""
         by_step = self.array(BY_STEP, query, out)
         last = by_step[LAST_STEP].to_numpy() if LAST_STEP in by_step.coords else None
         picture = when(by_step.to_numpy(), f"When {self.name_of(query)} came", last)
         return picture.figure.axes[0]
 
     def array(self, name: str, query: int | np.integer[Any], out: str | int | None) -> xr.DataArray:
-        """Return an array at one query and output."""
+        """Return an array at one query and output. Raise if it is missing or was not attributed."""
         if name not in self.arrays:
             advice = "; attribute with by=" if "component" in name else ""
             raise WrongArgument(f"there is no '{name}' here to draw{advice}", "plot")

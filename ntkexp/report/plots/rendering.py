@@ -1,4 +1,7 @@
-"""A figure as a file: SVG with the values of points and bars, or PNG; the same bytes each time."""
+"""Render a figure as SVG, with the values of points and bars as tooltips, or as PNG.
+
+Bytes are reproducible.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from ntkexp.records.atomic import write_atomically
 from ntkexp.report.plots.style import house_style
 from ntkexp.text import short
 
-# without matplotlib's version and the date
+# omit matplotlib's version and the date, so that bytes are reproducible
 METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")
 """Characters that XML forbids, in UTF-8: most control characters, and two noncharacters."""
@@ -28,7 +31,7 @@ NO_XML = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its name, and the numbers in it."""
+    """A figure with its name and its data."""
 
     name: str
     figure: Figure
@@ -51,7 +54,7 @@ def svg(figure: Figure) -> str:
 
 
 def render(figure: Figure, kind: str) -> bytes:
-    """Draw a figure as bytes. The layout is computed once, for the first kind of file."""
+    """Render a figure as "svg" or "png". Compute the layout only for the first file of a figure."""
     layout = figure.get_layout_engine()
     if layout is not None:
         layout.execute(figure)
@@ -64,20 +67,21 @@ def render(figure: Figure, kind: str) -> bytes:
     return with_values(NO_XML.sub(b"?", buffer.getvalue()).decode(), values).encode()
 
 
-# --- The values of points and bars are titles inside an SVG. Browsers show a title where the pointer rests.
+# --- The values of points and bars become <title> elements in an SVG. Browsers show them as
+# tooltips.
 
 
 POINTS = 500
-"""Longer lines have no values in the file: their points overlap, and the file would double in size."""
+"""Lines with more points get no tooltips: their points overlap, and the file size would double."""
 GROUP = re.compile(r'<g id="(values-\d+)">(.*?)</g>\s*</g>|<g id="(bar-\d+)">(.*?)</g>', re.S)
 USED = re.compile(r'(<use [^>]*?x="([-\d.]+)" y="([-\d.]+)"[^>]*?)/>')
 
 Values: TypeAlias = dict[str, str | dict[tuple[int, int], str]]
-"""By the name of a group: the value of a bar in words, or of each point of a line, by its position in 1/720 inch."""
+"""Texts of tooltips by SVG group: one text for a bar, or texts by position (0.1 pt) for a line."""
 
 
 def values_of(figure: Figure) -> Values:
-    """Name lines with markers, and bars, in the file. Return the value of each point in words."""
+    """Set SVG ids of all bars and of all lines with markers. Return the texts of their tooltips."""
     values: Values = {}
     height = 72 * figure.get_figheight()
     for axes in figure.axes:
@@ -108,7 +112,7 @@ def values_of(figure: Figure) -> Values:
 
 
 def value_in_words(axes: Axes, x: float, y: float) -> str:
-    """Describe a point by its axes: the label of its tick if that is a name, or else the axis label and the number.
+    """Describe a point by its coordinates: a tick label that is a name, or axis label and number.
 
     >>> axes = Figure().subplots()
     >>> _ = axes.set(xlabel="step", ylabel="loss")
@@ -124,13 +128,13 @@ def value_in_words(axes: Axes, x: float, y: float) -> str:
     words = []
     for axis, value, label_of_figure in coordinates:
         formatter = axis.get_major_formatter()
-        if isinstance(formatter, FuncFormatter):  # ticks may have names
+        if isinstance(formatter, FuncFormatter):  # tick labels can be names
             name = formatter(value, 0)
             if name:
                 words.append(name)
                 continue
 
-        # panels above each other have their label once
+        # panels with a shared axis have only one axis label
         labels = [axis.get_label_text()]
         for other_axes in figure.axes:
             other = getattr(other_axes, f"{axis.axis_name}axis")
@@ -142,7 +146,7 @@ def value_in_words(axes: Axes, x: float, y: float) -> str:
 
 
 def with_values(drawing: str, values: Values) -> str:
-    """Add a title with the value to each point and bar of an SVG."""
+    """Insert the tooltips of points and bars into an SVG."""
 
     def titled(match: re.Match[str]) -> str:
         value = values[match[1] or match[3]]

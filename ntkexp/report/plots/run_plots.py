@@ -1,4 +1,4 @@
-"""The pictures of a run, of a sweep, of many runs and of an ensemble, as SVG and CSV with reproducible bytes."""
+"""Pictures of a run, a sweep, many runs and an ensemble, as reproducible SVG and CSV files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Draw: TypeAlias = Callable[[Run], Figure | None]
 
 
 def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
-    """Yield the pictures of a sweep by the modules in `together`, the power laws first."""
+    """Yield the pictures of a sweep, drawn by the modules in `together`. Power laws come first."""
     with house_style():
         for name in sorted(module_names(together), key=lambda name: name != "laws"):
             module = import_module(f"{together.__name__}.{name}")
@@ -51,16 +51,16 @@ def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture
 
 
 def gallery() -> Iterator[tuple[str, Draw]]:
-    """Yield the name of each picture of a run and the function that draws it, by the modules in `figures`."""
+    """Yield the name and the function `draw` of each module in `figures`: the pictures of a run."""
     for name in module_names(figures):
         yield name, import_module(f"{figures.__name__}.{name}").draw
 
 
 @dataclass(frozen=True)
 class RunPlots:
-    """The pictures of a run as methods that draw and return axes, such as `.ladder()`.
+    """The plots of a run, as methods that return matplotlib axes, such as `.ladder()`.
 
-    A notebook shows `axes.figure`, and `axes.figure.savefig` writes it.
+    Show `axes.figure` in a notebook, or call `axes.figure.savefig`.
     """
 
     run: Run
@@ -90,7 +90,10 @@ def figure_of(run: Run, draw: Draw) -> Figure | None:
 
 
 def files_of(run: Run, name: str, draw: Draw) -> Iterator[tuple[str, str]]:
-    """Yield the names and contents of a picture and of its table."""
+    """Yield the file name and content of a picture, then of its data.
+
+    Yield nothing if there is no picture.
+    """
     figure = figure_of(run, draw)
     if figure is not None:
         yield f"{name}.svg", svg(figure)
@@ -98,13 +101,13 @@ def files_of(run: Run, name: str, draw: Draw) -> Iterator[tuple[str, str]]:
 
 
 def all_files_of(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield the names and contents of the files of all pictures."""
+    """Yield the file names and contents of all pictures and their data."""
     for name, draw in gallery():
         yield from files_of(run, name, draw)
 
 
 def save(run: Run, folder: Path) -> tuple[Path, ...]:
-    """Write all pictures of a run into a folder. Return the files."""
+    """Write all pictures of a run into a folder. Return the paths of the files."""
     written = []
     for name, content in all_files_of(run):
         written.append(folder / name)
@@ -112,13 +115,14 @@ def save(run: Run, folder: Path) -> tuple[Path, ...]:
     return tuple(written)
 
 
-# --- The errors of kernel machines over many runs: a row for each machine, a dot for each run, a bar at the median.
+# --- The errors of kernel machines in many runs: a row for each machine, a dot for each run, a bar
+# at the median.
 #
-# Errors that are not finite have no dot. Their number is written at the end of the row.
+# Errors that are not finite have no dot. The text at the end of the row states their number.
 
 
 def strip(runs: Sequence[Run]) -> Picture | None:
-    """Return the picture, or None if no machine was compared."""
+    """Return the picture of errors, or None if no kernel machine has a finite error."""
     rows: dict[tuple[int, str], tuple[object, ...]] = {}
     for k, run in enumerate(runs):
         for row in run.ladder:
@@ -127,7 +131,7 @@ def strip(runs: Sequence[Run]) -> Picture | None:
                 numbers = (row.relative_error, is_exact, row.control)
                 rows[k, row.machine] = (run.name, row.machine, row.split, *numbers)
     columns = ["run", "machine", "split", "relative_error", "exact", "control"]
-    # indexed by number, because two runs may have the same name
+    # index by run number, because two runs may have the same name
     table = pd.DataFrame(rows.values(), [k for k, _ in rows], columns)
     if not np.isfinite(table["relative_error"].to_numpy(dtype=float)).any():
         return None
@@ -136,7 +140,7 @@ def strip(runs: Sequence[Run]) -> Picture | None:
 
 
 def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
-    """Draw a row for each machine."""
+    """Draw a row for each kernel machine."""
     names = list(dict.fromkeys(table["machine"]))
     width, alpha, bar = (NARROW, 1, 0) if runs == 1 else (WIDE, 0.4, 7)
     figure = Figure(figsize=(width, 0.9 + 0.19 * len(names)), layout="constrained")
@@ -156,7 +160,7 @@ def draw_strip(table: pd.DataFrame, runs: int) -> Figure:
 
 
 def errors_in_words(errors: pd.Series[float]) -> str:
-    """Spell the errors of a machine: one, or the median and the worst, and the number of infinite ones.
+    """Format the errors of a machine: the median, the largest, and how many are not finite.
 
     >>> errors_in_words(pd.Series([1e-15])), errors_in_words(pd.Series([0.01, 0.02, 0.3, float("nan")]))
     ('1e-15', '0.02, worst 0.3; 1 not finite')
@@ -176,7 +180,10 @@ def errors_in_words(errors: pd.Series[float]) -> str:
 
 
 def strip_title(table: pd.DataFrame, runs: int) -> str:
-    """Which machine is nearest to the network in most runs, controls aside; exact ones are equally near."""
+    """Return the title: the kernel machine with the smallest error in most runs.
+
+    Controls are ignored, and errors that are rounding count as 0.
+    """
     own = table[~table["control"].astype(bool) & np.isfinite(table["relative_error"])]
     ranks = own["relative_error"].mask(own["exact"].astype(bool), 0.0)
     least = ranks.groupby(level=0).transform("min")
@@ -191,19 +198,23 @@ def strip_title(table: pd.DataFrame, runs: int) -> str:
     return f"{title} in {times.max()} of {runs} runs"
 
 
-# --- Which process do trained networks follow? One panel per kind of networks: faint lines are networks, the band is
-# the mean ± 2 deviations of their own process and thin lines are those of the other, dashes are the same of the
-# networks, dots are what was learned.
+# --- Which Gaussian process do trained networks follow? One panel for each kind of networks:
+#
+#     faint lines    single networks
+#     band           mean ± 2 standard deviations of the process that theory predicts
+#     thin lines     mean ± 2 standard deviations of the other processes
+#     dashed lines   mean ± 2 standard deviations of the networks
+#     dots           training data
 
 
 Curve: TypeAlias = NDArray[np.float64]
-LINES = 25  # networks that are drawn
+LINES = 25  # at most this many networks are drawn
 PROCESSES = {"ntk": ("NTK process", "frozen_limit"), "nngp": ("NNGP process", "nngp")}
 
 
 @dataclass(frozen=True)
 class Theory:
-    """The mean and the deviation of a process along the places."""
+    """The mean and standard deviation of a Gaussian process at the plotted inputs."""
 
     process: str
     mean: Curve
@@ -212,10 +223,10 @@ class Theory:
 
 @dataclass(frozen=True)
 class Panel:
-    """Networks, their process and the others are drawn along the places."""
+    """The content of one panel: networks, their own process, and the other processes."""
 
     title: str
-    networks: NDArray[np.float64]  # [network, place]
+    networks: NDArray[np.float64]  # outputs, [network, input]
     own: Theory
     others: Sequence[Theory]
 
@@ -223,7 +234,7 @@ class Panel:
 def draw_ensemble(
     places: Curve, panels: Sequence[Panel], learned: tuple[Curve, Curve], axis: str, answer: str
 ) -> Figure:
-    """Draw panels side by side, on one scale."""
+    """Draw panels side by side, with a shared y axis. `places` are the inputs on the x axis."""
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
     row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axes, panel in zip(row, panels, strict=True):
@@ -241,11 +252,11 @@ def draw_ensemble(
 
 
 def draw_panel(axes: Axes, places: Curve, panel: Panel) -> None:
-    """Draw networks as faint lines, and the mean ± 2 deviations of each process and of the networks."""
+    """Draw networks, and the mean ± 2 standard deviations of each process and of the networks."""
     for network in panel.networks[:LINES]:
         axes.plot(places, network, color=GREY, linewidth=0.4, alpha=0.35, zorder=1)
 
-    # Their own process as a band
+    # the process that theory predicts for these networks, as a band
     name, machine = PROCESSES[panel.own.process]
     mean = panel.own.mean
     low = mean - 2 * panel.own.deviation
@@ -259,7 +270,7 @@ def draw_panel(axes: Axes, places: Curve, panel: Panel) -> None:
         axes.plot(places, mean - 2 * deviation, **look)
         axes.plot(places, mean + 2 * deviation, **look)
 
-    # The others as thin lines, and the networks' own mean and deviation as dashes
+    # the other processes as thin lines, and the statistics of the networks as dashed lines
     for other in panel.others:
         name, machine = PROCESSES[other.process]
         thin = {"color": colour(machine), "linewidth": 0.9, "zorder": 3.5}

@@ -1,4 +1,4 @@
-"""How every picture looks: sizes for print, colours that the colour-blind can tell apart, lines named at their ends."""
+"""The style of all pictures: print sizes, accessible colours, and labels at line ends."""
 
 from __future__ import annotations
 
@@ -28,18 +28,17 @@ from numpy.typing import NDArray
 
 from ntkexp.text import short, spoken
 
-# --- How every picture looks: sizes for print, colours that the colour-blind can tell apart, the same bytes each
-# time.
+# --- Settings of matplotlib, sizes and colours. Files are reproducible byte by byte.
 
 
 EXPONENT = re.compile(r"\^\{(.*?)\}")
 SUPERSCRIPTS = str.maketrans("-−0123456789", "⁻⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-NARROW, WIDE = 3.3, 6.8  # inches: one column of a paper, and two
-LEAST = 1e-17  # where an error of exactly zero is drawn on a log axis
+NARROW, WIDE = 3.3, 6.8  # inches: one and two columns of a paper
+LEAST = 1e-17  # smaller errors, also 0, are drawn here on a log axis
 
 RC = RcParams(
     {
-        "font.family": "DejaVu Sans",  # comes with matplotlib, so that the same bytes come out everywhere
+        "font.family": "DejaVu Sans",  # comes with matplotlib, so files are reproducible
         "font.size": 8,
         "axes.titlesize": 8,
         "axes.titlelocation": "left",
@@ -57,16 +56,16 @@ RC = RcParams(
         "lines.markersize": 3,
         "legend.frameon": False,
         "legend.fontsize": 7,
-        "image.composite_image": False,  # examples keep their own pixels
+        "image.composite_image": False,  # do not merge the images of examples
         "savefig.dpi": 200,
         "figure.dpi": 200,
         "svg.fonttype": "none",
         "svg.hashsalt": "ntkexp",
-        "text.parse_math": False,  # what is written is text: names of classes may have a dollar in them
+        "text.parse_math": False,  # names of classes may contain a dollar sign
     }
 )
 HOUSE = {key: value for key, value in (rcParamsDefault | RC).items() if key != "backend"}
-"""Every setting of matplotlib's, so that none is of the user's; no picture here has a window."""
+"""All settings of matplotlib except the backend, so that no setting of the user has an effect."""
 
 BLACK, GREY, PALE = "#000000", "#808080", "#d9d9d9"
 BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = (
@@ -78,7 +77,7 @@ BLUE, SKY, GREEN, ORANGE, VERMILION, PURPLE = (
     "#cc79a7",
 )
 
-# Okabe & Ito's palette; machines of one family share a hue, the network itself is black
+# The palette of Okabe & Ito. Kernel machines of one family share a hue. The network is black.
 COLOUR = {
     "secant": BLUE,
     "gauss": SKY,
@@ -94,16 +93,20 @@ COLOUR = {
     "rbf_regression": "#666666",
 }
 APART = 0.25
-"""How far apart two colours are that a reader can tell apart, where red, green and blue go from 0 to 1."""
+"""Readers can distinguish two colours with at least this distance in RGB (each channel in [0, 1]).
+"""
 
 
 def colour(machine: str) -> str:
-    """A machine keeps its colour in every picture; one that has none here draws one by its name."""
+    """Return the colour of a kernel machine.
+
+    A machine without a fixed colour gets one from a hash of its name.
+    """
     return COLOUR.get(machine) or hashed_colour(machine)
 
 
 def hashed_colour(name: str) -> str:
-    """Draw the first colour of a digest of the name that differs visibly from those that mean something else.
+    """Choose a colour from the digest of a name. It differs visibly from all fixed colours.
 
     >>> hashed_colour("my_machine") == hashed_colour("my_machine") != hashed_colour("your_machine")
     True
@@ -122,8 +125,11 @@ def hashed_colour(name: str) -> str:
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Draw in the one style; a letter that the font lacks is drawn as a box, and matplotlib says no more about it."""
-    # to set all takes longer
+    """Use the style of this package inside the block.
+
+    Ignore warnings about letters that the font lacks.
+    """
+    # set only settings that differ, which is faster
     others = {key: value for key, value in HOUSE.items() if rcParams[key] != value}
     with warnings.catch_warnings(), rc_context(RcParams(others)):
         warnings.filterwarnings("ignore", "Glyph .* missing from")
@@ -131,7 +137,7 @@ def house_style() -> Iterator[None]:
 
 
 class PowersOfTen(LogFormatterSciNotation):
-    """Powers of ten as text, which is drawn in a fraction of the time that a formula takes.
+    """Format powers of ten as text with superscripts, which is much faster to draw than a formula.
 
     >>> PowersOfTen()(1e-15), PowersOfTen(labelOnlyBase=False)(0.3)
     ('10⁻¹⁵', '3×10⁻¹')
@@ -151,13 +157,15 @@ def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
 
 
 def heading(figure: Figure, text: str) -> None:
-    """Write the picture's answer over its whole width."""
+    """Write the title of a picture, wrapped to the width of the figure."""
     lines = wrapped(text.rstrip("."), int(14 * figure.get_figwidth()))
     figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=8, fontweight="bold")
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Break the text into as few lines as the width allows, of about equal length; numbers keep their units.
+    """Break a text into as few lines as the width allows, of about equal length.
+
+    Keep "5 %" on one line.
 
     >>> wrapped("one two three four", 16)
     ['one two', 'three four']
@@ -171,7 +179,11 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def step_axis(axes: Axes, last: int) -> None:
-    """Draw steps from 0 on, log-spaced beyond 1, as kernels are kept; room for one, if a run ended before its first.
+    """Set the x axis to steps from 0 to `last`.
+
+    Use a logarithmic scale for many steps, like the stored kernels.
+
+    If the run has no step, the axis ends at 1.
 
     >>> step_axis(axes := Figure().subplots(), 0)
     >>> [float(end) for end in axes.get_xlim()]
@@ -189,7 +201,7 @@ def step_axis(axes: Axes, last: int) -> None:
 
 
 def machine_rows(axes: Axes, machines: Sequence[str]) -> None:
-    """Mark a row for each kernel machine, downwards, and powers of ten along them."""
+    """Label a row for each kernel machine, from top to bottom, and set ticks at powers of ten."""
     axes.xaxis.set_major_locator(LogLocator(numticks=6))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_yticks(range(len(machines)), [spoken(machine) for machine in machines])
@@ -205,20 +217,20 @@ def write_beside(axes: Axes, text: str, height: float) -> None:
 
 
 def tick(axes: Axes, positions: list[float]) -> None:
-    """Mark the values that were run, as many as there is room for."""
+    """Set ticks at `positions`. If there are more than seven, set ticks at evenly spaced ones."""
     every = -(-len(positions) // 7)
     axes.set_xticks(positions[::every], [short(position) for position in positions[::every]])
     axes.xaxis.set_minor_locator(NullLocator())
-    # not as a formula, which is slow to draw
+    # use text, because formulas are slow to draw
     axes.yaxis.set_major_formatter(lambda value, _: short(value))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-# --- Lines are named at their ends, in their colours, instead of in a legend.
+# --- Labels at the ends of lines, in the colours of the lines, instead of a legend.
 
 
 class End(NamedTuple):
-    """A line ends here, in the units of the data, and has a name."""
+    """The label at the end of a line. `height` is the last value of the line, in data units."""
 
     text: str
     height: float
@@ -226,9 +238,12 @@ class End(NamedTuple):
 
 
 def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
-    """Write the names to the right of the axes, no closer than `gap` of their height."""
+    """Write labels to the right of the axes.
+
+    Their distance is at least `gap`, in units of the axes' height.
+    """
     heights = np.array([end.height for end in ends])
-    axes.autoscale_view()  # automatic limits are computed late
+    axes.autoscale_view()  # compute the automatic limits now
     points = np.column_stack([np.ones_like(heights), heights])
     positions = axes.transLimits.transform(axes.transScale.transform(points))
     for end, height in zip(ends, spread(positions[:, 1], gap), strict=True):
@@ -239,13 +254,17 @@ def name_ends(axes: Axes, ends: Sequence[End], gap: float = 0.11) -> None:
 
 
 def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
-    """Move places within [0, 1] as little as it takes to keep the gap and their order, where there is room.
+    """Move heights as little as possible, so that they lie in [0, 1] and differ by at least `gap`.
+
+    The order of the heights is kept, and the sum of squared changes is minimal. If there are too
+    many heights for the gap, they may exceed 1.
 
     >>> spread(np.array([0.5, 0.5, 0.0]), 0.2).tolist()
     [0.4, 0.6, 0.0]
     """
     order = np.argsort(heights, kind="stable")
-    # With z_k = place_k − k·gap the gap becomes an order, and the nearest ordered sequence is the isotonic fit
+    # Let z_k = height_k − k·gap. The gaps are kept if z is non-decreasing, so z is an isotonic
+    # regression.
     steps = gap * np.arange(len(heights))
     room = max(0.0, 1 - gap * (len(heights) - 1))
     fit = np.clip(isotonic(heights[order] - steps), 0, room)
@@ -255,7 +274,7 @@ def spread(heights: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
 
 
 def isotonic(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Find the nearest sequence that does not fall: neighbours that do are replaced by their mean.
+    """Return the least-squares fit by a non-decreasing sequence (pool adjacent violators).
 
     >>> isotonic(np.array([1.0, 3.0, 2.0])).tolist()
     [1.0, 2.5, 2.5]

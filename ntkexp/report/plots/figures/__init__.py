@@ -1,1 +1,4 @@
-"""One file per picture, with a function `draw(run)` that gives a figure, or None where the question does not arise."""
+"""Pictures of a run.
+
+Each module has a function `draw(run)`, which returns a figure, or None if it does not apply.
+"""

@@ -1,7 +1,6 @@
-"""The training examples that made three predictions: the largest |𝒮(x, xᵢ)| for the surest, a typical and the least
-sure query.
+"""The examples with the largest |𝒮(x, xᵢ)| for three queries: surest, typical, least sure.
 
-With several outputs, the largest output at the query is explained.
+If there are several outputs, the largest output at the query is explained.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ if TYPE_CHECKING:
 
 
 class SplitParts(NamedTuple):
-    """The contributions to the queries of a split, by the best rule."""
+    """The contributions to the queries of a split, by the best attribution rule."""
 
     rule: str
     split: str
-    known: NDArray[np.int64]  # the attributed queries
-    parts: xr.DataArray  # [query, out, example], which may exceed the memory
-    outputs: NDArray[np.float64]
+    known: NDArray[np.int64]  # indices of the attributed queries
+    parts: xr.DataArray  # [query, out, example]; may exceed the memory
+    outputs: NDArray[np.float64]  # outputs of the trained network, [query, out]
 
 
 def read(run: Run) -> SplitParts | None:
-    """Read the contributions to the main split; None if the run has no contributions."""
+    """Read the contributions to the main split. Return None if the run has no contributions."""
     rule = explained_rule(run.rules)
     splits = [split for split in ("query", "test", "train") if split in run.points]
     splits = [split for split in splits if len(run.data[f"{split}_index"])]
@@ -83,9 +82,10 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
-    """Explain the surest, a typical and the least sure query, by the margin of the largest output.
+    """Explain the surest, the median and the least sure query.
 
-    For a measure or for values, explain the queries with the largest, the median and the smallest output.
+    Sureness is the margin between the two largest outputs, or |f| if there is one output. If a
+    measure is explained, sureness is the measure.
     """
     split = read_parts.split
     outputs = read_parts.outputs
@@ -123,7 +123,7 @@ def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
 
 
 def labelled(run: Run, split: str, k: int) -> Example:
-    """Return an example with a name that fits below its picture, with the minus sign of the axes."""
+    """Return an example with a name that fits below its picture, with typographic minus signs."""
     shown = example(run, split, k)
     name = shown.name
     if not len(run.data["classes"]):
@@ -132,7 +132,7 @@ def labelled(run: Run, split: str, k: int) -> Example:
 
 
 def answer(parts: xr.DataArray, attributes: dict[str, Any]) -> str:
-    """Return the title: the share of the largest contributions, and the accuracy of the parts."""
+    """Return the title: the share of the ten largest contributions, error bar and cancellation."""
     top = min(10, parts.shape[-1])
     total = 0.0
     largest = 0.0

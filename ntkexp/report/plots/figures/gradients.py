@@ -1,10 +1,13 @@
-"""How similar are the gradients at two examples along the path? Figure 1 of Domingos (2020), drawn from a run.
+"""How similar are the gradients at two examples along the path?
+
+Figure 1 of Domingos (2020), for a run.
 
     K_s(x, x′) = ⟨∇f(x), ∇f(x′)⟩ = ‖∇f(x)‖ ‖∇f(x′)‖ cos(angle)        at the weights θ_s
 
-The two training examples have the largest path kernel |𝒦(x, x′)|. Lengths and angles come from the stored kernels, or
-from their traces if there are several outputs. Directions are unknown, so each pair is rotated into the plane of the
-picture.
+The two training examples are the pair with the largest path kernel |𝒦(x, x′)|. Lengths and angles
+are computed from the stored kernels, or from their traces over outputs if there are several.
+Kernels do not contain the directions of gradients, so each pair is drawn symmetrically in the plane
+of the picture.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, he
 from ntkexp.report.run import Run
 from ntkexp.text import short
 
-MAX_STATIONS = 4  # points of the path with drawn gradients
-HEIGHT_INCHES = 0.9  # of the longest gradient
-WIDTH_INCHES = 1.7  # of all stations
+MAX_STATIONS = 4  # points of the path at which gradients are drawn
+HEIGHT_INCHES = 0.9  # length of the longest gradient
+WIDTH_INCHES = 1.7  # distance from the first to the last station
 MAX_PARAMETER_LETTERS = 14
 
 Array = NDArray[np.float64]
@@ -37,7 +40,7 @@ class Course(NamedTuple):
 
     pair: tuple[int, int]
     moved: Array  # ‖θ_s − θ_0‖/‖θ_0‖
-    lengths: Array  # ‖∇f‖ of either, [snapshot, 2]
+    lengths: Array  # ‖∇f(x)‖ and ‖∇f(x′)‖, [snapshot, 2]
     kernel: Array  # K_s(x, x′)
 
     @property
@@ -52,7 +55,10 @@ class Course(NamedTuple):
 
 
 def read(run: Run) -> Course | None:
-    """Read the gradients of the pair; None if the run stored fewer than two kernels between training examples."""
+    """Read the gradients of the pair.
+
+    Return None if fewer than two kernels between training examples are stored.
+    """
     kernel_and_order = read_path_kernel(run)
     if kernel_and_order is None or "tangent" not in run.kernels:
         return None
@@ -65,13 +71,13 @@ def read(run: Run) -> Course | None:
     np.fill_diagonal(sizes, -1)
     pair = [int(place) for place in np.unravel_index(np.argmax(sizes), sizes.shape)]
 
-    # tangent kernels of the pair, traced over outputs, [snapshot, 2, 2]
+    # trace over outputs of the tangent kernels of the pair, [snapshot, 2, 2]
     places = [run.points["train"].start + place for place in pair]
     kernels = run.kernels["tangent"].isel(query=places, train=pair).to_numpy()
     kernels = np.einsum("sacbc->sab", kernels)
     diagonal = np.einsum("saa->sa", kernels)
 
-    # snapshots with finite kernels and weights
+    # select snapshots with finite kernels and weights
     steps = run.series("weights_moved")
     moved_at = dict(zip(steps["step"], steps["weights_moved"], strict=True))
     snapshots = run.kernels["step"].to_numpy().tolist()
@@ -100,7 +106,7 @@ def draw(run: Run) -> Figure | None:
 
 
 def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
-    """Draw both gradients at stations of the path, symmetrically about the vertical."""
+    """Draw both gradients at some points of the path, symmetrically about the vertical."""
     end = course.moved.max()
     stations = stations_of(course.moved / end)
     moved = course.moved[stations]
@@ -108,7 +114,8 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
     axes.plot(course.moved, np.zeros_like(course.moved), "-", color=BLACK, linewidth=0.8)
     axes.plot(moved, baseline, "o", color=BLACK, markersize=2.5)
 
-    # the longest gradient is as high as the panel, or so short that neighbours do not cross
+    # scale the longest gradient to the height of the panel, or shorter, so that neighbours do not
+    # cross
     turn = np.radians(course.angles[stations]) / 2
     half_spacing = WIDTH_INCHES / (MAX_STATIONS - 1) / 2
     inches = min(HEIGHT_INCHES, half_spacing / max(np.sin(turn).max(), 1e-9))
@@ -120,14 +127,14 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
             moved, baseline, across, upward, color=ink,
             angles="uv", scale_units="inches", scale=1, width=0.006, clip_on=False,
         )  # fmt: skip
-        arrows.set_in_layout(False)  # arrows reserve no space
+        arrows.set_in_layout(False)  # the layout ignores the arrows
     axes.set(xlim=(-0.2 * end, 1.2 * end), ylim=(-0.1, 1), yticks=[], ylabel="∇f(x), ∇f(x′)")
     axes.spines["left"].set_visible(False)
     name_ends(axes, [End(names[0], 0.85, BLUE), End(names[1], 0.6, ORANGE)])
 
 
 def stations_of(places: Array) -> list[int]:
-    """Choose points of the path that are far enough apart, from the start on."""
+    """Return the indices of points of the path that are far enough apart, from the start."""
     stations = [0]
     for k in range(1, len(places)):
         if places[k] - places[stations[-1]] >= 0.9 / (MAX_STATIONS - 1):
@@ -155,7 +162,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def answer(course: Course, names: list[str]) -> str:
-    """Return the title: the angles at start and end, and the growth of the lengths."""
+    """Return the title: the angles at start and end, and the growth of the gradients' lengths."""
     start, end = course.angles[[0, -1]]
     grown = course.lengths[-1].mean() / course.lengths[0].mean()
     turned = f"are {end:.0f}° apart at the end, {start:.0f}° at the start"

@@ -25,7 +25,7 @@ from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short
 
 MARKER = {"train": "^", "query": "o", "test": "s"}
-TITLE_LINES = 4  # that fit above the axes
+TITLE_LINES = 4  # a longer title makes the figure higher
 
 
 def draw(run: Run) -> Figure | None:
@@ -55,13 +55,13 @@ def draw(run: Run) -> Figure | None:
     machine_rows(axes, [machine for machine, _ in names])
     axes.set_xlabel("relative error")
 
-    # the errors on the main split, to the right of the axes
+    # write the errors on the main split to the right of the axes
     for row in rows:
         if row.split == main_split(rows):
             place = names.index((row.machine, row.detail))
             write_beside(axes, short(row.relative_error), place)
 
-    # the legend of the band and the markers
+    # add the legend of the band and the markers
     axes.annotate(
         "exact to rounding", (0, 1), xytext=(2, 2), xycoords="axes fraction", textcoords="offset points",
         fontsize=6, color=GREY,

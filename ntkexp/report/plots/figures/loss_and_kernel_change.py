@@ -1,6 +1,7 @@
-"""How far does the kernel move while the network learns?
+"""How much does the kernel change while the network learns?
 
-Loss, relative movement of the weights ‖θ_s − θ_0‖/‖θ_0‖ and of the kernel ‖K_s − K_0‖/‖K_0‖ over the steps.
+Draw the loss, and the relative changes of weights and kernel over the steps s: ‖θ_s − θ_0‖/‖θ_0‖
+and ‖K_s − K_0‖/‖K_0‖.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ntkexp.report.plots.style import (
 from ntkexp.report.run import Run
 from ntkexp.text import percent, short
 
-FEW = 40  # points that are shown one by one
+FEW = 40  # lines with at most this many points have markers
 
 
 def draw(run: Run) -> Figure | None:
@@ -56,7 +57,10 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def lines(axes: Axes, run: Run, columns: dict[str, tuple[str, str]]) -> list[End]:
-    """Draw lines over the steps, with dots where there are few points, and find where they end."""
+    """Draw lines over the steps, with markers if there are few points.
+
+    Return the labels of their ends.
+    """
     ends = []
     for column, (name, colour) in columns.items():
         series = run.series(column)
@@ -87,7 +91,7 @@ def answer(run: Run) -> str:
 
 
 def change(first: float, last: float) -> str:
-    """Say how a positive number changed.
+    """Describe how a positive number changed.
 
     >>> change(2.0, 0.02), change(1.0, 0.9), change(1.0, 3.0)
     ('falls 100-fold', 'falls by 10 %', 'rises 3-fold')

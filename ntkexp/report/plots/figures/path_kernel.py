@@ -1,7 +1,7 @@
 """The path kernel between training examples, 𝒦(X, X), ordered by class or by target.
 
-With several outputs, it is the trace over the attributed outputs. 𝒦 may be asymmetric, because its left factor is
-averaged along each step, and its right factor is at the step's start.
+If there are several outputs, draw the trace over the attributed outputs. 𝒦 can be asymmetric: its
+left factor is averaged along each step, and its right factor is evaluated at the start of the step.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ntkexp.report.run import Run
 from ntkexp.text import short, shown_name
 
 Array: TypeAlias = NDArray[np.float64]
-MAX_PIXELS = 256  # along an axis; more examples are averaged in blocks
+MAX_PIXELS = 256  # per axis; more examples are averaged in blocks
 
 
 def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:
-    """Read the path kernel between training examples, traced over outputs, and their order by class or target."""
+    """Return the path kernel between training examples, and their order by class or target."""
     rule = explained_rule(
         name.removeprefix("path_") for name in map(str, run.kernels) if name.startswith("path_")
     )
     if rule is None or "train" not in run.points:
         return None
     blocks = run.kernels[f"path_{rule}"].isel(query=run.points["train"]).to_numpy()
-    read = np.isfinite(blocks).all(axis=(0, 2, 3))  # path.outputs limits them
+    read = np.isfinite(blocks).all(axis=(0, 2, 3))  # outputs that path.outputs selected
     kernel = np.einsum("qcmc->qm", blocks[:, read][..., read])
     if not kernel.size or not read.any():
         return None
@@ -51,7 +51,7 @@ def draw(run: Run) -> Figure | None:
     kernel, order = kernel_and_order
     target = run.data["train_target"]
     classes = [fitting(shown_name(str(name))) for name in run.data["classes"]]
-    # a margin, because numbers of the colour bar may become a digit longer
+    # leave a margin, because tick labels of the colour bar may get a digit longer
     layout = ConstrainedLayoutEngine(rect=(0, 0, 0.98, 1))
     figure = Figure(figsize=(NARROW, 3.2), layout=layout)
     axes = figure.subplots()
@@ -74,7 +74,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def heat(figure: Figure, axes: Axes, kernel: Array) -> None:
-    """Draw the kernel as an image, with colours centred on zero if signs differ."""
+    """Draw the kernel as an image. If signs differ, use a diverging colour map centred on zero."""
     examples = len(kernel)
     extent = (0, examples, examples, 0)
     image = axes.imshow(coarse(kernel), cmap="viridis", extent=extent, interpolation="nearest")
@@ -89,7 +89,10 @@ def heat(figure: Figure, axes: Axes, kernel: Array) -> None:
 
 
 def coarse(kernel: Array) -> Array:
-    """Average over blocks of equal size, so that at most `MAX_PIXELS` remain. A smaller last block is omitted."""
+    """Average over square blocks, so that at most `MAX_PIXELS` rows remain.
+
+    Omit an incomplete last block.
+    """
     block = -(-len(kernel) // MAX_PIXELS)
     side = len(kernel) // block
     blocks = kernel[: side * block, : side * block].reshape(side, block, side, block)
@@ -97,7 +100,7 @@ def coarse(kernel: Array) -> Array:
 
 
 def mark_classes(axes: Axes, labels: NDArray[Any], classes: list[str]) -> None:
-    """Draw lines between classes, and write their names in the middle of each."""
+    """Draw lines between classes, and label each class at the middle of its examples."""
     ends = np.searchsorted(labels, np.arange(len(classes)), side="right")
     middles = (np.concatenate([[0], ends[:-1]]) + ends) / 2
     for end in ends[:-1]:

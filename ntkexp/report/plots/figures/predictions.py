@@ -1,4 +1,4 @@
-"""The outputs of each kernel machine over the outputs of the trained network, in one panel for each machine."""
+"""The outputs of each kernel machine against the outputs of the trained network."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ntkexp.report.run import Run
 from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
 
-PANELS_PER_ROW = (4, 5)  # the number that leaves fewer empty places is taken
-MAX_VECTOR_POINTS = 400  # in a panel; more points are pixels in the SVG
+PANELS_PER_ROW = (4, 5)  # candidates; use the one that leaves fewer empty panels
+MAX_VECTOR_POINTS = 400  # per panel; more points are rasterized in the SVG
 
 
 def draw(run: Run) -> Figure | None:
@@ -44,7 +44,7 @@ def draw(run: Run) -> Figure | None:
     for axes in panels[len(machines) :]:
         axes.set_axis_off()
     for axes in panels[len(machines) - across : len(machines)]:
-        axes.tick_params(labelbottom=True)  # the lowest panel of its column
+        axes.tick_params(labelbottom=True)  # the lowest panel of each column has tick labels
     names = [str(name).replace("_", "-") for name in run.data.get(OUT_NAME, ["output"])]
     what = names[0] if len(names) == 1 else "measure"
     figure.supxlabel(f"{what} of the trained network", fontsize=8)
@@ -64,7 +64,10 @@ def table(run: Run) -> pd.DataFrame:
 def scatter(
     axes: Axes, network: NDArray[np.float64], outputs: NDArray[np.float64], learned: slice, ink: str
 ) -> None:
-    """Draw new points in the colour of the machine, and training points in grey. Write the number of points outside."""
+    """Draw queries in the colour of the kernel machine, and training points in grey.
+
+    Write the number of points outside the limits of the axes.
+    """
     low = float(network.min())
     high = float(network.max())
     margin = 0.15 * (high - low) or 1.0

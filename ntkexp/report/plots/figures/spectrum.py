@@ -1,6 +1,7 @@
-"""Do the large eigenvalues of the kernel on the training set grow, and do they meet the edge of stability?
+"""Do the largest kernel eigenvalues grow, and do they reach the edge of stability?
 
-The edge is where a step is as long as the curvature allows: λ = 2/(η w max ℓ″).
+The edge of stability is λ = 2/(η w max ℓ″), with step size η and weight w of an example in the
+loss. Gradient descent diverges along eigenvectors with larger eigenvalues.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def draw(run: Run) -> Figure | None:
     figure = Figure(figsize=(NARROW, 2.5), layout="constrained")
     axes = figure.subplots()
     ends = []
-    for k, series in enumerate(spectra, start=1):  # from dark to light
+    for k, series in enumerate(spectra, start=1):  # larger eigenvalues are darker
         shade = to_hex(colormaps["viridis"](0.85 * (k - 1) / TOP))
         values = series[f"eigenvalue_{k}"]
         axes.plot(series["step"], values, ".-", color=shade, linewidth=1)
@@ -64,7 +65,10 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def positive(run: Run, *columns: str) -> pd.DataFrame:
-    """Keep what a log axis can hold; rounding makes some zero eigenvalues negative."""
+    """Return the positive values of some columns, for a log axis.
+
+    Rounding makes some zero eigenvalues negative.
+    """
     series = run.series(*columns)
     return series.loc[(series[list(columns)] > 0).all(axis=1)]
 
@@ -80,7 +84,7 @@ def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
 
 
 def moved(values: NDArray[np.float64]) -> str:
-    """Say where numbers go, and how far they went on the way.
+    """Describe how a number changed: its first and last value, and extremes outside their range.
 
     >>> moved(np.array([1.0, 2.0])), moved(np.array([1.0, 3.0, 1.0])), moved(np.array([1.0, 1.001]))
     ('grows from 1 to 2', 'goes from 1 to 1, through 3', 'stays at 1')

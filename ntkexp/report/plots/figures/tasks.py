@@ -1,6 +1,6 @@
-"""The loss and accuracy of each task during training, with a dotted line at each switch to the next task.
+"""The loss and accuracy on each task during training. Dotted lines mark switches between tasks.
 
-The curves show queries, or training examples if the run has no queries.
+The curves are evaluated on queries, or on training examples if the run has no queries.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def tasks(run: Run, measure: str) -> list[str]:
-    """Return the columns of a measure, one for each task."""
+    """Return the metrics columns of "accuracy" or "loss", one for each task; [] if missing."""
     count = len(run.data["phases"])
     for kind in (f"{measure}_query", measure):
         columns = [f"{kind}_{number}" for number in range(1, count + 1)]
@@ -64,7 +64,7 @@ def tasks(run: Run, measure: str) -> list[str]:
 
 
 def lines(axes: Axes, run: Run, measure: str, columns: list[str]) -> None:
-    """Draw a line for each task, and a vertical line at each switch."""
+    """Draw a curve for each task, and a vertical line at each switch to the next task."""
     for switch in switches(run):
         axes.axvline(switch, color=GREY, linewidth=0.6, linestyle=":")
     unit, scale = {"accuracy": ("accuracy (%)", 100), "loss": ("loss", 1)}[measure]
@@ -95,12 +95,12 @@ def begins_phase(run: Run) -> pd.Series[bool]:
 
 
 def answer(run: Run) -> str:
-    """Return the title: the largest loss of a task between the end of its phase and the end of the run."""
+    """Return the title: the task that is forgotten most after its phase."""
     names = run.data["phases"]
     columns = tasks(run, "accuracy") or tasks(run, "loss")
     is_accuracy = columns[0].startswith("accuracy")
 
-    # The first row of the next phase shows a task at the end of its own
+    # the first row of the next phase was measured at the end of the phase of the task
     next_rows = run.metrics[begins_phase(run)].set_index("phase")
     lost = []
     for number, column in enumerate(columns, start=1):

@@ -1,7 +1,8 @@
 """The mass of contributions Σ|Δ𝒮| and of the kernel η‖K‖ in each tenth of the path time.
 
-Path time is Σ η_s. A step across the border between two tenths is divided in proportion. The net change is Σ|Σᵢ Δ𝒮ᵢ|,
-after the contributions of examples have cancelled.
+Path time is Σ η_s. A step that crosses the border between two tenths is divided between them in
+proportion. The net change Σ|Σᵢ Δ𝒮ᵢ| is the mass after contributions of different examples have
+cancelled.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def draw(run: Run) -> Figure | None:
     if not times.sum() > 0 or not steps["contribution_mass"].sum() > 0:
         return None
     if not np.isfinite(run.metrics["loss"]).all():
-        return None  # the last steps of a diverging run dominate
+        return None  # in a diverging run, the last steps would dominate
     figure = Figure(figsize=(NARROW, 2.3), layout="constrained")
     axes = figure.subplots()
     shares = {}
@@ -56,7 +57,10 @@ def table(run: Run) -> pd.DataFrame:
 
 
 def profile(length: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of the steps' mass in each tenth of their time."""
+    """Return the share of the mass in each tenth of the path time.
+
+    `length` and `mass` have an entry per step.
+    """
     elapsed = np.concatenate([[0.0], np.cumsum(length)])
     gathered = np.concatenate([[0.0], np.cumsum(mass)])
     at_tenths = np.interp(TENTHS * elapsed[-1], elapsed, gathered)

@@ -1,1 +1,4 @@
-"""The pictures of a sweep, one file each."""
+"""Pictures of a sweep.
+
+Each module has a function `draw(analysis, runs)`, which yields figures with their data.
+"""

@@ -1,6 +1,7 @@
-"""The errors of kernel machines along an axis. Relative errors: a dot a run, a line through geometric means.
+"""The errors of kernel machines along an axis of a sweep: dots, and lines of geometric means.
 
-A run that has no such number, as it diverged or its machine did not apply, has no dot; the title counts these runs.
+Runs without an error, because they diverged or the kernel machine does not apply, have no dot. The
+title states how many runs have an error.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def draw(
 def draw_errors(
     table: pd.DataFrame, axis: str, levels: list[object], columns: Mapping[str, str], split: str
 ) -> Figure:
-    """Draw a line a machine, from its column of errors."""
+    """Draw the dots and the line of each kernel machine.
+
+    `columns` maps its name to its column of errors.
+    """
     figure = Figure(figsize=(WIDE, 3.2), layout="constrained")
     axes = figure.subplots()
     axes.set(yscale="log", xlabel=axis, ylabel=f"relative error ({split})")
@@ -61,9 +65,8 @@ def draw_errors(
         axes.plot(middle.index, middle, color=colour(machine))
         ends.append(End(spoken(machine), float(middle.iloc[-1]), colour(machine)))
     axes.yaxis.set_major_locator(LogLocator(numticks=8))
-    axes.yaxis.set_major_formatter(
-        lambda value, position: short(value)
-    )  # not as a formula, which is slow to draw
+    # use text, because formulas are slow to draw
+    axes.yaxis.set_major_formatter(lambda value, position: short(value))
     axes.yaxis.set_minor_locator(NullLocator())
     name_ends(axes, ends, gap=0.065)
     heading(figure, errors_title(table, axis, columns, levels))
@@ -71,7 +74,11 @@ def draw_errors(
 
 
 def level_positions(axes: Axes, levels: list[object]) -> list[float]:
-    """Place the levels: numbers to scale, by their logarithms where they are positive; others side by side."""
+    """Set up the x axis and return the positions of the levels.
+
+    Numbers are drawn to scale. The scale is logarithmic if they are positive and vary more than
+    5-fold. Other levels are evenly spaced.
+    """
     if any(isinstance(level, bool) or not isinstance(level, int | float) for level in levels):
         axes.set_xticks(range(len(levels)), [str(level) for level in levels])
         return [float(k) for k in range(len(levels))]
@@ -113,7 +120,7 @@ def errors_title(
 
 
 def geometric_mean(table: pd.DataFrame, axis: str, level: object, column: str) -> float | None:
-    """Average the logarithms of a column at a level; nothing where it has no number.
+    """Return the geometric mean of a column at one level of an axis; None without numbers.
 
     >>> table = pd.DataFrame({"width": [1, 1, 2, 3], "error": [1.0, 1.0, 0.0, float("nan")]})
     >>> [geometric_mean(table, "width", level, "error") for level in (1, 2, 3)]

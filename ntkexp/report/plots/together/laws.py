@@ -1,6 +1,7 @@
-"""How does a number change along an axis? Power laws in log–log plots, with the exponents of theory.
+"""Power laws along an axis of a sweep, in log–log plots, with the exponents of theory.
 
-Each seed is a faint line, their geometric means are dots, the fit is a line with the wedge of its interval.
+Faint lines are single seeds, and dots are geometric means over seeds. The fit is a line, with a
+wedge for the 95 % interval of its exponent.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def draw(
 ) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
     for rank, fitted in enumerate(analysis.laws, start=1):
         if fitted.law is not None:
-            here = analysis.runs  # those that were fitted
+            here = analysis.runs  # select the runs of this fit
             for key, value in fitted.others.items():
                 here = here[here[key] == value]
             axis, quantity = fitted.fit.axis, fitted.fit.quantity
@@ -57,7 +58,7 @@ def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
     axes.plot(means.index, means, "o", color=BLUE, zorder=3)
     tick(axes, [float(x) for x in means.index])
 
-    # The law over its range, with the wedge of its exponents
+    # the fit over its range, with a wedge for the interval of the exponent
     x = np.geomspace(law.start, law.stop, 50)
     pivot = np.sqrt(law.start * law.stop)
     middle = law.at(np.array([pivot]))
@@ -69,7 +70,7 @@ def draw_law(fitted: Fitted, law: PowerLaw, table: pd.DataFrame) -> Figure:
         axes.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, zorder=0)
     ends = [End(f"fit {number(law.exponent.value)}", float(law.at(x)[-1]), BLUE)]
 
-    # Theory's slope through the middle of the fit
+    # the slope of theory, through the middle of the fit
     if (expected := fitted.fit.expected) is not None:
         border = np.array([law.start, law.stop])
         heights = middle * (border / pivot) ** expected.value

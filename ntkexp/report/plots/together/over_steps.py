@@ -1,4 +1,4 @@
-"""How do kernel change and spectrum unfold along an axis? One seed per point, from dark to light."""
+"""Loss, kernel change and largest eigenvalue over the steps, for one seed per point of a sweep."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ntkexp.report.run import Run
 from ntkexp.text import percent
 
 COURSES = {"loss": "loss", "kernel_change": "kernel change", "lambda_max": "largest eigenvalue"}
-MOST = 24  # lines that can still be told apart
+MOST = 24  # maximum number of lines; readers could not distinguish more
 
 
 def draw(
     analysis: Analysis, runs: Mapping[Path, Run]
 ) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
-    # The first seed at every point that has one, by what the point is called; evenly fewer of too many
+    # select the first readable run at each point, and evenly spaced points if there are too many
     first: dict[str, Run] = {}
     for run in analysis.sweep.runs:
         name = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in run.axes.items())
@@ -46,7 +46,10 @@ def draw(
 
 
 def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
-    """Draw a panel a quantity, a line a point; the first and the last of many are named."""
+    """Draw a panel for each quantity, with a line for each point.
+
+    If there are more than five lines, label only the first and the last.
+    """
     figure = Figure(figsize=(WIDE, 2.5), layout="constrained")
     for axes, column in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         ends = []
@@ -69,7 +72,7 @@ def draw_courses(lines: Mapping[str, Run], shown: Sequence[str]) -> Figure:
 
 
 def courses_title(lines: Mapping[str, Run]) -> str:
-    """How far the kernel moves at the first point and at the last."""
+    """Return the title: the kernel change at the first and at the last point."""
     ends = {
         name: float(run.metrics.reindex(columns=["kernel_change"])["kernel_change"].iloc[-1])
         for name, run in lines.items()
