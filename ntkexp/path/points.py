@@ -31,7 +31,10 @@ WITHOUT_RULES = "read the path with path.rule=[gauss,left], which needs no diffe
 
 @dataclass(kw_only=True)
 class Points:
-    """Inputs [point, …], evaluated `block` at a time. The first `train` are the training examples."""
+    """Inputs [point, …], evaluated `block` at a time.
+
+    The first `train` are the training examples.
+    """
 
     reader: Reader
     inputs: Float[Tensor, "point *shape"]
@@ -141,7 +144,9 @@ class NetworkView:
 
     @cached_property
     def train_reading(self) -> tuple[Float[Tensor, "train out"], list[Jacobian]]:
-        """The outputs at the training examples, and their tangent Jacobians if kernels are computed."""
+        """The outputs at the training examples, and their tangent Jacobians if kernels are
+        computed.
+        """
         outputs = []
         jacobians = []
         for tape in self.tapes(self.points.train_blocks):

@@ -40,9 +40,9 @@ class Kernel(Component):
 #
 # An adaptive timetable measures the kernel change δ = ‖K_s − K_r‖/‖K_r‖ among the training examples
 # between consecutive kernels, at steps r < s. The next waiting time is s − r, multiplied by
-# `change`/δ, limited to the range from ¼ to 4. The waiting time is never shorter than if the remaining
-# kernels were log-spaced, so that the kernels suffice until the end of training. Each switch between
-# phases of training adds a kernel.
+# `change`/δ, limited to the range from ¼ to 4. The waiting time is never shorter than if the
+# remaining kernels were log-spaced, so that the kernels suffice until the end of training. Each
+# switch between phases of training adds a kernel.
 
 
 MAX_WAIT_GROWTH = 4.0  # largest ratio of consecutive waiting times
@@ -87,7 +87,8 @@ class Planned(AbstractTimetable):
 
 @dataclass
 class Adaptive(AbstractTimetable):
-    """Steps chosen during training so that the kernel changes by about `change` from one to the next.
+    """Steps chosen during training so that the kernel changes by about `change` from one to the
+    next.
 
     The switches between phases are added. Kernels at switches do not influence the waiting times.
     """
@@ -128,7 +129,8 @@ class Adaptive(AbstractTimetable):
         self.latest = kernel.clone()
 
     def soonest(self, step: int) -> int:
-        """Return the step of the next kernel if the remaining kernels were log-spaced up to the end.
+        """Return the step of the next kernel if the remaining kernels were log-spaced up to the
+        end.
 
         >>> Adaptive(steps=1000, count=5, change=0.1, taken=2).soonest(1)
         10
@@ -219,7 +221,10 @@ class Path(Component):
 
     @property
     def keeps_kernels(self) -> bool:
-        """True if kernels are computed for every pair of outputs. Contributions do not need them."""
+        """True if kernels are computed for every pair of outputs.
+
+        Contributions do not need them.
+        """
         return self.kernels == "all"
 
     @property
@@ -240,7 +245,8 @@ class Path(Component):
 
     @property
     def closing(self) -> AbstractRule | None:
-        """The first rule that closes every step: its contributions add up to the change of the outputs.
+        """The first rule that closes every step: its contributions add up to the change of the
+        outputs.
 
         The error of the contributions is estimated for this rule. None if no rule closes.
         """
@@ -302,7 +308,9 @@ class Path(Component):
         }
 
     def sampled_every(self, steps: int) -> int:
-        """Return the interval between the steps at which the error of the contributions is measured."""
+        """Return the interval between the steps at which the error of the contributions is
+        measured.
+        """
         return max(1, steps // self.error_samples)
 
     def timetable(self, steps: int, switches: tuple[int, ...] = ()) -> AbstractTimetable:

@@ -30,9 +30,9 @@ from ntkexp.shapes import Weights
 
 # --- One step of training, from θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s).
 #
-# ℓ′ᵢ is the gradient of the loss at the outputs of example i. It includes the weight wᵢ of the example
-# and the factor of gradient clipping. It is zero for an example outside the step's batch. The step size
-# of a parameter is the step size of the step, times the factor of the parameter.
+# ℓ′ᵢ is the gradient of the loss at the outputs of example i. It includes the weight wᵢ of the
+# example and the factor of gradient clipping. It is zero for an example outside the step's batch.
+# The step size of a parameter is the step size of the step, times the factor of the parameter.
 
 
 IMPULSE_POINTS = 3  # Gauss points per arc: order 6, higher than the order of the arcs
@@ -67,10 +67,11 @@ class Step:
 
     @cached_property
     def side(self) -> list[Jacobian]:
-        """The right factor of the kernel: J(θ_s; xᵢ), scaled by the step-size factor of each parameter.
+        """The right factor of the kernel: J(θ_s; xᵢ), scaled by the step-size factor of each
+        parameter.
 
-        If only contributions are computed, it is the gradient Σ_c ℓ′_c J_c instead. The gradient has
-        the form of a Jacobian with one output per example.
+        If only contributions are computed, it is the gradient Σ_c ℓ′_c J_c instead. The gradient
+        has the form of a Jacobian with one output per example.
         """
         view = self.view
         if view.points.makes_kernels:
@@ -189,8 +190,8 @@ class TrainingRecipe:
 # --- Training on a fixed set of examples, as a stream of steps.
 #
 # The gradient of a step, Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), uses the same Jacobians as the right factor of the
-# kernel. In each phase, batches are drawn and losses averaged over the examples of the phase only, and
-# ℓ′ of all other examples is zero. The optimizer's state persists from phase to phase.
+# kernel. In each phase, batches are drawn and losses averaged over the examples of the phase only,
+# and ℓ′ of all other examples is zero. The optimizer's state persists from phase to phase.
 
 
 @dataclass(frozen=True, kw_only=True)

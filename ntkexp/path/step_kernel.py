@@ -5,8 +5,8 @@ J̄(x), on the left, is the mean Jacobian at a point x along the step from θ₀
 
     J̄(x) = Σ_substeps weight · J(substep; x)
 
-The Jacobian of a substep [u₀, u₁] is the secant Jacobian from θ₀ + u₀Δθ to θ₀ + u₁Δθ, or the tangent
-Jacobian if u₀ = u₁.
+The Jacobian of a substep [u₀, u₁] is the secant Jacobian from θ₀ + u₀Δθ to θ₀ + u₁Δθ, or the
+tangent Jacobian if u₀ = u₁.
 
 J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀ (`Step.side`). If only
 contributions are computed, the gradient J(xᵢ)ᵀℓ′ᵢ replaces J(xᵢ), and K becomes Kℓ′, which is the
@@ -37,7 +37,10 @@ KernelAndProduct: TypeAlias = tuple[
 
 @dataclass
 class StepBlock:
-    """A block of points during one step. The forward pass at each position in the step is cached."""
+    """A block of points during one step.
+
+    The forward pass at each position in the step is cached.
+    """
 
     points: Points
     segment: Segment  # from θ₀ to θ₁

@@ -93,7 +93,9 @@ def refuse_half_characters(words: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class RunAxes:
-    """The lengths of a run's axes by data.npz: training examples, and the points of all evaluated splits."""
+    """The lengths of a run's axes by data.npz: training examples, and the points of all evaluated
+    splits.
+    """
 
     train: int
     points: int
@@ -196,8 +198,8 @@ def refuse_outside(numbers: NDArray[Any], low: int, high: int, name: str) -> Non
 
 # --- Stores: the descriptions of their arrays are read before the arrays.
 #
-# zarr reads chunks without a file as the fill value. So a small file could describe an array that exceeds the memory.
-# Most chunks of a large array must therefore exist.
+# zarr reads chunks without a file as the fill value. So a small file could describe an array that
+# exceeds the memory. Most chunks of a large array must therefore exist.
 
 
 DESCRIBED = {
@@ -290,7 +292,8 @@ def refuse_odd_store(
     required: Sequence[str],
     lengths: Mapping[str, int],
 ) -> None:
-    """Raise if a store lacks an array of `required`, or has an array of no kind, or of other axes or lengths.
+    """Raise if a store lacks an array of `required`, or has an array of no kind, or of other axes
+    or lengths.
 
     The name of an array is its kind, or begins with it, as `contribution_left`.
     """

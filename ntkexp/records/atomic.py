@@ -5,12 +5,14 @@ r"""Files that survive a kill at any moment, by a signal or by a power cut.
     lock    It is the kernel's `flock`, which ends when its process ends for any reason. The locked file stays, but no
             lock is left over, and no process can take a lock from its holder.
     seal    A digest is stored with the sealed bytes, or in a file that is written later. Bytes that were cut off,
-            changed or copied from another file do not match, and are rejected before they are parsed.
+            changed or copied from another file do not match, and are rejected before they are
+            parsed.
     log     It only grows, by sealed entries (`records.sealed_log`). A kill leaves at most an unfinished last entry,
             which is cut off when the log continues.
 
-So a run is resumed without repair: it checks which files are complete, and writes the others again. The folder of a run
-is complete when the file that seals all others exists, which is written last (`records.folder`).
+So a run is resumed without repair: it checks which files are complete, and writes the others again.
+The folder of a run is complete when the file that seals all others exists, which is written last
+(`records.folder`).
 
 >>> seal(b"numbers", "one run") == seal(b"numbers", "another")
 False
@@ -47,7 +49,10 @@ PARTIAL = ".partial"  # the suffix of a file that is being written
 
 @contextmanager
 def being_written(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that gets its name at the end. A kill or power cut leaves the old file or the new one."""
+    """Yield a file that gets its name at the end.
+
+    A kill or power cut leaves the old file or the new one.
+    """
     make_folder(path.parent)
     # two writers have different files
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")
@@ -83,20 +88,22 @@ def make_folder(folder: Path) -> None:
 
 
 def cannot_write(folder: Path) -> PermissionError:
-    """Return the error for a folder such as /proc, where the system reports a missing file instead of a permission."""
+    """Return the error for a folder such as /proc, where the system reports a missing file instead
+    of a permission.
+    """
     return PermissionError(errno.EACCES, "Nothing can be written there", str(folder))
 
 
 # --- Locks: the process that writes a folder holds an exclusive flock on a file in it.
 #
-# The kernel drops the lock when its last descriptor is closed, which also happens when a process is killed. A forked
-# child shares the lock, which is dropped when both processes have ended. Locks are released only by closing, so the
-# child cannot take the lock from its parent. On NFS, Linux turns flock into a lock of the server, which needs a file
-# that is open for writing.
+# The kernel drops the lock when its last descriptor is closed, which also happens when a process is
+# killed. A forked child shares the lock, which is dropped when both processes have ended. Locks are
+# released only by closing, so the child cannot take the lock from its parent. On NFS, Linux turns
+# flock into a lock of the server, which needs a file that is open for writing.
 #
-# The package filelock could replace `acquire` and `waited_for`, but not `is_held`: it detects the lock of another
-# process only by taking it, which needs a writable folder and makes a simultaneous claim fail. Its behaviour without
-# flock and in forked children changes with its version.
+# The package filelock could replace `acquire` and `waited_for`, but not `is_held`: it detects the
+# lock of another process only by taking it, which needs a writable folder and makes a simultaneous
+# claim fail. Its behaviour without flock and in forked children changes with its version.
 
 
 try:
@@ -182,7 +189,8 @@ def is_held(lock: Path) -> bool:
 #
 #     seal(content, of) = sha256(of ‖ 0 ‖ content)
 #
-# `of` names the place: a file of a run, a tile of a kernel, a row. Equal bytes in another place have another seal.
+# `of` names the place: a file of a run, a tile of a kernel, a row. Equal bytes in another place
+# have another seal.
 
 
 BLOCK = 1 << 20  # bytes of one read
@@ -246,7 +254,10 @@ def sealed(folder: Path, names: Iterable[str]) -> Seals:
 
 
 def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
-    """Return the files that do not match their seals. Only the size of files larger than `largest` is checked."""
+    """Return the files that do not match their seals.
+
+    Only the size of files larger than `largest` is checked.
+    """
     wrong = []
     # paths as text, because creating `Path` objects takes longer than reading small files
     folder_name = str(folder)
@@ -282,7 +293,10 @@ class SealedFile:
 
 @contextmanager
 def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
-    """Yield a file that can only be written to. It is stored atomically, with its seal at its end."""
+    """Yield a file that can only be written to.
+
+    It is stored atomically, with its seal at its end.
+    """
     with being_written(path) as file:
         content = SealedFile(file, of)
         yield cast(BinaryIO, content)
@@ -379,7 +393,10 @@ def finite_json(value: Json) -> Json:
 
 
 def sealed_text(value: Mapping[str, Json], of: str) -> str:
-    """Return an object as JSON text with its seal in the last line. Without this line, it is the sealed text."""
+    """Return an object as JSON text with its seal in the last line.
+
+    Without this line, it is the sealed text.
+    """
     return to_text({**value, SEAL: seal(to_text(value).encode(), of).hex()})
 
 

@@ -1,4 +1,6 @@
-"""claims/<name>-<digest>/: verdict.json, the verdict on a claim, and picture.json, the caption of its picture."""
+"""claims/<name>-<digest>/: verdict.json, the verdict on a claim, and picture.json, the caption of
+its picture.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +141,9 @@ class ClaimRecord:
 
     @property
     def json_fields(self) -> dict[str, Json]:
-        """The fields for JSON: the verdict of both looks, the figures of the main look, then all looks by name."""
+        """The fields for JSON: the verdict of both looks, the figures of the main look, then all
+        looks by name.
+        """
         looks = {name: look.fields for name, look in self.looks.items()}
         about = {key: value for key, value in self.fields.items() if key != "looks"}
         return {
@@ -163,7 +167,10 @@ def pair_verdict(main: str, second: str) -> str:
 
 
 def of_claim(path: Path, name: str) -> str:
-    """Return the place text of the seal of a claim's file. The folder's name contains the digest of the claim."""
+    """Return the place text of the seal of a claim's file.
+
+    The folder's name contains the digest of the claim.
+    """
     return f"{name} of {Path(os.path.abspath(path)).name} by {results_version}"
 
 

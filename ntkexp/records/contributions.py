@@ -56,9 +56,10 @@ from ntkexp.records.schema import (
 #                                            (`removal`, `derivative`, `one_step`: predicted by a sweep backwards over
 #                                            training; `retrained`: measured), `mean`, `growth`, `agreement`
 #
-# Sums over components and over positions are the contribution. All arrays but the effect belong to one rule, the best
-# one. The arrays of other rules have the rule behind their names, as `contribution_left`. Attributes of the store name
-# the axes: `example` (numbers in the source, ids or digests), `out` (the attributed outputs) and `component`.
+# Sums over components and over positions are the contribution. All arrays but the effect belong to
+# one rule, the best one. The arrays of other rules have the rule behind their names, as
+# `contribution_left`. Attributes of the store name the axes: `example` (numbers in the source, ids
+# or digests), `out` (the attributed outputs) and `component`.
 
 
 CONTRIBUTION = "contribution"
@@ -85,7 +86,8 @@ EFFECT = "effect"
 RETRAINED = "retrained"
 """The `kind` of effects that were measured by training without each example."""
 MEASURE = "measure"
-"""The attribute that names the explained measure of the outputs, and the name of its single number."""
+"""The attribute that names the explained measure of the outputs, and the name of its single number.
+"""
 
 DIMS = ("query", "out", "example")
 QUERY_OUT = DIMS[:2]
@@ -94,14 +96,19 @@ RULE_ORDER = {"secant": 0, "gauss": 1, "left": 3}
 
 
 class ByStep(NamedTuple):
-    """The part of each stretch of steps, [query, out, step]. `edges` are the first steps, and the number of steps."""
+    """The part of each stretch of steps, [query, out, step].
+
+    `edges` are the first steps, and the number of steps.
+    """
 
     sums: NDArray[np.float64]
     edges: Sequence[int]
 
 
 class ByComponent(NamedTuple):
-    """The parts of components in contributions, decay and stretches of steps, [query, out, …, component]."""
+    """The parts of components in contributions, decay and stretches of steps, [query, out, …,
+    component].
+    """
 
     names: Sequence[str]
     parts: NDArray[np.float64]
@@ -172,7 +179,9 @@ REQUIRED_BESIDE = {BY_STEP: (STEP, LAST_STEP), BY_COMPONENT_STEP: (STEP, LAST_ST
 
 
 def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: int) -> None:
-    """Raise if no run writes such a store, given the lengths of its axes and the number of the network's outputs."""
+    """Raise if no run writes such a store, given the lengths of its axes and the number of the
+    network's outputs.
+    """
     store = read_store(path)
     facts = checked(store.attributes, ContributionsAttributes, path / ZARR)
     outs = facts["out"]
@@ -275,8 +284,8 @@ def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
 #     point_phase     [query]                        the phase of each query
 #     phase_name      [phase]                        the name of each phase
 #
-# The sum of `by_phase` over phases is `contribution`. `change` is the sum over examples and decay. An example has a
-# part outside its own phase if the optimizer's memory applies its gradient there.
+# The sum of `by_phase` over phases is `contribution`. `change` is the sum over examples and decay.
+# An example has a part outside its own phase if the optimizer's memory applies its gradient there.
 
 
 BY_PHASE = "by_phase"
@@ -347,7 +356,9 @@ class LeaveOut:
     actual: NDArray[np.float64]
 
     def alone(self, examples: int) -> NDArray[np.float64] | None:
-        """Return the actual change without each example, [query, out, example], if each was left out alone."""
+        """Return the actual change without each example, [query, out, example], if each was left
+        out alone.
+        """
         removal_of = {
             removal.examples[0]: k
             for k, removal in enumerate(self.removals)
@@ -382,7 +393,9 @@ def write_leave_out(path: Path, retrained: LeaveOut) -> None:
 
 
 def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> None:
-    """Raise if no run writes such a store, given the lengths of the run's axes and its number of outputs."""
+    """Raise if no run writes such a store, given the lengths of the run's axes and its number of
+    outputs.
+    """
     store = read_store(path)
     axes = {"out": outs}
     for axis, name in (("query", "query"), ("place", "example"), ("removal", "count")):
@@ -428,9 +441,10 @@ def read_leave_out(path: Path) -> LeaveOut:
 #     by_step    [query, out, step]      the share of each step in `actual`
 #     query, out, example                the queries, outputs and training examples
 #
-# KEY is a digest of group and queries. KEY.json is written last, seals the store, and holds further facts. DONE.json
-# does not list these files, because removals may be added to a finished run. KEY.json is sealed for this run and this
-# key, so that the removal of another run or group is not read.
+# KEY is a digest of group and queries. KEY.json is written last, seals the store, and holds further
+# facts. DONE.json does not list these files, because removals may be added to a finished run.
+# KEY.json is sealed for this run and this key, so that the removal of another run or group is not
+# read.
 
 
 REMOVAL_FOLDER = "removal"

@@ -61,8 +61,9 @@ def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
 
 # --- trajectory.bin: rows of equal length, each written once and followed by its seal.
 #
-# A seal covers the run, the row's number, and its numbers. It is checked when the row is read. The file has its full
-# size from the start, so that a disk that is too small is noticed before hours of training.
+# A seal covers the run, the row's number, and its numbers. It is checked when the row is read. The
+# file has its full size from the start, so that a disk that is too small is noticed before hours of
+# training.
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""A run folder: one process at a time writes it, and `DONE.json`, written last, marks it as finished.
+"""A run folder: one process at a time writes it, and `DONE.json`, written last, marks it as
+finished.
 
-Each folder records the program and the command that made it. Repeating the command in the same folder repeats
-the experiment.
+Each folder records the program and the command that made it. Repeating the command in the same
+folder repeats the experiment.
 
 >>> command("train", ["data.path=my file.csv"])
 "ntkexp train 'data.path=my file.csv'"
@@ -50,8 +51,8 @@ from ntkexp.text import several
 
 # --- The program.
 #
-# `results_version` counts the changes of the program that can change a result. It is part of a run's identity, so a run
-# of an earlier program never counts as a run of this one.
+# `results_version` counts the changes of the program that can change a result. It is part of a
+# run's identity, so a run of an earlier program never counts as a run of this one.
 
 
 results_version = 14
@@ -107,7 +108,10 @@ class OtherVersion(Mistake):
 
 
 def refuse_other_version(run: Path) -> None:
-    """Raise if another version made the run. A run without provenance is judged by its other files."""
+    """Raise if another version made the run.
+
+    A run without provenance is judged by its other files.
+    """
     try:
         made = RunFolder(run).provenance
     except Mistake:
@@ -137,8 +141,9 @@ def version_of(package: object, results: object) -> str:
 #     DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}. `sizes` lists the
 #                  files that have the same bytes in every repetition of the run
 #
-# Both files seal the files that they list, and hold the identity of the experiment, which covers its input files and
-# the `results_version`. Every other sealed file is sealed for its name and this identity.
+# Both files seal the files that they list, and hold the identity of the experiment, which covers
+# its input files and the `results_version`. Every other sealed file is sealed for its name and this
+# identity.
 #
 # The state of a folder is
 #
@@ -148,8 +153,8 @@ def version_of(package: object, results: object) -> str:
 #     interrupted   else if a checkpoint or a trace exists, from which the run can be resumed
 #     dead          else
 #
-# `state` and `defect` read files of up to a megabyte and only measure larger ones. `whole` reads all files, and `check`
-# reads a file before it is used.
+# `state` and `defect` read files of up to a megabyte and only measure larger ones. `whole` reads
+# all files, and `check` reads a file before it is used.
 #
 # After a kill, the next attempt takes the lock, and depends on the moment of the kill:
 #
@@ -178,7 +183,8 @@ RESULTS = (
     "kernels.zarr",
     "contributions.zarr",
 )
-"""The files of every finished folder, with the same bytes each time at the same number of threads."""
+"""The files of every finished folder, with the same bytes each time at the same number of threads.
+"""
 
 CHECKPOINT, TRACE = "checkpoint.pt", "trace"
 """The files that allow to resume a run and a followed loop."""
@@ -189,7 +195,9 @@ MAX_READ_FOR_STATE = (
 )  # bytes; larger files are only measured when the state of a folder is determined
 
 TRACE_IDENTITY, START_WEIGHTS = "trace_identity", "start_weights"
-"""Keys of the config.json of a trace: a random number drawn at its start, and the digest of its start weights."""
+"""Keys of the config.json of a trace: a random number drawn at its start, and the digest of its
+start weights.
+"""
 
 CIRCUMSTANCES = (
     "device",
@@ -199,13 +207,19 @@ CIRCUMSTANCES = (
     TRACE_IDENTITY,
     START_WEIGHTS,
 )
-"""Keys of config.json that do not change results. Runs that differ only in them have the same identity."""
+"""Keys of config.json that do not change results.
+
+Runs that differ only in them have the same identity.
+"""
 
 NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
 """The end of a run's default name: the beginning of its identity."""
 
 EVENTS = r"events\.out\.tfevents\.(\d{16,}|[0-9a-f]{12}|run)"
-"""The names of this package's TensorBoard files. Other writers put the name of the machine there."""
+"""The names of this package's TensorBoard files.
+
+Other writers put the name of the machine there.
+"""
 
 OURS = re.compile(
     r"\.lock|overrides\.txt|error\.txt|data\.npz|weights\.pt|checkpoint\.pt|trajectory\.bin"
@@ -268,7 +282,9 @@ class RunFolder:
 
     @property
     def defect(self) -> str | None:
-        """The reason why the run is not `done`, in words that follow the folder's name; None if it is done."""
+        """The reason why the run is not `done`, in words that follow the folder's name; None if it
+        is done.
+        """
         return self.find_defect(MAX_READ_FOR_STATE)
 
     def find_defect(self, largest: float = inf, *, surplus: bool = True) -> str | None:
@@ -384,7 +400,10 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Hold the lock of this folder, so that no other process writes it. Create the folder if it is missing."""
+        """Hold the lock of this folder, so that no other process writes it.
+
+        Create the folder if it is missing.
+        """
         try:
             make_folder(self.path)
             descriptor = acquire(self.path / LOCK)
@@ -431,7 +450,9 @@ class RunFolder:
         self.write_sealed(BEGUN, record)
 
     def finish(self, names: Iterable[str], *others: str, identity: str = "", **facts: Json) -> None:
-        """Write DONE.json: the sizes of the reproducible files `names`, the seals of these and `others`, and facts."""
+        """Write DONE.json: the sizes of the reproducible files `names`, the seals of these and
+        `others`, and facts.
+        """
         names = list(names)
         sizes = {name: size_of(self.path / name) for name in names}
         missing = [name for name, size in sizes.items() if size is None]
@@ -448,7 +469,8 @@ class RunFolder:
     def write_pictures(self, pictures: Mapping[str, str]) -> list[str]:
         """Write pictures into `plots`, and return their paths in the folder.
 
-        BEGUN.json lists them first, so that the pictures of a killed process are recognised as ours.
+        BEGUN.json lists them first, so that the pictures of a killed process are recognised as
+        ours.
         """
         contents = {f"plots/{name}": content.encode() for name, content in pictures.items()}
         marks = {place: (len(content), seal(content).hex()) for place, content in contents.items()}
@@ -506,7 +528,10 @@ class RunFolder:
         )
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove all files but the lock and these ones. The resumed run writes later files again."""
+        """Remove all files but the lock and these ones.
+
+        The resumed run writes later files again.
+        """
         self.refuse_strangers()
         kept = {LOCK, *names}
         remove_files(self.path, [name for name in files_in(self.path) if name not in kept])
@@ -522,7 +547,8 @@ class RunFolder:
                 self.path.rmdir()
 
     def clear(self) -> None:
-        """Remove all files but the lock: pictures while a file lists them, then DONE.json, and config.json last.
+        """Remove all files but the lock: pictures while a file lists them, then DONE.json, and
+        config.json last.
 
         After a kill in between, the run is damaged or dead.
         """

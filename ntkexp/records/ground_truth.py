@@ -3,8 +3,8 @@
     validation/<12 hex>.bin     the outputs of one training; the name is a digest of the training
     ground_truth.npz            all trainings of one design, against which scores of other methods are compared
 
-Each training is written once, sealed for its run, completely or not at all. So a killed validation continues with the
-missing trainings, and another design reuses the trainings that both contain.
+Each training is written once, sealed for its run, completely or not at all. So a killed validation
+continues with the missing trainings, and another design reuses the trainings that both contain.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def npy(array: NDArray[np.generic]) -> bytes:
 class GroundTruth:
     """Trainings without some examples.
 
-    If `fresh` is 0, all start from the same weights and see batches in the same order. Otherwise outputs are means over
-    `fresh` seeds.
+    If `fresh` is 0, all start from the same weights and see batches in the same order. Otherwise
+    outputs are means over `fresh` seeds.
     """
 
     left_out: NDArray[np.bool_]  # [training, example]
@@ -99,7 +99,10 @@ class GroundTruth:
 
     @property
     def digest(self) -> str:
-        """A digest of the trainings and their outputs. Two scores are comparable if their digests are equal."""
+        """A digest of the trainings and their outputs.
+
+        Two scores are comparable if their digests are equal.
+        """
         digest = sha256(npy(self.left_out))
         for part in (self.outputs, self.whole):
             digest.update(npy(part))

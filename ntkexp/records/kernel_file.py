@@ -1,8 +1,8 @@
 """Kernel files: stores of a kernel between points and training examples, filled tile by tile.
 
-The training examples are the first of the points. Tile (i, j) is the kernel between the points of block i and the
-training examples of block j. The kernel is symmetric between training examples, so the tiles above the diagonal are
-mirror images of the tiles below it.
+The training examples are the first of the points. Tile (i, j) is the kernel between the points of
+block i and the training examples of block j. The kernel is symmetric between training examples, so
+the tiles above the diagonal are mirror images of the tiles below it.
 
 >>> tiling = Tiling(points=5, train=3, side=2)
 >>> tiling.todo, tiling.mirrored(1, 0), tiling.mirrored(2, 0)
@@ -85,7 +85,8 @@ class Tiling:
         return slice(block * self.side, min((block + 1) * self.side, self.train))
 
     def pairs(self, row: int, column: int) -> int:
-        """Return the number of different pairs of points in a tile, with the pairs (x, x) that it computes.
+        """Return the number of different pairs of points in a tile, with the pairs (x, x) that it
+        computes.
 
         >>> Tiling(points=5, train=3, side=2).pairs(0, 0), Tiling(points=5, train=3, side=2).pairs(2, 0)
         (3, 3)
@@ -102,15 +103,17 @@ class Tiling:
         return row != column and row < self.shape[1]
 
     def owns(self, row: int, column: int) -> bool:
-        """Return whether the kernel of each point of the row with itself is computed with this tile."""
+        """Return whether the kernel of each point of the row with itself is computed with this
+        tile.
+        """
         return row == column or (column == 0 and row >= self.shape[1])
 
 
 def side_for(train: int, seconds: float) -> int:
     """Return the side of a tile, a power of two.
 
-    A kill costs one tile, and each tile is a file. So about 32 tiles cover the training examples, or up to 256 tiles if
-    a pair of points takes so many `seconds` that a tile would take hours.
+    A kill costs one tile, and each tile is a file. So about 32 tiles cover the training examples,
+    or up to 256 tiles if a pair of points takes so many `seconds` that a tile would take hours.
 
     >>> [side_for(train, 1e-9) for train in (100, 2000, 50_000)]
     [32, 32, 1024]
@@ -133,7 +136,9 @@ SELF = "_self"
 DONE_ARRAY = "done"
 GROUP_FILE = "zarr.json"
 SEALS = f"{DONE_ARRAY}/seals.json"
-"""The seals of all files that are written at the beginning. zarr warns of a strange file next to the arrays."""
+"""The seals of all files that are written at the beginning. zarr warns of a strange file next to
+the arrays.
+"""
 MARK = np.dtype("<u8")
 """The type of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
 
@@ -215,7 +220,8 @@ COMMON_ARRAYS = ("target", "label", "index", DONE_ARRAY)
 
 
 def refuse_foreign_files(path: Path) -> None:
-    """Raise if a folder holds files that do not belong to a kernel file. It may be empty or damaged.
+    """Raise if a folder holds files that do not belong to a kernel file. It may be empty or
+    damaged.
 
     A kernel file has an array `NAME_self` for each kernel `NAME`, and the common arrays.
     """
@@ -257,10 +263,10 @@ def refuse_damaged(path: Path) -> None:
 #     label           [query]                     the class, or −1 in a regression
 #     index           [query]                     the number of the example in the source
 #
-# Attributes: `identity`, a digest of the kernel's description; `description` as JSON; `kernels`, their names; `splits`,
-# the number of points in each; `classes`, their names. done/seals.json seals all files but tiles and marks.
-# Kernels of infinite width are equal for all outputs and have one `out`. If targets have more outputs than the kernel,
-# it applies to each of them.
+# Attributes: `identity`, a digest of the kernel's description; `description` as JSON; `kernels`,
+# their names; `splits`, the number of points in each; `classes`, their names. done/seals.json seals
+# all files but tiles and marks. Kernels of infinite width are equal for all outputs and have one
+# `out`. If targets have more outputs than the kernel, it applies to each of them.
 
 
 @dataclass(frozen=True)
@@ -326,7 +332,10 @@ class KernelMatrix:
         return mark.is_file() and mark.read_bytes() == self.seal(row, column)
 
     def seal(self, row: int, column: int) -> bytes:
-        """Return the mark of a tile by its files. It covers the kernel's identity and the tile's place."""
+        """Return the mark of a tile by its files.
+
+        It covers the kernel's identity and the tile's place.
+        """
         sealing = Sealing(f"{self.facts['identity']} {row} {column}")
         tiling = self.layout.tiling
         for name in self.layout.kernels:
@@ -347,7 +356,10 @@ class KernelMatrix:
         tile: Mapping[str, NDArray[Any]],
         own: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Write a tile, its mirror image, and the kernel of points with themselves (`own`). Write the mark last."""
+        """Write a tile, its mirror image, and the kernel of points with themselves (`own`).
+
+        Write the mark last.
+        """
         tiling = self.layout.tiling
         for name, block in tile.items():
             array = get_array(self.store, name)

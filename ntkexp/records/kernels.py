@@ -1,4 +1,6 @@
-"""Arrays on disk: zarr version 3, no compression, named dimensions; kernels.zarr and predictions.zarr."""
+"""Arrays on disk: zarr version 3, no compression, named dimensions; kernels.zarr and
+predictions.zarr.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from ntkexp.records.schema import PredictionsAttributes, checked
 
 # --- Arrays on disk: zarr version 3, no compression, named dimensions, no dates.
 #
-# Each chunk is a file. So a store is readable even if its writer is killed, and equal arrays are equal bytes.
+# Each chunk is a file. So a store is readable even if its writer is killed, and equal arrays are
+# equal bytes.
 
 
 Facts: TypeAlias = Mapping[str, float | int | str | Sequence[str] | Sequence[int]]
@@ -74,7 +77,10 @@ def write_array(
     *,
     kind: np.dtype[Any] | None = None,
 ) -> None:
-    """Write an array as one chunk, or a large one in chunks of rows. Replace an array of the same name."""
+    """Write an array as one chunk, or a large one in chunks of rows.
+
+    Replace an array of the same name.
+    """
     dtype = kind or array.dtype
     step = rows_at_once(array, dtype)
     stored = store.create_array(
@@ -146,7 +152,8 @@ def preallocate(
 #     step             [snapshot]                            the step, written last; −1 until then
 #     path_<rule>      [query, out, train, out_]             unknown entries are NaN and take no space
 #
-# The axis `query` holds all points at which the network is evaluated: training examples, then query, then test.
+# The axis `query` holds all points at which the network is evaluated: training examples, then
+# query, then test.
 
 
 Kernel: TypeAlias = NDArray[np.float64]  # [query, out, train, out_]
@@ -169,7 +176,10 @@ SPARSE_CHUNK_POINTS = 16  # points in a chunk, if not all points are known
 def create_kernels(
     path: Path, points: int, outputs: int, train: int, room: int, *, traced: bool = False
 ) -> None:
-    """Create a store for up to `room` tangent kernels, or their traces. Kernels that it already holds stay."""
+    """Create a store for up to `room` tangent kernels, or their traces.
+
+    Kernels that it already holds stay.
+    """
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
     kernel_sizes = {TRACE: {"query": points, "train": train}}
@@ -221,9 +231,11 @@ def snapshot_chunks(path: Path, index: int) -> list[str]:
 def write_path_kernel(
     path: Path, rule: str, kernel: Kernel, points: Sequence[int], outs: Sequence[int]
 ) -> None:
-    """Write the path kernel of a rule, which is known at some points and some of the outputs (axis `out`).
+    """Write the path kernel of a rule, which is known at some points and some of the outputs (axis
+    `out`).
 
-    Unknown entries take no space, except in chunks that also hold known entries. Readers get NaN for them.
+    Unknown entries take no space, except in chunks that also hold known entries. Readers get NaN
+    for them.
     """
     count, _, train, outputs = kernel.shape
     all_points = len(points) == count

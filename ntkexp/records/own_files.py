@@ -1,4 +1,7 @@
-"""Removal of exactly the files that this package wrote. Any other file in the folder stops the removal."""
+"""Removal of exactly the files that this package wrote.
+
+Any other file in the folder stops the removal.
+"""
 
 from __future__ import annotations
 

@@ -1,19 +1,21 @@
-"""claim/register.jsonl: all versions of the claims, with dates and reasons, and the verdict of every look at them.
+"""claim/register.jsonl: all versions of the claims, with dates and reasons, and the verdict of
+every look at them.
 
 The log is in the folder of the claims' files. It only grows, by a line of JSON for each
 
     entry    {"entry": NAME, "date": …, "version": …, "commit": …, "digest": …, "sizes": {SIZE: DIGEST, …},
-              "reason": …, "replaces": DIGEST or null, "changed": {FIELD: VALUE, …}, "removed": [FIELD, …],
-              "previous": …}
+              "reason": …, "replaces": DIGEST or null, "changed": {FIELD: VALUE, …}, "removed":
+              [FIELD, …], "previous": …}
     look     {"look": NAME, "date": …, "version": …, "commit": …, "digest": …, "size": …, "verdict": …,
-              "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …, "seeds": …}, …},
-              "previous": …}
+              "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …,
+              "seeds": …}, …}, "previous": …}
 
-An entry holds the fields that differ from the entry that it replaces; the first entry of a name holds all fields. So
-the fields of an entry are the sum of its line and earlier ones. `previous` is the SHA-256 of the line before, so that a
-changed or removed line breaks the chain. `register.seal` holds the number of lines and the SHA-256 of the last line, so
-that removing the end is noticed too. A kill leaves at most an unfinished last line, which does not count, or a complete
-line that is not sealed yet, which counts.
+An entry holds the fields that differ from the entry that it replaces; the first entry of a name
+holds all fields. So the fields of an entry are the sum of its line and earlier ones. `previous` is
+the SHA-256 of the line before, so that a changed or removed line breaks the chain. `register.seal`
+holds the number of lines and the SHA-256 of the last line, so that removing the end is noticed too.
+A kill leaves at most an unfinished last line, which does not count, or a complete line that is not
+sealed yet, which counts.
 
 >>> flatten({"seeds": [0, 1], "trial": {}, "expectation": [{"margin": 0.1}]})
 {'seeds': [0, 1], 'trial': {}, 'expectation.0.margin': 0.1}
@@ -108,8 +110,8 @@ class Register:
     def beside(cls, claim_file: Path, out: Path) -> Register:
         """Read the log in the folder of a claim's file.
 
-        If this folder belongs to the installed package or cannot be written to, the log continues in `out`, the folder
-        of the claims' outputs.
+        If this folder belongs to the installed package or cannot be written to, the log continues
+        in `out`, the folder of the claims' outputs.
         """
         register = claim_file.parent / REGISTER
         package = Path(__file__).resolve().parents[1]
@@ -207,10 +209,11 @@ class Register:
         reason: str,
         about: Mapping[str, Json],
     ) -> RegisterEntry:
-        """Add an entry for the current version of a claim, unless it is the last entry. Return the entry.
+        """Add an entry for the current version of a claim, unless it is the last entry. Return the
+        entry.
 
-        `sizes` are the digests of the claim at each size, `fields` are its fields at the default size, and `about` is
-        the date, version and commit. Every entry but the first needs a reason.
+        `sizes` are the digests of the claim at each size, `fields` are its fields at the default
+        size, and `about` is the date, version and commit. Every entry but the first needs a reason.
         """
         with waited_for(self.path):
             self.read()
@@ -330,7 +333,10 @@ def same_outcome(first: Any, second: Any) -> bool:
 
 
 def flatten(value: Any, at: str = "") -> dict[str, Json]:
-    """Return the leaves of plain data by dotted keys. Empty values and lists without mappings are leaves."""
+    """Return the leaves of plain data by dotted keys.
+
+    Empty values and lists without mappings are leaves.
+    """
     items: Iterator[tuple[object, Any]] = iter(())
     if isinstance(value, Mapping):
         items = iter(value.items())

@@ -1,13 +1,14 @@
 """The CSV files of a run: metrics.csv, results.csv and timings.csv.
 
-metrics.csv has a line for each step, written during the step. A resumed run cuts it back to its checkpoint, which holds
-the length and the seal of the lines so far (`mark`). Floats have enough digits to be read back exactly. Quantities that
-were not measured are empty cells.
+metrics.csv has a line for each step, written during the step. A resumed run cuts it back to its
+checkpoint, which holds the length and the seal of the lines so far (`mark`). Floats have enough
+digits to be read back exactly. Quantities that were not measured are empty cells.
 
 >>> format_cell(0.1), format_cell(3), format_cell(None), format_cell(float("nan"))
 ('0.1', '3', '', 'nan')
 
-results.csv compares kernel machines with the trained network, with a row for each machine and split.
+results.csv compares kernel machines with the trained network, with a row for each machine and
+split.
 
     relative_error  ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all queries and outputs of the split
     floor           the relative error that rounding alone explains
@@ -125,8 +126,8 @@ FLOOR_EPS = 100  # multiple of eps that rounding may cost in a sum over a path
 def rounding_floor(size: float, moved: float, eps: float, beside: float = 0.0) -> float | None:
     """Return the relative error that rounding explains: 100 eps · size / ‖f_T − f_0‖.
 
-    `beside` is an error that was measured separately, such as the effect of casts. The floor is None if the outputs
-    did not change.
+    `beside` is an error that was measured separately, such as the effect of casts. The floor is
+    None if the outputs did not change.
 
     >>> rounding_floor(2.0, 0.5, 1e-16)
     4e-14
@@ -151,7 +152,8 @@ class Result:
 
     @property
     def points(self) -> tuple[int, int] | None:
-        """The number of measured points and of all points, if its note says that not all were measured.
+        """The number of measured points and of all points, if its note says that not all were
+        measured.
 
         >>> Result("query", "secant", note=f"decay; {at_points(22, 128)}").points
         (22, 128)
@@ -219,8 +221,9 @@ def read_row(row: Mapping[str, str]) -> Result:
 
 # --- timings.csv: the seconds of each part of a run, `what,seconds,processor`.
 #
-# `seconds` are wall time, and `processor` is CPU time, which is empty if it was not measured. The parts `machine.NAME`
-# are the kernel machines. The part `earlier` is the time before a run was resumed.
+# `seconds` are wall time, and `processor` is CPU time, which is empty if it was not measured. The
+# parts `machine.NAME` are the kernel machines. The part `earlier` is the time before a run was
+# resumed.
 
 
 MACHINE = "machine."

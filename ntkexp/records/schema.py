@@ -1,7 +1,8 @@
 """The schema of every file in a run folder.
 
-A run folder may come from anywhere. Its seals show that files are unchanged, not that a run wrote them. So every reader
-uses this schema, which raises an error of one line for a file that no run writes.
+A run folder may come from anywhere. Its seals show that files are unchanged, not that a run wrote
+them. So every reader uses this schema, which raises an error of one line for a file that no run
+writes.
 
     DONE.json, BEGUN.json, config.json, progress.json, provenance.json, removal/KEY.json    a model of pydantic each
     metrics.csv, retraced.csv                                                               `refuse_odd_metrics`

@@ -3,11 +3,13 @@
     length (8 bytes)   mark (8 bytes)   content   seal (32 bytes)
 
     mark = digest of the log's name, the entry's number, and the length
-    seal = digest of the log's name, the entry's number, the seal of the entry before it, and the content
+    seal = digest of the log's name, the entry's number, the seal of the entry before it, and the
+    content
 
-An entry is complete before the next one begins. So a killed process leaves at most an unfinished last entry, which does
-not count and is cut off when the log continues. Any other change is damage. Without the mark, a damaged length that is
-too large would make all later entries look like one unfinished entry.
+An entry is complete before the next one begins. So a killed process leaves at most an unfinished
+last entry, which does not count and is cut off when the log continues. Any other change is damage.
+Without the mark, a damaged length that is too large would make all later entries look like one
+unfinished entry.
 
 >>> from tempfile import TemporaryDirectory
 >>> with TemporaryDirectory() as folder:
@@ -51,7 +53,10 @@ class SealedLog:
         return log
 
     def content(self) -> memoryview:
-        """Return the bytes of the file as a private memory map. Writing to it does not change the file."""
+        """Return the bytes of the file as a private memory map.
+
+        Writing to it does not change the file.
+        """
         if not self.path.is_file() or not self.path.stat().st_size:
             return memoryview(b"")
         with self.path.open("rb") as file:

@@ -18,7 +18,8 @@ from ntkexp.records.schema import SweepRecord, checked
 
 # --- Power laws that a sweep fits, and the exponents that theory predicts.
 #
-# Theory predicts an exponent to within a margin, or an upper or lower bound (`ntkexp.report.analysis.estimate`).
+# Theory predicts an exponent to within a margin, or an upper or lower bound
+# (`ntkexp.report.analysis.estimate`).
 
 
 Bound: TypeAlias = Literal["upper", "lower"]
@@ -73,8 +74,8 @@ class Fit(Component):
 #      "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …],
 #      "seal": of all this}
 #
-# A run is `done`, `failed` (it would fail again), `running` (in another process), or `unfinished` (the same command
-# continues it). The file does not depend on interruptions of the sweep.
+# A run is `done`, `failed` (it would fail again), `running` (in another process), or `unfinished`
+# (the same command continues it). The file does not depend on interruptions of the sweep.
 
 
 Level: TypeAlias = float | int | str | bool | None
@@ -191,7 +192,10 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def folder_of(folder: Path, path: Path) -> Path:
-    """Return the folder of a run. If the outputs were copied elsewhere, it is next to the record."""
+    """Return the folder of a run.
+
+    If the outputs were copied elsewhere, it is next to the record.
+    """
     outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
     candidates = (outputs / folder, outputs / "runs" / folder.name)
     for candidate in candidates:

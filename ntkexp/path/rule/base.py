@@ -12,9 +12,10 @@ from ntkexp.mistake import Mistake
 
 # --- A rule says how the kernel of one finite step is read.
 #
-# On a step from θ₀ to θ₁ = θ₀ + Δθ the change of the network is exactly [∫₀¹ J(θ₀ + uΔθ; x) du]·Δθ. A rule
-# replaces the integral by a weighted sum over substeps [u₀, u₁] of the step: the secant Jacobian of the substep,
-# which is the tangent J(θ₀ + uΔθ) where the substep has length zero. Weights sum to one.
+# On a step from θ₀ to θ₁ = θ₀ + Δθ the change of the network is exactly [∫₀¹ J(θ₀ + uΔθ; x) du]·Δθ.
+# A rule replaces the integral by a weighted sum over substeps [u₀, u₁] of the step: the secant
+# Jacobian of the substep, which is the tangent J(θ₀ + uΔθ) where the substep has length zero.
+# Weights sum to one.
 
 
 class Substep(NamedTuple):
@@ -56,8 +57,8 @@ class Left(AbstractRule):
 
 
 class Gauss(AbstractRule):
-    """Gauss–Legendre points inside the step: order 2n in the step size on smooth networks, about 1 where there are
-    kinks.
+    """Gauss–Legendre points inside the step: order 2n in the step size on smooth networks, about 1
+    where there are kinks.
 
     Σ_k w_k J(θ₀ + u_k Δθ); one point is the midpoint.
 
@@ -84,9 +85,10 @@ class Secant(AbstractRule):
     >>> Secant().quadrature(points=2, substeps=2, romberg=1)[-1]
     Substep(start=0.0, end=1.0, weight=-0.3333333333333333)
 
-    The step is cut into n equal substeps and their secant Jacobians J̄ are averaged. Each closes, J̄Δθ = Δf, and the
-    differences telescope, so the average closes for every n; its parts tend to those of the integral like n⁻².
-    Romberg's extrapolation keeps the closure, because its weights sum to one:
+    The step is cut into n equal substeps and their secant Jacobians J̄ are averaged. Each closes,
+    J̄Δθ = Δf, and the differences telescope, so the average closes for every n; its parts tend to
+    those of the integral like n⁻². Romberg's extrapolation keeps the closure, because its weights
+    sum to one:
 
         S(n, 0) = S_n,    S(n, k) = S(n, k−1) + (S(n, k−1) − S(n/2, k−1)) / (4ᵏ − 1)
     """
