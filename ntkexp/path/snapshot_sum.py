@@ -149,7 +149,8 @@ class Track(Resumable):
         pulled: Float[Tensor, "chosen out"],
         weight: Weight,
     ) -> Float[Tensor, "chosen out"]:
-        """Add a snapshot times its factors, and return the change of the outputs that it explains."""
+        """Add a snapshot times its factors, and return the change of the outputs that it explains.
+        """
         parts = contract(kernel, weight.pull)
         self.integrals.kernel[rows].add_(kernel, alpha=weight.size)
         self.integrals.contributions[rows].sub_(parts)
