@@ -11,8 +11,7 @@ from ntkexp.on_disk import copy_rows
 
 
 class Resumable:
-    """An object whose fields named in `checkpointed` are saved to and restored from a checkpoint.
-    """
+    """An object whose fields in `checkpointed` are saved to and restored from a checkpoint."""
 
     checkpointed: ClassVar[tuple[str, ...]] = ()
 

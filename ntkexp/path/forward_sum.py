@@ -87,8 +87,7 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def error(self, rule: str, steps: int) -> Error | None:
-        """Return the estimated error of a rule's contributions after `steps` steps, if available.
-        """
+        """Return the estimated error of a rule's contributions after `steps` steps, or None."""
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
         """Return the fraction of the path time at which half of each contribution has accumulated.
@@ -141,8 +140,7 @@ class ErrorBar(Resumable):
         self.squares += float(error.square().sum())
 
     def estimate(self, steps: int) -> float:
-        """Return the estimate of ‖𝒮 − 𝒮_integral‖ after `steps` steps, or NaN if none was measured.
-        """
+        """Return the estimate of ‖𝒮 − 𝒮_integral‖ after `steps` steps, or NaN if unmeasured."""
         m = sum(map(self.measures, range(steps)))
         if m == 0:
             return float("nan")

@@ -150,8 +150,7 @@ class Snapshots(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class AlongFlow(AbstractIntegration):
-    """The integral over time along a gradient flow, with `path.quadrature_points` points per arc.
-    """
+    """The integral over time along a gradient flow, by Gauss quadrature on each arc."""
 
     path: Path
 

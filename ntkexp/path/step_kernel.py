@@ -91,8 +91,7 @@ class StepBlock:
         return sums
 
     def jacobian(self, substep: Substep) -> Jacobian:
-        """Return the secant Jacobian of a substep, or the tangent Jacobian if its length is zero.
-        """
+        """Return the secant Jacobian of a substep, or its tangent Jacobian if start = end."""
         reader = self.points.reader
         chosen = self.points.chosen
         if substep.start == substep.end:
