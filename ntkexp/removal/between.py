@@ -498,7 +498,7 @@ class TrainingPair:
         return replace(one, shares=(one.shares + other.shares) / 2)
 
     def has_other_shares(self, one: TakenBatch, other: TakenBatch) -> bool:
-        """Return True if the weights of the examples do not explain the difference of the shares."""
+        """Return True if the example weights do not explain the difference of the shares."""
         unweighted = replace(one, shares=one.by_weight)
 
         def shares(weights: Tensor) -> Tensor:

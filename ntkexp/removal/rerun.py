@@ -370,7 +370,7 @@ class RerunAt(AbstractRetraining):
 def drifted(
     missed: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
 ) -> list[str]:
-    """Return a remark if `missed`, the error of a repetition, is too large relative to `changes`."""
+    """Return a remark if the error `missed` of a repetition is too large relative to `changes`."""
     changed = float(changes.square().mean().sqrt())
     off = float(missed.square().mean().sqrt())
     if off <= LARGEST_REPEATED_ERROR * changed or off == changed == 0.0:
