@@ -109,7 +109,7 @@ def matched(
             )
         owners |= dict.fromkeys(matches, name)
 
-    # the rest comes last; without one, every parameter must have been matched
+    # unmatched parameters belong to the component '*'; without it, raise
     left = [parameter for parameter in parameters if parameter not in owners]
     if left and not rest:
         known = [pattern for own in patterns.values() for pattern in own]

@@ -29,7 +29,7 @@ class Domain:
     """
 
     points: Points
-    explained: Points  # the same points; their outputs are the measure, if there is one
+    explained: Points  # the same points; their outputs are the measure, if one is explained
     reads_train: bool  # True if the training examples also have integrals
     attributed: Int[Tensor, " attributed"]  # indices of the points with contributions
     integrated: tuple[int, ...]  # the outputs with integrals

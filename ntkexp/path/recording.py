@@ -34,7 +34,7 @@ from ntkexp.path.step import Descent, Step, TrainingRecipe, sizes_of
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
-# --- Rows of a recording: [θ_s, memory after step s, ℓ′(s)], with the parameters one after another.
+# --- Rows of a recording: [θ_s, optimizer state after step s, ℓ′(s)], with concatenated parameters.
 
 
 class Recorded(NamedTuple):

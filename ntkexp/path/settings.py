@@ -211,7 +211,7 @@ class Path(Component):
         return self
 
     def quadrature(self, rule: AbstractRule) -> tuple[Substep, ...]:
-        """Return the substeps at which this rule evaluates a step."""
+        """Return the substeps of this rule, with their weights."""
         return rule.quadrature(self.quadrature_points, self.substeps, self.romberg)
 
     @property

@@ -237,7 +237,7 @@ class SecondPass:
                 end = None
             step = self.steps.step(index, end=end)
             self.take(step, self.points, chunks[number])
-            end = step.view.weights  # the step before this one ends here
+            end = step.view.weights  # the end of the previous step
             self.done += 1
             yield self.done, total
 

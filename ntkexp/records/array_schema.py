@@ -214,7 +214,7 @@ DESCRIBED = {
 }
 """The zarr.json of an array, for doctests."""
 
-MAX_UNSTORED_NUMBERS = 1 << 27  # largest size of an array of which all chunks may be missing
+MAX_UNSTORED_NUMBERS = 1 << 27  # largest size of an array without any stored chunk
 MIN_STORED_FRACTION = 1 / 16  # minimum fraction of stored numbers in a larger array
 MAX_MISSING_CHUNKS = 1 << 16
 

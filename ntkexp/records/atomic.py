@@ -200,7 +200,7 @@ Seals: TypeAlias = Mapping[str, tuple[int, str]]
 
 
 class Damaged(Mistake):
-    """Raised if the bytes of a file differ from what was written."""
+    """Raised if a file has changed since it was written."""
 
 
 class Sealing:

@@ -63,7 +63,7 @@ class Judgement:
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> Judgement:
-        """Return a judgement from its JSON fields, in which null stands in place of NaN."""
+        """Return a judgement from its JSON fields. Null becomes NaN."""
         low, high = fields["interval"]
         return cls(
             verdict=fields["verdict"],
@@ -86,7 +86,7 @@ def number_of(value: float | None) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
-    """A judged claim."""
+    """A claim with the results of its looks."""
 
     path: Path
     name: str
@@ -143,8 +143,10 @@ class ClaimRecord:
 
     @property
     def json_fields(self) -> dict[str, Json]:
-        """The fields for JSON: the verdict of both looks, the figures of the main look, then all
-        looks by name.
+        """The fields for JSON: the fields of the claim and of its main look, then all looks by
+        name.
+
+        `verdict` is the verdict of both looks.
         """
         looks = {name: look.fields for name, look in self.looks.items()}
         about = {key: value for key, value in self.fields.items() if key != "looks"}

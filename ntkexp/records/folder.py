@@ -157,7 +157,7 @@ def version_of(package: object, results: object) -> str:
 #     absent        else
 #
 # `state` and `defect` check the seals of files of up to a megabyte, and the sizes of larger files.
-# `whole` checks the seals of all files, and `check` those of the named files.
+# `whole` checks the seals of all files, and `check` checks the seals of the named files.
 #
 # After a kill, the next attempt takes the lock. It depends on the moment of the kill:
 #
@@ -192,7 +192,7 @@ RESULTS = (
 """The files of each finished run, byte-identical in repetitions with the same number of threads."""
 
 CHECKPOINT, TRACE = "checkpoint.pt", "trace"
-"""The file from which a run is resumed, and the folder from which a followed loop is resumed."""
+"""The checkpoint file of a run, and the trace folder of a followed loop. Both allow resuming."""
 
 REDO = "resume it to run it again"
 # bytes; for larger files, only the size is checked when the state of a folder is determined

@@ -35,7 +35,7 @@ Outputs: TypeAlias = NDArray[np.float64]
 class TrainingWithout(NamedTuple):
     """A retraining without some examples. `left_out` are their indices, in ascending order.
 
-    Initial weights and batches are drawn with `seed`. If it is None, they are those of the run.
+    `seed` draws the initial weights and the batches. None uses the weights and batches of the run.
     """
 
     left_out: tuple[int, ...]

@@ -143,7 +143,7 @@ MARK = np.dtype("<u8")
 
 
 class DamagedKernel(Damaged, Useless):
-    """Raised if the bytes of a kernel file differ from what was written."""
+    """Raised if a kernel file has changed since it was written."""
 
 
 @dataclass(frozen=True)

@@ -127,9 +127,9 @@ FLOOR_EPS = 100  # bound on the rounding error of a sum over a path, in units of
 def rounding_floor(size: float, moved: float, eps: float, beside: float = 0.0) -> float | None:
     """Return the bound (100 eps · size + beside) / moved on the relative rounding error.
 
-    `moved` is ‖f_T − f_0‖, and `size` is the norm of the terms that add up to the outputs. `beside`
-    is a rounding error that was measured separately, such as the effect of casts. Return None if
-    the outputs did not change.
+    `moved` is ‖f_T − f_0‖, and `size` is the norm of the terms that add up to the outputs. The
+    third argument is a rounding error that was measured separately, such as the effect of casts.
+    Return None if the outputs did not change.
 
     >>> rounding_floor(2.0, 0.5, 1e-16)
     4e-14

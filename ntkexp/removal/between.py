@@ -38,7 +38,7 @@ from ntkexp.text import short
 
 
 CLOSE = 1e-9
-"""Below this relative difference, a difference quotient is less precise than a derivative."""
+"""Relative difference below which a derivative is more precise than a difference quotient."""
 
 
 class Pair(NamedTuple):

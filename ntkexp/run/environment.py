@@ -40,7 +40,7 @@ LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 def commit() -> str | None:
     """Return the git commit of this package, followed by + if tracked files have changed.
 
-    Return None if the package is not in a git checkout of its own.
+    Return None if the package was not imported from its git checkout.
     """
     folder = Path(__file__).resolve().parents[1]
     describe = ["describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]

@@ -112,7 +112,7 @@ class KernelObserver:
             row["limit_distance"] = kernel_change(here, limit)
             row["limit_alignment"] = alignment(here, limit)
 
-        # eigenvalues, and the share of the residual along the first eigenvectors
+        # the eigenvalues, and the fraction of the residual along the first eigenvectors
         row |= self.modes(here, view.train_outputs - targets)
         if not points.makes_kernels:
             row["lambda_max"] = view.largest_eigenvalue(slice(None))
@@ -343,7 +343,7 @@ class Observer:
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
     """Return the columns `SHARE_COLUMNS` of a step, or an empty row if there are no tallies.
 
-    The sums are those of the first rule. The closure is the error of the closing rule.
+    The sums are computed by the first rule. The closure is the error of the closing rule.
     """
     if not tallies:
         return {}

@@ -399,7 +399,7 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
 def effects_pass(
     setting: Setting, domain: Domain, accumulator: AbstractAccumulator, room: Room
 ) -> EffectsPass | None:
-    """Return the backward pass of the leave-out effects, or None if there is none."""
+    """Return the backward pass of the leave-out effects, or None if no sweep is requested."""
     sweep = setting.sweep
     if sweep is None or sweep.retrains:
         return None

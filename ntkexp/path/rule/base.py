@@ -1,4 +1,4 @@
-"""Quadrature rules for the mean Jacobian along one finite training step."""
+"""A rule says how the kernel of one finite step is read."""
 
 from __future__ import annotations
 
