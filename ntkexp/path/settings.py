@@ -21,17 +21,21 @@ from ntkexp.mistake import Mistake
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.rule.base import AbstractRule, Substep
 
-# --- The kernels that a run computes. `all`: the block [out, out_] for every pair of points, at every
-# step. `trace`: the trace Σ_c K[x, c, x′, c], only at the steps whose kernel is stored. `none`: no
-# kernels. The contributions do not depend on this choice.
+# --- The kernels that a run computes.
+#
+# `all`: the block [out, out_] for every pair of points, at every step. `trace`: the trace
+# Σ_c K[x, c, x′, c], only at the steps whose kernel is stored. `none`: no kernels. The contributions
+# do not depend on this choice.
 
 
 Kernels: TypeAlias = Literal["all", "trace", "none"]
 
 
 class Kernel(Component):
-    """The kernels of kernel files: exact, or of gradients projected at random to `sketch`
-    dimensions."""
+    """The settings of kernel files: exact kernels, or kernels of randomly projected gradients.
+
+    `sketch` is the dimension of the projection. None: exact.
+    """
 
     sketch: int | None = Field(None, ge=1, le=MAX_COUNT)
 
@@ -149,7 +153,10 @@ class Adaptive(AbstractTimetable):
 
 
 class Path(Component):
-    """The rules that read each step, where they are read, and the schedule of kernel snapshots."""
+    """The settings of the path integrals: rules, points, outputs, and steps with kernels.
+
+    The comments in configs/config.yaml describe each key.
+    """
 
     rule: tuple[AbstractRule, ...]
     quadrature_points: int = Field(2, ge=1, le=100)

@@ -33,11 +33,11 @@ from ntkexp.records.schema import (
     checked,
 )
 
-# --- contributions.zarr: the terms whose sum is the change of each output at each query, f_T − f_0.
+# --- contributions.zarr: the terms that add up to the change f_T − f_0 of each output at each query.
 #
 # On the axes [query, out, example]:
 #
-#     contribution   𝒮(x, xᵢ), the contribution of each training example. Attributes: `rule`, and
+#     contribution   𝒮(x, xᵢ), the change by each training example. Attributes: `rule`, and
 #                    `error_bar` and `cancellation` if they were computed
 #     half_by        the fraction of the path time at which half of the contribution has
 #                    accumulated, if it was computed by a backward sum
