@@ -24,7 +24,7 @@ from ntkexp.path.rule.base import AbstractRule, Substep
 # --- The kernels that a run computes.
 #
 # `all`: the block [out, out_] for every pair of points, at every step. `trace`: the trace
-# Σ_c K[x, c, x′, c], only at the steps whose kernel is stored. `none`: no kernels. The contributions
+# Σ_c K[x, c, x′, c], only at the steps whose kernel is stored. `none`: no kernels. Contributions
 # do not depend on this choice.
 
 

@@ -33,7 +33,7 @@ from ntkexp.records.schema import (
     checked,
 )
 
-# --- contributions.zarr: the terms that add up to the change f_T − f_0 of each output at each query.
+# --- contributions.zarr: the terms that add up to f_T − f_0, for each output at each query.
 #
 # On the axes [query, out, example]:
 #
