@@ -1,10 +1,11 @@
-"""Products with the gradients and the curvature of a step, and the derivative of clipping.
+"""Hessian-vector products of a step, its per-example gradients, and the derivative of clipping.
 
-For a step with g(θ, κ) = Σ κᵢ∇ℓᵢ(θ), one backward pass through γ·g gives both products:
+Let g(θ, κ) = Σ κᵢ∇ℓᵢ(θ) be the gradient of a step, with the weight κᵢ of example i in the loss, and
+H the Hessian ∂g/∂θ. For a vector γ, one backward pass through γ·g gives both products:
 
     (Hγ, γ·∇ℓ₁ … γ·∇ℓ_B) = the gradient of γ·g in (θ, κ)
 
-The graph of g is recorded once, and all γ go through it together, in chunks. No gradient of a
+The graph of g is recorded once. The backward pass is vectorized over many γ. No gradient of a
 single example is formed. Forward mode (Pearlmutter 1994) took 1.5 to 2 times as long.
 
 >>> square = TakenBatch(
@@ -48,7 +49,8 @@ def at_once(
 ) -> Mapped:
     """Map a function over the first axis, `together` elements at a time, by default all.
 
-    If a module decides by the values of numbers, which `vmap` cannot do, map over one at a time.
+    If the function branches on tensor values, which `vmap` does not support, map it over one
+    element at a time.
 
     >>> at_once(lambda x: x * 2 if x.sum() > 0 else x, torch.tensor([[1.0], [-1.0]]))
     tensor([[ 2.],
@@ -56,7 +58,7 @@ def at_once(
     """
     try:
         mapped: Mapped = vmap(function, chunk_size=together, randomness="same")(*several)
-    except RuntimeError:  # an error of the function itself is raised again below
+    except RuntimeError:  # if the function itself is wrong, `one_by_one` raises the error again
         return one_by_one(function, *several)
     return mapped
 
@@ -81,7 +83,7 @@ def gradient(
 
 @dataclass(frozen=True)
 class RecordedGradient:
-    """The gradient g of a step, and the backward pass through it, γ ↦ (Hγ, γ·∇ℓ₁ … γ·∇ℓ_B)."""
+    """The gradient g of a step, and its backward pass `back`: γ ↦ (Hγ, γ·∇ℓ₁ … γ·∇ℓ_B)."""
 
     gradient: Float[Tensor, " weight"]
     back: Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -89,7 +91,10 @@ class RecordedGradient:
     def curvature(
         self, vectors: Float[Tensor, "vector weight"], together: int | None = None
     ) -> tuple[Float[Tensor, "vector weight"], Float[Tensor, "vector row"]]:
-        """Return Hγ for every γ, and γ·∇ℓ of the rows of all batches. `together` γ go at once."""
+        """Return Hγ and γ·∇ℓᵢ for each γ in `vectors` and each row i of all batches.
+
+        The backward pass is vectorized over `together` vectors, by default all.
+        """
         with plain_kernels():
             return at_once(self.back, vectors, together=together)
 
@@ -97,7 +102,7 @@ class RecordedGradient:
 def recorded_gradient(
     batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"]
 ) -> RecordedGradient:
-    """Compute g = Σ κᵢ∇ℓᵢ and record its graph. Without batches g is 0."""
+    """Compute g = Σ κᵢ∇ℓᵢ and record its graph. Without batches, g is zero."""
     if not batches:
         nothing = torch.zeros_like(weights)
         return RecordedGradient(nothing, lambda vector: (torch.zeros_like(vector), vector[:0]))
@@ -113,7 +118,7 @@ def scores(
     vectors: Float[Tensor, "vector weight"],
     together: int | None = None,
 ) -> Float[Tensor, "vector row"]:
-    """Return γ·∇ℓ of the rows of all batches, without Hγ."""
+    """Return γ·∇ℓᵢ for each γ in `vectors` and each row i of all batches, without Hγ."""
 
     def losses(at: Tensor) -> Tensor:
         return torch.cat([batch.losses(at) for batch in batches])
@@ -130,7 +135,7 @@ def scores(
 def row_gradients(
     batches: Sequence[TakenBatch], weights: Float[Tensor, " weight"]
 ) -> Iterator[Float[Tensor, "row weight"]]:
-    """Yield the gradients ∇ℓ of the rows of each batch."""
+    """Yield the gradients ∇ℓᵢ of the rows of each batch."""
     for batch in batches:
         with plain_kernels():
             gradients: Tensor = jacrev(batch.losses)(weights)
@@ -141,7 +146,7 @@ def row_gradients(
 def load_forward_mode() -> None:
     """Load torch's forward-mode rules without the warnings that they raise on import."""
     with warnings.catch_warnings():
-        for kind in (DeprecationWarning, FutureWarning):  # the latter since torch 2.15
+        for kind in (DeprecationWarning, FutureWarning):  # FutureWarning since torch 2.15
             warnings.simplefilter("ignore", kind)
         jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
 
@@ -153,14 +158,16 @@ def summed(
     return torch.cat([batch.losses(weights) for batch in batches]) @ shares
 
 
-# --- Gradients that are rounding. If an optimizer divides such a gradient by its own size, the
-# derivative of the step is up to 1/ε too large. Random shares estimate the size of the terms
-# without the gradient of any single example:
+# --- Gradients that consist only of rounding errors, because the terms κᵢ∇ℓᵢ cancel.
 #
-#     Σᵢ (ξᵢκᵢ∇ℓᵢ)² ≈ (Σᵢ ξᵢκᵢ∇ℓᵢ)²,        ξᵢ ~ N(0, 1)
+# If an optimizer divides such a gradient by its own size, the derivative of the step is up to 1/ε
+# too large. Random factors ξᵢ estimate the size of the terms without the gradient of any single
+# example:
+#
+#     Σᵢ (κᵢ∇ℓᵢ)² ≈ (Σᵢ ξᵢκᵢ∇ℓᵢ)²,        ξᵢ ~ N(0, 1)
 
 
-DRAWS = 2  # gradients with random shares: one alone may be small by chance
+DRAWS = 2  # gradients with random factors; a single one may be small by chance
 
 
 def credit_of_rows(
@@ -169,8 +176,10 @@ def credit_of_rows(
     gradient: Float[Tensor, " weight"],
     flat: FlatWeights,
 ) -> Float[Tensor, " weight"] | None:
-    """Return 0 where the gradient of a step is rounding and 1 elsewhere; None if none is
-    rounding."""
+    """Return the credit of a gradient: 0 where it is a rounding error, and 1 elsewhere.
+
+    Return None if it is nowhere a rounding error.
+    """
     shares = torch.cat([batch.shares for batch in batches])
     squares = torch.zeros_like(weights)
     generator = stream("terms", len(shares))
@@ -188,14 +197,16 @@ def credit_of_rows(
     return flat.vector(ones | credited)
 
 
-# --- The derivative of clipping, g ↦ c g with c = min(1, k/(‖g‖ + 1e-6)), applied to an adjoint p̂:
+# --- Clipping to the norm k: g ↦ c g with c = min(1, k/(‖g‖ + 1e-6)).
+#
+# Its derivative maps the adjoint p̂ of c g to the adjoint γ of g:
 #
 #     γ = c p̂ − k/(‖g‖ + 1e-6)² · (p̂·g)/‖g‖ · g    if c < 1,    γ = p̂ otherwise
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """The gradient of a step, and the norm that it is clipped to.
+    """The gradient of a step, and the norm to which it is clipped (None: no clipping).
 
     >>> import torch
     >>> adjoint = torch.tensor([[3.0, 4.0], [4.0, -3.0]])
@@ -208,7 +219,7 @@ class Clipping:
 
     @property
     def factor(self) -> float:
-        """The factor c."""
+        """The clipping factor c."""
         if self.norm is None:
             return 1.0
         return min(1.0, self.norm / (float(self.gradient.norm()) + GUARD))

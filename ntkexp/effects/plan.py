@@ -1,4 +1,4 @@
-"""The memory of a sweep for effects, and caveats on the derivative as a prediction of removals."""
+"""The memory of a sweep for leave-out effects, and caveats on effects as predictions."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from dataclasses import dataclass
 from ntkexp.capacity import MemoryBudget
 from ntkexp.text import several
 
-# --- The memory of a sweep, and the number of outputs that it handles at once.
+# --- The memory of a sweep (`effects.sweep`), and the number of outputs per pass.
 
 
-END_GRADIENTS = 1  # copies of ∂F/∂θ_T for each output, besides its adjoints
-PASS_VECTORS = 4  # vectors of each output in a pass: p̂, S⊙a, H γ, and one in transit
+END_GRADIENTS = 1  # copies of ∂F/∂θ_T for each output, in addition to its adjoints
+PASS_VECTORS = 4  # weight vectors of each output in a pass: p̂, S⊙a, Hγ, and a temporary one
 PASS_TAPES = 6  # tapes in a pass: values, tangents, and gradients of both
-SWEEP_CACHE_NUMBERS = 2**20  # in all γ of one pass, so that they stay in a processor's cache
+SWEEP_CACHE_NUMBERS = 2**20  # entries of all γ in a pass, so that they stay in the CPU cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepMemory:
-    """The sizes of a sweep, and the memory budget."""
+    """The sizes that determine the memory of a sweep, and the memory budget."""
 
     budget: MemoryBudget
     points: int
-    outputs: int  # of each point
+    outputs: int  # per point
     parameters: int
     train: int
-    rows: int  # of a batch
-    adjoints: int  # of each output: of the weights, and of the optimizer's memory
+    rows: int  # examples per batch
+    adjoints: int  # adjoints per output: of the weights, and of each part of the optimizer's state
     tape_bytes: float  # per example
     number_bytes: int
-    taken_out: int = 0  # rows whose single gradients are needed
+    taken_out: int = 0  # rows whose gradients are formed one by one
 
     @property
     def chunk(self) -> int:
-        """The number of points at once."""
+        """The number of points in a chunk. Raise if not even one point fits into memory."""
         per_point = self.outputs * self.per_output
         self.budget.require(
             2 * max(per_point, self.least_pass),
@@ -45,12 +45,12 @@ class SweepMemory:
 
     @property
     def least_pass(self) -> float:
-        """Bytes of a pass with one output, and of the gradients of single rows."""
+        """Bytes of a pass with one output, or of the gradients of single rows if that is more."""
         return max(self.per_pass, PASS_TAPES * self.taken_out * self.parameters * self.number_bytes)
 
     @property
     def together(self) -> int:
-        """The number of outputs that take a step together."""
+        """The number of outputs per backward pass."""
         return self.budget.largest_batch(2 * self.per_pass, SWEEP_CACHE_NUMBERS // self.parameters)
 
     @property
@@ -67,7 +67,11 @@ class SweepMemory:
         )
 
     def spared(self, *, swept: bool = True) -> str:
-        """The reason to retrain without each example instead of a sweep, in words."""
+        """The message that effects are measured by retraining instead of a sweep.
+
+        `swept` is False if no sweep is possible, because the derivative of the optimizer is
+        unknown.
+        """
         trainings = f"effects: {self.train} trainings, each without one example,"
         if not swept:
             why = "the derivative of this optimizer's step is not known"
@@ -79,30 +83,34 @@ class SweepMemory:
         )
 
 
-# --- Caveats. The derivative is exact, and yet says little about leaving an example out in two
-# cases. If training is chaotic, the adjoint grows on the way back, max_s ‖a_s‖/‖a_T‖. If gradients
-# jump, as at kinks of ReLU, only trainings with half of a removal and all of it show that:
+# --- Caveats.
 #
-#     agreement = cos(F(½) − F(1), F(0) − F(½)),    F(w): outputs if a twentieth of the examples weigh w
+# The derivative is exact. Yet in two cases, it does not predict a removal. First, training
+# may be chaotic. Then the adjoint grows during the backward sweep, as max_s ‖a_s‖/‖a_T‖ shows.
+# Second, gradients may jump, for example at the kinks of ReLU. This shows in the agreement between
+# the first and the second half of a removal:
+#
+#     agreement = cos(F(½) − F(1), F(0) − F(½)),
+#     F(w) = the outputs after training with the weight w for a random twentieth of the examples
 
 
 CHAOTIC_GROWTH = 1e3  # 12 measured runs: useless derivatives were above, all others below 3
-MIN_AGREEMENT = 0.8  # 12 measured runs: single removals were predicted above .86, not below .73
-SIGN_EPS = 1e-6  # below this ε, Adam's step is nearly the sign of its gradient
+MIN_AGREEMENT = 0.8  # 12 measured runs: effects predicted removals above .86, but not below .73
+SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the gradient
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caveats:
-    """The facts that decide how much an effect means."""
+    """The facts that decide whether effects predict removals."""
 
-    growth: float
+    growth: float  # of the adjoint: max_s ‖a_s‖/‖a_T‖
     agreement: float | None = None  # None: not measured
-    kinks: Sequence[str] = ()  # operations and losses whose slope jumps
+    kinks: Sequence[str] = ()  # operations and losses with a discontinuous derivative
     eps: float | None = None  # ε of an adaptive optimizer
 
     @property
     def sentences(self) -> list[str]:
-        """The reasons why effects mean little, one sentence each.
+        """The caveats that apply, one sentence each.
 
         >>> Caveats(growth=1.2, agreement=0.97).sentences
         []
@@ -113,7 +121,7 @@ class Caveats:
 
     @property
     def chaos(self) -> str:
-        """The sentence on chaotic training."""
+        """The caveat on chaotic training, or an empty text."""
         if self.growth < CHAOTIC_GROWTH:
             return ""
         grows = f"{self.growth:.2g} times" if self.growth < float("inf") else "beyond all bounds"
@@ -121,7 +129,7 @@ class Caveats:
 
     @property
     def jumps(self) -> str:
-        """The sentence on gradients that jump.
+        """The caveat on gradients that jump, or an empty text.
 
         >>> Caveats(growth=1.0, agreement=0.37, kinks=["relu"], eps=1e-8).jumps
         'effects mean little: the two halves of a removal agree by 0.37 only, because relu has kinks \
@@ -155,6 +163,6 @@ optimizer.eps'
 
     @property
     def kinked(self) -> str:
-        """The operations with kinks, as the beginning of a sentence."""
+        """The beginning of a sentence: the operations, and that they have kinks."""
         verb = "has" if len(self.kinks) == 1 else "have"
         return f"{several(list(self.kinks))} {verb} kinks"

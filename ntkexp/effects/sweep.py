@@ -1,20 +1,24 @@
-"""The sweep: from the last step to the first, with the adjoint of every output, it collects the
-leave-out effect of each example.
+"""The sweep: a backward pass through training that computes the leave-out effect of each example.
 
-Leaving an example out changes the shares κ of the others in its batch by a convention of the mean:
+The sweep goes from the last step to the first, with an adjoint for each output. At each step it
+needs γ·g, where g = Σ κⱼ∇ℓⱼ is the gradient of the batch B, κⱼ is the share of example j in the
+loss, and γ is the adjoint of g. Example i has the weight wᵢ, which is 1 in training and 0 if i is
+left out. There are two conventions for the shares of the other examples:
 
-    fixed           κⱼ(w) = κⱼwⱼ                   the others keep their shares:
-                                                   ∂/∂wᵢ = κᵢ γ·∇ℓᵢ
-    renormalised    κⱼ(w) = κⱼwⱼ Σκm/Σκmw          the others share the rest, as in a smaller batch:
-                                                   ∂/∂wᵢ = κᵢ (γ·∇ℓᵢ − mᵢ Σκⱼγ·∇ℓⱼ/Σκm)
+    fixed           κⱼ(w) = κⱼwⱼ                   The others keep their shares:
+                                                   ∂(γ·g)/∂wᵢ = κᵢ γ·∇ℓᵢ
+    renormalised    κⱼ(w) = κⱼwⱼ Σκm/Σκmw          The mean is over the other examples only:
+                                                   ∂(γ·g)/∂wᵢ = κᵢ (γ·∇ℓᵢ − mᵢ Σκⱼγ·∇ℓⱼ/Σκm)
 
-where mᵢ is the count of an example in the mean: 1, its class weight, or its number of tokens. The
-effect of an example that leaves a mean is known exactly, not only to first order:
+where mᵢ is the count of an example in the mean: 1, its class weight, or its number of tokens. If
+example i is left out of a renormalised mean, the change of γ·g is known exactly, not only to first
+order:
 
-    γ·g⁻ⁱ − γ·g = −∂/∂wᵢ · 1/(1 − κᵢmᵢ/Σκm)            = −∂/∂wᵢ · |B|/(|B| − 1) if all m are equal
+    γ·g⁻ⁱ − γ·g = −∂(γ·g)/∂wᵢ · 1/(1 − κᵢmᵢ/Σκm)
+                = −∂(γ·g)/∂wᵢ · |B|/(|B| − 1)      if all m are equal
 
-and −κᵢ γ·∇ℓᵢ if the others keep their shares, if a sum has no mean to share, or if the example is
-alone.
+The change is −κᵢ γ·∇ℓᵢ if the shares are fixed, if the loss is a sum, or if i is the only example
+of the batch.
 
 >>> along, batch = torch.tensor([[1.0, 3.0]]), TakenBatch(
 ...     examples=torch.tensor([0, 1]),
@@ -48,12 +52,12 @@ from ntkexp.effects.trajectory import (
 )
 from ntkexp.optimizer.base import GUARD
 
-# --- The adjoints of the training state: of the weights, and of the optimizer's memory.
+# --- The adjoints of the training state: of the weights, and of the optimizer's state.
 #
 #     a = ∂F/∂θ      −b = ∂F/∂m      d = ∂F/∂u      e = ∂F/∂t        one row for each output F
 #
-# One step backwards (`trajectory` has the step), with r = m/n, and 1[u > t′] if AMSGrad's largest
-# value so far, t′, was exceeded:
+# `effects.trajectory` defines the step and its letters. Here is its backward pass, with r = m/n.
+# Primes denote values before the step, so 1[u > t′] is 1 where u exceeds AMSGrad's running maximum:
 #
 #     b ← b + S⊙a
 #     t ∋ n:   e ← e + S⊙a⊙r/ρ          AMSGrad   d ← d + 1[u > t′] e,  e ← 1[u ≤ t′] e
@@ -64,7 +68,7 @@ from ntkexp.optimizer.base import GUARD
 
 @dataclass(kw_only=True)
 class StateAdjoint:
-    """The rows a, b, d and e. The last three are created by the first step that needs them."""
+    """The adjoints a, b, d and e. The adjoints b, d and e are created when a step needs them."""
 
     weights: Float[Tensor, "vector weight"]  # a
     memory: Tensor | None = None  # b
@@ -74,7 +78,10 @@ class StateAdjoint:
     def back(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
     ) -> Float[Tensor, "vector weight"]:
-        """Take one step backwards, which consumed this gradient. Return its adjoint p̂."""
+        """Pull the adjoints back through one step. Return the adjoint p̂ of the clipped gradient.
+
+        `gradient` is the clipped gradient of the step.
+        """
         adjoint = torch.zeros_like(self.weights)
         for update in step.updates:
             place, linear = update.place, update.linear
@@ -88,7 +95,7 @@ class StateAdjoint:
         return adjoint
 
     def through(self, update: Update, p: Float[Tensor, " part"]) -> Float[Tensor, "vector part"]:
-        """Take one update backwards. Return p̂."""
+        """Pull the adjoints back through one update, whose input is p. Return its adjoint p̂."""
         a, linear = self.weights[:, update.place], update.linear
 
         # −N⊙a + (1 − β₂)(p/u) d
@@ -117,7 +124,10 @@ class StateAdjoint:
         moved: Float[Tensor, "vector part"],
         p: Float[Tensor, " part"],
     ) -> Float[Tensor, "vector part"]:
-        """Take a denominator backwards, with `moved` = S⊙a. Return its part of p̂."""
+        """Pull the adjoints back through a denominator. Return its term of p̂.
+
+        `moved` is S⊙a.
+        """
         if self.latest is None:
             self.latest = torch.zeros_like(self.weights)
         latest = self.latest[:, place]
@@ -128,7 +138,7 @@ class StateAdjoint:
         n = t / denominator.root + denominator.eps
         adjoint_of_t = moved * (denominator.mean / n / denominator.root)
 
-        # AMSGrad: u gets the part that exceeded the largest value so far; the rest stays in e
+        # AMSGrad: d ← d + 1[u > t′] e,  e ← 1[u ≤ t′] e
         if denominator.largest_before is not None:
             if self.largest is None:
                 self.largest = torch.zeros_like(self.weights)
@@ -149,7 +159,7 @@ class StateAdjoint:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The rows that exist, for a checkpoint."""
+        """The adjoints that exist, for a checkpoint."""
         rows = {
             "weights": self.weights,
             "memory": self.memory,
@@ -160,31 +170,39 @@ class StateAdjoint:
 
 
 Effects: TypeAlias = Literal["one_step", "derivative"] | bool
-"""The kind of effects: none, of an example that leaves, by steps without it, or the derivative."""
+"""The kind of effects.
+
+False: none. True: each example is left out of the mean of its batch, and the rest of training is
+linearised. "one_step": the optimizer's step is also repeated without the example. "derivative": the
+derivative in the weight of the example.
+"""
 
 MeanName: TypeAlias = Literal["renormalised", "fixed"]
 
 
 class AbstractMean(ABC):
-    """The shares of the other examples when the weight of one changes."""
+    """The convention for the shares κ of the other examples if the weight of one changes."""
 
     @abstractmethod
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
     ) -> Float[Tensor, "group row"]:
-        """Return κ of each row if the rows have these weights."""
+        """Return the share κ of each row, given the weights of the rows."""
 
     @abstractmethod
     def slopes(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        """Return ∂/∂wᵢ of γ·g for every row of a batch, from γ·∇ℓᵢ."""
+        """Return ∂(γ·g)/∂wᵢ for each row of a batch, given `along` = γ·∇ℓᵢ."""
 
     @abstractmethod
     def removals(
         self, along: Float[Tensor, "vector row"], batch: TakenBatch
     ) -> Float[Tensor, "vector row"]:
-        """Return the change of γ·g if an example leaves, divided between the rows of the batch."""
+        """Return the change of γ·g if the example of a row is left out, given `along` = γ·∇ℓᵢ.
+
+        If an example has several rows, the sum of their results is the change.
+        """
 
 
 class FixedMean(AbstractMean):
@@ -207,7 +225,7 @@ class FixedMean(AbstractMean):
 
 
 class RenormalisedMean(AbstractMean):
-    """The other examples share the weight of one that leaves, unless it was alone."""
+    """The mean of a batch is over the other examples only, unless there are none."""
 
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
@@ -236,7 +254,8 @@ class RenormalisedMean(AbstractMean):
         count = batch.shares.new_zeros(len(examples)).index_add_(0, rows, batch.counted)[rows]
         total = batch.counted.sum()
 
-        # others remain, beyond the rounding of the sum; a loss with the other sign has κ < 0
+        # True if other examples remain, up to rounding; the absolute value is needed because κ < 0
+        # if the loss has the opposite sign
         eps = torch.finfo(total.dtype).eps
         has_others = (total - count).abs() > len(rows) * eps * total.abs()
         growth = torch.where(has_others, total / torch.where(has_others, total - count, 1.0), 1.0)
@@ -245,7 +264,7 @@ class RenormalisedMean(AbstractMean):
 
 @dataclass(frozen=True)
 class Infinitesimal(AbstractMean):
-    """The weight of an example shrinks a little, and effects are the derivative."""
+    """A convention whose removals are replaced by the derivative in the weight of the example."""
 
     mean: AbstractMean
 
@@ -269,28 +288,28 @@ MEANS: dict[MeanName, AbstractMean] = {"renormalised": RenormalisedMean(), "fixe
 
 
 def mean_of(effects: Effects, mean: MeanName) -> AbstractMean:
-    """Return the convention of the mean for effects of this kind."""
+    """Return the convention for the shares, for effects of this kind."""
     return Infinitesimal(MEANS[mean]) if effects == "derivative" else MEANS[mean]
 
 
 def kind_of(effects: Effects) -> str:
-    """Name the kind of effects: `removal` by default."""
+    """Return the name of a kind of effects: "removal", "one_step" or "derivative"."""
     return "removal" if isinstance(effects, bool) else effects
 
 
-# --- One-step removal: each step is repeated without each of its examples, exactly, and only the
-# later steps are linearised.
+# --- One-step removal: each step is repeated exactly without each of its examples. Only the later
+# steps are linearised.
 #
 #     effect of i = Σ_s a·(θ⁻ⁱ − θ) − b·(m⁻ⁱ − m) + d·(u⁻ⁱ − u) + e·(t⁻ⁱ − t)    if i ∈ batch s
 #
-# The derivative has slopes in place of these differences. This variant includes the finite change
-# of a mean over one example less, and Adam's response to it. It needs the gradient of every single
-# example.
+# The derivative has the slopes in place of these differences. One-step removal also includes the
+# nonlinear response of the optimizer, such as Adam, to the finite change of the gradient. It needs
+# the gradient of every single example.
 
 
 @dataclass(frozen=True)
 class Change:
-    """The changes of weights and memory after an update without each of its examples."""
+    """The changes of weights and optimizer state if an update is repeated without each example."""
 
     examples: Int[Tensor, " left"]
     place: slice
@@ -300,7 +319,7 @@ class Change:
     largest: Float[Tensor, "left part"] | None
 
     def effect(self, adjoint: StateAdjoint) -> Float[Tensor, "vector left"]:
-        """Return the response of every output, from the adjoint of the state after the step."""
+        """Return the response of each output, given the adjoint of the state after the step."""
         effect = adjoint.weights[:, self.place] @ self.weights.T
         pairs = (
             (adjoint.memory, self.memory),
@@ -316,7 +335,7 @@ class Change:
 def changes_without(
     step: TrainedStep, gradient: Float[Tensor, " weight"], mean: AbstractMean
 ) -> list[Change]:
-    """Return the changes of each update of a step without each example.
+    """Return the changes of each update if the step is repeated without each of its examples.
 
     `gradient` is the gradient of the step before clipping.
     """
@@ -336,7 +355,7 @@ def changes_without(
 def gradients_without(
     step: TrainedStep, mean: AbstractMean
 ) -> tuple[Tensor, Float[Tensor, "left weight"]]:
-    """Return the examples of a step, each once, and its gradient without each example."""
+    """Return the distinct examples of a step, and the gradient of the step without each of them."""
     examples = torch.unique(torch.cat([batch.examples for batch in step.batches]))
     total = step.weights.new_zeros(len(examples), len(step.weights))
     for batch, rows in zip(step.batches, row_gradients(step.batches, step.weights), strict=True):
@@ -348,7 +367,7 @@ def gradients_without(
 def clipped(
     gradient: Float[Tensor, "left weight"], norm: float | None
 ) -> Float[Tensor, "left weight"]:
-    """Clip each gradient to a norm."""
+    """Clip each row of gradients to a norm."""
     if norm is None:
         return gradient
     factors: Tensor = (
@@ -363,7 +382,7 @@ def change_of(
     p: Float[Tensor, " part"],
     left: Float[Tensor, "left part"],
 ) -> Change:
-    """Return the changes of an update that consumes each row of `left` in place of p."""
+    """Return the changes of an update if its input p is replaced by each row of `left`."""
     linear, denominator = update.linear, update.denominator
     change = left - p
     momentum_change = linear.momentum_gain * change
@@ -371,7 +390,7 @@ def change_of(
     if denominator is None:
         moved = -linear.momentum_scale * momentum_change
     else:
-        # Δ(m/n), with another n without each example
+        # Δ(m/n), where n also changes if an example is left out
         squares = denominator.second * denominator.latest_before
         u = (squares + (1 - denominator.second) * left.square()).sqrt()
         t, t_before = u, denominator.latest.sqrt()
@@ -393,43 +412,51 @@ def divided(denominator: Denominator, t: Tensor) -> Tensor:
     return t / denominator.root + denominator.eps
 
 
-# --- The sweep, with the adjoint of every output.
+# --- The sweep, for each output F.
 #
-#     a_T = ∂F/∂θ_T        p̂_s, a = adjoint of step s        γ_s = clipping backwards, of p̂_s
-#     a_s = a + H_s γ_s    ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ         effect of i = Σ_s γ_s·(g_s⁻ⁱ − g_s)
+# It begins with a_T = ∂F/∂θ_T. For each step s, from the last to the
+# first:
 #
-# ∂F/∂wᵢ is the derivative of F(θ_T) in the weight of every example through the whole map of
-# training: gradients, the optimizer's memory, its denominators, clipping and decay (the
-# metagradient of Engstrom et al. 2025). A leave-out effect uses the finite step of each mean when
-# an example leaves, and is linear in everything after it. `one_step` also repeats the optimizer's
-# step without the example.
+#     p̂_s, a ← the backward pass of the update (`StateAdjoint.back`)
+#     γ_s    ← the backward pass of clipping, applied to p̂_s
+#     a_s    ← a + H_s γ_s
+#
+# Then ∂F/∂wᵢ = Σ_s γ_s·∂g_s/∂wᵢ, and the leave-out effect of i is Σ_s γ_s·(g_s⁻ⁱ − g_s).
+#
+# ∂F/∂wᵢ is the derivative of F(θ_T) in the weight of an example through all of training: gradients,
+# the optimizer's state, its denominators, clipping and decay (the metagradient of Engstrom et al.
+# 2025). A leave-out effect uses the finite change of each batch mean without the example, and
+# linearises everything after it. If `one_step` is set, the optimizer's step is also repeated
+# without the example.
 
 
 @dataclass(kw_only=True)
 class AdjointSweep:
-    """The sweep for some outputs; `left` steps remain.
+    """The sweep for some outputs. `left` is the number of remaining steps.
 
-    The outputs are split into parts, so that the adjoints of a part stay in the cache during a
-    step."""
+    The outputs are split into parts, so that the adjoints of a part stay in the CPU cache during a
+    step.
+    """
 
     trajectory: AbstractTrajectory
     mean: AbstractMean
-    adjoints: list[StateAdjoint]  # of each part of the outputs
+    adjoints: list[StateAdjoint]  # one for each part of the outputs
     effects: Float[Tensor, "vector example"]
     left: int
     one_step: bool = False
-    sizes: list[float] = field(default_factory=list)  # Σ‖a‖ over the outputs, from the end on
+    # Σ‖a_s‖ over the outputs, for s = T, T − 1, …
+    sizes: list[float] = field(default_factory=list)
 
     def steps_back(self) -> Iterator[int]:
-        """Take the remaining steps. After each, yield the number of steps that remain."""
+        """Run the remaining steps. After each step, yield the number of remaining steps."""
         while self.left:
             self.take(self.left - 1)
             self.left -= 1
             yield self.left
 
     def take(self, index: int) -> None:
-        """Take one step backwards."""
-        # g and its graph, and the consumed gradient c g
+        """Pull all adjoints back through one step, and add to the effects."""
+        # g and its graph, and the gradient c g that the optimizer used
         step = self.trajectory.step(index)
         recorded = recorded_gradient(step.batches, step.weights)
         gradient = recorded.gradient
@@ -438,7 +465,7 @@ class AdjointSweep:
         clipping = Clipping(gradient, step.clip_norm)
         consumed = clipping.factor * clipping.gradient
 
-        # changes without each example, for `one_step`; weights whose gradient is rounding
+        # the changes without each example, for `one_step`, and the credit of the gradient
         changes: list[Change] = []
         if self.one_step and step.batches:
             changes = changes_without(step, clipping.gradient, self.mean)
@@ -446,7 +473,7 @@ class AdjointSweep:
 
         parts = torch.split(self.effects, [len(adjoint.weights) for adjoint in self.adjoints])
         for adjoint, effects in zip(self.adjoints, parts, strict=True):
-            # exactly: a·(θ⁻ⁱ − θ) and the like, with the adjoint after the step
+            # one-step removal: a·(θ⁻ⁱ − θ) and so on, with the adjoint after the step
             for change in changes:
                 effects.index_add_(1, change.examples, change.effect(adjoint))
 
@@ -457,7 +484,7 @@ class AdjointSweep:
             curved, along = recorded.curvature(gamma)
             adjoint.weights += curved
 
-            # to first order: γ·(g⁻ⁱ − g)
+            # otherwise, to first order after the gradient: γ·(g⁻ⁱ − g)
             if not self.one_step:
                 self.add_removals(step, along, effects)
         self.sizes.append(sum(map(size, self.adjoints)))
@@ -465,8 +492,11 @@ class AdjointSweep:
     def credit(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
     ) -> Float[Tensor, " weight"] | None:
-        """Return 0 where a step divides a gradient that is rounding, 1 elsewhere; None if
-        nowhere."""
+        """Return the credit of a step's gradient, if the step divides by past gradients.
+
+        The credit is 0 where the gradient is a rounding error, and 1 elsewhere. Return None if it
+        is 1 everywhere.
+        """
         divides = any(update.denominator is not None for update in step.updates)
         if not divides or not step.batches:
             return None
@@ -478,7 +508,7 @@ class AdjointSweep:
         along: Float[Tensor, "vector row"],
         effects: Float[Tensor, "vector example"],
     ) -> None:
-        """Add γ·(g⁻ⁱ − g) of every example of a step, from γ·∇ℓ of every row."""
+        """Add γ·(g⁻ⁱ − g) for each example i of a step, given `along` = γ·∇ℓ of each row."""
         lengths = [len(batch.examples) for batch in step.batches]
         for rows, batch in zip(torch.split(along, lengths, dim=1), step.batches, strict=True):
             effects.index_add_(1, batch.examples, self.mean.removals(rows, batch))
@@ -514,7 +544,7 @@ def sweep_from(
     *,
     one_step: bool = False,
 ) -> AdjointSweep:
-    """Begin a sweep at ∂F/∂θ_T, with `together` outputs at once, by default all."""
+    """Return a sweep that begins with `end` = ∂F/∂θ_T. Each part has `together` outputs, or all."""
     adjoints = [
         StateAdjoint(weights=part.clone())
         for part in torch.split(end, together or max(1, len(end)))
@@ -530,28 +560,30 @@ def sweep_from(
     )
 
 
-# --- Sweeps for many points, in chunks whose adjoints fit into the memory. Every chunk goes over
-# the whole training, of a run or of a followed loop.
+# --- Sweeps for many points, in chunks whose adjoints fit into memory.
+#
+# Each chunk requires a sweep over
+# all of training.
 
 
 @dataclass(kw_only=True)
 class ChunkedSweep:
-    """The sweeps over all chunks: `done` are complete, `sweep` is the current one."""
+    """The sweeps of all chunks of points."""
 
     training: AbstractTrajectory
     end_gradients: Callable[[slice], Float[Tensor, "vector weight"]]  # ∂F/∂θ_T of some points
-    chunk: int  # points at once
-    together: int  # outputs that take a step together
+    chunk: int  # points per chunk
+    together: int  # outputs per backward pass
     kind: Effects
     mean: MeanName
     effects: Float[Tensor, "point out example"]
-    sizes: Float[Tensor, " moment"] | None = None  # Σ‖a‖ over the chunks that are done
-    done: int = 0
-    sweep: AdjointSweep | None = None
-    saved: Mapping[str, Any] | None = None  # the current sweep of a checkpoint
+    sizes: Float[Tensor, " moment"] | None = None  # Σ‖a_s‖ over the completed chunks
+    done: int = 0  # number of completed chunks
+    sweep: AdjointSweep | None = None  # the sweep of the current chunk
+    saved: Mapping[str, Any] | None = None  # state of the current sweep, from a checkpoint
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
-        """Take the remaining steps. After each, yield the numbers of steps done and in all."""
+        """Run the remaining steps. After each, yield the numbers of completed and of all steps."""
         points, length = len(self.effects), self.training.length
         chunks = [slice(at, min(at + self.chunk, points)) for at in range(0, points, self.chunk)]
         while self.done < len(chunks):
@@ -576,7 +608,7 @@ class ChunkedSweep:
 
     @property
     def growth(self) -> float:
-        """The largest growth of the adjoint on the way back, max_s ‖a_s‖/‖a_T‖."""
+        """The growth of the adjoint during the sweep: max_s ‖a_s‖/‖a_T‖."""
         if self.sizes is None or not self.sizes.isfinite().all():
             return float("inf")
         return float(self.sizes.max() / self.sizes[0])

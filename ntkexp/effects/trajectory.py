@@ -1,4 +1,4 @@
-"""A recorded training as its derivative needs it, and its weights as one vector."""
+"""The interface of a recorded training run for backward sweeps, and named weights as one vector."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from torch import Size, Tensor
 from ntkexp.optimizer.base import LinearStep
 from ntkexp.shapes import Weights
 
-# --- Named weights as one vector, and back. Elementwise operations then run once for all weights.
+# --- Conversion between named weights and one vector.
+#
+# With one vector, an elementwise operation runs once instead of once per parameter.
 
 
 @dataclass(frozen=True)
 class FlatWeights:
-    """The parameters, concatenated.
+    """The layout of all parameters, concatenated into one vector.
 
     >>> names = flat_like({"bias": torch.zeros(2), "gain": torch.ones(1, 1)})
     >>> names.vector({"gain": torch.tensor([[3.0]]), "bias": torch.tensor([1.0, 2.0])})
@@ -44,7 +46,7 @@ class FlatWeights:
         return sum(shape.numel() for shape in self.shapes.values())
 
     def vector(self, weights: Mapping[str, Tensor]) -> Float[Tensor, "*several weight"]:
-        """Concatenate weights. Leading axes, as of several networks, stay."""
+        """Concatenate weights along the last axis. Keep leading axes, such as one of networks."""
         flat = []
         for name, shape in self.shapes.items():
             leading = weights[name].shape[: weights[name].dim() - len(shape)]
@@ -59,7 +61,7 @@ class FlatWeights:
         torch.Size([3, 1, 2])
         """
         leading = vector.shape[:-1]
-        # one split: the derivative of a slice for each name would be one whole vector for each name
+        # Use one split: the backward pass of one slice per name would allocate a vector per name.
         parts = torch.split(vector, [shape.numel() for shape in self.shapes.values()], dim=-1)
         return {
             name: part.view(*leading, *shape)
@@ -68,53 +70,55 @@ class FlatWeights:
 
 
 def flat_like(weights: Mapping[str, Tensor]) -> FlatWeights:
-    """Describe the order and the shapes of these weights."""
+    """Return the layout of these weights."""
     return FlatWeights({name: weight.shape for name, weight in weights.items()})
 
 
-# --- A recorded training, of a run or of a followed loop. One step, by PyTorch's definitions:
+# --- A recorded training run, or a recorded followed loop. One step is, by PyTorch's definitions:
 #
 #     g = Σ κᵢ ∇ℓᵢ(θ)        p = c g + λθ,  c = min(1, clip_norm/(‖g‖ + 1e-6))
 #     m ← βm + αp            θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# Each letter is a number or a vector, as in `optimizer.base`. If S is divided by past gradients
-# (Adam; RMSprop, with ρ = 1 and m = p), then S = σ/n with
+# Each letter is a number or a vector, as in `optimizer.base`. κᵢ is the share of example i in the
+# loss. If the optimizer divides by past gradients, then S = σ/n (Adam; also RMSprop, with ρ = 1 and
+# m = p):
 #
 #     n = t/ρ + ε,   u² ← β₂u² + (1 − β₂)p²,   t = u, or the largest u so far (AMSGrad)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakenBatch:
-    """Examples whose losses were averaged together. A step may have several batches, and an example
-    several rows."""
+    """The examples of one loss, such as a mean over a batch.
 
-    examples: Int[Tensor, " row"]  # their places in the list of all examples
+    A step may have several batches. An example may have several rows.
+    """
+
+    examples: Int[Tensor, " row"]  # the index of the example of each row
     shares: Float[Tensor, " row"]  # κ: 1/|B| in a mean
-    losses: Callable[
-        [Float[Tensor, " weight"]], Float[Tensor, " row"]
-    ]  # ℓᵢ(θ), twice differentiable
-    is_mean: bool = True  # True if the others share the κ of an example that leaves
+    # θ ↦ ℓᵢ(θ), twice differentiable
+    losses: Callable[[Float[Tensor, " weight"]], Float[Tensor, " row"]]
+    is_mean: bool = True  # True for a mean: the other κ grow if an example is left out
     per_weight: Float[Tensor, " row"] | None = None  # κ/w of examples with weights w; None: w = 1
-    counts: Float[Tensor, " row"] | float = 1.0  # of each share in the mean: class weights, tokens
+    counts: Float[Tensor, " row"] | float = 1.0  # m: 1, class weights or numbers of tokens
 
     @property
     def by_weight(self) -> Float[Tensor, " row"]:
-        """κ/w of each row, also if the weight w of its example is 0."""
+        """κ/w of each row, which is defined even if the weight w of its example is 0."""
         return self.shares if self.per_weight is None else self.per_weight
 
     @property
     def counted(self) -> Float[Tensor, " row"]:
-        """The count of each row in the mean, up to a common factor."""
+        """κm: the count of each row in the mean, up to a common factor."""
         return self.shares * self.counts
 
     def times(self, factor: float) -> TakenBatch:
-        """Multiply the shares."""
+        """Return the batch with its shares multiplied by a factor."""
         return replace(self, shares=self.shares * factor, per_weight=self.by_weight * factor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Denominator:
-    """The denominator n of an update, and the state before and after the step that gives it."""
+    """The denominator n of an update, and the optimizer state before and after the step."""
 
     second: float  # β₂
     root: float  # ρ = √(1 − β₂ˢ⁺¹)
@@ -129,7 +133,7 @@ class Denominator:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """The linear step of some of the weights, and the denominator of its S."""
+    """The linear step of the weights in the slice `place`, and the denominator of its S."""
 
     place: slice
     linear: LinearStep
@@ -143,13 +147,13 @@ class TrainedStep:
     index: int
     weights: Float[Tensor, " weight"]  # θ
     batches: tuple[TakenBatch, ...]
-    updates: tuple[Update, ...]  # weights without an update do not move
+    updates: tuple[Update, ...]  # weights without an update do not change
     clip_norm: float | None = None
     with_grad: Float[Tensor, " weight"] | None = None  # 1 for weights with a gradient, 0 for others
 
 
 class AbstractTrajectory(ABC):
-    """The steps of one training, in any order."""
+    """The steps of one training run, readable in any order."""
 
     @property
     @abstractmethod

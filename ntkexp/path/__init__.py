@@ -2,14 +2,14 @@
 
 Each line imports only from the lines above it:
 
-rule, checkpoint, components            rules that read a step; checkpoints of sums; groups of parameters
-settings                                the rules, the sums, and the steps at which kernels are kept
-points                                  the points, and the network at one set of weights
-step, step_kernel                       one step of training; its kernel ⟨J̄(x), J(xᵢ)⟩
-domain                                  the points, outputs and steps of the sums
-integrals, recording                    𝒦 and 𝒮, and their shares; recorded steps, for a backward pass
-forward_sum, snapshot_sum               the sum over every step, and from the kernel at a few steps
-backward_sum, two_passes                the sum from the last step to the first; its pass over a recorded run
+rule, checkpoint, components            quadrature rules for a step; checkpoints; groups of parameters
+settings                                the user's settings of the path (the keys `path.*`)
+points                                  training examples and queries, and the network at some weights
+step, step_kernel                       one training step; its kernel ⟨J̄(x), J(xᵢ)⟩
+domain                                  the shapes of the sums: points, outputs, examples
+integrals, recording                    path kernel 𝒦 and contributions 𝒮; the stored trajectory
+forward_sum, snapshot_sum               sums over every step, or over a few kernel snapshots
+backward_sum, two_passes                the sum from the last step to the first, for optimizers with momentum
 integration, budget                     the choice of a sum; its memory and time
 """
 

@@ -1,24 +1,25 @@
-"""The backward sum: the contributions of examples through an optimizer with memory, from the last
-step to the first.
+"""The backward sum: contributions through an optimizer with momentum, from the last step to the
+first.
 
-Step s is linear in gradients, as in `optimizer.base`, with its coefficients:
+Step s is linear in the gradient g it uses, with coefficients as in `optimizer.base`:
 
     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p − r
 
 J̄(s) is the secant Jacobian of the outputs along the step, or the Jacobian of another rule. Then
 
-    U_s = S_s ⊙ J̄(s) + β_{s+1} U_{s+1}     the adjoint of m_s: how the final outputs respond to it
-    V_s = α_s U_s + N_s ⊙ J̄(s)             the adjoint of p_s
+    U_s = S_s ⊙ J̄(s) + β_{s+1} U_{s+1}     the adjoint of m_s: −∂(final outputs)/∂m_s
+    V_s = α_s U_s + N_s ⊙ J̄(s)             the adjoint of p_s: −∂(final outputs)/∂p_s
 
     kernel     K_s(x, xᵢ) = ⟨V_s(x), c_s Jᵢ⟩        contribution of example i: −K_s(x, xᵢ) ℓ′ᵢ
     decay      −⟨V_s, λθ_s⟩ − J̄(s)·dθ_s
     rounding   −⟨V_s, e_s⟩ − J̄(s)·r_s
 
-where c is a factor between the gradient of the examples and the consumed gradient, such as
-clipping, and e the part of the consumed gradient that no example caused. If J̄ is the secant
-Jacobian, contributions, decay and rounding add up to Σ_s J̄(s)Δθ_s = f_T − f_0, exactly.
+where g = Σᵢ c Jᵢᵀℓ′ᵢ + e. The factor c is for example the factor of gradient clipping. The part e
+of the gradient is a rounding error, which no example caused. If J̄ is the secant Jacobian, then
+contributions, decay and rounding add up to Σ_s J̄(s)Δθ_s = f_T − f_0, exactly.
 
-If M mixes the weights of a matrix, as in θ ← θ − M(S ⊙ m + N ⊙ p), MᵀJ̄ replaces J̄ in U and V.
+Some optimizers apply a linear map M to the update of a matrix of weights:
+θ ← θ − M(S ⊙ m + N ⊙ p). Then MᵀJ̄ replaces J̄ in U and V.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ from ntkexp.shapes import Weights
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardStep:
-    """One step of a run or of a followed loop, as the backward sum needs it."""
+    """The quantities of one step that the backward sum needs, of a run or a followed loop."""
 
     start: Weights  # θ_s
     difference: Weights  # θ_{s+1} − θ_s
-    linear: Mapping[str, LinearStep]  # of every parameter that the step moved
+    linear: Mapping[str, LinearStep]  # the update of each parameter that the step changed
     right: Sequence[Jacobian]  # Jᵢ, or Jᵢᵀℓ′ᵢ as the Jacobian of one output, at the call's weights
     factor: Mapping[str, float] | None = None  # c; None: 1
     rounding: Weights = field(default_factory=dict)  # e
-    credit: Weights = field(default_factory=dict)  # 0 where g is rounding, 1 elsewhere
+    credit: Weights = field(default_factory=dict)  # 0 where g is a rounding error, 1 elsewhere
 
 
 class StepTerms(NamedTuple):
-    """The inner products of one step, over the parameters of one component or of all."""
+    """The terms of one step: inner products over all parameters, or over those of one component."""
 
     kernel: Float[Tensor, "query out train out_"]  # ⟨V, c Jᵢ⟩
     decay: Float[Tensor, "query out"]
@@ -61,7 +62,7 @@ class StepTerms(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The terms of one step, and the change of the outputs along it."""
+    """The terms of one step, and the change of the outputs along the step."""
 
     terms: StepTerms
     change: Float[Tensor, "query out"]  # J̄Δθ, which is f(θ_{s+1}) − f(θ_s) if J̄ closes the step
@@ -70,17 +71,19 @@ class StepResult(NamedTuple):
 
 @dataclass(kw_only=True)
 class BackwardSum:
-    """The recursion for U. With `components`, each step also returns the terms of every
-    component."""
+    """The recursion for U.
+
+    With `components`, each step also returns the terms of each component.
+    """
 
     adjoint: Adjoint | None = None  # U; None before the first Jacobian
     momentum_decay: Mapping[str, float] = field(default_factory=dict)  # β of the last step added
-    mixed: set[str] = field(default_factory=set)  # parameters that some step so far mixed
-    saved: Sequence[Tensor] = ()  # U of a checkpoint
+    mixed: set[str] = field(default_factory=set)  # parameters with a map M in any step so far
+    saved: Sequence[Tensor] = ()  # U from a checkpoint
     components: Sequence[Collection[str]] = ()
 
     def take(self, step: BackwardStep, substeps: Iterable[tuple[float, Jacobian]]) -> StepResult:
-        """Add one step, whose J̄ is the weighted sum of the Jacobians of its substeps."""
+        """Add one step. J̄ is the weighted sum of the Jacobians in `substeps`."""
         coefficients = StepCoefficients.of(step)
         self.mixed |= coefficients.mixing.keys()
         forms_v = bool(self.mixed) or coefficients.need_v(step.credit)
@@ -100,7 +103,8 @@ class BackwardSum:
             # J̄Δθ
             change = torch.add(change, secant.applied(step.difference), alpha=weight)
 
-            # N ⊙ J̄, the second term of V: formed, or multiplied with the other side at once
+            # N ⊙ J̄, the second term of V: store it, or multiply it with the other factor right
+            # away
             if forms_v:
                 gradient_part = gradient_part or self.adjoint.zeros()
                 scale = spread_all(coefficients.gradient_scale, step.start)
@@ -117,8 +121,10 @@ class BackwardSum:
         return self.result(sums, change)
 
     def decay_by_one_number(self) -> float:
-        """Return β if all parameters have the same; else multiply U by the β of each, and return
-        1."""
+        """Return β if all parameters share it.
+
+        Otherwise multiply U by the β of each and return 1.
+        """
         beta = common(self.momentum_decay)
         if beta is not None:
             return beta
@@ -129,7 +135,7 @@ class BackwardSum:
     def mixed_back(
         self, secant: Jacobian, step: BackwardStep, coefficients: StepCoefficients
     ) -> Jacobian:
-        """Return MᵀJ̄, with one vector for each parameter that any step so far mixed."""
+        """Return MᵀJ̄. Parameters in `mixed` are stored as dense rows, one per query and output."""
         if not self.mixed:
             return secant
 
@@ -146,7 +152,7 @@ class BackwardSum:
         return replace(jacobian, blocks=tuple(blocks))
 
     def first_adjoint(self, jacobian: Jacobian, weights: Weights) -> Adjoint:
-        """Return U = 0, or U of the checkpoint."""
+        """Return U = 0, or U from the checkpoint."""
         adjoint = zero_adjoint(jacobian, weights)
         for part, total in zip(adjoint.parts.values(), self.saved, strict=False):
             part.copy_(total)
@@ -154,7 +160,7 @@ class BackwardSum:
         return adjoint
 
     def result(self, sums: Sequence[TermSums], change: Tensor) -> StepResult:
-        """Add up the terms of the components."""
+        """Return the terms of the step, summed over the components."""
         by_component = [terms.result(change) for terms in sums]
         whole = by_component[0]
         if not self.components:
@@ -173,8 +179,7 @@ class BackwardSum:
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """The coefficients of a step by parameter, and the vectors that V and J̄ are multiplied
-    with."""
+    """The coefficients of a step by parameter, and the weight vectors that V and J̄ multiply."""
 
     momentum_scale: dict[str, Tensor]  # S
     gradient_scale: dict[str, Coefficient]  # N
@@ -187,7 +192,7 @@ class StepCoefficients:
 
     @classmethod
     def of(cls, step: BackwardStep) -> StepCoefficients:
-        """Read the coefficients of the linear step of every parameter."""
+        """Collect the coefficients of all parameters. A parameter without an update has zeros."""
         read = cls({}, {}, {}, {}, {}, {}, {}, {})
         l2: dict[str, Coefficient] = {}
         decoupled_decay: dict[str, Coefficient] = {}
@@ -215,7 +220,11 @@ class StepCoefficients:
         )
 
     def need_v(self, credit: Weights) -> bool:
-        """True if V must be formed: α or N differ between weights, or credit does and N ≠ 0."""
+        """Return True if V must be formed.
+
+        This is the case if α or N differ between the weights of a parameter, or if there is a
+        credit and N ≠ 0.
+        """
         coefficients = (*self.gradient_scale.values(), *self.momentum_gain.values())
         if any(isinstance(coefficient, Tensor) for coefficient in coefficients):
             return True
@@ -224,7 +233,7 @@ class StepCoefficients:
     def adjoint_of_gradient(
         self, adjoint: Adjoint, gradient_part: Adjoint | None, weights: Weights
     ) -> ScaledAdjoint:
-        """Return V = α U + N ⊙ J̄, or, without the second term, U and the numbers α."""
+        """Return V = α U + N ⊙ J̄, or U with the numbers α if `gradient_part` is None."""
         if gradient_part is None:
             return ScaledAdjoint(adjoint, in_numbers(self.momentum_gain))
         v = adjoint.scaled(spread_all(self.momentum_gain, weights))
@@ -233,13 +242,13 @@ class StepCoefficients:
 
 
 class ScaledAdjoint(NamedTuple):
-    """An adjoint, and a number for each parameter that multiplies it."""
+    """An adjoint, and a scale factor for each parameter."""
 
     adjoint: Adjoint
     scale: Mapping[str, float]
 
     def applied(self, vector: Weights) -> Float[Tensor, "query out"]:
-        """Return the inner product with a vector."""
+        """Return the inner product with a vector of weights."""
         scale = common(self.scale)
         if scale is not None:
             return scale * self.adjoint.applied(vector)
@@ -249,7 +258,7 @@ class ScaledAdjoint(NamedTuple):
 
 @dataclass
 class TermSums:
-    """The terms of one step over the parameters in `names` (None: over all), as they add up."""
+    """The running sums of the terms of one step, over the parameters in `names` (None: all)."""
 
     step: BackwardStep
     coefficients: StepCoefficients
@@ -266,12 +275,12 @@ class TermSums:
         names: Collection[str] | None,
         zero: Float[Tensor, ""],
     ) -> TermSums:
-        """Begin with no term."""
+        """Return sums of zero."""
         return cls(step, coefficients, names, zero, zero, zero)
 
     @property
     def examples(self) -> Iterator[Jacobian]:
-        """Yield Jᵢ, some examples at a time: all at once may exceed the memory."""
+        """Yield Jᵢ in blocks of examples, because all examples may exceed the memory."""
         return (jacobian.of(self.names) for jacobian in self.step.right)
 
     def add_secant(
@@ -307,12 +316,12 @@ class TermSums:
 
     def add_adjoint(self, v: ScaledAdjoint, like: Float[Tensor, "query out"]) -> None:
         """Add ⟨V, c Jᵢ⟩, −⟨V, λθ⟩ and −⟨V, e⟩."""
-        # V of gradients that are not rounding
+        # set V to zero where the gradient is a rounding error
         credited = v.adjoint
         if self.step.credit:
             credited = credited.scaled(self.step.credit)
 
-        # the scale of V times c, taken out of the product if all parameters share it
+        # the scale of V times c; if all parameters share it, multiply after the product
         factor = self.step.factor or {}
         scales = {name: number * factor.get(name, 1.0) for name, number in v.scale.items()}
         scale = common(scales)
@@ -330,29 +339,29 @@ class TermSums:
             self.rounding = self.rounding - part.applied(self.step.rounding)
 
     def result(self, like: Float[Tensor, "query out"]) -> StepTerms:
-        """Return the terms; a term without any product is zero for each output."""
+        """Return the terms in the shape of the outputs `like`."""
         return StepTerms(self.kernel, self.decay.expand_as(like), self.rounding.expand_as(like))
 
 
 def times(number: float, weights: Weights) -> Weights:
-    """Multiply all weights by one number."""
+    """Return the weights, multiplied by a number."""
     return {name: number * weight for name, weight in weights.items()}
 
 
 def spread_all(coefficients: Mapping[str, Coefficient], weights: Weights) -> Weights:
-    """Write the coefficients of each parameter as one number for each of its weights."""
+    """Return the coefficients in the shapes of the weights."""
     return {name: spread(each, weights[name]) for name, each in coefficients.items()}
 
 
 def decayed(factors: Mapping[str, Coefficient], weights: Weights) -> Weights:
-    """Multiply each weight by its factor; return nothing if all factors are zero."""
+    """Return the weights times their factors, or an empty dict if all factors are zero."""
     if not any(isinstance(factor, Tensor) or factor for factor in factors.values()):
         return {}
     return {name: weight * factors[name] for name, weight in weights.items()}
 
 
 def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
-    """Return the coefficients that are one number for their parameter."""
+    """Return the coefficients that are numbers, without those that are tensors."""
     return {name: each for name, each in coefficients.items() if not isinstance(each, Tensor)}
 
 

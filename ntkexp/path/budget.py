@@ -1,4 +1,4 @@
-"""The memory and the time that a run takes, and the number of points that it reads at once."""
+"""The memory and the time that a run needs, and the number of points in a block."""
 
 from __future__ import annotations
 
@@ -16,72 +16,76 @@ from ntkexp.text import SECONDS_PER_YEAR, duration
 # --- The memory of a run:
 #
 # program         Python, torch and other libraries
-# weights         both ends of a step, positions inside it, their difference and mean, the gradient and its parts
-# kernels         K_0, K_T, one while its blocks are joined; 𝒦 by every rule; snapshots; square matrices of the
-#                 table of kernel machines
-# contributions   𝒮 by every rule at the end of every phase, and its error; on disk, the pages in use
-# totals          per rule the change by each step, or by each stretch of a long path
-# features        of the training examples during a step: of all outputs, or weighted by ℓ′
-# block           per point a tape at every position inside a step, differences and slopes of the secant, C
-#                 gradients, rows of kernels
+# weights         at both ends of a step and at positions inside it, their difference and mean, the
+#                 gradient and its parts
+# kernels         K_0, K_T, one more during concatenation; 𝒦 of each rule; snapshots; the square
+#                 matrices of the table of kernel machines
+# contributions   𝒮 of each rule at the end of each phase, and its error; if 𝒮 is on disk, only the
+#                 pages in use
+# totals          for each rule, the change by each step, or by each stretch of a long path
+# features        of the training examples during a step: for all outputs, or weighted by ℓ′
+# block           for each point, a tape at each position inside a step, differences and slopes of
+#                 the secant, one gradient per output, and rows of kernels
 
 
 PROGRAM = 0.6e9
 WEIGHT_COPIES = 9
 SQUARE_COPIES = 5
-SUM_BYTES = 8  # contributions are added up in float64
+SUM_BYTES = 8  # contributions are summed in float64
 SPILLED = 8 * ROW_BLOCK_BYTES
 
 
 def copies_of_drawn(number_bytes: int) -> float:
-    """Return how many times a run holds the memory of drawing its weights, at least.
+    """Return a lower bound on the memory of a run, relative to the memory of drawing its weights.
 
-    A weight is drawn as one to four numbers of four bytes.
+    Drawing a weight takes up to 16 bytes (one to four numbers of four bytes).
     """
     return WEIGHT_COPIES * number_bytes / 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunMemory:
-    """The sizes of a run, in numbers and bytes."""
+    """The sizes that determine the memory of a run."""
 
     budget: MemoryBudget
     parameters: int
     points: int
-    read: int  # points of the path integrals
+    read: int  # number of points with path integrals
     train: int
     outputs: int
-    integrated: int  # outputs of the path integrals
+    integrated: int  # number of outputs with path integrals
     rules: int
     tangents: int  # tangent kernels, or their traces, in memory
-    path_kernels: int  # 𝒦 by every rule, and snapshots
-    errors: int = 0  # sums as large as contributions, for the error
-    tapes: int  # positions in a step that a block reads, with both ends
+    path_kernels: int  # 𝒦 of each rule, and snapshots
+    errors: int = 0  # error arrays in the shape of contributions
+    tapes: int  # positions in a step at which a block is evaluated, including both ends
     tape_bytes: float  # per point
     number_bytes: int
-    copies: int = 0  # of the weights, in the optimizer during a step
+    copies: int = 0  # copies of the weights in the optimizer during a step
     kernels: Kernels = "all"
     steps: int = 0
-    phases: int = 1  # each keeps contributions at its end
-    doubled: bool = False  # a second backward pass measures the error
-    disk: bool = False  # contributions may be on disk
-    components: int = 0  # contributions of each are in memory
+    phases: int = 1  # contributions at the end of each phase are in memory
+    doubled: bool = False  # True if a second backward pass measures the error
+    disk: bool = False  # True if contributions may be stored on disk
+    components: int = 0  # contributions of each component are in memory
 
     @property
     def fixed(self) -> float:
-        """Bytes that do not depend on the blocks."""
+        """Bytes that do not depend on the size of a block."""
         return self.always + (SPILLED if self.spills else self.sums)
 
     @property
     def spills(self) -> bool:
-        """True if contributions go to disk: nothing else is summed, and they do not fit into the
-        memory."""
+        """True if contributions are stored on disk.
+
+        This requires that no kernels are summed and that the contributions do not fit into memory.
+        """
         may = self.disk and self.kernels == "none"
         return may and not self.budget.holding(self.always).fits(self.sums + 2 * self.per_point)
 
     @property
     def always(self) -> float:
-        """Bytes that do not depend on where the sums are."""
+        """Bytes of everything except the blocks and the sums of kernels and contributions."""
         row = self.read_outputs * self.train * self.number_bytes
         squares = SQUARE_COPIES * row * self.outputs * self.train * (self.kernels == "all")
         features = (
@@ -100,7 +104,7 @@ class RunMemory:
 
     @property
     def sums(self) -> float:
-        """Bytes of kernels, and of the sums along the path."""
+        """Bytes of the stored kernels and of the sums along the path."""
         kept = self.tangents * self.points * self.kernel_outputs**2
         summed = self.path_kernels * self.read * self.integrated * self.outputs
         parts = self.read * self.integrated * self.train
@@ -111,18 +115,17 @@ class RunMemory:
 
     @property
     def read_outputs(self) -> int:
-        """The outputs of a point that are read; for kernels, all."""
+        """The number of outputs of a point that have gradients: all, if kernels are computed."""
         return self.outputs if self.kernels == "all" else self.integrated
 
     @property
     def kernel_outputs(self) -> int:
-        """The gradients of a training example; also the numbers of a kernel for each output of a
-        point."""
+        """The number of gradients per training example, which is the length of the axis out_."""
         return self.outputs if self.kernels == "all" else 1
 
     @property
     def per_point(self) -> float:
-        """Bytes of one point while its block is read."""
+        """Bytes of one point while its block is evaluated."""
         kernel_row = self.read_outputs * self.kernel_outputs * self.train * self.number_bytes
         return (self.tapes + 3 + 2 * self.read_outputs) * self.tape_bytes + (
             4 + self.components
@@ -130,26 +133,30 @@ class RunMemory:
 
     @property
     def block(self) -> int:
-        """The number of points in a block, which uses half of the free memory; tapes use the
-        rest."""
+        """The number of points in a block.
+
+        A block uses half of the free memory. Cached tapes may use the rest.
+        """
         self.require()
         return self.budget.holding(self.fixed).largest_batch(2 * self.per_point, self.points)
 
     def require(self) -> None:
-        """Raise if the memory does not suffice for blocks of one point."""
+        """Raise if even blocks of one point do not fit into memory."""
         remedy = f"lower model.width, data.train, data.query or data.test{self.fewer}"
         what = f"this run of {self.points} points, {self.train} of them training examples"
         self.budget.holding(self.fixed).require(2 * self.per_point, what, remedy)
 
     def chunk(self, wanted: int) -> int:
-        """Return the number of points in a chunk of the backward sum. Each has an adjoint for every
-        rule and output."""
+        """Return the number of points in a chunk of the backward sum, at most `wanted`.
+
+        Each point has an adjoint for each rule and output.
+        """
         adjoint = (
             (self.rules + 1 + self.doubled) * self.integrated * self.parameters * self.number_bytes
         )
         halves = STRETCHES * self.rules * wanted * self.integrated * self.train * self.number_bytes
         held = 2 * self.train * self.tape_bytes + halves
-        products = self.integrated * self.train * self.tape_bytes  # of an adjoint with all examples
+        products = self.integrated * self.train * self.tape_bytes  # adjoint times all examples
         reading = self.per_point + 2 * self.tape_bytes + 2 * products
         per_point = adjoint + (1 + self.doubled) * reading
         budget = self.budget.holding(self.fixed + held)
@@ -159,40 +166,41 @@ class RunMemory:
 
     @property
     def fewer(self) -> str:
-        """The advice to name fewer components, if there are any."""
+        """The advice to name fewer components, or an empty text if there are no components."""
         return ", or name fewer components by path.by" if self.components else ""
 
     @property
     def keep(self) -> bool:
-        """True if the tapes of all points at both ends of a step fit into the memory."""
+        """True if the tapes of all points at both ends of a step fit into memory."""
         blocks = self.fixed + self.block * self.per_point
         return self.budget.holding(blocks).fits(2 * self.points * self.tape_bytes)
 
     @property
     def peak(self) -> float:
-        """The most bytes at any time."""
+        """The peak memory in bytes."""
         tapes = 2 * self.points * self.tape_bytes if self.keep else 0.0
         return self.fixed + self.block * self.per_point + tapes
 
 
 # --- The time of a run, from shapes alone, so that every machine estimates the same:
 #
-# seconds   on one core: START_SECONDS + steps · positions · (POSITION_SECONDS + points · work · SECONDS_PER_WORK)
-# work      of one point: its weights, and the features of every number on its tape
+# seconds   = START_SECONDS + steps · positions · (POSITION_SECONDS
+#             + points · work · SECONDS_PER_WORK),   on one core
+# work      = number of weights + WORK_PER_NUMBER · numbers on the tape of one point
 #
-# A run that would outlast its user is refused. The steps of a run that ends at a loss are not
-# known.
+# A run that would take years is rejected. If a run ends at a given loss, its number of steps is
+# unknown.
 
 
 START_SECONDS = 3.0
 POSITION_SECONDS = 0.003
 SECONDS_PER_WORK = 8e-11
-WORK_PER_NUMBER = 64  # of a tape, for products of its features with the training examples
-MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}  # a GPU is a thousand cores
+WORK_PER_NUMBER = 64  # products of the features of a number with those of the training examples
+MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}  # a GPU counts as a thousand cores
 
 
 def core_seconds(memory: RunMemory, passes: int) -> float:
-    """Return the seconds of a run with one pass over its path, or two."""
+    """Return the estimated seconds of a run with this number of passes over its path."""
     work = memory.points * (
         memory.parameters + WORK_PER_NUMBER * memory.tape_bytes / memory.number_bytes
     )
@@ -208,7 +216,7 @@ def refuse_endless(seconds: float, steps: int, device: str) -> None:
 
 
 def refuse_years(seconds: float, what: str, device: str, remedy: str) -> None:
-    """Raise if a task would take years. `remedy` names the keys that make it shorter.
+    """Raise if a task would take years. The message advises to lower the keys in `remedy`.
 
     >>> refuse_years(1e9, "steps=9", "cpu", "steps")
     Traceback (most recent call last):

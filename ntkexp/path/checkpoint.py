@@ -11,7 +11,7 @@ from ntkexp.on_disk import copy_rows
 
 
 class Resumable:
-    """An object that continues from a checkpoint, which holds the fields in `checkpointed`."""
+    """An object whose fields in `checkpointed` are saved to and restored from a checkpoint."""
 
     checkpointed: ClassVar[tuple[str, ...]] = ()
 
@@ -21,8 +21,7 @@ class Resumable:
         return {name: state_of(getattr(self, name)) for name in self.checkpointed}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint. Tensors keep their storage, in memory or on disk, and get its
-        numbers."""
+        """Restore the fields. Copy saved tensors into the present ones, in memory or on disk."""
         for name in self.checkpointed:
             value = getattr(self, name)
             if value is None:  # older checkpoints may lack this field
@@ -40,7 +39,7 @@ class Resumable:
 
 
 def state_of(value: Any) -> Any:
-    """Convert a field to plain data and tensors."""
+    """Return the value of a field as plain data and tensors."""
     if isinstance(value, Resumable):
         return value.state
     if isinstance(value, Mapping):

@@ -1,7 +1,8 @@
-"""Components: groups of parameters, that split every inner product over weights.
+"""Components: groups of parameters, which split every inner product over weights.
 
-A contribution is a sum over parameters p of the terms ⟨V, Jᵢᵀℓ′ᵢ⟩_p. The share of a component is
-the partial sum over its parameters, so that shares add up to the whole:
+A contribution is an inner product of weight vectors, −⟨V, Jᵢᵀℓ′ᵢ⟩, and so a sum over parameters.
+The share of a component is the partial sum over its parameters. The shares add up to the
+contribution:
 
     contribution(x, xᵢ) = Σ_component by_component(x, xᵢ, component)
 """
@@ -16,17 +17,16 @@ from ntkexp.mistake import Mistake, in_short, nearest
 
 By: TypeAlias = Literal["module", "parameter"] | Mapping[str, Sequence[str]]
 Components: TypeAlias = Mapping[str, frozenset[str]]
-"""The names of components, in order, each with the names of its parameters."""
+"""Ordered components: the name of each component, with the names of its parameters."""
 
-PARAMETRISED = ".parametrizations."  # in names of parameters of torch.nn.utils.parametrize
-ROOT = "(root)"  # the name of the whole module, if it owns parameters
+PARAMETRISED = ".parametrizations."  # marks parameters of torch.nn.utils.parametrize
+ROOT = "(root)"  # the component of parameters that the root module owns
 
 
 def components_of(by: By, parameters: Iterable[str], key: str = "by") -> dict[str, frozenset[str]]:
-    """Group parameters into components: single parameters, the modules that own them, or the
-    matches of shell patterns.
+    """Group parameters into components: by parameter, by module, or by shell patterns.
 
-    A component whose only pattern is '*' gets all remaining parameters.
+    A component whose only pattern is '*' contains all parameters that no other component matches.
 
     >>> names = ["body.0.weight", "body.0.bias", "head.weight"]
     >>> [*components_of("module", names)], [*components_of("parameter", names)] == names
@@ -53,7 +53,7 @@ def components_of(by: By, parameters: Iterable[str], key: str = "by") -> dict[st
 
 
 def owner(parameter: str) -> str:
-    """Return the path of the module that owns a parameter, also of parametrised weights.
+    """Return the name of the module that owns a parameter, which may be parametrised.
 
     >>> owner("block.1.weight"), owner("scale"), owner("head.parametrizations.weight.original0")
     ('block.1', '(root)', 'head')
@@ -67,7 +67,7 @@ def owner(parameter: str) -> str:
 def matched(
     by: Mapping[str, Sequence[str]], parameters: Sequence[str], key: str
 ) -> dict[str, frozenset[str]]:
-    """Return the components of patterns, or raise unless each parameter is in exactly one."""
+    """Return the components given by patterns. Raise unless each parameter is in exactly one."""
     patterns = {str(name): patterns_of(value) for name, value in by.items()}
     for name, own in patterns.items():
         if not own or not all(isinstance(pattern, str) for pattern in own):
@@ -84,7 +84,7 @@ def matched(
             "by '*'"
         )
 
-    # the parameters of each component; a pattern that matches nothing is a slip of the pen
+    # the parameters of each component; a pattern without a match is probably misspelled
     components: dict[str, frozenset[str]] = {}
     owners: dict[str, str] = {}
     for name, own in patterns.items():
@@ -109,7 +109,7 @@ def matched(
             )
         owners |= dict.fromkeys(matches, name)
 
-    # the rest comes last; without one, every parameter must have been matched
+    # unmatched parameters belong to the component '*'; without it, raise
     left = [parameter for parameter in parameters if parameter not in owners]
     if left and not rest:
         known = [pattern for own in patterns.values() for pattern in own]
@@ -124,7 +124,7 @@ def matched(
 
 
 def patterns_of(value: object) -> list[str]:
-    """Return one pattern or several as a list; nothing for any other value."""
+    """Return a list of patterns from a string or a sequence. It is empty for any other value."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):

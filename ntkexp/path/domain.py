@@ -24,23 +24,23 @@ PATH_KERNEL_AXES = 4  # [point, out, train, out_]
 class Domain:
     """The points and outputs of the integrals along a path.
 
-    If a measure of the outputs is explained, such as the loss, `explained` reads the points through
-    that measure.
+    If the path explains a measure of the outputs, such as the loss, then `explained` computes that
+    measure at the points. Otherwise it computes the outputs.
     """
 
     points: Points
-    explained: Points  # the same points, read through the measure
-    reads_train: bool  # whether integrals are taken at training examples too
-    attributed: Int[Tensor, " attributed"]  # the points with contributions
+    explained: Points  # the same points; their outputs are the measure, if one is explained
+    reads_train: bool  # True if the training examples also have integrals
+    attributed: Int[Tensor, " attributed"]  # indices of the points with contributions
     integrated: tuple[int, ...]  # the outputs with integrals
     outputs: int
-    steps: int  # at most
-    switches: tuple[int, ...] = ()  # the first step of each phase but the first
-    chunk: int  # attributed points at once, if they need a pass backwards
+    steps: int  # maximum number of training steps
+    switches: tuple[int, ...] = ()  # the first step of each phase after the first phase
+    chunk: int  # attributed points per backward pass
     like: Tensor  # a tensor with the dtype and device of kernels
-    components: Components = field(default_factory=dict)  # by which contributions are split
-    spills: bool = False  # whether contributions exceed the memory
-    scratch: Path | None = None  # the folder of contributions that exceed the memory
+    components: Components = field(default_factory=dict)  # contributions are split by component
+    spills: bool = False  # True if the contributions do not fit into memory
+    scratch: Path | None = None  # the folder for contributions that do not fit into memory
 
     @property
     def read(self) -> slice:
@@ -76,8 +76,9 @@ class Domain:
         return points, len(self.integrated), self.points.train, self.outputs
 
     def zeros(self, axes: int, dtype: torch.dtype | None = None) -> Float[Tensor, "point out ..."]:
-        """Return zeros with the first `axes` axes of the path kernel. Large contributions lie on
-        disk.
+        """Return zeros in the shape of the first `axes` axes of the path kernel.
+
+        Contributions are stored in the folder `scratch`, if it is set.
         """
         dtype = dtype or self.like.dtype
         if axes == CONTRIBUTION_AXES and self.scratch is not None:
@@ -85,9 +86,9 @@ class Domain:
         return self.like.new_zeros(self.shape[:axes], dtype=dtype)
 
     def sums(self, axes: int) -> Float[Tensor, "point out ..."]:
-        """Return zeros that are NaN at points where nothing is attributed.
+        """Return zeros at the attributed points, and NaN at all others.
 
-        All sums but path kernels are float64.
+        Path kernels have the dtype of kernels. Sums with fewer axes are float64.
         """
         dtype = torch.float64 if axes < PATH_KERNEL_AXES else None
         sums = self.zeros(axes, dtype)

@@ -29,20 +29,24 @@ from ntkexp.path.rule.base import Substep
 from ntkexp.path.step import Step
 from ntkexp.shapes import Weights
 
-# --- The interface of all sums along a path. Steps may come from training or from a recorded
-# trajectory.
+# --- The interface of all sums along a path.
 
 
 class Error(NamedTuple):
-    """Estimates of ‖𝒮 − 𝒮_integral‖, and of the same for Σᵢ if the sum is not exact."""
+    """The estimated error ‖𝒮 − 𝒮_integral‖ of the contributions (`parts`).
+
+    `sums` is the estimated error of Σᵢ 𝒮(x, xᵢ), or None if that sum is exact.
+    """
 
     parts: float
     sums: float | None = None
 
 
 class AbstractAccumulator(Resumable, ABC):
-    """Sums over the steps of a path. `integrals` are complete after the last step and any backward
-    pass."""
+    """Sums over the steps of a path.
+
+    The integrals are complete after the last step, and after the backward pass if there is one.
+    """
 
     @property
     @abstractmethod
@@ -51,71 +55,77 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """Add a step; `due` says that it has a kernel. Return its tally by each rule, if
-        measured."""
+        """Add a step. Return its tally by rule, if tallies are measured at this step.
+
+        `due` is True if a kernel snapshot is due at the step.
+        """
 
     def close(self, step: Step) -> None:
-        """End before this step, sooner than planned. Most sums have nothing to finish."""
+        """Complete the sums if training ends before this step, earlier than planned."""
         return
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
-        """Make the backward pass of sums that need one. Yield the numbers of steps done and in
-        all."""
+        """Run the backward pass, if this accumulator needs one.
+
+        After each step, yield the number of completed steps and the number of all steps.
+        """
         return iter(())
 
     @property
     def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
-        """The tallies of all steps by each rule, if only the backward pass gives them."""
+        """The tallies of all steps by rule, if the backward pass computes them, else None."""
         return None
 
     @property
     def marks(self) -> Sequence[Mark]:
-        """The sums at the end of each phase but the last."""
+        """The sums at the end of each phase except the last."""
         return ()
 
     def recorded(self) -> Recording | None:
-        """Return the recorded steps, of a sum with a backward pass."""
+        """Return the recorded steps, or None if the sum has no backward pass."""
         return None
 
     @abstractmethod
     def error(self, rule: str, steps: int) -> Error | None:
-        """Return the estimated error of the integrals by a rule after `steps` steps, if known."""
+        """Return the estimated error of a rule's contributions after `steps` steps, or None."""
 
     def half_by(self, rule: str) -> Float[Tensor, "point out train"] | None:
-        """Return the share of the path's time until half of each contribution, if known."""
+        """Return the fraction of the path time at which half of each contribution has accumulated.
+
+        Return None if it is not available.
+        """
         return None
 
     @abstractmethod
     def by_step(self, rule: str) -> StepTotals:
-        """Return the change by each step, by one rule. It is complete when the integrals are."""
+        """Return the change of the outputs by each step, according to one rule."""
 
 
-# --- The error of the parts, though their sum is exact.
+# --- The error of the single contributions 𝒮(x, xᵢ). Their sum over i is exact by the secant rule.
 #
-# A secant Jacobian is not the only matrix that closes a step. The parts 𝒮(x, xᵢ) should come from
-# the integral of the tangent Jacobian along the step. The mean over n equal substeps approaches it
-# like n⁻². Therefore
+# Many matrices J̄ satisfy J̄Δθ = Δf. The contributions are defined by one of them: the integral of
+# the tangent Jacobian along the step. The mean secant Jacobian of n equal substeps differs from
+# this integral by O(n⁻²). So the error of the contributions S_n of one step is
 #
 #     e = (S_2n − S_n) · 4/3        (4ᵏ⁺¹/(4ᵏ⁺¹ − 1) after k extrapolations)
 #
-# is the error of S_n in one step. It is measured on m of the T steps, evenly spaced. The size of
-# the whole error is estimated without bias from squares and products, as errors of steps may add up
-# or cancel:
+# It is measured at m evenly spaced steps out of T. The errors of different steps may add up or
+# cancel. An unbiased estimate of the squared norm of their sum is
 #
 #     ‖Σ_s e_s‖² ≈ T/m Σ‖e‖² + T(T−1)/(m(m−1)) (‖Σe‖² − Σ‖e‖²)
 
 
 @dataclass(kw_only=True)
 class ErrorBar(Resumable):
-    """The error of the parts on a sample of steps. `gain` is the factor of the difference, 4/3."""
+    """The error of the contributions, measured on a sample of steps."""
 
-    rule: str  # whose error is measured
+    rule: str  # the rule whose error is measured
     coarse: tuple[Substep, ...]
     fine: tuple[Substep, ...]
-    gain: float
-    every: int
-    total: Float[Tensor, "query out train"]
-    squares: float = 0.0
+    gain: float  # factor of S_2n − S_n in the error: 4/3
+    every: int  # interval between the steps of the sample
+    total: Float[Tensor, "query out train"]  # Σe
+    squares: float = 0.0  # Σ‖e‖²
 
     checkpointed: ClassVar[tuple[str, ...]] = ("total", "squares")
 
@@ -124,13 +134,13 @@ class ErrorBar(Resumable):
         return step % self.every == self.every // 2
 
     def add(self, rows: slice, error: Float[Tensor, "chosen out train"]) -> None:
-        """Add the error of a step of the sample at some of the points."""
+        """Add the error of a step of the sample at the points in `rows`."""
         self.total[rows].add_(error)
         release_pages(self.total)
         self.squares += float(error.square().sum())
 
     def estimate(self, steps: int) -> float:
-        """Return ‖𝒮 − 𝒮_integral‖ after `steps` steps; NaN if no step was measured."""
+        """Return the estimate of ‖𝒮 − 𝒮_integral‖ after `steps` steps, or NaN if unmeasured."""
         m = sum(map(self.measures, range(steps)))
         if m == 0:
             return float("nan")
@@ -145,7 +155,7 @@ class ErrorBar(Resumable):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSum(AbstractAccumulator):
-    """The sum over every step, by several rules that share the tapes of a step."""
+    """The sum over all steps, by several rules that share the tapes of a step."""
 
     domain: Domain
     rules: Mapping[str, Integrals]
@@ -159,7 +169,7 @@ class StepSum(AbstractAccumulator):
         return self.rules
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """Add one step at every block of points, by every rule."""
+        """Add one step at all blocks of points, by all rules."""
         tallies = {name: Tally() for name in self.rules}
         bar = self.error_bar
         for block in self.domain.blocks(step.segment):
@@ -187,12 +197,12 @@ class StepSum(AbstractAccumulator):
         return self.totals[rule]
 
 
-# --- The integrals over time along a flow, by Gauss quadrature on every arc, with tangents on both
-# sides:
+# --- The integrals over time along a gradient flow, by Gauss quadrature on each arc of length h:
 #
 #     𝒦 = ∫ K_t dt ≈ Σ_arcs h Σ_j w_j K(θ(t_j)),        𝒮 = −∫ K_t ℓ′(t) dt
 #
-# On a sample of steps one more point measures the error.
+# K(θ) is the tangent kernel. On a sample of steps, a quadrature with one more point per arc gives
+# an estimate of the error.
 
 
 RULE = "gauss"
@@ -225,7 +235,7 @@ class FlowIntegral(AbstractAccumulator):
             finer = Integrals(self.rule.substeps, *zeros)
             self.integrate(finer, step, self.points + 1)
             error = finer.contributions - (self.rule.contributions - before)
-            bar.add(slice(None), error.nan_to_num())  # NaN where the path is not read
+            bar.add(slice(None), error.nan_to_num())  # NaN at points that are not attributed
         return {}
 
     def integrate(self, integrals: Integrals, step: Step, points: int) -> None:
@@ -245,7 +255,7 @@ class FlowIntegral(AbstractAccumulator):
 
 @dataclass(kw_only=True)
 class Marked(AbstractAccumulator):
-    """A forward sum whose sums are noted at the switches between phases."""
+    """A forward sum that copies its sums at the switches between phases."""
 
     accumulator: AbstractAccumulator
     switches: tuple[int, ...]

@@ -1,5 +1,7 @@
-"""The two integrals along a path, 𝒦 and 𝒮, summed without keeping the trajectory: in all, by step,
-by component and by phase."""
+"""The path kernel 𝒦 and the contributions 𝒮, summed along a path without storing the trajectory.
+
+The sums are available in total, by step, by component and by phase.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,15 @@ from ntkexp.path.rule.base import Substep
 from ntkexp.path.step import Step
 from ntkexp.path.step_kernel import StepBlock
 
-# --- The size of one step by one rule, in a few numbers, and the error of its closure.
+# --- Norms of the terms of one step, and the error of its closure Σᵢ Δ𝒮ᵢ = Δf.
 
 
 class Rounding(NamedTuple):
-    """The sources of rounding: Σ‖terms of f‖ at the start, and eps of the lowest precision between
-    weights and f."""
+    """The quantities that bound the rounding error of a step.
+
+    `terms` is Σ‖terms of f‖ at the start of the step. `eps` is the machine epsilon of the lowest
+    precision in the computation of f from the weights.
+    """
 
     terms: float
     eps: float
@@ -36,7 +41,7 @@ class Rounding(NamedTuple):
 
 @dataclass
 class Tally:
-    """Sums over the blocks of points of one step."""
+    """Norms of the terms of one step, summed over the blocks of points."""
 
     missed: float = 0.0  # ‖Σᵢ Δ𝒮ᵢ − Δf‖²
     changed: float = 0.0  # ‖Δf‖²
@@ -44,7 +49,7 @@ class Tally:
     contribution_mass: float = 0.0  # Σ|Δ𝒮|
     contribution_sum: float = 0.0  # Σ_x |Σᵢ Δ𝒮|
     kernel_squares: float = 0.0  # ‖ηK_s‖²
-    kernels: bool = True  # False if only contributions are summed
+    kernels: bool = True  # False if only contributions are computed
 
     def add(
         self,
@@ -54,9 +59,10 @@ class Tally:
         summed: Float[Tensor, "point out"],
         expected: Float[Tensor, "point out"],
     ) -> None:
-        """Add the kernel and the contributions of a step at some points, with `summed` = Σᵢ Δ𝒮ᵢ.
+        """Add the norms at one block of points.
 
-        `expected` is the change of the outputs by the rule.
+        `kernel` is ηK_s, `parts` are the contributions Δ𝒮ᵢ, and `summed` is Σᵢ Δ𝒮ᵢ. `expected` is
+        the change of the outputs according to the rule.
         """
         change = block.outputs(1.0) - block.outputs(0.0)
         missed, changed, outputs, mass, net, squares = fetched(
@@ -76,10 +82,11 @@ class Tally:
         self.kernels = kernel.numel() > 0
 
     def miss(self, rounding: Rounding) -> Closure | None:
-        """Return the error of the closure if rounding does not explain it.
+        """Return the error of the closure if it exceeds the bound on the rounding error, else None.
 
-        Rounding is relative to the size of the contributions, too. Outputs that are not finite are
-        reported as a diverged run, not here."""
+        The bound is relative to the sizes of the outputs and of the contributions. If the outputs
+        are not finite, return None, because the run is reported as diverged elsewhere.
+        """
         size = rounding.terms + sqrt(self.outputs) + sqrt(self.changed) + self.contribution_mass
         closure = Closure(sqrt(self.missed), bound(size, rounding.eps))
         if closure.holds or not isfinite(self.outputs + self.changed):
@@ -95,14 +102,14 @@ class Tally:
 
     @property
     def kernel_mass(self) -> float | None:
-        """η‖K_s‖, if kernels were made."""
+        """η‖K_s‖, or None if only contributions are computed."""
         if not self.kernels:
             return None
         return sqrt(self.kernel_squares)
 
 
 def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
-    """Read numbers from a device, with one transfer.
+    """Copy scalars from a device in one transfer.
 
     >>> fetched(torch.tensor(1.0), torch.tensor(0.5, dtype=torch.float64))
     [1.0, 0.5]
@@ -116,19 +123,22 @@ def fetched(*numbers: Float[Tensor, ""]) -> list[float]:
 #     path kernel     𝒦(x, xᵢ) = Σ_s η_s K_s(x, xᵢ)            [query, out, train, out_]
 #     contributions   𝒮(x, xᵢ) = −Σ_s η_s K_s(x, xᵢ) ℓ′ᵢ(s)     [query, out, train]
 #     decay           𝒟(x) = −Σ_s λη_s J_s(x)·θ_s               [query, out]
-# so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), up to the error of the rule. Secants have none.
+#
+# so that f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), up to the error of the rule. The secant rule has no
+# error.
 
 
 @dataclass(frozen=True)
 class Integrals(Resumable):
-    """𝒦, 𝒮 and 𝒟 by one rule. NaN at points where the path is not integrated."""
+    """𝒦, 𝒮 and 𝒟 by one rule, with NaN at points that are not attributed."""
 
     substeps: tuple[Substep, ...]
     kernel: Float[Tensor, "query out kept out_"]
     contributions: Float[Tensor, "query out train"]
     decay: Float[Tensor, "query out"]
     by_component: ComponentSums | None = field(default=None, kw_only=True)
-    rounding: Float[Tensor, "query out"] | None = field(default=None, kw_only=True)  # of Adam & co.
+    # the change by gradients that are rounding errors, which Adam and similar optimizers amplify
+    rounding: Float[Tensor, "query out"] | None = field(default=None, kw_only=True)
 
     checkpointed: ClassVar[tuple[str, ...]] = (
         "kernel",
@@ -139,7 +149,7 @@ class Integrals(Resumable):
     )
 
     def add(self, step: Step, block: StepBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """Add one step at one block of points. Return ηK_s, −ηK_s ℓ′ and the decay λη J̄·θ."""
+        """Add one step at one block of points. Return ηK_s, −ηK_s ℓ′ and λη J̄·θ (the decay)."""
         # K_s = ⟨J̄(x), J(xᵢ)⟩ and J̄·(λη ⊙ θ)
         if self.by_component is None:
             products, decay = block.kernel(self.substeps, step.side, step.decay)
@@ -160,13 +170,16 @@ class Integrals(Resumable):
         return kernel, self.weighted(step, kernel).neg_()
 
     def weighted(self, step: Step, products: Tensor) -> Float[Tensor, "query out train"]:
-        """Return K ℓ′ from the products with the right factor of a step."""
+        """Return Kℓ′, given the products ⟨J̄(x), J(xᵢ)⟩ of a step."""
         return contract(products, step.output_gradient)
 
     def add_components(
         self, sums: ComponentSums, step: Step, block: StepBlock
     ) -> tuple[Tensor, Tensor]:
-        """Add the shares of the components. Return the products and the decay of all parameters."""
+        """Add the shares of the components.
+
+        Return the sums of products and decay over components.
+        """
         components = sums.components.values()
         terms = block.kernels(self.substeps, step.side, step.decay, components)
         shares = []
@@ -175,7 +188,7 @@ class Integrals(Resumable):
             shares.append((parts, -decay))
         sums.add(step.index, block.rows, shares)
 
-        # all components together
+        # sum over the components
         products, decay = terms[0]
         for more_products, more_decay in terms[1:]:
             products = products + more_products
@@ -184,13 +197,13 @@ class Integrals(Resumable):
 
     @property
     def without_examples(self) -> Float[Tensor, "query out"]:
-        """𝒟(x), and the change by gradients that are rounding."""
+        """𝒟(x) plus the change by gradients that are rounding errors: the change by no example."""
         if self.rounding is None:
             return self.decay.clone()
         return self.decay + self.rounding
 
     def together(self) -> Float[Tensor, "query out"]:
-        """Return Σᵢ 𝒮(x, xᵢ) + 𝒟(x), and the change by gradients that are rounding."""
+        """Return the total change Σᵢ 𝒮(x, xᵢ) + `without_examples`(x)."""
         return self.contributions.sum(2) + self.without_examples
 
     @property
@@ -200,10 +213,11 @@ class Integrals(Resumable):
 
 
 class ContributionIntegrals(Integrals):
-    """𝒮 and 𝒟 alone, without 𝒦.
+    """𝒮 and 𝒟 without 𝒦.
 
-    The right factor of a step is J(xᵢ)ᵀℓ′ᵢ, the Jacobian of one output, so that the products with
-    it are contributions. `kernel` has no training examples."""
+    The right factor of a step is the gradient J(xᵢ)ᵀℓ′ᵢ, in the form of a Jacobian with one output.
+    So the products are Kℓ′. The axis of training examples of `kernel` has length zero.
+    """
 
     def add_products(self, step: Step, rows: slice, products: Tensor) -> tuple[Tensor, Tensor]:
         return self.kernel[rows], self.weighted(step, products).mul_(-step.step_size)
@@ -213,7 +227,10 @@ class ContributionIntegrals(Integrals):
 
 
 def integrals_at_zero(substeps: tuple[Substep, ...], domain: Domain, rules: int = 1) -> Integrals:
-    """Begin the integrals by the rule with these substeps."""
+    """Return integrals of zero for the rule with these substeps.
+
+    `rules` is the number of all rules.
+    """
     by_component = None
     if domain.components:
         by_component = components_at_zero(domain, rules)
@@ -229,7 +246,7 @@ def integrals_at_zero(substeps: tuple[Substep, ...], domain: Domain, rules: int 
 def contract(
     kernel: Float[Tensor, "query out train out_"], output_gradient: Float[Tensor, "train out_"]
 ) -> Float[Tensor, "query out train"]:
-    """Return K ℓ′, a sum over the outputs of the training examples."""
+    """Return Kℓ′, contracted over the outputs of the training examples."""
     return torch.einsum("qcnd,nd->qcn", kernel, output_gradient)
 
 
@@ -237,24 +254,26 @@ def contract(
 #
 #     Σᵢ Δ𝒮(x, xᵢ; s) + Δ𝒟(x; s)    [step, query, out],    whose sum over s is f_T(x) − f_0(x)
 #
-# up to the error of the rule. Without memory this is the movement of the output in the step. With
-# memory, a gradient counts at its own step. Long paths are summed over stretches of 2, 4, 8, …
-# steps, the shortest with at most `MAX_TOTALS` numbers, or `MIN_STRETCHES` stretches. A path may
-# end sooner than planned, so stretches are joined in pairs when there would be too many.
+# up to the error of the rule. Without momentum, this is the change of the output during step s.
+# With momentum, it is the change at step s and all later steps that the gradient of step s causes.
+#
+# Long paths are summed over stretches of 2, 4, 8, … steps, so that the sums of all rules have at
+# most `MAX_TOTALS` numbers, or `MIN_STRETCHES` stretches each if that is more. The number of steps
+# is not known in advance, so adjacent stretches are merged in pairs when there are too many.
 
 
 MAX_TOTALS = 2**23
-"""Numbers of the totals of all rules (67 MB)."""
+"""Maximum number of entries in the totals of all rules (67 MB)."""
 
 MIN_STRETCHES = 128
-"""Stretches that are kept even if they have more numbers."""
+"""Number of stretches that is always available, even if `MAX_TOTALS` is exceeded."""
 
 
 @dataclass(kw_only=True)
 class StepTotals(Resumable):
-    """Sums over consecutive stretches of steps. `edges` are the first steps of the stretches, and
-    the step after the last.
+    """Sums over consecutive stretches of steps.
 
+    `edges` are the first steps of the stretches, followed by the step after the last stretch.
 
     >>> totals = StepTotals(zero=torch.zeros(1, 1), most=2)
     >>> for step, added in enumerate([1.0, 2.0, 3.0]):
@@ -264,8 +283,8 @@ class StepTotals(Resumable):
     """
 
     zero: Float[Tensor, "query out *component"]  # NaN at points without integrals
-    most: int  # even, so that all stretches can be joined in pairs
-    every: int = 1
+    most: int  # maximum number of stretches; even, so that all can be merged in pairs
+    every: int = 1  # steps per stretch
     edges: list[int] = field(default_factory=lambda: [0])
     sums: list[Float[Tensor, "query out *component"]] = field(default_factory=list)
 
@@ -275,18 +294,20 @@ class StepTotals(Resumable):
         rows: slice | Int[Tensor, " chosen"],
         added: Float[Tensor, "chosen out *component"],
     ) -> None:
-        """Add the change by a step at some of the points."""
+        """Add the change by a step at the points in `rows`."""
         self.reach(step + 1)
         self.sums[bisect_right(self.edges, step) - 1][rows] += added
 
     def reach(self, steps: int) -> None:
-        """Extend the stretches to `steps` steps. All but the last are equally long."""
+        """Append stretches until they cover `steps` steps."""
         while self.edges[-1] < steps:
             self.extend()
 
     def extend(self, end: int | None = None) -> None:
-        """Append one stretch, up to step `end`, or as long as the others. Join pairs if there are
-        too many."""
+        """Append one stretch that ends before step `end`, by default `every` steps long.
+
+        If there are `most` stretches already, first merge them in pairs.
+        """
         if len(self.sums) == self.most:
             pairs = zip(self.sums[::2], self.sums[1::2], strict=True)
             self.sums = [first + second for first, second in pairs]
@@ -298,7 +319,7 @@ class StepTotals(Resumable):
         self.sums.append(self.zero.clone())
 
     def until(self, steps: int) -> tuple[int, ...]:
-        """Return the edges of the stretches of a path with `steps` steps."""
+        """Return the edges, clipped to a path of `steps` steps."""
         return tuple(min(edge, steps) for edge in self.edges)
 
     def stacked(self) -> Float[Tensor, "stretch query out *component"]:
@@ -320,23 +341,26 @@ class StepTotals(Resumable):
 
 
 def totals_at_zero(domain: Domain, rules: int) -> StepTotals:
-    """Begin the totals of one rule."""
+    """Return totals of zero for one of `rules` rules."""
     zero = domain.sums(2)
     return StepTotals(zero=zero, most=most_stretches(domain, rules))
 
 
 def most_stretches(domain: Domain, rules: int) -> int:
-    """Return the largest number of stretches, of each rule and each component."""
+    """Return the maximum number of stretches per rule, which is even."""
     numbers = prod(domain.shape[:2]) * max(1, len(domain.components))
     return max(MIN_STRETCHES, MAX_TOTALS // max(1, rules * numbers) // 2 * 2)
 
 
-# --- Shares of components in 𝒮, in 𝒟, and in the change by each step.
+# --- The shares of the components in 𝒮, in 𝒟, and in the change by each step.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentSums(Resumable):
-    """Shares of `components`, on the last axis, that add up to the whole."""
+    """The shares of the components on the last axis.
+
+    Their sum over this axis is 𝒮, 𝒟 or the total.
+    """
 
     components: Components
     parts: Float[Tensor, "query out train component"]
@@ -352,7 +376,11 @@ class ComponentSums(Resumable):
         shares: Sequence[tuple[Float[Tensor, "chosen out train"], Float[Tensor, "chosen out"]]],
         rounding: Sequence[Float[Tensor, "chosen out"]] = (),
     ) -> None:
-        """Add the shares of a step in 𝒮 and 𝒟 at some of the points, and of rounding."""
+        """Add the shares of one step at the points in `rows`.
+
+        `shares` are the changes of 𝒮 and 𝒟 by each component. `rounding` is the change by gradients
+        that are rounding errors.
+        """
         parts = torch.stack([parts for parts, _ in shares], -1)
         decay = torch.stack([decay for _, decay in shares], -1)
         self.parts[rows] += parts
@@ -364,7 +392,7 @@ class ComponentSums(Resumable):
 
 
 def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
-    """Begin the shares of one rule."""
+    """Return shares of zero for one of `rules` rules."""
     count = len(domain.components)
     parts = domain.sums(3)[..., None].repeat(1, 1, 1, count)
     zero = domain.sums(2)[..., None].repeat(1, 1, count)
@@ -373,17 +401,18 @@ def components_at_zero(domain: Domain, rules: int) -> ComponentSums:
     return ComponentSums(components=domain.components, parts=parts, decay=decay, totals=totals)
 
 
-# --- The sums at the end of each phase. The share of a phase is a difference:
+# --- The sums at the end of each phase. The share of phase p is a difference:
 #
-#     𝒮_p(x, xᵢ) = 𝒮(x, xᵢ; T_p) − 𝒮(x, xᵢ; T_{p−1}),    f(T_p) − f(T_{p−1}) = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
+#     𝒮_p(x, xᵢ) = 𝒮(x, xᵢ; T_p) − 𝒮(x, xᵢ; T_{p−1}),
+#     f(T_p) − f(T_{p−1}) = Σᵢ 𝒮_p(x, xᵢ) + 𝒟_p(x)
 #
-# Phase p ends at step T_p. With memory, gradients of earlier phases move the weights
-# too: 𝒮(·; T) then sums the effects until T of all gradients until T, and needs its own backward
-# pass.
+# Phase p ends at step T_p. With momentum, gradients of earlier phases also move the weights in
+# phase p. Then 𝒮(·; T) includes the effects up to step T of all gradients before step T. This
+# requires a separate backward pass for each phase.
 
 
 class Sums(NamedTuple):
-    """𝒮 and 𝒟 at some step, by one rule."""
+    """𝒮 and 𝒟 up to some step, by one rule."""
 
     contributions: Float[Tensor, "point out train"]
     decay: Float[Tensor, "point out"]
@@ -403,7 +432,7 @@ def mark_of(integrals: Mapping[str, Integrals]) -> Mark:
 
 
 def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
-    """Return marks as plain data and tensors, for a checkpoint."""
+    """Return the marks as plain data and tensors, for a checkpoint."""
     return [
         {name: (sums.contributions, sums.decay) for name, sums in mark.items()} for mark in marks
     ]
@@ -412,7 +441,10 @@ def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
 def marks_from(
     state: Sequence[Mapping[str, tuple[Tensor | RowsInFile, Tensor]]], like: Tensor
 ) -> list[Mark]:
-    """Restore marks of a checkpoint, in memory or on disk like the sums of the run."""
+    """Restore the marks from a checkpoint.
+
+    Store them in memory or on disk, like the tensor `like`.
+    """
     marks: list[Mark] = []
     for saved in state:
         mark = {}
@@ -444,8 +476,7 @@ class Share(NamedTuple):
 
 
 def by_phase(marks: Sequence[Mark], end: Mark, rule: str, phases: int) -> list[Share]:
-    """Return the sums of each phase by one rule. A phase that was not reached has sums of zero.
-
+    """Return the sums of each phase by one rule. They are zero for phases that were not reached.
 
     >>> import torch
     >>> ones = Sums(torch.ones(1, 1, 1), torch.zeros(1, 1))

@@ -1,4 +1,4 @@
-"""The ways to integrate a path, their costs and refusals, and the choice of one."""
+"""The methods to integrate along a path, their memory costs, and the choice of a method."""
 
 from __future__ import annotations
 
@@ -21,44 +21,46 @@ from ntkexp.shapes import Weights
 
 
 class Costs(NamedTuple):
-    """The arrays in memory at once, and the tapes of a step."""
+    """The numbers of arrays in memory at once, and of tapes per step."""
 
-    rules: int  # each with its contributions
+    rules: int  # arrays of contributions, one per rule
     kernels: int  # path kernels and snapshots
-    errors: int  # sums as large as contributions, for the error
-    tapes: int  # positions in a step that a block reads, with both ends
-    doubled: bool = False  # True if the error needs further adjoints
+    errors: int  # error arrays in the shape of contributions
+    tapes: int  # positions in a step at which a block is evaluated, including both ends
+    doubled: bool = False  # True if the error estimate needs a second set of adjoints
 
 
 class AbstractIntegration(ABC):
-    """One way to integrate a path. Its constructor raises if the optimizer or the settings do not
-    fit."""
+    """A method to integrate along a path.
+
+    The constructor raises if it does not support the settings.
+    """
 
     path: Path
-    passes: ClassVar[int] = 1  # over the path; with one pass, further points cost little
+    passes: ClassVar[int] = 1  # passes over the path; with one pass, additional points are cheap
 
     @property
     @abstractmethod
     def costs(self) -> Costs:
-        """The costs, for the memory plan of a run."""
+        """The memory costs, for the memory plan of a run."""
 
     @property
     def details(self) -> Mapping[str, str]:
-        """The settings of each rule, in words."""
+        """The description of the settings of each rule, by the name of the rule."""
         return self.path.details
 
     def facts(self, memory: Memory) -> dict[str, float]:
-        """Return facts about the path from the optimizer's memory at the end."""
+        """Return named facts about the path, from the optimizer's state after training."""
         return {}
 
     @abstractmethod
     def begin(self, domain: Domain, weights: Weights, room: Room) -> AbstractAccumulator:
-        """Begin the sums at these weights."""
+        """Return an accumulator with sums of zero, for a path that starts at these weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EveryStep(AbstractIntegration):
-    """The kernel of every step, for optimizers without memory. Each rule reads each step."""
+    """The sum over the kernels of all steps, for optimizers without momentum."""
 
     path: Path
 
@@ -94,9 +96,10 @@ class EveryStep(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshots(AbstractIntegration):
-    """The kernel at some steps, with exact moments of the loss, for optimizers without memory.
+    """The sum over kernel snapshots at a few steps, for optimizers without momentum.
 
-    It holds two snapshots for each path kernel, and estimates the error from them.
+    The sums of ℓ′ between snapshots are exact. Two snapshots per path kernel are in memory, and
+    give an estimate of the error.
     """
 
     path: Path
@@ -147,7 +150,7 @@ class Snapshots(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class AlongFlow(AbstractIntegration):
-    """The integral over time, for a flow: `path.quadrature_points` points on every arc."""
+    """The integral over time along a gradient flow, by Gauss quadrature on each arc."""
 
     path: Path
 
@@ -163,7 +166,8 @@ class AlongFlow(AbstractIntegration):
     def costs(self) -> Costs:
         errors = int(bool(self.path.error_samples))
         tapes = len(self.path.positions(self.path.finer))
-        return Costs(rules=1, kernels=1 + errors, errors=errors, tapes=tapes)  # a finer kernel
+        # the error estimate needs a second path kernel
+        return Costs(rules=1, kernels=1 + errors, errors=errors, tapes=tapes)
 
     @property
     def details(self) -> Mapping[str, str]:
@@ -195,10 +199,9 @@ class AlongFlow(AbstractIntegration):
 
 @dataclass(frozen=True, kw_only=True)
 class Backward(AbstractIntegration):
-    """The sum from the last step to the first, for optimizers with memory, in two passes over the
-    path.
+    """The sum from the last step to the first, for optimizers with momentum.
 
-    It holds an adjoint for each attributed point and output.
+    It makes two passes over the path. An adjoint for each attributed point and output is in memory.
     """
 
     path: Path
@@ -231,9 +234,9 @@ class Backward(AbstractIntegration):
 
 
 def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
-    """Divide `count` attributed points evenly between groups of these sizes.
+    """Divide `count` attributed points evenly among groups of these sizes.
 
-    A group with fewer points than its share leaves the rest to the others.
+    If a group has fewer points than its share, the other groups get the remaining points.
 
     >>> fair_counts(64, [128, 128, 101])
     [22, 21, 21]
@@ -252,7 +255,7 @@ def fair_counts(count: int, sizes: Sequence[int]) -> list[int]:
 
 
 def choose_integration(optimizer: AbstractOptimizer, path: Path) -> AbstractIntegration:
-    """Return the way that fits an optimizer and the settings of a path, or raise.
+    """Return the integration method for an optimizer and the settings of a path, or raise.
 
     >>> from ntkexp.optimizer.descent import Adam
     >>> from ntkexp.path.rule.base import Left

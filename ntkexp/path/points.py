@@ -1,8 +1,9 @@
-"""The points at which a network is read along a path, and the network at one set of weights.
+"""The points at which a network is evaluated along a path, and the network at one set of weights.
 
-Points are read block by block, so that memory stays bounded. The training examples come first, in
-blocks of their own. The tape at the end of a step is the tape at the start of the next step, so
-each is recorded once.
+The points are the training examples, followed by the queries. The network evaluates them block by
+block, so that memory stays bounded. No block contains both training examples and queries. A tape is
+the record of a forward pass on one block. The tape at the end of a step is also the tape at the
+start of the next step, so it is recorded once.
 """
 
 from __future__ import annotations
@@ -30,24 +31,27 @@ WITHOUT_RULES = "read the path with path.rule=[gauss,left], which needs no diffe
 
 @dataclass(kw_only=True)
 class Points:
-    """Inputs [point, …], the first `train` of them training examples, read `block` at a time."""
+    """Inputs [point, …], evaluated `block` at a time.
+
+    The first `train` are the training examples.
+    """
 
     reader: Reader
     inputs: Float[Tensor, "point *shape"]
-    targets: Float[Tensor, "point out"] | None = None  # if a measure of the outputs needs them
+    targets: Float[Tensor, "point out"] | None = None  # set if the explained measure needs targets
     train: int
     block: int
-    keep: bool  # whether tapes are cached for the latest two sets of weights, the ends of a step
+    keep: bool  # True: cache the tapes at the latest two sets of weights (both ends of a step)
     chosen: tuple[int, ...] | None = None  # outputs with integrals; None: all
     kernels: Kernels = "all"
     cache: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
 
     @property
     def makes_kernels(self) -> bool:
-        """Whether kernels are computed, and not contributions alone.
+        """True if kernels are computed, False if only contributions are computed.
 
-        Contributions alone need one gradient of each training example, Jᵀℓ′, instead of one for
-        each of its outputs.
+        Contributions need one gradient Jᵀℓ′ per training example. Kernels need one gradient per
+        training example and output.
         """
         return self.kernels == "all"
 
@@ -66,7 +70,7 @@ class Points:
         return self.inputs[where], self.targets[where]
 
     def some(self, where: Int[Tensor, " some"]) -> Points:
-        """Return some of the points, in one block, none of them as a training example."""
+        """Return some of the points as one block of queries, with an empty cache."""
         targets = None if self.targets is None else self.targets[where]
         return replace(
             self,
@@ -79,21 +83,21 @@ class Points:
         )
 
     def refuse_without_rules(self, tape: Tape) -> None:
-        """Raise if an operation on this tape of some points has no difference rule."""
+        """Raise if the secant Jacobian has no difference rule for an operation on this tape."""
         try:
             replace(self.reader, programs=None).secant(tape, tape, (0,))
         except NoRule as error:
             raise Mistake(f"{error}; {WITHOUT_RULES}") from error
 
     def tape(self, weights: Weights, block: slice) -> Tape:
-        """Return the tape of a block at these weights, from the cache if it is there."""
+        """Return the tape of a block at these weights, from the cache if possible."""
         tapes = self.tapes_at(weights)
         if block.start not in tapes:
             tapes[block.start] = self.reader.record(weights, self.arguments(block))
         return tapes[block.start]
 
     def tapes_at(self, weights: Weights) -> dict[int, Tape]:
-        """Return the tapes at these weights so far, by the start of their block."""
+        """Return the cached tapes at these weights, by the first point of their block."""
         for cached, tapes in self.cache:
             if cached is weights:
                 return tapes
@@ -115,7 +119,7 @@ def cut(start: int, stop: int, size: int) -> list[slice]:
 def summed(pulled: Iterable[Jacobian], weights: Weights) -> Weights:
     """Return the gradient Σᵢ Jᵢᵀℓ′ᵢ from the gradients Jᵢᵀℓ′ᵢ of blocks of examples.
 
-    Two sums are held at a time, however many blocks there are.
+    At most two sums are in memory at a time, for any number of blocks.
     """
     totals = (block.total(weights) for block in pulled)
     gradient = next(totals)
@@ -127,14 +131,12 @@ def summed(pulled: Iterable[Jacobian], weights: Weights) -> Weights:
 
 @dataclass(frozen=True)
 class NetworkView:
-    """The network at one set of weights. Its quantities are computed when they are first needed,
-    once.
-    """
+    """The network at one set of weights. Each quantity is computed on first use and cached."""
 
     points: Points
     weights: Weights
 
-    # ℓ′, and Jᵀℓ′ from it
+    # the latest ℓ′, with its products Jᵀℓ′
     latest: list[tuple[Tensor, list[Jacobian]]] = field(default_factory=list, repr=False)
 
     def tapes(self, blocks: Sequence[slice]) -> Iterator[Tape]:
@@ -142,8 +144,8 @@ class NetworkView:
 
     @cached_property
     def train_reading(self) -> tuple[Float[Tensor, "train out"], list[Jacobian]]:
-        """The outputs at the training examples and, if kernels are computed, the tangent Jacobians
-        there.
+        """The outputs at the training examples, and their tangent Jacobians if kernels are
+        computed.
         """
         outputs = []
         jacobians = []
@@ -172,7 +174,8 @@ class NetworkView:
     def pulled(self, output_gradient: Float[Tensor, "train out"]) -> Iterable[Jacobian]:
         """Return J(θ; xᵢ)ᵀℓ′ᵢ for the training examples, block by block.
 
-        It is a product with J if J is known, else one back-propagation for each block.
+        If kernels are computed, multiply with their Jacobians. Otherwise run one backward pass per
+        block.
         """
         parts = torch.split(output_gradient, self.points.block)
         if self.points.makes_kernels:
@@ -187,11 +190,10 @@ class NetworkView:
         return gradients
 
     def kept_kernel(self) -> Float[Tensor, "point kept train kept_"]:
-        """Return the tangent kernel between all points and the training examples in the form that
-        is kept.
+        """Return the tangent kernel between all points and the training examples, as it is stored.
 
-        That is the kernel itself, its trace over outputs Σ_c K[x, c, x′, c], or a kernel with no
-        training examples.
+        The setting `kernels` selects the kernel itself ("all"), its trace over outputs
+        Σ_c K[x, c, x′, c] ("trace"), or an empty array without training examples ("none").
         """
         if self.points.kernels == "none":
             return self.outputs.new_zeros(*self.outputs.shape, 0, self.outputs.shape[1])
@@ -205,7 +207,7 @@ class NetworkView:
         return torch.cat([gram(left, right) for right in self.right], dim=2)
 
     def kernel_trace(self) -> Float[Tensor, "point 1 train 1"]:
-        """Return Σ_c K[x, c, x′, c], summed over a few outputs at a time."""
+        """Return Σ_c K[x, c, x′, c]. The Jacobians of a few outputs at a time are in memory."""
         points = self.points
         tape = points.tape(self.weights, points.train_blocks[0])
         tangent = partial(points.reader.tangent, tape)
@@ -225,10 +227,9 @@ class NetworkView:
         return torch.cat([with_train(left) for left in chain(train, others)])
 
     def largest_eigenvalue(self, examples: slice) -> float:
-        """Return λ_max of the kernel JJᵀ among some training examples, from products with J and Jᵀ
-        alone.
+        """Return an estimate from below of λ_max of the kernel JJᵀ among some training examples.
 
-        It is approached from below.
+        It uses products with J and Jᵀ, and never forms the kernel.
         """
         inside = torch.zeros_like(self.train_outputs)
         inside[examples] = 1.0

@@ -1,6 +1,7 @@
-"""Recording a training for reverse passes: weights, ℓ′ and the optimizer's memory of every step.
+"""The trajectory of a training run, recorded for backward passes.
 
-A recording is played back as steps of the path, or as a training that can be differentiated.
+A recording stores θ_s, ℓ′(s) and the optimizer's state of each step. `Playback` reads it as steps
+of a path. `RecordedTraining` reads it as a differentiable sequence of training steps.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ntkexp.path.step import Descent, Step, TrainingRecipe, sizes_of
 from ntkexp.records.data import Trajectory
 from ntkexp.shapes import Weights
 
-# --- Rows of a recording: [θ_s, memory after step s, ℓ′(s)], with the parameters one after another.
+# --- Rows of a recording: [θ_s, optimizer state after step s, ℓ′(s)], with concatenated parameters.
 
 
 class Recorded(NamedTuple):
@@ -51,20 +52,20 @@ def row_length(weights: Weights, records: tuple[str, ...], pull: Float[Tensor, "
 
 
 Room: TypeAlias = Callable[[int, int], Trajectory]
-"""A function that allocates `rows` rows of `length` numbers."""
+"""A function (rows, length) ↦ storage for `rows` rows of `length` numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """The steps of a training, stored as rows."""
+    """The steps of a training run, one row per step."""
 
     rows: Trajectory
-    like: Weights  # names and shapes of the weights
-    records: tuple[str, ...]  # names of the recorded parts of the memory
-    pull: Float[Tensor, "train out"]  # the shape of ℓ′
+    like: Weights  # tensors with the names and shapes of the weights
+    records: tuple[str, ...]  # names of the recorded parts of the optimizer's state
+    pull: Float[Tensor, "train out"]  # a tensor in the shape of ℓ′
 
     def write(self, step: Step) -> None:
-        """Write a step."""
+        """Write the row of a step."""
         groups = [step.view.weights]
         groups += [step.memory[part] for part in self.records]
         tensors = [group[name] for group in groups for name in self.like]
@@ -75,21 +76,21 @@ class Recording:
         self.write_row(steps, [end[name] for name in self.like])
 
     def write_row(self, row: int, tensors: list[Tensor]) -> None:
-        """Write tensors one after another, followed by zeros."""
+        """Write the concatenated tensors as one row, padded with zeros."""
         numbers = [tensor.detach().cpu().reshape(-1).numpy() for tensor in tensors]
         missing = self.rows.size - sum(map(len, numbers))
         padding = np.zeros(missing, self.rows.kind)
         self.rows.write(row, np.concatenate([*numbers, padding]))
 
     def read(self, step: int) -> Recorded:
-        """Read a step."""
+        """Read the row of a step."""
         row = torch.from_numpy(self.rows.read(step))
         groups: list[dict[str, Tensor]] = []
         start = 0
         for _ in range(1 + len(self.records)):
             group = {}
             for name, weight in self.like.items():
-                # a copy, because a parameter has storage of its own
+                # copy, so that the parameters do not share storage
                 numbers = row[start : start + weight.numel()].clone()
                 group[name] = numbers.view(weight.shape).to(weight.device)
                 start += weight.numel()
@@ -114,7 +115,7 @@ def new_recording(
 
 @dataclass(frozen=True, kw_only=True)
 class Playback:
-    """The recorded steps of the path, in any order."""
+    """The recorded steps of a path, readable in any order."""
 
     recording: Recording
     points: Points
@@ -123,8 +124,10 @@ class Playback:
     weight_decay: float
 
     def __iter__(self) -> Iterator[Step]:
-        """Yield the steps in order. Each one starts with the tensors at which the previous one
-        ends.
+        """Yield the steps in order.
+
+        The weights at the start of a step are the same tensors as at the end of the previous step,
+        so that cached tapes remain valid.
         """
         start = None
         for index in range(len(self.step_sizes)):
@@ -133,8 +136,10 @@ class Playback:
             start = step.end
 
     def step(self, index: int, *, start: Weights | None = None, end: Weights | None = None) -> Step:
-        """Return a step. A given start or end is used as it is, so that its stored tapes remain
-        valid.
+        """Read a step. Use the tensors `start` and `end` if they are given.
+
+        Tapes are cached by tensor identity, so passing the tensors of an adjacent step reuses its
+        tapes.
         """
         recorded = self.recording.read(index)
         return Step(
@@ -149,20 +154,19 @@ class Playback:
         )
 
 
-# --- A recorded descent as a training that can be differentiated. The recording contains
-# `optimizer.records` and
-# `optimizer.differentiated`.
+# --- A recorded training run as a differentiable sequence of steps. The recording must contain the
+# parts `optimizer.records` and `optimizer.differentiated` of the optimizer's state.
 
 
 class Frame(NamedTuple):
-    """The weights before a step, as one vector, and the optimizer's memory after it."""
+    """The weights before a step, as one vector, and the optimizer's state after the step."""
 
     weights: Float[Tensor, " weight"]
     memory: Memory
 
 
 class AbstractRecordedTraining(AbstractTrajectory):
-    """A training by a `TrainingRecipe`, with a frame for every step and one for the end."""
+    """A recorded training run of a `TrainingRecipe`, with a frame for each step and for the end."""
 
     @property
     @abstractmethod
@@ -171,7 +175,7 @@ class AbstractRecordedTraining(AbstractTrajectory):
     @property
     @abstractmethod
     def like(self) -> Weights:
-        """Weights that give the names and shapes."""
+        """Tensors with the names and shapes of the weights."""
 
     @abstractmethod
     def step_size(self, index: int) -> float:
@@ -179,11 +183,11 @@ class AbstractRecordedTraining(AbstractTrajectory):
 
     @abstractmethod
     def frame(self, index: int) -> Frame:
-        """Read the frame of a step; that after the last step has no memory."""
+        """Read the frame of a step. The frame after the last step has no optimizer state."""
 
     @abstractmethod
     def batch(self, index: int) -> TakenBatch:
-        """Return the examples of a step, with their shares in its loss."""
+        """Return the batch of a step, with the weight of each example in the loss."""
 
     @property
     def examples(self) -> int:
@@ -216,7 +220,7 @@ class AbstractRecordedTraining(AbstractTrajectory):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTraining(AbstractRecordedTraining):
-    """A descent whose steps are in a recording."""
+    """A `Descent` whose steps are stored in a recording."""
 
     recording: Recording
     descent: Descent
@@ -242,7 +246,7 @@ class RecordedTraining(AbstractRecordedTraining):
         return Frame(self.flat.vector(recorded.weights), recorded.memory)
 
     def batch(self, index: int) -> TakenBatch:
-        """Return the batch with a row for every draw: an example that was drawn twice has two."""
+        """Return the batch with one row per draw. An example that was drawn twice has two rows."""
         descent = self.descent
         rows = descent.optimizer.batch_indices(index, self.examples, descent.seed)
         if rows is None:
@@ -259,7 +263,7 @@ class RecordedTraining(AbstractRecordedTraining):
     def losses(
         self, rows: Int[Tensor, " row"], weights: Float[Tensor, " weight"]
     ) -> Float[Tensor, " row"]:
-        """Return ℓ of these examples, times the scale of the loss."""
+        """Return the losses of these examples, times the scale of the loss."""
         descent = self.descent
         points = descent.points
         outputs = points.reader.function(self.flat.weights(weights), points.inputs[rows])
@@ -274,11 +278,11 @@ def update_of(
     memory: Memory,
     before: Memory,
 ) -> Update:
-    """Return the linear update of all weights by a step, given the memory after the step and before
-    it.
+    """Return the linear update of all weights by one step of an optimizer.
 
-    S, N and d become vectors over all weights. The other coefficients are numbers that all
-    parameters share.
+    `memory` and `before` are the optimizer's state after and before the step. The fields
+    `momentum_scale` (S), `gradient_scale` (N) and `decoupled_decay` (d) of the result are vectors
+    over all weights. The other fields are numbers, because all parameters share them.
     """
     flat = flat_like(like)
     linear = optimizer.linear_steps(index, sizes, memory)
@@ -304,8 +308,9 @@ def update_of(
 def denominator_of(
     optimizer: AbstractOptimizer, flat: FlatWeights, index: int, memory: Memory, before: Memory
 ) -> Denominator | None:
-    """Return the denominator of a step, from √v or the largest √v so far; None if the optimizer has
-    none.
+    """Return the denominator of an adaptive step, computed from √v or its running maximum.
+
+    Return None if the optimizer does not divide by past gradients.
     """
     divisor = optimizer.spread_at(index)
     if divisor is None:
@@ -328,13 +333,13 @@ def denominator_of(
     return replace(denominator, largest=now["square"], largest_before=largest_before)
 
 
-# --- The time h by which each example has made half its contribution to each point:
+# --- The time h at which half of the contribution of an example to a point has accumulated:
 #
 #     m_i(r) = |contribution of example i at step r|,        Σ_{r before h} m_i(r) = ½ Σ_r m_i(r)
 #
-# With momentum, the contribution at step r includes the later effect of the gradient of step r,
-# which no kernel at a single step contains. The masses m are summed over at most `STRETCHES`
-# stretches of the path, and count as spread evenly within each.
+# With momentum, the contribution at step r includes the effect of the gradient of step r on all
+# later steps. The masses m are summed over at most `STRETCHES` stretches of consecutive steps.
+# Within a stretch, the mass is treated as uniform in time.
 
 
 STRETCHES = 20
@@ -342,8 +347,9 @@ STRETCHES = 20
 
 @dataclass(frozen=True)
 class Halves(Resumable):
-    """Masses by stretch of the path; stretch k contains the steps from edges[k] to edges[k + 1] −
-    1.
+    """The mass of each stretch of the path.
+
+    Stretch k contains the steps from edges[k] to edges[k + 1] − 1.
     """
 
     edges: tuple[int, ...]
@@ -352,13 +358,14 @@ class Halves(Resumable):
     checkpointed: ClassVar[tuple[str, ...]] = ("mass",)
 
     def add(self, step: int, place: slice, parts: Float[Tensor, "chosen out train"]) -> None:
-        """Add the contributions of a step at some of the points."""
+        """Add the contributions of a step at the points in the slice `place`."""
         self.mass[bisect_right(self.edges, step) - 1, place] += parts.abs()
 
     def add_rows(
         self, step: int, rows: Int[Tensor, " row"], parts: Float[Tensor, "query out row"]
     ) -> None:
-        """Add the contributions of a step's rows, each from the example in `rows`, at all points.
+        """Add the contributions of the rows of a step at all points. `rows` is the example of each
+        row.
 
         >>> halves = Halves((0, 1), torch.zeros(1, 1, 1, 2))
         >>> halves.add_rows(0, torch.tensor([1, 1]), torch.tensor([[[3.0, -1.0]]]))
@@ -370,7 +377,7 @@ class Halves(Resumable):
         self.mass[bisect_right(self.edges, step) - 1].index_add_(2, examples, summed.abs())
 
     def by(self, step_sizes: Sequence[float]) -> Float[Tensor, "query out train"]:
-        """Return h as a share of the total time; NaN without contributions.
+        """Return h as a fraction of the total time, or NaN if there are no contributions.
 
         >>> halves = Halves((0, 1, 2), torch.tensor([1.0, 3.0]).view(2, 1, 1, 1))
         >>> halves.by([1.0, 1.0]).item()  # a third of the second step, which makes three quarters
@@ -383,7 +390,7 @@ class Halves(Resumable):
         before = torch.cat([torch.zeros_like(self.mass[:1]), self.mass.cumsum(0)])
         half = before[-1:] / 2
 
-        # the stretch that reaches half, and the time within it
+        # the stretch in which the cumulative mass reaches half, and the interpolated time within it
         last = len(self.mass) - 1
         stretch = (before[1:] < half).sum(0, keepdim=True).clamp(max=last)
         start = before.gather(0, stretch)
@@ -395,7 +402,7 @@ class Halves(Resumable):
 
 
 def halves_at_zero(steps: int, like: Float[Tensor, "query out train"]) -> Halves:
-    """Return the masses before the first of `steps` steps."""
+    """Return zero masses for a path of `steps` steps."""
     count = min(steps, STRETCHES)
     edges: tuple[int, ...] = (0,)
     if count:

@@ -21,35 +21,40 @@ from ntkexp.mistake import Mistake
 from ntkexp.path.checkpoint import Resumable
 from ntkexp.path.rule.base import AbstractRule, Substep
 
-# --- Kernels to make. `all`: blocks [out, out_] for every pair of points. `trace`: Σ_c K[x, c, x′,
-# c], and only when a kernel is kept. `none`: no kernels. Contributions do not depend on this
-# choice.
+# --- The kernels that a run computes.
+#
+# `all`: the block [out, out_] for every pair of points, at every step. `trace`: the trace
+# Σ_c K[x, c, x′, c], only at the steps whose kernel is stored. `none`: no kernels. Contributions
+# do not depend on this choice.
 
 
 Kernels: TypeAlias = Literal["all", "trace", "none"]
 
 
 class Kernel(Component):
-    """The kernels of kernel files: exact, or of gradients projected at random to `sketch`
-    dimensions."""
+    """The settings of kernel files: exact kernels, or kernels of randomly projected gradients.
+
+    `sketch` is the dimension of the projection. None: exact.
+    """
 
     sketch: int | None = Field(None, ge=1, le=MAX_COUNT)
 
 
 # --- The steps with kernels: planned before the first step, or adapted to the kernel's change.
 #
-# An adaptive timetable measures δ = ‖K_s − K_r‖/‖K_r‖ among the training examples, from one kernel
-# to the next, and waits `change`/δ times as long for the one after, at most four times, at least a
-# quarter. It never waits less than if the remaining kernels were log-spaced, so that they last
-# until the end. A switch between phases of training adds a kernel in any case.
+# An adaptive timetable measures the kernel change δ = ‖K_s − K_r‖/‖K_r‖ among the training examples
+# between consecutive kernels, at steps r < s. The next waiting time is s − r, multiplied by
+# `change`/δ, limited to the range from ¼ to 4. The waiting time is never shorter than if the
+# remaining kernels were log-spaced, so that the kernels suffice until the end of training. Each
+# switch between phases of training adds a kernel.
 
 
-MAX_WAIT_GROWTH = 4.0  # from one kernel to the next
-MAX_KERNELS = 10**5  # each is a file
+MAX_WAIT_GROWTH = 4.0  # largest ratio of consecutive waiting times
+MAX_KERNELS = 10**5  # each kernel is a file
 
 
 class AbstractTimetable(Resumable, ABC):
-    """The steps with a kernel. The first is step 0, the last the end of training."""
+    """The steps with a kernel, from step 0 to the end of training."""
 
     @property
     @abstractmethod
@@ -62,12 +67,12 @@ class AbstractTimetable(Resumable, ABC):
 
     @abstractmethod
     def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
-        """Receive a kernel that was due."""
+        """Receive the kernel of a step that was due."""
 
 
 @dataclass(frozen=True)
 class Planned(AbstractTimetable):
-    """Steps that are known in advance, in order, and the switches between phases."""
+    """Sorted steps that are chosen before training, and the switches between phases."""
 
     steps: tuple[int, ...]
     switches: tuple[int, ...] = ()
@@ -86,10 +91,10 @@ class Planned(AbstractTimetable):
 
 @dataclass
 class Adaptive(AbstractTimetable):
-    """Steps after which the kernel should have changed by a given share, and the switches between
-    phases.
+    """Steps chosen during training so that the kernel changes by about `change` from one to the
+    next.
 
-    Kernels at switches do not influence the waiting times.
+    The switches between phases are added. Kernels at switches do not influence the waiting times.
     """
 
     steps: int
@@ -128,7 +133,8 @@ class Adaptive(AbstractTimetable):
         self.latest = kernel.clone()
 
     def soonest(self, step: int) -> int:
-        """Return the step of the next kernel if all remaining ones were log-spaced up to the end.
+        """Return the step of the next kernel if the remaining kernels were log-spaced up to the
+        end.
 
         >>> Adaptive(steps=1000, count=5, change=0.1, taken=2).soonest(1)
         10
@@ -147,7 +153,10 @@ class Adaptive(AbstractTimetable):
 
 
 class Path(Component):
-    """The rules that read each step, where they are read, and the schedule of kernel snapshots."""
+    """The settings of the path integrals: rules, points, outputs, and steps with kernels.
+
+    The comments in configs/config.yaml describe each key.
+    """
 
     rule: tuple[AbstractRule, ...]
     quadrature_points: int = Field(2, ge=1, le=100)
@@ -209,52 +218,65 @@ class Path(Component):
         return self
 
     def quadrature(self, rule: AbstractRule) -> tuple[Substep, ...]:
-        """Return the substeps of this rule under these settings."""
+        """Return the substeps of this rule, with their weights."""
         return rule.quadrature(self.quadrature_points, self.substeps, self.romberg)
 
     @property
     def explains_outputs(self) -> bool:
-        """True if the path explains the outputs, not a measure."""
+        """True if the path explains the outputs, not a measure of them such as the loss."""
         return self.measure == Output()
 
     @property
     def keeps_kernels(self) -> bool:
-        """True if kernels are made for every pair of outputs. Contributions do not need them."""
+        """True if kernels are computed for every pair of outputs.
+
+        Contributions do not need them.
+        """
         return self.kernels == "all"
 
     @property
     def tangents(self) -> int:
-        """The number of tangent kernels in memory: the first, one in two copies while its blocks
-        are joined, and the latest one of an adaptive timetable."""
+        """The largest number of tangent kernels in memory at once.
+
+        These are the first kernel, the current kernel twice (while its blocks are concatenated),
+        and the latest kernel of an adaptive timetable.
+        """
         if self.kernels == "none":
             return 0
         return 4 if self.schedule == "adaptive" else 3
 
     @property
     def may_retrain(self) -> bool:
-        """True if retraining without an example gives the effects that are asked for."""
+        """True if retraining without an example measures the leave-out effects of the settings."""
         return self.effects is True and self.mean == "renormalised"
 
     @property
     def closing(self) -> AbstractRule | None:
-        """The first rule that closes every step, which measures the error."""
+        """The first rule that closes every step: its contributions add up to the change of the
+        outputs.
+
+        The error of the contributions is estimated for this rule. None if no rule closes.
+        """
         return next((rule for rule in self.rule if rule.closes), None)
 
     @property
     def finer(self) -> tuple[Substep, ...]:
-        """The closing rule with twice the substeps, which measures the error of its parts."""
+        """The closing rule with twice the substeps, for the error estimate of its contributions."""
         if self.closing is None or not self.error_samples:
             return ()
         return self.closing.quadrature(self.quadrature_points, 2 * self.substeps, self.romberg)
 
     @property
     def gain(self) -> float:
-        """The factor from the difference to `finer` to the error: both err by a power of the
-        substeps."""
+        """The error of the closing rule, divided by its difference to `finer`.
+
+        This is Richardson's factor 1 + 1/(4ᵏ⁺¹ − 1), for an error of order n^−2(k+1) in the number
+        n of substeps, after k Romberg extrapolations.
+        """
         return 1 + 1 / (4.0 ** (self.romberg + 1) - 1)
 
     def positions(self, finer: tuple[Substep, ...]) -> frozenset[float]:
-        """Return the positions in a step that all rules and finer substeps read, with both ends.
+        """Return the positions u of θ₀ + uΔθ that the rules and `finer` evaluate, with 0 and 1.
 
         >>> from ntkexp.path.rule.base import Secant
         >>> path = Path(rule=(Secant(),))
@@ -265,7 +287,7 @@ class Path(Component):
         return frozenset({0.0, 1.0}.union(*((substep.start, substep.end) for substep in substeps)))
 
     def chosen_outputs(self, count: int) -> tuple[int, ...]:
-        """Return the outputs of the path integrals, in order.
+        """Return the sorted indices of the outputs that have path integrals, of `count` outputs.
 
         >>> from ntkexp.path.rule.base import Left
         >>> Path(rule=(Left(),)).chosen_outputs(3)
@@ -286,19 +308,20 @@ class Path(Component):
 
     @property
     def details(self) -> dict[str, str]:
-        """The settings of each rule, in words."""
+        """The description of the settings of each rule, by the name of the rule."""
         return {
             rule.option: rule.detail(self.quadrature_points, self.substeps, self.romberg)
             for rule in self.rule
         }
 
     def sampled_every(self, steps: int) -> int:
-        """Return the distance of the steps that measure the error of the parts."""
+        """Return the interval between the steps at which the error of the contributions is
+        measured.
+        """
         return max(1, steps // self.error_samples)
 
     def timetable(self, steps: int, switches: tuple[int, ...] = ()) -> AbstractTimetable:
-        """Return the steps with tangent kernels and snapshots, including switches between
-        phases."""
+        """Return the timetable of the kernels, including the switches between phases."""
         if self.kernels == "none":
             return Planned(())
         if self.schedule == "adaptive":
@@ -306,7 +329,7 @@ class Path(Component):
         return Planned(self.plan(self.schedule, steps), switches)
 
     def plan(self, schedule: Literal["log"] | int | tuple[int, ...], steps: int) -> tuple[int, ...]:
-        """Return the steps of a schedule, which always include the first and the last.
+        """Return the sorted steps of a schedule, which include 0 and `steps`.
 
         >>> from ntkexp.path.rule.base import Left
         >>> Path(rule=(Left(),), count=5).plan("log", 1000)

@@ -1,27 +1,28 @@
 """The sum along a path from the kernel at a few steps, with exact sums of ℓ′ between them.
 
-ℓ′ᵢ(s) is known at every step at no cost, and the kernel varies slowly. So the kernel is computed at
-steps s₀ < s₁ < …, the last step of the path among them, and interpolated linearly in time. With the
-hat function φ_k around s_k,
+ℓ′ᵢ(s) is available at every step at no cost, and the kernel varies slowly. So the kernel is
+computed at steps s₀ < s₁ < …, which include the last step of the path, and interpolated linearly in
+time. With the hat function φ_k around s_k,
 
     𝒦 = Σ_k K_k Σ_s φ_k(s) η_s,        𝒮 = −Σ_k K_k Σ_s φ_k(s) η_s ℓ′(s).
 
-Between snapshots at times t_k < t this is K(t_s) = (1 − u_s) K_k + u_s K with u_s = (t_s − t_k)/(t
-− t_k). The factors of both kernels follow from four sums over the steps between them, which are
-known before the second kernel is:
+Between snapshots K_k at time t_k and K at time t, this is K(t_s) = (1 − u_s) K_k + u_s K with
+u_s = (t_s − t_k)/(t − t_k). The factors of both kernels follow from four sums over the steps
+between them. These sums do not depend on K:
 
     Σ_s η_s,   Σ_s (t_s − t_k) η_s,   Σ_s η_s ℓ′(s),   Σ_s (t_s − t_k) η_s ℓ′(s).
 
-A step with a snapshot belongs to the interval that ends there, so that u = 1.
+A step with a snapshot belongs to the interval that ends at the step, so that u = 1.
 
-The error is estimated from the same sum without every other snapshot. Its interpolation reaches
-twice as far, and its error is four times as large if the kernel is smooth in time. So a third of
-the difference is the error:
+The error is estimated by omitting every other snapshot. The intervals of interpolation are then
+twice as long, so the error is four times as large if the kernel is smooth in time. Therefore the
+error is a third of the difference between both sums:
 
-    e = ⅓ Σ_{k odd} (K_k − Ǩ_k) Σ_s φ_k(s) η_s ℓ′(s),    Ǩ_k interpolated between K_{k−1} and K_{k+1}.
+    e = ⅓ Σ_{k odd} (K_k − Ǩ_k) Σ_s φ_k(s) η_s ℓ′(s),
 
-This estimate cannot see changes that are faster than the snapshots, such as the first steps under
-an even schedule.
+where Ǩ_k is interpolated between K_{k−1} and K_{k+1}. This estimate does not include changes of the
+kernel that are faster than the snapshots, for example in the first steps if the snapshots are
+equally spaced.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ntkexp.path.step_kernel import StepBlock
 
 
 class Weight(NamedTuple):
-    """The factors of a snapshot: Σ φη for 𝒦, and Σ φηℓ′ for 𝒮."""
+    """The factors of a snapshot: `size` = Σ φη for 𝒦, and `pull` = Σ φηℓ′ for 𝒮."""
 
     size: float
     pull: Float[Tensor, "train out_"]
@@ -51,7 +52,7 @@ class Weight(NamedTuple):
 
 @dataclass(kw_only=True)
 class Moments(Resumable):
-    """The four sums over the steps since the latest snapshot, `elapsed` ago."""
+    """The four sums over the steps since the latest snapshot. `elapsed` is the time since then."""
 
     pull: Float[Tensor, "train out_"]  # Σ_s η_s ℓ′(s)
     late_pull: Float[Tensor, "train out_"]  # Σ_s (t_s − t_k) η_s ℓ′(s)
@@ -71,9 +72,9 @@ class Moments(Resumable):
         self.elapsed += step.step_size
 
     def share_out(self, span: float) -> tuple[Weight, Weight]:
-        """Return the factors of two snapshots with the time `span` between them.
+        """Return the factors of the two snapshots at the ends of an interval of length `span`.
 
-        If they coincide, the second has all of it.
+        If the length is zero, the factor of the first snapshot is zero.
         """
         second = Weight(self.size, self.pull)
         if span:
@@ -82,7 +83,7 @@ class Moments(Resumable):
         return first, second
 
     def restart(self, elapsed: float) -> None:
-        """Start new sums, at the time `elapsed` after a snapshot."""
+        """Reset the sums, at the time `elapsed` after a snapshot."""
         self.size = 0.0
         self.late_size = 0.0
         self.elapsed = elapsed
@@ -91,23 +92,21 @@ class Moments(Resumable):
 
 
 class SnapshotInterval(NamedTuple):
-    """The factors of the kernels K_k and K_{k+1} at the ends of an interval, and of the error of
-    K_k.
-    """
+    """The factors of the snapshots K_k and K_{k+1} at the ends of an interval."""
 
     first: Weight
     second: Weight
-    middle: Float[Tensor, "train out_"] | None  # Σ_s φ_k(s) η_s ℓ′(s); None if k is even
-    position: float  # of K_k in time, from 0 at K_{k−1} to 1 at K_{k+1}
-    end: int  # the step before which the interval ends
+    middle: Float[Tensor, "train out_"] | None  # Σ_s φ_k(s) η_s ℓ′(s), for e; None if k is even
+    position: float  # time of K_k, on a scale from 0 at K_{k−1} to 1 at K_{k+1}
+    end: int  # the step after the last step of the interval
 
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Resumable):
-    """The latest two snapshots by one rule, the sums, and their error."""
+    """The latest two snapshots by one rule, the sums, and their estimated error."""
 
     integrals: Integrals
-    totals: StepTotals  # of the intervals between snapshots
+    totals: StepTotals  # one stretch per interval between snapshots
     latest: Float[Tensor, "query out train out_"]  # K_k
     pulled: Float[Tensor, "query out"]  # λJ·θ at K_k
     before: Float[Tensor, "query out train out_"]  # K_{k−1}
@@ -129,7 +128,7 @@ class Track(Resumable):
         pulled: Float[Tensor, "chosen out"],
         interval: SnapshotInterval,
     ) -> None:
-        """Add an interval that ends with this snapshot K_{k+1}, at some of the points."""
+        """Add an interval at the points in `rows`. Its end is the snapshot K_{k+1}, `kernel`."""
         change = self.add_snapshot(rows, self.latest[rows], self.pulled[rows], interval.first)
         change = change + self.add_snapshot(rows, kernel, pulled, interval.second)
         self.totals.add(interval.end - 1, rows, change)
@@ -149,7 +148,7 @@ class Track(Resumable):
         pulled: Float[Tensor, "chosen out"],
         weight: Weight,
     ) -> Float[Tensor, "chosen out"]:
-        """Add a snapshot times its factors, and return the change of the outputs that it explains."""
+        """Add a snapshot times its factors to the sums. Return the change of Σᵢ 𝒮ᵢ + 𝒟."""
         parts = contract(kernel, weight.pull)
         self.integrals.kernel[rows].add_(kernel, alpha=weight.size)
         self.integrals.contributions[rows].sub_(parts)
@@ -159,15 +158,15 @@ class Track(Resumable):
 
 @dataclass(kw_only=True)
 class SnapshotSum(AbstractAccumulator):
-    """The sums from the kernel at the steps that are due and at the `last` one, by every rule."""
+    """The sums from snapshots of the kernel at the steps that are due and at step `last`."""
 
     domain: Domain
     tracks: Mapping[str, Track]
     moments: Moments
     arriving: Float[Tensor, "train out_"]  # Σ φηℓ′ of the latest snapshot, over the steps before it
-    last: int
-    taken: int = 0  # snapshots
-    span: float = 0.0  # the time between the latest two
+    last: int  # the last step of the path
+    taken: int = 0  # number of snapshots
+    span: float = 0.0  # time between the latest two snapshots
 
     checkpointed: ClassVar[tuple[str, ...]] = ("tracks", "moments", "arriving", "taken", "span")
 
@@ -189,8 +188,9 @@ class SnapshotSum(AbstractAccumulator):
             self.take(step, self.moments.elapsed, step.index)
 
     def take(self, step: Step, span: float, end: int) -> dict[str, Tally]:
-        """Take the snapshot K_{k+1}, at the time `span` after K_k; the interval ends before step
-        `end`.
+        """Compute the snapshot K_{k+1}, at the time `span` after K_k, and add the interval.
+
+        The interval ends before step `end`.
         """
         interval = self.interval(span, end)
         weights = step.view.weights
@@ -210,7 +210,7 @@ class SnapshotSum(AbstractAccumulator):
         return tallies
 
     def interval(self, span: float, end: int) -> SnapshotInterval:
-        """Return the factors of both snapshots, and those of the error."""
+        """Return the factors of both snapshots in the sums and in the error."""
         first, second = self.moments.share_out(span)
         middle: Tensor | None = None
         if self.taken > 0 and self.taken % 2 == 0:
@@ -235,7 +235,7 @@ def add_step(
     kernel: Float[Tensor, "chosen out train out_"],
     pulled: Float[Tensor, "chosen out"],
 ) -> None:
-    """Count the contributions of one step, which are not those of its interval."""
+    """Add the contributions of one step, not of the interval that it ends, to its tally."""
     parts = contract(kernel, step.output_gradient).mul_(-step.step_size)
     summed = parts.sum(2)
     change = summed - step.step_size * pulled

@@ -1,6 +1,6 @@
-"""One step of training as the sums along a path see it, and training as a stream of steps.
+"""One training step as input of the sums along a path, and a training run as a stream of steps.
 
-A phase is a stretch of steps that learns only some of the training examples.
+A phase is a range of steps that trains on only some of the training examples.
 
 >>> first, second = phases_of((300, 200), (20, 30))
 >>> second
@@ -30,16 +30,16 @@ from ntkexp.shapes import Weights
 
 # --- One step of training, from θ_s to θ_{s+1}, along the gradient Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s).
 #
-# ℓ′ᵢ includes the weight wᵢ of its example and the factor of clipping. It is zero for an example
-# outside the step's batch. Every weight has its step size, which is the step's times the weight's
-# factor.
+# ℓ′ᵢ is the gradient of the loss at the outputs of example i. It includes the weight wᵢ of the
+# example and the factor of gradient clipping. It is zero for an example outside the step's batch.
+# The step size of a parameter is the step size of the step, times the factor of the parameter.
 
 
-IMPULSE_POINTS = 3  # of order 6, higher than the arcs
+IMPULSE_POINTS = 3  # Gauss points per arc: order 6, higher than the order of the arcs
 
 
 class Curve(NamedTuple):
-    """The arcs of a curved step, and ℓ′ as a function of the outputs at the training examples."""
+    """The arcs of a step along a gradient flow, and ℓ′ as a function of the training outputs."""
 
     arcs: tuple[Arc, ...]
     output_gradient: Callable[[Float[Tensor, "train out"]], Float[Tensor, "train out"]]
@@ -54,23 +54,25 @@ class Step:
     end: Weights
     output_gradient: Float[Tensor, "train out"]
     step_size: float
-    factors: Mapping[str, float] = field(default_factory=dict)  # of the step size; default 1
+    factors: Mapping[str, float] = field(default_factory=dict)  # step-size factors; default 1
     weight_decay: float = 0.0
-    memory: Memory = field(default_factory=dict)  # of the optimizer, after the step
+    memory: Memory = field(default_factory=dict)  # state of the optimizer, after the step
     clipping: float = 1.0
-    curve: Curve | None = None  # None: the way is straight
+    curve: Curve | None = None  # None: the step is a straight line
 
     @cached_property
     def segment(self) -> Segment:
-        """The straight way from start to end."""
+        """The straight line from the weights before the step to the weights after it."""
         return Segment(self.view.weights, self.end, self.view.points.reader.trained)
 
     @cached_property
     def side(self) -> list[Jacobian]:
-        """The right factor of the kernel: J(θ_s; xᵢ), scaled by the step's factor for each weight.
+        """The right factor of the kernel: J(θ_s; xᵢ), scaled by the step-size factor of each
+        parameter.
 
-        If contributions alone are summed, Σ_c ℓ′_c J_c replaces it, as the Jacobian of one output
-        for each example."""
+        If only contributions are computed, it is the gradient Σ_c ℓ′_c J_c instead. The gradient
+        has the form of a Jacobian with one output per example.
+        """
         view = self.view
         if view.points.makes_kernels:
             blocks = view.right
@@ -82,17 +84,17 @@ class Step:
 
     @property
     def sizes(self) -> Sizes:
-        """The step size of every weight."""
+        """The step size of each parameter."""
         return sizes_of(self.view.weights, self.factors, self.step_size)
 
     @cached_property
     def decay(self) -> Weights | None:
-        """λη ⊙ θ_s, the decay of the weights in a step without memory."""
+        """λη ⊙ θ_s, the weight decay of a step without momentum."""
         return decay(self.view.weights, self.weight_decay, self.sizes)
 
     @cached_property
     def impulse(self) -> Float[Tensor, "train out"]:
-        """ηℓ′, or ∫ℓ′dt along a curve."""
+        """ηℓ′, or ∫ℓ′dt along the arcs of a flow."""
         if self.curve is None:
             return self.step_size * self.output_gradient
         points = self.quadrature_points(IMPULSE_POINTS)
@@ -100,9 +102,9 @@ class Step:
         return torch.stack(terms).sum(0)
 
     def quadrature_points(self, count: int) -> Iterator[Step]:
-        """Yield `count` Gauss points on every arc, in order of time, as steps that do not move.
+        """Yield `count` Gauss points on each arc, in order of time, as steps of length zero.
 
-        The step size of a point is its weight in the quadrature.
+        The step size of each such step is the weight of the point in the quadrature.
         """
         if self.curve is None:
             return
@@ -121,7 +123,7 @@ class Step:
 
 
 def sizes_of(weights: Weights, factors: Mapping[str, float], step_size: float) -> Sizes:
-    """Return the step size of every weight.
+    """Return the step size of each parameter.
 
     >>> sizes_of({"body": 0, "head": 0}, {"head": 0.5}, 0.2)
     {'body': 0.2, 'head': 0.1}
@@ -130,7 +132,7 @@ def sizes_of(weights: Weights, factors: Mapping[str, float], step_size: float) -
 
 
 def decay(weights: Weights, weight_decay: float, sizes: Sizes) -> Weights | None:
-    """Return λη ⊙ θ; None without decay."""
+    """Return λη ⊙ θ, or None if the weight decay λ is zero."""
     if not weight_decay:
         return None
     return {name: weight * (weight_decay * sizes[name]) for name, weight in weights.items()}
@@ -138,7 +140,7 @@ def decay(weights: Weights, weight_decay: float, sizes: Sizes) -> Weights | None
 
 @dataclass(frozen=True)
 class Phase:
-    """The training examples that are learned from step `start` until before step `stop`."""
+    """The training examples that are used from step `start` to step `stop` − 1."""
 
     start: int
     stop: int
@@ -146,12 +148,12 @@ class Phase:
 
     @property
     def count(self) -> int:
-        """The number of these examples."""
+        """The number of examples."""
         return int(self.examples.stop - self.examples.start)
 
 
 def phases_of(steps: Sequence[int], examples: Sequence[int]) -> tuple[Phase, ...]:
-    """Make consecutive phases with these numbers of steps and examples."""
+    """Return consecutive phases with these numbers of steps and examples."""
     phases: list[Phase] = []
     step = example = 0
     for length, learned in zip(steps, examples, strict=True):
@@ -162,64 +164,64 @@ def phases_of(steps: Sequence[int], examples: Sequence[int]) -> tuple[Phase, ...
 
 
 def phase_at(phases: Sequence[Phase], step: int) -> Phase:
-    """Return the phase of a step; the last phase for later steps."""
+    """Return the phase that contains a step. Steps after all phases belong to the last phase."""
     return next((phase for phase in phases if step < phase.stop), phases[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecipe:
-    """Everything that decides a training but the network: targets, loss, optimizer and schedule."""
+    """The settings of a training run without the network: targets, loss, optimizer, schedule."""
 
     targets: Float[Tensor, "train out"]
     loss: AbstractLoss
     scale: float  # multiplies the loss: 1/α² where the network is centred
     optimizer: AbstractOptimizer
-    factors: Mapping[str, float]  # of the step size, by weight
+    factors: Mapping[str, float]  # step-size factor of each parameter
     schedule: AbstractSchedule
-    step_size: float  # before the schedule
-    steps: int  # of the schedule
-    seed: int  # of the batches
+    step_size: float  # multiplied by the factor of the schedule
+    steps: int  # length of the schedule
+    seed: int  # seed of the batches
 
     def size(self, index: int) -> float:
         """Return the step size η_s."""
         return self.step_size * self.schedule.factor(index, self.steps)
 
 
-# --- Training by small steps on a fixed set of examples, as a stream of steps.
+# --- Training on a fixed set of examples, as a stream of steps.
 #
 # The gradient of a step, Σᵢ J(θ_s; xᵢ)ᵀ ℓ′ᵢ(s), uses the same Jacobians as the right factor of the
-# kernel. In each phase, batches and means include only its examples, and ℓ′ of all others is zero.
-# The optimizer's memory persists from phase to phase.
+# kernel. In each phase, batches are drawn and losses averaged over the examples of the phase only,
+# and ℓ′ of all other examples is zero. The optimizer's state persists from phase to phase.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descent(TrainingRecipe):
-    """A training of the network at `points`, whose first ones are the training examples."""
+    """A training run of the network in `points`, on its training examples."""
 
     points: Points
-    phases: tuple[Phase, ...] = ()  # none: all examples are learned in every step
+    phases: tuple[Phase, ...] = ()  # empty: one phase with all examples
 
     def walk(self, weights: Weights, memory: Memory | None = None, done: int = 0) -> Iterator[Step]:
-        """Yield the steps from these weights on, after `done` steps."""
+        """Train from these weights, after `done` earlier steps, and yield each step."""
         for index in range(done, self.steps):
             step = self.step(index, weights, memory or {})
             yield step
             weights, memory = step.end, step.memory
 
     def step(self, index: int, weights: Weights, memory: Memory) -> Step:
-        """Take one step."""
+        """Compute one training step from these weights and this optimizer state."""
         # ℓ′ at the outputs, and the gradient Σᵢ J(xᵢ)ᵀ ℓ′ᵢ
         view = NetworkView(self.points, weights)
         output_gradient = self.output_gradient(index, view.train_outputs)
         gradient = summed(view.pulled(output_gradient), weights)
 
-        # clip both
+        # clip ℓ′ and the gradient by the same factor
         clipping = self.optimizer.clipping(gradient)
         if clipping < 1:
             gradient = {name: part * clipping for name, part in gradient.items()}
             output_gradient = output_gradient * clipping
 
-        # move the weights; a flow evaluates ∇L on its way
+        # update the weights; a gradient flow evaluates ∇L along its arcs
         size = self.size(index)
         sizes = sizes_of(weights, self.factors, size)
         vector_field = partial(self.gradient, index)
@@ -241,7 +243,7 @@ class Descent(TrainingRecipe):
         )
 
     def gradient(self, index: int, weights: Weights) -> Weights:
-        """Return ∇L of a step at other weights than its start."""
+        """Return the gradient ∇L of the step's batch at any weights."""
         view = NetworkView(self.points, weights)
         output_gradient = self.output_gradient(index, view.train_outputs)
         return summed(view.pulled(output_gradient), weights)
@@ -251,15 +253,17 @@ class Descent(TrainingRecipe):
         return self.loss.weight(examples) * self.scale
 
     def phase(self, index: int) -> Phase:
-        """Return the phase of a step; without phases, one of all examples."""
+        """Return the phase of a step. Without phases, return one phase with all examples."""
         whole = Phase(0, self.steps, slice(0, self.points.train))
         return phase_at(self.phases or (whole,), index)
 
     def output_gradient(
         self, index: int, outputs: Float[Tensor, "train out"]
     ) -> Float[Tensor, "train out"]:
-        """Return ℓ′ᵢ with its weight. An example drawn twice counts twice, one of another phase is
-        0."""
+        """Return wᵢℓ′ᵢ for the batch of a step.
+
+        An example that was drawn twice counts twice. Examples of other phases are zero.
+        """
         derivative = self.loss.output_gradient(outputs, self.targets)
         phase = self.phase(index)
         batch = self.optimizer.batch_indices(index - phase.start, phase.count, self.seed)

@@ -1,15 +1,16 @@
 """The kernel of one training step, K(x, xᵢ) = ⟨J̄(x), J(xᵢ)⟩.
 
 J̄(x), on the left, is the mean Jacobian at a point x along the step from θ₀ to θ₁ = θ₀ + Δθ. A rule
-(`path/rule`) reads it as a weighted sum over substeps of the step:
+(`path/rule`) approximates J̄(x) by a weighted sum over substeps:
 
-    J̄(x) = Σ_pieces weight · J(substep; x)
+    J̄(x) = Σ_substeps weight · J(substep; x)
 
-The Jacobian of a substep [u₀, u₁] is the secant Jacobian from θ₀ + u₀Δθ to θ₀ + u₁Δθ, or the tangent
-Jacobian if u₀ = u₁.
+The Jacobian of a substep [u₀, u₁] is the secant Jacobian from θ₀ + u₀Δθ to θ₀ + u₁Δθ, or the
+tangent Jacobian if u₀ = u₁.
 
-J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀ (`Step.side`). If kernels
-are not computed, J(xᵢ)ᵀℓ′ᵢ takes its place, and K is the contribution of example i.
+J(xᵢ), on the right, is the tangent Jacobian of training example i at θ₀ (`Step.side`). If only
+contributions are computed, the gradient J(xᵢ)ᵀℓ′ᵢ replaces J(xᵢ), and K becomes Kℓ′, which is the
+contribution of example i up to the factor −η.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ KernelAndProduct: TypeAlias = tuple[
 
 @dataclass
 class StepBlock:
-    """A block of points during one step. The network is recorded once at each position inside the
-    step.
+    """A block of points during one step.
+
+    The forward pass at each position in the step is cached.
     """
 
     points: Points
     segment: Segment  # from θ₀ to θ₁
-    place: slice  # the block, among all points
-    first: int = 0  # the first point with integrals
+    place: slice  # the block, as a slice of all points
+    first: int = 0  # index of the first point with integrals
     tapes: dict[float, Tape] = field(default_factory=dict)
 
     @property
@@ -54,7 +56,7 @@ class StepBlock:
     def kernel(
         self, substeps: Sequence[Substep], right: Sequence[Jacobian], vector: Weights | None = None
     ) -> KernelAndProduct:
-        """Return K(x, xᵢ) and J̄(x)·vector, which is zero if there is no vector."""
+        """Return K(x, xᵢ) and J̄(x)·vector. The product is zero if `vector` is None."""
         (both,) = self.kernels(substeps, right, vector, (None,))
         return both
 
@@ -65,8 +67,9 @@ class StepBlock:
         vector: Weights | None,
         components: Collection[Collection[str] | None],
     ) -> list[KernelAndProduct]:
-        """Return K(x, xᵢ) and J̄(x)·vector for the parameters of each component; None stands for
-        all parameters.
+        """Return K(x, xᵢ) and J̄(x)·vector for each component, restricted to its parameters.
+
+        The component None contains all parameters.
         """
         right_sides = [[block.of(names) for block in right] for names in components]
         sums: list[KernelAndProduct] = []
@@ -88,9 +91,7 @@ class StepBlock:
         return sums
 
     def jacobian(self, substep: Substep) -> Jacobian:
-        """Return the secant Jacobian of a substep of the step, or the tangent one if the substep has no
-        length.
-        """
+        """Return the secant Jacobian of a substep, or its tangent Jacobian if start = end."""
         reader = self.points.reader
         chosen = self.points.chosen
         if substep.start == substep.end:
@@ -101,7 +102,7 @@ class StepBlock:
             raise Mistake(f"{error}; {WITHOUT_RULES}") from error
 
     def tape(self, position: float) -> Tape:
-        """Return the tape at θ₀ + uΔθ, u the position."""
+        """Return the tape at θ₀ + uΔθ, where u is `position`."""
         if position not in self.tapes:
             weights = self.segment.at(position)
             if position in (0.0, 1.0):
@@ -112,7 +113,7 @@ class StepBlock:
         return self.tapes[position]
 
     def outputs(self, position: float) -> Float[Tensor, "point out"]:
-        """Return the outputs with integrals at θ₀ + uΔθ."""
+        """Return the outputs that have integrals, at θ₀ + uΔθ, where u is `position`."""
         outputs = self.tape(position).outputs
         if self.points.chosen is None:
             return outputs
@@ -124,8 +125,8 @@ def kernel_between(
 ) -> Float[Tensor, "point out train out_"]:
     """Return ⟨left, J(xᵢ)⟩ for the examples of all blocks on the right.
 
-    A side without gradients, such as a component that a block of examples does not use, gives zeros
-    in the form of the outputs `like`.
+    If a factor has no gradients, for example because a block does not use the parameters of a
+    component, its kernel is zero. The shape of the zeros follows from the outputs `like`.
     """
     kernels = [kernel_with_block(left, block, like) for block in right]
     if not kernels:

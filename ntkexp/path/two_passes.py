@@ -1,20 +1,23 @@
-"""The path integrals of an optimizer with memory, in two passes: training records each step, and
-the backward sum goes over the recording from the last step to the first.
+"""The path integrals of an optimizer with momentum, in two passes over the path.
+
+During training, each step is recorded. Then the backward sum goes over the recording from the last
+step to the first.
 
     path kernel     𝒦(x, xᵢ) = Σ_s K_s(x, xᵢ)            [query, out, train, out_]
     contributions   𝒮(x, xᵢ) = −Σ_s K_s(x, xᵢ) ℓ′ᵢ(s)     [query, out, train]
 
-with K_s of `backward_sum`. The pass handles the attributed points in chunks, so that their adjoints
-fit into the memory. Every chunk goes over the whole recording. If training has phases, one more
-pass goes back from the end of each.
+with K_s as in `backward_sum`. The attributed points are processed in chunks, so that their adjoints
+fit into memory. Each chunk requires a pass over the whole recording. If training has phases, each
+phase requires a separate pass that begins at its end.
 
-The error of the parts is measured by the same pass with twice the substeps, at a sample of m of the
-Q points:
+The error of the contributions is measured at a sample of m of the Q points, by the same sum with
+twice the substeps:
 
     e(x, ·) = (𝒮_2n(x, ·) − 𝒮_n(x, ·)) · 4/3,  ‖𝒮 − 𝒮_integral‖² ≈ Q/m Σ_{m of Q points} ‖e(x, ·)‖²
 
-A sample of steps, as the forward sum takes, would not do: the error of a step's Jacobian enters the
-adjoint, and through it the parts of all earlier steps. Points do not share adjoints."""
+The forward sum uses a sample of steps instead. This is not possible here, because an error of the
+Jacobian at one step enters the adjoint, and so the contributions of all earlier steps.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +58,11 @@ from ntkexp.shapes import Weights
 
 @dataclass(kw_only=True)
 class RulePass:
-    """The sums by one rule, and the backward sum of the current chunk."""
+    """The integrals by one rule, and the backward sum of the current chunk."""
 
     integrals: Integrals
     totals: StepTotals
-    tallies: list[Tally]  # of every step
+    tallies: list[Tally]  # by step
     halves: Halves  # at the attributed points
     sum: BackwardSum = field(default_factory=BackwardSum)
 
@@ -105,16 +108,16 @@ class RulePass:
 class FinerPass:
     """The sums with twice the substeps, at a sample of the attributed points."""
 
-    rule: str  # whose error is measured
+    rule: str  # the rule whose error is measured
     integrals: Integrals
-    sample: Int[Tensor, " sample"]  # places in the list of attributed points
-    gain: float  # of the difference, to the error: 4/3
-    rows: Int[Tensor, " chosen"] | None = None  # places in the sample, of points of the chunk
+    sample: Int[Tensor, " sample"]  # indices into the list of attributed points
+    gain: float  # factor of 𝒮_2n − 𝒮_n in the error: 4/3
+    rows: Int[Tensor, " chosen"] | None = None  # indices into `sample`, of the chunk's points
     points: Points | None = None  # the points at `rows`
     sum: BackwardSum = field(default_factory=BackwardSum)
 
     def begin_chunk(self, points: Points, chunk: slice) -> None:
-        """Choose the points of the sample that belong to a chunk."""
+        """Select the points of the sample that belong to a chunk."""
         inside = (self.sample >= chunk.start) & (self.sample < chunk.stop)
         (self.rows,) = torch.where(inside)
         self.points = None
@@ -122,7 +125,7 @@ class FinerPass:
             self.points = points.some(self.sample[self.rows] - chunk.start)
 
     def take(self, step: Step, back: BackwardStep) -> None:
-        """Add one step at the chosen points."""
+        """Add one step at the selected points."""
         if self.points is None or self.rows is None:
             return
         block = StepBlock(self.points, step.segment, slice(0, len(self.points.inputs)))
@@ -147,7 +150,10 @@ def add_step(
     block: StepBlock,
     rows: Int[Tensor, " chosen"],
 ) -> tuple[StepResult, Float[Tensor, "chosen out train"]]:
-    """Add one step to `rows` of the integrals. Return its result, and the contributions −K_s ℓ′."""
+    """Add one step to `rows` of the integrals.
+
+    Return the result of the step, and its contributions −K_s ℓ′.
+    """
     substeps = ((substep.weight, block.jacobian(substep)) for substep in integrals.substeps)
     result = backward_sum.take(back, substeps)
     parts = contract(result.terms.kernel, step.output_gradient).neg_()
@@ -168,8 +174,12 @@ def add_step(
 
 
 def rounding_of(step: Step) -> tuple[Weights, Weights]:
-    """Return 1 where examples cause the gradient of a step and 0 where it is rounding, and that
-    rounding."""
+    """Return the credit of a step's gradient, and the part of the gradient that is a rounding
+    error.
+
+    The credit is 0 where the gradient is a rounding error, and 1 elsewhere. Return two empty dicts
+    if the gradient is nowhere a rounding error.
+    """
     weights = step.view.weights
     pulled = list(step.view.pulled(step.output_gradient))
     gradient = summed(pulled, weights)
@@ -186,7 +196,7 @@ def rounding_of(step: Step) -> tuple[Weights, Weights]:
 
 @dataclass(kw_only=True)
 class SecondPass:
-    """The pass from the last step to the first, over all chunks; `done` counts its steps."""
+    """The passes from the last step to the first, one per chunk. `done` counts their steps."""
 
     steps: Playback
     optimizer: AbstractOptimizer
@@ -203,7 +213,7 @@ class SecondPass:
 
     @property
     def chunks(self) -> list[slice]:
-        """The attributed points, cut into chunks that fit into the memory."""
+        """The attributed points, cut into chunks that fit into memory."""
         return cut(0, len(self.domain.attributed), self.domain.chunk)
 
     @property
@@ -212,8 +222,10 @@ class SecondPass:
         return {name: rule.integrals for name, rule in self.rules.items()}
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
-        """Add the remaining steps. After each, yield the numbers of steps done and in
-        all."""
+        """Add the remaining steps.
+
+        After each step, yield the number of completed steps and the number of all steps.
+        """
         chunks = self.chunks
         total = len(chunks) * self.length
         end = None
@@ -225,14 +237,14 @@ class SecondPass:
                 end = None
             step = self.steps.step(index, end=end)
             self.take(step, self.points, chunks[number])
-            end = step.view.weights  # the step before this one ends here
+            end = step.view.weights  # the end of the previous step
             self.done += 1
             yield self.done, total
 
     def begin_chunk(self, chunk: slice, index: int) -> Points:
-        """Return the points of a chunk, before the pass adds step `index`.
+        """Prepare the backward sums of a chunk at step `index`, and return the points of the chunk.
 
-        U begins at zero at the last step, and continues from the checkpoint at an earlier one.
+        At the last step U is zero. At an earlier step U is restored from the checkpoint.
         """
         points = self.domain.explained.some(self.domain.attributed[chunk])
         if self.finer is not None:
@@ -257,7 +269,7 @@ class SecondPass:
         return points
 
     def take(self, step: Step, points: Points, chunk: slice) -> None:
-        """Add one step at the points of a chunk, by every rule."""
+        """Add one step at the points of a chunk, by all rules."""
         credited: Weights = {}
         rounding: Weights = {}
         if self.optimizer.divides:
@@ -306,15 +318,14 @@ def sample_points(points: int, count: int) -> Int[Tensor, " sample"]:
 
 @dataclass(kw_only=True)
 class TwoPasses(AbstractAccumulator):
-    """A recording of all steps, and the backward pass, which begins when the last step is
-    known."""
+    """A recording of all steps, and the backward passes after the last step."""
 
     path: Path
     optimizer: AbstractOptimizer
     domain: Domain
     recording: Recording
     second: SecondPass | None = None
-    saved: Mapping[str, Any] | None = None  # of a checkpoint on the way back
+    saved: Mapping[str, Any] | None = None  # state of the backward pass from a checkpoint
     noted: list[Mark] = field(default_factory=list)
 
     @property
@@ -346,7 +357,7 @@ class TwoPasses(AbstractAccumulator):
                 self.noted.append(mark_of(second.integrals))
 
     def begin_pass(self, step_sizes: Sequence[float], *, measures_error: bool) -> SecondPass:
-        """Prepare a pass over these steps. The error is measured over the whole path alone."""
+        """Prepare a backward pass over these steps, with an error estimate if `measures_error`."""
         steps = Playback(
             recording=self.recording,
             points=self.domain.points,
@@ -364,7 +375,7 @@ class TwoPasses(AbstractAccumulator):
         )
 
     def rule_pass(self, rule: AbstractRule, steps: int) -> RulePass:
-        """Sums of zero by one rule."""
+        """Return sums of zero for one rule and a path of `steps` steps."""
         domain = self.domain
         rules = len(self.path.rule)
         totals = totals_at_zero(domain, rules)
@@ -381,7 +392,10 @@ class TwoPasses(AbstractAccumulator):
         )
 
     def finer_pass(self) -> FinerPass | None:
-        """Sums of zero with twice the substeps, if a rule closes and its error is asked for."""
+        """Return sums of zero for the error estimate.
+
+        Return None if no rule closes the steps, or if no error estimate is requested.
+        """
         path = self.path
         domain = self.domain
         if path.closing is None or not path.finer:

@@ -2,11 +2,11 @@
 
 Each line imports only from the lines above it:
 
-atomic, own_files                    files that survive a kill, seals; removal of a package's own files
-sealed_log, schema                   logs that survive a kill; the schema of every file
-folder, array_schema, results        the state of a run folder; the schema of arrays; the CSV files of a run
-data, kernels                        the examples; tangent kernels, path kernels and predictions
-contributions, ground_truth          contributions, effects and removals; trainings without examples
+atomic, own_files                    atomic files, locks and seals; removal of this package's files
+sealed_log, schema                   append-only logs; the schema of each file
+folder, array_schema, results        the state of a run folder; the schema of arrays; CSV files
+data, kernels                        examples; tangent kernels, path kernels and predictions
+contributions, ground_truth          contributions, effects and removals; outputs after retraining
 kernel_file, sweep, claim            kernel files; sweeps; verdicts on claims
 register                             the register of claims
 """

@@ -1,4 +1,4 @@
-"""The schema of the arrays in a run folder: their shapes are checked before any of them is read.
+"""Validation of the arrays in a run folder. Shapes are checked before an array is read.
 
 >>> store = Store({}, {"decay": ArrayRecord.model_validate(DESCRIBED)})
 >>> kinds = {"decay": ("query", "out")}
@@ -27,7 +27,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import RUN_AGAIN, Damaged, read_object
 from ntkexp.records.schema import ArrayRecord, GroupRecord, checked, first_fault
 
-# --- data.npz: the types and shapes of its arrays are read before the arrays.
+# --- data.npz: the headers with types and shapes are read before the arrays.
 
 
 class Header(NamedTuple):
@@ -45,7 +45,7 @@ ANY = NUMBERS + TEXT_KINDS
 
 
 def read_headers(path: Path) -> dict[str, Header]:
-    """Read the headers of all arrays in a file. Raise if an array is compressed or incomplete."""
+    """Read the headers of all arrays in an npz file. Raise if one is compressed or incomplete."""
     try:
         with zipfile.ZipFile(path) as archive:
             return {
@@ -83,7 +83,7 @@ def header_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Header:
 
 
 def refuse_half_characters(words: NDArray[Any]) -> None:
-    """Raise ValueError if a text holds a code that is no character."""
+    """Raise ValueError if a text contains a code point that is not a Unicode character."""
     if not words.size or not words.dtype.itemsize:
         return
     codes = np.ascontiguousarray(words).view(np.uint32)
@@ -93,7 +93,7 @@ def refuse_half_characters(words: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class RunAxes:
-    """The lengths of a run's axes by data.npz: training examples, and the points of all evaluated splits."""
+    """The lengths of a run's axes, according to data.npz."""
 
     train: int
     points: int
@@ -101,7 +101,10 @@ class RunAxes:
 
     @classmethod
     def of(cls, headers: Mapping[str, Header], read: Sequence[str], path: Path) -> RunAxes:
-        """Return the lengths of the axes. Raise if the arrays are inconsistent."""
+        """Return the lengths of the axes, where `read` are the evaluated splits.
+
+        Raise if the arrays are inconsistent.
+        """
         fault = data_fault(headers, read)
         if fault:
             raise Damaged(f"{path} holds what no run writes: {fault}; {RUN_AGAIN}")
@@ -110,7 +113,7 @@ class RunAxes:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """The lengths by the names of axes in stores."""
+        """The lengths of axes in stores, by the name of the axis."""
         return {"query": self.points, "train": self.train, "example": self.train}
 
 
@@ -165,7 +168,7 @@ def is_like(header: Header | None, axes: int, kinds: str) -> bool:
 
 
 def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
-    """Raise if a class or phase has an impossible number, or if a text is not a string."""
+    """Raise if a class or phase number is out of range, or if a text is not valid Unicode."""
     classes = arrays["classes"]
     phases = arrays.get("phases", ())
     phase_classes = arrays.get("phase_classes")
@@ -187,17 +190,17 @@ def refuse_odd_data(arrays: Mapping[str, NDArray[Any]], path: Path) -> None:
 
 
 def refuse_outside(numbers: NDArray[Any], low: int, high: int, name: str) -> None:
-    """Raise ValueError unless these are whole numbers from `low` to below `high`."""
+    """Raise ValueError unless `numbers` are integers from `low` to `high` − 1."""
     if numbers.dtype.kind not in INTEGER_KINDS or (
         numbers.size and not low <= numbers.min() <= numbers.max() < high
     ):
         raise ValueError(f"'{name}' has numbers outside {low} to {high - 1}")
 
 
-# --- Stores: the descriptions of their arrays are read before the arrays.
+# --- Stores: the zarr.json files with types and shapes are read before the arrays.
 #
-# zarr reads chunks without a file as the fill value. So a small file could describe an array that exceeds the memory.
-# Most chunks of a large array must therefore exist.
+# zarr fills chunks without a file with the fill value. So a small file could describe an array that
+# exceeds the memory. Therefore most chunks of a large array must exist.
 
 
 DESCRIBED = {
@@ -209,15 +212,15 @@ DESCRIBED = {
     "codecs": [{"name": "bytes"}],
     "dimension_names": ["query", "out"],
 }
-"""The zarr.json of an array, for examples."""
+"""The zarr.json of an array, for doctests."""
 
-MAX_UNSTORED_NUMBERS = 1 << 27  # of an array whose chunks may be missing
-MIN_STORED_FRACTION = 1 / 16  # of the numbers of a larger array
+MAX_UNSTORED_NUMBERS = 1 << 27  # largest size of an array without any stored chunk
+MIN_STORED_FRACTION = 1 / 16  # minimum fraction of stored numbers in a larger array
 MAX_MISSING_CHUNKS = 1 << 16
 
 
 class Store(NamedTuple):
-    """The attributes of a store, and the descriptions of its arrays."""
+    """The attributes of a store, and the zarr.json of each array."""
 
     attributes: dict[str, Any]
     arrays: dict[str, ArrayRecord]
@@ -227,7 +230,7 @@ ZARR = "zarr.json"
 
 
 def read_store(path: Path) -> Store:
-    """Read the shapes of all arrays in a store. Raise if no run writes such a store."""
+    """Read the zarr.json of all arrays in a store. Raise if no run writes such a store."""
     group = checked(read_object(path / ZARR), GroupRecord, path / ZARR)
     arrays = dict[str, ArrayRecord]()
     for place in sorted(path.iterdir()):
@@ -246,7 +249,7 @@ def read_store(path: Path) -> Store:
 
 
 def array_fault(array: ArrayRecord, place: Path) -> str | None:
-    """Return the fault in the size of an array, or None."""
+    """Return a description of the fault in the sizes of an array's chunks, or None."""
     chunk = array.chunk_grid.configuration.chunk_shape
     if not len(array.shape) == len(chunk) == len(array.dimension_names):
         return "its axes are not as many as their names"
@@ -266,7 +269,7 @@ def array_fault(array: ArrayRecord, place: Path) -> str | None:
 
 
 def chunk_sizes(folder: str) -> list[int]:
-    """Return the bytes of every stored chunk."""
+    """Return the size of each stored chunk in bytes."""
     sizes = list[int]()
     try:
         with os.scandir(folder) as entries:
@@ -290,9 +293,10 @@ def refuse_odd_store(
     required: Sequence[str],
     lengths: Mapping[str, int],
 ) -> None:
-    """Raise if a store lacks an array of `required`, or has an array of no kind, or of other axes or lengths.
+    """Raise if a store lacks a required array, or if an array has an unknown kind or a wrong shape.
 
-    The name of an array is its kind, or begins with it, as `contribution_left`.
+    `kinds` are the axes of each kind of array, and `lengths` the lengths of axes. The name of an
+    array is its kind, or its kind followed by a suffix, as in `contribution_left`.
     """
     missing = [name for name in required if name not in store.arrays]
     if missing:
@@ -318,6 +322,6 @@ def refuse_odd_store(
 
 
 def refuse_odd_steps(steps: NDArray[np.int64], path: Path) -> None:
-    """Raise if steps do not increase."""
+    """Raise unless the steps are non-negative and strictly increasing."""
     if len(steps) and (steps[0] < 0 or (np.diff(steps) <= 0).any()):
         raise Damaged(f"{path} is damaged: its steps do not count upwards; {RUN_AGAIN}")

@@ -1,16 +1,19 @@
-r"""Files that survive a kill at any moment, by a signal or by a power cut.
+r"""Files that remain valid if the process is killed at any moment, by a signal or by a power cut.
 
-    file    It is written under another name, forced to the disk, and renamed. A kill before the renaming leaves the old
-            file, and a `.partial` that is never read. A kill after it leaves the new file.
-    lock    It is the kernel's `flock`, which ends when its process ends for any reason. The locked file stays, but no
-            lock is left over, and no process can take a lock from its holder.
-    seal    A digest is stored with the sealed bytes, or in a file that is written later. Bytes that were cut off,
-            changed or copied from another file do not match, and are rejected before they are parsed.
-    log     It only grows, by sealed entries (`records.sealed_log`). A kill leaves at most an unfinished last entry,
-            which is cut off when the log continues.
+    file    A file is written under another name, forced to the disk, and renamed. If the process is
+            killed before the renaming, the old file remains, and a `.partial` file that is never
+            read. If it is killed later, the new file exists.
+    lock    A lock is a `flock` of the operating system, which ends when its process ends. The
+            locked file remains, but not the lock. No process can take a lock from its holder.
+    seal    A seal is a digest that is stored at the end of the sealed bytes, or in a file that is
+            written later. Bytes that were truncated, changed or copied from another file do not
+            match their seal. They are rejected before they are parsed.
+    log     A log only grows, by sealed entries (`records.sealed_log`). A kill leaves at most one
+            unfinished entry at the end, which is removed when the log continues.
 
-So a run is resumed without repair: it checks which files are complete, and writes the others again. The folder of a run
-is complete when the file that seals all others exists, which is written last (`records.folder`).
+So a run is resumed without repair. It checks which files are complete, and writes all others again.
+The folder of a run is complete when the file that seals all others exists. This file is written
+last (`records.folder`).
 
 >>> seal(b"numbers", "one run") == seal(b"numbers", "another")
 False
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-# --- Atomic files: a reader sees the old content or the new one.
+# --- Atomic files: a reader sees the complete old content or the complete new content.
 
 
 PARTIAL = ".partial"  # the suffix of a file that is being written
@@ -47,12 +50,12 @@ PARTIAL = ".partial"  # the suffix of a file that is being written
 
 @contextmanager
 def being_written(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that gets its name at the end. A kill or power cut leaves the old file or the new one."""
+    """Yield a temporary file, and rename it to `path` at the end of the `with` block."""
     make_folder(path.parent)
-    # two writers have different files
+    # a random name, so that concurrent writers use different files
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL}")
     try:
-        opening = partial.open("xb")  # overwrites no file and follows no link
+        opening = partial.open("xb")  # never overwrites a file or follows a link
     except FileNotFoundError:
         raise cannot_write(partial.parent) from None
     try:
@@ -61,7 +64,7 @@ def being_written(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())  # else a power cut after the renaming could leave an empty file
         partial.replace(path)
-    except BaseException:  # after a full disk, the partial file would keep it full
+    except BaseException:  # if the disk is full, the partial file must not keep it full
         partial.unlink(missing_ok=True)
         raise
 
@@ -83,20 +86,22 @@ def make_folder(folder: Path) -> None:
 
 
 def cannot_write(folder: Path) -> PermissionError:
-    """Return the error for a folder such as /proc, where the system reports a missing file instead of a permission."""
+    """Return a PermissionError. In folders such as /proc, the system reports a missing file."""
     return PermissionError(errno.EACCES, "Nothing can be written there", str(folder))
 
 
 # --- Locks: the process that writes a folder holds an exclusive flock on a file in it.
 #
-# The kernel drops the lock when its last descriptor is closed, which also happens when a process is killed. A forked
-# child shares the lock, which is dropped when both processes have ended. Locks are released only by closing, so the
-# child cannot take the lock from its parent. On NFS, Linux turns flock into a lock of the server, which needs a file
-# that is open for writing.
+# The operating system releases the lock when its last descriptor is closed. This also happens when
+# the process is killed. A forked child shares the lock, which is released when both processes have
+# ended. This module releases locks only by closing descriptors, so a child cannot release the lock
+# of its parent. On NFS, Linux turns flock into a lock of the server, which needs a file that is
+# open for writing.
 #
-# The package filelock could replace `acquire` and `waited_for`, but not `is_held`: it detects the lock of another
-# process only by taking it, which needs a writable folder and makes a simultaneous claim fail. Its behaviour without
-# flock and in forked children changes with its version.
+# The package filelock could replace `acquire` and `waited_for`, but not `is_held`. It detects the
+# lock of another process only by taking the lock. This needs a writable folder, and makes a
+# concurrent `acquire` fail. Its behaviour without flock and in forked children depends on its
+# version.
 
 
 try:
@@ -106,15 +111,15 @@ except ImportError as error:  # not a POSIX system
         "run folders are locked with flock, which this system lacks; use Linux, macOS or WSL"
     ) from error
 
-# `is_held` shares a lock for an instant, which must not make a claim fail
+# retry, because `is_held` briefly takes a shared lock, which would make `acquire` fail
 LOCK_ATTEMPTS = 10
 LOCK_PAUSE_SECONDS = 0.01
 
 
 def acquire(lock: Path) -> int:
-    """Take the lock, and return its descriptor. Raise BlockingIOError if another process holds it.
+    """Take the lock and return its descriptor. To release the lock, close the descriptor.
 
-    Closing the descriptor releases the lock.
+    Raise BlockingIOError if another process holds the lock.
     """
     for attempt in range(LOCK_ATTEMPTS):
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -132,14 +137,14 @@ def acquire(lock: Path) -> int:
 
 
 def release(descriptor: int, lock: Path) -> None:
-    """Release a lock and remove its file. A process that waits for it creates a new file."""
+    """Release a lock and remove its file. A process that waits for the lock creates a new file."""
     with suppress(OSError):
         lock.unlink()
     os.close(descriptor)
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Return whether an open file is still the file at this path."""
+    """Return True if an open file is still the file at this path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:
@@ -148,13 +153,13 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def waited_for(lock: Path) -> Iterator[None]:
-    """Hold the lock. Wait until other processes have released it."""
+    """Hold the lock inside the `with` block. First wait until other processes have released it."""
     make_folder(lock.parent)
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if is_at(descriptor, lock):  # else another process removed the file
+            if is_at(descriptor, lock):  # else another process removed the file: try again
                 yield
                 return
         finally:
@@ -162,9 +167,9 @@ def waited_for(lock: Path) -> Iterator[None]:
 
 
 def is_held(lock: Path) -> bool:
-    """Return whether a process holds the lock. A missing file is not locked."""
+    """Return True if a process holds the lock. A missing file is not locked."""
     try:
-        # without O_NONBLOCK, a pipe of this name would wait for a writer
+        # without O_NONBLOCK, opening a named pipe would wait for a writer
         descriptor = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
@@ -178,27 +183,28 @@ def is_held(lock: Path) -> bool:
         os.close(descriptor)
 
 
-# --- Seals: digests that show whether bytes are unchanged, and were written for this place.
+# --- Seals: digests that show that bytes are unchanged and were written for a given location.
 #
 #     seal(content, of) = sha256(of ‖ 0 ‖ content)
 #
-# `of` names the place: a file of a run, a tile of a kernel, a row. Equal bytes in another place have another seal.
+# The text `of` identifies the location, for example a file of a run, a tile of a kernel or a row.
+# Equal bytes at another location have a different seal.
 
 
-BLOCK = 1 << 20  # bytes of one read
+BLOCK = 1 << 20  # bytes per read
 WIDTH = 32  # bytes of a seal
 NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 Seals: TypeAlias = Mapping[str, tuple[int, str]]
-"""The number of bytes and the seal of each file, by its path relative to a folder."""
+"""The size in bytes and the seal of each file, by its path relative to a folder."""
 
 
 class Damaged(Mistake):
-    """A file that differs from the written one."""
+    """Raised if a file has changed since it was written."""
 
 
 class Sealing:
-    """The seal of bytes that are written one after the other. `position` counts them."""
+    """The seal of a stream of bytes, updated block by block. `position` is the number of bytes."""
 
     def __init__(self, of: str = "") -> None:
         self.hash = sha256(of.encode() + b"\0")
@@ -224,7 +230,7 @@ def seal(content: ReadableBuffer, of: str = "") -> bytes:
 
 
 def sealing_of(path: Path | str, size: int, of: str = "") -> Sealing:
-    """Return the sealing of the first `size` bytes of a file."""
+    """Return the `Sealing` of the first `size` bytes of a file."""
     sealing = Sealing(of)
     with open(path, "rb", buffering=0) as file:
         while sealing.position < size:
@@ -236,7 +242,7 @@ def sealing_of(path: Path | str, size: int, of: str = "") -> Sealing:
 
 
 def sealed(folder: Path, names: Iterable[str]) -> Seals:
-    """Return the seals of files, and of all files in folders."""
+    """Return the seals of the named files, and of all files in the named folders."""
     paths = (path for name in names for path in (folder / name, *(folder / name).rglob("*")))
     files = sorted(path for path in paths if path.is_file())
     return {
@@ -246,9 +252,12 @@ def sealed(folder: Path, names: Iterable[str]) -> Seals:
 
 
 def broken(folder: Path, seals: Seals, largest: float = inf) -> list[str]:
-    """Return the files that do not match their seals. Only the size of files larger than `largest` is checked."""
+    """Return the files that do not match their seals.
+
+    For files larger than `largest` bytes, only the size is checked.
+    """
     wrong = []
-    # paths as text, because creating `Path` objects takes longer than reading small files
+    # use strings, because creating `Path` objects takes longer than reading small files
     folder_name = str(folder)
     for name, (size, mark) in seals.items():
         path = os.path.join(folder_name, name)
@@ -277,12 +286,12 @@ class SealedFile:
         return self.file.write(content)
 
     def flush(self) -> None:
-        """Do nothing, because nothing is buffered."""
+        """Do nothing, because this object has no buffer."""
 
 
 @contextmanager
 def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
-    """Yield a file that can only be written to. It is stored atomically, with its seal at its end."""
+    """Yield a write-only file. Store it atomically, followed by its seal."""
     with being_written(path) as file:
         content = SealedFile(file, of)
         yield cast(BinaryIO, content)
@@ -290,16 +299,16 @@ def being_sealed(path: Path, of: str) -> Iterator[BinaryIO]:
 
 
 def sealed_for(path: Path, of: str) -> bool:
-    """Return whether a file that `being_sealed` wrote is undamaged."""
+    """Return True if a file that `being_sealed` wrote matches its seal."""
     size = path.stat().st_size - WIDTH
     with path.open("rb") as file:
         file.seek(max(0, size))
         return size >= 0 and sealing_of(path, size, of).digest == file.read()
 
 
-# --- JSON files: keys in the given order, two blanks of indentation, a newline at the end.
+# --- JSON files: keys in the given order, an indentation of two spaces, and a newline at the end.
 #
-# JSON has no infinity and no NaN, so a number that is not finite becomes null.
+# JSON has no infinity and no NaN, so non-finite numbers become null.
 
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -346,7 +355,7 @@ def as_object(content: bytes, path: Path) -> dict[str, Any]:
 
 
 def depth_of(value: object) -> int:
-    """Return the number of levels of nested objects and lists."""
+    """Return the nesting depth of objects and lists."""
     depth = 0
     level = [value]
     while True:
@@ -360,7 +369,7 @@ def depth_of(value: object) -> int:
 
 
 def refuse_half_characters(value: object, path: Path) -> None:
-    """Raise if a text holds half of a surrogate pair, which JSON can spell but UTF-8 cannot encode."""
+    """Raise if a text contains half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -368,7 +377,7 @@ def refuse_half_characters(value: object, path: Path) -> None:
 
 
 def finite_json(value: Json) -> Json:
-    """Return the value with null in place of infinities and NaN."""
+    """Return the value with None in place of infinities and NaN."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -379,13 +388,16 @@ def finite_json(value: Json) -> Json:
 
 
 def sealed_text(value: Mapping[str, Json], of: str) -> str:
-    """Return an object as JSON text with its seal in the last line. Without this line, it is the sealed text."""
+    """Return an object as JSON text, with its seal as the last key.
+
+    The seal covers the JSON text without this key.
+    """
     return to_text({**value, SEAL: seal(to_text(value).encode(), of).hex()})
 
 
 def read_sealed(path: Path, of: str) -> dict[str, Any]:
-    """Read an object from a JSON file, check its seal, and remove the seal."""
-    content = read_bytes(path)  # once, so that the checked bytes are the returned ones
+    """Read an object from a JSON file, check its seal, and return it without the seal."""
+    content = read_bytes(path)  # read once, so that the checked bytes are the parsed bytes
     value = as_object(content, path)
     mark = value.pop(SEAL, None)
     if mark is None:
@@ -400,7 +412,7 @@ def read_sealed(path: Path, of: str) -> dict[str, Any]:
 
 
 def size_of(path: Path) -> int | None:
-    """Return the bytes of a file, or of all files in a folder; None if neither exists."""
+    """Return the size in bytes of a file or of all files in a folder, or None if it is missing."""
     try:
         status = os.stat(path)
     except OSError:
@@ -409,7 +421,7 @@ def size_of(path: Path) -> int | None:
 
 
 def size_of_folder(path: str) -> int:
-    """Return the bytes of all files in a folder. No link to a folder is followed."""
+    """Return the size in bytes of all files in a folder. Do not follow links to folders."""
     total = 0
     with os.scandir(path) as entries:
         for entry in entries:

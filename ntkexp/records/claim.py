@@ -1,4 +1,4 @@
-"""claims/<name>-<digest>/: verdict.json, the verdict on a claim, and picture.json, the caption of its picture."""
+"""The files of a claim's folder: verdict.json, the verdict, and picture.json, a caption."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from ntkexp.records.atomic import Json, read_sealed, sealed_text, write_atomical
 from ntkexp.records.folder import results_version
 from ntkexp.records.results import Seconds, read_timings
 
-# --- claims/<name>-<digest>/verdict.json: the verdict on a claim. Each repetition writes the same bytes.
+# --- claims/<name>-<digest>/verdict.json: the verdict on a claim. It is byte-identical each time.
 #
 # {"name": …, "digest": …, "size": …, "statement": …, "source": …, "refutes": …, "command": …,
-#  "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …, "more_seeds": …, "expected": …,
-#                     "seeds": […], "draws": …, "note": …}, "control": …, "second": …}, "seal": of all this}
+#  "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …, "more_seeds": …,
+#                     "expected": …, "seeds": […], "draws": …, "note": …},
+#            "control": …, "second": …},
+#  "seal": the seal of all other keys}
 #
-# If a look expects several parts, the figure is that of the deciding part, which comes first.
+# A look is a test of the claim. If a look tests several expectations, `figure` is the estimate for
+# the expectation that decides the verdict.
 
 
 VERDICT, PICTURE, TIMINGS = "verdict.json", "picture.svg", "timings.csv"
 NOT_REPLICATED = "not replicated"
 WHOLE = "runs"
-"""The part of the timings that covers all runs. The parts of looks have their names."""
+"""The part of timings.csv that covers all runs. The other parts are named after looks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The verdict on one look at a claim."""
+    """The result of one look (test) at a claim."""
 
     verdict: str
     figure: float
@@ -60,7 +63,7 @@ class Judgement:
 
     @classmethod
     def of_fields(cls, fields: Mapping[str, Any]) -> Judgement:
-        """Return the judgement from its JSON fields, where null means NaN."""
+        """Return a judgement from its JSON fields. Null becomes NaN."""
         low, high = fields["interval"]
         return cls(
             verdict=fields["verdict"],
@@ -77,13 +80,13 @@ class Judgement:
 
 
 def number_of(value: float | None) -> float:
-    """Return a number from JSON, where null means NaN."""
+    """Return a number from JSON, or NaN for null."""
     return math.nan if value is None else float(value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
-    """A judged claim."""
+    """A claim with the results of its looks."""
 
     path: Path
     name: str
@@ -97,7 +100,7 @@ class ClaimRecord:
 
     @property
     def cpu_minutes(self) -> float:
-        """The CPU minutes of all its runs; NaN if they were not measured."""
+        """The CPU minutes of all runs, or NaN if they were not measured."""
         return self.minutes_of(WHOLE)
 
     def minutes_of(self, part: str) -> float:
@@ -110,14 +113,15 @@ class ClaimRecord:
 
     @property
     def verdict(self) -> str:
-        """The verdict of both looks: the main look supports the claim only if the second look does."""
+        """The verdict of both looks (see `pair_verdict`)."""
         return pair_verdict(self.main.verdict, self.looks["second"].verdict)
 
     @property
     def p(self) -> float | None:
-        """The p-value of both looks: the larger one if both support the claim.
+        """The p-value of the verdict.
 
-        It is None if both looks are deterministic, and 1 if the claim is undecided.
+        If the claim is supported, it is the larger p-value of both looks. If it is refuted, it is
+        the p-value of the main look. It is None if the looks are deterministic, and 1 otherwise.
         """
         if self.verdict not in {"supported", "refuted"}:
             return 1.0
@@ -139,7 +143,11 @@ class ClaimRecord:
 
     @property
     def json_fields(self) -> dict[str, Json]:
-        """The fields for JSON: the verdict of both looks, the figures of the main look, then all looks by name."""
+        """The fields for JSON: the fields of the claim and of its main look, then all looks by
+        name.
+
+        `verdict` is the verdict of both looks.
+        """
         looks = {name: look.fields for name, look in self.looks.items()}
         about = {key: value for key, value in self.fields.items() if key != "looks"}
         return {
@@ -154,7 +162,8 @@ class ClaimRecord:
 def pair_verdict(main: str, second: str) -> str:
     """Return the verdict on a claim, given the verdicts on its main look and its second look.
 
-    It is here and not in `ntkexp.claim.judge`, because the reports of claims import no claims.
+    The claim is not replicated if only the main look supports it. (The function is defined here,
+    because the reports of claims must not import `ntkexp.claim`.)
 
     >>> pair_verdict("supported", "refuted"), pair_verdict("refuted", "supported")
     ('not replicated', 'refuted')
@@ -163,7 +172,10 @@ def pair_verdict(main: str, second: str) -> str:
 
 
 def of_claim(path: Path, name: str) -> str:
-    """Return the place text of the seal of a claim's file. The folder's name contains the digest of the claim."""
+    """Return the text that identifies a claim's file in its seal.
+
+    It contains the name of the folder, and so the digest of the claim.
+    """
     return f"{name} of {Path(os.path.abspath(path)).name} by {results_version}"
 
 
@@ -183,7 +195,7 @@ def read_claim_record(path: Path) -> ClaimRecord:
 
 
 def claim_records(folder: Path) -> list[ClaimRecord]:
-    """Read the judged claims of a folder: the latest readable one of each name and size."""
+    """Read the judged claims in a folder: the latest readable record of each name and size."""
     records: dict[tuple[str, str], ClaimRecord] = {}
     for file in sorted(
         folder.glob(f"*/{VERDICT}"), key=lambda file: (file.stat().st_mtime, file.parent.name)
@@ -191,14 +203,14 @@ def claim_records(folder: Path) -> list[ClaimRecord]:
         try:
             record = read_claim_record(file.parent)
         except Mistake:
-            continue  # its command will write it again
+            continue  # the command that judges the claim will write the record again
         records[record.name, record.size] = record
     return [records[key] for key in sorted(records)]
 
 
-# --- claims/<name>-<digest>/picture.json: the caption and the table below the picture of a claim.
+# --- claims/<name>-<digest>/picture.json: the caption of a claim's picture, and the table below it.
 #
-# {"caption": …, "columns": [NAME, …], "rows": [[NUMBER, WORD or null, …], …], "seal": of all this}
+# {"caption": …, "columns": [NAME, …], "rows": [[NUMBER, WORD or null, …], …], "seal": …}
 #
 # `columns` and `rows` are empty if there is no table.
 
@@ -225,7 +237,7 @@ def write_exhibit(folder: Path, exhibit: Exhibit) -> None:
 
 
 def read_exhibit(folder: Path) -> Exhibit:
-    """Read the caption and the table. A missing or damaged file gives empty ones."""
+    """Read the caption and the table. Return empty ones if the file is missing or damaged."""
     try:
         fields = read_sealed(folder / EXHIBIT, of_claim(folder, EXHIBIT))
         rows = tuple(tuple(row) for row in fields["rows"])

@@ -1,4 +1,4 @@
-"""contributions.zarr, in all and by phase; leave_out.zarr; removal/KEY.zarr."""
+"""The stores contributions.zarr (in total and by phase), leave_out.zarr and removal/KEY.zarr."""
 
 from __future__ import annotations
 
@@ -33,32 +33,43 @@ from ntkexp.records.schema import (
     checked,
 )
 
-# --- contributions.zarr: the parts of each output at each query.
+# --- contributions.zarr: the terms that add up to f_T − f_0, for each output at each query.
 #
-#     contribution   [query, out, example]   𝒮(x, xᵢ), the contribution of each training example. Attributes: `rule`,
-#                                            and `error_bar` and `cancellation` if they are known
-#     half_by        [query, out, example]   the fraction of the path time at which half of the contribution had come,
-#                                            if the sum ran backwards over the steps
-#     decay          [query, out]            the part of weight decay
-#     outside        [query, out]            the part of changes after the last step of a followed loop
-#     statistics     [query, out]            the part of BatchNorm's running statistics
-#     rounding       [query, out]            the part of gradients that are only rounding errors
-#     coupling       [query, out]            the part of examples that act on one another through batch statistics, if
-#                                            attribution treats these as constants
-#     by_step        [query, out, step]      contributions and decay in each step, or in each stretch of steps
-#     step           [step]                  the first step of each stretch
-#     last_step      [step]                  the last step of each stretch
-#     by_component        [query, out, example, component]   the contribution through the parameters of each component
-#     decay_by_component  [query, out, component]
-#     by_component_step   [query, out, step, component]
-#     by_position         [query, out, example, position]    the contribution of the loss at each position of a text
-#     effect         [query, out, example]   the change of the output without the example. Attributes: `kind`
-#                                            (`removal`, `derivative`, `one_step`: predicted by a sweep backwards over
-#                                            training; `retrained`: measured), `mean`, `growth`, `agreement`
+# On the axes [query, out, example]:
 #
-# Sums over components and over positions are the contribution. All arrays but the effect belong to one rule, the best
-# one. The arrays of other rules have the rule behind their names, as `contribution_left`. Attributes of the store name
-# the axes: `example` (numbers in the source, ids or digests), `out` (the attributed outputs) and `component`.
+#     contribution   𝒮(x, xᵢ), the change by each training example. Attributes: `rule`, and
+#                    `error_bar` and `cancellation` if they were computed
+#     half_by        the fraction of the path time at which half of the contribution has
+#                    accumulated, if it was computed by a backward sum
+#     effect         the leave-out effect: the change of the output without the example. Attributes:
+#                    `kind` (`removal`, `derivative`, `one_step`: predicted by a backward sweep;
+#                    `retrained`: measured), `mean`, `growth`, `agreement`
+#
+# On the axes [query, out], the changes of the output that belong to no example:
+#
+#     decay          by weight decay
+#     outside        by changes after the last optimizer step of a followed loop
+#     statistics     by BatchNorm's running statistics
+#     jumps          by discrete choices that changed during a step
+#     rounding       by gradients that are only rounding errors
+#     coupling       by examples that influence each other through batch statistics, if these are
+#                    treated as constants by the attribution
+#
+# By stretch of steps, by component, and by position:
+#
+#     by_step              [query, out, step]                   contributions and decay
+#     step, last_step      [step]                               first and last step of each stretch
+#     by_component         [query, out, example, component]     contributions
+#     decay_by_component   [query, out, component]              decay
+#     by_component_step    [query, out, step, component]        contributions and decay
+#     by_position          [query, out, example, position]      contributions of the loss at each
+#                                                               position of a sequence
+#
+# The sums of `by_component` and of `by_position` over their last axis are the contributions. All
+# arrays except `effect` belong to the preferred rule (`RULE_ORDER`). The arrays of other rules have
+# the name of the rule as a suffix, as in `contribution_left`. The attributes of the store contain
+# the labels of the axes `example` (indices in the data source, ids or digests), `out` (the
+# attributed outputs) and `component`.
 
 
 CONTRIBUTION = "contribution"
@@ -69,7 +80,7 @@ SURROGATE = "surrogate_gradients"
 STATISTICS = "statistics"
 JUMPS = "jumps"
 JUMPED = "jumped"
-"""The attribute that names the first jump."""
+"""The attribute that describes the jumps."""
 COUPLING = "coupling"
 ROUNDING = "rounding"
 BY_STEP = "by_step"
@@ -83,25 +94,31 @@ BY_POSITION = "by_position"
 POSITION = "position"
 EFFECT = "effect"
 RETRAINED = "retrained"
-"""The `kind` of effects that were measured by training without each example."""
+"""The `kind` of effects that were measured by retraining without each example."""
 MEASURE = "measure"
-"""The attribute that names the explained measure of the outputs, and the name of its single number."""
+"""The attribute that names the explained measure, and the label of a measure without a name."""
 
 DIMS = ("query", "out", "example")
 QUERY_OUT = DIMS[:2]
 RULE_ORDER = {"secant": 0, "gauss": 1, "left": 3}
-"""The order of preference of rules. Users' rules come before `left`."""
+"""The order of preference of rules. A user's rule has the number 2, and comes before `left`."""
 
 
 class ByStep(NamedTuple):
-    """The part of each stretch of steps, [query, out, step]. `edges` are the first steps, and the number of steps."""
+    """The change of the outputs in each stretch of steps, [query, out, step].
+
+    `edges` are the first steps of the stretches, followed by the number of all steps.
+    """
 
     sums: NDArray[np.float64]
     edges: Sequence[int]
 
 
 class ByComponent(NamedTuple):
-    """The parts of components in contributions, decay and stretches of steps, [query, out, …, component]."""
+    """The shares of the components in contributions, decay and stretches of steps.
+
+    The last axis of each array is the component.
+    """
 
     names: Sequence[str]
     parts: NDArray[np.float64]
@@ -128,7 +145,7 @@ class ContributionsByRule:
 
     @property
     def arrays(self) -> dict[str, ManyRows | None]:
-        """All arrays by their kinds."""
+        """The arrays by kind."""
         components = self.by_component
         has_decay = components is not None and self.decay is not None
         return {
@@ -168,11 +185,14 @@ CONTRIBUTION_KINDS: Mapping[str, Dims] = {
 """The axes of each kind of array."""
 
 REQUIRED_BESIDE = {BY_STEP: (STEP, LAST_STEP), BY_COMPONENT_STEP: (STEP, LAST_STEP)}
-"""The arrays without which an array of a kind cannot be read."""
+"""The arrays that must exist if an array of this kind exists."""
 
 
 def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: int) -> None:
-    """Raise if no run writes such a store, given the lengths of its axes and the number of the network's outputs."""
+    """Raise if no run writes such a store.
+
+    `lengths` are the lengths of the axes, and `outputs` is the number of outputs of the network.
+    """
     store = read_store(path)
     facts = checked(store.attributes, ContributionsAttributes, path / ZARR)
     outs = facts["out"]
@@ -200,7 +220,7 @@ def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: in
         required += [EXAMPLE_PHASE, POINT_PHASE]
     refuse_odd_store(store, path, CONTRIBUTION_KINDS, required, known_lengths)
 
-    # the contributions of each rule must have the name of this rule
+    # the name of each array of contributions must match its attribute `rule`
     rules = {
         name: checked(array.attributes, RuleAttributes, path / name)["rule"]
         for name, array in store.arrays.items()
@@ -216,7 +236,7 @@ def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: in
 
 
 def explained_rule(rules: Iterable[str]) -> str | None:
-    """Return the best of some rules, which explains the outputs.
+    """Return the preferred rule, whose contributions explain the outputs.
 
     >>> explained_rule(["left", "secant"]), explained_rule(["left", "my_rule"]), explained_rule([])
     ('secant', 'my_rule', None)
@@ -225,7 +245,7 @@ def explained_rule(rules: Iterable[str]) -> str | None:
 
 
 def called(kind: str, rule: str, explained: str) -> str:
-    """Return the name of a rule's array of a kind.
+    """Return the name of the array of a kind by a rule. `explained` is the preferred rule.
 
     >>> called("contribution", "left", "secant"), called("contribution", "left", "left")
     ('contribution_left', 'contribution')
@@ -261,22 +281,22 @@ def write_contributions(
 
 
 def add_effect(path: Path, values: NDArray[np.float64], facts: Facts) -> None:
-    """Add the effects of the examples to a store of contributions."""
+    """Add the leave-out effects to a store of contributions."""
     store = open_store(path, write=True)
     write_array(store, EFFECT, np.asarray(values, dtype=np.float64), DIMS, facts)
 
 
 # --- contributions.zarr by phase, if data come in phases. Phases are counted from 1.
 #
-#     by_phase        [phase, query, out, example]   the contribution of each training example in each phase
-#     decay_by_phase  [phase, query, out]            the part of weight decay
+#     by_phase        [phase, query, out, example]   the contribution of each training example
+#     decay_by_phase  [phase, query, out]            the change of the outputs by weight decay
 #     change          [phase, query, out]            the change of the outputs
-#     example_phase   [example]                      the phase in which each example is learned
+#     example_phase   [example]                      the phase in which each example is used
 #     point_phase     [query]                        the phase of each query
-#     phase_name      [phase]                        the name of each phase
 #
-# The sum of `by_phase` over phases is `contribution`. `change` is the sum over examples and decay. An example has a
-# part outside its own phase if the optimizer's memory applies its gradient there.
+# The names of the phases are the attribute `phases`. The sum of `by_phase` over phases is
+# `contribution`. `change` is the sum of contributions and decay. With momentum, an example may also
+# have contributions in later phases, in which its gradient still changes the weights.
 
 
 BY_PHASE = "by_phase"
@@ -285,7 +305,7 @@ CHANGE = "change"
 EXAMPLE_PHASE = "example_phase"
 POINT_PHASE = "point_phase"
 PHASES = "phases"
-"""The attribute of the store that holds the names."""
+"""The attribute of the store that contains the names of the phases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +316,7 @@ class ContributionsByPhase:
     examples: NDArray[np.int64]
     points: NDArray[np.int64]
     change: NDArray[np.float64]
-    parts: Mapping[str, Sequence[ManyRows]]  # an array for each phase
+    parts: Mapping[str, Sequence[ManyRows]]  # for each rule, one array per phase
     decay: Mapping[str, NDArray[np.float64]]
 
 
@@ -316,13 +336,14 @@ def add_phases(path: Path, phases: ContributionsByPhase) -> None:
         write_array(store, name, decay, ("phase", *QUERY_OUT), {})
 
 
-# --- leave_out.zarr: predicted and actual changes of the outputs, for trainings without a group of examples.
+# --- leave_out.zarr: predicted and actual changes of the outputs if groups are left out.
 #
-#     predicted, actual    [removal, query, out]   at the outputs of contributions.zarr
-#     query                [query]                 the queries
-#     example              [place]                 the examples of all groups, one group after another
-#     count, influential   [removal]               the size of each group, and whether it holds the most influential
-#                                                  examples or random ones
+#     predicted, actual    [removal, query, out]   the changes of the outputs of contributions.zarr
+#     query                [query]                 the indices of the queries
+#     example              [place]                 the examples of all groups, concatenated
+#     count                [removal]               the number of examples in each group
+#     influential          [removal]               True for the most influential examples, False for
+#                                                  random examples
 
 
 STORE = "leave_out.zarr"
@@ -331,7 +352,7 @@ CHANGE_DIMS = ("removal", "query", "out")
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A group of examples that was left out: the most influential ones, or random ones."""
+    """A group of examples that was left out: the most influential examples, or random examples."""
 
     influential: bool
     examples: tuple[int, ...]
@@ -339,7 +360,7 @@ class LeftOut:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LeaveOut:
-    """The changes when several groups were left out, one at a time."""
+    """The predicted and actual changes if groups of examples are left out, one group at a time."""
 
     removals: tuple[LeftOut, ...]
     query: tuple[int, ...]
@@ -347,7 +368,10 @@ class LeaveOut:
     actual: NDArray[np.float64]
 
     def alone(self, examples: int) -> NDArray[np.float64] | None:
-        """Return the actual change without each example, [query, out, example], if each was left out alone."""
+        """Return the actual change without each example, [query, out, example].
+
+        Return None if not every example was left out alone.
+        """
         removal_of = {
             removal.examples[0]: k
             for k, removal in enumerate(self.removals)
@@ -382,14 +406,17 @@ def write_leave_out(path: Path, retrained: LeaveOut) -> None:
 
 
 def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> None:
-    """Raise if no run writes such a store, given the lengths of the run's axes and its number of outputs."""
+    """Raise if no run writes such a store.
+
+    `lengths` are the lengths of the run's axes, and `outs` is its number of attributed outputs.
+    """
     store = read_store(path)
     axes = {"out": outs}
     for axis, name in (("query", "query"), ("place", "example"), ("removal", "count")):
         axes[axis] = store.arrays[name].shape[0] if name in store.arrays else 0
     refuse_odd_store(store, path, LEAVE_OUT_KINDS, list(LEAVE_OUT_KINDS), axes)
 
-    # numbers of queries, of examples, and of examples in each group
+    # check the indices of queries and examples, and the sizes of groups
     opened = open_store(path)
     query, example, count = (
         np.asarray(get_array(opened, name)[...]) for name in ("query", "example", "count")
@@ -421,16 +448,17 @@ def read_leave_out(path: Path) -> LeaveOut:
     )
 
 
-# --- removal/KEY.zarr in a finished run: the breakdown of the change when a group of examples was left out.
+# --- removal/KEY.zarr in a finished run: the breakdown of the change if a group is left out.
 #
-#     actual     [query, out]            the change of the output, trained again without the group
+#     actual     [query, out]            the change of the output by retraining without the group
 #     shares     [query, out, example]   the share of each example of the group in `actual`
 #     by_step    [query, out, step]      the share of each step in `actual`
-#     query, out, example                the queries, outputs and training examples
+#     query, out, example                the indices of the queries, outputs and training examples
 #
-# KEY is a digest of group and queries. KEY.json is written last, seals the store, and holds further facts. DONE.json
-# does not list these files, because removals may be added to a finished run. KEY.json is sealed for this run and this
-# key, so that the removal of another run or group is not read.
+# KEY is a digest of group and queries. KEY.json is written last. It seals the store and contains
+# further facts. DONE.json does not list these files, because removals may be added to a finished
+# run. KEY.json is sealed for this run and this key, so that the removal of another run or group is
+# rejected.
 
 
 REMOVAL_FOLDER = "removal"
@@ -445,17 +473,17 @@ REMOVAL_FACTS = ("growth", "repeated", "emptied")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Removal:
-    """The breakdown of the changes when a group of examples was left out."""
+    """The breakdown of the changes of the outputs if a group of examples is left out."""
 
     query: tuple[int, ...]  # indices along the axis `query` of contributions.zarr
     out: tuple[int, ...]
-    example: tuple[int, ...]  # training indices of the group
+    example: tuple[int, ...]  # indices of the left-out training examples
     actual: NDArray[np.float64]
     shares: NDArray[np.float64]
     by_step: NDArray[np.float64]
-    growth: float  # of differences in the sweep backwards
-    repeated: float  # distance of the repeated training from the run, relative to the change
-    emptied: int  # steps without an example in their batch
+    growth: float  # growth of the adjoint in the backward pass
+    repeated: float  # difference of an exact repetition from the run, relative to the change
+    emptied: int  # number of steps whose batch has no remaining example
 
     @property
     def closure(self) -> float:
@@ -466,13 +494,13 @@ class Removal:
 
     @property
     def cancellation(self) -> NDArray[np.float64]:
-        """Σ|s|/|Σs|. If it is large, single shares mean little."""
+        """Σ|s|/|Σs| over the shares s. If it is large, the shares mostly cancel."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(np.abs(self.shares).sum(2) / np.abs(self.shares.sum(2)))
 
 
 def key(example: Sequence[int], query: Sequence[int]) -> str:
-    """Return the key of the removal of these examples at these queries.
+    """Return the key of a removal: a digest of the left-out examples and the queries.
 
     >>> key([3, 17], [0]) == key([17, 3], [0]), key([3], [0]) == key([3], [1])
     (True, False)
@@ -481,7 +509,7 @@ def key(example: Sequence[int], query: Sequence[int]) -> str:
 
 
 def write_removal(run: Path, removal: Removal) -> None:
-    """Write a removal into a run, whole or not at all."""
+    """Write a removal into a run folder. It counts only when it is complete."""
     folder = run / REMOVAL_FOLDER
     name = key(removal.example, removal.query)
     folder.mkdir(exist_ok=True)
@@ -496,7 +524,7 @@ def write_removal(run: Path, removal: Removal) -> None:
 
 
 def read_removal(run: Path, example: Sequence[int], query: Sequence[int]) -> Removal | None:
-    """Return the removal of a group at these queries, if the run has it undamaged."""
+    """Return the stored removal of a group at these queries, or None if missing or damaged."""
     folder = run / REMOVAL_FOLDER
     name = key(example, query)
     path = folder / f"{name}.json"

@@ -1,4 +1,4 @@
-"""data.npz: the examples of a run. trajectory.bin: rows of numbers that are each written once."""
+"""data.npz, the examples of a run, and trajectory.bin, the recorded steps of a run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ from ntkexp.records.atomic import WIDTH, Damaged, seal, write_atomically
 
 # --- data.npz: the examples of a run. For each split s of train, query and test:
 #
-#     <s>_shown    for readers: pixels, tokens, features    <s>_inputs   inputs of the network
-#     <s>_target   class labels or values                   <s>_targets  targets of the loss, [example, out]
-#     <s>_index    numbers of the examples in the source
-#     <s>_phase    the phase of each example, counted from 1, if data come in phases
+#     <s>_shown       the examples as reports show them: pixels, tokens, features
+#     <s>_inputs      the inputs of the network
+#     <s>_target      class labels or values
+#     <s>_targets     [example, out], the targets of the loss
+#     <s>_index       the index of each example in the data source
+#     <s>_phase       the phase of each example, counted from 1, if data come in phases
 #
-#     classes         names of the classes; empty for regression
-#     phases          names of the phases
-#     phase_classes   [phase, class], names of the classes in each phase, if phases share the outputs
-#     out_name        [out], names of the numbers of a measure, if one is explained instead of the outputs
+#     classes         the names of the classes; empty for regression
+#     phases          the names of the phases
+#     phase_classes   [phase, class], the names of the classes in each phase, if the phases share
+#                     their outputs
+#     out_name        [out], the names of the numbers of a measure, if a measure is explained
+#                     instead of the outputs
 
 
 OUT_NAME = "out_name"
@@ -42,8 +46,11 @@ def write_data(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> None:
 
 
 def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Read all arrays of the file. Raise if an array would run code when it is read."""
-    read_headers(path)  # first, because a header may claim an array larger than the memory
+    """Read all arrays of the file.
+
+    Raise if the file is damaged, or if reading it would run code.
+    """
+    read_headers(path)  # check the headers first: a damaged one may describe a huge array
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
@@ -59,15 +66,16 @@ def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
         raise Mistake(f"{path} is missing or damaged: it is not a file of arrays") from error
 
 
-# --- trajectory.bin: rows of equal length, each written once and followed by its seal.
+# --- trajectory.bin: rows of equal length. Each row is written once and followed by its seal.
 #
-# A seal covers the run, the row's number, and its numbers. It is checked when the row is read. The file has its full
-# size from the start, so that a disk that is too small is noticed before hours of training.
+# A seal covers the identity of the run, the index of the row, and its numbers. It is checked when
+# the row is read. The file has its full size from the start, so that a disk that is too small is
+# detected before hours of training.
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A file of `rows` rows of `size` numbers of type `kind`, of the run `of`."""
+    """A file of `rows` rows of `size` numbers with the dtype `kind`. `of` is the run's identity."""
 
     path: Path
     rows: int
@@ -85,7 +93,7 @@ class Trajectory:
         return self.size * np.dtype(self.kind).itemsize + WIDTH
 
     def allocate(self) -> None:
-        """Give the file its full size. Rows that it already holds stay."""
+        """Extend the file to its full size. Keep the rows that it already contains."""
         there = self.path.stat().st_size if self.path.is_file() else 0
         remedy = "lower steps or model.width"
         require_disk(self.path.parent, self.room - there, "trajectories", remedy)

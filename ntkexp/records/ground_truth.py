@@ -1,10 +1,11 @@
-"""Ground truth for scores of training examples: the outputs of trainings without some examples.
+"""Ground truth for scores of training examples: the outputs after retraining without some examples.
 
-    validation/<12 hex>.bin     the outputs of one training; the name is a digest of the training
-    ground_truth.npz            all trainings of one design, against which scores of other methods are compared
+    validation/<12 hex>.bin     the outputs after one retraining, with a digest of it as name
+    ground_truth.npz            all retrainings of one design, for comparison with the scores of
+                                other methods
 
-Each training is written once, sealed for its run, completely or not at all. So a killed validation continues with the
-missing trainings, and another design reuses the trainings that both contain.
+Each file is written atomically and sealed for its run. So a validation that was killed continues
+with the missing retrainings. Different designs share the retrainings that they have in common.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ Outputs: TypeAlias = NDArray[np.float64]
 
 
 class TrainingWithout(NamedTuple):
-    """A training without some examples, whose places ascend.
+    """A retraining without some examples. `left_out` are their indices, in ascending order.
 
-    `seed` draws other weights and batches. None keeps the weights and batches of the run.
+    `seed` draws the initial weights and the batches. None uses the weights and batches of the run.
     """
 
     left_out: tuple[int, ...]
@@ -43,13 +44,13 @@ class TrainingWithout(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingStore:
-    """The trainings in a run folder, with their outputs at some points of the axis `query`."""
+    """The stored retrainings of a run, with their outputs at some points of the axis `query`."""
 
     run: Path
     query: tuple[int, ...]
 
     def path(self, training: TrainingWithout) -> Path:
-        """Return the file of a training."""
+        """Return the path of the file of a retraining."""
         key = json.dumps([FORMAT, self.query, training.left_out, training.seed])
         return self.run / VALIDATION_FOLDER / f"{sha256(key.encode()).hexdigest()[:12]}.bin"
 
@@ -62,7 +63,7 @@ class TrainingStore:
             file.write(npy(outputs))
 
     def read(self, training: TrainingWithout) -> Outputs | None:
-        """Return the outputs of a training, or None if they are missing or damaged."""
+        """Return the outputs after a retraining, or None if they are missing or damaged."""
         path = self.path(training)
         if not path.is_file() or not sealed_for(path, self.seal(training)):
             return None
@@ -70,7 +71,7 @@ class TrainingStore:
         return outputs
 
     def missing(self, trainings: Sequence[TrainingWithout]) -> list[TrainingWithout]:
-        """Return the trainings without stored outputs, each once."""
+        """Return the distinct retrainings without stored outputs."""
         return [training for training in dict.fromkeys(trainings) if self.read(training) is None]
 
 
@@ -83,15 +84,15 @@ def npy(array: NDArray[np.generic]) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class GroundTruth:
-    """Trainings without some examples.
+    """The outputs after retraining without some examples, for several subsets of examples.
 
-    If `fresh` is 0, all start from the same weights and see batches in the same order. Otherwise outputs are means over
-    `fresh` seeds.
+    If `fresh` is 0, all retrainings have the initial weights and the order of batches of the run.
+    Otherwise the outputs are means over `fresh` seeds.
     """
 
     left_out: NDArray[np.bool_]  # [training, example]
     outputs: NDArray[np.float64]  # [training, point, out]
-    whole: Outputs  # with all examples, [point, out]
+    whole: Outputs  # [point, out], after training with all examples
     examples: tuple[str, ...]
     query: tuple[int, ...]
     identity: str
@@ -99,7 +100,10 @@ class GroundTruth:
 
     @property
     def digest(self) -> str:
-        """A digest of the trainings and their outputs. Two scores are comparable if their digests are equal."""
+        """A digest of the subsets and the outputs.
+
+        Scores of two methods are comparable if they refer to ground truths with equal digests.
+        """
         digest = sha256(npy(self.left_out))
         for part in (self.outputs, self.whole):
             digest.update(npy(part))
@@ -120,7 +124,7 @@ class GroundTruth:
 
 
 def read_ground_truth(path: Path) -> GroundTruth:
-    """Read a file of `GroundTruth.write`. Raise if its numbers do not match its digest."""
+    """Read a file that `GroundTruth.write` wrote. Raise if its arrays do not match its digest."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             identity, fresh, digest = arrays["facts"].tolist()

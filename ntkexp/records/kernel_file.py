@@ -1,8 +1,8 @@
 """Kernel files: stores of a kernel between points and training examples, filled tile by tile.
 
-The training examples are the first of the points. Tile (i, j) is the kernel between the points of block i and the
-training examples of block j. The kernel is symmetric between training examples, so the tiles above the diagonal are
-mirror images of the tiles below it.
+The first points are the training examples. Tile (i, j) is the kernel between the points of block i
+and the training examples of block j. The kernel is symmetric between training examples, so the
+tiles above the diagonal are transposes of the tiles below it.
 
 >>> tiling = Tiling(points=5, train=3, side=2)
 >>> tiling.todo, tiling.mirrored(1, 0), tiling.mirrored(2, 0)
@@ -57,12 +57,12 @@ MIN_TILE_SIDE = 32  # points
 MAX_TILE_SIDE = 1024
 TILES_ACROSS = 32  # the usual number of tiles along the training examples
 MAX_TILES_ACROSS = 256
-MAX_TILE_SECONDS = 300.0  # by the fastest possible pair; an hour if pairs take twelve times as long
+MAX_TILE_SECONDS = 300.0  # a lower bound on the time; an hour if pairs take twelve times as long
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """A division into tiles of `side` points; the last ones are smaller."""
+    """A division of the kernel into tiles of `side` points. The last tiles may be smaller."""
 
     points: int
     train: int
@@ -85,7 +85,7 @@ class Tiling:
         return slice(block * self.side, min((block + 1) * self.side, self.train))
 
     def pairs(self, row: int, column: int) -> int:
-        """Return the number of different pairs of points in a tile, with the pairs (x, x) that it computes.
+        """Return the number of distinct pairs of points in a tile, including its pairs (x, x).
 
         >>> Tiling(points=5, train=3, side=2).pairs(0, 0), Tiling(points=5, train=3, side=2).pairs(2, 0)
         (3, 3)
@@ -102,15 +102,16 @@ class Tiling:
         return row != column and row < self.shape[1]
 
     def owns(self, row: int, column: int) -> bool:
-        """Return whether the kernel of each point of the row with itself is computed with this tile."""
+        """Return True if the kernel of each point x of the row with itself belongs to this tile."""
         return row == column or (column == 0 and row >= self.shape[1])
 
 
 def side_for(train: int, seconds: float) -> int:
     """Return the side of a tile, a power of two.
 
-    A kill costs one tile, and each tile is a file. So about 32 tiles cover the training examples, or up to 256 tiles if
-    a pair of points takes so many `seconds` that a tile would take hours.
+    About 32 tiles cover the training examples, because each tile is a file, and a kill loses
+    the tile that is being computed. If a pair of points takes so many `seconds` that a tile would
+    take hours, use up to 256 tiles.
 
     >>> [side_for(train, 1e-9) for train in (100, 2000, 50_000)]
     [32, 32, 1024]
@@ -126,25 +127,28 @@ def side_for(train: int, seconds: float) -> int:
     return side
 
 
-# --- The preallocated arrays of a kernel file. Chunks are written atomically.
+# --- The preallocated arrays of a kernel file. Their chunks are written atomically.
 
 
 SELF = "_self"
 DONE_ARRAY = "done"
 GROUP_FILE = "zarr.json"
 SEALS = f"{DONE_ARRAY}/seals.json"
-"""The seals of all files that are written at the beginning. zarr warns of a strange file next to the arrays."""
+"""The path of the seals of all files that are written before the first tile.
+
+It is in the folder of an array, because zarr warns about unknown files next to the arrays.
+"""
 MARK = np.dtype("<u8")
-"""The type of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
+"""The dtype of `done`. The mark of a finished tile is the beginning of its seal, which is not 0."""
 
 
 class DamagedKernel(Damaged, Useless):
-    """A kernel file that differs from the written one."""
+    """Raised if a kernel file has changed since it was written."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The shapes of the arrays of a store."""
+    """The shapes of the arrays of a kernel file."""
 
     kernels: tuple[str, ...]
     tiling: Tiling
@@ -153,7 +157,7 @@ class Layout:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the store."""
+        """The size of the kernels in bytes."""
         pairs = self.tiling.points * (self.tiling.train + 1)
         numbers = len(self.kernels) * pairs * self.outputs**2
         return numbers * np.dtype(self.dtype).itemsize
@@ -162,7 +166,7 @@ class Layout:
 def create(
     path: Path, layout: Layout, facts: Facts, arrays: Mapping[str, NDArray[np.generic]]
 ) -> None:
-    """Create a store without tiles atomically. Replace a kernel file at this path."""
+    """Create a kernel file without tiles, atomically. Replace a kernel file at this path."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     for link in (partial, path):
         if link.is_symlink():
@@ -196,7 +200,7 @@ def create(
         store,
         DONE_ARRAY,
         tiling.shape,
-        chunks=(1, 1),  # a file for each tile, so that several processes can mark tiles
+        chunks=(1, 1),  # one file per tile, so that several processes can mark tiles
         dims=("row", "column"),
         fill=MARK.type(0),
     )
@@ -211,11 +215,11 @@ def create(
 
 
 COMMON_ARRAYS = ("target", "label", "index", DONE_ARRAY)
-"""The arrays that every kernel file has in addition to its kernels."""
+"""The arrays of each kernel file, in addition to its kernels."""
 
 
 def refuse_foreign_files(path: Path) -> None:
-    """Raise if a folder holds files that do not belong to a kernel file. It may be empty or damaged.
+    """Raise unless a folder is empty or is a kernel file, which may be damaged.
 
     A kernel file has an array `NAME_self` for each kernel `NAME`, and the common arrays.
     """
@@ -233,7 +237,7 @@ def refuse_foreign_files(path: Path) -> None:
 
 
 def refuse_damaged(path: Path) -> None:
-    """Raise if a store is no kernel file, or a file is damaged that was written at the beginning."""
+    """Raise if a store is not a kernel file, or if a file other than tiles and marks is damaged."""
     if not ((path / DONE_ARRAY / GROUP_FILE).is_file() or any(path.glob(f"*{SELF}/{GROUP_FILE}"))):
         raise Mistake(
             f"{path} is not a kernel file: it is not a store of arrays with marks of what is done"
@@ -250,17 +254,20 @@ def refuse_damaged(path: Path) -> None:
 
 # --- A kernel file: a store that is filled tile by tile.
 #
-#     <kernel>        [query, out, train, out_]   a chunk for each tile; `query` is every point, training examples first
+#     <kernel>        [query, out, train, out_]   the kernel, one chunk per tile
 #     <kernel>_self   [query, out, out_]          the kernel of each point with itself
-#     done            [row, column]               the mark of a tile and its mirror image, written last; 0 until then
+#     done            [row, column]               the mark of each tile, written after the tile and
+#                                                 its transpose; 0 until then
 #     target          [query, out]                targets of the squared loss
-#     label           [query]                     the class, or −1 in a regression
-#     index           [query]                     the number of the example in the source
+#     label           [query]                     the class, or −1 for regression
+#     index           [query]                     the index of the example in the data source
 #
-# Attributes: `identity`, a digest of the kernel's description; `description` as JSON; `kernels`, their names; `splits`,
-# the number of points in each; `classes`, their names. done/seals.json seals all files but tiles and marks.
-# Kernels of infinite width are equal for all outputs and have one `out`. If targets have more outputs than the kernel,
-# it applies to each of them.
+# The axis `query` contains all points, training examples first. Attributes: `identity`, a digest of
+# the kernel's description; `description`, as JSON; `kernels`, the names of the kernels; `splits`,
+# the number of points in each split; `classes`, the names of the classes. done/seals.json seals all
+# files except tiles and marks. Kernels of infinite width are equal for all outputs, so their axis
+# `out` has length one. If targets have more outputs than the kernel, the kernel applies to each
+# output.
 
 
 @dataclass(frozen=True)
@@ -309,7 +316,7 @@ class KernelMatrix:
         return {name: slice(*ends[k : k + 2]) for k, (name, count) in enumerate(sizes) if count}
 
     def mark(self, row: int, column: int) -> Path:
-        """Return the file with the mark of a tile. It exists if the tile was finished."""
+        """Return the path of the mark of a tile. The file exists if the tile was finished."""
         return self.path / DONE_ARRAY / "c" / str(row) / str(column)
 
     def unmarked(self, tiles: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -317,16 +324,19 @@ class KernelMatrix:
         return [tile for tile in tiles if not self.mark(*tile).is_file()]
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return the tiles that are unwritten or damaged."""
+        """Return the tiles that are missing or damaged."""
         return [tile for tile in self.layout.tiling.todo if not self.is_whole(*tile)]
 
     def is_whole(self, row: int, column: int) -> bool:
-        """Return whether a tile is finished and undamaged."""
+        """Return True if a tile is finished and undamaged."""
         mark = self.mark(row, column)
         return mark.is_file() and mark.read_bytes() == self.seal(row, column)
 
     def seal(self, row: int, column: int) -> bytes:
-        """Return the mark of a tile by its files. It covers the kernel's identity and the tile's place."""
+        """Compute the mark of a tile from its files.
+
+        The mark also covers the identity of the kernel and the indices of the tile.
+        """
         sealing = Sealing(f"{self.facts['identity']} {row} {column}")
         tiling = self.layout.tiling
         for name in self.layout.kernels:
@@ -347,7 +357,10 @@ class KernelMatrix:
         tile: Mapping[str, NDArray[Any]],
         own: Mapping[str, NDArray[Any]],
     ) -> None:
-        """Write a tile, its mirror image, and the kernel of points with themselves (`own`). Write the mark last."""
+        """Write a tile, its transpose, and the kernel of points with themselves (`own`).
+
+        The mark is written last.
+        """
         tiling = self.layout.tiling
         for name, block in tile.items():
             array = get_array(self.store, name)

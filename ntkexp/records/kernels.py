@@ -1,4 +1,4 @@
-"""Arrays on disk: zarr version 3, no compression, named dimensions; kernels.zarr and predictions.zarr."""
+"""Arrays on disk as zarr stores, and the stores kernels.zarr and predictions.zarr."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from ntkexp.records.atomic import RUN_AGAIN, Damaged, write_atomically
 from ntkexp.records.own_files import drop_half_written, remove_store
 from ntkexp.records.schema import PredictionsAttributes, checked
 
-# --- Arrays on disk: zarr version 3, no compression, named dimensions, no dates.
+# --- Arrays on disk: zarr version 3, without compression and dates, with named axes.
 #
-# Each chunk is a file. So a store is readable even if its writer is killed, and equal arrays are equal bytes.
+# Each chunk is a file. So a store is readable even if its writer was killed, and equal arrays have
+# equal bytes.
 
 
 Facts: TypeAlias = Mapping[str, float | int | str | Sequence[str] | Sequence[int]]
 
-LARGEST_CHUNK = 32_000_000  # bytes; readers take whole chunks
+LARGEST_CHUNK = 32_000_000  # bytes; zarr always reads whole chunks
 
 
 def create_store(path: Path | MemoryStore, facts: Facts | None = None) -> zarr.Group:
-    """Create an empty store. Remove a store that is already at this path."""
+    """Create an empty store with the attributes `facts`. Replace a store at this path."""
     if isinstance(path, Path):
         remove_store(path)
     return zarr.create_group(path, zarr_format=3, overwrite=True, attributes=dict(facts or {}))
@@ -51,15 +52,15 @@ def get_array(store: zarr.Group, name: str) -> zarr.Array[Any]:
 
 
 class ManyRows(Protocol):
-    """An array that may exceed the memory. Readers take blocks of rows."""
+    """An array that may exceed the memory, and is read in blocks of rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The lengths of its axes."""
+        """The lengths of the axes."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type of its numbers."""
+        """The dtype of the numbers."""
 
     def __getitem__(self, rows: slice, /) -> NDArray[Any]:
         """Read some rows."""
@@ -74,7 +75,10 @@ def write_array(
     *,
     kind: np.dtype[Any] | None = None,
 ) -> None:
-    """Write an array as one chunk, or a large one in chunks of rows. Replace an array of the same name."""
+    """Write an array as one chunk, or in chunks of rows if it is large.
+
+    Replace an array of the same name.
+    """
     dtype = kind or array.dtype
     step = rows_at_once(array, dtype)
     stored = store.create_array(
@@ -95,7 +99,7 @@ def write_array(
 def write_stacked(
     store: zarr.Group, name: str, arrays: Sequence[ManyRows], dims: Sequence[str]
 ) -> None:
-    """Write arrays of one shape as one float64 array, in chunks of rows of each."""
+    """Write arrays of equal shape, stacked along a new first axis, as one float64 array."""
     count, *others = arrays[0].shape
     step = rows_at_once(arrays[0], np.dtype(np.float64))
     shape = (len(arrays), count, *others)
@@ -122,7 +126,7 @@ def preallocate(
     dims: Sequence[str],
     fill: np.number[Any],
 ) -> None:
-    """Create an array whose chunks are written later. Until then its numbers are `fill`.
+    """Create an array that contains `fill` and whose chunks are written later.
 
     Replace an array of the same name.
     """
@@ -140,13 +144,14 @@ def preallocate(
 
 # --- kernels.zarr: tangent kernels along the run and the path kernels at its end.
 #
-#     tangent          [snapshot, query, out, train, out_]   one chunk per snapshot; or instead
-#     trace            [snapshot, query, train]              its sum over out = out_
+#     tangent          [snapshot, query, out, train, out_]   tangent kernels, one chunk per snapshot
+#     trace            [snapshot, query, train]              Σ_c K[x, c, x′, c], not with `tangent`
 #     output_gradient  [snapshot, train, out_]               ℓ′ of all training examples
 #     step             [snapshot]                            the step, written last; −1 until then
-#     path_<rule>      [query, out, train, out_]             unknown entries are NaN and take no space
+#     path_<rule>      [query, out, train, out_]             path kernels; NaN where not integrated
 #
-# The axis `query` holds all points at which the network is evaluated: training examples, then query, then test.
+# The axis `query` contains all points at which the network is evaluated: the splits train, query
+# and test, in this order.
 
 
 Kernel: TypeAlias = NDArray[np.float64]  # [query, out, train, out_]
@@ -162,14 +167,17 @@ KERNEL_KINDS: Mapping[str, Dims] = {
     "path": KERNEL_DIMS,
 }
 """The axes of each kind of array."""
-NOT_YET = -1  # the step of a snapshot that is not written
-SPARSE_CHUNK_POINTS = 16  # points in a chunk, if not all points are known
+NOT_YET = -1  # the step of a snapshot that is not written yet
+SPARSE_CHUNK_POINTS = 16  # points per chunk of a path kernel, if not all points are integrated
 
 
 def create_kernels(
     path: Path, points: int, outputs: int, train: int, room: int, *, traced: bool = False
 ) -> None:
-    """Create a store for up to `room` tangent kernels, or their traces. Kernels that it already holds stay."""
+    """Create a store for up to `room` tangent kernels, or their traces.
+
+    Snapshots that the store already contains are kept.
+    """
     described: dict[str, Buffer] = {}
     store = create_store(MemoryStore(described))
     kernel_sizes = {TRACE: {"query": points, "train": train}}
@@ -196,7 +204,7 @@ def create_kernels(
 def write_snapshot(
     path: Path, index: int, step: int, kernel: Kernel, output_gradient: NDArray[np.float64]
 ) -> None:
-    """Write one snapshot. Its step is written last, so a snapshot with a step is complete."""
+    """Write one snapshot. Write its step last, so that a snapshot with a step is complete."""
     store = open_store(path, write=True)
     values = np.asarray(kernel, dtype=np.float64)
     name = tangent_array_name(path)
@@ -221,9 +229,9 @@ def snapshot_chunks(path: Path, index: int) -> list[str]:
 def write_path_kernel(
     path: Path, rule: str, kernel: Kernel, points: Sequence[int], outs: Sequence[int]
 ) -> None:
-    """Write the path kernel of a rule, which is known at some points and some of the outputs (axis `out`).
+    """Write the path kernel of a rule at some points and outputs (axis `out`).
 
-    Unknown entries take no space, except in chunks that also hold known entries. Readers get NaN for them.
+    All other entries are NaN. Chunks that contain only NaN are not stored.
     """
     count, _, train, outputs = kernel.shape
     all_points = len(points) == count
@@ -244,7 +252,7 @@ def write_path_kernel(
 
 
 def finish_kernels(path: Path) -> int:
-    """Remove the space for snapshots that were not reached. Return the number of snapshots."""
+    """Shrink the arrays to the snapshots that were written. Return the number of snapshots."""
     store = open_store(path, write=True)
     written = int(np.count_nonzero(read_steps(path) != NOT_YET))
     for name in (tangent_array_name(path), "output_gradient", "step"):
@@ -262,26 +270,27 @@ def refuse_odd_kernels(path: Path, lengths: Mapping[str, int]) -> None:
 
 
 def read_steps(path: Path) -> NDArray[np.int64]:
-    """Return the step of each snapshot, or −1 if the snapshot is not written."""
+    """Return the step of each snapshot, or −1 for snapshots that are not written."""
     return np.asarray(get_array(open_store(path), "step")[...], dtype=np.int64)
 
 
 def read_snapshot(path: Path, index: int) -> Kernel:
-    """Read the tangent kernel of one snapshot. Return a trace as a kernel with one output."""
+    """Read the tangent kernel of one snapshot. A trace is returned as a kernel with one output."""
     name = tangent_array_name(path)
     kernel = np.asarray(get_array(open_store(path), name)[index], dtype=np.float64)
     return kernel[:, None, :, None] if name == TRACE else kernel
 
 
-# --- predictions.zarr: the outputs of the network and every kernel machine at every point.
+# --- predictions.zarr: the outputs of the network and of each kernel machine at all points.
 #
-#     prediction  [machine, query, out]   the attribute `machines` holds the names
+#     prediction  [machine, query, out]   the outputs
 #
-# `f_0` and `f_T` are the network before and after training.
+# The attribute `machines` contains the names of the kernel machines. The names `f_0` and `f_T`
+# denote the network before and after training.
 
 
 def write_predictions(path: Path, predictions: Mapping[str, NDArray[np.float64]]) -> None:
-    """Write the outputs of each machine, [query, out]."""
+    """Write the outputs [query, out] of each kernel machine."""
     stacked = np.stack([np.asarray(values, dtype=np.float64) for values in predictions.values()])
     store = create_store(path, {"machines": list(predictions)})
     write_array(store, "prediction", stacked, ("machine", "query", "out"), {})
@@ -305,7 +314,7 @@ def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
 
 
 def read_predictions(path: Path) -> dict[str, NDArray[np.float64]]:
-    """Read the outputs of each machine, [query, out], in the written order."""
+    """Read the outputs [query, out] of each kernel machine, in the order of the file."""
     store = open_store(path)
     names = store.attrs["machines"]
     assert isinstance(names, list)

@@ -1,4 +1,7 @@
-"""Removal of exactly the files that this package wrote. Any other file in the folder stops the removal."""
+"""Removal of files that this package wrote.
+
+If a folder contains any other file, an error is raised before a file is removed.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from ntkexp.mistake import NoPlace
 from ntkexp.text import several
 
 HALF_WRITTEN = r"(\.[^/]+\.[0-9a-f]{8}|[^/]+\.[0-9a-f]{32})\.partial"
-"""The names of files that `records.atomic` or zarr is writing."""
+"""A pattern for the temporary files of `records.atomic` and zarr."""
 
 STORED = rf"(.*/)?(zarr\.json|c(/\d+)*|{HALF_WRITTEN})"
-"""The files of a store of arrays: descriptions, chunks, and chunks that are being written."""
+"""A pattern for the files of a zarr store: zarr.json, chunks, and temporary files of chunks."""
 
 
 def files_in(folder: Path) -> list[str]:
-    """Return all files and links in a folder, relative to it. No link is followed."""
+    """Return the relative paths of all files and links in a folder. Do not follow links."""
     names = list[str]()
     for parent, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
@@ -28,7 +31,7 @@ def files_in(folder: Path) -> list[str]:
 
 
 def refuse_strangers(folder: Path, is_ours: Callable[[str], object]) -> None:
-    """Raise if a file in a folder is not ours, before anything is removed."""
+    """Raise if `is_ours` is false for the relative path of a file in a folder."""
     strangers = [name for name in files_in(folder) if not is_ours(name)]
     if strangers:
         raise NoPlace(
@@ -38,13 +41,13 @@ def refuse_strangers(folder: Path, is_ours: Callable[[str], object]) -> None:
 
 
 def remove_files(folder: Path, names: Iterable[str]) -> None:
-    """Remove these files in this order, and then their folders that became empty."""
+    """Remove files in the given order, then their folders that are empty."""
     parents = set[Path]()
     for name in names:
         (folder / name).unlink(missing_ok=True)
         parents |= {folder / parent for parent in Path(name).parents}
-    for parent in sorted(parents - {folder}, reverse=True):  # the inner ones first
-        with suppress(OSError):  # it is not empty
+    for parent in sorted(parents - {folder}, reverse=True):  # inner folders first
+        with suppress(OSError):  # raised if the folder is not empty
             parent.rmdir()
 
 
@@ -52,7 +55,7 @@ def remove_empty_folders(folder: Path) -> None:
     """Remove the empty folders in a folder."""
     for parent, _, _ in os.walk(folder, topdown=False):
         if Path(parent) != folder:
-            with suppress(OSError):  # it is not empty
+            with suppress(OSError):  # raised if the folder is not empty
                 os.rmdir(parent)
 
 
@@ -67,7 +70,7 @@ def remove_store(path: Path) -> None:
 
 
 def drop_half_written(files: Iterable[Path]) -> None:
-    """Remove the partial files that a killed process left."""
+    """Remove the temporary files among `files`, which a killed process left."""
     for file in files:
         if re.fullmatch(HALF_WRITTEN, file.name):
             file.unlink(missing_ok=True)

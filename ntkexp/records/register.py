@@ -1,19 +1,23 @@
-"""claim/register.jsonl: all versions of the claims, with dates and reasons, and the verdict of every look at them.
+"""claim/register.jsonl: a log of all versions of the claims, and of the result of each test.
 
-The log is in the folder of the claims' files. It only grows, by a line of JSON for each
+The log is in the folder of the claims' files. It only grows. Each line is a JSON object: an entry
+(a version of a claim), or a look (a test of a claim).
 
-    entry    {"entry": NAME, "date": …, "version": …, "commit": …, "digest": …, "sizes": {SIZE: DIGEST, …},
-              "reason": …, "replaces": DIGEST or null, "changed": {FIELD: VALUE, …}, "removed": [FIELD, …],
-              "previous": …}
-    look     {"look": NAME, "date": …, "version": …, "commit": …, "digest": …, "size": …, "verdict": …,
-              "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH], "p": …, "seeds": …}, …},
-              "previous": …}
+    entry    {"entry": NAME, "date": …, "version": …, "commit": …, "digest": …,
+              "sizes": {SIZE: DIGEST, …}, "reason": …, "replaces": DIGEST or null,
+              "changed": {FIELD: VALUE, …}, "removed": [FIELD, …], "previous": …}
+    look     {"look": NAME, "date": …, "version": …, "commit": …, "digest": …, "size": …,
+              "verdict": …, "looks": {"main": {"verdict": …, "figure": …, "interval": [LOW, HIGH],
+              "p": …, "seeds": …}, …}, "previous": …}
 
-An entry holds the fields that differ from the entry that it replaces; the first entry of a name holds all fields. So
-the fields of an entry are the sum of its line and earlier ones. `previous` is the SHA-256 of the line before, so that a
-changed or removed line breaks the chain. `register.seal` holds the number of lines and the SHA-256 of the last line, so
-that removing the end is noticed too. A kill leaves at most an unfinished last line, which does not count, or a complete
-line that is not sealed yet, which counts.
+The first entry of a claim contains all fields of the claim. A later entry contains the fields that
+differ from the entry before. To read an entry, merge its line over the earlier lines of the same
+name.
+
+`previous` is the SHA-256 digest of the previous line, so a changed or removed line breaks the
+chain. register.seal contains the number of lines and the SHA-256 digest of the last line, so that a
+removed end is also detected. A killed process may leave an unfinished last line, which is ignored,
+or one complete line that is not sealed yet, which is accepted.
 
 >>> flatten({"seeds": [0, 1], "trial": {}, "expectation": [{"margin": 0.1}]})
 {'seeds': [0, 1], 'trial': {}, 'expectation.0.margin': 0.1}
@@ -46,13 +50,13 @@ REGISTER, REGISTER_SEAL = "register.jsonl", "register.seal"
 FIRST_REASON = "first version that was registered"
 """The default reason of a claim's first entry."""
 MIN_REASON_WORDS = 4
-MAX_UNSEALED_LINES = 1  # that a killed process may leave
+MAX_UNSEALED_LINES = 1  # number of complete lines that a killed process may leave unsealed
 SAME_FIGURE_TOLERANCE = 1e-6  # relative; repetitions of a look differ by rounding
 
 
 @dataclass(frozen=True)
 class RegisterEntry:
-    """An entry of the register with its looks in the order of time."""
+    """An entry of the register, with the looks at this version of the claim in order of time."""
 
     name: str
     date: str
@@ -64,12 +68,12 @@ class RegisterEntry:
     replaces: str | None
     changed: Mapping[str, Json]
     removed: tuple[str, ...]
-    entered: str = ""  # time and source of a later entry
+    entered: str = ""  # time and source, if the entry was added later
     looks: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def differs(self) -> list[str]:
-        """The fields that differ from the entry that it replaces."""
+        """The names of the fields that differ from the replaced entry."""
         return [] if self.replaces is None else sorted({*self.changed, *self.removed})
 
     @property
@@ -90,16 +94,16 @@ class RegisterEntry:
 
 @dataclass
 class Register:
-    """The log of the claims. Reading it checks every line."""
+    """The log of the claims. Each line is checked when the log is read."""
 
     path: Path
     lines: list[dict[str, Any]]
-    last: str = ""  # the SHA-256 of the last line
-    size: int = 0  # bytes of all complete lines
+    last: str = ""  # the SHA-256 digest of the last line
+    size: int = 0  # number of bytes of all complete lines
 
     @classmethod
     def opened(cls, path: Path) -> Register:
-        """Read the log. A missing file is an empty log."""
+        """Read the log in a file. A missing file is an empty log."""
         register = cls(path, [])
         register.read()
         return register
@@ -108,8 +112,8 @@ class Register:
     def beside(cls, claim_file: Path, out: Path) -> Register:
         """Read the log in the folder of a claim's file.
 
-        If this folder belongs to the installed package or cannot be written to, the log continues in `out`, the folder
-        of the claims' outputs.
+        If this folder belongs to the installed package or is not writable, continue the log in
+        `out`, the folder of the claims' outputs.
         """
         register = claim_file.parent / REGISTER
         package = Path(__file__).resolve().parents[1]
@@ -142,7 +146,7 @@ class Register:
             hashes.append(sha256(text).hexdigest())
         self.last = hashes[-1]
 
-        # the sealed lines must exist, and a killed process may have left one more
+        # all sealed lines must exist; a killed process may have left one more line
         seal = self.path.with_name(REGISTER_SEAL)
         sealed = read_object(seal) if seal.is_file() else {}
         count = int(sealed.get("lines", 0))
@@ -154,7 +158,7 @@ class Register:
             )
 
     def append(self, line: Mapping[str, Json]) -> None:
-        """Append a line to the chain. The caller holds the lock and has read the log."""
+        """Append a line to the chain. The caller must hold the lock and have read the log."""
         fields = finite_json({**line, "previous": self.last})
         text = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
         with self.path.open("ab") as file:
@@ -171,13 +175,13 @@ class Register:
     # --- Reading entries.
 
     def attempts(self, name: str | None = None) -> list[RegisterEntry]:
-        """Return all entries, or those of one name, each with its looks."""
+        """Return all entries, or all entries of one claim, with their looks."""
         entries: list[RegisterEntry] = []
         for line in self.lines:
             if "entry" in line and name in {None, line["entry"]}:
                 entries.append(entry_of_line(line))
             elif "look" in line:
-                # looks belong to the latest entry with this digest
+                # a look belongs to the latest entry with its digest
                 key = (line["look"], line["digest"])
                 matching = [entry for entry in entries if (entry.name, entry.digest) == key]
                 if matching:
@@ -185,11 +189,11 @@ class Register:
         return entries
 
     def standing(self, name: str) -> RegisterEntry | None:
-        """Return the last entry of a name."""
+        """Return the last entry of a claim, or None."""
         return next(reversed(self.attempts(name)), None)
 
     def fields_of(self, name: str) -> dict[str, Json]:
-        """Return all fields of the last entry of a name: the sum of all its lines."""
+        """Return all fields of the last entry of a claim, merged from all its lines."""
         fields: dict[str, Json] = {}
         for attempt in self.attempts(name):
             for key in attempt.removed:
@@ -207,10 +211,11 @@ class Register:
         reason: str,
         about: Mapping[str, Json],
     ) -> RegisterEntry:
-        """Add an entry for the current version of a claim, unless it is the last entry. Return the entry.
+        """Add an entry for the current version of a claim, and return the entry.
 
-        `sizes` are the digests of the claim at each size, `fields` are its fields at the default size, and `about` is
-        the date, version and commit. Every entry but the first needs a reason.
+        If the last entry is equal, return it and add nothing. `sizes` are the digests of the claim
+        at each size, `fields` are its fields at the default size, and `about` is the date, version
+        and commit. Raise if an entry after the first has no reason.
         """
         with waited_for(self.path):
             self.read()
@@ -248,7 +253,7 @@ class Register:
             return self.attempts(name)[-1]
 
     def record(self, claim: ClaimRecord, about: Mapping[str, Json]) -> None:
-        """Add the verdicts of the looks at a claim, unless an equal result is already there."""
+        """Add the results of the looks at a claim, unless an equal line already exists."""
         with waited_for(self.path):
             self.read()
             entries = [
@@ -297,9 +302,9 @@ def entry_of_line(line: Mapping[str, Any]) -> RegisterEntry:
 
 
 def refuse_spent_seeds(name: str, changed: Mapping[str, Json], then: Mapping[str, Json]) -> None:
-    """Raise if only seeds changed after a look, and a seed was already used by this look."""
+    """Raise if only the seeds of a claim changed after a look, and a seed was already used."""
     if any(key.rpartition(".")[2] not in {"seeds", "planned"} for key in changed):
-        return  # more than seeds changed, so this is another claim
+        return  # other fields changed, so this is a different claim
     for key, seeds in changed.items():
         before = then.get(key)
         if isinstance(seeds, list) and isinstance(before, list) and key.endswith("seeds"):
@@ -313,7 +318,7 @@ def refuse_spent_seeds(name: str, changed: Mapping[str, Json], then: Mapping[str
 
 
 def same_outcome(first: Any, second: Any) -> bool:
-    """Return whether the results of two looks are equal to rounding. NaN equals null.
+    """Return True if the results of two looks are equal up to rounding. NaN equals null.
 
     >>> same_outcome({"figure": 1.0, "interval": [0, None]}, {"figure": 1.0 + 1e-9, "interval": [0, float("nan")]})
     True
@@ -330,7 +335,10 @@ def same_outcome(first: Any, second: Any) -> bool:
 
 
 def flatten(value: Any, at: str = "") -> dict[str, Json]:
-    """Return the leaves of plain data by dotted keys. Empty values and lists without mappings are leaves."""
+    """Return the leaves of nested data by dotted keys.
+
+    Empty values are leaves, and so are lists that contain no mappings.
+    """
     items: Iterator[tuple[object, Any]] = iter(())
     if isinstance(value, Mapping):
         items = iter(value.items())

@@ -1,21 +1,23 @@
 """The CSV files of a run: metrics.csv, results.csv and timings.csv.
 
-metrics.csv has a line for each step, written during the step. A resumed run cuts it back to its checkpoint, which holds
-the length and the seal of the lines so far (`mark`). Floats have enough digits to be read back exactly. Quantities that
-were not measured are empty cells.
+metrics.csv has one line per step, which is written during the step. When a run is resumed, the file
+is cut back to the length in the checkpoint. The checkpoint also contains the seal of the file.
+Floats have enough digits to be read back exactly. Cells of quantities that were not measured are
+empty.
 
 >>> format_cell(0.1), format_cell(3), format_cell(None), format_cell(float("nan"))
 ('0.1', '3', '', 'nan')
 
-results.csv compares kernel machines with the trained network, with a row for each machine and split.
+results.csv compares the outputs f̂ of kernel machines with the outputs f_T of the trained network.
+It has one row per kernel machine and split.
 
     relative_error  ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all queries and outputs of the split
-    floor           the relative error that rounding alone explains
+    floor           the bound on the relative rounding error
     max_error       max |f̂ − f_T|
-    agreement       share of equal labels; empty for regression
+    agreement       fraction of equal predicted labels; empty for regression
     r2              R² of f̂ against f_T
-    note            why a machine does not apply
-    control         whether the machine is independent of the network
+    note            remarks, such as the reason why the kernel machine does not apply
+    control         True if the kernel machine is independent of the network
 
 >>> row = Result("query", "secant", "substeps=1", 4e-15, 1e-13, 1e-14, 1.0, 1.0)
 >>> row.exact
@@ -39,19 +41,19 @@ from ntkexp.records.atomic import Sealing, sealing_of, write_atomically
 from ntkexp.text import as_cell, of_cell
 
 RETRACED = "retraced.csv"
-"""The file of the columns that a second pass adds to metrics.csv."""
+"""The file with the columns of metrics that only a backward pass computes."""
 
 
 class MetricsWriter:
     """A writer that appends rows to a CSV file.
 
-    It keeps the first `keep_bytes` bytes of the file. With None it starts a new file.
+    It keeps the first `keep_bytes` bytes of the file, or starts a new file if this is None.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], keep_bytes: int | None = None) -> None:
         self.sealing = Sealing() if keep_bytes is None else sealing_of(path, keep_bytes)
         if keep_bytes is None:
-            path.unlink(missing_ok=True)  # so that no link is followed
+            path.unlink(missing_ok=True)  # so that a link at this path is not followed
         self.file = path.open("xb" if keep_bytes is None else "ab")
         self.file.truncate(self.sealing.position)
         self.line = io.StringIO(newline="")
@@ -61,12 +63,12 @@ class MetricsWriter:
             self.flush()
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
-        """Write one line. Columns that the row lacks stay empty."""
+        """Write one line. Cells of missing columns are empty."""
         self.rows.writerow({name: format_cell(value) for name, value in row.items()})
         self.flush()
 
     def flush(self) -> None:
-        """Pass the lines to the file, so that a kill loses at most the line that is being written."""
+        """Write the buffered lines to the file. A kill loses at most the current line."""
         content = self.line.getvalue().encode()
         self.sealing.take(content)
         self.file.write(content)
@@ -76,7 +78,7 @@ class MetricsWriter:
 
     @property
     def mark(self) -> tuple[int, str]:
-        """The number of bytes in the file, for `keep_bytes`, and their seal."""
+        """The number of bytes in the file, to be used as `keep_bytes`, and their seal."""
         return self.sealing.mark
 
     def __enter__(self) -> Self:
@@ -92,7 +94,7 @@ class MetricsWriter:
 
 
 def format_cell(value: float | int | str | None) -> str:
-    """Write a value as a cell."""
+    """Return the text of a value in a CSV cell."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -101,32 +103,33 @@ def format_cell(value: float | int | str | None) -> str:
 
 
 def read_rows(path: Path) -> Iterator[dict[str, float | None]]:
-    """Yield the lines of metrics.csv as numbers."""
+    """Yield the rows of metrics.csv. Empty cells are None."""
     with path.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             yield {name: float(cell) if cell else None for name, cell in line.items()}
 
 
 FOLLOWED = "followed"
-"""The detail of a row of a followed loop."""
+"""The value of the column `detail` in rows of a followed loop."""
 
 SPLITS = ("train", "query", "test")
 AT_POINTS = re.compile(r"at (\d{1,9}) of (\d{1,9}) points")
 
 
 def at_points(measured: int, points: int) -> str:
-    """Return the note of a row that was measured at some points only."""
+    """Return the note for a row whose error was measured at some of the points only."""
     return f"at {measured} of {points} points"
 
 
-FLOOR_EPS = 100  # multiple of eps that rounding may cost in a sum over a path
+FLOOR_EPS = 100  # bound on the rounding error of a sum over a path, in units of machine epsilon
 
 
 def rounding_floor(size: float, moved: float, eps: float, beside: float = 0.0) -> float | None:
-    """Return the relative error that rounding explains: 100 eps · size / ‖f_T − f_0‖.
+    """Return the bound (100 eps · size + beside) / moved on the relative rounding error.
 
-    `beside` is an error that was measured separately, such as the effect of casts. The floor is None if the outputs
-    did not change.
+    `moved` is ‖f_T − f_0‖, and `size` is the norm of the terms that add up to the outputs. The
+    third argument is a rounding error that was measured separately, such as the effect of casts.
+    Return None if the outputs did not change.
 
     >>> rounding_floor(2.0, 0.5, 1e-16)
     4e-14
@@ -136,7 +139,7 @@ def rounding_floor(size: float, moved: float, eps: float, beside: float = 0.0) -
 
 @dataclass(frozen=True)
 class Result:
-    """The error of one kernel machine on one split."""
+    """A row of results.csv: the error of one kernel machine on one split."""
 
     split: str
     machine: str
@@ -151,7 +154,7 @@ class Result:
 
     @property
     def points(self) -> tuple[int, int] | None:
-        """The number of measured points and of all points, if its note says that not all were measured.
+        """The number of measured points and of all points, or None if all points were measured.
 
         >>> Result("query", "secant", note=f"decay; {at_points(22, 128)}").points
         (22, 128)
@@ -170,12 +173,12 @@ class Result:
 
     @property
     def tolerance(self) -> float:
-        """The largest relative error that counts as exact."""
+        """The largest relative error that counts as exact: the floor, and at least 1e-12."""
         return max(1e-12, self.floor or 0.0)
 
     @property
     def exact(self) -> bool:
-        """True if rounding explains the error."""
+        """True if the error is within the bound on the rounding error."""
         return self.relative_error is not None and self.relative_error <= self.tolerance
 
 
@@ -184,7 +187,7 @@ NUMBER_COLUMNS = tuple(field.name for field in fields(Result) if field.type == "
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[float | int | str | None]]) -> str:
-    """Write rows below their header, with every digit."""
+    """Return the CSV text of a header and rows. Floats have all digits."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([format_cell(value) for value in row] for row in (header, *rows))
@@ -217,10 +220,11 @@ def read_row(row: Mapping[str, str]) -> Result:
     return Result(**checked_row(cells, ResultRow).model_dump())
 
 
-# --- timings.csv: the seconds of each part of a run, `what,seconds,processor`.
+# --- timings.csv: the time of each part of a run, in the columns `what,seconds,processor`.
 #
-# `seconds` are wall time, and `processor` is CPU time, which is empty if it was not measured. The parts `machine.NAME`
-# are the kernel machines. The part `earlier` is the time before a run was resumed.
+# `seconds` is wall time, and `processor` is CPU time in seconds, which is empty if it was not
+# measured. The parts `machine.NAME` are the kernel machines. The part `earlier` is the time before
+# the run was resumed.
 
 
 MACHINE = "machine."
@@ -246,7 +250,7 @@ def write_timings(path: Path, parts: Mapping[str, Seconds]) -> None:
 
 
 def read_timings(path: Path) -> dict[str, Seconds]:
-    """Read the seconds of each part; empty if the file does not exist."""
+    """Read the time of each part. Return an empty dict if the file does not exist."""
     if not path.is_file():
         return {}
     from ntkexp.records.schema import LARGEST_TABLE, TimingRow, checked_row  # noqa: PLC0415  pydantic is slow to import
@@ -266,7 +270,7 @@ def read_timings(path: Path) -> dict[str, Seconds]:
 
 
 def total_seconds(path: Path) -> Seconds:
-    """Return the sum of all parts. Kernel machines are contained in other parts."""
+    """Return the total time, without kernel machines, which are contained in other parts."""
     parts = [
         seconds for what, seconds in read_timings(path).items() if not what.startswith(MACHINE)
     ]

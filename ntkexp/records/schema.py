@@ -1,12 +1,13 @@
-"""The schema of every file in a run folder.
+"""The schemas of the files in a run folder.
 
-A run folder may come from anywhere. Its seals show that files are unchanged, not that a run wrote them. So every reader
-uses this schema, which raises an error of one line for a file that no run writes.
+A run folder may come from an untrusted source. Its seals show that files are unchanged, but not
+that a run wrote them. So readers validate files against these schemas, which raise an error of one
+line for a file that no run writes.
 
-    DONE.json, BEGUN.json, config.json, progress.json, provenance.json, removal/KEY.json    a model of pydantic each
-    metrics.csv, retraced.csv                                                               `refuse_odd_metrics`
-    results.csv, timings.csv                                                                a model for their rows
-    data.npz and *.zarr                                                                     `records.array_schema`
+    JSON files                    a pydantic model each
+    metrics.csv, retraced.csv     `refuse_odd_metrics`
+    results.csv, timings.csv      a pydantic model for their rows
+    data.npz and *.zarr           `records.array_schema`
 
 >>> checked({"identity": "ab", "seals": {}}, Begun, Path("BEGUN.json"))
 {'identity': 'ab', 'seals': {}}
@@ -31,14 +32,14 @@ from ntkexp.text import printable
 # --- Values.
 
 
-MAX_TEXT_LETTERS = 20_000  # of a sentence about a run
-MAX_NAME_LETTERS = 250  # of the name of a file, a class, …
+MAX_TEXT_LETTERS = 20_000  # maximum length of a text
+MAX_NAME_LETTERS = 250  # maximum length of the name of a file, a class and so on
 
 Split: TypeAlias = Literal["train", "query", "test"]
 
 
 def inside(name: str) -> str:
-    """Return the name of a file. Raise ValueError if its path leaves the folder."""
+    """Return the relative path `name`. Raise ValueError if it leads out of the folder."""
     parts = PurePosixPath(name).parts
     if "\0" in name or name.startswith("/") or ".." in parts or not parts:
         raise ValueError(f"{name!r} is no file inside the folder")
@@ -47,7 +48,7 @@ def inside(name: str) -> str:
 
 Words = Annotated[str, Field(strict=True, max_length=MAX_TEXT_LETTERS)]
 Text = Annotated[Words, AfterValidator(printable)]
-"""Text for people. Control characters are replaced by their codes."""
+"""A text that is shown to users. Control characters are escaped."""
 Name = Annotated[str, Field(strict=True, max_length=MAX_NAME_LETTERS)]
 FileName = Annotated[Name, AfterValidator(inside)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**62)]
@@ -59,7 +60,7 @@ Cell = Annotated[float | None, BeforeValidator(lambda cell: cell or None)]
 
 
 class Record(BaseModel):
-    """A JSON object. It may have keys that the schema does not name."""
+    """A JSON object, which may have more keys than the schema."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -122,7 +123,8 @@ class Followed(Record):
 class Config(Record):
     """The keys of config.json that readers use.
 
-    Tables of runs add the keys `run`, `state` and `outcome`, which must be absent.
+    The keys `run`, `state` and `outcome` must be absent, because tables of runs have columns with
+    these names.
     """
 
     path: PathSettings = PathSettings()
@@ -164,7 +166,7 @@ class SweepRecord(Record):
 
 
 def checked(record: Mapping[str, Any], model: type[Record], path: Path) -> dict[str, Any]:
-    """Return a record with printable texts. Raise if no run writes such a record."""
+    """Validate a record, and return it with control characters escaped. Raise if it is invalid."""
     try:
         return model.model_validate(record).model_dump(exclude_none=True)
     except ValidationError as error:
@@ -172,7 +174,7 @@ def checked(record: Mapping[str, Any], model: type[Record], path: Path) -> dict[
 
 
 def checked_config(record: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return config.json with printable texts. Raise if no run writes such a file."""
+    """Validate config.json, and return it with control characters escaped. Raise if invalid."""
     checked(record, Config, path)
     config: dict[str, Any] = printable_texts(record)
     return config
@@ -187,7 +189,7 @@ def printable_texts(value: Any) -> Any:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the place and message of the first error that pydantic found."""
+    """Return the key and the message of the first error that pydantic found."""
     fault = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part)[:60] for part in fault["loc"])
     return f"{place}: {fault['msg']}"
@@ -203,7 +205,7 @@ Row = TypeVar("Row", bound=BaseModel)
 
 
 def checked_row(cells: Mapping[str, Any], model: type[Row]) -> Row:
-    """Read a row from its cells, or raise ValueError with the first fault."""
+    """Validate the cells of a row, and return the row. Raise ValueError with the first fault."""
     try:
         return model.model_validate(cells)
     except ValidationError as error:
@@ -211,7 +213,7 @@ def checked_row(cells: Mapping[str, Any], model: type[Row]) -> Row:
 
 
 class ResultRow(BaseModel):
-    """A row of results.csv, from its cells."""
+    """A row of results.csv."""
 
     split: Words
     machine: Words
@@ -241,7 +243,7 @@ class TimingRow(BaseModel):
 
 
 def refuse_odd_metrics(path: Path) -> None:
-    """Raise if a table of steps has no column `step`, a column twice, or is too large to be one."""
+    """Raise if a table of metrics has no column `step`, has a duplicate column, or is too large."""
     size = path.stat().st_size
     if size > LARGEST_TABLE:
         raise Damaged(
@@ -255,7 +257,7 @@ def refuse_odd_metrics(path: Path) -> None:
         )
 
 
-# --- zarr.json: the descriptions of arrays and stores that `records.kernels` writes.
+# --- zarr.json: the metadata of arrays and stores that `records.kernels` writes.
 
 
 class Codec(BaseModel):

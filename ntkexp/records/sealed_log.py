@@ -1,13 +1,16 @@
-"""Sealed logs: files that only grow, by entries of
+"""Sealed logs: append-only files, whose entries are
 
     length (8 bytes)   mark (8 bytes)   content   seal (32 bytes)
 
-    mark = digest of the log's name, the entry's number, and the length
-    seal = digest of the log's name, the entry's number, the seal of the entry before it, and the content
+    length   number of bytes of the content
+    mark     digest of the log's name, the entry's number, and the length
+    seal     digest of the log's name, the entry's number, the seal of the previous entry, and the
+             content
 
-An entry is complete before the next one begins. So a killed process leaves at most an unfinished last entry, which does
-not count and is cut off when the log continues. Any other change is damage. Without the mark, a damaged length that is
-too large would make all later entries look like one unfinished entry.
+Each entry is complete before the next one begins. So a killed process leaves at most one unfinished
+entry at the end, which is ignored, and removed when the log continues. Any other change is an
+error. The mark protects the length. Otherwise, if a length were damaged and too large, all later
+entries would look like one unfinished entry.
 
 >>> from tempfile import TemporaryDirectory
 >>> with TemporaryDirectory() as folder:
@@ -33,7 +36,10 @@ HEAD = 2 * LENGTH  # bytes of a length and its mark
 
 @dataclass
 class SealedLog:
-    """A log named `of` in a file, with the end positions and the seals of its entries."""
+    """A log in a file.
+
+    `of` is its name, `ends` and `seals` are the ends and seals of its entries.
+    """
 
     path: Path
     of: str
@@ -51,7 +57,10 @@ class SealedLog:
         return log
 
     def content(self) -> memoryview:
-        """Return the bytes of the file as a private memory map. Writing to it does not change the file."""
+        """Return the bytes of the file as a private memory map.
+
+        Writing to it does not change the file.
+        """
         if not self.path.is_file() or not self.path.stat().st_size:
             return memoryview(b"")
         with self.path.open("rb") as file:
@@ -69,7 +78,7 @@ class SealedLog:
                 return end
             is_unfinished = end >= len(content)
         else:
-            # a kill may leave a part of a head, and a power cut zeros that were never overwritten
+            # a kill may leave an incomplete head, and a power cut may leave zeros
             is_unfinished = len(bytes(content[self.end :]).rstrip(b"\0")) < HEAD
         if not is_unfinished:
             raise Damaged(
@@ -96,7 +105,10 @@ class SealedLog:
         ]
 
     def append(self, *content: bytes | memoryview) -> int:
-        """Write the parts of one entry. Return its number. A full disk leaves the log unchanged."""
+        """Append one entry, given in parts, and return its number.
+
+        If the disk is full, raise and leave the log unchanged.
+        """
         size = sum(map(len, content))
         seal = self.seal(*content)
         try:
@@ -123,13 +135,13 @@ class SealedLog:
                 os.fsync(file.fileno())
 
     def cut(self, length: int) -> None:
-        """Remove all entries but the first `length`."""
+        """Remove all entries except the first `length` entries."""
         del self.ends[length:], self.seals[length:]
         if self.path.is_file():
             os.truncate(self.path, self.end)
 
     def head(self, size: int) -> bytes:
-        """Return the length and mark of the next entry."""
+        """Return the length and mark of the next entry, for a content of `size` bytes."""
         length = size.to_bytes(LENGTH, "little")
         return length + seal(length, f"length {len(self)} of {self.of}")[: HEAD - LENGTH]
 

@@ -18,18 +18,19 @@ from ntkexp.records.schema import SweepRecord, checked
 
 # --- Power laws that a sweep fits, and the exponents that theory predicts.
 #
-# Theory predicts an exponent to within a margin, or an upper or lower bound (`ntkexp.report.analysis.estimate`).
+# Theory predicts the exponent up to a margin, or it predicts an upper or lower bound on the
+# exponent (`ntkexp.report.analysis.estimate`).
 
 
 Bound: TypeAlias = Literal["upper", "lower"]
 
 DEFAULT_MARGIN = 0.1
-"""The default margin of an exponent. Exponents of competing theories are half a unit apart."""
+"""The default margin of an exponent. The exponents of competing theories differ by 0.5."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A predicted number with its margin.
+    """A predicted exponent with its margin.
 
     >>> Expected(-0.5, bound="upper").low, Expected(-0.5, margin=0.25).high
     (-inf, -0.25)
@@ -49,7 +50,7 @@ class Expected:
 
 
 class Fit(Component):
-    """A number of each run (`kernel_change`, `left.test`, …), fitted as a power of an axis.
+    """A quantity of each run (`kernel_change`, `left.test`, …), fitted as a power of an axis.
 
     >>> Fit(quantity="kernel_change", axis="model.width", exponent=-0.5).expected
     Expected(value=-0.5, margin=0.1, bound=None)
@@ -66,19 +67,23 @@ class Fit(Component):
         return None if self.exponent is None else Expected(self.exponent, self.margin, self.bound)
 
 
-# --- sweeps/<name>.json: a resolved sweep, and the state of its runs, from which analyses start.
+# --- sweeps/<name>.json: the definition of a sweep and the state of its runs, as input of analyses.
 #
-#     {"name": …, "command": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …], "base": [KEY=VALUE, …],
-#      "fits": [{"quantity": …, "axis": KEY, "exponent": NUMBER or null, "margin": NUMBER, "bound": …}, …],
-#      "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …, "reason": …}, …],
-#      "seal": of all this}
+#     {"name": …, "command": …, "axes": {KEY: [VALUE, …]}, "seeds": [SEED, …],
+#      "base": [KEY=VALUE, …],
+#      "fits": [{"quantity": …, "axis": KEY, "exponent": NUMBER or null, "margin": NUMBER,
+#                "bound": …}, …],
+#      "runs": [{"folder": NAME under runs/, "axes": {KEY: VALUE}, "seed": SEED, "state": …,
+#                "reason": …}, …],
+#      "seal": the seal of all other keys}
 #
-# A run is `done`, `failed` (it would fail again), `running` (in another process), or `unfinished` (the same command
-# continues it). The file does not depend on interruptions of the sweep.
+# The state of a run is `done`, `failed` (it would fail again), `running` (in another process), or
+# `unfinished` (the same command continues it). The content of the file does not depend on
+# interruptions of the sweep.
 
 
 Level: TypeAlias = float | int | str | bool | None
-"""A value of an axis. Lists become text."""
+"""A value on an axis. Lists are converted to text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +98,7 @@ class SweepRun:
 
     @property
     def standing(self) -> str:
-        """The state of an unfinished run in words."""
+        """A sentence about the state of an unfinished run."""
         verb = "" if self.state == "failed" else "is "
         reason = f": {self.reason}" if self.reason else ""
         return f"{self.folder.name} {verb}{self.state}{reason}"
@@ -110,14 +115,14 @@ class SweepRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A sweep and its runs, point by point and seed by seed."""
+    """A sweep and its runs, sorted by their values on the axes, then by seed."""
 
     path: Path
     name: str
-    command: str  # repeats the sweep
+    command: str  # the command that repeats the sweep
     axes: Mapping[str, tuple[Level, ...]]
     seeds: tuple[int, ...]
-    base: tuple[str, ...]  # settings of all runs
+    base: tuple[str, ...]  # settings common to all runs
     fits: tuple[Fit, ...]
     runs: tuple[SweepRun, ...]
 
@@ -138,7 +143,7 @@ def resolved(
     base: Sequence[str],
     fits: Sequence[Fit],
 ) -> dict[str, Json]:
-    """Return the definition of a sweep as plain data, with every range written out."""
+    """Return the definition of a sweep as plain data."""
     return {
         "axes": {key: list(values) for key, values in axes.items()},
         "seeds": list(seeds),
@@ -148,7 +153,7 @@ def resolved(
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Write the record atomically. Leave an equal file untouched."""
+    """Write the file of a sweep atomically. If the content is unchanged, do not write."""
     content = sealed_text(sweep.fields, sweep.path.name).encode()
     if not sweep.path.is_file() or sweep.path.read_bytes() != content:
         write_atomically(sweep.path, content)
@@ -168,7 +173,7 @@ def read_sweep(path: Path) -> Sweep:
             )
             for row in fields["runs"]
         ]
-        # point by point along each axis, and seed by seed
+        # sort by the values on the axes, then by seed
         runs.sort(
             key=lambda run: (
                 [values.index(run.axes[key]) for key, values in axes.items()],
@@ -191,7 +196,10 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def folder_of(folder: Path, path: Path) -> Path:
-    """Return the folder of a run. If the outputs were copied elsewhere, it is next to the record."""
+    """Return the folder of a run, relative to the location of the sweep's file at `path`.
+
+    So the folder is found even if the outputs were copied elsewhere.
+    """
     outputs = path.parent.parent if path.parent.name else path.absolute().parent.parent
     candidates = (outputs / folder, outputs / "runs" / folder.name)
     for candidate in candidates:
@@ -201,5 +209,5 @@ def folder_of(folder: Path, path: Path) -> Path:
 
 
 def level(value: object) -> Level:
-    """Return the value of an axis. Lists become text."""
+    """Return a value on an axis. Lists are converted to text."""
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

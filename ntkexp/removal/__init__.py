@@ -2,7 +2,7 @@
 
 Each file imports only from the files above it:
 
-between        the breakdown of the difference between two recorded trainings
+between        the breakdown of the difference between two recorded training runs
 retraining     leave-out effects by retraining, and the check of estimated effects
-rerun          repeated trainings of a run
+rerun          retraining of a run
 """

@@ -1,5 +1,7 @@
-"""The breakdown of the difference between two recorded trainings, by difference rules that go
-backwards through each step and add up exactly.
+"""The breakdown of the difference between two recorded training runs among examples and steps.
+
+Exact difference rules replace derivatives in a backward pass through all steps. So the shares add
+up to the actual difference.
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ from ntkexp.mistake import Mistake
 from ntkexp.optimizer.base import GUARD
 from ntkexp.text import short
 
-# --- Pairs: a number of one training with the same number of another, and exact rules for their
-# difference.
+# --- Pairs: a quantity x of the first training run and the same quantity x′ of the second.
+#
+# These rules hold exactly for differences Δx = x′ − x of any size, unlike derivatives:
 #
 #     Δ(xy) = x̄ Δy + ȳ Δx,        Δφ(x) = φ[x, x′] Δx
 #
-# x̄ is the mean of both ends, and φ[x, x′] the slope of the secant between them. Such rules are
-# exact for differences of any length; derivatives are not.
+# where x̄ = (x + x′)/2, and φ[x, x′] = (φ(x′) − φ(x))/(x′ − x) is the slope of the secant.
 
 
 CLOSE = 1e-9
-"""Below this relative difference, a difference quotient is less precise than a derivative."""
+"""Relative difference below which a derivative is more precise than a difference quotient."""
 
 
 class Pair(NamedTuple):
-    """A number in the first training, and in the second."""
+    """A quantity in the first and in the second training run."""
 
     first: Tensor
     second: Tensor
@@ -65,7 +67,9 @@ class Pair(NamedTuple):
 
 
 def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
-    """Return φ[x, x′], or the derivative where x and x′ are equal to rounding.
+    """Return φ[x, x′], or `derivative` where x and x′ are equal up to rounding.
+
+    `at` is the pair x, x′, and `value` is the pair φ(x), φ(x′).
 
     >>> x = Pair(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0]))
     >>> slope(x, Pair(x.first**2, x.second**2), 2 * x.mean)
@@ -76,13 +80,12 @@ def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
     return torch.where(near, derivative, value.change / divisor)
 
 
-# --- Secants: the smallest correction of a matrix of slopes that makes it exact for the change of
-# the weights.
+# --- Secant Jacobians: the smallest correction of a Jacobian J such that J̄ δ = Δf.
 #
-#     J̄ = J + (Δf − J δ) δᵀ/‖δ‖²,        δ = θ′ − θ        J̄ δ = Δf        (Broyden 1965)
+#     J̄ = J + (Δf − J δ) δᵀ/‖δ‖²,        δ = θ′ − θ        (Broyden 1965)
 #
-# For the gradient of a batch, J is the Hessian H at the midpoint. The backward pass needs Hγ. H is
-# symmetric, so γ·(Hδ) = δ·(Hγ): rows γᵀH are corrected like rows of any other matrix.
+# For the gradient of a batch, J is the Hessian H at the midpoint of θ and θ′. The backward pass
+# needs the rows γᵀH. They are corrected in the same way, with γ·Δg in place of Δf.
 
 
 def secant(
@@ -90,7 +93,9 @@ def secant(
     value: Float[Tensor, " row"],
     change: Float[Tensor, " weight"],
 ) -> Float[Tensor, "row weight"]:
-    """Return corrected rows, whose product with `change` is `value`; the slopes if nothing changed.
+    """Return the smallest correction of `slopes` whose product with `change` is `value`.
+
+    If `change` is zero, return `slopes`.
 
     >>> from torch import tensor
     >>> secant(tensor([[1.0, 0.0]]), tensor([3.0]), tensor([1.0, 1.0]))
@@ -115,7 +120,7 @@ def along(
 
 @dataclass(frozen=True)
 class Clipped:
-    """The gradient in both trainings, with its factor of clipping."""
+    """The gradients of both training runs, with their clipping factors."""
 
     gradient: Pair
     factor: Pair  # c
@@ -123,13 +128,13 @@ class Clipped:
 
     @property
     def clipped(self) -> Pair:
-        """The gradients c g."""
+        """The clipped gradients c g."""
         first = self.factor.first * self.gradient.first
         second = self.factor.second * self.gradient.second
         return Pair(first, second)
 
     def back(self, pulled: Float[Tensor, "direction weight"]) -> Float[Tensor, "direction weight"]:
-        """Return the adjoint of g, given the adjoint of c g."""
+        """Return the adjoint of g, given the adjoint `pulled` of c g."""
         if self.bound is None:
             return pulled
         norm = Pair(self.gradient.first.norm(), self.gradient.second.norm())
@@ -143,8 +148,10 @@ class Clipped:
         return self.factor.mean * pulled + by_factor
 
     def rate(self, norm: Pair) -> Tensor:
-        """Return c[N, N′]. If one norm is clipped alone, c has a kink between them, so only the
-        quotient is right.
+        """Return c[N, N′].
+
+        If only one of both gradients is clipped, c has a kink between N and N′. Then only the
+        difference quotient is right.
         """
         clips = self.factor.first < 1
         derivative = torch.where(clips, -(self.bound or 0.0) / (norm.mean + GUARD) ** 2, 0.0)
@@ -153,27 +160,28 @@ class Clipped:
         return self.factor.change / norm.change
 
 
-# --- One step of two trainings, combined into a mean step. Differences go backwards through the
-# mean step as
-# derivatives go through the step of one training.
+# --- One step of two training runs, combined into a mean step.
+#
+# `effects.sweep` pulls derivatives back through a step. With the following means in place of the
+# quantities of one step, it pulls differences back exactly:
 #
 #     p̄ = (p + p′)/2        S̄ = σ/n̄        r̄ = (m/n + m′/n′)/2        ū = (u + u′)/2
 #
-# A step consists of products: m = r n, and u², so that ū Δu = β₂ū₋ Δu₋ + (1 − β₂)p̄ Δp. With these
-# means in place of its letters, `effects.sweep` pulls a functional of differences back exactly. The
-# largest u so far grows by a share of Δu between 0 and 1.
+# The reason is that a step consists of products: m = r n, and u², so that ū Δu = β₂ū₋ Δu₋ + (1 −
+# β₂)p̄ Δp, where u₋ is u before the step. AMSGrad's running maximum of u changes by a fraction
+# between 0 and 1 of Δu.
 
 
 SAME_SIZE = 1e-5
-"""Relative tolerance for equal step sizes in both trainings, in float32."""
+"""Relative tolerance for equal step sizes in both training runs, in float32."""
 
 COEFFICIENTS = ("momentum_decay", "momentum_gain", "gradient_scale", "l2", "decoupled_decay")
-"""Fields of the optimizer's linear step that both trainings must have in common."""
+"""Fields of the optimizer's linear step that must be equal in both training runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepPair:
-    """The same step of two trainings, with the same calls and schedules."""
+    """The same step of two training runs, with equal model calls and schedules."""
 
     first: TrainedStep
     second: TrainedStep
@@ -185,7 +193,7 @@ class StepPair:
 
     @cached_property
     def clipped(self) -> Clipped:
-        """The gradients of both trainings, before and after clipping."""
+        """The gradients of both training runs, before and after clipping."""
         first = Clipping(self.used_gradient(self.first), self.first.clip_norm)
         second = Clipping(self.used_gradient(self.second), self.second.clip_norm)
         gradients = Pair(first.gradient, second.gradient)
@@ -208,14 +216,14 @@ class StepPair:
 
     @cached_property
     def mean(self) -> TrainedStep:
-        """The mean step."""
+        """The mean of both steps. Raise if they are not comparable."""
         self.refuse_other()
         pairs = zip(self.first.updates, self.second.updates, strict=True)
         updates = tuple(mean_update(one, other, self.first.index) for one, other in pairs)
         return replace(self.first, weights=self.weights.mean, updates=updates)
 
     def refuse_other(self) -> None:
-        """Raise if the trainings moved different parameters or made different calls."""
+        """Raise if the steps updated different parameters or made different numbers of calls."""
         places = [update.place for update in self.first.updates]
         other_places = [update.place for update in self.second.updates]
         if places != other_places or len(self.first.batches) != len(self.second.batches):
@@ -226,7 +234,7 @@ class StepPair:
 
 
 def mean_update(first: Update, second: Update, step: int) -> Update:
-    """Return the mean of two updates of a parameter."""
+    """Return the mean of two updates of the same weights."""
     one = first.linear
     other = second.linear
     for name in COEFFICIENTS:
@@ -235,7 +243,7 @@ def mean_update(first: Update, second: Update, step: int) -> Update:
         refuse_other_size(one.momentum_scale, other.momentum_scale, step)
         return first
 
-    # σ = S n is the same in both, n̄ the mean of n, and m̄ = r̄ n̄
+    # σ = S n is equal in both runs; S̄ = σ/n̄ and m̄ = r̄ n̄
     n = Pair(divided(first.denominator), divided(second.denominator))
     size = Pair(one.momentum_scale * n.first, other.momentum_scale * n.second)
     refuse_other_size(size.first, size.second, step)
@@ -246,7 +254,7 @@ def mean_update(first: Update, second: Update, step: int) -> Update:
 
 
 def mean_denominator(first: Denominator, second: Denominator, mean: Tensor) -> Denominator:
-    """Return the mean of two denominators, with the given m."""
+    """Return the mean of two denominators. `mean` is m̄."""
     now = roots(first.latest, second.latest)
     before = roots(first.latest_before, second.latest_before)
     latest = now.mean.square()
@@ -257,7 +265,7 @@ def mean_denominator(first: Denominator, second: Denominator, mean: Tensor) -> D
     assert first.largest_before is not None
     assert second.largest_before is not None
 
-    # the largest u so far gains max(u − t₋, 0)
+    # AMSGrad's running maximum t grows by max(u − t₋, 0)
     largest = roots(first.largest, second.largest)
     largest_before = roots(first.largest_before, second.largest_before)
     excess = Pair(now.first - largest_before.first, now.second - largest_before.second)
@@ -283,8 +291,9 @@ def roots(first: Tensor, second: Tensor) -> Pair:
 
 
 def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) -> None:
-    """Raise if a coefficient differs between the trainings: a schedule that depends on the loss
-    acts outside of examples.
+    """Raise if a coefficient of the optimizer differs between the training runs.
+
+    For example, a schedule that depends on the loss causes a change that belongs to no example.
     """
     one = torch.as_tensor(first)
     other = torch.as_tensor(second)
@@ -297,40 +306,41 @@ def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) 
         )
 
 
-# --- The breakdown: the share of each example and of each step in the change that a removal made,
-# and its error.
+# --- The breakdown: the shares of examples and steps in the change ΔF = F′ − F caused by a removal.
 #
-# Shares add up to the actual change to rounding. Both trainings and the backward pass round each
-# sum by ε times its terms. With the adjoints of the weights (a) and of the gradients (γ),
+# The shares sᵢ add up to the actual change, up to rounding. Each sum has a rounding error of at
+# most ε times the sum of its terms' magnitudes, in both training runs and in the backward pass.
+# With the adjoints a_s of the weights and γ_s of the gradients,
 #
 #     missed = |Σᵢ sᵢ − ΔF|  ≤  ε M
-#     M = |F| + |F′| + ‖a_T‖·‖θ_T‖ + Σ_s |a_s|·|θ_s| + |γ_s|·|g_s| + Σᵢ κᵢ|γ_s·∇ℓᵢ|
+#     M = |F| + |F′| + ‖a_T‖·‖θ_T‖ + Σ_s ( |a_s|·|θ_s| + |γ_s|·|g_s| + Σᵢ κᵢ|γ_s·∇ℓᵢ| )
 #
-# in sums of magnitudes. If training amplifies rounding, a and γ grow on the way back, and M with
-# them. In some hundred trainings, with all optimizers and architectures and in both precisions,
-# 0.001 to 0.05 of ε M was missed, even when growth raised the error from 1e-15 to 1e-8 of the
-# change. So ε M is twenty times the measured rounding error.
+# where |·| takes magnitudes of all entries. If training amplifies rounding errors, then a, γ and M
+# grow during the backward pass. In some hundred training runs, with all optimizers and
+# architectures and in float32 and float64, `missed` was between 0.001 ε M and 0.05 ε M. This
+# includes runs whose error grew from 1e-15 to 1e-8 of the change. So ε M is at least twenty times
+# the measured rounding error.
 
 
 LARGEST_CLOSURE = 1e-2
-"""Shares that miss more of the actual change are refused, whatever the reason."""
+"""Maximum relative error of the summed shares. Raise if it is larger, for whatever reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Breakdown:
     """The shares of examples and steps in the actual change of chosen outputs."""
 
-    before: Float[Tensor, " chosen"]  # the outputs in the first training
-    actual: Float[Tensor, " chosen"]
+    before: Float[Tensor, " chosen"]  # the outputs after the first training run
+    actual: Float[Tensor, " chosen"]  # the change from the first to the second training run
     shares: Float[Tensor, "chosen train"]
     by_step: Float[Tensor, "chosen step"]
     magnitude: Float[Tensor, " chosen"]  # M
-    growth: float  # the largest norm of the adjoint, relative to the last step
-    emptied: int  # known steps without an example
+    growth: float  # largest norm of the adjoint, relative to its norm at the end of training
+    emptied: int  # number of steps whose batch has no remaining example
 
     @property
     def missed(self) -> float:
-        """The distance between the summed shares and the actual change."""
+        """The norm of the difference between the summed shares and the actual change."""
         return float((self.shares.sum(1) - self.actual).norm())
 
     @property
@@ -346,7 +356,7 @@ class Breakdown:
         return torch.finfo(self.shares.dtype).eps * float(self.magnitude.norm())
 
     def closed(self) -> Breakdown:
-        """Return the breakdown if its shares add up, else raise."""
+        """Return the breakdown if its shares add up to the actual change. Raise otherwise."""
         if not self.missed <= self.rounding:
             raise Mistake(
                 f"shares of the examples miss the actual change by {short(self.closure)} of it, "
@@ -370,39 +380,41 @@ def joined(parts: Sequence[Breakdown]) -> Breakdown:
     return Breakdown(**columns, growth=growth, emptied=parts[0].emptied)
 
 
-# --- The breakdown between two recorded trainings: with all examples, and without some.
+# --- The breakdown between two recorded training runs: A with all examples, B without some.
 #
-#     F(B) − F(A) = Σᵢ sᵢ,        sᵢ = Σ_s  c̄ γ_s·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ_s·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ
+#     F(B) − F(A) = Σᵢ sᵢ,        sᵢ = Σ_s [ c̄ γ_s·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ_s·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ ]
 #
-# γ_s is the adjoint of the gradient of step s, by difference rules that go backwards from the
-# output F. ∇ℓ̄ᵢ is the mean of both trainings, and tᵢ = κᵢwᵢ the share of the example in its batch
-# times its weight. c(W) normalises the mean: 1/W with W = Σmt/Σmκ if it is renormalised, where m
-# counts an example in the mean; else 1, as for an empty batch. For two trainings that hardly
-# differ, the rules are derivatives, and sᵢ is the effect of example i.
+# γ_s is the adjoint of the gradient of step s, pulled back from the output F by difference rules.
+# ∇ℓ̄ᵢ is the mean gradient of both runs. tᵢ = κᵢwᵢ is the share of the example in its batch times
+# its weight. c(W) is the factor that renormalises the mean: c = 1/W with W = Σmt/Σmκ, where m is
+# the count of an example in the mean. If the mean is not renormalised, or if the batch is empty, c
+# = 1. In the limit of equal runs, the rules become derivatives, and sᵢ becomes the leave-out effect
+# of example i.
 
 
 SAME_SHARES = 1e-4
 """Relative tolerance for the shares of a batch in a replayed call, in float32."""
 
 Jacobian = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Weights ↦ the chosen outputs, and their gradients, one row each."""
+"""A function of the weights that returns the chosen outputs, and their gradients as rows."""
 
 
 @dataclass(kw_only=True)
 class TrainingPair:
-    """Two trainings that differ in the weights of their examples, from step `begun` on."""
+    """Two training runs that differ only in the weights of their examples."""
 
     first: AbstractTrajectory
     second: AbstractTrajectory
-    weights: Pair  # of the examples
+    weights: Pair  # the weights of the examples
     mean: AbstractMean
-    together: int | None = None  # vectors in one pass; None: all
-    begun: int = 0
-    emptied: int = 0  # steps without an example, counted by the last backward pass
+    together: int | None = None  # vectors per backward pass; None: all
+    begun: int = 0  # the first step at which the runs differ
+    emptied: int = 0  # steps whose batch has no remaining example, in the last backward pass
 
     def breakdown(self, outputs: Jacobian, tell: Callable[[int], None]) -> Breakdown:
-        """Split the change of the outputs; report the number of completed backward steps to
-        `tell`.
+        """Split the change of the outputs among examples and steps.
+
+        After each step of the backward pass, call `tell` with the number of completed steps.
         """
         ends = Pair(self.first.end, self.second.end)
         before, slopes_before = outputs(ends.first)
@@ -438,8 +450,9 @@ class TrainingPair:
         shares: Float[Tensor, "vector example"],
         magnitude: Float[Tensor, " vector"],
     ) -> Float[Tensor, " vector"]:
-        """Pull the adjoint back through one step, and add to the shares and magnitudes. Return the
-        step's share.
+        """Pull the adjoint back through one step, and add to the shares and magnitudes in place.
+
+        Return the share of the step in the change.
         """
         pair = StepPair(first=self.first.step(index), second=self.second.step(index))
         # γ: the adjoint of the gradient, before clipping
@@ -454,7 +467,7 @@ class TrainingPair:
     def curve(
         self, pair: StepPair, adjoint: StateAdjoint, pulled: Float[Tensor, "vector weight"]
     ) -> Float[Tensor, " vector"]:
-        """Add H̄γ to the adjoint, where H̄ is the secant of the gradient between both weights.
+        """Add γᵀH̄ to the adjoint, where H̄ is the secant Jacobian of the gradient from θ to θ′.
 
         Return |γ|·|g| + Σᵢ κᵢ|γ·∇ℓᵢ|.
         """
@@ -470,7 +483,10 @@ class TrainingPair:
         return pulled.abs() @ gradients.mean.abs() + rows.abs() @ shares
 
     def averaged(self, pair: StepPair, place: int) -> TakenBatch:
-        """Return a batch with the mean of the shares in both trainings."""
+        """Return batch number `place`, with the mean shares of both training runs.
+
+        Raise if the batches differ in more than the weights of their examples.
+        """
         one = pair.first.batches[place]
         other = pair.second.batches[place]
         if not torch.equal(one.examples, other.examples) or self.has_other_shares(one, other):
@@ -482,9 +498,7 @@ class TrainingPair:
         return replace(one, shares=(one.shares + other.shares) / 2)
 
     def has_other_shares(self, one: TakenBatch, other: TakenBatch) -> bool:
-        """Whether shares differ by more than the weights of examples and the normalisation of their
-        mean.
-        """
+        """Return True if the example weights do not explain the difference of the shares."""
         unweighted = replace(one, shares=one.by_weight)
 
         def shares(weights: Tensor) -> Tensor:
@@ -503,7 +517,10 @@ class TrainingPair:
         pulled: Float[Tensor, "vector weight"],
         shares: Float[Tensor, "vector example"],
     ) -> Float[Tensor, " vector"]:
-        """Add to the shares of the examples whose weight differs. Return their sum."""
+        """Add this step to the shares of the examples whose weight differs.
+
+        Return the sum added.
+        """
         batches = list(zip(pair.first.batches, pair.second.batches, strict=True))
         weights = [Pair(*(at[one.examples] for at in self.weights)) for one, _ in batches]
         self.emptied += not any(bool(weight.second.any()) for weight in weights)
@@ -526,11 +543,12 @@ class TrainingPair:
 def row_shares(
     one: TakenBatch, other: TakenBatch, weight: Pair, rows: Float[Tensor, "vector row"]
 ) -> Float[Tensor, "vector row"]:
-    """Return c̄ γ·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ for the rows of a batch, given γ·∇ℓ̄ᵢ and
-    example weights.
+    """Return c̄ γ·∇ℓ̄ᵢ Δtᵢ + (Σⱼ t̄ⱼ γ·∇ℓ̄ⱼ) Δc/ΔW mᵢΔtᵢ for the rows i of a batch.
+
+    `weight` are the weights of the examples in both training runs, and `rows` is γ·∇ℓ̄ᵢ.
     """
     per_weight = Pair(one.by_weight, other.by_weight)
-    # an empty batch has no mean of its own: use the factor of the other training
+    # an empty batch has no mean: use the factor of the other training run
     if not weight.second.any():
         per_weight = Pair(one.by_weight, one.by_weight)
     elif not weight.first.any():
@@ -538,7 +556,7 @@ def row_shares(
     changed = per_weight.mean * weight.change
     counted = changed * one.counts
     others = rows @ (weight.mean * per_weight.change)
-    # if W stays the same, so does c
+    # if ΔW = 0, then Δc = 0
     if counted.sum().abs() <= CLOSE * counted.abs().sum():
         return rows * changed
     by_mean = others[:, None] / counted.sum() * one.counts

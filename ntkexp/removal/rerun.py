@@ -1,5 +1,6 @@
-"""Repeating a run's training, several times at once with different weights of the examples, and
-recording it.
+"""Retraining of a run with other weights of its examples, several times in parallel.
+
+Two such training runs can be recorded, to break down the difference between them.
 """
 
 from __future__ import annotations
@@ -43,21 +44,23 @@ from ntkexp.removal.retraining import AbstractRetraining, OutputsAt, split_chang
 from ntkexp.shapes import Function, Weights
 from ntkexp.text import short
 
-# --- A training that can be repeated with other weights of its examples: same start, order and step
-# sizes.
+# --- Training that can be repeated with other weights of the examples.
 #
-# Example i of the batch B_s is drawn t_i times and has the weight w_i: 1 in the original training,
-# 0 if it is left out. The gradient of step s is a mean over the remaining batch, or a sum if the
-# loss is a sum:
+# The initial weights, batches and
+# step sizes remain the same.
 #
-#     g_s = Σᵢ κᵢ ∇ℓᵢ(θ_s),        κᵢ = c tᵢ wᵢ,    c = scale / Σⱼ tⱼ wⱼ    (scale, for a sum)
+# Example i of the batch B_s is drawn t_i times. It has the weight w_i = 1 in the original training,
+# and w_i = 0 if it is left out. The gradient of step s is a mean over the remaining examples of the
+# batch, or a sum if the loss is a sum:
 #
-# If no example of a batch remains, the gradient is zero, and momentum and decay still move the
-# weights. With `renormalises=False`, c = scale / Σⱼ tⱼ: then a missing example makes the step
+#     g_s = Σᵢ κᵢ ∇ℓᵢ(θ_s),    κᵢ = c tᵢ wᵢ,    c = scale / Σⱼ tⱼ wⱼ for a mean, c = scale for a sum
+#
+# If no example of a batch remains, the gradient is zero, but momentum and decay still change the
+# weights. With `renormalises=False`, c = scale / Σⱼ tⱼ, so a missing example makes the gradient
 # smaller.
 
 
-VECTORS_PER_DIRECTION = 12  # memory of the backward pass for one output, in vectors of weights
+VECTORS_PER_DIRECTION = 12  # weight vectors in memory during the backward pass of one output
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,14 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True)
 class Rerun(TrainingRecipe):
-    """A training of `length` steps that can be repeated."""
+    """A training run of `length` steps that can be repeated with other example weights."""
 
     function: Function
     start: Weights
     inputs: Float[Tensor, "train *shape"]
     length: int
     budget: MemoryBudget = DEFAULT_MEMORY
-    renormalises: bool = True  # the mean is over the remaining examples, not the original batch
+    renormalises: bool = True  # True: the mean is over the remaining examples of the batch
 
     def __post_init__(self) -> None:
         if self.optimizer.flows:
@@ -105,14 +108,14 @@ class Rerun(TrainingRecipe):
         return self.targets.new_ones(self.examples)
 
     def without(self, group: list[int]) -> Float[Tensor, " train"]:
-        """Return the weights of the examples if a group is left out."""
+        """Return example weights that leave out a group."""
         weight = self.everyone.clone()
         weight[group] = 0.0
         return weight
 
     @property
     def directions(self) -> int:
-        """The number of outputs whose backward passes fit into half the memory together."""
+        """The number of outputs per backward pass, which uses at most half of the memory."""
         bytes_each = VECTORS_PER_DIRECTION * self.flat.size * self.targets.element_size()
         return self.budget.largest_batch(2 * bytes_each)
 
@@ -127,7 +130,7 @@ class Rerun(TrainingRecipe):
     def mean_factor(
         self, drawn: Drawn, weighted: Float[Tensor, "*run row"]
     ) -> Float[Tensor, "*run"]:
-        """Return c, given tᵢwᵢ. Its value does not matter for an empty batch."""
+        """Return c, given `weighted` = tᵢwᵢ. For an empty batch, the value does not matter."""
         total = weighted.sum(-1)
         if self.loss.reduction == "sum":
             return torch.full_like(total, self.scale)
@@ -138,17 +141,15 @@ class Rerun(TrainingRecipe):
     def outputs(
         self, vector: Float[Tensor, " weight"], inputs: Tensor
     ) -> Float[Tensor, "example out"]:
-        """Return the outputs of the network, whose weights are one vector."""
+        """Return the outputs of the network with these weights, given as one vector."""
         return self.function(self.flat.weights(vector), inputs)
 
 
-# --- The gradient of a batch, for many trainings at once.
-#
-# g(θ, κ) = Jᵀ(κ ⊙ ℓ′)
+# --- The gradient of a batch: g(θ, κ) = Jᵀ(κ ⊙ ℓ′).
 
 
 TRAININGS_AT_ONCE = 16
-"""Trainings that go through the network together. More would not be faster."""
+"""Number of training runs that `vmap` vectorizes. More would not be faster."""
 
 
 def gradient(
@@ -157,7 +158,7 @@ def gradient(
     share: Float[Tensor, " row"],
     rows: Int[Tensor, " row"],
 ) -> Float[Tensor, " weight"]:
-    """Return g(θ, κ) for the examples in these rows."""
+    """Return g(θ, κ) for the examples in `rows`, where `share` is κ."""
     inputs = rerun.inputs[rows]
     outputs, pull = vjp(lambda vector: rerun.outputs(vector, inputs), weights)[:2]
     output_gradient = rerun.loss.output_gradient(outputs, rerun.targets[rows])
@@ -165,11 +166,11 @@ def gradient(
     return pulled
 
 
-# --- A film: the weights and the optimizer's memory of two trainings, step by step.
+# --- A film: the weights and the optimizer's state of two training runs, at each step.
 #
-# Frame s of each training is [θ_s, memory after step s]. The film is a temporary file without a
-# name. The disk is checked for its size first, and the file disappears with the last process that
-# has it open, even after a kill.
+# Frame s of each run is [θ_s, optimizer state after step s]. The film is an unnamed temporary file.
+# Its size is reserved on the disk first. The system deletes the file when the last process that has
+# it open ends, even after a kill.
 
 
 WEIGHTS = "weights"
@@ -177,20 +178,20 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class Film:
-    """Storage for frames, each with `parts` in this order."""
+    """Storage for the frames of two training runs. Each frame has `parts`, in this order."""
 
     parts: tuple[str, ...]
     frames: NDArray[Any]  # [frame, part, run, weight]
     device: torch.device
 
     def write(self, step: int, vectors: Mapping[str, Float[Tensor, "run weight"]]) -> None:
-        """Write the given parts of a frame, for both trainings."""
+        """Write some parts of a frame, for both training runs."""
         for place, part in enumerate(self.parts):
             if part in vectors:
                 self.frames[step, place] = vectors[part].detach().cpu().numpy()
 
     def read(self, step: int, part: str, run: int) -> Float[Tensor, " weight"]:
-        """Read a part of a frame, for one training."""
+        """Read a part of a frame, for one training run."""
         numbers = np.array(self.frames[step, self.parts.index(part), run])
         return torch.from_numpy(numbers).to(self.device)
 
@@ -198,7 +199,7 @@ class Film:
 def film_for(
     parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"], folder: Path
 ) -> Film:
-    """Create an empty film of two trainings in a folder. Raise if the disk is too full."""
+    """Create an empty film in a folder. Raise if the disk is too full."""
     needed = bytes_of(parts, frames, like)
     require_disk(folder, needed, "two recorded trainings")
     shape = (frames, len(parts), 2, len(like))
@@ -213,21 +214,22 @@ def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]
     return frames * len(parts) * 2 * like.numel() * like.element_size()
 
 
-# --- Repeated trainings, several at once. All begin at the same weights and see the same batches,
-# so that only the
-# weights of the examples make them differ.
+# --- Several training runs in parallel.
+#
+# All begin at the same weights and use the same batches, so they
+# differ only in the weights of the examples.
 
 
 class Taken(NamedTuple):
-    """A step of all trainings."""
+    """A step of all training runs."""
 
     step: int
-    recorded: Mapping[str, Float[Tensor, "run weight"]]  # θ before it, the memory after it
-    weights: Float[Tensor, "run weight"]  # θ after it
+    recorded: Mapping[str, Float[Tensor, "run weight"]]  # θ before, optimizer state after the step
+    weights: Float[Tensor, "run weight"]  # θ after the step
 
 
 def retrain(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Iterator[Taken]:
-    """Yield the steps of trainings with these weights of the examples."""
+    """Train with each row of example weights in parallel, and yield each step."""
     flat = rerun.flat
     weights = flat.vector(rerun.start).expand(len(weight), -1)
     memory: Memory = {}
@@ -252,7 +254,7 @@ def moved(
     gradient: Float[Tensor, "run weight"],
     memory: Memory,
 ) -> tuple[Float[Tensor, "run weight"], Memory]:
-    """Return the weights and the optimizer's memory after a step of all trainings."""
+    """Return the weights and the optimizer's state after a step of all training runs."""
     flat = rerun.flat
     factors = [rerun.optimizer.clipping(flat.weights(row)) for row in gradient]
     clipped = gradient * gradient.new_tensor(factors)[:, None]
@@ -264,19 +266,21 @@ def moved(
 
 
 def trained(rerun: Rerun, weight: Float[Tensor, "run train"]) -> Float[Tensor, "run weight"]:
-    """Return the weights after trainings with these weights of the examples."""
+    """Train with each row of example weights, and return the final weights of the network."""
     weights = rerun.flat.vector(rerun.start).expand(len(weight), -1)
     for taken in retrain(rerun, weight):
         weights = taken.weights
     return weights
 
 
-# --- The training of an experiment, as a training that can be repeated.
+# --- The training of an experiment, as a `Rerun`.
 
 
 def again(experiment: Experiment, problem: Problem, step_size: float, length: int) -> Rerun:
-    """Return the training of an experiment, `length` steps long, with this step size before the
-    schedule.
+    """Return the training of an experiment as a `Rerun` of `length` steps.
+
+    `step_size` is multiplied by the factor of the schedule. Raise if the data come in phases, or if
+    the path explains a measure of the outputs.
     """
     if experiment.switches:
         raise Mistake(
@@ -309,25 +313,23 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
     )
 
 
-# --- The outputs of repeated trainings at some points.
+# --- The outputs after retraining, at some points.
 
 
 LARGEST_REPEATED_ERROR = 0.01
-"""A repeated training must end this close to the original one, relative to the change by
-removals.
+"""Maximum difference between the outputs of the original training run and its exact repetition,
+relative to the change by removals.
 """
 
 
 @dataclass(frozen=True)
 class RerunAt(AbstractRetraining):
-    """A training with these outputs at these points; `end` is the end of the original training, if
-    known.
-    """
+    """Retraining whose results are the outputs `outs` at the points `inputs`."""
 
     rerun: Rerun
     inputs: Float[Tensor, "point *shape"]
-    outs: Sequence[int] | None = None
-    end: Float[Tensor, " weight"] | None = None
+    outs: Sequence[int] | None = None  # None: all
+    end: Float[Tensor, " weight"] | None = None  # final weights of the original run, if available
 
     @property
     def everyone(self) -> Float[Tensor, " example"]:
@@ -352,14 +354,14 @@ class RerunAt(AbstractRetraining):
     def ends(
         self, weights: Float[Tensor, "training example"]
     ) -> Iterator[Float[Tensor, " weight"]]:
-        """Train all at once, as far as memory allows."""
+        """Train in parallel, as far as memory allows. Yield the final weights of each run."""
         for some in torch.split(weights, self.rerun.directions):
             yield from trained(self.rerun, some)
 
     def doubts(
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
-        """Doubt the changes if training amplifies rounding to a similar size."""
+        """Return a remark if training amplifies rounding errors to the size of the changes."""
         if self.end is None:
             return []
         return drifted(repeated - self.whole, changes)
@@ -368,7 +370,7 @@ class RerunAt(AbstractRetraining):
 def drifted(
     missed: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
 ) -> list[str]:
-    """Return a remark if the error of a repeated training is too large, relative to the changes."""
+    """Return a remark if the error `missed` of a repetition is too large relative to `changes`."""
     changed = float(changes.square().mean().sqrt())
     off = float(missed.square().mean().sqrt())
     if off <= LARGEST_REPEATED_ERROR * changed or off == changed == 0.0:
@@ -380,12 +382,12 @@ def drifted(
     ]
 
 
-# --- One of the trainings on a film, as a recorded training for backward passes.
+# --- One training run on a film, as a recorded training run for backward passes.
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilmedTraining(AbstractRecordedTraining):
-    """One of the trainings on a film, with the weights of its examples."""
+    """Training run number `run` on a film, with the weights of its examples."""
 
     rerun: Rerun
     film: Film
@@ -408,7 +410,7 @@ class FilmedTraining(AbstractRecordedTraining):
         return self.rerun.size(index)
 
     def frame(self, index: int) -> Frame:
-        """Read θ before a step, and the memory after it."""
+        """Read θ before a step, and the optimizer's state after the step."""
         parts = {part: self.film.read(index, part, self.run) for part in self.film.parts}
         weights = parts.pop(WEIGHTS)
         return Frame(weights, {part: self.flat.weights(vector) for part, vector in parts.items()})
@@ -432,15 +434,21 @@ class FilmedTraining(AbstractRecordedTraining):
 def losses(
     rerun: Rerun, inputs: Tensor, targets: Tensor, weights: Float[Tensor, " weight"]
 ) -> Float[Tensor, " row"]:
-    """Return ℓᵢ of some examples, without the scale of the loss, which their shares contain."""
+    """Return the losses ℓᵢ of some examples.
+
+    They do not include the scale of the loss, because the shares κᵢ include it.
+    """
     return rerun.loss.value(rerun.outputs(weights, inputs), targets)
 
 
-# --- A removal: record the trainings with and without a group on a film, and split the difference.
+# --- A removal: record training runs with and without a group on a film, and split the difference.
 
 
 def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress) -> Film:
-    """Train with both weights of the examples, and record every step in a file in this folder."""
+    """Train with both sets of example weights, and record all steps on a film in `folder`.
+
+    Raise if there are no exact difference rules for the optimizer.
+    """
     optimizer = rerun.optimizer
     if optimizer.records and optimizer.spread_at(0) is None:
         raise Mistake(
@@ -461,7 +469,7 @@ def filmed(rerun: Rerun, weight: Pair, folder: Path, progress: AbstractProgress)
 
 
 def pair_of(rerun: Rerun, film: Film, weight: Pair) -> TrainingPair:
-    """Return both trainings on a film. Raise if one diverges."""
+    """Return both training runs on a film. Raise if one diverged."""
     first = FilmedTraining(rerun=rerun, film=film, run=0, weight=weight.first)
     second = FilmedTraining(rerun=rerun, film=film, run=1, weight=weight.second)
     for name, training in (("as it was", first), ("without these examples", second)):
@@ -490,7 +498,7 @@ def first_difference(rerun: Rerun, weight: Pair) -> int:
 
 
 GRADIENTS_AT_ONCE = 16
-"""Outputs whose gradients at the end of training share a backward pass."""
+"""Number of outputs whose gradients at the end of training share a backward pass."""
 
 
 def breakdown_between(
@@ -501,8 +509,9 @@ def breakdown_between(
     folder: Path,
     progress: AbstractProgress,
 ) -> Breakdown:
-    """Train with both weights of the examples, and split the difference at chosen pairs of a point
-    and an output.
+    """Train with both sets of example weights, and split the difference of some outputs.
+
+    Each row of `chosen` is the index of a point and the index of an output.
     """
 
     def outputs(

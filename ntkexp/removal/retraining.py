@@ -1,7 +1,6 @@
-"""Retraining without examples: the true leave-out effects, a check of estimated effects, and the
-breakdown of a removal.
+"""Retraining without examples: exact leave-out effects, and the check of estimated effects.
 
-`removal.rerun` retrains a run of this package; `foreign_loop.again` retrains a followed loop.
+`removal.rerun` retrains a run of this package. `foreign_loop.again` retrains a followed loop.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from ntkexp.stream import stream
 
 
 class AbstractRetraining(ABC):
-    """A training that can be repeated with other weights of its examples, with the same start and
-    order.
+    """A training run that can be repeated with other weights of its examples.
 
-    Its results are the outputs at some points.
+    The initial weights and the order of the examples remain the same. The results are the outputs
+    of the trained network at some points.
     """
 
     @property
@@ -40,44 +39,46 @@ class AbstractRetraining(ABC):
     @property
     @abstractmethod
     def seed(self) -> int:
-        """The seed of random groups."""
+        """The seed from which random groups are drawn."""
 
     @property
     @abstractmethod
     def whole(self) -> Float[Tensor, "point out"]:
-        """The outputs after training with all examples."""
+        """The outputs after the original training with all examples."""
 
     @abstractmethod
     def ends(
         self, weights: Float[Tensor, "training example"]
     ) -> Iterator[Float[Tensor, " weight"]]:
-        """Yield the network's weights after trainings with these weights of the examples, as
-        vectors.
+        """Train with each row of example weights.
+
+        Yield the final weights of the network as vectors.
         """
 
     @abstractmethod
     def at(self, end: Float[Tensor, " weight"]) -> Float[Tensor, "point out"]:
-        """Return the outputs of a trained network."""
+        """Return the outputs of the network with the weights `end`."""
 
     def outputs(
         self, weights: Float[Tensor, "training example"]
     ) -> Float[Tensor, "training point out"]:
-        """Return the outputs after trainings with these weights of the examples."""
+        """Train with each row of example weights. Return the outputs of the trained networks."""
         return torch.stack([self.at(end) for end in self.ends(weights)])
 
     @abstractmethod
     def doubts(
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
-        """Return reasons to doubt these changes, given the outputs of a repeated training; or
-        raise.
+        """Return reasons to doubt these changes, or raise if they are meaningless.
+
+        `repeated` are the outputs after an exact repetition of the original training.
         """
 
 
 def changes(
     training: AbstractRetraining, removals: Sequence[Sequence[int]]
 ) -> tuple[Float[Tensor, "removal point out"], list[str]]:
-    """Return the changes of the outputs from leaving out each group, with reasons to doubt them."""
+    """Leave out each group. Return the changes of the outputs, and reasons to doubt the changes."""
     weights = training.everyone.repeat(1 + len(removals), 1)
     for weight, group in zip(weights[1:], removals, strict=True):
         weight[list(group)] = 0.0
@@ -86,23 +87,24 @@ def changes(
     return differences, training.doubts(outputs[0], differences)
 
 
-# --- Linearity: does half a removal cause half its change? Trainings with a random twentieth of the
-# examples at
-# weight ½, and at weight 0, answer this.
+# --- Linearity: does half a removal cause half its change?
 #
-#     agreement         cos(F(½) − F(1), F(0) − F(½))        F(w): the outputs
-#     metasmoothness    Σ|Δ₁| sign Δ₁ sign Δ₂ / Σ|Δ₁|        over the weights, with
+# A random twentieth of the examples gets the weight w. Let F(w) be the outputs and θ(w) the weights
+# of the network after training.
+#
+#     agreement         cos(F(½) − F(1), F(0) − F(½))
+#     metasmoothness    Σ|Δ₁| sign Δ₁ sign Δ₂ / Σ|Δ₁|,  summed over the weights of the network,
 #                       Δ₁ = θ(½) − θ(1),  Δ₂ = θ(0) − θ(½)
 #
-# Both are near 1 if outputs, or weights, change smoothly with the weights of examples, whatever
-# their derivative is. Metasmoothness: L. Engstrom et al. (2025), arXiv:2503.13751, definition 2.
+# Both are near 1 if the outputs, or the weights of the network, change smoothly with w.
+# Metasmoothness: L. Engstrom et al. (2025), arXiv:2503.13751, definition 2.
 
 
 EXAMPLES_PER_REMOVED = 20
 
 
 def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
-    """Return the weights of the examples for both trainings, with a group drawn from the seed."""
+    """Return two rows of example weights: a random group has the weights ½ and 0, others 1."""
     count = len(training.everyone)
     removed = max(1, count // EXAMPLES_PER_REMOVED)
     chosen = torch.randperm(count, generator=stream("half", training.seed))[:removed]
@@ -113,7 +115,7 @@ def halving(training: AbstractRetraining) -> Float[Tensor, "two example"]:
 
 
 def agreement(training: AbstractRetraining) -> float:
-    """Return the cosine between the changes of the outputs by either half of a removal."""
+    """Return the cosine between the changes of the outputs by both halves of a removal."""
     half, none = training.outputs(halving(training))
     first = (half - training.whole).flatten()
     second = (none - half).flatten()
@@ -121,8 +123,9 @@ def agreement(training: AbstractRetraining) -> float:
 
 
 def metasmoothness(training: AbstractRetraining) -> float:
-    """Return how much of the weights' change continues in the second half; NaN if the first half
-    changed none.
+    """Return the metasmoothness of Engstrom et al. (2025), between −1 and 1.
+
+    It is NaN if the first half of the removal does not change the weights of the network.
     """
     (full,) = training.ends(training.everyone[None])
     half, none = training.ends(halving(training))
@@ -131,15 +134,16 @@ def metasmoothness(training: AbstractRetraining) -> float:
     return float((first * second.sign()).sum() / first.abs().sum())
 
 
-# --- The leave-out check: predictions from effects, compared with retraining.
+# --- The leave-out check: predictions from leave-out effects, compared with retraining.
 #
-# The removals are the most influential examples (1, 10, 5 %), and random groups of the same sizes,
-# some twice. The predicted change is the sum of the effects of the group. If trainings cost less
-# than effects, each example is also left out alone, so that nothing needs a prediction.
+# The left-out groups are the most influential examples (1, 10 and 5 % of all), and random groups of
+# the same sizes. The predicted change is the sum of the effects of the group. If retraining is
+# cheaper than computing effects, also retrain without each single example, and report these
+# measured effects.
 
 
 def sizes(examples: int) -> list[int]:
-    """Return the sizes of removals: at most a quarter of the examples.
+    """Return the sizes of the left-out groups, which are at most a quarter of the examples.
 
     >>> sizes(1000), sizes(40), sizes(2)
     ([1, 10, 50], [1, 2, 10], [])
@@ -148,7 +152,7 @@ def sizes(examples: int) -> list[int]:
 
 
 def groups(influence: Float[Tensor, " train"], seed: int) -> tuple[LeftOut, ...]:
-    """Choose removals: the most influential examples, and random ones."""
+    """Choose groups to leave out: the most influential examples, and random examples."""
     order = influence.argsort(descending=True, stable=True).tolist()
     count = len(influence)
     removals = [LeftOut(influential=True, examples=tuple(order[:size])) for size in sizes(count)]
@@ -163,7 +167,7 @@ def groups(influence: Float[Tensor, " train"], seed: int) -> tuple[LeftOut, ...]
 def groups_for(
     effect: Float[Tensor, "point out example"], training: AbstractRetraining
 ) -> tuple[LeftOut, ...]:
-    """Choose removals by the norm of each example's effects over all points and outputs."""
+    """Choose groups to leave out. Influence is the norm of the effects over points and outputs."""
     return groups(effect.square().sum((0, 1)).sqrt(), training.seed)
 
 
@@ -174,8 +178,9 @@ def leave_out(
     *,
     everyone: bool = False,
 ) -> LeaveOut:
-    """Compare effects at the queries `query` with retraining without groups, and without each
-    example if asked.
+    """Compare effects at the queries `query` with retraining without some groups of examples.
+
+    If `everyone` is True, also retrain without each single example.
     """
     removals = groups_for(effect, training)
     if everyone:
@@ -191,8 +196,9 @@ def compare_removals(
     removals: Sequence[LeftOut],
     query: Sequence[int],
 ) -> LeaveOut:
-    """Return the predicted change of each removal, the sum of its effects, with the actual
-    change.
+    """Return the predicted change of each removal, with the actual change by retraining.
+
+    The predicted change is the sum of the effects of the left-out examples.
     """
     actual, _ = changes(training, [removal.examples for removal in removals])
     predicted = [effect[:, :, list(removal.examples)].sum(2) for removal in removals]
@@ -204,7 +210,7 @@ def compare_removals(
     )
 
 
-# --- Effects with facts, caveats and their check.
+# --- Leave-out effects, with facts, caveats and their check by retraining.
 
 
 EVERYONE = (
@@ -219,7 +225,7 @@ class EffectsFound:
     values: Float[Tensor, "point out example"]
     facts: Mapping[str, float | str]
     caveats: list[str]
-    check: LeaveOut | None  # by retraining
+    check: LeaveOut | None  # comparison with retraining
 
 
 def effects_swept(
@@ -233,8 +239,9 @@ def effects_swept(
     everyone: bool = False,
     unchecked: str = "",
 ) -> EffectsFound:
-    """Return effects from reverse passes, with a check by retraining, or with the remark
-    `unchecked`.
+    """Return the effects `values` of a sweep, with caveats and a check by retraining.
+
+    If there is no check, add the remark `unchecked` to the caveats.
     """
     agrees = None
     check = None
@@ -266,12 +273,12 @@ def effects_retrained(
     query: Sequence[int],
     dtype: torch.dtype | None = None,
 ) -> EffectsFound:
-    """Return the exact effects, by one training without each example.
+    """Return the exact leave-out effects, by retraining once without each example.
 
-    effect of i = f_T trained without i − f_T,      with the same start and order
+    effect of i = f_T trained without i − f_T,      with equal initial weights and order
 
-    Groups are also left out: their change is the sum of their members' effects only without
-    interactions.
+    Also retrain without some groups. The change by a group equals the sum of the effects of its
+    members only if the examples do not interact.
     """
     count = len(training.everyone)
     alone, doubts = changes(training, [(k,) for k in range(count)])
@@ -288,8 +295,7 @@ def effects_retrained(
     )
 
 
-# --- The breakdown of a removal among the examples of the group and among steps
-# (`removal.between`).
+# --- The breakdown of a removal among the left-out examples and among steps (`removal.between`).
 
 
 @dataclass(frozen=True)
@@ -297,10 +303,10 @@ class OutputsAt:
     """The chosen outputs as a function of the weights, concatenated from `parts`."""
 
     parts: Sequence[Callable[[Float[Tensor, " weight"]], Float[Tensor, " some"]]]
-    at_once: int | None = None  # gradients per backward pass; None: all of a part
+    at_once: int | None = None  # gradients per backward pass; None: all gradients of a part
 
     def __call__(self, weights: Float[Tensor, " weight"]) -> tuple[Tensor, Tensor]:
-        """Return the outputs, and their gradients, one row each."""
+        """Return the outputs, and their gradients as rows."""
         with plain_kernels():
             values = [part(weights).detach() for part in self.parts]
             slopes = [jacrev(part, chunk_size=self.at_once)(weights) for part in self.parts]
@@ -310,8 +316,9 @@ class OutputsAt:
 def split_change(
     pair: TrainingPair, outputs: Sequence[OutputsAt], progress: AbstractProgress
 ) -> Breakdown:
-    """Split the change of the outputs between two trainings, with one backward pass for each item
-    of `outputs`.
+    """Split the change of the outputs between two training runs.
+
+    Each item of `outputs` requires one backward pass.
     """
     parts = []
     for some in outputs:
@@ -327,7 +334,7 @@ def removal_of(
     outs: Sequence[int],
     repeated: float,
 ) -> Removal:
-    """Return the record of a removal, with the chosen outputs of every point."""
+    """Return the record of a removal of `group`, for the outputs `outs` at the given points."""
     shape = (len(points), len(outs))
     return Removal(
         query=tuple(points),

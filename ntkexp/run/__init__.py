@@ -4,10 +4,10 @@ Each file imports only from the files above it:
 
 environment          threads, device, determinism, clock
 setting              data, initial weights, memory plan and step size
-metrics              the row of numbers of each step
+metrics              the metrics of each step
 state                weights, accumulated sums and the checkpoint
-outcome              the ending, kernel machines, error bars and effects
-loop                 the training loop, its reverse passes and callbacks
+outcome              the ending, kernel machines, error bars and leave-out effects
+loop                 the training loop, its backward passes and callbacks
 folder_listener      callbacks that write the run folder
 execute              start, resume or repeat a run in its folder
 """

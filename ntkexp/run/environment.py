@@ -1,10 +1,9 @@
-"""The circumstances of a run, fixed before it begins: threads, device, determinism; and a clock for
-its parts.
+"""The environment of a run (threads, device, deterministic algorithms), and a clock.
 
-A clock measures two times for each part:
+The clock measures two times for each part of a run:
 
     wall         elapsed time, which depends on the load of the machine
-    processor    processor time of this process and of its children that have ended
+    processor    processor time of this process and of its terminated children
 
 >>> ticks, work = iter([0.0, 60.0]), iter([1.0, 4.0])
 >>> clock = Clock(wall=lambda: next(ticks), processor=lambda: next(work))
@@ -39,8 +38,9 @@ LIBRARIES = ("torch", "numpy", "numba", "zarr", "pandas", "matplotlib")
 
 
 def commit() -> str | None:
-    """Return the git commit of this package's checkout, with a + if files are changed; None outside
-    a checkout.
+    """Return the git commit of this package, followed by + if tracked files have changed.
+
+    Return None if the package was not imported from its git checkout.
     """
     folder = Path(__file__).resolve().parents[1]
     describe = ["describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
@@ -49,20 +49,23 @@ def commit() -> str | None:
         answer = subprocess.run(git, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # without this file, the package is installed inside another project's checkout
+    # if this file is missing, the package is installed inside the checkout of another project
     if not (folder.parent / "pyproject.toml").is_file():
         return None
     return answer.stdout.strip() or None
 
 
 def fix_circumstances(experiment: Experiment, threads: int | None = None) -> None:
-    """Set the number of threads, full precision, and deterministic algorithms."""
+    """Set the number of threads, full float32 precision and deterministic algorithms in torch.
+
+    Raise if this machine lacks the device.
+    """
     check_device(experiment.device)
     torch.set_num_threads(threads or experiment.threads or all_threads())
     keep_full_precision()
-    # without this variable, cuBLAS may not be deterministic
+    # cuBLAS needs this variable to be deterministic
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # equals use_deterministic_algorithms, which would import a compiler
+    # has the effect of use_deterministic_algorithms(True), but does not import a compiler
     torch.set_deterministic_debug_mode("error")
 
 
@@ -91,7 +94,7 @@ def devices_of(device: torch.device) -> list[str]:
     """
     try:
         module = torch.get_device_module(device)
-    except RuntimeError:  # this build of torch lacks the module
+    except RuntimeError:  # this build of torch has no module for the device type
         return []
     if not module.is_available():
         return []
@@ -99,7 +102,7 @@ def devices_of(device: torch.device) -> list[str]:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the manufacturer's name of a device."""
+    """Return the manufacturer's name for a device."""
     if device.type == "cpu":
         return platform.processor() or "cpu"
     module = torch.get_device_module(device)
@@ -109,7 +112,7 @@ def device_name(device: torch.device) -> str:
 
 
 def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, Any]:
-    """Return the versions, machine and settings behind a run. `command` repeats it in `folder`."""
+    """Return the command, versions, machine and settings of a run, for provenance.json."""
     return {
         "command": command,
         "folder": os.getcwd(),
@@ -127,14 +130,14 @@ def provenance(experiment: Experiment, command: str, threads: int) -> dict[str, 
 
 
 def processor_seconds() -> float:
-    """Return the processor time of this process and of its children that have ended."""
+    """Return the processor time of this process and of its terminated children."""
     children = os.times()
     return time.process_time() + children.children_user + children.children_system
 
 
 @dataclass
 class Clock:
-    """The times of the parts of a run; tests replace both clocks."""
+    """The times of the parts of a run, measured by two replaceable clocks."""
 
     wall: Callable[[], float] = time.perf_counter
     processor: Callable[[], float] = processor_seconds
@@ -143,7 +146,7 @@ class Clock:
 
     @contextmanager
     def times(self, name: str) -> Iterator[None]:
-        """Measure the part inside the `with` block."""
+        """Measure the time of the `with` block as the part `name`."""
         self.since = (self.wall(), self.processor())
         yield
         self.parts[name] = self.current

@@ -1,6 +1,4 @@
-"""Carrying out a run in its folder: start or resume it, write results and pictures, or repeat it
-without examples.
-"""
+"""Execution of a run in its folder: start, resume, write results, and retrain without examples."""
 
 from __future__ import annotations
 
@@ -53,19 +51,18 @@ from ntkexp.run.setting import Setting, Survey, setting_of, survey
 from ntkexp.run.state import BEGINNING, METRICS, TRAJECTORY, Checkpoint, drop_sums, load
 from ntkexp.text import several, short
 
-# --- One attempt at a run in its folder, from the beginning or from a checkpoint, to the last
-# picture.
+# --- One attempt to execute a run in its folder, from the beginning or from a checkpoint.
 
 
 OPTIONAL = (RETRACED, LEFT_OUT)
-"""Further files with the same bytes each time, which some runs have."""
+"""Reproducible files that only some runs have."""
 
 OTHERS = (OVERRIDES, PROVENANCE, "timings.csv", "weights.pt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """An experiment to carry out in a folder."""
+    """A request to execute an experiment in a run folder."""
 
     experiment: Experiment
     folder: RunFolder
@@ -73,12 +70,12 @@ class RunRequest:
     repeat: str  # the command that repeats the run
     progress: AbstractProgress
     pictures: bool = True
-    most_threads: int | None = None  # None: one for every core
-    log: str | None = None  # one of `LOGS`, which receives metrics during the run
+    most_threads: int | None = None  # None: the number of cores
+    log: str | None = None  # name of the logger in `LOGS` that receives metrics during the run
 
 
 def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
-    """Carry out a run in its folder, from the beginning or from a checkpoint."""
+    """Execute a run in its folder, from the beginning or from the checkpoint `saved`."""
     folder = request.folder
     clock = Clock()
     if saved is not None:
@@ -93,7 +90,7 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
     finally:
         request.progress.stop()
 
-    # the timings, and the seal of the finished run
+    # write the timings, then the seals that mark the run as finished
     machines = {MACHINE + rung.name: Seconds(rung.seconds) for rung in outcome.rungs}
     write_timings(folder.path / "timings.csv", clock.parts | machines)
     optional = [name for name in OPTIONAL if (folder.path / name).exists()]
@@ -113,12 +110,12 @@ def attempt(request: RunRequest, saved: Checkpoint | None) -> None:
 def carry_through(
     request: RunRequest, saved: Checkpoint | None, clock: Clock
 ) -> tuple[Setting, Outcome]:
-    """Prepare and train, and write the results."""
+    """Prepare the run, train, and write the results."""
     experiment = request.experiment
     folder = request.folder
     with clock.times("prepare"):
         of = identity(experiment)
-        fix_circumstances(experiment, 1)  # a survey needs one thread
+        fix_circumstances(experiment, 1)  # one thread is enough for the survey
         surveyed = survey(experiment)
         threads = threads_of(request, saved, surveyed)
         torch.set_num_threads(threads)
@@ -126,7 +123,7 @@ def carry_through(
     if saved is None:
         begin_folder(request, setting, of)
 
-    # allocate the kernels, unless a checkpoint has them
+    # allocate the store of kernels; a resumed run keeps its chunks
     problem = setting.problem
     create_kernels(
         folder.path / KERNELS,
@@ -162,8 +159,8 @@ def carry_through(
 def threads_of(request: RunRequest, saved: Checkpoint | None, surveyed: Survey) -> int:
     """Return the number of threads of a run.
 
-    Without `threads=`, it depends on the size of a step. A resumed run keeps its number, because
-    the number of threads decides how sums are rounded.
+    If the setting `threads` is not given, the number depends on the cost of a step. A resumed run
+    keeps its number of threads, because this number affects how sums are rounded.
     """
     if saved is not None:
         threads: int = saved["threads"]
@@ -173,7 +170,7 @@ def threads_of(request: RunRequest, saved: Checkpoint | None, surveyed: Survey) 
 
 
 def begin_folder(request: RunRequest, setting: Setting, of: str) -> None:
-    """Clear an earlier attempt, and write the files that are known before the first step."""
+    """Remove the files of an earlier attempt, and write the files that precede the first step."""
     folder = request.folder
     folder.clear()
     folder.write_json(CONFIG, canonical(request.experiment))
@@ -185,7 +182,7 @@ def begin_folder(request: RunRequest, setting: Setting, of: str) -> None:
 def live_log(
     request: RunRequest, saved: Checkpoint | None
 ) -> AbstractContextManager[LiveLog | None]:
-    """Open the log that a run asks for, continued from its checkpoint."""
+    """Open the log that was requested, if any. A resumed run continues its log."""
     if request.log is None:
         return nullcontext()
     folder = request.folder.path
@@ -197,8 +194,9 @@ def live_log(
 
 
 def remove_leftovers(folder: RunFolder) -> None:
-    """Remove the files that a finished run does not need. A kill after the last seal may have left
-    some.
+    """Remove the files that a finished run does not need.
+
+    A process that was killed after it wrote DONE.json may have left them.
     """
     for name in (CHECKPOINT, TRAJECTORY, BEGUN, "error.txt"):
         (folder.path / name).unlink(missing_ok=True)
@@ -208,10 +206,11 @@ def remove_leftovers(folder: RunFolder) -> None:
 
 # --- Starting or resuming a run. The files of its folder:
 #
-# provenance.json, timings.csv, progress.json   clock and machine, different each time
-# BEGUN.json, checkpoint.pt, sums-*.bin,        the state of an unfinished run, with sums on disk
-#     trajectory.bin                            and weights; removed when the run is finished
-# everything else                               the same bytes, at the same number of threads
+# provenance.json, timings.csv, progress.json   depend on the machine and the time of the run
+# BEGUN.json, checkpoint.pt, sums-*.bin,        the state of an unfinished run, including sums on
+#     trajectory.bin                            disk; removed when the run is finished
+# all other files                               byte-identical in each repetition with the same
+#                                               number of threads
 
 
 def execute(
@@ -225,11 +224,13 @@ def execute(
     most_threads: int | None = None,
     log: str | None = None,
 ) -> Path:
-    """Carry out a run unless it is finished, and return its folder. `options` belong to the command
-    that repeats it.
+    """Execute a run unless it is finished, and return its folder.
+
+    `options` are the options of the command that repeats the run. With `force`, start again even if
+    the run is finished.
     """
     folder = RunFolder(out / "runs" / folder_name(experiment))
-    check_device(experiment.device)  # even if the run is finished
+    check_device(experiment.device)  # also raise if the run is finished
     if not force:
         refuse_other_run(folder, experiment)
         if folder.whole:
@@ -254,7 +255,7 @@ def execute(
 
 
 def refuse_other_run(folder: RunFolder, experiment: Experiment) -> None:
-    """Raise if the folder holds an undamaged run of another experiment."""
+    """Raise if the folder contains an undamaged run of another experiment."""
     if not folder.seal_file or folder.broken(CONFIG):
         return
     if folder.identity != identity(experiment):
@@ -271,14 +272,16 @@ def resume(
     options: Sequence[str] = (),
     log: str | None = None,
 ) -> Path:
-    """Complete a run from its own config. `options` repeat a run that has not recorded its
+    """Resume the run in a folder from its config.json, and return the folder.
+
+    `options` are recorded for the command that repeats the run, if the folder does not contain this
     command.
     """
     if not (path / CONFIG).is_file():
         raise Mistake(f"{path} is not a run folder: it has no config.json")
     refuse_other_version(path)
 
-    # the folder may hold the trace of a loop, a copy under another name, or a finished run
+    # the folder may be the trace of a followed loop, a copy with another name, or a finished run
     folder = RunFolder(path)
     if "follow" in folder.read_json(CONFIG):
         raise Mistake(
@@ -291,7 +294,7 @@ def resume(
         progress.say(f"{path} is finished")
         return path
 
-    # the experiment follows from the files of the folder, if these are undamaged
+    # rebuild the experiment from the files of the folder, unless they are damaged
     with folder.claim():
         if wrong := folder.broken(CONFIG, OVERRIDES):
             reason = f"{several(wrong)} not as it was written"
@@ -313,7 +316,7 @@ def resume(
 
 
 def begun_by(folder: RunFolder) -> str:
-    """Return the command that began an unfinished run, or nothing if it is not known."""
+    """Return the command that started an unfinished run, or an empty text if it is not recorded."""
     try:
         return own_command(folder.provenance["command"])
     except Mistake:
@@ -321,9 +324,7 @@ def begun_by(folder: RunFolder) -> str:
 
 
 def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experiment:
-    """Return the experiment of a run. Raise if data or code have changed, which would change the
-    numbers.
-    """
+    """Return the experiment of a run. Raise if its data files or the code have changed since."""
     folder.check(CONFIG)
     if strange := folder.misnamed:
         raise Mistake(f"{folder.path} {strange}")
@@ -340,8 +341,9 @@ def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experimen
 
 
 def state_left(request: RunRequest) -> Checkpoint | None:
-    """Return the checkpoint of an earlier attempt. Warn with the reason if the run has to start
-    again.
+    """Return the checkpoint of an earlier attempt, or None.
+
+    If there was an attempt without a usable checkpoint, warn with the reason.
     """
     folder = request.folder
     progress = request.progress
@@ -359,7 +361,7 @@ def state_left(request: RunRequest) -> Checkpoint | None:
 
 
 def attempt_twice(request: RunRequest, saved: Checkpoint | None) -> None:
-    """Carry out a run, and start it again if a file turns out to be damaged."""
+    """Execute a run. If a file turns out to be damaged, start the run again."""
     try:
         attempt(request, saved)
     except Damaged as damage:
@@ -367,8 +369,7 @@ def attempt_twice(request: RunRequest, saved: Checkpoint | None) -> None:
         attempt(request, None)
 
 
-# --- Removals: train a finished run again without some of its examples, and store the difference in
-# its folder.
+# --- Removals: retrain a finished run without some examples, and store the breakdown in its folder.
 
 
 def remove_group(
@@ -378,15 +379,17 @@ def remove_group(
     progress: AbstractProgress,
     trusted: tuple[str, ...] = (),
 ) -> Removal:
-    """Return the changes from leaving out these training examples, at these queries. Train if they
-    are not stored.
+    """Return the breakdown of leaving out a group of training examples, at the queries `points`.
+
+    If it is not stored in the run folder, retrain and store it.
     """
     recorded = read_removal(run, group, points)
     if recorded is not None:
         return recorded
     folder = RunFolder(run)
     experiment = rebuild_experiment(folder, trusted)
-    fix_circumstances(experiment, folder.provenance.get("threads"))  # so that rounding repeats
+    # the number of threads of the run, so that rounding errors repeat
+    fix_circumstances(experiment, folder.provenance.get("threads"))
     with folder.claim():
         removal = train_without(folder, experiment, sorted(group), points, progress)
         write_removal(run, removal)
@@ -410,7 +413,7 @@ def train_without(
     problem = draw_problem(experiment)
     rerun = again(experiment, problem, *folder.steps_taken)
 
-    # the queries, and pairs of a query and an output
+    # the inputs of the queries, and all pairs [query, out]
     first = 0 if "train" in problem.places else problem.train
     outs = experiment.path.chosen_outputs(problem.outputs)
     inputs = problem.inputs[[first + point for point in points]]
@@ -430,8 +433,9 @@ def train_without(
 def repetition_error(
     folder: RunFolder, breakdown: Breakdown, places: Sequence[tuple[int, int]]
 ) -> float:
-    """Return the distance between the ends of the run and of its repetition, relative to the
-    removal's change.
+    """Return the difference between the outputs of the run and of its exact repetition.
+
+    It is relative to the change by the removal. Raise if it is too large.
     """
     folder.check("predictions.zarr")
     predictions = read_predictions(folder.path / "predictions.zarr")["f_T"]

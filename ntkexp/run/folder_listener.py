@@ -1,7 +1,7 @@
-"""Writing a run folder: rows, kernels and checkpoints while the run goes on, and its results at the
-end.
+"""A listener that writes the run folder: metrics, kernels and checkpoints during training, and the
+results after it.
 
-A first Ctrl-C lets the current step finish and writes a checkpoint.
+After a first Ctrl-C, the current step is completed and a checkpoint is written.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ from ntkexp.run.setting import Setting
 from ntkexp.run.state import METRICS, TRAJECTORY, Checkpoint, RunState, save
 from ntkexp.shapes import Weights
 
-# --- Ctrl-C or SIGTERM: the first one ends the run after the current step and its checkpoint, a
-# second one at once.
+# --- Ctrl-C or SIGTERM: the first signal ends the run after the current step and a checkpoint. A
+# second signal ends the run immediately.
 
 
 @dataclass
 class Interrupt:
-    """Requests to stop, and whether the last step is complete."""
+    """The state of interrupts."""
 
-    asked: bool = False
-    over: bool = False
+    asked: bool = False  # True after a signal
+    over: bool = False  # True after the last step, when signals are no longer deferred
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Handle either signal."""
+        """Handle a signal: request a stop, or raise KeyboardInterrupt at the second signal."""
         if self.asked or self.over:
             raise KeyboardInterrupt
         self.asked = True
 
     def end(self) -> None:
-        """Stop deferring: all steps are complete."""
+        """Stop deferring signals, because all steps are complete. Raise if one was received."""
         self.over = True
         if self.asked:
             raise KeyboardInterrupt
@@ -82,7 +82,7 @@ class Interrupt:
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
-    """Send both signals to an `Interrupt` inside the block."""
+    """Yield an `Interrupt` that receives SIGINT and SIGTERM inside the `with` block."""
     interrupt = Interrupt()
     before = {
         number: signal.signal(number, interrupt.receive)
@@ -95,8 +95,10 @@ def deferred_interrupt() -> Iterator[Interrupt]:
             signal.signal(number, handler)
 
 
-# --- The results of a run. They have the same bytes each time, except for the container of the
-# weights.
+# --- The results of a run.
+#
+# They are byte-identical in each repetition, except for the zip container of
+# weights.pt.
 
 
 def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None:
@@ -106,7 +108,7 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
     write_kernels(path / "kernels.zarr", setting, outcome)
     write_contributions_of_run(path, setting, outcome)
 
-    # f_0, f_T and the prediction of each machine, or the explained measure of these outputs
+    # f_0, f_T and the prediction of each kernel machine, or the explained measure of these outputs
     evidence = outcome.evidence
     outputs = {
         "f_0": evidence.explained(evidence.start),
@@ -124,10 +126,10 @@ def write_outcome(folder: RunFolder, setting: Setting, outcome: Outcome) -> None
 
 
 def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
-    """Append the path kernel of each rule to the snapshots."""
+    """Add the path kernel of each rule to the store of snapshots."""
     evidence = outcome.evidence
     finish_kernels(path)
-    # an explained measure has no kernel for pairs of outputs
+    # the path of an explained measure has no kernel between pairs of outputs
     if not evidence.keeps_kernels or evidence.measured is not None:
         return
     attributed = evidence.attributed[setting.domain.read].nonzero()[:, 0].tolist()
@@ -137,9 +139,7 @@ def write_kernels(path: Path, setting: Setting, outcome: Outcome) -> None:
 
 
 def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -> None:
-    """Write contributions and decay of each rule, the changes of each phase, and the leave-out
-    effects.
-    """
+    """Write the contributions of each rule, in total and by phase, and the leave-out effects."""
     store = path / "contributions.zarr"
     evidence = outcome.evidence
     read = setting.domain.read
@@ -165,10 +165,10 @@ def write_contributions_of_run(path: Path, setting: Setting, outcome: Outcome) -
 
 
 def end_weights(start: Weights, end: Weights) -> dict[str, Weights]:
-    """Return the weights before and after training under the same name objects.
+    """Return the weights before and after training, with identical string objects as names.
 
-    pickle stores each string object once. Equal names in two objects would change the bytes of a
-    resumed run.
+    pickle stores each string object once. If the names were equal but different objects, the file
+    of a resumed run would have other bytes.
     """
     return {"start": start, "end": {name: end[name] for name in start}}
 
@@ -207,7 +207,7 @@ def contributions_by_rule(
 def phases_of(
     setting: Setting, phases: ChangesByPhase, read: slice, *, decays: bool
 ) -> ContributionsByPhase:
-    """Return the changes of each phase at the queries."""
+    """Return the changes and contributions of each phase at the queries."""
     problem = setting.problem
     phase_of_point = np.zeros(len(problem.targets), dtype=np.int64)
     for slices in problem.phases.values():
@@ -230,7 +230,7 @@ def phases_of(
 
 
 def data_arrays(setting: Setting) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of `data.npz`: the examples of every split."""
+    """Return the arrays of data.npz: the examples of each split."""
     data = setting.problem.data
     arrays: dict[str, np.ndarray[Any, Any]] = {"classes": np.array(data.classes, dtype=str)}
     if setting.measured is not None:
@@ -255,14 +255,13 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 CHECKPOINT_PAUSE = 20
-"""Least interval between checkpoints of sums on disk, in multiples of the time that the last one
-took.
+"""Minimum interval between checkpoints of sums on disk, relative to the time to write the last one.
 """
 
 
 @dataclass(kw_only=True)
 class FolderListener(AbstractListener):
-    """A listener that writes rows, kernels and checkpoints to a run folder."""
+    """A listener that writes metrics, kernels and checkpoints to a run folder."""
 
     folder: RunFolder
     setting: Setting
@@ -273,15 +272,15 @@ class FolderListener(AbstractListener):
     clock: Clock
     interrupt: Interrupt
     log: LiveLog | None = None
-    log_keys: dict[str, str] = field(default_factory=dict)  # keys that continue a log
+    log_keys: dict[str, str] = field(default_factory=dict)  # keys with which logs are continued
     snapshot_seals: dict[str, tuple[int, str]] = field(default_factory=dict)
     snapshots: int = 0
     rows: Trajectory | None = None
-    way: Way | None = None  # the reverse pass at work
+    way: Way | None = None  # the current backward pass
     kernel_change: float | None = None
-    saved_at: float = field(default_factory=time.monotonic)
-    save_seconds: float = 0.0  # of the last checkpoint
-    shown_at: float = 0.0
+    saved_at: float = field(default_factory=time.monotonic)  # time of the last checkpoint
+    save_seconds: float = 0.0  # time to write the last checkpoint
+    shown_at: float = 0.0  # time when progress.json was last written
 
     def on_row(self, row: Row) -> None:
         self.metrics.write(row)
@@ -351,10 +350,10 @@ class FolderListener(AbstractListener):
             self.folder.write_sealed("progress.json", state)
 
     def checkpoint(self, state: RunState) -> None:
-        """Write a checkpoint if one is due or the run was asked to stop.
+        """Write a checkpoint if one is due or if a stop was requested.
 
-        Checkpoints of sums on disk take long. They are due so rarely that training gets most of the
-        time.
+        Checkpoints of sums on disk take long, so they are written rarely enough that most of the
+        time is spent on training. Raise KeyboardInterrupt if a stop was requested.
         """
         interval = self.setting.experiment.checkpoint_seconds
         if self.setting.domain.spills:
@@ -368,7 +367,7 @@ class FolderListener(AbstractListener):
             raise KeyboardInterrupt
 
     def save(self, state: RunState) -> None:
-        """Write a checkpoint, after all files that it counts on are on disk."""
+        """Force the files that the checkpoint refers to to the disk, then write the checkpoint."""
         if self.rows is not None:
             self.rows.secure()
         state_and_seals = {
@@ -383,7 +382,7 @@ class FolderListener(AbstractListener):
 
 
 def log_keys_of(saved: Checkpoint | None) -> dict[str, str]:
-    """Return the keys of the logs that a run had at its checkpoint."""
+    """Return the keys with which the logs of a checkpoint are continued."""
     return dict(saved.get("logs", {})) if saved else {}
 
 
@@ -398,7 +397,7 @@ def listen(
     clock: Clock,
     log: LiveLog | None = None,
 ) -> Iterator[FolderListener]:
-    """Open the listener of a run, which may continue from a checkpoint."""
+    """Yield the listener of a run that starts, or that continues from the checkpoint `saved`."""
     seals = {}
     metrics_bytes = None
     steps_done = 0

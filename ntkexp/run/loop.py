@@ -1,6 +1,4 @@
-"""The training loop of a run: its steps forwards, its reverse passes, and the callbacks that report
-them.
-"""
+"""The training loop of a run, its backward passes, and its callbacks."""
 
 # ruff: noqa: B027  callbacks do nothing unless they are overridden
 
@@ -23,13 +21,11 @@ from ntkexp.run.setting import Setting
 from ntkexp.run.state import RunState, begin
 
 Way: TypeAlias = Literal["back", "effects"]
-"""The reverse passes: of the path integrals, and of the leave-out effects."""
+"""The kinds of backward passes: of the path integrals, and of the leave-out effects."""
 
 
 class AbstractListener(ABC):
-    """Callbacks of a run, for files, logs and progress. All do nothing unless they are
-    overridden.
-    """
+    """Callbacks of a run, for files, logs and progress. By default, callbacks do nothing."""
 
     @property
     @abstractmethod
@@ -37,16 +33,16 @@ class AbstractListener(ABC):
         """A folder for arrays that do not fit into memory."""
 
     def trajectory(self, rows: int, size: int) -> Trajectory:
-        """Allocate `rows` rows of `size` numbers, for the recording of a reverse pass."""
+        """Allocate `rows` rows of `size` numbers, to record the steps for a backward pass."""
         trajectory = Trajectory(self.scratch / "trajectory.bin", rows, size, "float64")
         trajectory.allocate()
         return trajectory
 
     def on_remark(self, text: str) -> None:
-        """The run announces a computation."""
+        """Announce a computation."""
 
     def on_row(self, row: Row) -> None:
-        """The metrics of a step are known."""
+        """Receive the metrics of a step."""
 
     def on_snapshot(
         self,
@@ -54,26 +50,27 @@ class AbstractListener(ABC):
         kernel: Float[Tensor, "point kept train kept_"],
         output_gradient: Float[Tensor, "train out_"],
     ) -> None:
-        """The tangent kernel at a step is known, and ℓ′ of all training examples, whatever the
-        batch.
+        """Receive the tangent kernel at a step, and ℓ′ of all training examples.
+
+        Unlike the gradient of the step, ℓ′ is not restricted to the batch.
         """
 
     def on_step(self, state: RunState, loss: float) -> None:
-        """A step is complete: the moment for a checkpoint."""
+        """Handle the end of a training step, when a checkpoint may be written."""
 
     def on_step_back(self, state: RunState, way: Way, done: int, total: int) -> None:
-        """A step of a reverse pass is complete, `done` of `total`: the moment for a checkpoint."""
+        """Handle the end of a step of a backward pass, when a checkpoint may be written."""
 
     def on_late_rows(self, rows: Sequence[Row]) -> None:
-        """The reverse pass has found the share of every step."""
+        """Receive the metrics of all steps that only the backward pass computes."""
 
     def on_end(self) -> None:
-        """Both passes are complete; no checkpoint follows."""
+        """Handle the end of the last pass, after which no checkpoint is written."""
 
 
 @dataclass(frozen=True)
 class SilentListener(AbstractListener):
-    """A listener that stores nothing but the trajectory for a reverse pass, in this folder."""
+    """A listener that only stores the trajectory for a backward pass, in `folder`."""
 
     folder: Path
 
@@ -82,17 +79,17 @@ class SilentListener(AbstractListener):
         return self.folder
 
 
-# --- A run: train forwards from the current state, go backwards if the path integral needs it, and
-# collect the outcome.
+# --- A run: training steps, backward passes if the path integrals or the effects need them, and the
+# outcome.
 #
-# The loop writes no file. The listener may store checkpoints; a run that continues from one ends in
-# the same bits.
+# The loop writes no files. The listener may store checkpoints. A run that is resumed from a
+# checkpoint has bitwise the same results.
 
 
 def run(
     setting: Setting, listener: AbstractListener, saved: Mapping[str, Any] | None = None
 ) -> Outcome:
-    """Carry out a run, from its start or from a saved state."""
+    """Execute a run, from its start or from a saved state, and return its outcome."""
     state = begin(setting, listener.trajectory, listener.scratch)
     if setting.sweep is not None and setting.sweep.remark:
         listener.on_remark(setting.sweep.remark)
@@ -118,13 +115,13 @@ def run(
 
 
 def train_steps(state: RunState, listener: AbstractListener) -> Ending:
-    """Take the remaining steps. Return the reason why they end."""
+    """Run the remaining training steps. Return the reason why training ends."""
     setting = state.setting
     observer = Observer(setting)
     first_loss = observer.loss(setting.start.outputs, 0)
     for step in setting.descent.walk(state.weights, state.memory, state.step):
         row = observer.row(step, state.time)
-        loss = cast("float", row["loss"])  # every row has one
+        loss = cast("float", row["loss"])  # every row has a loss
         ending = ending_before(setting, loss, first_loss, step.index)
         if ending is not None:
             state.accumulator.close(step)
@@ -145,16 +142,14 @@ def train_steps(state: RunState, listener: AbstractListener) -> Ending:
 
 
 def reverse_pass(state: RunState, listener: AbstractListener) -> None:
-    """Go backwards from the last step: an optimizer with memory lets a gradient act in later steps,
-    too.
-    """
+    """Run the backward passes of the path integrals and of the leave-out effects, if needed."""
     for done, total in state.steps_back():
         listener.on_step_back(state, "back", done, total)
     if state.effects is not None:
         for done, total in state.effects.steps_back(state.weights, state.step_sizes):
             listener.on_step_back(state, "effects", done, total)
 
-    # the shares of each step, which only the reverse pass knows
+    # the columns of metrics that only the backward pass computes
     late = state.accumulator.late_tallies
     if late is not None:
         closing = state.setting.experiment.path.closing

@@ -1,6 +1,4 @@
-"""The metrics of a run: one row of numbers for every step, with more columns where a tangent kernel
-is kept.
-"""
+"""The metrics of a run: one row per step, with more columns at steps with a kernel snapshot."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ Row: TypeAlias = dict[str, float | int | None]
 """The metrics of a step, by column."""
 
 
-# --- Metrics of a kept tangent kernel: kernel change, eigenvalues, and the stability of the step.
+# --- Metrics of a kernel snapshot: kernel change, eigenvalues, and the stability of the step.
 
 
 RESIDUAL_TOPS = (1, 5, 10)
@@ -55,13 +53,13 @@ SELECTIVITY = "selectivity"
 
 @dataclass(frozen=True)
 class KernelObserver:
-    """Metrics of kernels, relative to the first kernel."""
+    """An observer of kernel snapshots. Some of its metrics are relative to the first kernel."""
 
     setting: Setting
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns about kernels."""
+        """The columns of kernel metrics."""
         columns = list(KERNEL_COLUMNS)
         if self.setting.problem.phases:
             columns.append(SELECTIVITY)
@@ -69,7 +67,7 @@ class KernelObserver:
 
     @cached_property
     def train_limit(self) -> Float[Tensor, "train kept train kept_"] | None:
-        """K_∞ among the training examples, if it is known."""
+        """K_∞ among the training examples, or None if the network has no known limit."""
         limit = self.setting.start.limit
         if isinstance(limit, DoesNotApply):
             return None
@@ -90,8 +88,9 @@ class KernelObserver:
         step: int,
         step_size: float | None,
     ) -> Row:
-        """Return the metrics of a tangent kernel, or of its trace over outputs. λ_max always refers
-        to the kernel.
+        """Return the metrics of a tangent kernel, or of its trace over outputs.
+
+        λ_max always refers to the kernel, not to the trace.
         """
         setting = self.setting
         points = setting.points
@@ -113,7 +112,7 @@ class KernelObserver:
             row["limit_distance"] = kernel_change(here, limit)
             row["limit_alignment"] = alignment(here, limit)
 
-        # eigenvalues, and the share of the residual along the first eigenvectors
+        # the eigenvalues, and the fraction of the residual along the first eigenvectors
         row |= self.modes(here, view.train_outputs - targets)
         if not points.makes_kernels:
             row["lambda_max"] = view.largest_eigenvalue(slice(None))
@@ -133,7 +132,7 @@ class KernelObserver:
         step_size: float,
         top: float,
     ) -> float:
-        """Return η w λ_max ℓ″/2 for the examples of a step. A step is stable below 1."""
+        """Return η w λ_max ℓ″/2 for the examples of a step. The step is stable if it is below 1."""
         descent = self.setting.descent
         points = self.setting.points
         weight = descent.weight(points.train)
@@ -150,9 +149,7 @@ class KernelObserver:
     def modes(
         self, kernel: Float[Tensor, "train kept train kept_"], residual: Float[Tensor, "train out"]
     ) -> Row:
-        """Return the metrics of the eigenvalues: all of them for a small kernel, λ_max for a large
-        one.
-        """
+        """Return the metrics of the eigenvalues. For a large kernel, return only λ_max."""
         if not kernel.isfinite().all():
             return {"lambda_max": None}
         entries = kernel.shape[0] * kernel.shape[1]
@@ -176,10 +173,10 @@ def activation_pattern(points: Points, weights: Weights) -> Bool[Tensor, " unit"
 
 
 def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
-    """Return how selective units are for one of the tasks that are learned one after another.
+    """Return the selectivity of units for the phases of training, or None if it is undefined.
 
-    Activities are measured at the queries of each task, or at its training examples if there are no
-    queries. A single task has no selectivity.
+    The activity of units is measured at the queries of each phase, or at its training examples if
+    there are no queries.
     """
     module = setting.problem.module
     points = setting.points
@@ -198,7 +195,7 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
     return selectivity(deviations)
 
 
-# --- The metrics of every step.
+# --- The metrics of each step.
 
 
 STEP_COLUMNS = (
@@ -217,7 +214,7 @@ SHARE_COLUMNS = ("closure", "contribution_mass", "contribution_sum", "kernel_mas
 
 @dataclass(frozen=True)
 class Observer:
-    """Metrics of steps, relative to the start of training."""
+    """An observer of steps. Some of its metrics are relative to the start of training."""
 
     setting: Setting
 
@@ -233,14 +230,14 @@ class Observer:
 
     @cached_property
     def kernels(self) -> KernelObserver:
-        """The metrics of kept kernels."""
+        """The observer of kernel snapshots."""
         return KernelObserver(self.setting)
 
     def splits(self, step: int) -> dict[str, slice]:
-        """Return the slices of training examples and queries, by the suffix of their columns.
+        """Return slices of training examples and queries, by the suffix of their columns.
 
-        With phases, these are the examples of the step's phase, followed by the examples of every
-        phase.
+        If training has phases, return the slices of the step's phase without the number of the
+        phase in the suffix, then the slices of all phases.
         """
         if self.setting.problem.phases:
             suffix = f"_{self.phase(step)}"
@@ -258,7 +255,7 @@ class Observer:
 
     @cached_property
     def tasks(self) -> dict[str, slice]:
-        """The slices of training examples and queries of every phase, counted from 1."""
+        """The slices of training examples and queries of each phase. Phases are counted from 1."""
         phases = self.setting.problem.phases
         by_split = {"": phases.get("train", ()), "_query": phases.get("query", ())}
         return {
@@ -276,28 +273,26 @@ class Observer:
         return self.objective(float(self.summed_loss(outputs, points)), points)
 
     def summed_loss(self, outputs: Float[Tensor, "point out"], points: slice) -> Float[Tensor, ""]:
-        """Return Σᵢ ℓᵢ over the examples of a split."""
+        """Return Σᵢ ℓᵢ over a slice of the points."""
         losses = self.setting.experiment.loss.value(
             outputs[points], self.setting.problem.targets[points]
         )
         return losses.sum()
 
     def objective(self, summed: float, points: slice) -> float:
-        """Return the objective for a summed loss, by the reduction and scale of the loss."""
+        """Return the objective: the summed loss, times the weight and scale of the loss."""
         weight = self.setting.experiment.loss.weight(points.stop - points.start)
         return summed * weight * self.setting.descent.scale
 
     def output_gradient(self, outputs: Float[Tensor, "point out"]) -> Float[Tensor, "train out"]:
-        """Return ℓ′ of every training example."""
+        """Return ℓ′ of all training examples, without weights."""
         points = slice(0, self.setting.points.train)
         return self.setting.experiment.loss.output_gradient(
             outputs[points], self.setting.problem.targets[points]
         )
 
     def row(self, step: Step, time: float) -> Row:
-        """Return the metrics of a step: its size, its weights before, and the factor of
-        clipping.
-        """
+        """Return the metrics of the network before a step, with step size and clipping factor."""
         clips = self.setting.experiment.optimizer.clip_norm is not None
         row = self.step(step.index, time, step.view.outputs, step.view.weights)
         return row | {"step_size": step.step_size, "clipping": step.clipping if clips else None}
@@ -305,8 +300,9 @@ class Observer:
     def step(
         self, step: int, time: float, outputs: Float[Tensor, "point out"], weights: Weights
     ) -> Row:
-        """Return the metrics of the network after `step` steps. All numbers leave the device in one
-        transfer.
+        """Return the metrics of the network after `step` steps.
+
+        All numbers are copied from the device in one transfer.
         """
         problem = self.setting.problem
         splits = self.splits(step)
@@ -339,14 +335,15 @@ class Observer:
 
     @cached_property
     def sizes(self) -> dict[str, float]:
-        """‖θ_0‖² of every parameter."""
+        """‖θ_0‖² of each parameter."""
         norms = squared_norms(self.setting.problem.weights)
         return dict(zip(norms, fetched(*norms.values()), strict=True))
 
 
 def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row:
-    """Return the sums of a step by the first rule, and the closure of the exact rule; nothing
-    before integration.
+    """Return the columns `SHARE_COLUMNS` of a step, or an empty row if there are no tallies.
+
+    The sums are computed by the first rule. The closure is the error of the closing rule.
     """
     if not tallies:
         return {}
@@ -360,7 +357,7 @@ def share_row(tallies: Mapping[str, Tally], closing: AbstractRule | None) -> Row
 
 
 def squared_norms(weights: Weights) -> dict[str, Float[Tensor, ""]]:
-    """Return ‖θ‖² of every parameter.
+    """Return ‖θ‖² of each parameter.
 
     >>> import torch
     >>> squared_norms({"w": torch.tensor([3.0, 4.0])})

@@ -1,5 +1,5 @@
-"""The outcome of a run: why it ended, its kernel machines, the changes of each phase, error bars,
-and effects.
+"""The outcome of a run: its ending, the comparison of kernel machines, the changes by phase, error
+bars, and leave-out effects.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ from ntkexp.run.state import EffectsPass, RunState
 from ntkexp.shapes import Weights
 from ntkexp.text import counted
 
-# --- Why a run ends, and what to try where it diverged.
+# --- The reason why a run ends, and advice if it diverged.
 
 
 BLOWN_UP = 1e6
-"""A run has diverged if its loss exceeds the first one by this factor. Converging runs stay far
-below it.
-"""
+"""A run has diverged if its loss is larger than (initial loss + 1) times this factor."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The reason why a run ends, as a sentence."""
+    """The reason why a run ended, as a sentence."""
 
     sentence: str
     diverged: bool = False
 
 
 def ending_before(setting: Setting, loss: float, first: float, step: int) -> Ending | None:
-    """Return the ending of a run if it ends before this step."""
+    """Return the ending if the run ends before this step, else None.
+
+    `loss` is the loss before the step, and `first` the loss before training.
+    """
     target = setting.experiment.stop_at_loss
     raw = loss / setting.descent.scale  # `stop_at_loss` refers to the loss before division by α²
     if target is not None and raw <= target:
@@ -74,8 +75,8 @@ def steps_in_words(steps: int) -> str:
 def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -> str:
     """Return a sentence that suggests another step size, with the key that sets it.
 
-    The suggestion is half the largest stable step size, or a tenth of the current one if that is
-    already stable.
+    The suggestion is half the largest stable step size, or a tenth of the current step size if the
+    current one is already stable.
 
     >>> from ntkexp.optimizer.descent import GD
     >>> for part in step_size_advice(GD(), 1.0, 2.0).split("; "):
@@ -95,17 +96,17 @@ def step_size_advice(optimizer: AbstractOptimizer, size: float, stable: float) -
     return f": the step size {size:.3g} is {comparison}; try optimizer.{key}={value:.3g}"
 
 
-# --- The steps of the training, repeated in function space with a fixed kernel Θ.
+# --- The training steps of the run, repeated in function space with a fixed kernel Θ = J Jᵀ.
 #
-# If an optimizer scales all weights by the same factor, a linear model stays at θ_s = ρ_s θ_0 +
-# J(X)ᵀ a_s. The optimizer moves ρ and a like weights with the gradients 0 and ℓ′:
+# If the step size is equal for all weights, the weights of a linear model remain of the form
+# θ_s = ρ_s θ_0 + J(X)ᵀ a_s. The optimizer updates ρ and a like weights with the gradients 0 and ℓ′:
 #
 #     f_s(X) = f_0(X) + Θ(X, X) a_s + (ρ_s − 1) J(X)·θ_0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SameSteps:
-    """The steps of a descent, each with its size and its factor of clipping."""
+    """The steps of a training run, with their step sizes and clipping factors."""
 
     descent: Descent
     step_sizes: Sequence[float]
@@ -117,7 +118,10 @@ class SameSteps:
         start: Float[Tensor, "train out"],
         pull: Float[Tensor, "train out"],
     ) -> Repeated:
-        """Return ρ and a after the last step with this kernel."""
+        """Return a and ρ after the last step with the kernel Θ.
+
+        `start` is f_0(X), and `pull` is J(X)·θ_0.
+        """
         optimizer = self.descent.optimizer
         if optimizer.elementwise:
             raise DoesNotApply(
@@ -146,22 +150,22 @@ class SameSteps:
         return Repeated(coordinates["examples"], coordinates["start"])
 
 
-# --- The change of the outputs in each phase of a run, and the contribution of each training
-# example to it.
+# --- The change of the outputs in each phase, and the contributions of the training examples to it.
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesByPhase:
-    """The changes of the integrated outputs in every phase; zero for a phase that training did not
-    reach.
-    """
+    """The changes of the integrated outputs in each phase, which are zero if it was not reached."""
 
-    shares: Mapping[str, Sequence[Share]]  # by rule, one for each phase
+    shares: Mapping[str, Sequence[Share]]  # for each rule, one share per phase
     change: Float[Tensor, "phase point out"]
 
 
 def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> ChangesByPhase | None:
-    """Return the change of each phase up to these outputs, if the data have phases."""
+    """Return the changes by phase, or None if the data have no phases.
+
+    `outputs` are the outputs after training.
+    """
     count = len(state.setting.problem.data.phases)
     if not count:
         return None
@@ -178,8 +182,7 @@ def changes_by_phase(state: RunState, outputs: Float[Tensor, "point out"]) -> Ch
     )
 
 
-# --- The leave-out effects of a run, from reverse passes or, if that costs less, from trainings
-# without each example.
+# --- The leave-out effects of a run, by backward sweeps, or by retraining if that is cheaper.
 
 
 UNCHECKED_FIXED_MEAN = (
@@ -189,7 +192,7 @@ UNCHECKED_FIXED_MEAN = (
 
 
 def effects_of(state: RunState) -> EffectsFound | None:
-    """Return the effects at the attributed points, if the experiment asks for effects."""
+    """Return the effects at the attributed points, or None if they were not requested."""
     setting = state.setting
     sweep = setting.sweep
     if sweep is None or not (sweep.retrains or state.effects):
@@ -220,8 +223,10 @@ def effects_from_sweeps(
     training: RerunAt,
     queries: Sequence[int],
 ) -> EffectsFound:
-    """Return the effects of the reverse passes, checked by trainings if these take the same
-    mean.
+    """Return the effects from the backward sweeps.
+
+    They are checked by retraining if their convention for the mean is "renormalised", as retraining
+    renormalises.
     """
     path = state.setting.experiment.path
     divisor = state.setting.experiment.optimizer.spread_at(0)
@@ -239,7 +244,7 @@ def effects_from_sweeps(
     )
 
 
-# --- The outcome of a run: the comparison of kernel machines, and how well its parts are known.
+# --- The outcome of a run: the comparison of kernel machines, and the errors of contributions.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +261,7 @@ class Outcome:
     effects: EffectsFound | None
     phases: ChangesByPhase | None
     by_step: Mapping[str, StepTotals]  # by rule
-    by_component: Mapping[str, ComponentSums]  # by rule, if components were separated
+    by_component: Mapping[str, ComponentSums]  # by rule, if contributions are split by component
 
 
 def outcome_of(
@@ -325,8 +330,9 @@ def evidence_of(
 def kernel_of_pairs(
     kernel: Float[Tensor, "point kept train kept_"], setting: Setting
 ) -> Float[Tensor, "point out some out_"]:
-    """Return the kernel if it has every pair of outputs, as kernel machines need; else one of no
-    training examples.
+    """Return the kernel if it contains all pairs of outputs, as kernel machines require.
+
+    Otherwise return a kernel without training examples.
     """
     if setting.points.makes_kernels:
         return kernel
@@ -335,8 +341,7 @@ def kernel_of_pairs(
 
 
 def miss_remarks(steps: Mapping[int, Closure]) -> list[str]:
-    """Return a remark if the secant kernel misses the change of a step by more than rounding
-    explains.
+    """Return a remark if the closing rule misses the change of steps by more than rounding errors.
 
     >>> (remark,) = miss_remarks({3: Closure(1e-3, 1e-9), 7: Closure(1e-2, 1e-9)})
     >>> remark.partition("; ")[0]
@@ -395,7 +400,7 @@ def summarise_training(state: RunState) -> Training:
 
 
 def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
-    """Return J(θ_0)·θ_0 at all points if weights decay, else zeros."""
+    """Return J(θ_0)·θ_0 at all points if there is weight decay, else zeros."""
     if not setting.experiment.optimizer.weight_decay:
         return torch.zeros_like(setting.start.outputs)
     points = setting.points
@@ -405,7 +410,7 @@ def start_pull(setting: Setting) -> Float[Tensor, "point out"]:
 
 
 def split_regions(state: RunState) -> dict[str, Region]:
-    """Return the points of each split, with the sizes of the terms that are rounded there."""
+    """Return the points of each split, and the sizes of the terms that cause rounding errors."""
     problem = state.setting.problem
     regions = {}
     for name, points in problem.places.items():
@@ -418,13 +423,15 @@ def split_regions(state: RunState) -> dict[str, Region]:
 
 
 def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
-    """Return the summary of the contributions by a rule, with their error relative to ‖𝒮‖ if it is
-    known.
+    """Return summary statistics of a rule's contributions, including their estimated relative
+    error.
+
+    Return an empty dict if the contributions are not finite.
     """
     setting = state.setting
     domain = setting.domain
     optimizer = setting.experiment.optimizer
-    # the attributed rows; a slice would copy a tensor that has no others
+    # select the attributed rows; if these are all rows, avoid the copy
     kernel, contributions, decay = (
         part if len(domain.rows) == len(part) else part[domain.rows]
         for part in state.accumulator.integrals[rule].parts
@@ -434,7 +441,7 @@ def contribution_facts(state: RunState, rule: str) -> dict[str, float]:
     if not all(block.isfinite().all() for block in blocks(contributions)):
         return {}
 
-    # do the queries include all training examples, at the trained outputs?
+    # True if all training examples are attributed, at the outputs that were trained
     train = setting.points.train
     read_train = int((domain.attributed < train).sum())
     every_train = setting.measured is None and read_train == train

@@ -1,5 +1,6 @@
-"""Preparing an experiment: data, initial weights, memory plan and step size; and rejecting hopeless
-runs.
+"""Preparation of an experiment: data, initial weights, memory plan and step size.
+
+Runs that need too much memory or time are rejected here.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from ntkexp.path.integration import fair_counts
 from ntkexp.path.points import NetworkView, Points
 from ntkexp.path.step import Descent, Phase, phases_of
 
-# --- Early refusals.
+# --- Checks before anything is computed.
 
 
 def refuse_sketch(experiment: Experiment) -> None:
-    """Raise for sketched kernels, which only kernel files have."""
+    """Raise if sketched kernels are requested, which are available only in kernel files."""
     size = experiment.kernel.sketch
     if size is not None:
         raise Mistake(
@@ -45,35 +46,30 @@ def refuse_sketch(experiment: Experiment) -> None:
         )
 
 
-# --- A survey: two points are enough to learn the shapes, and from these follow block sizes and
-# memory.
+# --- A survey: a forward pass at two points gives the shapes that determine block sizes and memory.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """A problem, its points in blocks that fit into memory, and the records of two points."""
+    """A problem, its points in blocks that fit into memory, and the tape of two points."""
 
     problem: Problem
     points: Points
     explained: Points  # `points`, with outputs replaced by the measure, if any
     measured: MeasuredPoints | None
     memory: RunMemory
-    tape: Tape  # of two of the points
-    explained_tape: Tape  # of two of the explained points
+    tape: Tape  # forward pass of the outputs at two points
+    explained_tape: Tape  # forward pass of the explained measure at two points
 
     @property
     def operations(self) -> float:
-        """The approximate number of operations for the kernel of all points with the training
-        examples.
-        """
+        """The approximate number of operations to compute the kernel of all points once."""
         pair = (len(self.points.inputs), self.points.train)
         return work(self.tape).of_kernel(pair, self.problem.outputs)
 
 
 def survey(experiment: Experiment) -> Survey:
-    """Draw the problem, and record the network at two of its points. Raise if the kernels exceed
-    the memory.
-    """
+    """Draw the problem, and record the network at two points. Raise if memory does not suffice."""
     refuse_sketch(experiment)
     least_memory(experiment).require()
     problem = draw_problem(experiment)
@@ -87,7 +83,7 @@ def survey(experiment: Experiment) -> Survey:
     tape = reader.record(problem.weights, problem.inputs[:2])
     tape_bytes = tape.bytes_per_example
 
-    # the explained measure of its outputs
+    # the explained measure of the outputs
     try:
         measured = measured_points(experiment.loss, problem, experiment.path.measure)
     except Mistake as mistake:
@@ -131,16 +127,18 @@ def survey(experiment: Experiment) -> Survey:
 def measured_points(
     loss: Objective, problem: Problem, measure: AbstractMeasure
 ) -> MeasuredPoints | None:
-    """Return a measure at all points, or None if it equals the outputs. Raise if the loss does not
-    allow it.
+    """Return a measure at all points, or None if the measure is the outputs themselves.
+
+    Raise if the measure is not defined for the loss.
     """
     measured = measure.of_run(loss, problem.targets, len(problem.data.classes))
     return None if measured is None else MeasuredPoints(measured, problem.targets)
 
 
 def least_memory(experiment: Experiment) -> RunMemory:
-    """Return the memory plan of a run whose network has one weight and one output, from the numbers
-    of examples alone.
+    """Return the memory plan of a run with one weight and one output, as a lower bound.
+
+    It depends only on the numbers of examples and on the settings.
     """
     source = experiment.data
     costs = experiment.integration.costs
@@ -171,7 +169,7 @@ def least_memory(experiment: Experiment) -> RunMemory:
 
 
 def memory_of_run(experiment: Experiment, problem: Problem, tape_bytes: float) -> RunMemory:
-    """Return the memory plan of a run, given the recorded bytes per point."""
+    """Return the memory plan of a run, given the bytes of a tape per point."""
     return replace(
         least_memory(experiment),
         parameters=sum(weight.numel() for weight in problem.weights.values()),
@@ -186,7 +184,7 @@ def memory_of_run(experiment: Experiment, problem: Problem, tape_bytes: float) -
 
 
 def components_of_run(experiment: Experiment, problem: Problem) -> Components:
-    """Return the components that contributions are separated by, if any."""
+    """Return the components into which contributions are split, or an empty dict."""
     by = experiment.path.by
     if by is None:
         return {}
@@ -194,36 +192,39 @@ def components_of_run(experiment: Experiment, problem: Problem) -> Components:
     return components_of(by, [name for name in problem.weights if name in trained], "path.by")
 
 
-# --- The leave-out effects: at the first points of every split, `path.attributed` in total.
+# --- The leave-out effects: at the first points of each split, `path.attributed` points in total.
 
 
 RETRAININGS = 2
-"""The cost of a reverse pass for one output, in trainings, at least."""
+"""Lower bound on the cost of a backward sweep for one output, in units of a training run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSetting:
-    """The points and the plan of the reverse passes, or of the trainings that replace them."""
+    """The points with leave-out effects, and the plan of the backward sweeps."""
 
     points: Int[Tensor, " attributed"]
     plan: SweepMemory
-    kinks: tuple[str, ...]  # operations that have no derivative everywhere
-    retrains: bool = False  # trainings without each example replace the reverse passes
-    differentiated: bool = True  # the optimizer's update has a known derivative
+    kinks: tuple[str, ...]  # operations that are not differentiable everywhere
+    retrains: bool = False  # True: retrain without each example instead of sweeping
+    differentiated: bool = True  # True if the derivative of the optimizer's update is available
 
     @property
     def costs_more(self) -> bool:
-        """Whether the reverse passes take longer than training without each example."""
+        """True if the backward sweeps take longer than retraining without each example."""
         return self.plan.train <= RETRAININGS * self.plan.points * self.plan.outputs
 
     @property
     def remark(self) -> str:
-        """Why trainings take the place of a sweep, if they do."""
+        """The reason for retraining instead of a sweep, or an empty text."""
         return self.plan.spared(swept=self.differentiated) if self.retrains else ""
 
 
 def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
-    """Return the plan of the effects: reverse passes, or trainings if these cost less."""
+    """Return the plan of the leave-out effects: sweeps, or retraining if that is cheaper.
+
+    Raise if neither is possible.
+    """
     optimizer = experiment.optimizer
     path = experiment.path
     memory = survey.memory
@@ -232,7 +233,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
     sizes = [split.stop - split.start for split in splits]
     points = first_points(splits, fair_counts(path.attributed, sizes))
 
-    # the cost of a reverse pass
+    # the cost of a backward sweep
     batch = optimizer.batch_indices(0, train, experiment.seed)
     rows = train if batch is None else len(batch)
     plan = SweepMemory(
@@ -270,7 +271,7 @@ def sweep_setting(experiment: Experiment, survey: Survey) -> SweepSetting:
 
 
 def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, " point"]:
-    """Return the first points of each split, by these counts.
+    """Return the first `counts` points of each split.
 
     >>> first_points([slice(0, 3), slice(5, 9)], [1, 2]).tolist()
     [0, 5, 6]
@@ -283,7 +284,7 @@ def first_points(splits: Sequence[slice], counts: Sequence[int]) -> Int[Tensor, 
     )
 
 
-# --- The setting: the problem, the network and its kernel before training, and the step size.
+# --- The setting of a run: the problem, the network and its kernel before training, the step size.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,13 +299,13 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Everything at the start of training."""
+    """The complete setting of a run before its first training step."""
 
     experiment: Experiment
     problem: Problem
     start: Start
     descent: Descent
-    domain: Domain  # of the path integral
+    domain: Domain  # the points and outputs of the path integrals
     rounding: Rounding
     measured: MeasuredPoints | None = None  # the explained measure, if it is not the outputs
     sweep: SweepSetting | None = None  # the plan of the leave-out effects
@@ -316,18 +317,18 @@ class Setting:
 
 
 def prepare(experiment: Experiment) -> Setting:
-    """Draw the data and the network, and measure both before training."""
+    """Draw the data and the initial weights, and return the setting of the run."""
     return setting_of(experiment, survey(experiment))
 
 
 def setting_of(experiment: Experiment, survey: Survey) -> Setting:
-    """Measure the surveyed problem before training. Raise if training would take years."""
+    """Return the setting of a surveyed experiment. Raise if training would take years."""
     if experiment.stop_at_loss is None:
         seconds = core_seconds(survey.memory, experiment.integration.passes)
         refuse_endless(seconds, experiment.steps, experiment.device)
     problem = survey.problem
     points = survey.points
-    # most data have one phase with all examples
+    # without phases, one phase contains all examples
     slices = problem.phases.get("train", (slice(0, problem.train),))
     phases = phases_of(
         experiment.data.phase_steps(experiment.steps), [part.stop - part.start for part in slices]
@@ -349,7 +350,7 @@ def setting_of(experiment: Experiment, survey: Survey) -> Setting:
         seed=experiment.seed,
         phases=phases,
     )
-    # rounding is proportional to the terms that add up to the outputs
+    # rounding errors are proportional to the size of the terms that add up to the outputs
     sizes = problem.module.sizes(problem.weights, problem.inputs[domain.attributed]).norm(dim=1)
     if survey.measured is not None:
         sizes = sizes * survey.measured.slopes(start.outputs)[domain.attributed].max()
@@ -371,8 +372,8 @@ def start_of(
 ) -> Start:
     """Return the outputs and the kernel before training. Raise if the network cannot be trained.
 
-    The largest stable step is the smallest one of all phases, each by the kernel among its own
-    examples.
+    `largest_stable_step` is the minimum over phases. The value of a phase follows from the kernel
+    among its examples.
     """
     view = NetworkView(points, problem.weights)
     finite = view.outputs.isfinite().all(1)
@@ -410,11 +411,11 @@ def start_of(
 
 
 def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
-    """Return the points and outputs of the path integral, and how much of it fits into memory.
+    """Return the points and outputs of the path integrals.
 
-    If each point needs a reverse pass, the path is integrated at `path.attributed` points, a chunk
-    at a time. These are the first points of every split and phase. Otherwise it is integrated at
-    all points.
+    If the integration needs a backward pass, the path is integrated at `path.attributed` points,
+    one chunk at a time. These are the first points of each split and phase. Otherwise the path is
+    integrated at all points.
     """
     problem = survey.problem
     path = experiment.path
@@ -445,9 +446,10 @@ def domain_of(experiment: Experiment, survey: Survey, like: Tensor) -> Domain:
 
 
 def setting_remarks(experiment: Experiment, survey: Survey) -> tuple[str, ...]:
-    """Return remarks on casts, and on Jacobians that need a pass per example.
+    """Return remarks on casts, and on operations whose Jacobians need one pass per example.
 
-    A rule that closes every step needs no such remark: it raises if a difference rule is missing.
+    The second remark is omitted if a rule closes every step, because such a rule already raises if
+    an operation is not supported.
     """
     remarks = []
     casts = remark(function_of(survey.problem.module), survey.tape, experiment.path.casts)

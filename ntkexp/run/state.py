@@ -1,6 +1,4 @@
-"""The state of an unfinished run: weights, accumulated sums, and the checkpoint that stores
-them.
-"""
+"""The state of an unfinished run: weights, accumulated sums, and the checkpoint."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ from ntkexp.run.setting import Setting, SweepSetting
 from ntkexp.shapes import Weights
 from ntkexp.text import several
 
-# --- The reverse pass of the leave-out effects: sweeps back over the recorded steps.
+# --- The backward pass of the leave-out effects: sweeps over the recorded steps (`effects.sweep`).
 #
 # The attributed points are split into chunks whose adjoints fit into memory. Each chunk needs one
 # sweep over the whole recording.
@@ -54,14 +52,12 @@ from ntkexp.text import several
 
 @dataclass(kw_only=True)
 class EffectsPass:
-    """The recorded steps of a run, and the sweeps that differentiate them once all steps are
-    known.
-    """
+    """The recorded steps of a run, and the sweeps over them after the last step."""
 
     setting: Setting
     asked: SweepSetting
     recording: Recording
-    writes: bool  # False if the path integral writes the recording
+    writes: bool  # False if the path integrals write the recording
     effects: Float[Tensor, "attributed integrated train"]
     sweeps: ChunkedSweep | None = None
     saved: Mapping[str, Any] | None = None  # from a checkpoint, until the sweeps begin
@@ -72,7 +68,10 @@ class EffectsPass:
             self.recording.write(step)
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
-        """Run the remaining sweeps. Yield the number of completed steps and the total."""
+        """Run the remaining sweeps.
+
+        After each step, yield the numbers of completed and all steps.
+        """
         if self.writes:
             self.recording.close(len(step_sizes), end)
         path = self.setting.experiment.path
@@ -95,7 +94,7 @@ class EffectsPass:
     def end_gradients(
         self, training: RecordedTraining, chunk: slice
     ) -> Float[Tensor, "vector weight"]:
-        """Return ∂F/∂θ_T, one row for each output of each point of a chunk."""
+        """Return ∂F/∂θ_T, with one row for each output F of each point of a chunk."""
         read = self.setting.points
         outputs = list(self.setting.domain.integrated)
 
@@ -110,36 +109,37 @@ class EffectsPass:
 
     @property
     def growth(self) -> float:
-        """The largest adjoint norm along the training, relative to the norm at its end."""
+        """The largest norm of the adjoint during training, relative to its norm at the end."""
         return float("inf") if self.sweeps is None else self.sweeps.growth
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """The content of a checkpoint, as plain data and tensors."""
+        """The state for a checkpoint, as plain data and tensors."""
         if self.sweeps is not None:
             return self.sweeps.state
         return self.saved or {"done": 0, "effects": self.effects, "sizes": None, "sweep": None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Keep the state of a checkpoint until the sweeps begin."""
+        """Store the state from a checkpoint until the sweeps begin."""
         self.saved = state
 
 
 # --- Sums that do not fit into memory: each checkpoint stores them in files sums-STEP-NUMBER.bin.
 #
-# The files of a checkpoint are complete before the checkpoint is written. They are removed only
-# after the next checkpoint is written. So a kill at any moment leaves a checkpoint with all its
-# files.
+# These files are completed before their checkpoint is written, and removed after the next
+# checkpoint is written. So after a kill at any moment, there is a checkpoint with all its files.
 
 
 SUM_FILES = "sums-*.bin"
 FILE_KEY = "kept in"
-"""The key in a checkpoint under which the name of a file replaces an array."""
+"""The key of the file name, in the dict that replaces an array in a checkpoint."""
 
 
 def save_sums(folder: Path, step: int, state: Any) -> tuple[Any, Seals]:
-    """Write the arrays of a state that are on disk to files. Return the state with file names, and
-    the seals.
+    """Copy the arrays of a state that are on disk to files of the checkpoint at this step.
+
+    Return the state with the names of these files in place of the arrays, and the seals of the
+    files.
     """
     seals: dict[str, tuple[int, str]] = {}
 
@@ -190,8 +190,8 @@ def drop_sums(folder: Path, but: Collection[str] = ()) -> None:
 # run uses.
 #
 # `run.folder_listener` decides when to write a checkpoint. The checkpoint is sealed with the
-# identity of its run. Loading verifies this seal and all others first, so a resumed run either ends
-# in the same bytes or begins again.
+# identity of its run. `load` verifies all seals first. So a resumed run either has byte-identical
+# results, or starts again.
 
 
 TRAJECTORY = "trajectory.bin"
@@ -203,11 +203,14 @@ BEGINNING = (CONFIG, OVERRIDES, "data.npz")
 CHECKPOINT_KEYS = {"run", "threads", "snapshots", "seals", "sums"}
 
 Checkpoint: TypeAlias = Mapping[str, Any]
-"""A state in plain tensors and numbers, with the seals."""
+"""The content of a checkpoint: the state of a run as plain data and tensors, and seals of files."""
 
 
 def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
-    """Write a checkpoint for the run with identity `of`; its `seals` are part of the state."""
+    """Write a checkpoint of the run with identity `of`.
+
+    `state["seals"]` must contain the seals of the files that the rest of the run uses.
+    """
     run, sums = save_sums(folder.path, step, state["run"])
     with being_sealed(folder.path / CHECKPOINT, of) as file:
         torch.save({**state, "run": run, "sums": sums}, file)
@@ -215,20 +218,21 @@ def save(folder: RunFolder, state: Checkpoint, step: int, of: str) -> None:
 
 
 def load(folder: RunFolder, of: str) -> Checkpoint | None:
-    """Return the checkpoint or None, and undo later changes to the folder. Raise `Damaged`
-    if a seal fails.
+    """Return the checkpoint, or None, and remove everything that was written after it.
+
+    Raise `Damaged` if a file does not match its seal.
     """
     path = folder.path / CHECKPOINT
     if not path.is_file():
         return None
 
-    # the checkpoint and the files from before the first step
+    # check the checkpoint and the files that precede the first step
     refuse(folder, folder.broken(*BEGINNING) if sealed_for(path, of) else [CHECKPOINT])
     state: Checkpoint = load_tensors(path, mmap=True)
     if CHECKPOINT_KEYS - state.keys():
         refuse(folder, [CHECKPOINT])
 
-    # the resumed run writes the rows after the checkpoint again
+    # remove the rows after the checkpoint, because the resumed run writes them again
     seals: Seals = {**state["seals"], **state["sums"]}
     metrics = folder.path / METRICS
     size = seals[METRICS][0]
@@ -246,12 +250,12 @@ def refuse(folder: RunFolder, wrong: list[str]) -> None:
         raise Damaged(f"{folder.path} is damaged: {several(wrong)} not as it was written")
 
 
-# --- The state of a run after some of its steps.
+# --- The state of a run after some training steps.
 
 
 @dataclass(kw_only=True)
 class RunState:
-    """A run after `step` steps: its weights and everything accumulated so far."""
+    """The state of a run after `step` training steps: its weights and all accumulated sums."""
 
     setting: Setting
     weights: Weights
@@ -261,8 +265,8 @@ class RunState:
     memory: Memory = field(default_factory=dict)
     step_sizes: list[float] = field(default_factory=list)
     clippings: list[float] = field(default_factory=list)
-    misses: dict[int, Closure] = field(default_factory=dict)  # steps that an exact rule misses
-    turns: list[Float[Tensor, "point out"]] = field(default_factory=list)  # f at each new phase
+    misses: dict[int, Closure] = field(default_factory=dict)  # steps that the closing rule misses
+    turns: list[Float[Tensor, "point out"]] = field(default_factory=list)  # f when a phase begins
     effects: EffectsPass | None = None
 
     @property
@@ -275,8 +279,9 @@ class RunState:
         return sum(self.step_sizes, start=0.0)
 
     def advance(self, step: Step, *, due: bool) -> dict[str, Tally]:
-        """Add one step, with its kernel if one is `due`. Return the measured sums of the step by
-        rule, if any.
+        """Add one training step. Return its tally by rule, if tallies are measured at this step.
+
+        `due` is True if a kernel snapshot is due at the step.
         """
         if step.index in self.setting.domain.switches:
             self.turns.append(step.view.outputs.clone())
@@ -292,16 +297,18 @@ class RunState:
         return tallies
 
     def steps_back(self) -> Iterator[tuple[int, int]]:
-        """Run the reverse pass of the path integrals, if they need one. Yield the completed steps
-        and the total.
+        """Run the backward pass of the path integrals, if they need one.
+
+        After each step, yield the number of completed steps and the number of all steps.
         """
         yield from self.accumulator.steps_back(self.weights, self.step_sizes)
         for step, tallies in enumerate(self.accumulator.late_tallies or ()):
             self.check(step, tallies)
 
     def check(self, step: int, tallies: Mapping[str, Tally]) -> None:
-        """Note the step if an exact rule misses the change of the outputs by more than rounding
-        explains.
+        """Record the step in `misses` if the closing rule misses the change of the outputs.
+
+        A miss is an error that is larger than the bound on the rounding error.
         """
         closing = self.setting.experiment.path.closing
         if closing is None or closing.option not in tallies:
@@ -312,7 +319,7 @@ class RunState:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The content of a checkpoint, as plain data and tensors."""
+        """The state for a checkpoint, as plain data and tensors."""
         misses = {step: (closure.error, closure.bound) for step, closure in self.misses.items()}
         return {
             "weights": self.weights,
@@ -328,7 +335,7 @@ class RunState:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the content of a checkpoint."""
+        """Restore the state from a checkpoint."""
         device = self.summed_gradient.device
         self.weights, self.memory = tree_map(
             lambda leaf: leaf.to(device), (state["weights"], state["memory"])
@@ -345,10 +352,10 @@ class RunState:
 
 
 def spilled(setting: Setting) -> int:
-    """Return the bytes on disk for sums that do not fit into memory.
+    """Return the bytes on disk that are needed for sums that do not fit into memory.
 
-    There are up to three copies: the sums themselves, and two checkpoints while one replaces the
-    other. The final results replace the second checkpoint.
+    There are up to three copies: the sums, the current checkpoint, and either the next checkpoint
+    or the results while they are being written.
     """
     experiment = setting.experiment
     phases = len(experiment.switches) + 1
@@ -362,8 +369,8 @@ def spilled(setting: Setting) -> int:
 def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState:
     """Return the state before the first step.
 
-    `room` allocates the recording of a reverse pass. Sums that do not fit into memory go to the
-    folder `scratch`.
+    `room` allocates the recording for a backward pass. Sums that do not fit into memory are stored
+    in the folder `scratch`.
     """
     experiment = setting.experiment
     weights = setting.problem.weights
@@ -392,7 +399,7 @@ def begin(setting: Setting, room: Room, scratch: Path | None = None) -> RunState
 def effects_pass(
     setting: Setting, domain: Domain, accumulator: AbstractAccumulator, room: Room
 ) -> EffectsPass | None:
-    """Return the reverse pass of the leave-out effects, if the experiment asks for one."""
+    """Return the backward pass of the leave-out effects, or None if no sweep is requested."""
     sweep = setting.sweep
     if sweep is None or sweep.retrains:
         return None

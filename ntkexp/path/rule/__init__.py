@@ -1,4 +1,4 @@
-"""How the kernel of one finite step is read."""
+"""Quadrature rules for the mean Jacobian along one finite training step."""
 
 from typing import TYPE_CHECKING
 

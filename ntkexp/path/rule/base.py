@@ -10,15 +10,16 @@ import numpy as np
 from ntkexp.component import Component
 from ntkexp.mistake import Mistake
 
-# --- A rule says how the kernel of one finite step is read.
+# --- The mean Jacobian of a step.
 #
-# On a step from θ₀ to θ₁ = θ₀ + Δθ the change of the network is exactly [∫₀¹ J(θ₀ + uΔθ; x) du]·Δθ. A rule
-# replaces the integral by a weighted sum over substeps [u₀, u₁] of the step: the secant Jacobian of the substep,
-# which is the tangent J(θ₀ + uΔθ) where the substep has length zero. Weights sum to one.
+# On a step from θ₀ to θ₁ = θ₀ + Δθ, the outputs change by exactly J̄Δθ with the mean Jacobian J̄ =
+# ∫₀¹ J(θ₀ + uΔθ; x) du. A rule replaces this integral by a weighted sum over substeps [u₀, u₁]. The
+# term of a substep is its secant Jacobian, or the tangent Jacobian J(θ₀ + u₀Δθ) if u₀ = u₁. The
+# weights sum to one.
 
 
 class Substep(NamedTuple):
-    """Part of a step, from θ₀ + start·Δθ to θ₀ + end·Δθ, and the weight of its Jacobian."""
+    """The part of a step from θ₀ + start·Δθ to θ₀ + end·Δθ, and the weight of its Jacobian."""
 
     start: float
     end: float
@@ -26,23 +27,23 @@ class Substep(NamedTuple):
 
 
 class AbstractRule(Component):
-    """A quadrature of a step."""
+    """A quadrature rule for the mean Jacobian J̄ of a step."""
 
-    closes: ClassVar[bool] = False  # whether J̄Δθ is the change of the network, to rounding
+    closes: ClassVar[bool] = False  # True if J̄Δθ equals the change of the outputs, to rounding
 
     @abstractmethod
     def quadrature(self, points: int, substeps: int, romberg: int) -> tuple[Substep, ...]:
-        """The substeps of a step; each rule uses the numbers that concern it."""
+        """Return the substeps of a step. Each rule ignores the arguments that it does not need."""
 
     @abstractmethod
     def detail(self, points: int, substeps: int, romberg: int) -> str:
-        """The numbers that concern this rule, for a table."""
+        """Return the settings of this rule as text, for a table."""
 
 
 class Left(AbstractRule):
     """The left end of the step: the sum of Domingos (2020), of first order in the step size.
 
-    J(θ₀).
+    J̄ = J(θ₀).
 
     >>> Left().quadrature(points=2, substeps=1, romberg=0)
     (Substep(start=0.0, end=0.0, weight=1.0),)
@@ -56,10 +57,10 @@ class Left(AbstractRule):
 
 
 class Gauss(AbstractRule):
-    """Gauss–Legendre points inside the step: order 2n in the step size on smooth networks, about 1 where there are
-    kinks.
+    """Gauss–Legendre points inside the step: order 2n in the step size on smooth networks, about 1
+    where there are kinks.
 
-    Σ_k w_k J(θ₀ + u_k Δθ); one point is the midpoint.
+    J̄ = Σ_k w_k J(θ₀ + u_k Δθ). With one point, u is the midpoint.
 
     >>> Gauss().quadrature(points=1, substeps=1, romberg=0)
     (Substep(start=0.5, end=0.5, weight=1.0),)
@@ -77,16 +78,17 @@ class Gauss(AbstractRule):
 class Secant(AbstractRule):
     """Secant Jacobians: exact at every step size, for kinks too.
 
-    S(substeps, romberg).
+    J̄ = S(substeps, romberg), as defined below.
 
     >>> Secant().quadrature(points=2, substeps=1, romberg=0)
     (Substep(start=0.0, end=1.0, weight=1.0),)
     >>> Secant().quadrature(points=2, substeps=2, romberg=1)[-1]
     Substep(start=0.0, end=1.0, weight=-0.3333333333333333)
 
-    The step is cut into n equal substeps and their secant Jacobians J̄ are averaged. Each closes, J̄Δθ = Δf, and the
-    differences telescope, so the average closes for every n; its parts tend to those of the integral like n⁻².
-    Romberg's extrapolation keeps the closure, because its weights sum to one:
+    S_n is the average of the secant Jacobians of n equal substeps. The secant Jacobian of a
+    substep, times its Δθ, equals the change of the outputs along the substep. These changes add up,
+    so S_n Δθ = Δf for every n. S_n converges to the mean Jacobian with error O(n⁻²). Romberg's
+    extrapolation keeps S Δθ = Δf, because its weights sum to one:
 
         S(n, 0) = S_n,    S(n, k) = S(n, k−1) + (S(n, k−1) − S(n/2, k−1)) / (4ᵏ − 1)
     """
@@ -112,7 +114,7 @@ class Secant(AbstractRule):
 
 
 def shares(substeps: int, romberg: int) -> dict[int, float]:
-    """The weight of S_n, S_{n/2}, … in S(n, romberg).
+    """Return the weights of S_n, S_{n/2}, … in S(n, romberg), by the number of substeps.
 
     >>> shares(2, 1)
     {2: 1.3333333333333333, 1: -0.3333333333333333}
