@@ -1,12 +1,13 @@
-"""The fused engine for CPUs: compiled loops (numba) that apply all layers to one tile after
-another.
+"""The fused engine for CPUs: apply all layers to one tile of pixel pairs after another (numba).
 
 A tile holds K and Θ of two examples at all pixels p of the first and p + o of the second, for one
-offset o. A network becomes a list of operations on registers; a register is a tile.
+offset o. A network becomes a list of operations on registers; each register holds a tile.
 
 Each line imports only from the lines above it:
 
-program layers as operations on tiles, and tables for compiled loops functions compilation, loops
-over flat arrays, and fast functions tile the operations on a tile images pixels in a tile, coarser
-levels, and the loop over offsets run vectors, sub-blocks on threads, and the remaining layers
+    program     layers as operations on tiles, and tables for compiled loops
+    functions   compilation, loops over flat arrays, and fast functions
+    tile        the operations on a tile
+    images      pixels in a tile, coarser levels, and the loop over offsets
+    run         vectors, sub-blocks on threads, and the remaining layers
 """

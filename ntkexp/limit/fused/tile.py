@@ -414,7 +414,7 @@ def apply_norm(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> 
         theta[i] *= factor
 
 
-# --- Weights, and bent lines such as ReLU
+# --- Affine layers, and piecewise-linear activations such as ReLU
 #
 #     r₁, r₂    √q at p and at p + o           m = s Σ K + b
 #     i₁, i₂    1/√q, or zero if q is          w = s Σ Θ + α Σ K + β
