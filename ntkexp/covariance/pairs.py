@@ -578,7 +578,9 @@ Operations = tuple[Operation, ...]
 
 
 class NoFusedForm(Exception):
-    """Raised if a layer has no fused form for examples of this shape; the message names the layer."""
+    """Raised if a layer has no fused form for this shape of examples; the message names the
+    layer.
+    """
 
 
 def weigh(

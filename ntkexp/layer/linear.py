@@ -317,7 +317,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class GroupNorm(AbstractNorm):
-    """Group norm with the largest number of groups ≤ `groups` that divides the number of channels."""
+    """Group norm with the largest number of groups ≤ `groups` that divides the channels."""
 
     groups: Count = 8
     eps: float = Field(1e-5, gt=0)

@@ -208,7 +208,7 @@ def read_transposed(
     shape: Shape,
     scales: Scales,
 ) -> list[AbstractLayer]:
-    """Return a `ConvTranspose`. torch scales its weights by `out_channels`, not by `in_channels`."""
+    """Return a `ConvTranspose`. torch scales its weights by `out_channels`, not `in_channels`."""
     windows = tuple(module.kernel_size)
     refuse_other_images(module, shape)
     if module.groups != 1:

@@ -234,7 +234,7 @@ class AbstractSmooth(AbstractPointwise):
     def expectations(
         self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Apply `of` to σ(√q z) √w and to σ′(√q z) √w at the quadrature points z, with weights w."""
+        """Apply `of` to σ(√q z) √w and to σ′(√q z) √w at quadrature points z with weights w."""
         z = nodes().to(q.device)
         root = densities().sqrt().to(q.device)
         differentiable = q.requires_grad and torch.is_grad_enabled()
@@ -266,7 +266,10 @@ def densities() -> Float[Tensor, " node"]:
 
 @cache
 def hermite(order: int) -> Float[Tensor, "term node"]:
-    """Return h_k √w for k ≤ order at the quadrature points, by √(k+1) h_{k+1} = z h_k − √k h_{k−1}."""
+    """Return h_k √w for k ≤ order at the quadrature points.
+
+    Recursion: √(k+1) h_{k+1} = z h_k − √k h_{k−1}.
+    """
     z = nodes()
     rows = [densities().sqrt(), z * densities().sqrt()]
     for k in range(1, order):

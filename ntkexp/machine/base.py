@@ -29,8 +29,7 @@ class Repeated(NamedTuple):
 Repeat: TypeAlias = Callable[
     [Float[Tensor, "row column"], Float[Tensor, "train out"], Float[Tensor, "train out"]], Repeated
 ]
-"""A function (Θ(X, X), f_0(X), J(X)·θ_0) ↦ `Repeated` that repeats the steps of the run with fixed
-Θ.
+"""A function (Θ(X, X), f_0(X), J(X)·θ_0) ↦ `Repeated`, which repeats the run with fixed Θ.
 
 The third argument is the term that weight decay shrinks. The function may raise `DoesNotApply`.
 """
@@ -63,20 +62,16 @@ class DoesNotApply(Exception):
 class PathKernel:
     """The path kernel 𝒦, the contributions 𝒮 and the effect of weight decay, by one path rule."""
 
-    kernel: Float[
-        Tensor, "read integrated kept out_"
-    ]  # the third axis has all training examples, or none
+    # `kept` counts all training examples, or is 0 if 𝒦 was not stored.
+    kernel: Float[Tensor, "read integrated kept out_"]
     contributions: Float[Tensor, "read integrated train"]
     decay: Float[Tensor, "read integrated"]
-    rounding: Float[Tensor, "read integrated"] | None = (
-        None  # the effect of rounding errors in gradients
-    )
+    # The effect of rounding errors in gradients
+    rounding: Float[Tensor, "read integrated"] | None = None
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
     half_by: Float[Tensor, "read integrated train"] | None = None
-    """The fraction of the training time after which each contribution had reached half of its
-    value.
-    """
+    """The fraction of the training time at which each contribution reached half of its value."""
 
     @property
     def without_examples(self) -> Float[Tensor, "read integrated"]:
@@ -86,9 +81,7 @@ class PathKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitKernels:
-    """The kernels of one output at infinite width: `start` is 𝒢, the NNGP kernel, and `tangent` is
-    Θ.
-    """
+    """The kernels of one output at infinite width: `start` is the NNGP kernel 𝒢, `tangent` is Θ."""
 
     start: Float[Tensor, "query train"]
     tangent: Float[Tensor, "query train"]
@@ -122,9 +115,8 @@ class Evidence:
     limit: LimitKernels | DoesNotApply
     training: Training
     seed: int = 0  # the run's seed, for random kernels
-    measured: MeasuredPoints | None = (
-        None  # the measure whose path was integrated, or None for the outputs
-    )
+    # The measure whose path was integrated, or None for the outputs
+    measured: MeasuredPoints | None = None
     measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None
     """A function that returns another measure at these points, or raises a `Mistake`."""
 
@@ -180,7 +172,9 @@ class Prediction:
     outputs: Float[Tensor, "query out"]
     detail: str = ""  # settings and results to show, such as a rank
     note: str = ""
-    partial: bool = False  # if True, NaN where 𝒦 and 𝒮 were not computed; a prediction of the measure if its path was integrated
+    # True for sums over the path. They are NaN where 𝒦 and 𝒮 were not computed. If the path of a
+    # measure was integrated, they predict this measure.
+    partial: bool = False
     through: MeasuredPoints | None = None  # compare this measure of f̂ and of the network
 
 

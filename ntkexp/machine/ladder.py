@@ -147,9 +147,8 @@ def compare_on_split(
     missed = float(error.norm())
     moved = float((end - start).norm())
     spread = float((end - end.mean(0)).square().sum())
-    size = float(
-        norms[:, attributed].norm(dim=1).sum()
-    )  # Σ‖terms‖, which determines the rounding error
+    # Σ‖terms‖, which determines the rounding error
+    size = float(norms[:, attributed].norm(dim=1).sum())
     agreement = None
     if classifies and has_all_outputs and g is None:
         same_label = predicted_label(end + error) == predicted_label(end)

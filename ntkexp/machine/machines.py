@@ -39,7 +39,7 @@ from ntkexp.text import percent, short
 
 
 def path_sum(rule: str, evidence: Evidence) -> Prediction:
-    """Return f_0 + Σᵢ 𝒮 + 𝒟 by a path rule. Raise `DoesNotApply` if the run did not use this rule."""
+    """Return f_0 + Σᵢ 𝒮 + 𝒟 by a path rule. Raise `DoesNotApply` if the run lacks this rule."""
     if rule not in evidence.paths:
         if evidence.training.is_flow:
             raise DoesNotApply(
@@ -70,7 +70,7 @@ def without_machine(rules: Iterable[str]) -> list[str]:
 
 
 class Secant(AbstractPathSum):
-    """The path kernel machine of Domingos by secants, f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), which is exact."""
+    """The path kernel machine of Domingos by secants, f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x); it is exact."""
 
 
 class Gauss(AbstractPathSum):

@@ -44,7 +44,7 @@ class TileImage(NamedTuple):
 
 
 class TileLayout(NamedTuple):
-    """The fields of all left and right images at one offset, as tiles in one flat array per side."""
+    """The fields of all left and right images at one offset, as tiles in two flat arrays."""
 
     left: Array
     right: Array
@@ -429,7 +429,7 @@ def at_offset(
 
 @compiled
 def empty(counts: Three, size: int, like: Array) -> Arrays:
-    """Return zero buffers for the fields of the left images, of the right images, and for the mask."""
+    """Return zero buffers for the fields of left images, of right images, and for the mask."""
     dtype = like.dtype
     return (
         np.zeros(counts[0] * size, dtype),

@@ -155,7 +155,7 @@ Result = TypeVar("Result")
 
 
 def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
-    """Return all sub-blocks; if both sides are the same, only sub-blocks on and above the diagonal."""
+    """Return all sub-blocks, or, if both sides are the same, those on and above the diagonal."""
     return [
         (row, column)
         for row in cuts(len(left.x), size)
