@@ -79,9 +79,7 @@ def adapt_module(
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Set torch's default dtype, which applies to new tensors such as the initial state of an
-    RNN.
-    """
+    """Set torch's default dtype for new tensors, such as the initial state of an RNN."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -268,10 +266,8 @@ def files_imported(file: Path) -> tuple[Path, ...]:
     files, waiting = {file}, [file]
     while waiting:
         for name in imported_packages(waiting.pop()):
-            beside = (
-                file.parent / f"{name}.py",
-                *(file.parent / name).rglob("*.py"),
-            )  # a module or a package
+            # The files of a module or a package
+            beside = (file.parent / f"{name}.py", *(file.parent / name).rglob("*.py"))
             new = {other for other in beside if other.is_file()} - files
             files |= new
             waiting += new

@@ -445,7 +445,6 @@ class InOrder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in BATCH_NORM_FUNCTIONS and len(result) == 1:
-            return result.flatten().view(
-                result.shape
-            )  # its backward pass makes the gradient contiguous
+            # The backward pass of `flatten` makes the gradient contiguous.
+            return result.flatten().view(result.shape)
         return result

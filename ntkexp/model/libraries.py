@@ -418,9 +418,7 @@ class Huggingface(AbstractArchitecture):
         return transformers.CONFIG_MAPPING[name]
 
     def chosen(self, kind: Any) -> dict[str, Option]:
-        """Return `options` under the names of this configuration class. Raise if a name is
-        unknown.
-        """
+        """Return `options` under the names of this configuration class, or raise for unknown names."""
         refuse_elsewhere(self.options, "model.options")
         names = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
         for key in self.options:
@@ -429,9 +427,7 @@ class Huggingface(AbstractArchitecture):
         return {kind.attribute_map.get(key, key): option for key, option in self.options.items()}
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
-        """Return width, depth, heads and the sizes of the data under the names in
-        configurations.
-        """
+        """Return width, depth, heads and data sizes under the names in configurations."""
         heads = largest_divisor(self.heads, self.width)
         sizes: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),
@@ -458,9 +454,7 @@ class Huggingface(AbstractArchitecture):
     def entrance(
         self, model: Any, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> tuple[nn.Module, str]:
-        """Return the module that converts inputs for the model, and the name of the model's
-        input.
-        """
+        """Return the module that converts inputs, and the name of the model's input."""
         if model.main_input_name == "pixel_values":
             task.refuse_tokens(f"{self.option} {self.given}")
             return nn.Identity(), "pixel_values"

@@ -197,6 +197,7 @@ class Gaussians(nn.Module):
         self.gain = gain
 
     def forward(self, x: Float[Tensor, "example input"]) -> Float[Tensor, "example unit"]:
+        # ‖x − c‖² = ‖x‖² − 2 x·c + ‖c‖², without an array of examples × units × inputs
         products = torch.mm(x, self.centre.t())
         distances = x.square().sum(1, keepdim=True) - 2 * products + self.centre.square().sum(1)
         return torch.exp(-(self.gain**2) / 2 * (self.inverse.square() * distances))

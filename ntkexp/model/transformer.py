@@ -61,9 +61,7 @@ class Transformer(AbstractArchitecture):
 
 
 class Encoder(nn.Module):
-    """Embedding, blocks, norm, and a readout from the last position (tokens) or the mean
-    (patches).
-    """
+    """Embedding, blocks, norm, and a readout: from the last position for tokens, else the mean."""
 
     def __init__(
         self, embedding: nn.Module, blocks: list[EncoderBlock], width: int, readout: nn.Module
