@@ -76,9 +76,7 @@ def require_file(path: Path) -> Path:
 
 
 def read_contents(path: Path) -> bytes:
-    """Return the contents of a file. Read at most its size, because some special files never
-    end.
-    """
+    """Return the contents of a file. Read at most its size: some special files never end."""
     try:
         with require_file(path).open("rb") as file:
             return file.read(path.stat().st_size)
@@ -243,9 +241,7 @@ class Examples:
     vocabulary: int = 0
     """If positive, inputs are tokens: integers below this number."""
     one_hot: int = 0
-    """If positive, inputs are tokens below this number, and `part` encodes them as one-hot
-    vectors.
-    """
+    """If positive, inputs are tokens below this number, which `part` encodes as one-hot vectors."""
     as_given: bool = False
     """Keep the order of the examples and the unit of the targets."""
     phases: tuple[str, ...] = ()

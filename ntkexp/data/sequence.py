@@ -207,9 +207,7 @@ class Sequence(AbstractSource):
 
     @property
     def sources(self) -> tuple[AbstractSource, ...]:
-        """The source of each phase, which is the given source, or `source` with the given
-        classes.
-        """
+        """The source of each phase: the given source, or `source` with the given classes."""
         sources: list[AbstractSource] = []
         for phase in self.phases:
             if isinstance(phase, AbstractSource):

@@ -149,7 +149,7 @@ class Parity(AbstractSynthetic):
 def distinct_corners(
     count: int, dimension: int, generator: torch.Generator
 ) -> Float[Tensor, "example dimension"]:
-    """Draw distinct corners of the cube {−1, 1}^dimension. Every set of corners is equally
+    """Draw distinct corners of the cube {−1, 1}^dimension; all sets of corners are equally
     likely.
     """
     if count > 2**dimension:

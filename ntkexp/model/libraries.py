@@ -418,7 +418,7 @@ class Huggingface(AbstractArchitecture):
         return transformers.CONFIG_MAPPING[name]
 
     def chosen(self, kind: Any) -> dict[str, Option]:
-        """Return `options` under the names of this configuration class, or raise for unknown names."""
+        """Return `options` under the names of this configuration class. Raise for unknown names."""
         refuse_elsewhere(self.options, "model.options")
         names = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
         for key in self.options:
