@@ -362,7 +362,7 @@ MNIST_ADVICE = "MNIST's files can be had from storage.googleapis.com/cvdf-datase
 class MNIST(AbstractImages):
     """MNIST: 60,000 handwritten digits of 28 × 28 pixels, from the IDX training files in a folder.
 
-    Ten classes. By default, `test` is 1024, because the set is large; null means all others.
+    Ten classes. `test` defaults to 1024, because the set is large; null means all other images.
 
     Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-based learning applied to document
     recognition" (1998).
@@ -390,8 +390,10 @@ FASHION_MNIST_ADVICE = (
 class FashionMnist(AbstractImages):
     """Fashion-MNIST: 60,000 clothes of 28 × 28 pixels, from the IDX training files in a folder.
 
-    Ten classes. By default, `test` is 1024, because the set is large; null means all others. The default
-    path is the folder of Debian's package dataset-fashion-mnist. H. Xiao, K. Rasul and R. Vollgraf,
+    Ten classes. `test` defaults to 1024, because the set is large; null means all other images.
+    `path` defaults to the folder of Debian's package dataset-fashion-mnist.
+
+    H. Xiao, K. Rasul and R. Vollgraf,
     "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
     """
 
@@ -411,8 +413,8 @@ class CIFAR10(AbstractImages):
     """CIFAR-10: colour photographs of 32 × 32 pixels, from a folder with the python or binary
     files.
 
-    Ten classes. By default, `test` is 1024, because the set is large; null means all others. The default
-    path is the environment variable CIFAR10.
+    Ten classes. `test` defaults to 1024, because the set is large; null means all other images.
+    `path` defaults to the folder in the environment variable CIFAR10.
 
     A. Krizhevsky, "Learning multiple layers of features from tiny images" (2009).
     """

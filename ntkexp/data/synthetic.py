@@ -149,9 +149,7 @@ class Parity(AbstractSynthetic):
 def distinct_corners(
     count: int, dimension: int, generator: torch.Generator
 ) -> Float[Tensor, "example dimension"]:
-    """Draw distinct corners of the cube {−1, 1}^dimension; all sets of corners are equally
-    likely.
-    """
+    """Draw distinct corners of the cube {−1, 1}^dimension; all sets are equally likely."""
     if count > 2**dimension:
         raise Mistake(
             f"data.train, data.query and data.test ask for {count} examples, and a cube of "

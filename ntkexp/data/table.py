@@ -155,9 +155,7 @@ FILE_KINDS = {
     rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF[\0-\xff]{4}WEBP|II\*\0|MM\0\*|BM[\0-\xff]{4}\0\0\0\0": "an image",
     rb"%PDF-": "a PDF",
 }
-"""Patterns of other formats: their first bytes, and last bytes if a text could have the same
-first.
-"""
+"""Patterns of other formats: first bytes, and last bytes if a text could have these first bytes."""
 
 
 def foreign_format(raw: bytes) -> str | None:

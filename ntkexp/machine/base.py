@@ -42,7 +42,7 @@ class Training:
     time: float  # Σ_s η_s
     weight: float  # wᵢℓ″ for full-batch training, if it is constant (weight wᵢ of example i)
     is_quadratic: bool  # the loss is quadratic in the outputs, with minimum at the targets
-    is_plain: bool  # full-batch gradient descent or flow with one learning rate for all weights
+    is_plain: bool  # full-batch gradient descent or flow with one step size for all weights
     is_flow: bool  # gradient flow
     mean_coefficients: Float[Tensor, "train out"] | None
     """−Σ_s η_s ℓ′(s)/Σ_s η_s, or None for an optimizer with memory, such as momentum."""

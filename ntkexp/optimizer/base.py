@@ -23,8 +23,8 @@ VectorField: TypeAlias = Callable[[Weights], Weights]
 
 @dataclass(frozen=True)
 class Arc:
-    """A polynomial θ(u) of degree 4 that approximates a piece of a curve in weight space, 0 ≤ u ≤
-    1.
+    """A polynomial θ(u), 0 ≤ u ≤ 1, of degree 4 that approximates a piece of a curve in weight
+    space.
 
     Both have equal ends, with equal slopes there. The arc begins at `start` and covers `length`
     training steps.
@@ -69,15 +69,13 @@ class Arc:
 
 
 GUARD = 1e-6
-"""When clipping, PyTorch adds this number to the norm of the gradient before dividing by the
-norm.
-"""
+"""PyTorch's clipping adds this number to the norm of the gradient before dividing by it."""
 
 Memory: TypeAlias = Mapping[str, Weights]
 """The state of an optimizer after a step, by name, such as `velocity`."""
 
 Sizes: TypeAlias = Mapping[str, float]
-"""The learning rate of each parameter, by name."""
+"""The step size of each parameter, by name."""
 
 
 Coefficient: TypeAlias = float | Tensor
@@ -250,7 +248,7 @@ class Move(NamedTuple):
 class AbstractOptimizer(Component):
     """An optimizer, which is an update rule.
 
-    `layers` maps the beginning of parameter names to a factor for their learning rate.
+    `layers` maps the beginning of parameter names to a factor for their step size.
     """
 
     weight_decay: NonNegativeFloat = 0.0
@@ -273,11 +271,11 @@ class AbstractOptimizer(Component):
     """Copies of the weights that `move` needs, in addition to both ends and the gradient."""
 
     elementwise: ClassVar[bool] = False
-    """True if each weight has its own learning rate. No kernel machine then describes the step."""
+    """True if each weight has its own step size, so that no fixed kernel describes training."""
 
     @abstractmethod
     def chosen_step(self, largest_stable: float) -> float:
-        """Return the learning rate before the schedule, given the largest stable one of gradient
+        """Return the step size before the schedule, given the largest stable one of gradient
         descent.
         """
 
@@ -312,7 +310,7 @@ class AbstractOptimizer(Component):
         """
 
     def linear_steps(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        """Return the linear step of every parameter, with weight decay: λ, or d = λη if
+        """Return the linear step of every parameter, with weight decay λ, or d = λη if
         decoupled.
         """
         linear, decay = self.recursion(step, sizes, memory), self.weight_decay
@@ -340,7 +338,7 @@ class AbstractOptimizer(Component):
         return self.spread_at(0) is not None
 
     def factors(self, weights: Weights) -> dict[str, float]:
-        """Return the factor of each parameter's learning rate: that of the longest matching key of
+        """Return the factor of each parameter's step size: that of the longest matching key of
         `layers`.
 
         >>> from ntkexp.optimizer.descent import GD
@@ -423,9 +421,9 @@ class AbstractBatched(AbstractOptimizer):
 
 
 class AbstractStable(AbstractOptimizer):
-    """An optimizer whose learning rate is given, or is a fraction of the largest stable one.
+    """An optimizer whose step size is given, or is a fraction of the largest stable one.
 
-    The largest stable learning rate is that of gradient descent before training. The default
+    The largest stable step size is that of gradient descent before training. The default
     fraction is ½.
     """
 

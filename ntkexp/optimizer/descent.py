@@ -46,7 +46,7 @@ class SGD(AbstractBatched, AbstractPlain):
 class Momentum(AbstractBatched, AbstractStable):
     """Heavy-ball momentum (Polyak 1964) as in PyTorch: v ← μv + (1 − τ)g, θ ← θ − ηv.
 
-    After the first step, v = g. As a linear step, S = η, β = μ, and α = 1 − τ (1 at the first
+    At the first step, v = g. As a linear step, S = η, β = μ, and α = 1 − τ (1 at the first
     step).
     """
 
@@ -77,7 +77,7 @@ class Momentum(AbstractBatched, AbstractStable):
 class Nesterov(AbstractBatched, AbstractStable):
     """Nesterov's momentum as in PyTorch: v ← μv + g, θ ← θ − η(g + μv).
 
-    After the first step, v = g. As a linear step for m = μv, S = N = η and α = β = μ.
+    At the first step, v = g. As a linear step for m = μv, S = N = η and α = β = μ.
     """
 
     momentum: float = Field(0.9, gt=0, lt=1)
@@ -116,7 +116,7 @@ class AbstractAdaptive(AbstractBatched):
 
     step_size: PositiveFloat
 
-    remembers: ClassVar[bool] = True  # the forward sum needs one learning rate for all weights
+    remembers: ClassVar[bool] = True  # the forward sum needs one step size for all weights
     records: ClassVar[tuple[str, ...]] = ("square",)
     elementwise: ClassVar[bool] = True
 
