@@ -169,8 +169,8 @@ class DrawsItself(Protocol):
 def draws(
     spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: int
 ) -> Iterator[nn.Module]:
-    """Yield networks with independent weights. For a module, yield one copy of it again and
-    again.
+    """Yield random networks. For a module, yield one copy, whose weights are drawn again each
+    time.
     """
     if not isinstance(spec, nn.Module):
         layers = parse_layers(spec)
