@@ -131,9 +131,7 @@ class KernelMachine:
         self.fitted: LearnedMachine | None = None
 
     def fit(self, x: Examples, y: Any) -> KernelMachine:
-        """Train on examples with targets [n] or [n, C], or labels [n]. Return the machine
-        itself.
-        """
+        """Train on examples with targets [n] or [n, C], or labels [n]. Return `self`."""
         labels, targets = self.encoded(y)
         count, width = targets.shape
         form, matrices = self.matrices(x, None, width)
@@ -176,9 +174,7 @@ class KernelMachine:
         return torch.as_tensor(labels) if known.is_tensor else labels
 
     def decision_function(self, x: Examples) -> Any:
-        """Return f̂(x) as [n, C], or as [n] if the targets had one axis or there are two
-        classes.
-        """
+        """Return f̂(x) as [n, C], or as [n] for targets with one axis or for two classes."""
         known, outputs = self.outputs(x)
         outputs = outputs[:, 0] if known.is_vector and outputs.shape[1] == 1 else outputs
         return outputs if known.is_tensor else outputs.numpy()

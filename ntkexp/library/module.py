@@ -27,9 +27,7 @@ from ntkexp.shapes import Inputs, Weights
 
 MIN_WEIGHT_BITS = 32  # a kernel of weights with fewer bits is mostly rounding
 FINDINGS: WeakKeyDictionary[nn.Module, dict[frozenset[str], Findings]] = WeakKeyDictionary()
-"""Stored results of checks for each module that is in use, by the names of its trained
-parameters.
-"""
+"""Stored results of checks for each module in use, by the names of its trained parameters."""
 
 
 P = ParamSpec("P")

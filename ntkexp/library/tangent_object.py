@@ -97,7 +97,7 @@ class TangentKernel:
         return MemoryBudget.of_gb(self.memory_gb)
 
     @overload
-    def __call__(  # type: ignore[overload-overlap] # `Examples` includes arrays, so this overload comes first
+    def __call__(  # type: ignore[overload-overlap]  # arrays are `Examples`, so this comes first
         self, x1: np.ndarray[Any, Any], x2: np.ndarray[Any, Any] | None = None
     ) -> np.ndarray[Any, Any]: ...
 

@@ -166,9 +166,8 @@ def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out"]:
     points = evidence.attributed[: evidence.train].nonzero()[:, 0]
     if not len(points):
         raise DoesNotApply("no training example is attributed: add train to path.queries")
-    kernel = (
-        evidence.path.kernel[points].permute(2, 0, 1, 3).flatten(1, 2)
-    )  # [train, point·out, out_]
+    # [train, point·out, out_]
+    kernel = evidence.path.kernel[points].permute(2, 0, 1, 3).flatten(1, 2)
     parts = evidence.path.contributions[points].flatten(0, 1).t()[..., None]
     if not (kernel.isfinite().all() and parts.isfinite().all()):
         raise DoesNotApply("the path kernel among the training examples is not finite")
