@@ -567,7 +567,7 @@ class Operation:
     constants: tuple[float, ...] = ()
     """At most three numbers."""
     ends: Callable[[Tensor], tuple[Tensor, ...]] | None = None
-    """Return functions of the variance q. Outside the image, these are zero."""
+    """Functions of the variance q, which are zero for q = 0, i.e. outside the image."""
     met: int = 0
     """Number of earlier operations with `ends`, an index into the variances."""
     coarse: tuple[Coarse, ...] = ()

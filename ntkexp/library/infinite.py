@@ -169,7 +169,7 @@ class DrawsItself(Protocol):
 def draws(
     spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: int
 ) -> Iterator[nn.Module]:
-    """Yield random networks. For a module, draw the weights of one copy repeatedly, and yield it."""
+    """Yield random networks. For a module, draw the weights of one copy repeatedly."""
     if not isinstance(spec, nn.Module):
         layers = parse_layers(spec)
         for k in range(samples):

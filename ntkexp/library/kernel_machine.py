@@ -38,9 +38,7 @@ output; or [n1, C, n2, C], a block per pair of examples.
 
 PRECOMPUTED = "precomputed"
 COPIES_FOR_MODES = 6  # copies of a matrix that its eigendecomposition needs
-MAX_ASYMMETRY = (
-    1e-4  # largest |K − Kᵀ|, relative to the largest entry; a float32 kernel may differ by rounding
-)
+MAX_ASYMMETRY = 1e-4  # of |K − Kᵀ| relative to the largest |K|; allows the rounding of float32
 
 Form = Literal["matrix", "diagonal", "blocks"]
 

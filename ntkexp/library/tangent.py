@@ -198,7 +198,7 @@ def sketched_tangent(
     size: int,
     seed: int,
 ) -> SketchedKernel:
-    """Return the estimate K̂ for the chosen outputs, from projections to `size` random dimensions."""
+    """Return the estimate K̂ for the chosen outputs, from `size` random projections."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
         raise Mistake(
             f"sketch={in_short(size)}: give the number of dimensions that gradients are projected "

@@ -244,8 +244,8 @@ class CNTK(AbstractLayered):
     """The convolutional networks of Arora et al. 2019 (arXiv:1904.11955), whose kernel is the CNTK.
 
     `depth` counts the convolutions and the readout. Windows are 3 × 3 with zero padding, and there
-    are no biases. The scales and the parametrisation are those of the paper; only the form of the
-    output is taken from `init`:
+    are no biases. Only the form of the output is taken from `init`. The scales and the NTK
+    parametrisation are those of the paper:
 
         W_std² = 9 · channels in the first convolution, 2 in the others,
                  2/9 in the readout (2/9 · pixels without pooling).

@@ -310,7 +310,7 @@ class AbstractOptimizer(Component):
         """
 
     def linear_steps(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        """Return the linear step of every parameter with weight decay (λ, or d = λη if decoupled)."""
+        """Return the linear step of every parameter, with weight decay λ (or d = λη)."""
         linear, decay = self.recursion(step, sizes, memory), self.weight_decay
         if not decay:
             return linear
