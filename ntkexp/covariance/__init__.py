@@ -1,5 +1,5 @@
-"""Covariances between the pixels of two examples, and the operations of layers on them at infinite
-width.
+"""Covariances and tangent kernels between the pixels of two examples, and the operations of layers
+on them.
 
 Each line imports only from the lines above it:
 

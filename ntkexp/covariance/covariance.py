@@ -1,13 +1,13 @@
-"""Covariances of one channel and tangent kernels between pixels, and the operations that layers
+"""Covariances and tangent kernels between pixels at infinite width, and the operations that layers
 need.
 
     nngp   K[p, q](x, x′), the covariance of pixel p for x with pixel q for x′
     ntk    Θ[p, q](x, x′), the tangent kernel at these pixels
 
-The layers transform two objects. The first is K of each example with itself, [example, *pair]: it
-provides the variances K[p, p](x, x) at nonlinear layers, and pooling needs covariances between
-pixels too. The second is K and Θ between the examples of two sides, [row, column, *pair], which
-uses these variances. Each layer's `push` contains its formula for both.
+Layers transform two objects. The first is K between each example and itself, [example, *pair]. It
+provides the variances K[p, p](x, x) at nonlinear layers; pooling also needs its covariances between
+different pixels. The second is K and Θ between the left and right examples (rows and columns),
+[row, column, *pair]. It uses these variances. The `push` of a layer contains the formulas for both.
 
 >>> from ntkexp.layer.pointwise import ReLU
 >>> alone = ReLU().push(Covariance.alone(torch.tensor([[2.0, 0.0]]), Pairs.equal(())), (2,))
@@ -29,24 +29,25 @@ from ntkexp.covariance.pairs import Coarse, Pairs, average_pixels, keeps_pixels,
 from ntkexp.mistake import Mistake
 
 ROUNDING = 16
-"""A correlation within this many eps of one counts as one, and such a relative difference as zero.
+"""A correlation within this many eps of 1 counts as 1. A relative difference below this many eps
+counts as 0.
 """
 PORTION = 2**17
-"""Numbers in a portion of examples, few enough that successive steps find them in the cache."""
+"""Numbers in a portion of examples. Portions of this size stay in the cache between operations."""
 Variances = tuple[Float[Tensor, "_ ..."], ...]
-"""The variances of a side at each nonlinear layer, [example, *pixel of that layer]."""
+"""The variances of the left or right examples at each nonlinear layer, [example, *pixel]."""
 
 
 @dataclass(frozen=True)
 class Signal:
-    """Properties of a signal inside an infinitely wide network, by which layers check their
-    formulas.
+    """Properties of a signal in an infinitely wide network. Layers use them to check that a limit
+    exists.
 
-    `gaussian`: elements are independent Gaussians, and the channels of a pixel have one variance.
-    Fresh weights make them so, and pointwise layers and norms require it. `fresh`: independent of
-    the input of its branch; covariances of a sum add up only if all terms but one are fresh.
-    `wide`: the number of channels grows with the width, unlike for inputs; channels can be split
-    only then. `uneven`: a concatenation joined channels of different variances.
+    `gaussian`: the channels are independent Gaussians of equal variance at each pixel. This holds
+    after weights; pointwise layers and norms require it. `fresh`: the signal is independent of the
+    input of its branch. The covariances of a sum add only if all terms but one are fresh. `wide`:
+    the number of channels grows with the width, unlike for inputs. Dropout and concatenations
+    require it. `uneven`: a concatenation has joined channels of different variances.
 
     >>> Signal().after_weights()
     Signal(gaussian=True, fresh=True, wide=True, uneven=False)
@@ -61,7 +62,7 @@ class Signal:
         return Signal(gaussian=True, fresh=True, wide=True)
 
     def refuse_unmixed(self, layer: str) -> None:
-        """Raise unless the signal comes from fresh weights, as activations and norms require."""
+        """Raise unless the signal directly follows weights, as activations and norms require."""
         if self.uneven:
             raise Mistake(
                 f"{layer} has no known limit of infinite width right after a concatenation, whose "
@@ -77,8 +78,9 @@ class Signal:
 
 @dataclass(frozen=True)
 class PairEnd:
-    """The variances at one end of all pairs; `lay_out` broadcasts a function of them to the
-    pairs.
+    """The variances of the first (or second) pixel of every pair.
+
+    `lay_out` broadcasts values per pixel to the axes of the pairs.
     """
 
     variance: Tensor
@@ -86,16 +88,15 @@ class PairEnd:
 
 
 class Distances(NamedTuple):
-    """Squared distances of the two ends u and v of each pair, [*examples, *pair], without
-    cancellation.
+    """Squared distances of the signals u and v at the two pixels of each pair, [*examples, *pair].
 
         near + slack = E (u − v)² = q₁ + q₂ − 2c
         far + slack  = E (u + v)² = q₁ + q₂ + 2c
         excess       = q₁ − q₂
 
-    Weights transform these quantities linearly, like q and c, whereas the differences on the right
-    lose digits. At a nonlinear layer, `at` sets slack = (√q₁ − √q₂)², so that near = 2(√(q₁q₂) − c)
-    and far = 2(√(q₁q₂) + c).
+    The differences on the right lose digits if u ≈ ±v. Distances avoid them: affine layers
+    transform near, far, slack and excess linearly, like q and c. At a nonlinear layer, `at` sets
+    slack = (√q₁ − √q₂)², so that near = 2(√(q₁q₂) − c) and far = 2(√(q₁q₂) + c).
     """
 
     near: Tensor
@@ -112,7 +113,7 @@ class Distances(NamedTuple):
     def at(self, q1: Tensor, q2: Tensor) -> Distances:
         """Return the same distances with slack = (√q₁ − √q₂)²."""
         slack = unequal_roots(q1, q2, self.excess)
-        # Biases and means over pixels leave a larger slack; move the surplus into near and far.
+        # After biases and means over pixels, slack is larger. Move the surplus into near and far.
         surplus = self.slack - slack
         is_significant = surplus > ROUNDING * torch.finfo(surplus.dtype).eps * self.slack
         surplus = torch.where(is_significant, surplus, 0.0)
@@ -138,17 +139,19 @@ def unequal_roots(q1: Tensor, q2: Tensor, excess: Tensor) -> Tensor:
 
 
 def safe_root(x: Tensor) -> Tensor:
-    """Return √x, and zero with a zero derivative for x ≤ 0."""
+    """Return √x; for x ≤ 0, return 0 with derivative 0."""
     positive = torch.where(x > 0, x, 1.0)
     return torch.where(x > 0, positive.sqrt(), 0.0)
 
 
 @dataclass(frozen=True)
 class Covariance:
-    """K and Θ between two sides, or, if `ntk` is None, K of each example with itself.
+    """K and Θ between left and right examples, or, if `ntk` is None, K between each example and
+    itself.
 
-    Between two sides, `left` and `right` are the variances at all nonlinear layers, and `met`
-    counts the nonlinear layers so far. For examples with themselves, `left` collects the variances.
+    Between left and right examples, `left` and `right` hold their variances at all nonlinear
+    layers, and `met` counts the nonlinear layers so far. Between each example and itself, the
+    nonlinear layers append their variances to `left`.
 
     >>> x = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
     >>> Covariance.between(x, x, Pairs.equal(()), (), (), same=True).nngp
@@ -162,16 +165,16 @@ class Covariance:
     left: Variances = ()
     right: Variances = ()
     same: bool = False
-    """Row k and column k are the same example."""
+    """Row k and column k are the same example, for all k."""
     met: int = 0
     in_pairs: bool = False
-    """Row k is paired only with example k of the other side, in a single column."""
+    """The left example k is paired only with the right example k; there is a single column."""
     carried: tuple[Tensor, Distances] | None = None
-    """Distances, and the covariances that they belong to."""
+    """The tensor `nngp` to which the distances belong, and the distances."""
 
     @classmethod
     def alone(cls, x: Float[Tensor, "example channel *pixel"], pairs: Pairs) -> Covariance:
-        """Return K of each input with itself: the mean over channels of x[p] x[q]."""
+        """Return K between each input and itself: the mean over channels of x[p] x[q]."""
         means = []
         for part in split_portions(x, pairs.count * x.shape[1]):
             products = pairs.spread(part) * pairs.at_second(part)
@@ -198,8 +201,8 @@ class Covariance:
     def of_pairs(
         cls, x1: Tensor, x2: Tensor, pairs: Pairs, left: Variances, right: Variances, same: bool
     ) -> Covariance:
-        """Return K and the distances of the k-th input in x₁ with the k-th in x₂, for equal
-        pixels.
+        """Return K and the distances between the k-th inputs in x₁ and x₂, for all k. Pairs have
+        equal pixels.
         """
 
         def mean(values: Tensor) -> Tensor:
@@ -213,7 +216,8 @@ class Covariance:
         total = x1 + x2
         excess = (difference * total).mean(1, keepdim=True)
 
-        # near and far are E (su ∓ v/s)² with s² = √q₂/√q₁, and su ∓ v/s = s(u ∓ v) ± (s − 1/s)v
+        # near and far are E (su ∓ v/s)² with s² = √q₂/√q₁. Compute su ∓ v/s = s(u ∓ v) ± (s −
+        # 1/s)v.
         nonzero = (q1 > 0) & (q2 > 0)
         root1 = torch.where(nonzero, q1, 1.0).sqrt()
         root2 = torch.where(nonzero, q2, 1.0).sqrt()
@@ -228,9 +232,7 @@ class Covariance:
 
     @property
     def distances(self) -> Distances | None:
-        """The distances, or None if a layer has replaced the covariances without giving
-        distances.
-        """
+        """The distances; None if a layer has replaced `nngp` and gave no distances."""
         if self.carried is None or self.carried[0] is not self.nngp:
             return None
         return self.carried[1]
@@ -250,8 +252,8 @@ class Covariance:
         return mapped
 
     def meet(self) -> tuple[Covariance, PairEnd, PairEnd]:
-        """Return this covariance with one more nonlinear layer counted, and the variances at both
-        ends.
+        """Enter a nonlinear layer. Return the covariance with updated variances or `met`, and the
+        variances at both pixels.
         """
         pairs = self.pairs
         if self.ntk is None:
@@ -271,7 +273,7 @@ class Covariance:
         return replace(self, met=self.met + 1), first, second
 
     def where_same(self, values: Tensor, alone: Float[Tensor, "example *pixel"]) -> Tensor:
-        """Replace the values of pairs of a pixel with itself, between two equal sides."""
+        """Where a pixel of an example is paired with itself, replace the values by `alone`."""
         if self.in_pairs:
             return self.pairs.with_diagonal(values[:, 0], alone)[:, None]
         of_same = values.diagonal(dim1=0, dim2=1).movedim(-1, 0)
@@ -279,9 +281,7 @@ class Covariance:
         return values.diagonal_scatter(of_same.movedim(0, -1), dim1=0, dim2=1)
 
     def coarse(self, coarse: Sequence[Coarse]) -> Covariance:
-        """Average over fine pixels, for K and Θ: K′[p′, q′] = mean K[p, q] over p in p′ and q in
-        q′.
-        """
+        """Average pixels, for K and Θ: K′[p′, q′] = mean K[p, q] over p in p′ and q in q′."""
         if keeps_pixels(coarse, self.pairs):
             return self
         averages = self.map(lambda values: average_pixels(values, self.pairs, coarse))
@@ -291,19 +291,22 @@ class Covariance:
         """Turn an image of one pixel into a vector."""
         if not self.pairs.pixels:
             return self
-        # There is one pair, or none if no later layer needs variances; the sum is then zero.
+        # There is one pair of pixels. If no later layer needs variances, there is none, and the sum
+        # is 0.
         axis = self.nngp.dim() - 2 * len(self.pairs.pixels)
         vectors = self.map(lambda values: values.flatten(axis).sum(axis))
         return replace(vectors, pairs=Pairs((), ()))
 
     def following(self, branch: Covariance) -> Covariance:
-        """Return the input of the next branch: this covariance, with the variances met by
+        """Return this covariance as the input of the next branch, with `left` and `met` after
         `branch`.
         """
         return replace(self, left=branch.left, met=branch.met)
 
     def plus(self, last: Covariance) -> Covariance:
-        """Add the last branch, an independent signal, at the pairs that both have."""
+        """Add the kernels of another branch, an independent signal, at the pairs that both branches
+        have.
+        """
         pairs = self.pairs.common(last.pairs)
         one = self.map(lambda v: self.pairs.restrict(v, pairs))
         two = last.map(lambda v: last.pairs.restrict(v, pairs))
@@ -318,7 +321,7 @@ class Covariance:
 def split_portions(
     x: Float[Tensor, "example ..."], each: int
 ) -> Sequence[Float[Tensor, "few ..."]]:
-    """Split examples of `each` numbers into portions of about PORTION numbers.
+    """Split examples of `each` numbers into portions of at most about PORTION numbers.
 
     >>> [len(portion) for portion in split_portions(torch.zeros(5, 3), 2**16)]
     [2, 2, 1]

@@ -1,10 +1,10 @@
-"""Pairs of pixels (p, p + o) stored by their offset o, linear maps between them, and operations on
+"""Pairs of pixels (p, p + o) stored by offset o, linear maps between pairs, and operations on
 tiles.
 
 A tensor over pairs has the axes [*example, o₁, p₁, o₂, p₂, …], an offset and a pixel for each axis
-of the image. The second pixel is (p + o) mod n, so that n offsets hold all n² pairs of an axis with
-n pixels. A window that moves both pixels together never changes an offset, whether images end or
-wrap around. After the last layer with pixels, a tensor has only the axes of the examples.
+of the image. The second pixel is (p + o) mod n, so that n offsets contain all n² pairs of an axis
+with n pixels. A convolution shifts both pixels of a pair by the same amount, so it never changes
+the offset. After the last layer with pixels, a tensor has only the axes of the examples.
 
 >>> pairs = Pairs.all((3,))
 >>> pairs.second(0).tolist()
@@ -29,7 +29,7 @@ from ntkexp.mistake import Mistake
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pixel pairs of an image: all combinations of the offsets of each axis."""
+    """Pixel pairs of an image: all pixels, with all combinations of the offsets along each axis."""
 
     pixels: tuple[int, ...]
     offsets: tuple[tuple[int, ...], ...]
@@ -49,7 +49,7 @@ class Pairs:
         return prod(self.pixels) * prod(map(len, self.offsets))
 
     def union(self, other: Pairs) -> Pairs:
-        """Unite the offsets of each axis."""
+        """Return pairs with the union of the offsets along each axis."""
         both = zip(self.offsets, other.offsets, strict=True)
         offsets = tuple(tuple(sorted({*one, *two})) for one, two in both)
         return Pairs(self.pixels, offsets)
@@ -60,13 +60,13 @@ class Pairs:
         return Pairs(self.pixels, offsets)
 
     def second(self, axis: int) -> Int[Tensor, "offset pixel"]:
-        """Return the second pixel's position along an axis."""
+        """Return the index of the second pixel along an axis."""
         n = self.pixels[axis]
         offsets = torch.tensor(self.offsets[axis], dtype=torch.long)
         return (offsets[:, None] + torch.arange(n)) % n
 
     def at_second(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
-        """Look up values [*example, *pixel] at the second pixel of each pair."""
+        """Return the values [*example, *pixel] at the second pixel of each pair."""
         first = values.dim() - len(self.pixels)
         for axis in range(len(self.pixels)):
             dim = first + 2 * axis
@@ -76,14 +76,14 @@ class Pairs:
         return values
 
     def diagonal(self, values: Float[Tensor, "*example"]) -> Float[Tensor, "*_"]:
-        """Return the values of equal pixels, [*example, *pixel]."""
+        """Return the values of the pairs of equal pixels, [*example, *pixel]."""
         first = values.dim() - 2 * len(self.pixels)
         for axis in range(len(self.pixels)):
             values = values.select(first + axis, self.offsets[axis].index(0))
         return values
 
     def with_diagonal(self, values: Tensor, diagonal: Tensor) -> Tensor:
-        """Replace the values of equal pixels."""
+        """Replace the values of the pairs of equal pixels."""
         if not self.pixels:
             return diagonal
         if all(offsets == (0,) for offsets in self.offsets):
@@ -96,7 +96,7 @@ class Pairs:
         return torch.where(is_equal, self.spread(diagonal), values)
 
     def spread(self, diagonal: Tensor) -> Tensor:
-        """Look up values [*example, *pixel] at the first pixel of each pair, broadcastable over
+        """Return the values [*example, *pixel] at the first pixel of each pair, broadcastable over
         offsets.
         """
         first = diagonal.dim() - len(self.pixels)
@@ -105,7 +105,9 @@ class Pairs:
         return diagonal
 
     def places(self) -> Int[Tensor, "first second"]:
-        """Return the storage index of each pair of pixels; all pairs must be stored."""
+        """Return the index of each pair (p, q) in the flattened axes of pairs. Raise unless all
+        pairs are stored.
+        """
         count = prod(self.pixels)
         if self.count != count**2:
             raise ValueError(f"these are {self.count} of {count**2} pairs")
@@ -150,11 +152,12 @@ class Pairs:
 
 # --- Means over windows
 #
-# Both pixels of a pair move together. Pairs that leave the image count as zero, or wrap around.
+# A window shifts both pixels of a pair equally. Pairs outside the image count as zero, or continue
+# periodically.
 
 
 def window_mean(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: bool) -> Tensor:
-    """Return the mean over a window around every pair.
+    """Return the mean over a window, mean_δ value[p + δ, q + δ], for every pair (p, q).
 
     >>> import torch
     >>> pairs = Pairs.all((3,))
@@ -174,7 +177,7 @@ def window_mean(values: Tensor, pairs: Pairs, windows: Iterable[int], circular: 
 def window_sum(
     values: Tensor, pairs: Pairs, axis: int, dim: int, reach: int, circular: bool
 ) -> Tensor:
-    """Return Σ_δ value[p + δ, p + o + δ] along one axis, |δ| ≤ reach."""
+    """Return Σ_δ value[p + δ, p + o + δ] over |δ| ≤ reach, along one axis."""
     n = pairs.pixels[axis]
     if circular:
         shifts = [shift for shift in range(-reach, reach + 1) if shift]
@@ -189,7 +192,7 @@ def window_sum(
         length = n - abs(shift)
         target = total.narrow(dim + 1, start, length)
         shifted = values.narrow(dim + 1, max(0, shift), length)
-        if pairs.offsets[axis] == (0,):  # equal pixels leave the image together
+        if pairs.offsets[axis] == (0,):  # both pixels are inside the image
             target += shifted
             continue
         shifted_second = second.narrow(1, start, length) + shift
@@ -204,8 +207,8 @@ def window_sum(
 
 
 class AbstractPixelMap(ABC):
-    """A linear map along one axis, from functions of pairs of fine pixels to functions of new
-    pairs.
+    """A linear map along one axis, from values at pairs of fine pixels to values at pairs of new
+    pixels.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -213,14 +216,14 @@ class AbstractPixelMap(ABC):
 
     @abstractmethod
     def fine(self, shift: int, pixels: int) -> set[int]:
-        """Return the fine offsets that one coarse offset needs."""
+        """Return the fine offsets of all fine pairs that contribute at the new offset `shift`."""
 
     @abstractmethod
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        """Return the fine offsets that these coarse offsets need."""
+        """Return the fine offsets that are needed for these new offsets."""
 
     def reached(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        """Return the coarse offsets that can be computed from these fine offsets."""
+        """Return the new offsets that can be computed from these fine offsets."""
         available = set(offsets)
         shifts = range(len(self.members))
         return tuple(shift for shift in shifts if self.fine(shift, pixels) <= available)
@@ -228,10 +231,10 @@ class AbstractPixelMap(ABC):
 
 @dataclass(frozen=True)
 class Coarse(AbstractPixelMap):
-    """The fine pixels that each coarse pixel averages, along one axis.
+    """The fine pixels over which each coarse pixel averages, along one axis.
 
-    The mean is over all pairs of members (pooling and sampling), or over pairs of `equal` members
-    (an affine layer after flattening an image):
+    The mean is over all pairs (p, q) of members (pooling, strides), or only over equal window
+    positions (`equal`, for flattening):
 
         K′[p′, q′] = mean K[p, q],   p a member of p′, q of q′
 
@@ -244,13 +247,13 @@ class Coarse(AbstractPixelMap):
 
     @classmethod
     def windows(cls, pixels: int, window: int) -> Coarse:
-        """Return consecutive windows; pixels that do not fill the last window are dropped."""
+        """Average over consecutive windows. Pixels that do not fill the last window are dropped."""
         starts = range(0, pixels - window + 1, window)
         return cls(tuple(tuple(range(start, start + window)) for start in starts))
 
     @classmethod
     def every(cls, pixels: int, stride: int, margin: int = 0) -> Coarse:
-        """Sample every `stride`-th pixel between the margins."""
+        """Select every `stride`-th pixel between the margins."""
         return cls(tuple((p,) for p in range(margin, pixels - margin, stride)))
 
     @classmethod
@@ -263,14 +266,16 @@ class Coarse(AbstractPixelMap):
 
     @property
     def disjoint(self) -> bool:
-        """True if the map averages over all pairs, and each fine pixel belongs to at most one
-        coarse pixel.
+        """True if the pooling windows do not overlap and the map averages all pairs (p, q), not
+        only pairs at equal window positions.
         """
         pixels = [p for members in self.members for p in members]
         return not self.equal and len(set(pixels)) == len(pixels)
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
-        """Return the fine pairs that are averaged for each coarse pixel at this coarse offset."""
+        """For each coarse pixel, return the fine pairs that are averaged at the coarse offset
+        `shift`.
+        """
         count = len(self.members)
         matches: list[list[tuple[int, int]]] = []
         for pixel, first in enumerate(self.members):
@@ -285,7 +290,9 @@ class Coarse(AbstractPixelMap):
         return {(q - p) % pixels for row in self.matched(shift) for p, q in row}
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Return the storage indices of the averaged pairs, [coarse pixel, averaged pair]."""
+        """Return the indices of the averaged pairs in the flattened axes (offset, pixel), [coarse
+        pixel, averaged pair].
+        """
         n = pairs.pixels[axis]
         index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
         rows = [[index[(q - p) % n] * n + p for p, q in row] for row in self.matched(shift)]
@@ -302,12 +309,12 @@ class Coarse(AbstractPixelMap):
 
 @dataclass(frozen=True)
 class Taps(AbstractPixelMap):
-    """The fine pixel that each weight of a window multiplies, for every new pixel; −1 outside the
+    """For every new pixel, the fine pixel p_k that each weight k multiplies; −1 if outside the
     image.
 
         K′[p′, q′] = Σ_k K[p_k(p′), p_k(q′)] / |window|
 
-    The sum is over the weights k whose two pixels are both in the image.
+    The sum is over weights k for which both fine pixels are inside the image.
 
     >>> Taps.convolution(4, window=3, stride=2, padding=1, dilation=1).members
     ((-1, 0, 1), (1, 2, 3))
@@ -321,7 +328,7 @@ class Taps(AbstractPixelMap):
     def convolution(
         cls, pixels: int, *, window: int, stride: int, padding: int, dilation: int
     ) -> Taps:
-        """Weight k multiplies pixel p · stride + k · dilation − padding for the new pixel p."""
+        """Return the taps p_k = p · stride + k · dilation − padding of a convolution."""
         count = (pixels + 2 * padding - dilation * (window - 1) - 1) // stride + 1
         rows: list[tuple[int, ...]] = []
         for p in range(count):
@@ -340,7 +347,7 @@ class Taps(AbstractPixelMap):
         dilation: int,
         output_padding: int,
     ) -> Taps:
-        """Weight k multiplies pixel (p + padding − k · dilation)/stride for the new pixel p."""
+        """Return the taps p_k = (p + padding − k · dilation)/stride of a transposed convolution."""
         count = (pixels - 1) * stride + dilation * (window - 1) + 1 - 2 * padding + output_padding
         rows: list[tuple[int, ...]] = []
         for p in range(count):
@@ -353,7 +360,7 @@ class Taps(AbstractPixelMap):
         return cls(tuple(rows))
 
     def matched(self, shift: int) -> list[list[tuple[int, int]]]:
-        """Return the fine pair of each weight, for each new pixel at this offset of the second."""
+        """For each new pixel, return the fine pair of each weight at the new offset `shift`."""
         count = len(self.members)
         return [
             list(zip(first, self.members[(pixel + shift) % count], strict=True))
@@ -367,16 +374,17 @@ class Taps(AbstractPixelMap):
         return offsets
 
     def needed(self, offsets: Sequence[int], pixels: int) -> tuple[int, ...]:
-        # Always include offset 0: pixels that share no weight would otherwise leave no offset at
-        # all.
+        # Always include offset 0. Otherwise, no offset would be left if no fine pairs contribute.
         needed = {0}
         for shift in offsets:
             needed |= self.fine(shift, pixels)
         return tuple(sorted(needed))
 
     def table(self, pairs: Pairs, axis: int, shift: int) -> Tensor:
-        """Return the storage indices of the pairs, [new pixel, weight]; the index after the last is
-        outside.
+        """Return the indices of the fine pairs in the flattened axes (offset, pixel), [new pixel,
+        weight].
+
+        Pairs outside the image get the index after the last.
         """
         n = pairs.pixels[axis]
         index = {offset: k for k, offset in enumerate(pairs.offsets[axis])}
@@ -392,7 +400,7 @@ class Taps(AbstractPixelMap):
 
 
 def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
-    """Return the mean over the weights of a window, axis by axis.
+    """Apply `Taps` axis by axis: sum over the weights of a window, and divide by their number.
 
     >>> pairs = Pairs.all((2,))
     >>> taps = Taps.convolution(2, window=2, stride=1, padding=1, dilation=1)
@@ -403,10 +411,10 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
     """
     after = pairs_after(taps, pairs)
     for axis, one in enumerate(taps):
-        dim = values.dim() - 2 * (len(taps) - axis)  # the offsets of this axis; then its pixels
+        dim = values.dim() - 2 * (len(taps) - axis)  # axis of the offsets; pixels follow
         lead = values.shape[:dim]
         rest = values.shape[dim + 2 :]
-        # Append a zero, which stands for pairs outside the image.
+        # Append a zero, which is the value of pairs outside the image.
         flat = values.flatten(dim, dim + 1)
         flat = torch.cat([flat, flat.new_zeros(*lead, 1, *rest)], dim)
         tables = stacked_tables(one, pairs, axis, after).to(values.device)
@@ -419,19 +427,19 @@ def tap_mean(values: Tensor, pairs: Pairs, taps: Sequence[Taps]) -> Tensor:
 
 
 def stacked_tables(one: Coarse | Taps, pairs: Pairs, axis: int, after: Pairs) -> Tensor:
-    """Return the tables of all new offsets along an axis, [offset, pixel, averaged]."""
+    """Return the tables of all new offsets along an axis, [offset, pixel, averaged pair]."""
     return torch.stack([one.table(pairs, axis, shift) for shift in after.offsets[axis]])
 
 
 def pairs_before(coarse: Sequence[AbstractPixelMap], wanted: Pairs, pixels: Sequence[int]) -> Pairs:
-    """Return the pairs that a map needs to compute the wanted pairs."""
+    """Return the pairs from which a map can compute the wanted pairs."""
     axes = zip(coarse, wanted.offsets, pixels, strict=True)
     offsets = tuple(one.needed(wanted_offsets, n) for one, wanted_offsets, n in axes)
     return Pairs(tuple(pixels), offsets)
 
 
 def pairs_after(coarse: Sequence[AbstractPixelMap], pairs: Pairs) -> Pairs:
-    """Return the pairs that a map can compute from these pairs."""
+    """Return the pairs that a map can compute from the given pairs."""
     axes = zip(coarse, pairs.offsets, pairs.pixels, strict=True)
     offsets = tuple(one.reached(before, n) for one, before, n in axes)
     pixels = tuple(len(one.members) for one in coarse)
@@ -443,10 +451,10 @@ def keeps_pixels(coarse: Sequence[Coarse], pairs: Pairs) -> bool:
 
 
 def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Tensor:
-    """Apply a map of averages, axis by axis."""
+    """Average over fine pixels, axis by axis."""
     after = pairs_after(coarse, pairs)
     for axis, one in enumerate(coarse):
-        dim = values.dim() - 2 * (len(coarse) - axis)  # the offsets of this axis; then its pixels
+        dim = values.dim() - 2 * (len(coarse) - axis)  # axis of the offsets; pixels follow
         lead = values.shape[:dim]
         rest = values.shape[dim + 2 :]
         if not after.offsets[axis]:  # no later layer needs any pair
@@ -457,7 +465,7 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
         tables = stacked_tables(one, pairs, axis, after).to(values.device)
         flat = values.flatten(dim, dim + 1)
         columns = tables.flatten(0, 1).t()  # [averaged pair, coarse offset and pixel]
-        if len(columns) > columns.shape[1]:  # a few means over many pairs
+        if len(columns) > columns.shape[1]:  # few means over many pairs
             picked = flat.index_select(dim, columns.t().flatten())
             mean = torch.unflatten(picked, dim, (-1, len(columns))).mean(dim + 1)
         else:
@@ -470,21 +478,22 @@ def average_pixels(values: Tensor, pairs: Pairs, coarse: Sequence[Coarse]) -> Te
 
 
 MAX_KERNEL_ERROR = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""The share of a kernel that rounding may change."""
+"""Largest accepted relative error of a kernel due to rounding."""
 
 
 class Unresolved(Mistake):
-    """Cancellation leaves too few digits of the kernel between near neighbours."""
+    """Raised if cancellation leaves too few digits of the kernel between nearly equal inputs."""
 
 
 def require_resolved(
     layer: str, q: Float[Tensor, "..."], squared_frequency: float = 1.0
 ) -> Float[Tensor, "..."]:
-    """Return the variances, or raise if rounding spoils a layer's kernel between near neighbours.
+    """Return the variances, or raise `Unresolved` if they are too large for an accurate kernel.
 
-    The kernels of erf, GELU and waves compare q₁q₂ − c² or (q₁ + q₂)/2 − c with 1 + 2q, 1 + q or
-    1/b². If the distance of two inputs is unknown, the difference has the rounding error of q or
-    q². The error of the kernel is therefore b²q eps.
+    The kernels of erf, GELU and waves depend on q₁q₂ − c² or (q₁ + q₂)/2 − c, relative to 1 + 2q, 1
+    + q or 1/b². For nearly equal inputs, these differences have the absolute rounding error of q²
+    or q, so the relative error of the kernel is about b²q eps. It does not occur if the kernel is
+    computed from distances.
 
     >>> require_resolved("Erf", torch.tensor([1e12], dtype=torch.float64))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -504,7 +513,7 @@ def require_resolved(
     return q
 
 
-# --- Operations on tiles, K and Θ at all pixels for one offset. A layer's fused form consists of
+# --- Operations on tiles: K and Θ at all pixels for one offset. A layer's fused form consists of
 # these:
 #
 #     weigh    K′ = s Σ K + b,  Θ′ = s Σ Θ + α Σ K + β, Σ over a window; weights s, b, α, β
@@ -521,7 +530,8 @@ def require_resolved(
 #     wrap     fill pixels outside the image with copies from its other side
 #     coarsen  average or sample pixels, which leaves a smaller image
 #
-# `ends` are functions of the variance at either end of a pair, computed once for each image.
+# `ends` are functions of the variance at either pixel of a pair. They are computed once per
+# example.
 
 
 BEND, WEIGH, COPY, ADD, CLEAR, ARC, GATE, WAVE, NORM, WRAP, SERIES, COARSEN = range(12)
@@ -551,24 +561,26 @@ class Operation:
     register: int
     other: int = 0
     reach: tuple[int, int, int] = (0, 0, 0)
-    """Reach of the window, deep, down and across."""
+    """Reach of the window along planes, rows and columns."""
     weights: tuple[float, float, float, float] = (1.0, 0.0, 0.0, 0.0)
     """s, b, α and β."""
     constants: tuple[float, ...] = ()
-    """At most three."""
+    """At most three numbers."""
     ends: Callable[[Tensor], tuple[Tensor, ...]] | None = None
-    """Functions of the variance q; zero for q = 0 outside the image."""
+    """Functions of the variance q, which are zero for q = 0, i.e. outside the image."""
     met: int = 0
-    """Number of earlier operations with `ends`."""
+    """Number of earlier operations with `ends`, an index into the variances."""
     coarse: tuple[Coarse, ...] = ()
-    """Averages along each axis, deep, down and across."""
+    """The averages of COARSEN along planes, rows and columns."""
 
 
 Operations = tuple[Operation, ...]
 
 
 class NoFusedForm(Exception):
-    """A layer has no fused form for examples of this shape; the message names the layer."""
+    """Raised if a layer has no fused form for this shape of examples; the message names the
+    layer.
+    """
 
 
 def weigh(
@@ -578,7 +590,7 @@ def weigh(
     learned: tuple[float, float] = (0.0, 0.0),
     reach: tuple[int, int, int] = (0, 0, 0),
 ) -> Operation:
-    """Return an operation with weights s, b, and α, β for the trained ones.
+    """Return a WEIGH operation with s = `scale`, b = `shift` and (α, β) = `learned`.
 
     >>> weigh(0, scale=0.25).weights
     (0.25, 0.0, 0.0, 0.0)
@@ -587,9 +599,7 @@ def weigh(
 
 
 def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
-    """Return an operation that averages pixels along up to three axes, into disjoint coarse
-    pixels.
-    """
+    """Return a COARSEN operation along up to three axes. Raise `NoFusedForm` if windows overlap."""
     if not all(one.disjoint for one in coarse):
         raise NoFusedForm("a mean over windows that overlap")
     missing = (Coarse.every(1, 1),) * (3 - len(coarse))
@@ -597,6 +607,6 @@ def coarsen(register: int, coarse: Sequence[Coarse]) -> Operation:
 
 
 def root_and_inverse(q: Tensor) -> tuple[Tensor, Tensor]:
-    """Return √q and 1/√q; both are zero for q = 0."""
+    """Return √q and 1/√q; both are 0 for q = 0."""
     root = q.sqrt()
     return root, torch.where(root > 0, 1 / root, 0.0)

@@ -1,4 +1,4 @@
-"""Data: sources of examples, and how they are split.
+"""Data: sources of examples, and their splits.
 
 Each line imports only from the lines above it:
 

@@ -1,15 +1,14 @@
-"""Data: training examples, queries and test examples.
+"""Sources of examples, and the splits into training examples, queries and test examples.
 
-A source returns examples, and `split` cuts three disjoint splits from them: `train`, `query` (the
-queries) and `test`. The source's seed determines the order of the examples and the noise, from
-separate random streams. Inputs and real targets are standardised with the statistics of the
-training split:
+A source returns examples, and `split` cuts three disjoint splits from them: `train`, `query` and
+`test`. The seed of the source determines the order of the examples and the noise, by separate
+random streams. Inputs and real targets are standardised with the statistics of the training split:
 
     x ← (x − mean) / deviation,    deviation² = mean (x − mean)²
 
-A source can opt out (`as_given`): its examples then keep their order and its targets their unit. A
-source can also divide its examples into phases, which training visits one after the other. Every
-split then contains the phases in order.
+With `as_given`, examples keep their order and targets their unit. A source can also divide its
+examples into phases, which are trained one after the other. Every split then contains the phases in
+order.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from ntkexp.mistake import Mistake, nearest_file, refuse_special
 from ntkexp.stream import stream
 
 MAX_FILE_BYTES = 1 << 34
-"""A data file may have this many bytes; the whole file is read into memory."""
+"""Largest size of a data file in bytes. The whole file is read into memory."""
 
 
 def expand_home(path: Path) -> Path:
@@ -43,11 +42,11 @@ def expand_home(path: Path) -> Path:
 
 
 UserPath = Annotated[Path, AfterValidator(expand_home)]
-"""A path on the command line or in YAML."""
+"""A path from the command line or a YAML file."""
 
 
 def quoted(path: Path) -> str:
-    """Return `data.path=…` for messages; the quotes show blanks and line breaks in a file name."""
+    """Return `data.path='…'` for messages. The quotes make blanks and line breaks visible."""
     return f"data.path={str(path)!r}"
 
 
@@ -59,7 +58,7 @@ def is_there(path: Path) -> bool:
 
 
 def require_file(path: Path) -> Path:
-    """Return the path of a regular file, or raise with a hint at a similar file name."""
+    """Return the path if it is a regular file, else raise with a hint at a similar file name."""
     try:
         is_folder = path.is_dir()
         exists = path.exists()
@@ -77,7 +76,7 @@ def require_file(path: Path) -> Path:
 
 
 def read_contents(path: Path) -> bytes:
-    """Read as many bytes as the file's size; files in /proc have size 0, and some never end."""
+    """Return the contents of a file. Read at most its size: some special files never end."""
     try:
         with require_file(path).open("rb") as file:
             return file.read(path.stat().st_size)
@@ -86,7 +85,7 @@ def read_contents(path: Path) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> Mistake:
-    """Return a `Mistake` with the operating system's reason."""
+    """Return a `Mistake` with the reason given by the operating system."""
     return Mistake(f"{quoted(path)} cannot be read: {error.strerror}")
 
 
@@ -96,17 +95,18 @@ def one_line(text: str) -> str:
 
 
 Standardise = Literal["each", "all", "none"]
-"""Standardise each feature separately, all features by common statistics (as for pixels), or none.
+"""Standardise each feature separately, all features with common statistics (for pixels), or
+nothing.
 """
 
 # --- Operations on inputs and targets: scaling, filling gaps, noise
 
 
 def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the function that standardises these values to mean 0 and deviation 1.
+    """Return the affine map that standardises these values to mean 0 and standard deviation 1.
 
-    A feature that is constant in these values becomes 0 everywhere, because nothing can be learned
-    about it.
+    A feature that is constant in these values is mapped to 0 everywhere, because a network cannot
+    learn from it.
 
     >>> measured = scale_of("each", torch.tensor([[1.0, 4.0], [3.0, 4.0]], dtype=torch.float64))
     >>> measured(torch.tensor([[5.0, 6.0]], dtype=torch.float64)).tolist()
@@ -117,7 +117,7 @@ def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
     axes = (0,) if how == "each" else tuple(range(values.ndim))
     mean = values.mean(axes, keepdim=True)
     deviation = (values - mean).square().mean(axes, keepdim=True).sqrt()
-    # The deviation of equal numbers may round to a nonzero number, so compare their extremes.
+    # Compare extremes, because rounding can give equal numbers a nonzero deviation.
     varies = values.amax(axes, keepdim=True) > values.amin(axes, keepdim=True)
     if (varies & ~((deviation > 0) & deviation.isfinite())).any():
         raise Mistake(
@@ -128,7 +128,7 @@ def scale_of(how: Standardise, values: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def column_means(train: Float[Tensor, "example *shape"]) -> Float[Tensor, " *shape"]:
-    """Return the mean of each feature over the examples that have it; NaN marks a missing value.
+    """Return the mean of each feature, ignoring NaN. Raise if a feature has only NaN.
 
     >>> column_means(torch.tensor([[1.0, 5.0], [float("nan"), 7.0], [3.0, 9.0]])).tolist()
     [2.0, 7.0]
@@ -152,8 +152,9 @@ def add_label_noise(
 ) -> Tensor:
     """Add noise to training targets.
 
-    Replace exactly this share of class labels (rounded) by another class, with equal probabilities.
-    Add Gaussian noise to real targets, with this share of their standard deviation.
+    For class labels, replace exactly the given share (rounded) by other classes, with equal
+    probabilities. For real targets, add Gaussian noise whose standard deviation is the given share
+    of theirs.
 
     >>> clean = torch.zeros(10, dtype=torch.int64)
     >>> add_label_noise(clean, 3, 0.2, torch.Generator().manual_seed(0)).count_nonzero().item()
@@ -172,7 +173,7 @@ def add_label_noise(
 
 
 def share(count: int, number: int, phases: int) -> int:
-    """Return the number of examples or steps in phase `number`: equal shares, the first ones
+    """Return the number of examples or steps in phase `number`. Shares are equal; the first are
     rounded up.
 
     >>> [share(128, number, 3) for number in range(3)]
@@ -184,7 +185,7 @@ def share(count: int, number: int, phases: int) -> int:
 def phase_positions(
     phase: Int[Tensor, " example"] | None, phases: int, count: int
 ) -> list[Int[Tensor, " chosen"]]:
-    """Return the positions of each phase's examples among `count` examples.
+    """Return the indices of the examples of each phase, among `count` examples.
 
     >>> [positions.tolist() for positions in phase_positions(torch.tensor([0, 1, 0]), 2, 3)]
     [[0, 2], [1]]
@@ -200,9 +201,10 @@ def find_leak(
     learned: tuple[Float[Tensor, "example *shape"], Int[Tensor, " example"]],
     read: tuple[Float[Tensor, "other *shape"], Int[Tensor, " other"]],
 ) -> tuple[int, int] | None:
-    """Find an example that is learned in one phase and read in another. Return both phases.
+    """Find an example that is trained in one phase and only evaluated in another. Return both
+    phases.
 
-    Both arguments are examples and their phases.
+    `learned` and `read` contain examples and their phases. Return None if there is no such example.
 
     >>> rows, phase = torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])
     >>> find_leak((rows, phase), (torch.tensor([[2.0]]), torch.tensor([0])))
@@ -224,10 +226,9 @@ def find_leak(
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs before standardisation, and targets: class labels or real values.
+    """Inputs before standardisation, and targets, which are class labels or real values.
 
-    Images may be bytes, where the value `white` stands for 1, because float64 would need eight
-    times the memory.
+    Images may be stored as bytes, to save memory. `white` is the byte for intensity 1.
     """
 
     inputs: Float[Tensor, "example *shape"] | UInt8[Tensor, "example *shape"]
@@ -236,15 +237,15 @@ class Examples:
     """Names of the classes; empty for regression."""
     white: float = 1.0
     gaps: bool = False
-    """NaN marks a missing input, which gets the mean of the training split."""
+    """If True, NaN marks a missing input, which is replaced by the mean over the training split."""
     vocabulary: int = 0
-    """If positive, inputs are tokens, integers below it."""
+    """If positive, inputs are tokens: integers below this number."""
     one_hot: int = 0
-    """If positive, inputs are tokens below it; `part` encodes them as one-hot vectors."""
+    """If positive, inputs are tokens below this number, which `part` encodes as one-hot vectors."""
     as_given: bool = False
     """Keep the order of the examples and the unit of the targets."""
     phases: tuple[str, ...] = ()
-    """Names of the training phases; empty without phases."""
+    """Names of the phases; empty if there are none."""
     phase: Int[Tensor, " example"] | None = None
     """The phase of each example, in ascending order."""
     phase_classes: tuple[tuple[str, ...], ...] = ()
@@ -264,7 +265,7 @@ class Examples:
                 )
 
     def part(self, index: Int[Tensor, " chosen"]) -> Split:
-        """Return the examples at these positions in double precision, not yet standardised."""
+        """Return the examples at these indices in double precision, not yet standardised."""
         inputs = self.inputs[index]
         if self.one_hot:
             inputs = torch.nn.functional.one_hot(inputs.long(), self.one_hot)
@@ -276,13 +277,13 @@ class Examples:
 
 @dataclass(frozen=True)
 class Split:
-    """One part of the data: `shown` before and `inputs` after standardisation."""
+    """One split of the data. `shown` are the inputs before, `inputs` after standardisation."""
 
     shown: Float[Tensor, "example *shape"]
     inputs: Float[Tensor, "example *shape"]
     target: Int[Tensor, " example"] | Float[Tensor, "example value"]
     index: Int[Tensor, " example"]
-    """Positions of the examples in the source."""
+    """Indices of the examples in the source."""
     phase: Int[Tensor, " example"] | None = None
     """The phase of each example, in ascending order."""
 
@@ -301,30 +302,32 @@ class Data:
 
 
 class AbstractSource(Component):
-    """A source of examples, and the sizes of the splits; if `test` is None, it gets the rest."""
+    """A source of examples, and the sizes of the splits. If `test` is None, it contains all other
+    examples.
+    """
 
     train: Count = 128
     query: CountOrNone = 128
     test: CountOrNone | None = None
     seed: int | None = Field(None, ge=0, lt=2**63)
-    """None: use the experiment's seed."""
+    """If None, use the seed of the experiment."""
     label_noise: float = Field(0.0, ge=0, lt=1)
     standardise: Standardise = "each"
 
     @abstractmethod
     def examples(self, generator: torch.Generator) -> Examples:
-        """Return all examples, in any order; random numbers come from the generator."""
+        """Return all examples in any order. Draw random numbers from the generator."""
 
     def phase_steps(self, steps: int) -> tuple[int, ...]:
-        """Return the number of steps in each phase; most sources have one phase."""
+        """Return the number of training steps in each phase. By default there is one phase."""
         return (steps,)
 
     @final
     def split(self, seed: int = 0) -> Data:
         """Shuffle the examples, cut the splits, add noise to training targets, and standardise.
 
-        The source's own seed takes precedence over `seed`. The bits do not depend on the number of
-        threads, because kernel files identify their data by a digest.
+        A seed of the source takes precedence over `seed`. The result is bitwise independent of the
+        number of threads, because kernel files identify their data by a digest.
         """
         seed = seed if self.seed is None else self.seed
         with one_thread():
@@ -333,7 +336,7 @@ class AbstractSource(Component):
             train, *others = (examples.part(index) for index in self.cut(examples, seed))
             if not examples.as_given:
                 refuse_leaks(train, others)
-                # Check before the noise, which might hide constant targets, and after it.
+                # Check before and after the noise, because noise could hide constant targets.
                 refuse_constant(train)
                 noise = stream("noise", seed)
                 classes = len(examples.classes)
@@ -344,21 +347,21 @@ class AbstractSource(Component):
 
     @final
     def cut(self, examples: Examples, seed: int) -> tuple[Tensor, ...]:
-        """Cut positions into the three splits in random order, with an equal share of each
-        phase.
+        """Return the indices of the three splits in random order. Each phase has an equal share of
+        a split.
         """
         groups = phase_positions(examples.phase, len(examples.phases), len(examples.inputs))
         phases = len(groups)
         splits: list[tuple[Tensor, ...]] = []
         for number, group in enumerate(groups):
-            # Each phase has its own order, which does not depend on the seed of the weights.
+            # The order of a phase does not depend on other phases.
             order = group
             if not examples.as_given:
                 order = group[torch.randperm(len(group), generator=stream("order", seed))]
             train = share(self.train, number, phases)
             query = share(self.query, number, phases)
             test = None if self.test is None else share(self.test, number, phases)
-            # Training examples first, then queries, then test examples.
+            # Cut training examples, then queries, then test examples.
             end = train + query + (test or 0)
             if end > len(order):
                 of_phase = f" of phase {number + 1}" if phases > 1 else ""
@@ -378,7 +381,7 @@ class AbstractSource(Component):
 
     @final
     def standardised(self, splits: Sequence[Split], examples: Examples) -> Data:
-        """Standardise all splits with the statistics of the first."""
+        """Standardise all splits with the statistics of the training split."""
         if examples.gaps:
             fill = column_means(splits[0].shown)
             splits = [
@@ -409,7 +412,7 @@ def examples_stream(seed: int) -> torch.Generator:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread, so that sums have a fixed order."""
+    """Limit torch to one thread in this context, so that sums have a fixed order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -419,7 +422,7 @@ def one_thread() -> Iterator[None]:
 
 
 def refuse_leaks(train: Split, others: Sequence[Split]) -> None:
-    """Raise if an example that is learned in one phase is only read in another."""
+    """Raise if an example is trained in one phase and only evaluated in another."""
     if train.phase is None:
         return
     for split in others:

@@ -1,6 +1,4 @@
-"""Sets of labelled images with a choice of classes, and readers for files of MNIST (IDX) and
-CIFAR-10.
-"""
+"""Data sets of labelled images, and readers for the files of MNIST (IDX) and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -39,8 +37,8 @@ from ntkexp.mistake import Mistake, NoData
 #
 #     0 0 type axes | one big-endian 32-bit length per axis | the data, last axis fastest
 #
-# The package reads the training files only (60,000 images) and cuts the splits from them. It never
-# reads the official test files.
+# The package cuts all splits from the training files (60,000 images). It never reads the official
+# test files.
 
 
 IMAGES = ("train-images-idx3-ubyte", "train-images.idx3-ubyte")
@@ -49,7 +47,7 @@ BYTE = 0x08
 
 
 def find_idx_files(folder: Path, advice: str) -> tuple[Path, Path]:
-    """Return the files with the training images and their labels."""
+    """Return the paths of the training images and their labels."""
     return find_idx_file(folder, IMAGES, advice), find_idx_file(folder, LABELS, advice)
 
 
@@ -63,7 +61,7 @@ def find_idx_file(folder: Path, names: tuple[str, ...], advice: str) -> Path:
 def read_idx_pictures(
     images: Path, labels: Path
 ) -> tuple[UInt8[Tensor, "example 1 row column"], UInt8[Tensor, " example"]]:
-    """Read images of one channel, and their labels."""
+    """Read greyscale images and their labels."""
     pictures = read_idx(images, axes=3)
     classes = read_idx(labels, axes=1)
     if len(pictures) != len(classes):
@@ -75,9 +73,9 @@ def read_idx_pictures(
 
 
 def read_idx(path: Path, axes: int) -> UInt8[Tensor, "..."]:
-    """Read an array of bytes, and unzip it if necessary.
+    """Read an IDX array of bytes, which may be gzipped.
 
-    Raise unless the size matches the header.
+    Raise unless the file has `axes` axes and its size matches the header.
     """
     raw = read_contents(path)
     try:
@@ -120,7 +118,7 @@ CIFAR10_ADVICE = (
 
 
 def find_batches(folder: Path) -> tuple[Path, ...]:
-    """Return the training batches in a folder; prefer the binary version."""
+    """Return the training batches in a folder. If there are binary files, ignore pickles."""
     for ending in (".bin", ""):
         candidates = [folder / f"data_batch_{k}{ending}" for k in range(1, 6)]
         paths = tuple(path for path in candidates if is_there(path))
@@ -140,7 +138,7 @@ def read_batches(
 
 
 def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
-    """Read the records of a batch: a label, then the image."""
+    """Return the records of a batch, each a label followed by the bytes of the image."""
     raw = read_contents(path)
     if path.suffix == ".bin":
         if not raw or len(raw) % (1 + CIFAR10_PIXELS):
@@ -150,7 +148,7 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
             )
         return np.frombuffer(raw, np.uint8).reshape(-1, 1 + CIFAR10_PIXELS)
     try:
-        batch: Any = unpickle_plain(raw)  # its keys may be text if Python 3 wrote it
+        batch: Any = unpickle_plain(raw)  # keys are text if Python 3 wrote the file
         match {key.encode() if isinstance(key, str) else key: part for key, part in batch.items()}:
             case {b"data": Array(values=pixels), b"labels": [*labels]}:
                 if labels and pixels.shape == (len(labels), CIFAR10_PIXELS):
@@ -168,8 +166,8 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
 
 # --- Pickles of plain values and arrays of bytes
 #
-# A pickle is a program. The unpickler below replaces the few functions that an array of bytes needs
-# by harmless stand-ins and refuses all other names, so that a file cannot call anything:
+# Loading a pickle can run code. The unpickler below replaces the few functions that an array of
+# bytes needs by harmless stand-ins, and refuses all other names. A file can therefore run no code.
 #
 #     numpy.core.multiarray._reconstruct(numpy.ndarray, (0,), 'b') ← (version, shape, dtype, column order, bytes)
 #     numpy._core.numeric._frombuffer(bytes, dtype, shape, order)     since protocol 5
@@ -177,7 +175,7 @@ def read_records(path: Path) -> UInt8[np.ndarray, "example 1+3*32*32"]:
 
 
 class Forbidden(pickle.UnpicklingError):
-    """A pickle contains a name that no array of bytes needs."""
+    """Raised if a pickle contains a name that no array of bytes needs."""
 
 
 class Type:
@@ -187,11 +185,11 @@ class Type:
         self.name = name.decode("ascii") if isinstance(name, bytes) else name
 
     def __setstate__(self, state: object) -> None:
-        """Ignore the byte order and the alignment, which bytes do not have."""
+        """Ignore the byte order and the alignment, which do not matter for bytes."""
 
 
 class Array:
-    """A stand-in for numpy.ndarray that stores bytes."""
+    """A stand-in for numpy.ndarray whose elements are bytes."""
 
     def __init__(self, *empty: object) -> None:
         self.values: UInt8[np.ndarray, "..."] = np.empty(0, np.uint8)
@@ -205,7 +203,7 @@ class Array:
 
 
 def from_buffer(raw: bytes, kind: Type, shape: tuple[int, ...], order: str) -> Array:
-    """A stand-in for numpy's `_frombuffer`."""
+    """Return an `Array`, like numpy's `_frombuffer`."""
     array = Array()
     array.__setstate__((1, shape, kind, order == "F", raw))
     return array
@@ -229,7 +227,7 @@ STAND_INS: dict[str, Callable[..., object]] = {
 
 
 class Restricted(pickle.Unpickler):
-    """An unpickler that knows the stand-ins only."""
+    """An unpickler that refuses all names except those in STAND_INS."""
 
     def find_class(self, module: str, name: str) -> Callable[..., object]:
         if f"{module}.{name}" not in STAND_INS:
@@ -238,7 +236,7 @@ class Restricted(pickle.Unpickler):
 
 
 def unpickle_plain(raw: bytes) -> object:
-    """Load a pickle of plain values; text from Python 2 becomes bytes.
+    """Load a pickle of plain values and byte arrays. Strings of Python 2 become bytes.
 
     >>> unpickle_plain(pickle.dumps({"labels": [1, 2]}))
     {'labels': [1, 2]}
@@ -251,15 +249,15 @@ def unpickle_plain(raw: bytes) -> object:
 
 # --- Sets of labelled images
 #
-# The chosen classes keep their order in the configuration. If there are two, the second is the
-# positive class.
+# Classes have the order in which the configuration lists them. Of two classes, the second is the
+# positive one.
 
 
 Pictures = tuple[UInt8[Tensor, "example channel row column"], Integer[Tensor, " example"]]
 
 
 class AbstractImages(AbstractSource):
-    """A set of images with values from 0 to `white`, and a name for each label."""
+    """A data set of images with values from 0 to `white`, and a name for each label."""
 
     names: ClassVar[tuple[str, ...]]
     white: ClassVar[float] = 255.0
@@ -303,7 +301,7 @@ class AbstractImages(AbstractSource):
 
 
 class Digits(AbstractImages):
-    """Handwritten digits of 8 × 8 pixels with 17 greys, the test part of the UCI set.
+    """Handwritten digits of 8 × 8 pixels with 17 grey levels: the test part of the UCI data set.
 
     1797 images in ten classes, about 180 in each.
 
@@ -320,7 +318,7 @@ class Digits(AbstractImages):
 
 
 def read_small_pictures(name: str) -> Pictures:
-    """Read the images of 8 × 8 pixels that the package contains."""
+    """Read one of the package's data sets of 8 × 8 pixels."""
     greys, labels = read_bundled(name)
     return greys.to(torch.uint8).reshape(-1, 1, 8, 8), labels.long()
 
@@ -340,10 +338,10 @@ CLOTHES = (
 
 
 class Clothes(AbstractImages):
-    """Clothes of 8 × 8 pixels with 17 greys: images of Fashion-MNIST, reduced like `digits`.
+    """Clothes of 8 × 8 pixels with 17 grey levels: images of Fashion-MNIST, reduced like `digits`.
 
-    1800 images, the first 180 of each of ten classes in the training set. They were reduced by a
-    border of two pixels, means over 4 × 4 pixels and rounding to 0 … 16. H. Xiao, K. Rasul and R.
+    1800 images, the first 180 of each of ten classes in the training set. Each image was padded by
+    two pixels, averaged over 4 × 4 pixels, and rounded to 0 … 16. H. Xiao, K. Rasul and R.
     Vollgraf, "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
 
     >>> Clothes(train=100).split().train.inputs.shape
@@ -364,7 +362,7 @@ MNIST_ADVICE = "MNIST's files can be had from storage.googleapis.com/cvdf-datase
 class MNIST(AbstractImages):
     """MNIST: 60,000 handwritten digits of 28 × 28 pixels, from the IDX training files in a folder.
 
-    Ten classes. Because the set is large, `test` is a number unless you set it to null.
+    Ten classes. `test` defaults to 1024, because the set is large; null means all other images.
 
     Y. LeCun, L. Bottou, Y. Bengio and P. Haffner, "Gradient-based learning applied to document
     recognition" (1998).
@@ -392,8 +390,10 @@ FASHION_MNIST_ADVICE = (
 class FashionMnist(AbstractImages):
     """Fashion-MNIST: 60,000 clothes of 28 × 28 pixels, from the IDX training files in a folder.
 
-    Ten classes. Because the set is large, `test` is a number unless you set it to null. The default
-    path is the folder of Debian's package dataset-fashion-mnist. H. Xiao, K. Rasul and R. Vollgraf,
+    Ten classes. `test` defaults to 1024, because the set is large; null means all other images.
+    `path` defaults to the folder of Debian's package dataset-fashion-mnist.
+
+    H. Xiao, K. Rasul and R. Vollgraf,
     "Fashion-MNIST: a novel image dataset for benchmarking" (2017), arXiv:1708.07747.
     """
 
@@ -413,8 +413,8 @@ class CIFAR10(AbstractImages):
     """CIFAR-10: colour photographs of 32 × 32 pixels, from a folder with the python or binary
     files.
 
-    Ten classes. Because the set is large, `test` is a number unless you set it to null. The default
-    path is the environment variable CIFAR10.
+    Ten classes. `test` defaults to 1024, because the set is large; null means all other images.
+    `path` defaults to the folder in the environment variable CIFAR10.
 
     A. Krizhevsky, "Learning multiple layers of features from tiny images" (2009).
     """

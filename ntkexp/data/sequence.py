@@ -1,4 +1,4 @@
-"""Sequences: sentences of tokens with one class to predict, and tasks that are learned one after
+"""Sequences: sentences of tokens with a class to predict, and tasks that are trained one after
 another.
 """
 
@@ -34,7 +34,7 @@ from ntkexp.mistake import Mistake
 #     tokens     [example, position]
 #     one_hot    [example, position, token], 1 at the token and 0 elsewhere, for networks that need numbers
 #
-# float64 represents all tokens exactly.
+# Tokens are stored as float64, which represents them exactly.
 
 
 class AbstractTokens(AbstractSource):
@@ -50,7 +50,7 @@ class AbstractTokens(AbstractSource):
         classes: tuple[str, ...],
         vocabulary: int,
     ) -> Examples:
-        """Return the examples in the chosen encoding."""
+        """Return sentences and labels as examples in the chosen encoding."""
         if self.encoding == "one_hot":
             return Examples(tokens.double(), labels, classes, one_hot=vocabulary)
         return Examples(tokens.double(), labels, classes, vocabulary=vocabulary)
@@ -59,7 +59,8 @@ class AbstractTokens(AbstractSource):
 class ModularAddition(AbstractTokens):
     """Modular addition: two numbers as tokens, and their sum modulo p as the class.
 
-    There are `modulus` classes; token k is class k, and the token `modulus` is the sign '='.
+    There are `modulus` classes. The token k < `modulus` is the number k; the token `modulus` is the
+    sign '='.
 
         x = (a, b)  or  (a, b, =),    y = (a + b) mod p,    all p² pairs of a, b in 0 … p − 1
 
@@ -99,10 +100,10 @@ class Text(AbstractTokens):
 
         ntkexp train model=transformer model.causal=true data=text data.path=book.txt data.context=16
 
-    Tokens and classes are the bytes that occur in the file, ordered by code. Unused classes would
+    Tokens and classes are the bytes that occur in the file, in ascending order. Other bytes would
     only enlarge kernels, whose size grows with the square of the number of classes. Windows do not
-    overlap, so that no split contains the answers of another, and equal windows are used once. By
-    default the splits are small, because there are many classes.
+    overlap, so that no split contains the answers of another, and repeated windows are used once.
+    The default splits are small, because there are many classes.
     """
 
     train: Count = 32
@@ -121,7 +122,7 @@ class Text(AbstractTokens):
         position[present] = torch.arange(len(present))
         tokens = position[np.frombuffer(raw, np.uint8).astype(np.int64)]
 
-        # Different windows of `context` bytes and the byte that follows
+        # Distinct windows of `context` bytes and the next byte
         size = self.context + 1
         window_count = len(tokens) // size
         windows: Tensor = tokens[:0]
@@ -139,7 +140,7 @@ class Text(AbstractTokens):
 
 
 def byte_name(byte: int) -> str:
-    """Return a byte as a character, or as its code if it is not printable.
+    """Return a printable byte as a character, other bytes as hexadecimal codes.
 
     >>> byte_name(97), byte_name(10), byte_name(32), byte_name(200)
     ('a', '0x0a', '0x20', '0xc8')
@@ -148,11 +149,11 @@ def byte_name(byte: int) -> str:
 
 
 SHARED_FIELDS = ("train", "query", "test", "label_noise", "standardise")
-"""Fields that the sequence sets for all phases."""
+"""Fields that a sequence sets for all phases."""
 
 
 class Sequence(AbstractSource):
-    """One task after another: each phase learns its own examples only.
+    """One task after another: each phase of training uses only its own examples.
 
     `train`, `query` and `test` are divided equally among the phases.
 
@@ -206,7 +207,7 @@ class Sequence(AbstractSource):
 
     @property
     def sources(self) -> tuple[AbstractSource, ...]:
-        """The source of each phase: its own, or `source` with some classes."""
+        """The source of each phase: the given source, or `source` with the given classes."""
         sources: list[AbstractSource] = []
         for phase in self.phases:
             if isinstance(phase, AbstractSource):
@@ -222,7 +223,7 @@ class Sequence(AbstractSource):
         return tuple(sources)
 
     def phase_steps(self, steps: int) -> tuple[int, ...]:
-        """Return `self.steps`, or equal shares of the steps, the first ones rounded up.
+        """Return `self.steps`, or equal shares of `steps`, of which the first are rounded up.
 
         >>> Sequence().phase_steps(301), Sequence(steps=(1, 9)).phase_steps(10)
         ((151, 150), (1, 9))
@@ -257,7 +258,7 @@ class Sequence(AbstractSource):
         phase_classes: tuple[tuple[str, ...], ...] = ()
         if names and self.outputs == "shared":
             phase_classes = tuple(part.classes for part in parts)
-        # Images stay bytes if all phases have bytes with the same `white`.
+        # Keep images as bytes if all phases have bytes with the same `white`.
         first = parts[0]
         all_bytes = all(
             part.inputs.dtype == torch.uint8 and part.white == first.white for part in parts
@@ -281,14 +282,14 @@ class Sequence(AbstractSource):
 
 
 def shared_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]]:
-    """Join the names of the k-th classes of all phases; targets stay."""
+    """Return the joined names of the k-th classes of all phases, and the unchanged targets."""
     by_output = zip(*(part.classes for part in parts), strict=True)
     names = tuple("/".join(dict.fromkeys(classes)) for classes in by_output)
     return names, [part.target for part in parts]
 
 
 def own_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]]:
-    """Number the classes of all phases by their positions in the list of all names."""
+    """Return the names of all classes, and targets that are indices into these names."""
     names = tuple(dict.fromkeys(name for part in parts for name in part.classes))
     targets = []
     for part in parts:
@@ -298,19 +299,19 @@ def own_targets(parts: Several[Examples]) -> tuple[tuple[str, ...], list[Tensor]
 
 
 def examples_of_phase(source: AbstractSource, generator: torch.Generator, number: int) -> Examples:
-    """Return the examples of a phase, which do not depend on its position in the sequence."""
+    """Return the examples of a phase, which are independent of its position in the sequence."""
     copy = torch.Generator()
     copy.set_state(generator.get_state())
     try:
         return source.examples(copy if source.seed is None else examples_stream(source.seed))
     except Mistake as mistake:
-        if type(mistake) is not Mistake:  # the command line adds advice to subclasses
+        if type(mistake) is not Mistake:  # keep subclasses, to which the command line adds advice
             raise
         raise Mistake(f"data.phases, phase {number}: {mistake}") from mistake
 
 
 def distinct_names(names: Several[str]) -> tuple[str, ...]:
-    """Number the names that occur more than once.
+    """Append its number to each name that occurs more than once.
 
     >>> distinct_names(["3 8", "1 7", "3 8"])
     ('3 8 (1)', '1 7', '3 8 (3)')
@@ -322,7 +323,7 @@ def distinct_names(names: Several[str]) -> tuple[str, ...]:
 
 
 def refuse_unlike(parts: Several[Examples], outputs: str) -> None:
-    """Raise unless one network can process the inputs and outputs of all phases."""
+    """Raise unless one network fits the inputs and targets of all phases."""
 
     def layout(part: Examples) -> tuple[object, ...]:
         values = () if part.classes else tuple(part.target.shape[1:])

@@ -15,12 +15,12 @@ from ntkexp.component import MAX_COUNT, Count, CountOrNone, Depth
 from ntkexp.data.base import AbstractSource, Examples, Standardise
 from ntkexp.mistake import Mistake
 
-# Each source draws its target function before the inputs, so that the function does not depend on
+# Each source draws its target function before the inputs, so that the function is independent of
 # the number of examples.
 
 
 class AbstractSynthetic(AbstractSource):
-    """A source without a fixed set of examples; `test` is therefore a number."""
+    """A source that generates examples. The size of `test` must be a number."""
 
     test: CountOrNone = 256
     standardise: Standardise = "none"
@@ -32,7 +32,7 @@ class AbstractSynthetic(AbstractSource):
 
 
 class Circle(AbstractSynthetic):
-    """Points on the unit circle, and a sum of waves as the target.
+    """Points on the unit circle, with a sum of waves as the target.
 
     Regression; `frequencies` are the k.
 
@@ -75,13 +75,13 @@ class Moons(AbstractSynthetic):
 
 
 class Sphere(AbstractSynthetic):
-    """Points on a sphere, and a polynomial of low degree as the target.
+    """Points on a sphere, with a polynomial of low degree as the target.
 
     Regression; the inputs have `dimension` coordinates.
 
         x uniform on S^{d−1},    y = Σ_{k ≤ degree} h_k(√d w_k·x),    w_k random unit vectors
 
-    h_k are the normalised Hermite polynomials, √k! h_k = He_k. In high dimension every degree
+    h_k = He_k/√k! are the normalised Hermite polynomials. In high dimension, every degree
     contributes the same variance to y.
 
         h_0 = 1,    h_1 = z,    √(k+1) h_{k+1} = z h_k − √k h_{k−1}
@@ -116,7 +116,7 @@ def hermite(z: Float[Tensor, " example"], degree: int) -> list[Float[Tensor, " e
 
 
 class Parity(AbstractSynthetic):
-    """Parity, the generalised XOR: fewer than `order` coordinates carry no information on the
+    """Parity (generalised XOR): fewer than `order` coordinates contain no information about the
     label.
 
     Two classes; the inputs are corners of the cube {−1, 1}^dimension, or Gaussian.
@@ -149,7 +149,7 @@ class Parity(AbstractSynthetic):
 def distinct_corners(
     count: int, dimension: int, generator: torch.Generator
 ) -> Float[Tensor, "example dimension"]:
-    """Draw different corners of the cube; every set of corners is equally likely."""
+    """Draw distinct corners of the cube {−1, 1}^dimension; all sets are equally likely."""
     if count > 2**dimension:
         raise Mistake(
             f"data.train, data.query and data.test ask for {count} examples, and a cube of "
@@ -164,7 +164,7 @@ def distinct_corners(
 
 
 class Teacher(AbstractSynthetic):
-    """Gaussian inputs, and a random network as the target.
+    """Gaussian inputs, with a random network as the target.
 
     Regression; the inputs have `dimension` coordinates, the teacher has `hidden` units.
 
@@ -190,10 +190,10 @@ class Cued(AbstractSynthetic):
         x ~ N(0, I_d) with the cue (c, 0) for the first task and (0, c) for the second
         y = w₁·x or w₂·x,  wᵢ·wⱼ = δᵢⱼ
 
-    With one seed, both tasks have the same x and differ in cue and target. `data=sequence` trains
-    them one after the other, as in T. Flesch, K. Juechems, T. Dumbalska, A. Saxe & C. Summerfield,
-    "Orthogonal representations for robust context-dependent task performance in brains and neural
-    networks", Neuron 110 (2022).
+    With equal seeds, both tasks have the same x and differ in cue and target. `data=sequence`
+    trains them one after the other, as in T. Flesch, K. Juechems, T. Dumbalska, A. Saxe & C.
+    Summerfield, "Orthogonal representations for robust context-dependent task performance in brains
+    and neural networks", Neuron 110 (2022).
 
     >>> from ntkexp.data.base import examples_stream
     >>> sources = [Cued(task=task, train=3, query=1, test=0) for task in (1, 2)]
@@ -221,9 +221,9 @@ Whole = Annotated[int, Field(ge=-(10**6), le=10**6)]
 
 
 class Integers(AbstractSource):
-    """The integers from `first` to `last`, of which training observes a few.
+    """The integers from `first` to `last`; only a few are training examples.
 
-    Regression towards one value; `train` must be the number of observed integers.
+    Regression with one target value for all. `train` must be the number of observed integers.
 
         x = first … last,    y = value
 

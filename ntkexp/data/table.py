@@ -1,6 +1,6 @@
-r"""Tables: a user's file as comma-separated text or Parquet, and small data sets in the package.
+r"""Tables: a user's file (CSV or Parquet), and small data sets of the package.
 
-sets/README.md lists the sources of the data sets. A cell is text and may be a number or a gap:
+sets/README.md lists the origins of the data sets. A cell is text, and may be a number or missing:
 
 >>> parse_number("1e3"), parse_number("TRUE"), parse_number("1_000"), parse_number("inf")
 (1000.0, 1.0, nan, nan)
@@ -26,7 +26,7 @@ from importlib import import_module
 from io import BytesIO, StringIO
 from math import isfinite, isnan, nan
 from pathlib import Path
-from reprlib import repr as brief  # in quotes, on one line, shortened if it is long
+from reprlib import repr as brief  # quoted, on one line, shortened if long
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -52,20 +52,20 @@ from ntkexp.mistake import Mistake, nearest
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells as text without surrounding blanks; a missing cell is empty."""
+    """A table of cells, as text without surrounding blanks; a missing cell is an empty text."""
 
     path: Path
     columns: tuple[str, ...]
     rows: list[list[str]]
     numbers: list[int]
-    """Numbers of the rows for messages."""
+    """The line or row number of each row, for messages."""
     unit: str
-    """Unit of `numbers`: lines of a text, or rows of a Parquet file."""
+    """Unit of `numbers`: "line" of a text, or "row" of a Parquet file."""
     unlearned: Mapping[str, str] = field(default_factory=dict)
-    """Columns that are neither numbers nor text, and their types."""
+    """Names of columns that hold neither numbers nor text, and their types."""
 
     def place(self, row: int, column: str) -> str:
-        """Describe a cell and its position in the file."""
+        """Return a description of a cell and its position, for messages."""
         cell = self.rows[row][self.columns.index(column)]
         row_number = f"{self.unit} {self.numbers[row]}"
         return f"{self.path.name!r}, {row_number}, column {brief(column)} is {brief(cell)}"
@@ -75,9 +75,7 @@ class Grid:
         return [row[position] for row in self.rows]
 
     def check(self, target: str) -> None:
-        """Raise unless there are rows, distinct column names, and a target among several
-        columns.
-        """
+        """Raise unless there are rows, distinct column names, the target column, and a feature."""
         if not self.rows:
             raise Mistake(f"{quoted(self.path)} has no rows below its header")
         if "" in self.columns:
@@ -110,7 +108,7 @@ class Grid:
 
 
 def list_names(names: Iterable[str], most: int = 12) -> str:
-    """List the first names, and the number of all names if some are missing.
+    """Return the first names as text. If some are left out, add the number of all names.
 
     >>> list_names(["a", "b", "c"], most=2)
     "'a', 'b', … (3 in all)"
@@ -125,7 +123,7 @@ MISSING_CELLS = frozenset({"", "?", "na", "n/a", "<na>", "nan", "null"})
 
 
 def parse_number(cell: str) -> float:
-    """Return the number in a cell, or NaN. Infinity and Python's 1_000 do not count as numbers."""
+    """Return the number in a cell, or NaN. Infinity and 1_000 do not count as numbers."""
     word = cell.lower()
     if word in TRUTH:
         return TRUTH[word]
@@ -157,7 +155,7 @@ FILE_KINDS = {
     rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF[\0-\xff]{4}WEBP|II\*\0|MM\0\*|BM[\0-\xff]{4}\0\0\0\0": "an image",
     rb"%PDF-": "a PDF",
 }
-"""First bytes of other formats, and also last bytes if a text could start like the format."""
+"""Patterns of other formats: first bytes, and last bytes if a text could have these first bytes."""
 
 
 def foreign_format(raw: bytes) -> str | None:
@@ -167,8 +165,8 @@ def foreign_format(raw: bytes) -> str | None:
 
 # --- Comma-separated text in UTF-8, with a header
 #
-# A row's number is the line on which it begins, as in editors; the header is line 1. A quoted cell
-# may span several lines. Empty lines are ignored.
+# The number of a row is the line on which it begins; the header is line 1. A quoted cell may span
+# several lines. Empty lines are ignored.
 
 
 def read_comma(path: Path) -> Grid:
@@ -188,7 +186,7 @@ def read_comma(path: Path) -> Grid:
         ) from error
     if not rows:
         raise Mistake(f"{quoted(path)} is empty")
-    # A header with one column that contains another separator
+    # Raise if the header has a single column that contains a different separator.
     header = tuple(rows[0])
     for separator in (";", "\t"):
         if len(header) == 1 and separator in header[0]:
@@ -258,8 +256,8 @@ def read_parquet(path: Path) -> Grid:
 
 
 def is_learned(kind: Any, types: Any) -> bool:
-    """Return whether a type holds numbers, text or truth values, possibly encoded as a
-    dictionary.
+    """Return whether a column type holds numbers, text or truth values, possibly
+    dictionary-encoded.
     """
     if types.is_dictionary(kind):
         return is_learned(kind.value_type, types)
@@ -269,7 +267,7 @@ def is_learned(kind: Any, types: Any) -> bool:
 
 
 def cell_text(value: object) -> str:
-    """Return a value as the text of a cell.
+    """Convert a value to the text of a cell.
 
     >>> [cell_text(value) for value in (None, True, 0.1, " a ")]
     ['', 'true', '0.1', 'a']
@@ -279,15 +277,14 @@ def cell_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
-# --- Features: numbers and truth values; anything else is a gap. A column needs at least one
-# number.
+# --- Features are numbers and truth values; other cells are missing values (gaps).
 
 
 Missing = Literal["refuse", "drop", "mean"]
 
 
 def read_features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
-    """Return all columns except the target, with NaN for gaps."""
+    """Return all columns except the target, with NaN for gaps. Raise if a column has only gaps."""
     names = [name for name in grid.columns if name != target]
     columns = [[parse_number(cell) for cell in grid.cells(name)] for name in names]
     values = torch.tensor(columns, dtype=torch.float64).t()
@@ -304,7 +301,7 @@ def read_features(grid: Grid, target: str) -> Float[Tensor, "row feature"]:
 def usable_rows(
     values: Float[Tensor, "row feature"], grid: Grid, target: str, how: Missing
 ) -> Bool[Tensor, " row"]:
-    """Return a mask of the rows without a gap, or of all rows if gaps will be filled."""
+    """Return a mask of the rows to use: rows without gaps, or all rows if gaps will be filled."""
     gaps = values.isnan()
     if how == "refuse" and gaps.any():
         names = [name for name in grid.columns if name != target]
@@ -324,9 +321,9 @@ def usable_rows(
 
 # --- Targets: classes or real numbers
 #
-# Text, truth values and up to 20 different integers are classes, in sorted order; other numbers are
-# real targets. A missing target, or one of another kind than the others, raises, because training
-# would learn a guess as the truth.
+# Texts, truth values, and up to 20 different integers are classes, in sorted order. Other numbers
+# are real targets. A missing target raises, and so does a mixture of numbers and texts: any
+# replacement would be trained as if it were true.
 
 
 MAX_CLASSES = 20
@@ -334,7 +331,7 @@ Name = TypeVar("Name", str, int)
 
 
 def read_targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
-    """Return labels and class names, or real values and no names."""
+    """Return class labels and class names, or real values and ()."""
     cells = grid.cells(target)
     for row, cell in enumerate(cells):
         if is_missing(cell):
@@ -355,7 +352,7 @@ def read_targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
             )
         return number_labels(cells)
 
-    # A mixture: name the first cell of the rarer kind.
+    # If numbers and texts are mixed, report the first cell of the rarer kind.
     numbers_are_rare = 2 * sum(is_number) < len(is_number)
     if not all(is_number):
         kinds = "no number, and most others are"
@@ -371,7 +368,7 @@ def read_targets(grid: Grid, target: str) -> tuple[Tensor, tuple[str, ...]]:
 
 
 def number_labels(values: list[Name]) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the labels of values, and the sorted different values as names."""
+    """Return the label of each value, and the sorted distinct values as class names."""
     names = sorted(set(values))
     label = {name: k for k, name in enumerate(names)}
     return torch.tensor([label[value] for value in values]), tuple(str(name) for name in names)
@@ -381,21 +378,22 @@ SETS = Path(__file__).resolve().parent / "sets"
 
 
 def read_bundled(name: str) -> tuple[Float[Tensor, "example feature"], Float[Tensor, " example"]]:
-    """Read the inputs and targets of a data set in the package."""
+    """Read the inputs and targets of a data set of the package."""
     numbers = torch.from_numpy(np.loadtxt(SETS / f"{name}.csv.gz", delimiter=","))
     return numbers[:, :-1], numbers[:, -1]
 
 
 class Table(AbstractSource):
-    """A user's table as CSV or Parquet: one column is the target, all others are features.
+    """A user's table (CSV or Parquet), in which one column is the target and the others are
+    features.
 
-    The target column decides between classification and regression.
+    Classification or regression, depending on the target column.
 
         ntkexp train data=table data.path=houses.csv data.target=price
 
-    Features are numbers, true or false. Depending on `missing`, a gap raises an error, drops the
-    row, or is filled with the column's mean over the training split. Gaps in the target always
-    raise.
+    Features are numbers, or true and false. Other cells are gaps. With `missing=refuse`, a gap
+    raises an error; with `drop`, the row is dropped; with `mean`, the gap is filled by the mean of
+    the column over the training split. A gap in the target always raises.
 
     >>> inputs, target = read_bundled("wine")
     >>> inputs.shape, target.unique()
@@ -409,7 +407,7 @@ class Table(AbstractSource):
 
     path: UserPath
     target: str = Field(coerce_numbers_to_str=True)
-    """Name of the target column, which may be a number."""
+    """Name of the target column. A name may be a number."""
     missing: Missing = "refuse"
 
     def files(self) -> tuple[Path, ...]:
@@ -442,7 +440,8 @@ class BreastCancer(AbstractSource):
 
 
 class Diabetes(AbstractSource):
-    """Diabetes: ten measurements of 442 patients, and the progression of the disease in a year.
+    """Diabetes: ten measurements of 442 patients, and the progression of the disease after one
+    year.
 
     Regression; the file contains the inputs in their original units, because the package
     standardises them.

@@ -1,8 +1,8 @@
-"""Layers of networks, each at finite and at infinite width.
+"""Layers, as modules of finite width and as steps of the kernel recursion of infinite width.
 
 Each line imports only from the lines above it:
 
-    base         the two readings of a layer, chains, residual layers and concatenations
+    base         the interface of layers, chains, residual layers and concatenations
     affine       dense layers and convolutions
     linear       flattening, dropout, pooling and norms
     pointwise    activations with elementary kernels

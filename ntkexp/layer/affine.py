@@ -1,4 +1,4 @@
-"""Affine layers, dense or convolutional: their modules, parametrisations and kernels."""
+"""Dense and convolutional layers: modules, parametrisations and kernels."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ntkexp.layer.base import AbstractLayer, NotNegative, Positive, detached_num
 from ntkexp.mistake import Mistake
 from ntkexp.shapes import Shape
 
-# --- Modules: weights, and factors that multiply the inputs or the result
+# --- Modules with weights, and with constant factors for the inputs or the outputs
 
 
 TRANSPOSED: dict[int, Callable[..., Tensor]] = {
@@ -74,7 +74,8 @@ class Affine(nn.Module):
 class Convolution(nn.Module):
     """z = gain · W ∗ x + shift · b, on channels and up to three axes of pixels.
 
-    Computed as shift · (W ∗ (gain/shift · x) + b), so that one operation uses weight and bias.
+    The module computes shift · (W ∗ (gain/shift · x) + b), so that one operation uses weight and
+    bias.
     """
 
     def __init__(
@@ -108,9 +109,7 @@ class Convolution(nn.Module):
 
 
 class ConvolutionOfTorch(nn.Module):
-    """z = gain · W ∗ x + shift · b, by one of torch's convolutions with its options stride,
-    padding, …
-    """
+    """z = gain · W ∗ x + shift · b, by a function of torch with its options stride, padding, …"""
 
     def __init__(
         self,
@@ -142,12 +141,12 @@ class ConvolutionOfTorch(nn.Module):
 #     standard      z = W x + b                        W ~ N(0, W_std²/n), b ~ N(0, b_std²)
 #     mean_field    z = W_std/n · W x + b_std · b      W, b ~ N(0, 1)
 #
-# The factors multiply the inputs or the result, never the weight: a scaled weight would be a new
-# tensor computed from parameters, and its tangent kernel would no longer factorise. If b_std is
-# zero, the layer has no bias.
+# The factors multiply the inputs or the outputs, never the weight. A scaled weight would be a
+# tensor computed from a parameter, and the factorised formulas of tangent kernels need the
+# parameter itself. If b_std = 0, the layer has no bias.
 #
-# At infinite width, m is the mean over a window in which both pixels move together (the identity
-# for a dense layer), and N is the number of input channels at the width in the description:
+# At infinite width, m is the mean over a window: m(K)[p, q] = mean_δ K[p + δ, q + δ]. For a dense
+# layer, m is the identity. N is the number of input channels of the finite network:
 #
 #     K′ = W_std² m(K) + b_std²
 #     Θ′ = W_std² m(Θ) + source,    source = K′                              in NTK parametrisation
@@ -160,12 +159,12 @@ Parametrisation = Literal["ntk", "standard", "mean_field"]
 
 
 class AbstractAffine(AbstractLayer):
-    """A layer with `features` outputs and scales for its weights.
+    """A dense or convolutional layer with `features` outputs.
 
-    A `frozen` layer is not trained.
+    `W_std` and `b_std` scale the weights and the bias. A `frozen` layer is not trained.
     """
 
-    features: int = Field(ge=1, le=100 * MAX_COUNT)  # a layer may be wider than the network's width
+    features: int = Field(ge=1, le=100 * MAX_COUNT)  # more than the network's width is allowed
     W_std: Positive = 1.0
     b_std: NotNegative = 0.0
     param: Parametrisation = "ntk"
@@ -173,13 +172,15 @@ class AbstractAffine(AbstractLayer):
 
     @abstractmethod
     def weight_shape(self, shape: Shape) -> Shape:
-        """Return [features, …]; all axes after the first are the inputs of a unit."""
+        """Return the shape of the weight, [features, …]; the axes after the first are the inputs of
+        a unit.
+        """
 
     @abstractmethod
     def assembled(
         self, weight: Tensor, bias: Tensor | None, gain: float, shift: float
     ) -> nn.Module:
-        """Return the module with these weights."""
+        """Return a module with this weight and bias."""
 
     def mix(self, values: Tensor, pairs: Pairs) -> Tensor:
         """Return m(values), the mean over a window."""
@@ -190,7 +191,7 @@ class AbstractAffine(AbstractLayer):
         return pairs
 
     def samples(self, shape: Shape) -> list[Coarse]:
-        """Return the pixels with an output along each axis."""
+        """Return, for each axis, the pixels at which the layer has an output."""
         return []
 
     def build(self, shape: Shape, generator: torch.Generator) -> nn.Module:
@@ -240,7 +241,7 @@ class AbstractAffine(AbstractLayer):
         pairs = self.mixed_pairs(covariance.pairs)
         after = replace(covariance, nngp=nngp, ntk=ntk, pairs=pairs)
 
-        # In E (u − v)² the bias cancels; in E (u + v)² it counts twice.
+        # The bias cancels in E (u − v)², and adds (2 b_std)² to E (u + v)².
         if covariance.distances is not None:
             distances = covariance.distances.map(weighed_mean)
             distances = distances._replace(far=distances.far + 4 * self.b_std**2)
@@ -248,7 +249,9 @@ class AbstractAffine(AbstractLayer):
         return after.coarse(self.samples(shape))
 
     def source(self, nngp: Tensor, mixed: Tensor, shape: Shape) -> Tensor | float:
-        """Return the contribution of this layer's weights to Θ′, given K′ and m(K)."""
+        """Return the contribution of the gradients for this layer's weights to Θ′, given K′ and
+        m(K).
+        """
         if self.frozen:
             return 0.0
         if self.param == "ntk":
@@ -257,7 +260,9 @@ class AbstractAffine(AbstractLayer):
         return inputs * mixed + float(self.b_std > 0)
 
     def weighed(self, shape: Shape, register: int, windows: tuple[int, int, int]) -> Operation:
-        """Return the operation on tiles; its window sums replace means, so s = W_std²/|window|."""
+        """Return the operation on tiles. It uses sums over windows instead of means: s =
+        W_std²/|window|.
+        """
         scale = detached_number(self.W_std) ** 2 / prod(windows)
         shift = detached_number(self.b_std) ** 2
         if self.frozen:
@@ -298,9 +303,9 @@ class Dense(AbstractAffine):
 
 
 class Conv(AbstractAffine):
-    """A convolution with an output for every `stride`-th pixel.
+    """A convolution with odd windows and one `stride` for all axes.
 
-    Zeros pad the image, or the image wraps around (`circular`). A `valid` convolution has outputs
+    Zeros pad the image, or the image is periodic (`circular`). A `valid` convolution has outputs
     only for windows inside the image.
 
     >>> Conv(features=4, stride=2).shape((1, 8, 7)), Conv(features=4, valid=True).shape((1, 8, 7))
@@ -371,13 +376,12 @@ class Conv(AbstractAffine):
 
 
 class AbstractTapped(AbstractAffine):
-    """Convolutions with arbitrary windows: weight k multiplies the fine pixel p_k for the new pixel
-    p.
+    """Convolution with an arbitrary window: output pixel p sums weight k times input pixel p_k.
 
         K′[p, q] = W_std² Σ_k K[p_k, q_k]/|window| + b_std²
 
-    The sum is over weights k with p_k and q_k in the image; Θ′ has the same form. Each option is
-    one number, or one number for each axis of pixels.
+    The sum is over weights k for which p_k and q_k are inside the image. Θ′ has the same sum. Each
+    option is one number, or one number per axis of pixels.
     """
 
     window: Depth | tuple[Depth, ...] = 3
@@ -386,14 +390,14 @@ class AbstractTapped(AbstractAffine):
     dilation: Depth | tuple[Depth, ...] = 1
 
     functions: ClassVar[Mapping[int, Callable[..., Tensor]]] = CONVOLUTIONS
-    """Torch's functions by the number of axes of pixels."""
+    """Torch's functions, by the number of axes of pixels."""
 
     @abstractmethod
     def taps_of(self, pixels: int, **options: int) -> Taps:
-        """Return the fine pixels of each weight along an axis of this many pixels."""
+        """Return the input pixels p_k of all output pixels p, along an axis of `pixels` pixels."""
 
     def options(self, axes: int) -> dict[str, tuple[int, ...]]:
-        """Return each option with one number for each axis of pixels."""
+        """Return each option as one number per axis of pixels."""
         options: dict[str, tuple[int, ...]] = {}
         for name in type(self).model_fields:
             if name in AbstractAffine.model_fields:
@@ -409,7 +413,7 @@ class AbstractTapped(AbstractAffine):
         return options
 
     def taps(self, pixels: tuple[int, ...]) -> list[Taps]:
-        """Return the fine pixels of each weight along all axes."""
+        """Return the input pixels p_k of all output pixels p, for each axis."""
         options = self.options(len(pixels))
         taps = []
         for axis, n in enumerate(pixels):
@@ -460,10 +464,10 @@ class AbstractTapped(AbstractAffine):
 
 
 class PaddedConv(AbstractTapped):
-    """A convolution with any window and with `padding` zeros at both ends of each axis.
+    """A convolution with any window, and with `padding` zeros at both ends of each axis.
 
-    p_k = p · stride + k · dilation − padding. For odd windows, `Conv` computes the same and is
-    faster.
+    p_k = p · stride + k · dilation − padding. If `Conv` supports the options, it computes the same
+    kernel faster.
 
     >>> PaddedConv(features=4, window=4, stride=2, padding=1).shape((3, 8, 8))
     (4, 4, 4)
@@ -476,9 +480,9 @@ class PaddedConv(AbstractTapped):
 class ConvTranspose(AbstractTapped):
     """A transposed convolution, which enlarges images.
 
-    Pixel p adds the window to the new pixels from p · stride on. Then `padding` pixels are cut off
-    at both ends of each axis, and `output_padding` pixels are added at the end. p_k = (p + padding
-    − k · dilation)/stride if this is an integer.
+    Input pixel p adds its window to the output pixels from p · stride on. Then `padding` pixels are
+    removed at both ends of each axis, and `output_padding` pixels are added at the end. Output
+    pixel p has p_k = (p + padding − k · dilation)/stride if this is an integer.
 
     >>> ConvTranspose(features=4, window=3, stride=2, padding=1, output_padding=1).shape((3, 8, 8))
     (4, 16, 16)

@@ -19,8 +19,8 @@ from ntkexp.shapes import Shape
 
 
 class SelfAttention(AbstractLayer):
-    """Self-attention: at each pixel p, a sum of values over all pixels r, weighted by queries times
-    keys.
+    """Self-attention: at each pixel p, a sum of values over all pixels r, weighted by query–key
+    products.
 
         f[p] = OV_std Σ_h W_h Σ_r A_h[p, r] V_h x[r] + b_std · b,    A_h = ζ(G_h)
 
@@ -28,9 +28,9 @@ class SelfAttention(AbstractLayer):
         otherwise        G_h[p, r] = QK_std (Q_h x[p])·(K_h x[r])/√d    as usual
 
     ζ is the softmax over r, or the identity. Each head h has d = features/heads channels. Weights
-    are drawn from N(0, 1) and divided by the root of the number of their inputs.
+    are drawn from N(0, 1), and divided by the square root of the number of their inputs.
 
-    The kernels hold for many heads and large d (Hron et al. 2020, arXiv 2006.10540; as in
+    The kernels are limits for many heads and large d (Hron et al. 2020, arXiv 2006.10540; as in
     neural-tangents). With linear scaling, A(x) = ζ(QK_std K(x, x)), and
 
         K′ = OV_std² A(x) K A(x′)ᵀ + b_std²
@@ -41,8 +41,8 @@ class SelfAttention(AbstractLayer):
         K′ = s² ‖K‖² K + b_std²
         Θ′ = s² (2 ⟨K, Θ⟩ K + ‖K‖² (Θ + 4 K)) + b_std²
 
-    where the norm and the inner product are sums over all pixel pairs. If the weights
-    are `frozen`, Θ′ has the terms with Θ only.
+    where the norm and the inner product are sums over all pixel pairs. If the weights are `frozen`,
+    Θ′ has only the terms with Θ.
 
     >>> SelfAttention(features=8).shape((3, 5))
     (8, 5)
@@ -136,7 +136,11 @@ class SelfAttention(AbstractLayer):
         return replace(after, ntk=pairs.from_matrix(Theta))
 
     def weights(self, covariance: Covariance, K: Tensor) -> tuple[Covariance, Tensor, Tensor]:
-        """Return A of both sides. If K is each example's with itself, collect A like a variance."""
+        """Return the attention A of the left and right examples.
+
+        If K is between each example and itself, compute A and store it in `left`, like a variance.
+        Otherwise, read the stored A.
+        """
         if covariance.ntk is None:
             A = self.QK_std * K
             if self.attention == "softmax":
@@ -151,7 +155,7 @@ class SelfAttention(AbstractLayer):
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The weights of `SelfAttention`; without `key`, queries are the keys."""
+    """The weights of `SelfAttention`. If `key` is None, the queries are also the keys."""
 
     query: Float[nn.Parameter, "head channel width"]
     key: Float[nn.Parameter, "head channel width"] | None

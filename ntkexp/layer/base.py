@@ -1,11 +1,11 @@
-"""A layer as a value, with two readings: a module of finite width, and a step of the kernel
-recursion.
+"""The interface of layers: a layer builds a module of finite width, and transforms kernels of
+infinite width.
 
-Layers compose by shape: `shape` maps the shape of an example to the next one, so that a list of
-layers is an architecture for inputs of any shape, and `build` makes a module. The kernels of
-infinite width use the same list. `carry` raises if there is no limit. `need`, from the last layer
-to the first, collects the pixel pairs that must be known. `push` transforms K and Θ. `fused`
-returns the layer's form for the fused engine, if it has one.
+`shape` maps the shape of an example to the shape after the layer, so that a list of layers is an
+architecture for inputs of any shape. `build` returns a module. The kernels of infinite width use
+the same list of layers. `carry` raises if the layer has no limit. `need` is called from the last
+layer to the first, and collects the pixel pairs whose covariances are required. `push` transforms K
+and Θ. `fused` returns `push` as operations for the fused engine, if the layer supports it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ntkexp.mistake import Mistake, in_short, nearest
 from ntkexp.shapes import Shape
 
 MAX_LAYER_SCALE = 1e150
-"""The square of a larger scale would overflow."""
+"""The largest scale of weights; the square of a larger scale could overflow."""
 
 
-# --- Scales of weights: numbers, or tensors with one number, so that kernels can be differentiated
-# by them
+# --- Scales of weights: numbers, or one-element tensors, with respect to which kernels can be
+# differentiated
 
 
 def finite_number(value: object) -> object:
-    """Return a finite number; pass tensors on to `single_number`.
+    """Convert a value to a finite float, or raise; return tensors unchanged.
 
     >>> finite_number("a")
     Traceback (most recent call last):
@@ -55,7 +55,7 @@ def finite_number(value: object) -> object:
 
 
 def single_number(value: Tensor | float) -> Tensor | float:
-    """Return a tensor without axes; pass numbers on.
+    """Reshape a one-element tensor to shape (), or raise; return numbers unchanged.
 
     >>> single_number(torch.tensor([2.0]))
     tensor(2.)
@@ -77,7 +77,7 @@ def detached_number(value: Tensor | float) -> float:
 
 
 def scale(zero: bool) -> AfterValidator:
-    """Return a validator of positive scales; `zero` admits zero too."""
+    """Return a validator of positive scales, or of non-negative scales if `zero`."""
     sign = "≥" if zero else ">"
 
     def check(value: Tensor | float) -> Tensor | float:
@@ -106,7 +106,9 @@ class AbstractLayer(Component):
     """A layer of a network, which maps examples of shape [*shape] to shape [*shape′]."""
 
     averages: ClassVar[bool] = False
-    """The layer averages over the pixel pairs that it needs, and returns vectors."""
+    """True if the layer maps images to vectors by the mean of K and Θ over the pixel pairs that it
+    needs.
+    """
 
     @abstractmethod
     def shape(self, shape: Shape) -> Shape:
@@ -117,28 +119,32 @@ class AbstractLayer(Component):
         """Return a module for examples of this shape, with weights from the generator."""
 
     def carry(self, signal: Signal) -> Signal:
-        """Return the properties of the signal after this layer. Raise if the layer has no limit."""
+        """Return the properties of the signal after this layer. Raise if the layer has no
+        infinite-width limit.
+        """
         raise Mistake(f"{type(self).__name__} has no known limit of infinite width")
 
     def need(self, wanted: Pairs, shape: Shape) -> Pairs:
-        """Return the pixel pairs before this layer that the wanted pairs after it depend on."""
+        """Return the pixel pairs of the input on which the `wanted` pairs of the output depend."""
         return wanted
 
     def need_own(self, wanted: Pairs | None, shape: Shape) -> Pairs | None:
-        """Return the same for pairs of an example with itself; None unless a layer needs
-        variances.
+        """Return the pixel pairs of the input that are needed between an example and itself.
+
+        `wanted` are the pairs that later layers need; None if no later layer needs variances.
         """
         return None if wanted is None else self.need(wanted, shape)
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         """Apply this layer to covariances and tangent kernels."""
-        raise NotImplementedError(type(self).__name__)  # `carry` has raised before
+        raise NotImplementedError(type(self).__name__)  # not reached, because `carry` raises
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
-        """Return `push` as operations on tiles, for the fused engine.
+        """Return `push` as operations on tiles in `register`, for the fused engine.
 
-        Registers from `free` on may be overwritten. The numbers of operations with `ends` and of
-        nonlinear layers must agree. Raise `NoFusedForm` to leave the layer to torch.
+        The operations may overwrite registers from `free` on. Each nonlinear layer must have
+        exactly one operation with `ends`. Raise `NoFusedForm` if only the torch engine supports the
+        layer.
         """
         raise NoFusedForm(type(self).__name__)
 
@@ -148,11 +154,11 @@ class AbstractLayer(Component):
 
 Layers = tuple[AbstractLayer, ...]
 FORMULA = frozenset({"need", "push", "mix", "between", "dual", "alone"})
-"""The methods that define a layer's formula; a fused form must match them."""
+"""The methods that define a layer's formula. A fused form must agree with them."""
 
 
 def shapes(layers: Layers, shape: Shape) -> list[Shape]:
-    """Return the shapes before each layer and after the last.
+    """Return the shape of an example before each layer, and after the last layer.
 
     >>> from ntkexp.layer.linear import Flatten
     >>> shapes((Flatten(),), (3, 4))
@@ -178,14 +184,14 @@ def carry(layers: Layers, signal: Signal) -> Signal:
 
 
 def need(layers: Layers, wanted: Pairs, shape: Shape) -> Pairs:
-    """Return the pixel pairs before all layers that the wanted pairs depend on."""
+    """Return the pixel pairs of the input on which the `wanted` pairs after all layers depend."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need(wanted, before)
     return wanted
 
 
 def need_own(layers: Layers, wanted: Pairs | None, shape: Shape) -> Pairs | None:
-    """Return the same for pairs of an example with itself."""
+    """Return the pixel pairs of the input that the layers need between an example and itself."""
     for layer, before in zip(reversed(layers), reversed(shapes(layers, shape)[:-1]), strict=True):
         wanted = layer.need_own(wanted, before)
     return wanted
@@ -199,15 +205,15 @@ def push(layers: Layers, covariance: Covariance, shape: Shape) -> Covariance:
 
 
 def fused(layers: Layers, shape: Shape, register: int, free: int) -> Operations:
-    """Return the operations of all layers. Raise if a layer's fused form is missing or changes
-    pixels.
+    """Return the operations of all layers. Raise `NoFusedForm` if a layer has no fused form, or if
+    its operations give an image of a different size.
     """
     operations: Operations = ()
     for layer, before in zip(layers, shapes(layers, shape), strict=False):
         if not says_itself(layer, "fused"):
             raise NoFusedForm(type(layer).__name__)
         of_layer = layer.fused(before, register, free)
-        # The operations must leave as many pixels as the layer.
+        # Compare the image size after the operations with that after the layer.
         pixels = before[1:]
         for operation in of_layer:
             if operation.register == register and operation.coarse:
@@ -226,10 +232,10 @@ def registers(operations: Operations) -> int:
 
 
 def says_itself(layer: AbstractLayer, form: str) -> bool:
-    """Return whether the class that defines the layer's formula also defines this form.
+    """Return whether the class that defines the layer's formula also defines the attribute `form`.
 
-    A subclass that replaces the formula, e.g. `dual`, does not inherit the fused form of its
-    parent.
+    A subclass that overrides the formula, e.g. `dual`, must not use the fused form of its parent
+    class.
     """
     names = {form, *FORMULA}
     definer = next(kind for kind in type(layer).__mro__ if not names.isdisjoint(vars(kind)))
@@ -237,10 +243,10 @@ def says_itself(layer: AbstractLayer, form: str) -> bool:
 
 
 class Residual(AbstractLayer):
-    """Residual layers: branch(x) + shortcut(x), whose kernels add up if a branch ends in fresh
-    weights.
+    """Residual layers: branch(x) + shortcut(x). Their kernels are K_branch + K_shortcut.
 
-    An empty shortcut is the identity.
+    One of the two must end in weights (Dense or Conv) that follow the last activation; without
+    independent weights, the kernels would not add. An empty shortcut is the identity.
 
     >>> Residual(branch=()).shape((4, 8))
     (4, 8)
@@ -264,7 +270,7 @@ class Residual(AbstractLayer):
 
     def carry(self, signal: Signal) -> Signal:
         branches = (self.branch, self.shortcut)
-        # `fresh` here means: independent of the input of this residual layer.
+        # Here, `fresh` means independent of the input of this residual layer.
         ends = [carry(layers, replace(signal, fresh=False)) for layers in branches]
         if not any(end.fresh for end in ends):
             raise Mistake(
@@ -300,7 +306,7 @@ class Residual(AbstractLayer):
 def own_of_branches(
     branches: tuple[Layers, ...], wanted: Pairs | None, shape: Shape
 ) -> Pairs | None:
-    """Return the pairs of an example with itself that some branch needs, or None."""
+    """Return the union of the pairs that branches need between an example and itself, or None."""
     by_branch = [need_own(layers, wanted, shape) for layers in branches]
     needed = [pairs for pairs in by_branch if pairs is not None]
     if not needed:
@@ -322,21 +328,22 @@ class Sum(nn.Module):
 
 
 class Concatenation(AbstractLayer):
-    """Concatenations of the channels of two or more branches; their kernels are averaged.
+    """Concatenations of the channels of two or more branches, with averaged kernels.
 
-    The first branch's channels come first. An empty branch is the identity.
+    Channels have the order of the branches. An empty branch is the identity.
 
     >>> from ntkexp.layer.affine import Dense
     >>> layer = Concatenation(branches=((Dense(features=6),), ()))
     >>> layer.shape((2,)), layer.shares((2,))
     ((8,), (0.75, 0.25))
 
-    The next layer averages over all channels. Branch i has the share p_i = c_i/Σ_j c_j of them:
+    Kernels are means over channels. With the share p_i = c_i/Σ_j c_j of branch i with c_i channels:
 
         K′ = Σ_i p_i K_i,    Θ′ = Σ_i p_i Θ_i
 
-    The next layer multiplies each branch's channels with separate weights, so the branches need not
-    be independent. Their variances may differ; therefore no activation or norm may follow.
+    The branches need not be independent, because the next layer has separate weights for the
+    channels of each branch. No activation or norm may follow directly, because the variances of the
+    branches may differ.
     """
 
     branches: Annotated[tuple[tuple[AbstractLayer, ...], ...], Field(min_length=2)]
@@ -353,7 +360,7 @@ class Concatenation(AbstractLayer):
         return (sum(end[0] for end in ends), *ends[0][1:])
 
     def shares(self, shape: Shape) -> tuple[float, ...]:
-        """Return p, each branch's share of the channels."""
+        """Return p, the share of each branch in the channels."""
         channels = [end[0] for end in self.ends(shape)]
         return tuple(one / sum(channels) for one in channels)
 
@@ -389,7 +396,8 @@ class Concatenation(AbstractLayer):
         return total
 
     def fused(self, shape: Shape, register: int, free: int) -> Operations:
-        # Copy the input into one register for each branch, weigh each by p, and add.
+        # Copy the input into a register for each branch, multiply each result by its share, and
+        # add.
         others = range(free, free + len(self.branches) - 1)
         free += len(others)
         operations = tuple(Operation(COPY, register, other) for other in others)
@@ -404,15 +412,14 @@ class Concatenation(AbstractLayer):
 
 
 class SideBySide(nn.ModuleList):
-    """The outputs of several modules, concatenated along the channels."""
+    """Apply several modules, and concatenate their outputs along the channels."""
 
     def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example *shape_"]:
         return torch.cat([branch(x) for branch in self], dim=1)
 
 
 def name_validator(kind: str, known: Mapping[str, object]) -> Callable[[object], object]:
-    """Return a validator that replaces a name from a configuration by its layer, and accepts
-    layers.
+    """Return a validator that replaces the name of a layer by the layer `known[name]`.
 
     >>> name_validator("activation", {"relu": "R", "tanh": "T"})("tanh")
     'T'

@@ -33,8 +33,9 @@ from ntkexp.shapes import Shape
 class Flatten(AbstractLayer):
     """All axes of an example as one axis.
 
-    The next affine layer averages over equal pixels: K′ = mean_p K[p, p], and Θ′ has the same form.
-    Pixels may have different variances, so no activation may follow directly.
+    At infinite width, K′ = mean_p K[p, p], and Θ′ has the same form; this is the mean that the next
+    affine layer computes. No activation may follow directly, because pixels may have different
+    variances.
 
     >>> Flatten().shape((1, 8, 8))
     (64,)
@@ -59,7 +60,7 @@ class Flatten(AbstractLayer):
 
 
 class GlobalAvgPool(AbstractLayer):
-    """The mean over all pixels. At infinite width, K′ = mean_pq K[p, q], and Θ′ has the same form.
+    """The mean over all pixels. At infinite width, K′ = mean_pq K[p, q]; Θ′ has the same form.
 
     >>> GlobalAvgPool().shape((3, 8, 8))
     (3,)
@@ -100,12 +101,13 @@ class MeanOverPixels(nn.Module):
 
 
 class Dropout(AbstractLayer):
-    """Dropout in training mode: zero each element with probability `rate`, else divide by 1 −
+    """Dropout in training mode: each element is 0 with probability `rate`, else divided by 1 −
     `rate`.
 
-    Each example has its own random mask. At infinite width, K and Θ of a pixel of an example with
-    itself are divided by 1 − `rate`. Other pairs have independent masks and do not change. Equal
-    examples on two sides count as different examples.
+    Each example has its own random mask. At infinite width, K and Θ between a pixel of an example
+    and itself are divided by 1 − `rate`. Other pairs have independent masks, so their kernels do
+    not change. An example that occurs in both x₁ and x₂ counts as two examples with independent
+    masks.
 
     >>> Dropout(rate=0.1).shape((3, 8, 8))
     (3, 8, 8)
@@ -132,9 +134,9 @@ class Dropout(AbstractLayer):
         pairs = covariance.pairs
         keep = 1 - self.rate
         if any(0 not in offsets for offsets in pairs.offsets):
-            return covariance  # no pair of equal pixels
+            return covariance  # no pixel is paired with itself
         if covariance.ntk is not None and not covariance.same:
-            return covariance.with_distances(None)  # variances grow, which changes the distances
+            return covariance.with_distances(None)  # the distances change with the variances
 
         def divide_diagonal(values: Tensor) -> Tensor:
             if covariance.ntk is None:
@@ -145,15 +147,16 @@ class Dropout(AbstractLayer):
         return covariance.map(divide_diagonal)
 
 
-# --- Pooling over windows: by the mean, or by the maximum, which has no known limit of infinite
-# width
+# --- Pooling over windows. Max pooling has no known limit of infinite width.
 
 
 class AbstractPool(AbstractLayer):
-    """Consecutive windows without overlap. Pixels that do not fill the last window are dropped."""
+    """Pooling over consecutive windows without overlap; pixels that do not fill a window are
+    dropped.
+    """
 
     modules: ClassVar[Sequence[Callable[[Any], nn.Module]]]
-    """Torch's pooling modules in one, two and three dimensions."""
+    """Torch's pooling modules for one, two and three axes of pixels."""
     window: Depth | tuple[Depth, ...] = 2
 
     def windows(self, shape: Shape) -> tuple[int, ...]:
@@ -230,23 +233,21 @@ POOLINGS: dict[str, AvgPool | MaxPool | None] = {
 }
 
 Pooling = Annotated[AvgPool | MaxPool | None, BeforeValidator(name_validator("pooling", POOLINGS))]
-"""A pooling layer, its name, or none."""
+"""A pooling layer, its name, or None."""
 
 
 # --- Normalisation: y = c/√(mean c² + ε) with c = x − mean x, then a gain (initially 1) and a bias
 # (0)
 #
-# Layer norm averages over channels, for each pixel; group norm over groups of channels and all
-# pixels. Batch norm is in evaluation mode and uses its initial statistics, so that examples do not
-# interact.
+# Layer norm averages over the channels of each pixel; group norm averages over a group of channels
+# and all pixels. Batch norm is in evaluation mode with its initial statistics, so that examples do
+# not interact.
 
 
 BATCH_NORMS = {1: nn.BatchNorm1d, 2: nn.BatchNorm1d, 3: nn.BatchNorm2d, 4: nn.BatchNorm3d}
 
 
 class AbstractNorm(AbstractLayer):
-    """A normalisation, which keeps the shape of an example."""
-
     def shape(self, shape: Shape) -> Shape:
         return shape
 
@@ -254,9 +255,9 @@ class AbstractNorm(AbstractLayer):
 class LayerNorm(AbstractNorm):
     """Layer norm over channels; with `affine`, a trained gain and bias follow.
 
-    Without them, and after weights, it has a kernel at infinite width, because the mean over
-    channels vanishes. With the variances q₁ and q₂ at the two pixels, K′ = K/√((q₁ + ε)(q₂ + ε)).
-    Θ′ has the same form.
+    Without gain and bias, and directly after weights, it has a limit of infinite width: the mean
+    over channels vanishes, and K′ = K/√((q₁ + ε)(q₂ + ε)) with the variances q₁ and q₂ at the two
+    pixels. Θ′ has the same form.
     """
 
     eps: float = Field(1e-12, gt=0)
@@ -279,7 +280,7 @@ class LayerNorm(AbstractNorm):
 
     def push(self, covariance: Covariance, shape: Shape) -> Covariance:
         met, left, right = covariance.meet()
-        # 1/√(q + ε) at both ends
+        # 1/√(q + ε) at both pixels
         first = left.lay_out((left.variance + self.eps).rsqrt())
         second = right.lay_out((right.variance + self.eps).rsqrt())
         if covariance.ntk is None:
@@ -289,7 +290,7 @@ class LayerNorm(AbstractNorm):
         if covariance.distances is None:
             return after
 
-        # The distances of the ends, each divided by √(q + ε)
+        # Distances of u/√(q₁ + ε) and v/√(q₂ + ε)
         q1 = left.lay_out(left.variance)
         q2 = right.lay_out(right.variance)
         before = covariance.distances.at(q1, q2)
@@ -316,7 +317,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class GroupNorm(AbstractNorm):
-    """Group norm with the largest number of groups, up to `groups`, that divides the channels."""
+    """Group norm with the largest number of groups ≤ `groups` that divides the channels."""
 
     groups: Count = 8
     eps: float = Field(1e-5, gt=0)
@@ -330,7 +331,7 @@ class GroupNorm(AbstractNorm):
 
 
 class BatchNorm(AbstractNorm):
-    """Batch norm in evaluation mode, an affine map of each channel."""
+    """Batch norm in evaluation mode: an affine map of each channel."""
 
     eps: float = Field(1e-5, gt=0)
 
@@ -349,4 +350,4 @@ NORMS: dict[str, LayerNorm | GroupNorm | BatchNorm | None] = {
 Norm = Annotated[
     LayerNorm | GroupNorm | BatchNorm | None, BeforeValidator(name_validator("norm", NORMS))
 ]
-"""A normalisation, its name, or none."""
+"""A normalisation, its name, or None."""

@@ -1,4 +1,4 @@
-"""Pointwise layers with elementary kernels: piecewise linear, erf, GELU, sine and cosine."""
+"""Pointwise layers with closed-form kernels: piecewise linear, erf, GELU, sine and cosine."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ from ntkexp.layer.base import AbstractLayer, says_itself
 from ntkexp.shapes import Shape
 
 Values: TypeAlias = Float[Tensor, "..."]
-"""Elements of a signal, in any shape."""
+"""Values of any shape, to which an activation is applied elementwise."""
 
 
 @dataclass(frozen=True)
 class PairMoments:
-    """Variances, covariance and distances of the two ends of each pair, all of one shape."""
+    """Variances q₁, q₂, covariance c and distances of u and v for each pair, in tensors of one
+    shape.
+    """
 
     q1: Tensor
     c: Tensor
@@ -49,7 +51,9 @@ class PairMoments:
 
 
 class NearKernels(NamedTuple):
-    """κ, κ̇ and the distances after a layer, or None if the layer cannot compute its distances."""
+    """κ, κ̇ and the distances after a layer; the distances are None if the layer has no formula for
+    them.
+    """
 
     value: Tensor
     slope: Tensor
@@ -59,8 +63,8 @@ class NearKernels(NamedTuple):
 class AbstractPointwise(AbstractLayer):
     """Pointwise layers: z ↦ σ(z), one function applied to every element.
 
-    At infinite width the elements are Gaussian. The kernels are expectations over two of them, u
-    and v, with variances q₁ and q₂ and covariance c:
+    At infinite width, preactivations are Gaussian. The kernels are expectations over two
+    preactivations u and v with variances q₁ and q₂ and covariance c:
 
         K′ = κ(q₁, c, q₂) = E σ(u) σ(v)
         Θ′ = Θ · κ̇,    κ̇ = E σ′(u) σ′(v) = ∂κ/∂c
@@ -71,28 +75,26 @@ class AbstractPointwise(AbstractLayer):
         """Return σ(z)."""
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
-        """Return κ and κ̇; the arguments are broadcast."""
+        """Return κ and κ̇. The arguments are broadcast."""
         raise NotImplementedError(type(self).__name__)  # `carry` has raised before
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Return κ(q, q, q) and κ̇(q, q, q), by a formula without cancellation if there is one."""
+        """Return κ(q, q, q) and κ̇(q, q, q), if possible by a formula without cancellation."""
         return self.dual(q, q, q)
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
-        """Return κ and κ̇ for the variances at both ends of each pair."""
+        """Return κ and κ̇, given the variances at both pixels of each pair."""
         q1 = first.lay_out(first.variance)
         q2 = second.lay_out(second.variance)
         return self.dual(q1, c, q2)
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ and κ̇ from distances, without cancellation for nearly equal or opposite
-        variables.
-        """
+        """Return κ and κ̇ from distances, which is accurate even if u ≈ v or u ≈ −v."""
         raise NotImplementedError(type(self).__name__)
 
     @property
     def resolves(self) -> bool:
-        """True if the layer has a formula `resolved`."""
+        """True if the layer implements `resolved`."""
         return says_itself(self, "resolved")
 
     def carry(self, signal: Signal) -> Signal:
@@ -109,13 +111,13 @@ class AbstractPointwise(AbstractLayer):
         pairs = covariance.pairs
         nngp = covariance.nngp
         if covariance.ntk is None:
-            # Each example with itself: K′[p, q] = κ; equal pixels use `alone`.
+            # K between each example and itself: for equal pixels, use `alone`.
             if pairs != Pairs.equal(pairs.pixels):
                 nngp, _ = self.between(first, nngp, second)
             variance, _ = self.alone(first.variance)
             return replace(met, nngp=pairs.with_diagonal(nngp, variance))
 
-        # κ and κ̇ between two sides
+        # κ and κ̇ between left and right examples
         distances: Distances | None = None
         if covariance.distances is not None and self.resolves:
             zero = torch.zeros_like(nngp)
@@ -173,7 +175,7 @@ class Linear(AbstractPointwise):
 
 
 class AbstractBent(AbstractPointwise):
-    """A line with a bend at zero, σ(z) = a min(z, 0) + b max(z, 0).
+    """A piecewise-linear activation, σ(z) = a min(z, 0) + b max(z, 0).
 
     With ρ = c/√(q₁q₂), ϑ = arccos ρ, k = (a − b)²/2π and h = (a² + b²)/2 (Cho & Saul 2009),
 
@@ -198,12 +200,13 @@ class AbstractBent(AbstractPointwise):
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         k, h = self.constants
-        # √q₁√q₂, because q₁q₂ may overflow
+        # Compute √q₁√q₂, because q₁q₂ may overflow.
         root1 = torch.where(q1 > 0, q1, 1.0).sqrt()
         root2 = torch.where(q2 > 0, q2, 1.0).sqrt()
         root = root1 * root2
         rho = c / root
-        # Treat |ρ| = 1 up to rounding as 1: the arc cosine would turn 1e-16 into 1e-8.
+        # If |ρ| is 1 up to rounding, set |ρ| = 1: the arc cosine would turn an error of 1e-16 into
+        # 1e-8.
         equal = rho.abs() >= 1 - ROUNDING * torch.finfo(rho.dtype).eps
         inner = torch.where(equal, 0.0, rho)
         # `zeros_like`, because `where` of two numbers would round π to single precision.
@@ -215,10 +218,10 @@ class AbstractBent(AbstractPointwise):
         return nonzero_root * (k * sine + slope * rho), slope
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ, κ̇ and the distances from half angles.
+        """Return κ, κ̇ and the new distances, by half angles.
 
         With R = √(q₁q₂), sin²(ϑ/2) = near/4R and cos²(ϑ/2) = far/4R. Let G = kR(sin ϑ − ϑ cos ϑ).
-        For ϑ > π/2, use ϑ′ = π − ϑ, also in G:
+        For ϑ > π/2, replace ϑ by ϑ′ = π − ϑ, also in G:
 
             ϑ ≤ π/2:  κ̇ = h − kϑ,    κ = hc + G,    near′ = h near − 2G,              far′ = h far + 2G
             ϑ > π/2:  κ̇ = ab + kϑ′,  κ = abc + G,   near′ = h far − (a + b)²c − 2G,   far′ = h far − (a − b)²c + 2G
@@ -229,7 +232,7 @@ class AbstractBent(AbstractPointwise):
         c = moments.c
         R = safe_root(moments.q1) * safe_root(moments.q2)
 
-        # ϑ or ϑ′, from its half
+        # ϑ or ϑ′, by the sine of its half
         acute = near <= far
         squared_sine = torch.where(acute, near, far) / torch.where(R > 0, 4 * R, 1.0)
         sine = safe_root(squared_sine).clamp_max(0.5**0.5)
@@ -254,9 +257,9 @@ GAP_TERMS = 14
 
 
 def sine_gap(angle: Tensor) -> Tensor:
-    """Return sin ϑ − ϑ cos ϑ for 0 ≤ ϑ ≤ π/2, by the series Σ (−1)ⁿ⁺¹ 2n ϑ²ⁿ⁺¹/(2n + 1)!.
+    """Return sin ϑ − ϑ cos ϑ = Σ (−1)ⁿ⁺¹ 2n ϑ²ⁿ⁺¹/(2n + 1)! for 0 ≤ ϑ ≤ π/2.
 
-    The two terms would cancel for small ϑ.
+    The series avoids the cancellation of the two terms for small ϑ.
     """
     squared = angle.square()
     total = torch.zeros_like(angle)
@@ -300,17 +303,20 @@ class Abs(AbstractBent):
         return torch.abs(z)
 
 
-# --- Smooth layers with elementary kernels
+# --- Smooth activations with closed-form kernels
 #
-# If u = v, D² = 1 + 4q (erf) and D² = 1 + 2q (GELU), without a difference of squares.
+# If u = v, D² = 1 + 4q (erf) and D² = 1 + 2q (GELU); these formulas avoid a difference of squares.
 
 
 class AbstractEntire(AbstractPointwise):
-    """A smooth activation whose kernel depends on differences of variances and covariances."""
+    """A smooth activation whose kernel depends on the difference q₁q₂ − c² or (q₁ + q₂)/2 − c.
+
+    Large variances therefore cause cancellation. `between` raises if too few digits remain.
+    """
 
     @property
     def squared_frequency(self) -> float:
-        """The factor of the variances in these differences."""
+        """b², the factor by which the activation scales variances."""
         return 1.0
 
     def between(self, first: PairEnd, c: Tensor, second: PairEnd) -> tuple[Tensor, Tensor]:
@@ -337,13 +343,13 @@ class Erf(AbstractEntire):
         return 2 / pi * torch.atan2(2 * q, D), 4 / pi / D
 
     def resolved(self, moments: PairMoments) -> NearKernels:
-        """Return κ, κ̇ and the distances from the distances before.
+        """Return κ, κ̇ and the new distances.
 
         With P = 1 + 2q and κ = 1 − 2ψ/π,
 
             2 sin²(ψ/2) = g/√(P₁P₂),    g = 1 + E(u − v)² − (√P₁ − √P₂)²/2.
 
-        D² is g times the same expression with E(u + v)².
+        D² is the product of g and the same expression with E(u + v)².
         """
         A = (1 + 2 * moments.q1).sqrt()  # √P₁
         B = (1 + 2 * moments.q2).sqrt()  # √P₂
@@ -353,8 +359,8 @@ class Erf(AbstractEntire):
         rest_of_difference = distances.of_difference - root_gap.square() / 2
         rest_of_sum = distances.of_sum - root_gap.square() / 2
         D = ((1 + rest_of_difference) * (1 + rest_of_sum)).sqrt()
-        # The shorter squared distance after the layer is (2/π)(2ψ₁₂ − ψ₁₁ − ψ₂₂), with
-        # sin ½(ψ₁₂ − ψ₁₁) = (sin²½ψ₁₂ − sin²½ψ₁₁)/sin ½(ψ₁₂ + ψ₁₁).
+        # The smaller of E(u′ ∓ v′)² is (2/π)(2ψ₁₂ − ψ₁₁ − ψ₂₂), with sin ½(ψ₁₂ − ψ₁₁) = (sin²½ψ₁₂ −
+        # sin²½ψ₁₁)/sin ½(ψ₁₂ + ψ₁₁).
         is_near = rest_of_difference <= rest_of_sum
         rest = torch.minimum(rest_of_difference, rest_of_sum)
         half1 = (0.5**0.5 / A).asin()  # ½ψ₁₁
@@ -364,7 +370,7 @@ class Erf(AbstractEntire):
         for half_alone, share in ((half1, root_gap / A), (half2, -root_gap / B)):
             sine = (rest + share) / (2 * A * B) / (half + half_alone).sin()
             shorter = shorter + 4 / pi * sine.asin()
-        # The variances after the layer; both squared distances add up to 2(κ₁₁ + κ₂₂).
+        # Variances after the layer. E(u′ − v′)² + E(u′ + v′)² = 2(κ₁₁ + κ₂₂).
         q1 = 1 - 4 / pi * half1
         q2 = 1 - 4 / pi * half2
         excess = 4 / pi * (distances.excess / (A * B).square() / (half1 + half2).sin()).asin()
@@ -425,7 +431,7 @@ class GELU(AbstractEntire):
 
 
 class AbstractWave(AbstractEntire):
-    """A sine a sin(bz + c₀), of frequency b/2π.
+    """A wave a sin(bz + c₀).
 
     e₋ = exp(b²(c − (q₁ + q₂)/2)),  e₊ = exp(−b²(c + (q₁ + q₂)/2)) cos 2c₀,
     κ = a²/2 (e₋ − e₊),    κ̇ = a²b²/2 (e₋ + e₊)

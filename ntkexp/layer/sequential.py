@@ -1,8 +1,9 @@
-"""Read an `nn.Sequential` as layers, with torch's initialisation, for its kernel of infinite width.
+"""Translate an `nn.Sequential` into layers, for its kernels of infinite width.
 
-torch draws weights and biases of Linear and Conv uniformly from ±1/√n, where n is the number of
-inputs of a unit. Their variance is 1/(3n), so in standard parametrisation W_std = 1/√3 and b_std =
-1/√(3n). The reader uses the module's structure only, never the values of its weights.
+By default, the scales are those of torch's initialisation. torch draws weights and biases of Linear
+and Conv uniformly from [−1/√n, 1/√n], where n is the number of inputs of a unit. Their variance is
+1/(3n), so W_std = 1/√3 and b_std = 1/√(3n) in standard parametrisation. The values of the module's
+weights are not used.
 
 >>> read_sequential(nn.Sequential(nn.Flatten(), nn.Linear(3, 8), nn.ReLU()), (1, 3))[2]
 ReLU()
@@ -32,16 +33,18 @@ LIST_ADVICE = "; write the layers as a list, or choose method='monte_carlo'"
 
 @dataclass(frozen=True)
 class Scales:
-    """Scales of the weights; None means torch's initialisation."""
+    """Scales of the weights and biases; None means torch's initialisation."""
 
     W_std: float | None = None
     b_std: float | None = None
     param: Parametrisation = "standard"
 
     def of(self, module: nn.Module, inputs: int, counted: int | None = None) -> dict[str, Any]:
-        """Return the scale fields of a layer whose units have n = `inputs`.
+        """Return the fields `W_std`, `b_std`, `param` and `frozen` of a layer with `inputs` inputs
+        per unit.
 
-        torch draws from ±1/√counted; `counted` differs from n for transposed convolutions.
+        torch draws the weights from [−1/√counted, 1/√counted]. By default `counted` equals
+        `inputs`; transposed convolutions differ.
         """
         counted = counted or inputs
         weight = module.weight
@@ -65,8 +68,10 @@ class Scales:
 def read_sequential(
     module: nn.Sequential, shape: Shape, scales: Scales | None = None
 ) -> tuple[AbstractLayer, ...]:
-    """Return the layers of a module for examples of this shape. Raise if a module has no known
-    limit.
+    """Return the layers of a module for examples of this shape.
+
+    Raise if a child has no known limit, has a hook, does not fit the shape, or occurs twice with
+    weights.
     """
     layers: list[AbstractLayer] = []
     places: dict[int, str] = {}
@@ -102,7 +107,7 @@ def read_sequential(
 
 
 def leaves(module: nn.Sequential, place: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules in order with their names, and descend into nested `nn.Sequential`s."""
+    """Yield the names and modules in order, including the children of nested `nn.Sequential`s."""
     if module._forward_hooks or module._forward_pre_hooks:
         raise Mistake(f"{place} has a hook, by which it may be another function{LIST_ADVICE}")
     for name, child in module._modules.items():  # `children()` would skip repeated modules
@@ -140,9 +145,10 @@ def refuse_other_images(module: Any, shape: Shape) -> None:
 def read_convolution(
     module: nn.Conv1d | nn.Conv2d | nn.Conv3d, shape: Shape, scales: Scales
 ) -> list[AbstractLayer]:
-    """Read a convolution: as the faster `Conv` if it allows the options, else as `PaddedConv`.
+    """Return the faster `Conv` if it supports the options of the convolution, else `PaddedConv`.
 
-    `Conv` has odd windows, one stride, no dilation, and padding by half a window or none.
+    `Conv` supports odd windows, one stride for all axes, no dilation, and padding by half a window
+    or zero.
     """
     refuse_other_images(module, shape)
     windows = tuple(module.kernel_size)
@@ -182,7 +188,7 @@ def read_convolution(
 
 
 def padding_of(module: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[int, ...]:
-    """Return the padding of a convolution as numbers."""
+    """Return the padding of a convolution on each axis."""
     if not isinstance(module.padding, str):
         return tuple(module.padding)
     if module.padding != "same":
@@ -202,9 +208,7 @@ def read_transposed(
     shape: Shape,
     scales: Scales,
 ) -> list[AbstractLayer]:
-    """Read a transposed convolution. torch scales its weights by the number of outputs, not of
-    inputs.
-    """
+    """Return a `ConvTranspose`. torch scales its weights by `out_channels`, not `in_channels`."""
     windows = tuple(module.kernel_size)
     refuse_other_images(module, shape)
     if module.groups != 1:
@@ -224,7 +228,7 @@ def read_transposed(
 
 
 def read_pool(module: Any, shape: Shape, scales: Scales) -> list[AbstractLayer]:
-    """Read average pooling over windows without overlap."""
+    """Return an `AvgPool`. Raise unless the windows are adjacent."""
     axes = len(shape) - 1
 
     def per_axis(value: Any) -> tuple[int, ...]:
@@ -241,7 +245,7 @@ def read_pool(module: Any, shape: Shape, scales: Scales) -> list[AbstractLayer]:
 
 
 def read_global_pool(module: Any, shape: Shape, scales: Scales) -> list[AbstractLayer]:
-    """Read pooling over the whole image, which leaves an image of one pixel."""
+    """Return an `AvgPool` whose window is the whole image. The result is an image of one pixel."""
     sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
     if set(sizes) != {1}:
         raise Mistake(f"output_size={module.output_size} is not supported, only 1{LIST_ADVICE}")
@@ -309,4 +313,6 @@ READERS: Mapping[type[nn.Module], Reader] = {
         [Dropout(rate=module.p)] if module.training and module.p else []
     ),
 }
-"""Readers by exact class, because a subclass may compute another function."""
+"""Functions that translate a module, by its exact class: a subclass may compute a different
+function.
+"""

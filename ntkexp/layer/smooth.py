@@ -1,13 +1,13 @@
 """Smooth activations, by Mehler's series in Hermite polynomials.
 
-With h_k = He_k/√k! and z ~ N(0, 1), σ has the coefficients a_k(q) = E σ(√q z) h_k(z) at variance q.
-With ρ = c/√(q₁q₂) (Mehler 1866; Daniely, Frostig & Singer 2016),
+With h_k = He_k/√k! and z ~ N(0, 1), σ has the Hermite coefficients a_k(q) = E σ(√q z) h_k(z) at
+variance q. With ρ = c/√(q₁q₂) (Mehler 1866; Daniely, Frostig & Singer 2016),
 
     κ = Σ_k a_k(q₁) a_k(q₂) ρᵏ,    κ̇ has the same form with the coefficients of σ′.
 
-The expectations are trapezoid sums, which converge exponentially for analytic functions. The series
-is cut where Σ a_k² reaches E σ². A function with a kink would need millions of terms; the series of
-a polynomial is finite.
+The expectations are computed by the trapezoidal rule, which converges exponentially for analytic
+functions. The series is truncated when Σ a_k² reaches E σ² to rounding. For a polynomial, the
+series is finite. For a function with a kink, it would need millions of terms.
 
 >>> from math import exp, sinh
 >>> kappa, slope = Generic(fn="sin").dual(*torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64))
@@ -37,16 +37,17 @@ from ntkexp.shapes import Shape
 Function = Callable[[Float[Tensor, " node"]], Float[Tensor, "term node"]]
 CHEBYSHEV_NODES = (48, 96)
 CHEBYSHEV_TOLERANCE = 1e-14
-"""The last terms of a Chebyshev sum may have this share of the largest value."""
+"""Largest accepted value of the last terms of a Chebyshev sum, relative to the largest function
+value.
+"""
 CHECKED_VARIANCES = 9
 
 
 def interpolated(function: Function, q: Float[Tensor, "*q"]) -> Float[Tensor, "term *q"]:
-    """Evaluate a function at many variances, by a Chebyshev sum in √q if this takes fewer
-    evaluations.
+    """Evaluate a function at many variances q, if possible by a Chebyshev sum in √q.
 
-    Use the sum only if its last terms are negligible and it agrees with the function at some
-    variances.
+    The sum needs fewer evaluations of the function. It is used only if its last terms are
+    negligible, and if it agrees with the function at CHECKED_VARIANCES variances.
 
     >>> q = torch.linspace(0.5, 2, 1000, dtype=torch.float64)
     >>> float((interpolated(lambda q: q.exp()[None], q) - q.exp()).abs().max()) < 1e-13
@@ -61,7 +62,7 @@ def interpolated(function: Function, q: Float[Tensor, "*q"]) -> Float[Tensor, "t
         if not high > low or 2 * count > len(x):  # a variance may be NaN
             break
 
-        # The coefficients, from the function at the Chebyshev nodes.
+        # Chebyshev coefficients, from the function values at the nodes
         degrees = torch.arange(count, dtype=torch.float64)[:, None]
         angles = (torch.arange(count, dtype=torch.float64) + 0.5) * (pi / count)
         roots = (low + high) / 2 + (high - low) / 2 * angles.cos()
@@ -86,29 +87,33 @@ def interpolated(function: Function, q: Float[Tensor, "*q"]) -> Float[Tensor, "t
 
 ORDERS = (32, 64, 128, 256, 512, 1024, 2048)
 NEGLIGIBLE_SHARE = 1e-14
-"""Cut the series once it misses at most this share of E σ²."""
+"""Truncate the series when the missing share of E σ² is at most this value."""
 MAX_MISSING_SHARE = 1e-6
-"""Raise if the longest series misses more than this share of E σ²."""
+"""Raise if the longest series misses a larger share of E σ²."""
 QUADRATURE_REACH = 12.5
-"""The normal density is below 1e-34 beyond."""
+"""The quadrature runs from −12.5 to 12.5; the normal density is below 1e-34 beyond."""
 QUADRATURE_NODES = 2048
-"""Enough for functions whose poles are at least 0.05 from the real line."""
+"""Number of quadrature intervals. It suffices for functions whose poles are at least 0.05 from the
+real line.
+"""
 VARIANCES_AT_ONCE = 4096
 FUSED_MISSING_SHARE = {torch.float64: NEGLIGIBLE_SHARE, torch.float32: 1e-8}
-"""The share of E σ′² that the fused form may miss; by Cauchy and Schwarz it bounds the error of κ̇.
+"""Share of E σ′² that the fused form may miss. By Cauchy–Schwarz, it bounds the relative error of
+κ̇.
 """
 TOGETHER = 4
-"""Terms that the fused form adds at once."""
+"""Number of terms that the fused form adds in one pass."""
 
 
 class AbstractSmooth(AbstractPointwise):
     """An analytic activation."""
 
     def order(self, variance: float) -> int:
-        """Return the number of terms needed for variances up to this one.
+        """Return the order at which the series are truncated, for variances up to `variance`.
 
-        The series of σ and σ′ then miss a negligible share of E σ² and E σ′². If a variance is not
-        finite, the kernel is not finite either, and the caller raises.
+        The series of σ and σ′ then miss a negligible share of E σ² and E σ′². Raise if all
+        available orders miss too much. If the variance is not finite, the kernel is not finite
+        either, and the caller raises.
         """
         q = torch.tensor([variance], dtype=torch.float64)
         for order in ORDERS:
@@ -158,7 +163,7 @@ class AbstractSmooth(AbstractPointwise):
         return value.view(q.shape), slope.view(q.shape)
 
     def coefficients(self, q: Tensor, order: int) -> tuple[Tensor, Tensor]:
-        """Return a_k(q) of σ and of σ′, [term, *q]."""
+        """Return the coefficients a_k(q) of σ and of σ′, each [term, *q]."""
         basis = hermite(order).to(q.device)
         value, slope = self.in_portions(q, lambda f: f @ basis.t())
         return value.t().view(-1, *q.shape), slope.t().view(-1, *q.shape)
@@ -166,7 +171,7 @@ class AbstractSmooth(AbstractPointwise):
     def in_portions(
         self, q: Tensor, of: Callable[[Tensor], Tensor]
     ) -> tuple[Float[Tensor, "row ..."], Float[Tensor, "row ..."]]:
-        """Return `expectations` of all variances, some at a time."""
+        """Return `expectations(q, of)` for all variances, computed in portions."""
         values = []
         slopes = []
         for portion in torch.split(q.flatten().double(), VARIANCES_AT_ONCE):
@@ -182,7 +187,7 @@ class AbstractSmooth(AbstractPointwise):
 
     @property
     def correlation_powers(self) -> tuple[int, int]:
-        """The lowest power of ρ in κ̇ and the increment of the powers, which is 2 for odd and even
+        """The lowest power of ρ in κ̇, and the increment of the powers, which is 2 for odd or even
         σ.
         """
         values = self.apply(nodes())
@@ -197,9 +202,10 @@ class AbstractSmooth(AbstractPointwise):
         return 0, 1
 
     def ends(self, q: Tensor) -> tuple[Tensor, ...]:
-        """Return 1/√q, E σ, and the coefficients b_k of σ′ that the largest variance needs.
+        """Return the fields of the operation SERIES: 1/√q, E σ, and the coefficients b_k of σ′.
 
-        Since a_k = √q b_{k−1}/√k, κ = a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1).
+        The largest variance determines the number of coefficients. Because a_k = √q b_{k−1}/√k, the
+        value is κ = a₀a₀ + c Σ b_k b_k ρᵏ/(k + 1).
         """
         first, step = self.correlation_powers
         count = self.count(float(q.max()), q.dtype)
@@ -216,8 +222,8 @@ class AbstractSmooth(AbstractPointwise):
         return inverse_root, *terms, *(torch.zeros_like(q),) * missing
 
     def count(self, variance: float, dtype: torch.dtype) -> int:
-        """Return the number of terms of κ̇ that matter in this precision, for variances up to this
-        one.
+        """Return the number of terms of κ̇ that exceed rounding in `dtype`, for variances up to
+        `variance`.
         """
         q = torch.tensor([variance], dtype=torch.float64)
         _, slope = self.coefficients(q, self.order(variance))
@@ -228,9 +234,7 @@ class AbstractSmooth(AbstractPointwise):
     def expectations(
         self, q: Float[Tensor, " row"], of: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Apply `of` to σ(√q z) and to σ′(√q z) at all nodes, times the square root of the
-        weights.
-        """
+        """Apply `of` to σ(√q z) √w and to σ′(√q z) √w at quadrature points z with weights w."""
         z = nodes().to(q.device)
         root = densities().sqrt().to(q.device)
         differentiable = q.requires_grad and torch.is_grad_enabled()
@@ -254,7 +258,7 @@ def nodes() -> Float[Tensor, " node"]:
 
 @cache
 def densities() -> Float[Tensor, " node"]:
-    """Return the normal density at the quadrature points, times their distance."""
+    """Return the quadrature weights: the normal density times the distance of the points."""
     z = nodes()
     distance = 2 * QUADRATURE_REACH / QUADRATURE_NODES
     return torch.exp(-z * z / 2) * (distance / sqrt(2 * pi))
@@ -262,7 +266,10 @@ def densities() -> Float[Tensor, " node"]:
 
 @cache
 def hermite(order: int) -> Float[Tensor, "term node"]:
-    """Return h_k √density up to an order, by √(k+1) h_{k+1} = z h_k − √k h_{k−1}."""
+    """Return h_k √w for k ≤ order at the quadrature points.
+
+    Recursion: √(k+1) h_{k+1} = z h_k − √k h_{k−1}.
+    """
     z = nodes()
     rows = [densities().sqrt(), z * densities().sqrt()]
     for k in range(1, order):
@@ -286,13 +293,15 @@ class SiLU(AbstractSmooth):
 
 
 MAX_DEGREE = 16
-"""Squares of polynomials of this degree are still negligible at the ends of the quadrature."""
+"""Largest degree. The squares of such polynomials, times the density, are negligible at the last
+quadrature points.
+"""
 
 
 class Polynomial(AbstractSmooth):
     """Polynomial activations σ(z) = Σ_k powers[k] zᵏ.
 
-    Mehler's series is finite, so that their kernels are exact.
+    Mehler's series is finite, so that the kernels are exact.
 
     >>> kappa, slope = Hermite(degree=2).dual(*torch.tensor([1.0, 0.5, 1.0], dtype=torch.float64))
     >>> abs(float(kappa) - 0.25) < 1e-14, abs(float(slope) - 2 * 0.5) < 1e-14
@@ -343,11 +352,11 @@ FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 KINKED_LAYERS = {"abs": "Abs", "leaky_relu": "LeakyReLU", "relu": "ReLU"}
-"""Functions with a kink, and their layers."""
+"""Names of functions with a kink, and the layers to use instead."""
 
 
 def smooth_function_name(name: str) -> str:
-    """Return the name of a smooth function, or raise."""
+    """Return the name of a smooth function; raise if it is unknown or has a kink."""
     if name in KINKED_LAYERS:
         raise Mistake(
             f"fn={name} has a kink, which Mehler's series never meets; choose the layer "
@@ -360,7 +369,7 @@ def smooth_function_name(name: str) -> str:
 
 
 class Generic(AbstractSmooth):
-    """Smooth activations, chosen by the name `fn` of the function.
+    """Smooth activations, chosen by the name `fn` of a function.
 
     `deg` is accepted for compatibility with other libraries and has no effect.
 

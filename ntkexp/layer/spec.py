@@ -1,4 +1,5 @@
-"""Layers as plain data: parse `{"layer": NAME, …}`, list the known layers, and change their width.
+"""Specifications of layers: parse `{"layer": NAME, …}`, list the known layers, and change their
+width.
 
 >>> parse_layers('[{"layer": "Dense", "features": 8}, {"layer": "ReLU"}]')
 (Dense(features=8, W_std=1.0, b_std=0.0, param='ntk', frozen=False), ReLU())
@@ -30,12 +31,12 @@ LAYER_PACKAGE = __name__.rpartition(".")[0]
 
 
 def layer_classes() -> dict[str, type[AbstractLayer]]:
-    """Return all concrete layer classes by name, from this package and from imported user code.
+    """Return all concrete layer classes by name, including classes of imported user code.
 
     >>> layer_classes()["Dense"]
     <class 'ntkexp.layer.affine.Dense'>
     """
-    # Import the files of this package, so that Python knows their subclasses.
+    # Import all files of this package, so that `__subclasses__` finds their classes.
     for name in module_names(sys.modules[LAYER_PACKAGE]):
         import_module(f"{LAYER_PACKAGE}.{name}")
     # Refuse two classes with the same option name.
@@ -59,7 +60,7 @@ def subclasses(kind: type[AbstractLayer]) -> Iterator[type[AbstractLayer]]:
 
 
 def activations() -> dict[str, AbstractPointwise]:
-    """Return the pointwise layers without required fields, by their option names."""
+    """Return all pointwise layers without required fields, by option name."""
     layers: dict[str, AbstractPointwise] = {}
     for kind in layer_classes().values():
         has_required_field = any(field.is_required() for field in kind.model_fields.values())
@@ -70,7 +71,7 @@ def activations() -> dict[str, AbstractPointwise]:
 
 
 def activation(name: object) -> object:
-    """Replace the name of an activation by its layer; return a layer unchanged.
+    """Replace the name of an activation by its layer; return layers unchanged.
 
     >>> activation("leaky_relu")
     LeakyReLU(slope=0.1)
@@ -142,7 +143,7 @@ def parse_branches(value: object, place: str) -> tuple[tuple[AbstractLayer, ...]
 
 
 def layer_mistake(error: ValidationError, place: str, keys: str = "") -> Mistake:
-    """Describe the first validation error of a layer."""
+    """Return a `Mistake` that describes the first validation error of a layer."""
     first = error.errors()[0]
     name = ".".join(str(part) for part in first["loc"][:1])
     reason = str(first.get("ctx", {}).get("error", "")) or first["msg"]
@@ -157,7 +158,10 @@ Layers = tuple[AbstractLayer, ...]
 
 
 def at_width(layers: Layers, width: int) -> Layers:
-    """Scale the hidden layers so that the widest has `width` features; keep the last layer.
+    """Scale the features of all hidden layers by one factor, so that the widest has `width`
+    features.
+
+    The last layer does not change.
 
     >>> from ntkexp.layer.affine import Dense
     >>> layers = (Dense(features=2), Dense(features=4), Dense(features=1))
@@ -173,7 +177,7 @@ def scale_features(layer: AbstractLayer, factor: float) -> AbstractLayer:
     scaled: dict[str, object] = {}
     if isinstance(layer, AbstractAffine | SelfAttention):
         scaled["features"] = max(1, round(layer.features * factor))
-    if isinstance(layer, SelfAttention):  # both the number and the width of heads grow
+    if isinstance(layer, SelfAttention):  # the number of heads and their width grow equally
         scaled["heads"] = max(1, round(layer.heads * sqrt(factor)))
     if isinstance(layer, Residual):
         scaled["branch"] = scale_all(layer.branch, factor)

@@ -1,4 +1,4 @@
-"""Functions that compute kernels of any module, without a run.
+"""Public functions that compute kernels of any `nn.Module`, without a run.
 
 >>> import torch
 >>> layer = torch.nn.Linear(2, 1, dtype=torch.float64)

@@ -1,5 +1,7 @@
-"""Kernels of infinitely wide networks, from a list of layers or an `nn.Sequential`: in closed form,
-or as the mean over random networks with an error bar."""
+"""Kernels of infinitely wide networks, from a list of layers or an `nn.Sequential`.
+
+They are computed in closed form, or estimated as means over random networks, with standard errors.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ METHODS = ("closed_form", "monte_carlo")
 
 
 class EstimatedKernels(InfiniteKernels):
-    """Means of kernels over draws, and their standard errors."""
+    """Means of both kernels over random networks, and their standard errors."""
 
     error: InfiniteKernels
 
@@ -37,7 +39,7 @@ class EstimatedKernels(InfiniteKernels):
     def of(
         cls, nngp: Float[Tensor, "draw row column"], ntk: Float[Tensor, "draw row column"]
     ) -> EstimatedKernels:
-        """Average draws of both kernels."""
+        """Return the means and standard errors of both kernels over draws."""
         root = len(nngp) ** 0.5
         means = cls(nngp.mean(0), ntk.mean(0))
         means.error = InfiniteKernels(nngp.std(0) / root, ntk.std(0) / root)
@@ -65,23 +67,24 @@ def infinite_kernel(
     Examples are [example, channel, *pixel] or [example, feature].
 
     `spec` is a list of layers, each a mapping `{"layer": NAME, …}` or a layer of `ntkexp.layer`, or
-    the list as JSON: Dense, Conv, PaddedConv, ConvTranspose, ReLU, LeakyReLU, Abs, Erf, GELU, Sin,
-    Cos, Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool, GlobalAvgPool, Flatten, LayerNorm,
-    Dropout, SelfAttention, Residual, Concatenation. Without x2 the examples are paired with
-    themselves, and values on the diagonal that are 1 by definition are exact. `W_std` and `b_std`
-    of layers may be tensors: both kernels are differentiable by them and by the inputs. A call
-    takes up to `memory_gb` besides its result.
+    such a list as JSON. Layers are Dense, Conv, PaddedConv, ConvTranspose, ReLU, LeakyReLU, Abs,
+    Erf, GELU, Sin, Cos, Tanh, SiLU, Generic, Polynomial, Hermite, AvgPool, GlobalAvgPool, Flatten,
+    LayerNorm, Dropout, SelfAttention, Residual, Concatenation. Without `x2`, the examples of `x1`
+    are paired with each other, and the correlation of an example with itself is exactly 1. The
+    `W_std` and `b_std` of layers may be tensors. Both kernels are differentiable with respect to
+    these and to the inputs. A call uses memory up to `memory_gb` in addition to its result.
 
-    Or `spec` is an `nn.Sequential`. Its layers are read, not its weights, which are assumed to be
-    drawn as torch draws them, uniformly from ±1/√n for n inputs: W_std = 1/√3 and b_std = 1/√(3n)
-    in standard parametrisation, so that `tangent_kernel(module, x)` tends to `ntk` as the module
-    gets wider. `W_std`, `b_std` and `param` ("standard" or "ntk") apply to all its layers. Dropout
-    counts in training mode alone.
+    `spec` may also be an `nn.Sequential`. Its layers are used, but not the values of its weights.
+    By default, weights are assumed to have torch's initialisation, uniform on [−1/√n, 1/√n] for n
+    inputs, which is W_std = 1/√3 and b_std = 1/√(3n) in standard parametrisation.
+    `tangent_kernel(module, x)` then tends to `ntk` as the width grows. `W_std`, `b_std` and `param`
+    ("standard" or "ntk") override this for all layers. Dropout has an effect only in training mode.
 
-    `method="monte_carlo"` draws `samples` networks of the written width from `seed`, and returns
-    the means of their kernels over draws and outputs; `.error` holds the standard errors of these
-    means. It accepts any module whose layers can draw their weights (`reset_parameters`). The
-    distance of a finite width from the limit, O(1/width), is not part of the error.
+    `method="monte_carlo"` draws `samples` networks of the given width, and returns the means of
+    their kernels over draws and outputs. The attribute `error` holds the standard errors of these
+    means. They do not include the difference between finite and infinite width, which is
+    O(1/width). This method accepts any module whose layers can draw their weights by
+    `reset_parameters`.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     >>> infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x).nngp
@@ -122,14 +125,15 @@ def infinite_kernel(
     return limit.infinite_kernel(spec, x1, x2, budget=budget, engine=engine, threads=threads)
 
 
-# --- Means over random networks.
+# --- Means over random networks
 
 
 def estimate(
     spec: Spec | nn.Module, x1: Tensor, x2: Tensor | None, samples: int, seed: int, memory_gb: float
 ) -> EstimatedKernels:
-    """Estimate E f(x) f(x′) and E Σ_c Θ[x, c, x′, c]/C over networks. f(x) f(x′) is also averaged
-    over outputs."""
+    """Estimate E Σ_c f_c(x) f_c(x′)/C and E Σ_c Θ[x, c, x′, c]/C over random networks with C
+    outputs.
+    """
     if not isinstance(samples, int) or not 2 <= samples <= MAX_COUNT:
         raise Mistake(
             f"samples={in_short(samples)}: give a whole number of draws, 2 at least, such as 100"
@@ -155,7 +159,7 @@ def estimate(
 
 @runtime_checkable
 class DrawsItself(Protocol):
-    """A module that draws its own weights, like torch's layers."""
+    """A module that draws its own weights, like the layers of torch."""
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
 
@@ -165,14 +169,14 @@ class DrawsItself(Protocol):
 def draws(
     spec: Spec | nn.Module, shape: tuple[int, ...], samples: int, seed: int
 ) -> Iterator[nn.Module]:
-    """Yield networks with independent weights."""
+    """Yield random networks. For a module, draw the weights of one copy repeatedly."""
     if not isinstance(spec, nn.Module):
         layers = parse_layers(spec)
         for k in range(samples):
             yield build(layers, shape, stream("monte carlo", seed, k))
         return
     module = copied(spec)
-    # children before their parents, as torch builds them
+    # Draw children before their parents, in the order in which torch builds them.
     drawn = [
         layer
         for layer in reversed([*module.modules()])
@@ -186,14 +190,12 @@ def draws(
                 "reset_parameters: nothing knows how it is drawn; give it one"
             )
     for k in range(samples):
-        # Under the older weight_norm or pruning, reset_parameters fills a computed weight and no
-        # parameter
+        # Fill all parameters with NaN, to detect parameters that are not drawn. Under the older
+        # weight_norm or pruning, reset_parameters fills a computed weight instead of a parameter.
         for weight in module.parameters():
             if weight.is_floating_point():
                 weight.detach().fill_(math.nan)
-        with torch.random.fork_rng(
-            devices=[]
-        ):  # torch's layers draw from its global stream, which is put back
+        with torch.random.fork_rng(devices=[]):  # torch's layers draw from its global generator
             torch.manual_seed(stream("monte carlo", seed, k).initial_seed())
             for layer in drawn:
                 if isinstance(layer, nn.MultiheadAttention):

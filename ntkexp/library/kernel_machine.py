@@ -1,5 +1,6 @@
-"""A kernel machine with fit and predict: training with a fixed kernel under squared loss, in closed
-form."""
+"""A kernel machine with `fit` and `predict`: training with a fixed kernel under squared loss, in
+closed form.
+"""
 
 from __future__ import annotations
 
@@ -31,28 +32,30 @@ from ntkexp.loss import Squared
 from ntkexp.mistake import Mistake, checked_count, checked_number, in_short
 
 Kernel: TypeAlias = Callable[..., "Tensor | np.ndarray[Any, Any]"]
-"""(x1, x2) ↦ [n1, n2], one matrix for all outputs; [n1, n2, C], one for each; or [n1, C, n2, C],
-blocks."""
+"""A function (x1, x2) ↦ K. K is [n1, n2], one matrix for all outputs; [n1, n2, C], one matrix per
+output; or [n1, C, n2, C], a block per pair of examples.
+"""
 
 PRECOMPUTED = "precomputed"
-COPIES_FOR_MODES = 6  # of a matrix, in memory during its eigendecomposition
-MAX_ASYMMETRY = 1e-4  # of the largest entry: difference of a float32 kernel from its transpose
+COPIES_FOR_MODES = 6  # copies of a matrix that its eigendecomposition needs
+MAX_ASYMMETRY = 1e-4  # of |K − Kᵀ| relative to the largest |K|; allows the rounding of float32
 
 Form = Literal["matrix", "diagonal", "blocks"]
 
 
 @dataclass(frozen=True)
 class LearnedMachine:
-    """The result of fit: a = g(K + ridge) (y − f_0) and the modes of K, for each matrix of the
-    kernel."""
+    """The result of `fit`: for each matrix K of the kernel, the modes of K and a = g(K + ridge) (y
+    − f_0).
+    """
 
     x: Any
     form: Form
     modes: Sequence[Modes]
     coefficients: Sequence[Float[Tensor, "entry column"]]
     targets: Float[Tensor, "train out"]
-    labels: Any  # the classes, if there are some
-    is_vector: bool  # whether targets had one axis
+    labels: Any  # the classes, or None
+    is_vector: bool  # the targets had one axis
     is_tensor: bool
 
 
@@ -65,17 +68,17 @@ class KernelMachine:
         g(λ) = (1 − e^{−tλ/n})/λ      after a time t of gradient flow
         g(λ) = (1 − (1 − ηλ/n)ᵏ)/λ    after k steps of size η
 
-    The loss is the mean over the n examples, Σ‖f − y‖²/2n, as in `ntkexp kernel predict`.
+    The loss is Σᵢ‖f(xᵢ) − yᵢ‖²/2n, the mean over the n examples, as in `ntkexp kernel predict`.
 
-    `kernel` is a `TangentKernel`, or any function of (x1, x2) that gives [n1, n2], [n1, n2, C] or
-    [n1, C, n2, C]; or "precomputed": then `fit` and `predict` take matrices of these shapes in
-    place of examples. The trace of a `TangentKernel` is divided by the number C of columns of y.
-    `time` is t; or `steps` is k and `step_size` η. `start` is f_0, a function of x, by default
-    zero.
+    `kernel` is a `TangentKernel`, or any function of (x1, x2) that returns [n1, n2], [n1, n2, C] or
+    [n1, C, n2, C]. It may also be "precomputed": `fit` and `predict` then take matrices of these
+    shapes in place of examples. The trace of a `TangentKernel` is divided by the number C of
+    columns of y. `time` is t, `steps` is k and `step_size` is η. `start` is the function f_0, by
+    default zero.
 
-    With `classes=True`, y holds labels. They become targets as under `loss=squared`, and `predict`
-    gives labels; `decision_function` gives the outputs. Everything is solved in double precision.
-    Given y as a tensor, results are tensors, otherwise arrays.
+    With `classes=True`, y holds labels. They are encoded as targets as for `loss=squared`.
+    `predict` then returns labels, and `decision_function` returns the outputs. All equations are
+    solved in double precision. Results are tensors if y is a tensor, otherwise arrays.
 
     >>> plain = KernelMachine(lambda x1, x2: x1 @ x2.T, ridge=1.0)
     >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([6.0, 12.0])
@@ -126,7 +129,7 @@ class KernelMachine:
         self.fitted: LearnedMachine | None = None
 
     def fit(self, x: Examples, y: Any) -> KernelMachine:
-        """Train on examples with targets [n] or [n, C], or labels [n]."""
+        """Train on examples with targets [n] or [n, C], or labels [n]. Return `self`."""
         labels, targets = self.encoded(y)
         count, width = targets.shape
         form, matrices = self.matrices(x, None, width)
@@ -158,8 +161,9 @@ class KernelMachine:
         return self
 
     def predict(self, x: Examples) -> Any:
-        """Return f̂(x) in the shape of the targets, or with `classes` the label of the largest
-        output."""
+        """Return f̂(x) in the shape of the targets, or, with `classes`, the label of the largest
+        output.
+        """
         if not self.classes:
             return self.decision_function(x)
         known, outputs = self.outputs(x)
@@ -168,17 +172,19 @@ class KernelMachine:
         return torch.as_tensor(labels) if known.is_tensor else labels
 
     def decision_function(self, x: Examples) -> Any:
-        """Return f̂(x) as [n, C], or as [n] if targets had one axis or there are two classes."""
+        """Return f̂(x) as [n, C], or as [n] for targets with one axis or for two classes."""
         known, outputs = self.outputs(x)
         outputs = outputs[:, 0] if known.is_vector and outputs.shape[1] == 1 else outputs
         return outputs if known.is_tensor else outputs.numpy()
 
     def deviation(self, x: Examples, nngp: Kernel | None = None) -> Any:
-        """Return the standard deviation of each output at x, [n], for a kernel that is one matrix.
+        """Return the standard deviation of the outputs at x, [n], for a kernel of one matrix for
+        all outputs.
 
-        Without `nngp`, it belongs to the Gaussian process with this kernel, given targets with
-        noise of variance `ridge`. With the kernel of the outputs before training, it belongs to
-        networks that start at random and train all layers:
+        Without `nngp`, this is the posterior deviation of the Gaussian process with this kernel,
+        given targets with noise of variance `ridge`. If `nngp` is the covariance 𝒢 of the outputs
+        before training, this is the deviation over random initial weights of networks that train
+        all layers:
 
             σ² = 𝒢(x, x) + A 𝒢(X, X) Aᵀ − 2 A 𝒢(X, x),    A = K(x, X) g(K(X, X) + ridge)
         """
@@ -211,7 +217,7 @@ class KernelMachine:
         deviation = variance.clamp(min=0).sqrt()
         return deviation if known.is_tensor else deviation.numpy()
 
-    # --- Values of the kernel, and of the start.
+    # --- Values of the kernel, and of f_0
 
     def gain(self, examples: int) -> AbstractGain:
         """Return g for a loss that is the mean over the examples."""
@@ -243,7 +249,9 @@ class KernelMachine:
     def matrices(
         self, x: Any, others: Any, width: int
     ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
-        """Return the kernel between two sets of examples, or within one set."""
+        """Return the kernel between `x` and `others`, or, if `others` is None, among the examples
+        of `x`.
+        """
         if self.kernel == PRECOMPUTED:
             return as_matrices(x, width)
         assert callable(self.kernel)
@@ -253,7 +261,7 @@ class KernelMachine:
         self, kernel: Any, x: Any, others: Any, width: int
     ) -> tuple[Form, list[Float[Tensor, "row column"]]]:
         is_tangent_kernel = isinstance(kernel, TangentKernel)
-        if others is None and not is_tangent_kernel:  # which takes None for equal sides
+        if others is None and not is_tangent_kernel:  # a TangentKernel takes None
             others = x
         form, matrices = as_matrices(kernel(x, others), width)
         if is_tangent_kernel and kernel.outputs == "trace":
@@ -280,7 +288,7 @@ class KernelMachine:
         return outputs.reshape(count, width)
 
     def encoded(self, y: Any) -> tuple[Any, Float[Tensor, "train out"]]:
-        """Return the classes, or None, and the targets."""
+        """Return the class labels, or None, and the targets."""
         if isinstance(y, Tensor) and not is_plain(y):
             raise Mistake("y is nested, sparse, quantized or without numbers; give a plain tensor")
         values = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
@@ -307,13 +315,12 @@ class KernelMachine:
         return None, torch.as_tensor(values).double().reshape(len(values), -1)
 
 
-# --- A kernel as the matrices of independent systems of equations: one for all columns of the
-# targets, one for each, or one for all of them together, whose entries are an example with an
-# output.
+# --- A kernel as independent systems of equations: one matrix shared by all outputs ("matrix"), one
+# per output ("diagonal"), or one with an entry per pair of example and output ("blocks")
 
 
 def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row column"]]]:
-    """The form of a kernel, and its matrices in double precision.
+    """Return the form of a kernel, and its matrices in double precision.
 
     >>> form, matrices = as_matrices(torch.ones(4, 2, 3, 2), width=2)
     >>> form, [list(matrix.shape) for matrix in matrices]
@@ -344,7 +351,7 @@ def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row 
 
 
 def as_doubles(given: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
-    """Convert a plain tensor or array to double precision, or raise if it holds no numbers."""
+    """Convert a plain tensor or array of numbers to double precision; raise for others."""
     if isinstance(given, Tensor):
         holds_numbers = is_plain(given) and not given.is_complex()
     else:
@@ -358,7 +365,7 @@ def as_doubles(given: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
 
 
 def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, "entry column"]]:
-    """Return values at examples as the right sides of these systems."""
+    """Split the values into the right-hand sides of these systems."""
     match form:
         case "matrix":
             return [values]
@@ -369,7 +376,7 @@ def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, 
 
 
 def symmetric(matrix: Float[Tensor, "entry entry"]) -> Float[Tensor, "entry entry"]:
-    """Return the matrix, or raise if it is not symmetric."""
+    """Return the matrix; raise unless it is symmetric."""
     off = float((matrix - matrix.T).abs().max()) / (float(matrix.abs().max()) or 1.0)
     if off > MAX_ASYMMETRY:
         raise Mistake(

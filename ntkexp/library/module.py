@@ -1,5 +1,4 @@
-"""The arguments of library functions: a module, its inputs, and tensors by the names of its
-parameters."""
+"""Checks and conversions of the arguments of library functions: modules, inputs and weights."""
 
 from __future__ import annotations
 
@@ -26,22 +25,22 @@ from ntkexp.mistake import Mistake, first_line, nearest
 from ntkexp.model.functional import BATCH_AXIS, batch_axis_missing, function_of, hooked
 from ntkexp.shapes import Inputs, Weights
 
-MIN_WEIGHT_BITS = 32  # a kernel of shorter weights is mostly rounding
+MIN_WEIGHT_BITS = 32  # a kernel of weights with fewer bits is mostly rounding
 FINDINGS: WeakKeyDictionary[nn.Module, dict[frozenset[str], Findings]] = WeakKeyDictionary()
-"""Results of checks for each living module, by its trained parameters."""
+"""Stored results of checks for each module in use, by the names of its trained parameters."""
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
 INPUTS = ("x1", "x2", "queries", "train")
-"""Names of the arguments that hold inputs."""
+"""Names of the arguments that hold inputs of the module."""
 
 
 def of_module(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function of a user's module and inputs with checks and one-line errors.
+    """Decorate a function of a user's module and inputs with checks of its arguments.
 
-    The arguments are checked before the call. If the call fails because the module does, the error
-    says so.
+    The arguments are checked before the call. If the call fails, the module alone is run on the
+    inputs; if it fails too, the error says so.
     """
     parameters = signature(function)
 
@@ -51,7 +50,7 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
         module = arguments["module"]
         refuse_uncallable(module)
         hook = next(hooked(module), None)
-        if hook is not None:  # only backward calls hooks
+        if hook is not None:  # hooks are called only in backward
             warn(
                 f"the parameter '{hook}' has a hook, which kernels leave out: they are of the "
                 "derivative, and if the hook changes the gradient, training takes another",
@@ -81,7 +80,7 @@ def of_module(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def refuse_uncallable(module: object) -> None:
-    """Raise unless the module can be called with other weights."""
+    """Raise unless the module is an `nn.Module` that can be called with different weights."""
     kind = type(module).__name__
     if not isinstance(module, nn.Module):
         raise Mistake(f"the module is a {kind}; give a torch.nn.Module")
@@ -93,7 +92,7 @@ def refuse_uncallable(module: object) -> None:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return True if a tensor is a plain array of numbers."""
+    """Return True unless a tensor is nested, sparse, quantized or on the meta device."""
     return not (
         tensor.is_nested
         or tensor.layout is not torch.strided
@@ -103,7 +102,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def refuse_unfit(inputs: object, name: str) -> None:
-    """Raise for inputs without examples, or with tensors that are not plain arrays of numbers.
+    """Raise if inputs contain no example, or a tensor that is not a plain array of numbers.
 
     >>> refuse_unfit(torch.ones(0, 3), "x1")
     Traceback (most recent call last):
@@ -125,9 +124,9 @@ def refuse_unfit(inputs: object, name: str) -> None:
 
 
 def refuse_unlike(left_name: str, left: Inputs, right_name: str, right: Inputs) -> None:
-    """Raise if the examples on the two sides of a kernel have different numbers of axes.
+    """Raise if the left and right inputs of a kernel have different numbers of axes.
 
-    A module may treat them differently. The lengths of axes may differ.
+    A module may treat such inputs differently. The lengths of axes may differ.
     """
     sides = [tensors(as_inputs(side)) for side in (left, right)]
     axes = [[tensor.dim() for tensor in side] for side in sides]
@@ -140,7 +139,9 @@ def refuse_unlike(left_name: str, left: Inputs, right_name: str, right: Inputs) 
 
 
 def refuse_unlike_outputs(left: int, right: int) -> None:
-    """Raise if a module gives different numbers of outputs on the two sides of a kernel."""
+    """Raise if a module gives different numbers of outputs for the left and right inputs of a
+    kernel.
+    """
     if left != right:
         raise Mistake(
             f"the module gives {left} outputs for an example on one side of the kernel and {right} "
@@ -152,7 +153,7 @@ def refuse_unlike_outputs(left: int, right: int) -> None:
 def refuse_failing(
     module: nn.Module, output: str | int | None, inputs: Mapping[str, Inputs]
 ) -> None:
-    """Raise if the module alone fails on some inputs, or cannot be differentiated there."""
+    """Raise if the module alone fails on the inputs, or cannot be differentiated there."""
     for name, weight in module.named_parameters():
         if isinstance(weight, UninitializedParameter) or weight.is_meta:
             raise Mistake(
@@ -185,7 +186,7 @@ def refuse_failing(
 
 
 def finite(kernel: Float[Tensor, "query *kernel"]) -> Float[Tensor, "query *kernel"]:
-    """Return the kernel, or raise if an entry is not finite. Its sum is a quick first test."""
+    """Return the kernel, or raise if an entry is not finite."""
     if not kernel.sum().isfinite() and not kernel.isfinite().all():
         raise Mistake(
             "the kernel has entries that are not finite: outputs of the module or their gradients "
@@ -194,13 +195,13 @@ def finite(kernel: Float[Tensor, "query *kernel"]) -> Float[Tensor, "query *kern
     return kernel
 
 
-# --- Readers and weights.
+# --- Readers of Jacobians, and weights
 
 
 def reader_of(
     module: nn.Module, output: str | int | None = None, casts: Casts = "keep"
 ) -> tuple[Reader, Weights]:
-    """Return a reader of the module, and all parameters."""
+    """Return a reader of the module's Jacobians, and all parameters, detached."""
     parameters = dict(module.named_parameters())
     trained = frozenset(name for name, weight in parameters.items() if weight.requires_grad)
     if not trained:
@@ -213,8 +214,8 @@ def reader_of(
 
 
 def refuse_short(weights: Weights) -> None:
-    """Raise for trained weights in a short dtype. Their kernel is mostly rounding, and may be
-    infinite.
+    """Raise if trained weights have less than 32 bits. Their kernel is mostly rounding, and may
+    overflow.
 
     >>> refuse_short({"a": torch.ones(1), "b": torch.ones(1, dtype=torch.float16)})
     Traceback (most recent call last):
@@ -231,10 +232,9 @@ def refuse_short(weights: Weights) -> None:
 
 
 def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> Weights:
-    """Return the parameters in a mapping of tensors, each under its first name. Buffers are
-    ignored.
+    """Return the parameters in a mapping of tensors, each under its first name. Ignore buffers.
 
-    A parameter may be given under any of its names, or under several if the tensors agree.
+    A shared parameter may be given under any of its names, or under several if the tensors agree.
     """
     if not isinstance(weights, Mapping):
         raise Mistake(
@@ -244,7 +244,7 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
     first_names = {parameter: name for name, parameter in module.named_parameters()}
     parameters = dict(module.named_parameters(remove_duplicate=False))
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    given_names: dict[str, str] = {}  # by first name
+    given_names: dict[str, str] = {}  # first name ↦ given name
     for name, weight in weights.items():
         if name not in parameters:
             if name not in buffers:
@@ -265,7 +265,7 @@ def named(module: nn.Module, weights: Mapping[str, Tensor], argument: str) -> We
 
 
 def refuse_unfit_weight(weight: object, parameter: Tensor, name: str) -> None:
-    """Raise unless a weight is a plain tensor of the parameter's shape."""
+    """Raise unless the weight is a plain tensor of the parameter's shape."""
     if not isinstance(weight, Tensor):
         raise Mistake(f"{name} is a {type(weight).__name__}; give a tensor")
     if not is_plain(weight):
@@ -277,7 +277,7 @@ def refuse_unfit_weight(weight: object, parameter: Tensor, name: str) -> None:
 
 
 def warn_of(module: nn.Module, output: str | int | None, tape: Tape, casts: Casts) -> None:
-    """Warn of the rounding by casts inside the module."""
+    """Warn if casts inside the module cause rounding errors."""
     cost = remark(function_of(module, output), tape, casts)
     if cost is not None:
         warn(cost, stacklevel=5)

@@ -1,4 +1,4 @@
-"""The secant kernel of any module, and the kernel of one finite step on one output."""
+"""The secant kernel of any module, and the kernel of one finite gradient step on one output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ from ntkexp.shapes import Function, Inputs, Weights
 
 @dataclass(frozen=True)
 class SegmentSide:
-    """Examples between two sets of weights, and the closure of the secant at each reading."""
+    """Examples with two sets of weights, which yield secant Jacobians.
+
+    `closures` collects, for each Jacobian that was read, how well it explains the change of the
+    outputs.
+    """
 
     reader: Reader
     tape: Tape
@@ -67,11 +71,11 @@ def secant_kernel(
 ) -> Float[Tensor, "query out train out_"]:
     """Return K̄(x, x′) = J̄(x) J(x′)ᵀ.
 
-    J̄ is the secant Jacobian of the segment start → end at the queries, and J the Jacobian at its
-    start, at the training inputs. Inputs, `output`, `outputs` and `casts` are as in
-    `tangent_kernel`. If the secant does not explain the change of the module to rounding, a warning
-    says so, or the call fails. With g = Σᵢ J(start; xᵢ)ᵀ ℓ′ᵢ and end = start − η g, the change of
-    the module is −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ exactly:
+    J̄(x) is the secant Jacobian of the segment start → end at the queries: f(x; end) − f(x; start)
+    = J̄(x) (end − start). J(x′) is the Jacobian at `start` at the training inputs. Inputs,
+    `output`, `outputs` and `casts` are as in `tangent_kernel`. If the secant does not explain the
+    change of the outputs up to rounding, the function warns or raises. For a gradient step end =
+    start − η Σᵢ J(xᵢ)ᵀ ℓ′ᵢ, the change of the outputs is exactly −η Σᵢ K̄(x, xᵢ) ℓ′ᵢ:
 
     >>> import torch
     >>> layers = torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)
@@ -101,16 +105,16 @@ def secant_kernel(
     return finite(secant)
 
 
-# --- The kernel of one finite step on one output, and the weights that such steps lead to.
+# --- The kernel of one finite gradient step on one output, and the weights after such steps
 #
 #     k̃_η(x, x′) = (f(x; θ + η ∇f(x′; θ)) − f(x; θ))/η  →  k(x, x′)    as η → 0, with an error of O(η)
 #
-# F. Huszár, "Some intuition on the neural tangent kernel" (2020), introduces the tangent kernel as
-# this limit. It is a kernel of the secant, K̃ = J̄(x) J(x′)ᵀ, and unlike k it is not symmetric.
+# F. Huszár, "Some intuition on the neural tangent kernel" (2020), introduces the tangent kernel k
+# as this limit. k̃_η is a secant kernel, J̄(x) J(x′)ᵀ. Unlike k, it is not symmetric.
 
 
 LARGEST = 1e100
-"""The largest step size, whose square is still finite."""
+"""The largest step size; its square is still finite."""
 
 
 @of_module
@@ -123,8 +127,9 @@ def finite_step_kernel(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Float[Tensor, "query out train out_"]:
-    """Return k̃_η for all outputs, one step at a time. The module supplies missing weights.
-    Axes of the outputs after the first are flattened.
+    """Return k̃_η for all outputs, by one gradient step per example of `x2` and output.
+
+    The module supplies missing weights. Axes of the outputs after the first are flattened.
 
     For a function that is linear in its weights, it equals the tangent kernel at any step:
 
@@ -142,8 +147,8 @@ def finite_step_kernel(
         )
     function = partial(columns, function_of(module))
     start = start_of(module, weights)
-    # No example may change another's outputs. If values choose a branch of Python code, which may
-    # differ after a step, each example runs alone.
+    # Raise if an example changes the outputs of another. If Python code branches on values, the
+    # branch may change after a step, so run each example alone.
     reader, own = reader_of(module)
     refuse_rounded_products(own | start)
     tape = reader.record(own | start, x1)
@@ -171,8 +176,9 @@ def ascend(
     *,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Weights:
-    """Return the weights after steps θ ← θ + η ∇f(point; θ), which raise the single output at one
-    point.
+    """Return the weights after `steps` steps of gradient ascent on the output at one point.
+
+    The module must have a single output. Each step is θ ← θ + η ∇f(point; θ).
 
     >>> line = torch.nn.Linear(1, 1).double()
     >>> ascended = ascend(line, torch.tensor([[2.0]], dtype=torch.float64), steps=3, step_size=1.0)
@@ -188,7 +194,7 @@ def ascend(
 
 
 def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights:
-    """Return the trained weights, with given values for some of them."""
+    """Return the trained weights; `weights` replaces some of them."""
     own = weights_of(module)
     return own | {
         name: weight
@@ -200,7 +206,9 @@ def start_of(module: nn.Module, weights: Mapping[str, Tensor] | None) -> Weights
 def gradients(
     function: Function, weights: Weights, x: Float[Tensor, "one *shape"]
 ) -> list[Weights]:
-    """Return the gradient of each output at one point."""
+    """Return the gradient of each output at one point. Raise if no output depends on trained
+    weights.
+    """
     known = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
     outputs = function(known, x)[0]
     if not outputs.requires_grad:
@@ -217,5 +225,5 @@ def gradients(
 
 
 def moved(weights: Weights, step_size: float, direction: Weights) -> Weights:
-    """Return the weights after a step in a direction."""
+    """Return θ + step_size · direction."""
     return {name: weight + step_size * direction[name] for name, weight in weights.items()}

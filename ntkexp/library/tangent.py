@@ -1,7 +1,9 @@
-"""The tangent kernel of any module: from assembled Jacobians, by chunks of parameters, or from
-sketches.
+"""The tangent kernel of any module.
 
-A kernel that does not fit into memory is refused before the computation.
+It is computed from assembled Jacobians, from chunks of Jacobians if these exceed the memory, or
+from random projections (sketches).
+
+A kernel that exceeds the memory raises before the computation.
 
 >>> refuse_large("kernel", 10**6, 10**6, outputs=1000, needed=8e18)  # doctest: +ELLIPSIS
 Traceback (most recent call last):
@@ -52,8 +54,10 @@ from ntkexp.shapes import Inputs, Weights
 def refuse_large(
     what: str, query: int, train: int, *, outputs: int, needed: float, choice: str = "outputs=[0]"
 ) -> None:
-    """Raise if a result needs more bytes than the machine has. `choice` is the argument that
-    chooses fewer outputs."""
+    """Raise if a result needs more bytes than the machine has.
+
+    `choice` is the argument that chooses fewer outputs, for the message.
+    """
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > room:
         raise Mistake(
@@ -63,17 +67,17 @@ def refuse_large(
         )
 
 
-# --- The kernel from assembled Jacobians, a few outputs at a time.
+# --- The kernel from assembled Jacobians
 
 
 OutputMode: TypeAlias = Outputs | Literal["diagonal"]
-"""The entries [out, out_] of each block: all, some, their trace, or the diagonal K[x, c, x′, c]."""
+"""The entries [out, out_] of each block: all, those of some outputs, the trace, or the diagonal."""
 
 MODES = ("all", "trace", "diagonal")
 
 
 def listed(outputs: object) -> Any:
-    """Convert an array or tensor of outputs to a list. Other choices stay unchanged.
+    """Convert an array or tensor of output indices to a list; return other choices unchanged.
 
     >>> listed(torch.tensor([0, 3])), listed("all")
     ([0, 3], 'all')
@@ -88,14 +92,14 @@ def listed(outputs: object) -> Any:
 
 @runtime_checkable
 class JacobianSide(Protocol):
-    """One side of a kernel: examples, and their Jacobian at chosen outputs."""
+    """The left or right examples of a kernel, and their Jacobian for chosen outputs."""
 
     @property
     def examples(self) -> int: ...
 
     @property
     def tape(self) -> Tape:
-        """The recording of some examples."""
+        """The recorded forward pass of some examples."""
         ...
 
     def read(self, chosen: Sequence[int]) -> Jacobian: ...
@@ -104,13 +108,15 @@ class JacobianSide(Protocol):
 def kernel(
     left: JacobianSide, right: JacobianSide, outputs: Outputs
 ) -> Float[Tensor, "query out train out_"]:
-    """Return the kernel of all pairs of wanted outputs, or its trace, a few outputs at a time."""
+    """Return the kernel for all pairs of the chosen outputs, or its trace, computed in chunks of
+    outputs.
+    """
     count = left.tape.outputs.shape[1]
     chosen = wanted(outputs, count)
 
     def both(
         chosen: Sequence[int],
-    ) -> tuple[Jacobian, Jacobian]:  # read equal sides once
+    ) -> tuple[Jacobian, Jacobian]:  # reads equal sides once
         one = in_few_uses(left.read(chosen))
         return one, one if left is right else in_few_uses(right.read(chosen))
 
@@ -126,7 +132,9 @@ def kernel(
 
 
 def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -> None:
-    """Raise if the sides have different outputs, or if the blocks do not fit into memory."""
+    """Raise if left and right have different numbers of outputs, or if the kernel exceeds the
+    memory.
+    """
     refuse_unlike_outputs(left.tape.outputs.shape[1], right.tape.outputs.shape[1])
     if outputs == "trace":
         return
@@ -143,14 +151,17 @@ def refuse_sides(left: JacobianSide, right: JacobianSide, outputs: OutputMode) -
     )
 
 
-# --- The tangent kernel of a module whose assembled Jacobian would not fit.
+# --- The tangent kernel if assembled Jacobians exceed the memory
 
 
 def tangent_in_turns(
     reader: Reader, weights: Weights, x1: Inputs, x2: Inputs | None, chosen: Sequence[int]
 ) -> Float[Tensor, "query out train out_"] | None:
-    """Return the kernel, or None if the assembled Jacobians fit into memory, or an operation has no
-    rule."""
+    """Return the kernel, computed from chunks of Jacobians.
+
+    Return None if the assembled Jacobians fit into memory, or if an operation of the module has no
+    rule for chunks.
+    """
     one = InTurns(reader, weights, as_inputs(x1), chosen)
     train = one.examples if x2 is None else examples(as_inputs(x2))
     trained = sum(weight.nbytes for name, weight in weights.items() if name in reader.trained)
@@ -158,7 +169,9 @@ def tangent_in_turns(
         return None
 
     def looks_small() -> bool:
-        """Judge by the first examples. If an operation has no rule, nothing else works."""
+        """Judge by the first examples. Return True if an operation has no rule, because only
+        assembled Jacobians work then.
+        """
         few = one.places[0] if len(one.places) > 1 else slice(0, min(2, one.examples))
         try:
             return fits(one.jacobian(few), one.examples, train)
@@ -173,7 +186,7 @@ def tangent_in_turns(
     )
 
 
-# --- The tangent kernel of any module from sketches of its Jacobian.
+# --- The tangent kernel from sketches of Jacobians
 
 
 def sketched_tangent(
@@ -185,7 +198,7 @@ def sketched_tangent(
     size: int,
     seed: int,
 ) -> SketchedKernel:
-    """Return K̂ of the chosen outputs, from a sketch of `size` dimensions."""
+    """Return the estimate K̂ for the chosen outputs, from `size` random projections."""
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size < 2**31:
         raise Mistake(
             f"sketch={in_short(size)}: give the number of dimensions that gradients are projected "
@@ -219,7 +232,7 @@ def sketched_tangent(
     return sketched._replace(kernel=finite(sketched.kernel))
 
 
-# --- The tangent kernel of any module.
+# --- The public function
 
 
 @overload
@@ -267,19 +280,19 @@ def tangent_kernel(
 ) -> Float[Tensor, "query *kernel"] | SketchedKernel:
     """Return K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ, summed over the parameters that require gradients.
 
-    Inputs are a tensor, a tuple of tensors or a dict of keyword arguments, each tensor with the
-    examples along its first axis. `weights` may name some or all parameters; the others are the
-    module's own. If the module returns several tensors, `output` names one. Its axes after the
-    first are flattened, and `outputs` chooses among them: "all", a list of indices, "trace" for Σ_c
-    K[x, c, x′, c] as [n1, 1, n2, 1], or "diagonal" for K[x, c, x′, c] as [n1, n2, C].
-    `casts="ignore"` computes without casts to a shorter dtype than the weights have. A warning
-    states the rounding error with or without casts.
+    Inputs are a tensor, a tuple of tensors or a dict of keyword arguments. The first axis of each
+    tensor is that of the examples. `weights` replaces some or all parameters of the module. If the
+    module returns several tensors, `output` names one. Its axes after the first are flattened, and
+    `outputs` chooses among the C resulting outputs: "all", a list of indices, "trace" for Σ_c K[x,
+    c, x′, c] as [n1, 1, n2, 1], or "diagonal" for K[x, c, x′, c] as [n1, n2, C]. `casts="ignore"`
+    skips casts to dtypes of lower precision than the weights. If the module contains such casts, a
+    warning states the rounding error.
 
-    Gradients that would not fit are read some examples at a time, and multiplied out a chunk of a
-    parameter at a time. For many examples of a large module, `sketch=k` projects them to k
-    dimensions at random (`seed`). Then there are two results, an unbiased kernel and an error bar,
-    which ‖K̂ − K‖_F exceeds in one case of a hundred. Errors fall like 1/√k, which suits kernel
-    change, spectra and alignment, not single entries.
+    If the Jacobians exceed the memory, the kernel is computed in chunks of examples and parameters.
+    For many examples and a large module, `sketch=k` projects gradients to k random dimensions,
+    drawn from `seed`. The function then returns an unbiased estimate K̂ and an error bar, which ‖K̂
+    − K‖_F exceeds with probability 1 %. The error decreases like 1/√k. Sketches suit kernel change,
+    spectra and alignment, but not single entries.
 
     >>> import torch
     >>> layer, x = torch.nn.Linear(50, 1).double(), torch.eye(9, 50).double()
@@ -313,7 +326,7 @@ def tangent_kernel(
                 return found
         return kernel(left, right, some)
 
-    if outputs == "diagonal":  # one output after the other, so that no block of outputs is formed
+    if outputs == "diagonal":  # one output at a time, so that no other entries are computed
         return finite(
             torch.stack([read([c])[:, 0, :, 0] for c in range(left.tape.outputs.shape[1])], 2)
         )

@@ -1,5 +1,6 @@
-"""The tangent kernel as a callable object, on tensors, NumPy arrays and DataLoaders, for use by
-other libraries."""
+"""The tangent kernel as a callable object for tensors, NumPy arrays and DataLoaders, as other
+libraries expect.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from ntkexp.mistake import Mistake, first_line, in_short, nearest
 from ntkexp.shapes import Inputs
 
 Examples: TypeAlias = "Inputs | np.ndarray[Any, Any] | DataLoader[Any]"
-"""The arguments of a kernel."""
+"""The examples that a kernel accepts."""
 
 Blocks = Literal["all", "trace", "diagonal"]
 RANDOM_SAMPLERS: tuple[type[Sampler[Any]], ...] = (
@@ -45,28 +46,29 @@ MAX_BLOCK_SIDE = 2**20  # examples
 
 @dataclass(frozen=True, eq=False)
 class TangentKernel:
-    """K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ of a module, as a function of (x1, x2). By default x2 is x1.
+    """The tangent kernel K(θ; x, x′) = J(θ; x) J(θ; x′)ᵀ of a module, as a function of (x1, x2).
 
-    `outputs` chooses the form::
+    By default, x2 is x1. `outputs` chooses the form::
 
         "all"         K[x, c, x′, c′]                    [n1, C, n2, C]
         "trace"       Σ_c K[x, c, x′, c], one matrix     [n1, n2]
         "diagonal"    K[x, c, x′, c] for each output c   [n1, n2, C]
 
-    Examples are those of `tangent_kernel`, or a NumPy array, whose floating numbers are converted
-    to the weights' dtype, or a DataLoader, whose rows keep their order. From a batch (inputs,
-    targets, …) the inputs are used, or the result of `inputs`, a function of the batch. If all
-    arguments are arrays, so is the result. `weights`, `output` and `casts` are as in
-    `tangent_kernel`; without `weights` the kernel uses the module's weights at the time of the
-    call. A kernel is computed in blocks of rows and columns that take about `memory_gb`.
+    Examples are given as for `tangent_kernel`, as a NumPy array, or as a DataLoader that does not
+    shuffle. Floating-point arrays are converted to the dtype of the weights. From a batch (inputs,
+    targets, …) of a DataLoader, the first entry is used, or the result of the function `inputs` of
+    the batch. If all arguments are arrays, the result is an array. `weights`, `output` and `casts`
+    are as in `tangent_kernel`. Without `weights`, the kernel uses the weights of the module at the
+    time of the call. The kernel is computed in blocks of rows and columns that need about
+    `memory_gb`.
 
     >>> kernel = TangentKernel(nn.Linear(2, 1).double(), outputs="trace")
     >>> kernel(np.array([[1.0, 2.0], [0.0, 3.0]]))
     array([[ 6.,  7.],
            [ 7., 10.]])
 
-    With outputs="trace" it is a kernel of scikit-learn's support vector machines, and gives the
-    matrices of its `kernel="precomputed"`:
+    With outputs="trace", it is a valid `kernel` for scikit-learn's support vector machines, and
+    returns matrices for `kernel="precomputed"`:
 
     >>> from sklearn.svm import SVC
     >>> x, labels = np.array([[-2.0, 0.0], [2.0, 0.0], [2.0, 1.0]]), [0, 1, 1]
@@ -95,7 +97,7 @@ class TangentKernel:
         return MemoryBudget.of_gb(self.memory_gb)
 
     @overload
-    def __call__(  # type: ignore[overload-overlap]  # arrays are among examples, and come first
+    def __call__(  # type: ignore[overload-overlap]  # arrays are `Examples`, so this comes first
         self, x1: np.ndarray[Any, Any], x2: np.ndarray[Any, Any] | None = None
     ) -> np.ndarray[Any, Any]: ...
 
@@ -112,7 +114,9 @@ class TangentKernel:
 
     @full_precision()
     def matrix(self, left: Inputs, right: Inputs | None) -> Float[Tensor, "query *kernel"]:
-        """Return the kernel. If both sides are equal, blocks above the diagonal are mirrored."""
+        """Return the kernel, block by block. If `right` is None, mirror the blocks above the
+        diagonal.
+        """
         other = left if right is None else right
         counts = (examples(left), examples(other))
         side = block_side(
@@ -134,16 +138,16 @@ class TangentKernel:
                 is_diagonal = right is None and rows == columns
                 columns_part = None if is_diagonal else part(other, columns)
                 block = self.block(part(left, rows), columns_part)
-                if kernel is None:  # now the number of outputs is known
+                if kernel is None:  # the first block gives the number of outputs
                     kernel = self.empty(block, counts)
                 kernel[self.place(rows, columns)] = block
                 if right is None and not is_diagonal:
                     kernel[self.place(columns, rows)] = self.mirrored(block)
-        assert kernel is not None  # there is an example on either side
+        assert kernel is not None  # both sides have at least one example
         return kernel
 
     def empty(self, block: Tensor, counts: tuple[int, int]) -> Float[Tensor, "query *kernel"]:
-        """Allocate the kernel, or raise if it does not fit into memory."""
+        """Allocate the kernel, or raise if it exceeds the memory."""
         shape = list(block.shape)
         shape[0] = counts[0]
         shape[-2 if self.outputs == "all" else 1] = counts[1]
@@ -153,7 +157,6 @@ class TangentKernel:
         return block.new_empty(shape)
 
     def block(self, left: Inputs, right: Inputs | None) -> Float[Tensor, "query *kernel"]:
-        """Return one block."""
         kernel = tangent_kernel(
             self.module,
             left,
@@ -166,17 +169,17 @@ class TangentKernel:
         return kernel[:, 0, :, 0] if self.outputs == "trace" else kernel
 
     def place(self, rows: slice, columns: slice) -> tuple[slice, ...]:
-        """Return the index of a block."""
+        """Return the index of a block in the kernel."""
         return (rows, slice(None), columns) if self.outputs == "all" else (rows, columns)
 
     def mirrored(self, block: Float[Tensor, "query *kernel"]) -> Float[Tensor, "train *kernel"]:
-        """Return K(x′, x) from K(x, x′)."""
+        """Return the block K(x′, x), given K(x, x′)."""
         return block.permute(2, 3, 0, 1) if self.outputs == "all" else block.transpose(0, 1)
 
-    # --- Examples as tensors.
+    # --- Conversion of examples to tensors
 
     def rows(self, given: Examples, name: str) -> Inputs:
-        """Return examples in the form of `tangent_kernel`."""
+        """Convert examples to inputs of `tangent_kernel`."""
         if isinstance(given, DataLoader):
             inputs = self.loaded(given, name)
         elif isinstance(given, np.ndarray):
@@ -187,8 +190,9 @@ class TangentKernel:
         return as_inputs(inputs)
 
     def converted(self, array: np.ndarray[Any, Any], name: str) -> Tensor:
-        """Convert an array to a tensor on the weights' device. Floating numbers get the weights'
-        dtype."""
+        """Convert an array to a tensor on the weights' device, and floating-point arrays to their
+        dtype.
+        """
         if array.dtype.kind not in "biuf":
             raise Mistake(f"{name} is an array of {array.dtype}; give one of numbers")
         if array.ndim < 2:
@@ -204,7 +208,7 @@ class TangentKernel:
         return tensor
 
     def loaded(self, loader: DataLoader[Any], name: str) -> Inputs:
-        """Return the inputs of all batches."""
+        """Return the inputs of all batches of a DataLoader. Raise if it shuffles."""
         samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
         if any(isinstance(sampler, RANDOM_SAMPLERS) for sampler in samplers):
             raise Mistake(
@@ -226,8 +230,9 @@ class TangentKernel:
             raise Mistake(f"{name}: the batches do not go together: {first_line(error)}") from error
 
     def inputs_of(self, batch: Any) -> Any:
-        """Return the inputs of a batch: a tensor or mapping, or the first of (inputs, targets,
-        …)."""
+        """Return the inputs of a batch: the batch itself, or the first entry of (inputs, targets,
+        …).
+        """
         if self.inputs is not None:
             return self.inputs(batch)
         return batch[0] if isinstance(batch, tuple | list) else batch
@@ -244,10 +249,10 @@ def block_side(
     all_pairs: bool,
     budget: MemoryBudget,
 ) -> int:
-    """Return the most examples on either side of a block that fits into the budget, judged by two
-    examples.
+    """Return the largest number of examples on each side of a block that fits into the budget.
 
-    A block has all pairs of outputs, or a few outputs at a time.
+    Estimate the memory from two examples. With `all_pairs`, a block contains all pairs of outputs;
+    otherwise, it is computed one output at a time.
     """
     if examples(x1) <= 1:
         return MAX_BLOCK_SIDE
@@ -265,7 +270,7 @@ def block_side(
 
 
 def joined(batches: list[Inputs]) -> Inputs:
-    """Concatenate batches of the same form.
+    """Concatenate batches of equal structure.
 
     >>> joined([{"x": torch.ones(2, 3)}, {"x": torch.ones(1, 3)}])["x"].shape
     torch.Size([3, 3])
@@ -288,5 +293,5 @@ def joined(batches: list[Inputs]) -> Inputs:
 
 
 def blocks(count: int, side: int) -> list[slice]:
-    """Split a number of examples into slices."""
+    """Split `count` examples into slices of at most `side` examples."""
     return [slice(start, min(start + side, count)) for start in range(0, count, side)]

@@ -1,7 +1,8 @@
 """The kernels of an infinitely wide network, computed block by block in bounded memory.
 
-The blocks depend on shapes only, and the numbers of a block on its own examples only. Processes can
-therefore compute blocks in any order, and again after a kill, with the same bits.
+The division into blocks depends only on shapes, and the entries of a block depend only on its own
+examples. Processes can therefore compute blocks in any order, and repeat them after a kill, with
+bitwise equal results.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from ntkexp.limit.near import all_from_distances, resolves, with_near_pairs
 from ntkexp.limit.network import Kernels, Network, Side, cuts, network
 from ntkexp.mistake import Mistake, in_short, nearest
 
-# --- Engines: each computes the kernels of a block. The choice depends on layers and shapes, not on
+# --- Engines: each computes the kernels of a block. `auto` chooses by layers and shapes, not by
 # timings.
 
 
 ENGINES = ("auto", "torch", "fused")
 Engine: TypeAlias = Literal["auto", "torch", "fused"]
 Run: TypeAlias = Callable[[Side, Side, bool], Kernels]
-"""The map from two sides, and whether they are the same, to the finite kernels of a block."""
+"""An engine: `run(left, right, same)` returns both kernels of a block, with finite entries."""
 MIN_FUSED_WORK = 3e7
-"""Pixel pairs times layers from which the fused engine pays: torch takes 0.1 s, loading numba 1 s.
+"""`auto` uses the fused engine from this work on (pixel pairs times layers).
+
+Torch needs 0.1 s for this work; loading numba takes 1 s.
 """
 
 
 def fused_obstacle(net: Network, x: Tensor) -> str | None:
-    """Return why the fused engine cannot compute these inputs, if it cannot, whatever the layers
-    are.
-    """
+    """Return the reason why the fused engine cannot take these inputs or weight scales, or None."""
     if x.device.type != "cpu" or x.dtype not in {torch.float32, torch.float64}:
         return f"it takes float32 or float64 on a CPU, not {x.dtype} on {x.device.type}"
     tensors = [x]
@@ -57,8 +58,9 @@ def fused_obstacle(net: Network, x: Tensor) -> str | None:
 def engine_of(
     engine: Engine, net: Network, x: Tensor, pairs: int, budget: MemoryBudget, threads: int | None
 ) -> Run:
-    """Return the requested engine, or for `auto` the faster one for this number of example
-    pairs.
+    """Return the requested engine; `auto` chooses by the work for `pairs` pairs of examples.
+
+    Raise if `fused` is requested but does not apply.
     """
     if not isinstance(engine, str) or engine not in ENGINES:
         raise Mistake(
@@ -84,7 +86,7 @@ def engine_of(
 
 
 MAX_BLOCK_WORK = 2**32
-"""Pixel pairs times layers in a block: seconds to a minute."""
+"""The largest work in a block (pixel pairs times layers), which takes seconds to a minute."""
 MIN_LIMIT_BLOCK_SIDE = 16
 MAX_LIMIT_BLOCK_SIDE = 2048
 
@@ -93,7 +95,7 @@ __all__ = ["BlockSlices", "KernelBlock", "block_slices", "blocks", "compute", "n
 
 @dataclass(frozen=True)
 class BlockSlices:
-    """Rows and columns of a block; in a `same` block both are the same examples."""
+    """Rows and columns of a block; if `same`, both are the same examples."""
 
     rows: slice
     columns: slice
@@ -110,7 +112,7 @@ class KernelBlock:
 
     @property
     def mirrored(self) -> KernelBlock:
-        """The transposed block on the other side of the diagonal."""
+        """The transposed block, on the opposite side of the diagonal."""
         place = BlockSlices(self.place.columns, self.place.rows, self.place.same)
         return KernelBlock(place, self.nngp.t(), self.ntk.t())
 
@@ -127,7 +129,7 @@ def block_slices(
     >>> [(place.rows, place.columns) for place in block_slices(net, 5, None, side=3)][:2]
     [(slice(0, 3, None), slice(0, 3, None)), (slice(0, 3, None), slice(3, 5, None))]
     """
-    # Large enough that the work per example is small compared with the work per pair, and small
+    # A block is large enough that the work per pair dominates the work per example, and small
     # enough that a kill loses little.
     size = side or min(
         MAX_LIMIT_BLOCK_SIDE, max(MIN_LIMIT_BLOCK_SIDE, isqrt(MAX_BLOCK_WORK // net.work))
@@ -150,8 +152,8 @@ def compute(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> KernelBlock:
-    """Compute one block of both kernels between `x1` and `x2`, or `x1` itself, in about
-    the budget.
+    """Compute one block of both kernels between `x1` and `x2` (by default `x1`), within about
+    `budget` of memory.
     """
     left = net.side(x1[place.rows])
     right = left
@@ -206,11 +208,12 @@ def infinite_kernel(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> InfiniteKernels:
-    """Compute both kernels of a specification; `ntkexp.infinite_kernel` documents it and reads
-    modules too.
+    """Compute both kernels of a specification of layers.
+
+    The public function `ntkexp.infinite_kernel` documents the arguments, and also accepts modules.
 
     Without `x2`, pair the examples of `x1` with each other. The correlation of an example with
-    itself is then exactly 1. A call uses up to the budget in addition to its result.
+    itself is then exactly 1. A call uses memory up to `budget` in addition to its result.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
     >>> nngp, ntk = infinite_kernel([{"layer": "Dense", "features": 1, "b_std": 1.0}], x)
@@ -225,7 +228,7 @@ def infinite_kernel(
     net = network(parse_layers(spec), tuple(x1.shape[1:]))
     others = x1 if x2 is None else x2
     shape = (len(x1), len(others))
-    # A block of vectors needs hardly any memory in addition to its result.
+    # For vectors, use a single block: it needs hardly any memory in addition to its result.
     side = max(shape) if len(net.shape) == 1 else None
     nngp = x1.new_empty(shape)
     ntk = x1.new_empty(shape)
@@ -274,7 +277,7 @@ def refuse_tensor(name: str, x: Tensor) -> None:
 
 def refuse_numbers(name: str, x: Tensor) -> None:
     """Raise if an entry is not finite, or if an example is so small that its squares underflow."""
-    # The largest absolute entry of each example; not finite if an entry is not.
+    # The largest absolute entry of each example. It is not finite if any entry is not finite.
     if x[:1].numel():
         parts = split_portions(x.detach().flatten(1), x[0].numel())
         sizes = torch.cat([torch.maximum(part.amax(1), -part.amin(1)) for part in parts])

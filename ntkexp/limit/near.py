@@ -1,10 +1,10 @@
 """Pairs of nearly equal or opposite examples: recompute their kernels from distances.
 
-The engines compute a pair's angle from its covariance c. Rounding changes the correlation ρ =
-c/√(q₁q₂) by a few eps and the angle by eps/√(2(1 − |ρ|)). The tangent kernel of a ReLU network
-depends on the angle: at a distance of 1e-7 it keeps nine digits, and in single precision at 1e-4
-four. A computation from the distance ‖x − x′‖ loses no digits. Near pairs are rare, so only these
-are computed twice.
+The engines compute the angle of a pair from its covariance c. Rounding changes the correlation ρ =
+c/√(q₁q₂) by a few eps, and therefore the angle by about eps/√(2(1 − |ρ|)). The tangent kernel of a
+ReLU network depends on this angle. For unit vectors at a distance of 1e-7, it keeps nine digits in
+float64; at 1e-4, four digits in float32. A computation from the distance ‖x − x′‖ loses no digits.
+Near pairs are rare, so only their kernels are computed twice.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from ntkexp.limit.network import Kernels, Network, Side, finite, kernels_of_pair
 from ntkexp.stream import stream
 
 MAX_NEAR_REST = {torch.float64: 1e-6, torch.float32: 1e-5}
-"""A pair is near if 1 − |ρ| of its inputs is at most this. At the limit, the covariance determines a
-layer's kernel to 1e-13 in float64 and 2e-5 in float32.
+"""A pair is near if 1 − |ρ| of its inputs is at most this value.
+
+At this threshold, a layer's kernel computed from the covariance has errors of 1e-13 in float64 and
+2e-5 in float32.
 """
 SEARCH_DEVIATIONS = 3.0
-"""Search radius in standard deviations of a projected difference. At half the distance, where
-rounding costs twice as much, the radius is six deviations.
+"""Search radius in standard deviations of the projected difference of a pair at the threshold.
+
+The search may miss a few pairs near the threshold. A pair at half the distance is missed only
+beyond six of its own standard deviations.
 """
 PROJECTIONS = 2
 Places: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
@@ -39,8 +43,8 @@ Places: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
 
 
 def resolves(network: Network) -> bool:
-    """Return whether distances help: a layer uses them, and pixels are paired only with
-    themselves.
+    """Return whether the network can use distances: a layer has a formula for them, and each pixel
+    is paired only with itself.
     """
     pairs_equal_pixels = network.pairs == Pairs.equal(network.shape[1:])
     layers = every_layer(network.layers)
@@ -68,7 +72,7 @@ def with_near_pairs(
 
 
 def all_from_distances(network: Network, left: Side, right: Side, same: bool) -> Kernels:
-    """Compute a block from distances, if an engine could not resolve near pairs."""
+    """Compute all kernels of a block from distances, after an engine raised `Unresolved`."""
     rows = len(left.x)
     columns = len(right.x)
     kernels = left.x.new_zeros(rows, columns), left.x.new_zeros(rows, columns)
@@ -87,7 +91,7 @@ def all_from_distances(network: Network, left: Side, right: Side, same: bool) ->
 
 @dataclass(frozen=True)
 class BlockSides:
-    """A network, and the two sides of a block."""
+    """A network, and the examples of the rows (`left`) and columns (`right`) of a block."""
 
     network: Network
     left: Side
@@ -95,7 +99,8 @@ class BlockSides:
     same: bool
 
     def fill(self, kernels: Kernels, places: Places) -> bool:
-        """Write the kernels of some pairs, and their mirror images if both sides are the same.
+        """Write the kernels of the given pairs, and of the mirrored pairs if both sides are the
+        same.
 
         Return False if there are no pairs.
         """
@@ -113,20 +118,22 @@ class BlockSides:
 
 # --- The search for near pairs
 #
-# Near examples, divided by their norms, have nearly equal or nearly opposite projections on every
-# axis. Sort the examples by one projection, compare neighbours in this order by the other
-# projections, and compute the distances of the few pairs that remain.
+# Near examples, divided by their norms, have nearly equal or nearly opposite projections on random
+# axes. Find candidates by sorting the first projections, discard candidates whose other projections
+# differ, and compute the distances of the remaining pairs.
 
 
 def near_pairs(
     x1: Float[Tensor, "row number"], x2: Float[Tensor, "column number"], same: bool, rest: float
 ) -> Iterator[Places]:
-    """Yield groups of pairs with 1 − |ρ| ≤ rest, above the diagonal if both sides are the same."""
+    """Yield groups of pairs with 1 − |ρ| ≤ rest. If both sides are the same, yield only pairs above
+    the diagonal.
+    """
     generator = stream("near pairs")
     axes = torch.randn(PROJECTIONS, x1.shape[1], generator=generator, dtype=torch.float64).to(x1)
     norms1, keys1 = projected(x1, axes)
     norms2, keys2 = (norms1, keys1) if same else projected(x2, axes)
-    # ‖u − v‖ = √(2 (1 − ρ)) for unit vectors; their projections differ by about as much.
+    # Unit vectors have ‖u − v‖ = √(2 (1 − ρ)); their projections differ by about this much.
     radius = SEARCH_DEVIATIONS * sqrt(2 * rest)
     for sign in (1.0, -1.0):
         for rows, columns in within(keys1[0], sign * keys2[0], radius):
@@ -134,12 +141,12 @@ def near_pairs(
             if same:
                 places = places[:, rows < columns]
 
-            # Candidates, by the other projections
+            # Keep candidates whose other projections agree.
             for key1, key2 in zip(keys1[1:], keys2[1:], strict=True):
                 gap = (key1[places[0]] - sign * key2[places[1]]).abs()
                 places = places[:, gap <= radius]
 
-            # Near pairs, by their distances
+            # Keep pairs at small distances.
             for part in torch.split(places, max(1, PORTION // x1.shape[1]), 1):
                 one = x1[part[0]] / norms1[part[0]]
                 other = x2[part[1]] / norms2[part[1]]
@@ -156,7 +163,7 @@ def projected(
     """
     norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     norm = torch.where(norm > 0, norm, 1.0)
-    # Faster than one product with a narrow matrix.
+    # Separate products are faster than one product with a narrow matrix.
     keys = [torch.mv(x, axis) / norm[:, 0] for axis in axes]
     return norm, torch.stack(keys)
 
@@ -164,7 +171,7 @@ def projected(
 def within(
     keys: Float[Tensor, " row"], others: Float[Tensor, " column"], radius: float
 ) -> Iterator[Places]:
-    """Yield groups of pairs of numbers that differ by at most `radius`.
+    """Yield groups of pairs (row, column) whose numbers differ by at most `radius`.
 
     >>> keys, others = torch.tensor([0.0, 5.0]), torch.tensor([5.5, 0.5])
     >>> [(rows.tolist(), columns.tolist()) for rows, columns in within(keys, others, 1.0)]
@@ -174,7 +181,7 @@ def within(
     ordered, order = others.sort()
     first = torch.searchsorted(ordered, keys - radius)
     counts = torch.searchsorted(ordered, keys + radius, right=True) - first
-    # Groups of consecutive keys with about PORTION matches together
+    # Form groups of consecutive keys with about PORTION matches in total.
     group = counts.cumsum(0) // PORTION
     sizes = torch.unique_consecutive(group, return_counts=True)[1].tolist()
     for keys_of_group in torch.split(torch.arange(len(keys), device=keys.device), sizes):

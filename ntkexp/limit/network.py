@@ -1,4 +1,4 @@
-"""A network of infinite width, and the engine in torch: readable, differentiable, for every
+"""A network of infinite width, and the engine in torch, which is differentiable and runs on every
 device.
 """
 
@@ -24,7 +24,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.shapes import Shape
 
 CHUNK_NUMBERS = 2**20
-"""Numbers in a tensor, few enough that successive operations find them in the cache."""
+"""Numbers in a tensor of a chunk. Tensors of this size stay in the cache between operations."""
 Kernels = tuple[Float[Tensor, "row column"], Float[Tensor, "row column"]]
 """NNGP and tangent kernel."""
 
@@ -70,21 +70,23 @@ class Network:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The pixel pairs of two inputs that the outputs depend on."""
+        """The pixel pairs of two inputs whose covariances determine the kernels of the outputs."""
         return base.need(self.layers, Pairs((), ()), self.shape)
 
     @cached_property
     def own(self) -> Pairs:
-        """The pixel pairs of one input that its variances depend on."""
+        """The pixel pairs of one input whose covariances determine the variances at nonlinear
+        layers.
+        """
         return base.need_own(self.layers, None, self.shape) or Pairs.equal(self.shape[1:])
 
     @property
     def work(self) -> int:
-        """The cost of a pair of examples: pixel pairs times layers."""
+        """The work for one pair of examples: pixel pairs times layers."""
         return self.pairs.count * max(1, len(self.layers))
 
     def side(self, x: Float[Tensor, "example *shape"]) -> Side:
-        """Compute the variances of examples, once for all pairs that contain them."""
+        """Compute the variances of examples, which all pairs with these examples share."""
         x = x.reshape(-1, *self.shape)
         by_part = []
         for part in torch.split(x, max(1, CHUNK_NUMBERS // self.own.count)):
@@ -96,20 +98,22 @@ class Network:
 
 @dataclass(frozen=True)
 class Side:
-    """Examples, and their variances at the input of each nonlinear layer."""
+    """The examples of a block's rows or columns, and their variances at the input of each nonlinear
+    layer.
+    """
 
     x: Float[Tensor, "example *shape"]
     variances: Variances
 
     def part(self, rows: slice | Int[Tensor, " row"]) -> Side:
-        """Return the side with these examples only."""
+        """Select these examples."""
         return Side(self.x[rows], tuple(variance[rows] for variance in self.variances))
 
 
 def finite(kernels: Kernels) -> Kernels:
     """Return the kernels, or raise if an entry is not finite."""
     for name, values in zip(("NNGP", "tangent"), kernels, strict=True):
-        # Check the sum first: it is fast, and not finite if an entry is not.
+        # Check the sum first: this is fast, and the sum is not finite if any entry is not finite.
         if not values.detach().sum().isfinite() and not values.isfinite().all():
             dtype = str(values.dtype).removeprefix("torch.")
             raise Mistake(
@@ -121,13 +125,16 @@ def finite(kernels: Kernels) -> Kernels:
 
 # --- The engine in torch
 #
-# It cuts a block into chunks, which bounds the memory and, on a CPU, keeps a chunk's tensors in the
-# cache. If both sides are the same, it computes each pair of chunks once, and the kernels are
-# symmetric to the last bit.
+# The engine cuts a block into chunks. Chunks bound the memory and, on a CPU, keep tensors in the
+# cache. If both sides are the same, the engine computes each pair of chunks once, so that the
+# kernels are exactly symmetric.
 
 
 COPIES = 32
-"""Tensors of a chunk's size that exist at once; 19 to 29 were measured on several architectures."""
+"""Upper bound on the tensors of a chunk's size that exist at once.
+
+On several architectures, 19 to 29 were measured.
+"""
 
 
 def kernels(network: Network, left: Side, right: Side, same: bool, budget: MemoryBudget) -> Kernels:
@@ -159,9 +166,9 @@ def kernels(network: Network, left: Side, right: Side, same: bool, budget: Memor
 def kernels_of_pairs(
     network: Network, left: Side, right: Side, same: bool
 ) -> tuple[Tensor, Tensor]:
-    """Compute K and Θ of the k-th left with the k-th right example, for all k, from distances.
+    """Compute K(xₖ, x′ₖ) and Θ(xₖ, x′ₖ) for the k-th left and right examples, from distances.
 
-    No digits cancel, even if the examples are nearly equal or opposite.
+    The result is accurate even if the two examples are nearly equal or opposite.
     """
     pairs = network.pairs
     size = CHUNK_NUMBERS // max(pairs.count, left.x[0].numel())
@@ -198,7 +205,7 @@ def chunk(network: Network, left: Side, right: Side, budget: MemoryBudget) -> tu
 
 
 def cuts(count: int, size: int) -> Iterator[slice]:
-    """Yield slices of at most `size` that cover `count`.
+    """Yield consecutive slices of at most `size` elements that cover `range(count)`.
 
     >>> list(cuts(5, 3))
     [slice(0, 3, None), slice(3, 5, None)]
@@ -208,5 +215,5 @@ def cuts(count: int, size: int) -> Iterator[slice]:
 
 
 def symmetric(values: Tensor) -> Tensor:
-    """Return a symmetric matrix with this upper triangle."""
+    """Return the symmetric matrix with the upper triangle of `values`."""
     return values.triu() + values.triu(1).t()

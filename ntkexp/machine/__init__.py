@@ -1,5 +1,6 @@
-"""Kernel machines, and their comparison with the network. In reading order: `base`, `machines`,
-`ladder`.
+"""Kernel machines, and their comparison with the trained network.
+
+Each file imports only from earlier ones: `base`, `machines`, `ladder`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""The interface of kernel machines: each predicts the trained network from matrices.
+"""The interface of kernel machines, which predict the outputs of the trained network from matrices.
 
-A kernel machine receives the evidence of a run and no network, so it can be tested on small
-matrices.
+A kernel machine receives the matrices of a run (`Evidence`) but no network. It can therefore be
+tested on small matrices.
 """
 
 from __future__ import annotations
@@ -20,75 +20,74 @@ from ntkexp.measure import AbstractMeasure, MeasuredPoints
 
 
 class Repeated(NamedTuple):
-    """The end of training with a fixed kernel Θ: f = f_0 + Θ(·, X) a + (ρ − 1) J·θ_0."""
+    """The result of training with a fixed kernel Θ: f_T = f_0 + Θ(·, X) a + (ρ − 1) J·θ_0."""
 
     coefficients: Float[Tensor, "train out"]  # a
-    remaining: Float[Tensor, ""]  # ρ, the factor that decay leaves on the initial weights
+    remaining: Float[Tensor, ""]  # ρ: decay multiplies the initial weights by this factor
 
 
 Repeat: TypeAlias = Callable[
     [Float[Tensor, "row column"], Float[Tensor, "train out"], Float[Tensor, "train out"]], Repeated
 ]
-"""Repeats training with fixed Θ(X, X) from f_0(X); decay shrinks J(X)·θ_0. It may raise
-`DoesNotApply`.
+"""A function (Θ(X, X), f_0(X), J(X)·θ_0) ↦ `Repeated`, which repeats the run with fixed Θ.
+
+The third argument is the term that weight decay shrinks. The function may raise `DoesNotApply`.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The training of a run, as far as kernel machines need it."""
+    """Properties of the training of a run."""
 
     time: float  # Σ_s η_s
-    weight: float  # wᵢℓ″ of full-batch training, if it is constant
-    is_quadratic: bool  # the loss is quadratic in the outputs, with its minimum at the targets
-    is_plain: bool  # full-batch gradient descent or flow, with one step size for all weights
+    weight: float  # wᵢℓ″ for full-batch training, if it is constant (weight wᵢ of example i)
+    is_quadratic: bool  # the loss is quadratic in the outputs, with minimum at the targets
+    is_plain: bool  # full-batch gradient descent or flow with one step size for all weights
     is_flow: bool  # gradient flow
     mean_coefficients: Float[Tensor, "train out"] | None
-    """−Σ_s η_s ℓ′(s)/Σ_s η_s, or None for an optimizer with memory."""
+    """−Σ_s η_s ℓ′(s)/Σ_s η_s, or None for an optimizer with memory, such as momentum."""
     repeat: Repeat
 
     @property
     def manner(self) -> str:
-        """The training in words, for a kernel machine that repeats it."""
+        """A description of the training, for kernel machines that repeat it."""
         return f"flow to t={self.time:.4g}" if self.is_flow else "same steps"
 
 
 class DoesNotApply(Exception):
-    """The reason why a kernel machine has no prediction for a run."""
+    """Raised if a kernel machine has no prediction for a run; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PathKernel:
-    """The sums over the path by one rule: 𝒦, 𝒮 and the effect of weight decay, with their
-    `diagnostics`.
-    """
+    """The path kernel 𝒦, the contributions 𝒮 and the effect of weight decay, by one path rule."""
 
-    kernel: Float[Tensor, "read integrated kept out_"]  # with all training examples, or with none
+    # `kept` counts all training examples, or is 0 if 𝒦 was not stored.
+    kernel: Float[Tensor, "read integrated kept out_"]
     contributions: Float[Tensor, "read integrated train"]
     decay: Float[Tensor, "read integrated"]
-    rounding: Float[Tensor, "read integrated"] | None = (
-        None  # the effect of gradients that are rounding
-    )
+    # The effect of rounding errors in gradients
+    rounding: Float[Tensor, "read integrated"] | None = None
     detail: str = ""
     facts: Mapping[str, float] = field(default_factory=dict)
     half_by: Float[Tensor, "read integrated train"] | None = None
-    """The share of the path's time after which half of each contribution was reached, if known."""
+    """The fraction of the training time at which each contribution reached half of its value."""
 
     @property
     def without_examples(self) -> Float[Tensor, "read integrated"]:
-        """The part of the change that no example caused: weight decay and rounding."""
+        """The part of the change that no example caused, i.e. weight decay and rounding."""
         return self.decay if self.rounding is None else self.decay + self.rounding
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitKernels:
-    """The kernels of one output at infinite width: 𝒢, the covariance before training, and Θ."""
+    """The kernels of one output at infinite width: `start` is the NNGP kernel 𝒢, `tangent` is Θ."""
 
     start: Float[Tensor, "query train"]
     tangent: Float[Tensor, "query train"]
 
     def of_all(self, outputs: int) -> Float[Tensor, "query out train out_"]:
-        """Return Θ for independent outputs: a multiple of the identity."""
+        """Return Θ for all outputs, which is Θ(x, x′) times the identity."""
         identity = torch.eye(outputs, dtype=self.tangent.dtype, device=self.tangent.device)
         return self.tangent[:, None, :, None] * identity[:, None]
 
@@ -99,7 +98,7 @@ class LimitKernels:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The results of a run at all points, with the `train` training examples first."""
+    """The results of a run at all points; the first `train` points are the training examples."""
 
     inputs: Float[Tensor, "query feature"]
     train: int
@@ -110,26 +109,25 @@ class Evidence:
     kernel_start: Float[Tensor, "query out kept out_"]
     kernel_end: Float[Tensor, "query out kept out_"]
     start_pull: Float[Tensor, "query out"]  # J(θ_0)·θ_0, if weights decay
-    read: slice  # the points of 𝒦 and 𝒮: all points, or all but the training examples
-    attributed: Bool[Tensor, " query"]  # the points where 𝒦 and 𝒮 are known
-    integrated: Sequence[int]  # the outputs where they are known
+    read: slice  # the points for which 𝒦 and 𝒮 have rows: all, or all but the training examples
+    attributed: Bool[Tensor, " query"]  # points at which 𝒦 and 𝒮 were computed
+    integrated: Sequence[int]  # outputs for which 𝒦 and 𝒮 were computed
     limit: LimitKernels | DoesNotApply
     training: Training
-    seed: int = 0  # of the run, for random kernels
-    measured: MeasuredPoints | None = (
-        None  # the measure whose path is integrated, if it is not the outputs
-    )
+    seed: int = 0  # the run's seed, for random kernels
+    # The measure whose path was integrated, or None for the outputs
+    measured: MeasuredPoints | None = None
     measure: Callable[[AbstractMeasure], MeasuredPoints | None] | None = None
-    """Returns another measure at these points, or raises a `Mistake`."""
+    """A function that returns another measure at these points, or raises a `Mistake`."""
 
     @property
     def keeps_kernels(self) -> bool:
-        """True if kernels were stored for every pair of outputs."""
+        """True if tangent kernels were stored for every pair of outputs."""
         return self.kernel_start.shape[2] > 0
 
     @property
     def rule(self) -> str:
-        """The first path rule of the run. Kernel machines use its 𝒦 and 𝒮."""
+        """The first path rule of the run, whose 𝒦 and 𝒮 the kernel machines use."""
         return next(iter(self.paths))
 
     @property
@@ -138,22 +136,22 @@ class Evidence:
 
     @property
     def known_limit(self) -> LimitKernels:
-        """The kernels at infinite width. Raises `DoesNotApply` if there are none."""
+        """The kernels at infinite width. Raises `DoesNotApply` if they are unknown."""
         if isinstance(self.limit, DoesNotApply):
             raise self.limit
         return self.limit
 
     def elsewhere(self, rule: str) -> Float[Tensor, "point integrated train"]:
-        """Return 𝒮 by a rule at all points but the training examples."""
+        """Return 𝒮 by a rule at all points except the training examples."""
         return self.paths[rule].contributions[self.train - self.read.start :]
 
     def explained(self, outputs: Float[Tensor, "query out"]) -> Float[Tensor, "query explained"]:
-        """Return the explained quantity at all points: the outputs, or a measure of them."""
+        """Return the explained quantity: the outputs themselves, or the measure of them."""
         return outputs if self.measured is None else self.measured(outputs)
 
     def after(self, change: Float[Tensor, "read integrated"]) -> Float[Tensor, "query explained"]:
-        """Return f_0, or its measure, plus a change. Points and outputs without an integrated path
-        are NaN.
+        """Return f_0, or its measure, plus `change`. Points and outputs without contributions are
+        NaN.
         """
         outs = list(self.integrated)
         start = self.explained(self.start)
@@ -172,26 +170,27 @@ class Prediction:
     """The prediction f̂ of a kernel machine at every point."""
 
     outputs: Float[Tensor, "query out"]
-    detail: str = ""  # numbers that the kernel machine chose
+    detail: str = ""  # settings and results to show, such as a rank
     note: str = ""
-    partial: bool = (
-        False  # known only where 𝒦 and 𝒮 are; of the measure, if the path is that of a measure
-    )
-    through: MeasuredPoints | None = None  # the measure that compares f̂ with the network
+    # True for sums over the path. They are NaN where 𝒦 and 𝒮 were not computed. If the path of a
+    # measure was integrated, they predict this measure.
+    partial: bool = False
+    through: MeasuredPoints | None = None  # compare this measure of f̂ and of the network
 
 
 class AbstractMachine(Component):
-    """A kernel machine: one row of the comparison with the network.
+    """A kernel machine, which is one row of the comparison.
 
-    A `control` uses nothing of the network, so it is never named the nearest kernel machine.
+    A `control` is not an explanation of the network, so it is never named as the nearest kernel
+    machine.
     """
 
     control: ClassVar[bool] = False
-    needs_limit: ClassVar[bool] = False  # the kernels at infinite width are computed only if needed
+    needs_limit: ClassVar[bool] = False  # True if the machine uses the kernels at infinite width
 
     @abstractmethod
     def predict(self, evidence: Evidence) -> Prediction:
-        """Return the prediction, or raise `DoesNotApply`."""
+        """Return the predicted outputs, or raise `DoesNotApply`."""
 
 
 def apply_kernel(
@@ -202,12 +201,12 @@ def apply_kernel(
 
 
 def train_matrix(kernel: Float[Tensor, "query out train out_"]) -> Float[Tensor, "row column"]:
-    """Return the kernel among training examples as a matrix."""
+    """Return the kernel among the training examples as a matrix [train · out, train · out]."""
     refuse_none(kernel)
     return kernel[: kernel.shape[2]].flatten(2).flatten(0, 1)
 
 
 def refuse_none(kernel: Float[Tensor, "query out train out_"]) -> None:
-    """Raise if the kernel was not stored: it then has no training examples."""
+    """Raise `DoesNotApply` if the kernel was not stored, i.e. has no training examples."""
     if not kernel.shape[2]:
         raise DoesNotApply("no kernel for every pair of outputs was kept: needs path.kernels=all")

@@ -1,4 +1,4 @@
-"""The comparison of every kernel machine with the trained network, on every split.
+"""The comparison of all kernel machines with the trained network, on every split.
 
 relative error   ‖f̂ − f_T‖ / ‖f_T − f_0‖ over all points and outputs of the split
 floor            100 eps · size / ‖f_T − f_0‖, the error that rounding explains; `size` is ‖f_0‖ + ‖f_T‖, or the sum
@@ -6,8 +6,8 @@ floor            100 eps · size / ‖f_T − f_0‖, the error that rounding ex
 agreement        share of points with the same label: the largest output, or the sign of a single output
 r²               1 − ‖f̂ − f_T‖² / ‖f_T − mean f_T‖²
 
-If the path is that of a measure g, or if a kernel machine has a measure, g(f̂), g(f_T) and g(f_0)
-are compared, and there is no agreement.
+If the run integrates the path of a measure g, or if a kernel machine has a measure g, the errors
+compare g(f̂) with g(f_T) and g(f_0), and there is no agreement.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ntkexp.records.results import Result, at_points, rounding_floor
 
 
 class Ladder(Component):
-    """The compared kernel machines. Each path rule without a kernel machine of its name adds a row."""
+    """The compared kernel machines. A path rule without a kernel machine of its name adds a row."""
 
     machine: tuple[AbstractMachine, ...]
 
     def climb(self, evidence: Evidence) -> list[Rung]:
-        """Return the prediction of every kernel machine, or the reason why it has none."""
+        """Return the prediction of every kernel machine, or the reason why there is none."""
         tried = [
             try_machine(machine.option, machine.predict, evidence, machine.control)
             for machine in self.machine
@@ -49,7 +49,9 @@ class Ladder(Component):
 
 @dataclass(frozen=True)
 class Rung:
-    """The outcome of one kernel machine."""
+    """One row of the comparison: the prediction of a kernel machine, or the reason why there is
+    none.
+    """
 
     name: str
     outcome: Prediction | DoesNotApply
@@ -59,10 +61,10 @@ class Rung:
 
 @dataclass(frozen=True)
 class Region:
-    """The points of a split."""
+    """A split: its points, and the norms that determine rounding."""
 
     points: slice
-    norms: Float[Tensor, "term point"]  # of the terms of f at each point, which are rounded
+    norms: Float[Tensor, "term point"]  # norms of the terms of f at each point
 
 
 def try_machine(
@@ -80,9 +82,9 @@ def try_machine(
 
 
 def measured(prediction: Prediction, evidence: Evidence) -> Prediction:
-    """Apply the measure g, if there is one, to the predicted outputs.
+    """Replace the predicted outputs by their measure g, if there is one.
 
-    If the path is that of a measure, sums along it already predict the measure.
+    If the path of a measure was integrated, path sums already predict the measure.
     """
     g = prediction.through or evidence.measured
     if g is None:
@@ -109,7 +111,7 @@ def ladder_rows(
 def compare_on_split(
     split: str, rung: Rung, region: Region, evidence: Evidence, classifies: bool
 ) -> Result:
-    """Return the errors of one kernel machine on one split."""
+    """Return the errors of one kernel machine on one split, or the reason why there are none."""
     outcome = rung.outcome
     if isinstance(outcome, DoesNotApply):
         return Result(split, rung.name, note=str(outcome))
@@ -120,7 +122,7 @@ def compare_on_split(
         return Result(
             split, rung.name, note="none of these points is attributed: raise path.attributed"
         )
-    # f_0 and f_T, or a measure of them, whose slope multiplies the rounded terms
+    # f_0 and f_T, or their measure g; the slope of g multiplies the rounding errors
     g = outcome.through
     start_of_all = evidence.start
     end_of_all = evidence.end
@@ -131,7 +133,7 @@ def compare_on_split(
         start_of_all = g(evidence.start)
         end_of_all = g(evidence.end)
 
-    # only some points and outputs have an integrated path
+    # Select the points and outputs that have a prediction.
     outputs = list(range(end_of_all.shape[1]))
     if outcome.partial and g is evidence.measured:
         outputs = list(evidence.integrated)
@@ -145,7 +147,8 @@ def compare_on_split(
     missed = float(error.norm())
     moved = float((end - start).norm())
     spread = float((end - end.mean(0)).square().sum())
-    size = float(norms[:, attributed].norm(dim=1).sum())  # Σ‖terms‖ that round
+    # Σ‖terms‖, which determines the rounding error
+    size = float(norms[:, attributed].norm(dim=1).sum())
     agreement = None
     if classifies and has_all_outputs and g is None:
         same_label = predicted_label(end + error) == predicted_label(end)

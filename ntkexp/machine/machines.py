@@ -1,4 +1,4 @@
-"""The kernel machines: with the path kernel, as Domingos' sum; with fixed kernels; and controls,
+"""The kernel machines: Domingos' path kernel machines, machines with fixed kernels, and controls,
 whose kernels are independent of the network.
 """
 
@@ -31,14 +31,15 @@ from ntkexp.on_disk import row_blocks, summed
 from ntkexp.stream import stream
 from ntkexp.text import percent, short
 
-# --- The path kernel machine of Domingos: f̂(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), coefficients that
+# --- The path kernel machine of Domingos: f̂(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x). Its coefficients
 # depend on the query x.
 #
-# With 𝒮 by secants it is the trained network, to rounding; from left ends it is the published sum.
+# With 𝒮 by secants, f̂ is the trained network up to rounding. With 𝒮 from the left ends of the
+# steps, f̂ is the sum of Domingos' paper.
 
 
 def path_sum(rule: str, evidence: Evidence) -> Prediction:
-    """Return the sum by a rule. Raise if the path was not integrated by it."""
+    """Return f_0 + Σᵢ 𝒮 + 𝒟 by a path rule. Raise `DoesNotApply` if the run lacks this rule."""
     if rule not in evidence.paths:
         if evidence.training.is_flow:
             raise DoesNotApply(
@@ -51,7 +52,7 @@ def path_sum(rule: str, evidence: Evidence) -> Prediction:
 
 
 class AbstractPathSum(AbstractMachine):
-    """The sum by the rule of the same name."""
+    """The sum f_0 + Σᵢ 𝒮 + 𝒟 by the path rule of the same name."""
 
     @final
     def predict(self, evidence: Evidence) -> Prediction:
@@ -59,7 +60,7 @@ class AbstractPathSum(AbstractMachine):
 
 
 def without_machine(rules: Iterable[str]) -> list[str]:
-    """Return the rules without a kernel machine of the same name.
+    """Return the path rules for which no kernel machine has the same name.
 
     >>> without_machine(["secant", "my_rule"])
     ['my_rule']
@@ -69,9 +70,7 @@ def without_machine(rules: Iterable[str]) -> list[str]:
 
 
 class Secant(AbstractPathSum):
-    """The path kernel machine of Domingos, f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x), by secants, which make it
-    exact.
-    """
+    """The path kernel machine of Domingos by secants, f_0(x) + Σᵢ 𝒮(x, xᵢ) + 𝒟(x); it is exact."""
 
 
 class Gauss(AbstractPathSum):
@@ -79,11 +78,11 @@ class Gauss(AbstractPathSum):
 
 
 class Left(AbstractPathSum):
-    """The path kernel machine of Domingos as published, by the left ends of the steps."""
+    """The path kernel machine of Domingos as published: kernels at the start of each step."""
 
 
 def describe_parts(facts: Mapping[str, float]) -> str:
-    """Return the accuracy of single contributions in words. Their sum may be exact all the same.
+    """Return a description of the accuracy of single contributions. Their sum may be more accurate.
 
     >>> describe_parts({"cancellation": 20.3, "error_bar": 1.2e-4})
     'contributions cancel: Σ|c| = 20.3 × |Σc|; relative error of each 1e-4'
@@ -112,10 +111,11 @@ def describe_parts(facts: Mapping[str, float]) -> str:
 
 
 class Nonlinear(AbstractMachine):
-    """A kernel machine with a non-linearity, g(b(x) + Σᵢ aᵢ(x) K(x, xᵢ)), where b = f_0 + 𝒟.
+    """A kernel machine inside a nonlinear function, g(b(x) + Σᵢ aᵢ(x) K(x, xᵢ)), with b = f_0 + 𝒟.
 
-    It is g of the sum by the first rule, compared with g of the network. By secants it is exact,
-    like its inner sum. `path.measure` divides the change of g itself among the examples.
+    It applies the measure g to the sum by the first path rule, and is compared with g of the
+    network. By secants it is exact, because the sum is exact. To divide the change of g itself
+    among the examples, set `path.measure`.
     """
 
     measure: AbstractMeasure = LogProbability()
@@ -139,15 +139,15 @@ class Nonlinear(AbstractMachine):
 
 
 class FixedCoefficients(AbstractMachine):
-    """A true kernel machine: the path kernel with coefficients that do not depend on the query.
+    """A kernel machine in the usual sense: the path kernel, with coefficients independent of the
+    query.
 
     The coefficients are means over the path:
 
     f̂(x) = f_0(x) + Σᵢ 𝒦(x, xᵢ) āᵢ,    āᵢ = −Σ_s η_s ℓ′ᵢ(s) / Σ_s η_s.
 
     For an optimizer with memory, āᵢ is the least-squares fit of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the
-    training points x: Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ), example by example, by
-    pseudo-inverse.
+    training points x, separately for each i: Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ).
     """
 
     def predict(self, evidence: Evidence) -> Prediction:
@@ -160,15 +160,14 @@ class FixedCoefficients(AbstractMachine):
 
 
 def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out"]:
-    """Return the least-squares coefficients āᵢ of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the attributed
-    training points x.
+    """Return the least-squares solutions āᵢ of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the attributed training
+    points x.
     """
     points = evidence.attributed[: evidence.train].nonzero()[:, 0]
     if not len(points):
         raise DoesNotApply("no training example is attributed: add train to path.queries")
-    kernel = (
-        evidence.path.kernel[points].permute(2, 0, 1, 3).flatten(1, 2)
-    )  # [train, point·out, out_]
+    # [train, point·out, out_]
+    kernel = evidence.path.kernel[points].permute(2, 0, 1, 3).flatten(1, 2)
     parts = evidence.path.contributions[points].flatten(0, 1).t()[..., None]
     if not (kernel.isfinite().all() and parts.isfinite().all()):
         raise DoesNotApply("the path kernel among the training examples is not finite")
@@ -177,9 +176,7 @@ def fitted_coefficients(evidence: Evidence) -> Float[Tensor, "train out"]:
 
 
 class KernelRegression(AbstractMachine):
-    """Kernel regression with the path kernel 𝒦 on the learned change of the outputs at the training
-    examples.
-    """
+    """Kernel regression with the path kernel 𝒦 on f_T − f_0 at the training examples."""
 
     def predict(self, evidence: Evidence) -> Prediction:
         refuse_none(evidence.path.kernel)
@@ -197,7 +194,7 @@ class KernelRegression(AbstractMachine):
         )
 
 
-# --- Regression with a kernel that may be asymmetric or singular, by singular values:
+# --- Regression with a kernel that may be asymmetric or singular, by the pseudo-inverse
 #
 # f̂(x) = f_0(x) + K(x, X) K(X, X)⁺ (f_T(X) − f_0(X))
 #
@@ -207,7 +204,7 @@ class KernelRegression(AbstractMachine):
 def regression_prediction(
     kernel: Float[Tensor, "query out train out_"], evidence: Evidence
 ) -> Prediction:
-    """Return the kernel regression on the learned change at the training examples."""
+    """Return the kernel regression on f_T − f_0 at the training examples."""
     matrix = train_matrix(kernel)
     if kernel.shape[1] < kernel.shape[3]:
         raise DoesNotApply("the path was not read at every output: needs path.outputs=all")
@@ -234,12 +231,12 @@ def regression_prediction(
 
 # --- Training with a fixed kernel Θ, in function space.
 #
-# Under ½c‖f − y‖² with weights w/c, gradient flow has the closed form (λ the eigenvalues of Θ(X,
-# X), t the time)
+# For the loss ½c‖f − y‖² with example weights w/c, gradient flow has a closed form at time t; g
+# acts on the eigenvalues λ of Θ(X, X):
 #
 #     f_t(x) = f_0(x) − Θ(x, X) g(Θ(X, X)) (f_0(X) − y),    g(λ) = (1 − e^{−twλ})/λ
 #
-# For any loss, the steps of an optimizer with the same scale for all weights lead to
+# For any loss, an optimizer whose steps scale all weights equally leads to
 #
 #     f_s(x) = f_0(x) + Θ(x, X) a_s + (ρ_s − 1) J(x)·θ_0.
 #
@@ -249,7 +246,7 @@ def regression_prediction(
 def flow_prediction(
     kernel: Float[Tensor, "query out train out_"], evidence: Evidence
 ) -> Float[Tensor, "query out"]:
-    """Return f_t at the time when training ended."""
+    """Return f_t of the gradient flow at the end of training."""
     missing = (evidence.targets - evidence.start[: evidence.train]).flatten()[:, None]
     gain = FlowGain(evidence.training.time * evidence.training.weight)
     coefficients = modes_of(train_matrix(kernel)).at(gain)(missing)
@@ -259,7 +256,7 @@ def flow_prediction(
 def descent_prediction(
     kernel: Float[Tensor, "query out train out_"], evidence: Evidence
 ) -> Float[Tensor, "query out"]:
-    """Return f_T after the steps of the training."""
+    """Return f_T after the steps of the run, taken with a fixed kernel."""
     train = evidence.train
     coefficients, remaining = evidence.training.repeat(
         train_matrix(kernel), evidence.start[:train], evidence.start_pull[:train]
@@ -270,10 +267,10 @@ def descent_prediction(
 
 
 class AbstractFrozen(AbstractMachine):
-    """Training with a fixed kernel from the network's initial outputs.
+    """Training with a fixed kernel, from the initial outputs of the network.
 
-    Under a quadratic loss it is gradient flow in closed form. Under another loss, or with another
-    optimizer, it takes the same steps as the network.
+    For a quadratic loss and plain gradient descent, the prediction is gradient flow in closed form.
+    Otherwise, the machine repeats the steps of the run.
     """
 
     @abstractmethod
@@ -283,7 +280,7 @@ class AbstractFrozen(AbstractMachine):
     @final
     def predict(self, evidence: Evidence) -> Prediction:
         kernel = self.kernel(evidence)
-        # gradient flow of a loss that is quadratic in f has a closed form
+        # For a loss that is quadratic in f, gradient flow has a closed form.
         if evidence.training.is_quadratic and evidence.training.is_plain:
             return Prediction(
                 flow_prediction(kernel, evidence), f"flow to t={evidence.training.time:.4g}"
@@ -292,21 +289,21 @@ class AbstractFrozen(AbstractMachine):
 
 
 class FrozenStart(AbstractFrozen):
-    """Training with the fixed tangent kernel of the start, K_0, for the same time."""
+    """Training for the same time with the fixed initial tangent kernel K_0."""
 
     def kernel(self, evidence: Evidence) -> Float[Tensor, "query out train out_"]:
         return evidence.kernel_start
 
 
 class FrozenEnd(AbstractFrozen):
-    """Training with the fixed tangent kernel of the end, K_T, for the same time."""
+    """Training for the same time with the fixed final tangent kernel K_T."""
 
     def kernel(self, evidence: Evidence) -> Float[Tensor, "query out train out_"]:
         return evidence.kernel_end
 
 
 class FrozenLimit(AbstractFrozen):
-    """Training with the fixed tangent kernel at infinite width, K_∞, for the same time."""
+    """Training for the same time with the fixed tangent kernel K_∞ of infinite width."""
 
     needs_limit = True
 
@@ -319,8 +316,8 @@ class Linearised(AbstractMachine):
     """The network linearised at its start, f_0(x) + J(θ_0; x)(θ − θ_0), trained with the same steps
     (Lee et al. 2019).
 
-    In function space these are steps of gradient descent with the kernel K_0. Clipping uses the
-    recorded factors of the network.
+    In function space, these are steps with the fixed kernel K_0. Gradients are clipped by the
+    factors that were recorded for the network.
     """
 
     def predict(self, evidence: Evidence) -> Prediction:
@@ -330,13 +327,12 @@ class Linearised(AbstractMachine):
 
 
 class NNGP(AbstractMachine):
-    """The posterior mean of the Gaussian process of an untrained network at infinite width, without
-    noise:
+    """The posterior mean of the network's Gaussian process at infinite width, without noise:
 
     f̂(x) = 𝒢(x, X) 𝒢(X, X)⁻¹ y.
 
-    It describes Bayesian networks, and networks with a trained readout only, but no network that
-    trains every layer.
+    It describes Bayesian networks and networks whose readout alone is trained, not networks whose
+    layers are all trained.
     """
 
     needs_limit = True
@@ -357,17 +353,17 @@ class NNGP(AbstractMachine):
 #     k(x, x′) = exp(−‖x − x′‖²/2h²),  h the median distance between training examples;
 #     k = (A Aᵀ/r + I)[x, xᵢ],         A ~ N(0, 1) of points × r, r the number of points.
 #
-# As an identity it replaces 𝒦 in "divide by the kernel, then multiply by it":
+# The identities replace 𝒦 in "divide 𝒮 by the kernel, then multiply by it":
 #
 #     f̂(x) = f_0(x) + Σᵢ aᵢ(x) k(x, xᵢ),    aᵢ(x) = 𝒮(x, xᵢ)/k(x, xᵢ),
 #
-# This is exact for any kernel, which is the point of the criticism. As a regression it must
-# predict, and a random kernel predicts new points no better than chance.
+# This is exact for any kernel, which is the criticism of such sums as explanations. The regressions
+# must predict; a random kernel predicts new points no better than chance.
 
 
 class RBFIdentity(AbstractMachine):
-    """A control with a Gaussian kernel. Any kernel is exact if its coefficients may depend on the
-    query.
+    """A control: a Gaussian kernel with coefficients that depend on the query, as exact as any
+    kernel.
     """
 
     control = True
@@ -388,7 +384,7 @@ class RBFIdentity(AbstractMachine):
 
 
 class RandomIdentity(AbstractMachine):
-    """A control with a random positive definite kernel, whose coefficients may depend on the query."""
+    """A control: a random positive definite kernel with coefficients that depend on the query."""
 
     control = True
 
@@ -406,7 +402,7 @@ class RandomIdentity(AbstractMachine):
 def divide_and_multiply(
     evidence: Evidence, rows: Callable[[slice], Float[Tensor, "query train"]], detail: str
 ) -> Prediction:
-    """Divide 𝒮 by a kernel, multiply by it again, and sum over examples, a few rows at a time."""
+    """Divide 𝒮 by a kernel, multiply by this kernel, and sum over examples, in blocks of rows."""
     parts = evidence.path.contributions
     changes = []
     for block in row_blocks(parts):
@@ -446,7 +442,7 @@ class RandomRegression(AbstractMachine):
 def kernel_for_each_output(
     kernel: Float[Tensor, "query train"], evidence: Evidence
 ) -> Float[Tensor, "query out train out_"]:
-    """Return the kernel of independent outputs that share one kernel."""
+    """Return the kernel for all outputs, which is k(x, x′) times the identity."""
     identity = torch.eye(evidence.start.shape[1], dtype=kernel.dtype, device=kernel.device)
     return kernel[:, None, :, None] * identity[:, None]
 
@@ -458,7 +454,7 @@ def gaussian_kernel(
 
 
 def median_distance(points: Float[Tensor, "train feature"]) -> float:
-    """Return the median of the nonzero distances, or 1 if there are none.
+    """Return the median of the nonzero distances between points, or 1 if all distances are zero.
 
     >>> median_distance(torch.tensor([[0.0], [3.0], [7.0]])), median_distance(torch.zeros(1, 1))
     (4.0, 1.0)
@@ -473,8 +469,8 @@ def median_distance(points: Float[Tensor, "train feature"]) -> float:
 
 
 def random_kernel(evidence: Evidence) -> Float[Tensor, "query train"]:
-    """Return a random kernel of all points with the training examples, which depends on the seed of
-    the run.
+    """Return a random kernel between all points and the training examples, drawn with the run's
+    seed.
     """
     points = len(evidence.inputs)
     factor = torch.randn(

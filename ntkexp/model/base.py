@@ -1,7 +1,7 @@
-"""An architecture: a value that builds networks of any width, for inputs of any shape.
+"""The interface of architectures, which build networks of any width for inputs of any shape.
 
-The file also defines the learning task, and the forms of the output (scaled, antisymmetric,
-centred).
+This file also defines learning tasks, and the forms of the output: scaled, antisymmetric and
+centred.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ntkexp.stream import stream
 
 @dataclass(frozen=True)
 class LearningTask:
-    """The shape of an example and the number of outputs that a network must have.
+    """The shape of an example, and the number of outputs that a network must have.
 
-    If `vocabulary` is positive, examples are tokens, integers below it.
+    If `vocabulary` is positive, examples are tokens: integers below `vocabulary`.
     """
 
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class LearningTask:
     vocabulary: int = 0
 
     def sample(self, examples: int = 2) -> Float[Tensor, "example *shape"]:
-        """Return artificial examples for trying out a network.
+        """Return artificial examples, with which a network can be tried.
 
         >>> LearningTask((3,), 1, vocabulary=4).sample().tolist()
         [[0.0, 1.0, 2.0], [3.0, 0.0, 1.0]]
@@ -49,12 +49,12 @@ class LearningTask:
 
     @property
     def description(self) -> str:
-        """The examples' description in error messages."""
+        """A description of the examples, for error messages."""
         tokens = f", tokens below {self.vocabulary}" if self.vocabulary else ""
         return f"the data has examples of shape {list(self.shape)}{tokens}"
 
     def refuse_tokens(self, model: str) -> None:
-        """Raise if the data are tokens, for networks that compute with their inputs."""
+        """Raise if the data are tokens; networks without an embedding table call this method."""
         if self.vocabulary:
             raise Mistake(
                 f"model={model} takes numbers, and the data has tokens; choose model=transformer, "
@@ -62,7 +62,7 @@ class LearningTask:
             )
 
 
-# --- Forms of the output (see `ntkexp.init` for the formulas): f is α times a sum of `terms`
+# --- Forms of the output: f = α Σ `terms` (formulas in `ntkexp.init`)
 
 
 class ScaledOutput(nn.Module):
@@ -79,7 +79,7 @@ class ScaledOutput(nn.Module):
     def trained_terms(
         self, x: Float[Tensor, "example *shape"]
     ) -> tuple[Float[Tensor, "example out"], ...]:
-        """Return the terms that change during training."""
+        """Return the terms that depend on trained weights."""
         return self.terms(x)
 
     def forward(self, x: Float[Tensor, "example *shape"]) -> Float[Tensor, "example out"]:
@@ -90,8 +90,8 @@ class ScaledOutput(nn.Module):
     def sizes(
         self, weights: Weights, x: Float[Tensor, "example *shape"]
     ) -> Float[Tensor, "term example"]:
-        """Return α‖trained term‖ for every example; f has at least the rounding error of these
-        terms.
+        """Return α‖term‖ for each trained term and example. The rounding error of f is proportional
+        to these.
         """
         module_weights = {f"reading.{name}": weight for name, weight in weights.items()}
         with torch.no_grad():
@@ -100,7 +100,7 @@ class ScaledOutput(nn.Module):
 
 
 class TrainedTerms(nn.Module):
-    """A module whose outputs are the trained terms."""
+    """A module that returns the trained terms of a `ScaledOutput`."""
 
     def __init__(self, reading: ScaledOutput) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class TrainedTerms(nn.Module):
 
 
 class Antisymmetric(ScaledOutput):
-    """f = α (h(θ_a) − h(θ_b))/√2, with θ_a = θ_b at the start."""
+    """f = α (h(θ_a) − h(θ_b))/√2, with θ_a = θ_b before training."""
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
         super().__init__(network, alpha / sqrt(2))
@@ -124,7 +124,7 @@ class Antisymmetric(ScaledOutput):
 
 
 class Centred(ScaledOutput):
-    """f = α (h(θ) − h(θ_0)) with constant θ_0."""
+    """f = α (h(θ) − h(θ_0)), where θ_0 are the initial weights."""
 
     def __init__(self, network: nn.Module, alpha: float) -> None:
         super().__init__(network, alpha)
@@ -159,10 +159,10 @@ def copy_network(network: nn.Module, key: str) -> nn.Module:
 
 
 class AbstractArchitecture(Component):
-    """A description of networks; every architecture grows with `width`."""
+    """An architecture of networks, whose layers grow with `width`."""
 
     remedy: ClassVar[str] = "lower init.W_std or init.alpha"
-    """Advice in error messages about outputs that are not finite."""
+    """Advice for error messages about outputs that are not finite."""
 
     width: Count = 512
 
@@ -180,16 +180,12 @@ class AbstractArchitecture(Component):
         generator: torch.Generator,
         vocabulary: int = 0,
     ) -> ScaledOutput:
-        """Return the network at the start of training, in the form of the output that `init`
-        chooses.
-        """
+        """Return an untrained network, in the form of the output that `init` chooses."""
         task = LearningTask(shape, outputs, vocabulary)
         return read_output(self.network(init, task, generator), init)
 
     def limit(self, init: AbstractInit, task: LearningTask) -> Network:
-        """Return the infinite-width limit of the network h, or raise a `Mistake` if it is
-        unknown.
-        """
+        """Return the infinite-width limit of the network h. Raise a `Mistake` if it is unknown."""
         raise Mistake(f"model={self.option} has no known limit of infinite width")
 
 

@@ -1,5 +1,6 @@
-"""Foreign modules: adapted to data and loss, loaded from files of the user, or built by optional
-libraries."""
+"""Foreign modules: adapt them to data and loss, load them from a user's files, and import optional
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +28,16 @@ from ntkexp.model.base import LearningTask
 from ntkexp.model.functional import hooked, training_modes
 from ntkexp.records.atomic import read_object
 
-# --- A foreign module, adapted to the inputs of the data and the outputs of the loss.
+# --- Adapt a foreign module to the inputs of the data and the outputs of the loss.
 #
 #     tokens → integers      outputs [example] → [example, 1]      new tensors → dtype of inputs
 #
-# Before training the module runs on a few examples, so that misfits are reported in one line.
+# Before training, the module runs on two artificial examples, so that errors are reported in one
+# line.
 
 
 class Adapted(nn.Module):
-    """A foreign module, between data and loss."""
+    """A foreign module with converted inputs and outputs."""
 
     def __init__(self, module: nn.Module, tokens: bool) -> None:
         super().__init__()
@@ -47,7 +49,7 @@ class Adapted(nn.Module):
         return outputs[:, None] if outputs.dim() == 1 else outputs
 
     def answer(self, x: Float[Tensor, "example *shape"]) -> object:
-        """Return the module's own answer."""
+        """Return the output of the foreign module, whatever its type."""
         with default_dtype(x.dtype):
             return self.module(x.long() if self.tokens else x)
 
@@ -59,15 +61,17 @@ def adapt_module(
     given: str,
     file: Path | None = None,
 ) -> Adapted:
-    """Build the module in double precision and evaluation mode, with torch's generator at the seed,
-    and check it.
+    """Build a module in double precision and evaluation mode, and check that it fits the task.
+
+    torch's global generator is seeded while `make` runs. `given` begins error messages, and `file`
+    is the user's file, whose line is reported.
     """
     with torch.random.fork_rng(devices=[]), default_dtype(torch.float64), one_line(given, file):
         torch.manual_seed(seed)
         module = Adapted(make().double().eval(), tokens=task.vocabulary > 0)
         for layer in module.modules():
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
-                layer.sparse = False  # dense gradients are equal, and can be differentiated again
+                layer.sparse = False  # dense gradients are equal, and can be differentiated twice
         with one_line(f"{given}: {task.description}, and the module says", file):
             refuse_unfit(given, module, task)
     return module
@@ -75,7 +79,7 @@ def adapt_module(
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Use this dtype for new tensors by default, such as the first state of a recurrent network."""
+    """Set torch's default dtype for new tensors, such as the initial state of an RNN."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -85,14 +89,14 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
-    """Run the module on made-up examples, and raise if it does not fit."""
+    """Run the module on artificial examples, and raise if it does not fit the task."""
     refuse_untrainable(given, module.module)
     if reasons := list(training_modes(module.module)):
         raise Mistake(
             f"{given}: {reasons[0]}, even after module.eval(); each output must depend on its own "
             "example"
         )
-    # forward: the shape, and unchanged inputs
+    # Forward pass: check the shape, and that the inputs did not change.
     x = task.sample()
     outputs = module.answer(x)
     refuse_shape(given, outputs, task)
@@ -106,7 +110,7 @@ def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
         raise Mistake(
             f"{given}: no output depends on a trained parameter; is there a detach, or no_grad?"
         )
-    # backward: dense gradients; then a second call with equal outputs
+    # Backward pass: gradients must be dense. A second call must give equal outputs.
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     gradients = torch.autograd.grad(outputs.sum(), weights, allow_unused=True)
     if any(each is not None and each.is_sparse for each in gradients):
@@ -122,7 +126,7 @@ def refuse_unfit(given: str, module: Adapted, task: LearningTask) -> None:
 
 
 def refuse_untrainable(given: str, module: nn.Module) -> None:
-    """Raise if the module has no real parameters to train."""
+    """Raise if the module has no trained parameters, a complex one, or one with a hook."""
     weights = dict(module.named_parameters())
     if not any(weight.requires_grad for weight in weights.values()):
         why = (
@@ -144,7 +148,7 @@ def refuse_untrainable(given: str, module: nn.Module) -> None:
 
 
 def refuse_shape(given: str, outputs: object, task: LearningTask) -> None:
-    """Raise if the outputs do not have the shape that data and loss need."""
+    """Raise unless the outputs have the shape that the data and the loss require."""
     if not isinstance(outputs, Tensor):
         raise Mistake(
             f"{given}: the module returns a {type(outputs).__name__}; let it return one tensor, "
@@ -161,7 +165,7 @@ def refuse_shape(given: str, outputs: object, task: LearningTask) -> None:
 
 
 def refuse_chance(given: str, module: Adapted, again: Adapted) -> None:
-    """Raise if two modules of the same seed differ."""
+    """Raise if two modules that were built with the same seed differ."""
     first, second = module.module.state_dict(), again.module.state_dict()
     if first.keys() != second.keys():
         raise Mistake(f"{given} builds another module when it is called again with the same seed")
@@ -175,9 +179,9 @@ def refuse_chance(given: str, module: Adapted, again: Adapted) -> None:
             )
 
 
-# --- Python files of the user: their imports, and their modules.
+# --- Load Python files of the user, and let them import their neighbours.
 #
-# Importing a file runs it. The command line asks the user first.
+# Loading a file runs its code. The command line asks the user for permission first.
 
 
 VISION = {"timm", "torchvision", "transformers"}
@@ -185,11 +189,11 @@ VISION = {"timm", "torchvision", "transformers"}
 
 
 class TrustedModules(MetaPathFinder):
-    """Finds the modules that trusted code imports, in the folders of that code.
+    """An import hook that finds the modules that trusted files import from their own folders.
 
-    These folders are not added to `sys.path`, because libraries search it for optional modules, and
-    would run untrusted files. This finder comes last, so that no file hides a module of Python or
-    of a package.
+    The folders are not added to `sys.path`: libraries search it for optional modules, and would run
+    untrusted files. The finder is the last in `sys.meta_path`, so that no file replaces a module of
+    Python or of an installed package.
     """
 
     def __init__(self) -> None:
@@ -209,7 +213,7 @@ sys.meta_path.append(TRUSTED)
 
 
 def let_import(files: Iterable[Path], folders: Sequence[Path]) -> None:
-    """Let trusted files import modules from these folders, directly or through other modules."""
+    """Let trusted files import modules from these folders, directly or indirectly."""
     waiting = list(files)
     while waiting:
         for name in imported_packages(waiting.pop()):
@@ -218,8 +222,9 @@ def let_import(files: Iterable[Path], folders: Sequence[Path]) -> None:
 
 
 def admit_module(name: str, folders: Iterable[Path]) -> list[Path]:
-    """Allow to import a module or package from the first folder that has it, and return its
-    files."""
+    """Permit the import of a module or package from the first folder that contains it. Return its
+    files.
+    """
     for folder in folders:
         files = [folder / f"{name}.py", *(folder / name).rglob("*.py")]
         if there := [file for file in files if file.is_file()]:
@@ -229,7 +234,9 @@ def admit_module(name: str, folders: Iterable[Path]) -> list[Path]:
 
 
 def load_module(file: Path, given: str) -> ModuleType:
-    """Load the module in a file under its stem. It can import other files in the same folder."""
+    """Load a file as the module named after its stem. The file can import other files in its folder
+    or in the working folder.
+    """
     file = file.resolve()
     loaded = sys.modules.get(file.stem)
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
@@ -259,10 +266,8 @@ def files_imported(file: Path) -> tuple[Path, ...]:
     files, waiting = {file}, [file]
     while waiting:
         for name in imported_packages(waiting.pop()):
-            beside = (
-                file.parent / f"{name}.py",
-                *(file.parent / name).rglob("*.py"),
-            )  # a module or a package
+            # The files of a module or a package
+            beside = (file.parent / f"{name}.py", *(file.parent / name).rglob("*.py"))
             new = {other for other in beside if other.is_file()} - files
             files |= new
             waiting += new
@@ -270,7 +275,9 @@ def files_imported(file: Path) -> tuple[Path, ...]:
 
 
 def imported_packages(file: Path) -> Iterator[str]:
-    """Yield the packages whose modules a file imports. A file that is not Python imports none."""
+    """Yield the names of the top-level packages that a file imports. Yield nothing if it is not
+    Python.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -286,11 +293,11 @@ def imported_packages(file: Path) -> Iterator[str]:
 
 
 Option = bool | int | float | str | None
-"""A value of a library's own settings."""
+"""The value of a setting of a library."""
 
 
-def import_library(package: str, extra: str) -> Any:  # the types of another library are its own
-    """Import the package of an extra, or raise with the command that installs it."""
+def import_library(package: str, extra: str) -> Any:  # the type is known only to the library
+    """Import an optional package. If it is missing, raise with the command that installs it."""
     if find_spec(package) is None:
         raise Mistake(
             f"model={extra} needs {package}, which is not installed: pip install 'ntkexp[{extra}]'"
@@ -299,16 +306,15 @@ def import_library(package: str, extra: str) -> Any:  # the types of another lib
         one_line(f"model={extra}: {package} is installed, and cannot be imported"),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # warnings of its imports do not concern the user
+        warnings.simplefilter("ignore")  # warnings during imports do not concern the user
         load_torchvision()
         return import_module(package)
 
 
-# --- torchvision with a torch that does not match its compiled part, such as the usual torchvision
-# with torch for CPUs.
+# --- Import torchvision although its compiled part does not match torch, e.g. with torch for CPUs.
 #
-# timm and transformers use the Python part of torchvision alone. It works if the two operators are
-# declared whose shape functions torchvision registers.
+# timm and transformers use only the Python part of torchvision. Importing it succeeds once two
+# operators are declared, for which torchvision registers shape functions.
 
 
 BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
@@ -316,7 +322,9 @@ DECLARED = {"torchvision::nms": BOXES, "torchvision::qnms": BOXES}
 
 
 def load_torchvision() -> None:
-    """Import torchvision if it is installed, so that later imports succeed."""
+    """Import torchvision if it is installed, so that later imports of timm and transformers
+    succeed.
+    """
     if find_spec("torchvision") is None:
         return
     try:
@@ -330,7 +338,7 @@ def load_torchvision() -> None:
 ELSEWHERE = frozenset(
     {
         "adapter_kwargs",
-        "architecture",  # of timm, by an address
+        "architecture",  # a timm model by its address
         "auto_map",  # Python files next to the configuration
         "backbone",  # a model by its name or folder
         "backbone_kwargs",
@@ -345,14 +353,17 @@ ELSEWHERE = frozenset(
 )
 
 PLAIN_ATTENTION = {None, "eager", "sdpa", "batched_mm", "grouped_mm"}
-"""Implementations of attention and experts in torch. Others are downloaded as compiled code."""
+"""Implementations of attention and experts that need only torch. For others, transformers may
+download compiled code.
+"""
 
 
 def refuse_elsewhere(fields: Mapping[str, Any], given: str) -> None:
-    """Raise if a configuration of transformers would run or read code or files from elsewhere.
+    """Raise if a configuration of transformers would run code, or read files, from outside its
+    folder.
 
-    It comes from a command line, a YAML file, a run folder or a folder with a model, which users do
-    not expect to run code.
+    Configurations come from a command line, a YAML file, a run folder or a model folder. Users do
+    not expect these to run code.
 
     >>> refuse_elsewhere({"n_head": 2, "text_config": {"auto_map": {"AutoModel": "own.Net"}}}, "model.path=a")
     Traceback (most recent call last):
@@ -381,7 +392,9 @@ def tree_entries(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_parts_elsewhere(files: Sequence[Path], given: str) -> None:
-    """Raise if an index of weights or an adapter refers to files outside the folder."""
+    """Raise if the folder holds an adapter, or an index of weights that names files outside the
+    folder.
+    """
     here = {file.name for file in files}
     if "adapter_config.json" in here:
         raise Mistake(
@@ -399,8 +412,8 @@ def refuse_parts_elsewhere(files: Sequence[Path], given: str) -> None:
 
 @contextmanager
 def one_line(given: str, file: Path | None = None) -> Iterator[None]:
-    """Turn errors into one line that begins with the argument, and names the line in the user's
-    file.
+    """Turn any error into a `Mistake` of one line: the argument, the line in the user's file, and
+    the error.
 
     >>> with one_line("model.name=gpt3"):
     ...     raise KeyError("gpt3")
@@ -417,7 +430,7 @@ def one_line(given: str, file: Path | None = None) -> Iterator[None]:
 
 
 def line_in_file(error: BaseException, file: Path) -> str:
-    """Return the last line of the file in the traceback of an error."""
+    """Return ", line N" for the last line of the file in the traceback, or ""."""
     trace = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
     lines = [frame.lineno for frame in trace if frame.filename == str(file.resolve())]
     if isinstance(error, SyntaxError) and error.filename == str(file.resolve()):

@@ -1,8 +1,8 @@
 """A module as a function of its weights.
 
-`function_of` turns a module into a function (weights, inputs) ↦ outputs. The other functions here
-prepare for that: they copy modules, choose one of several outputs, report layers that depend on the
-batch, and switch off checkpoints of activations, which recompute with wrong weights.
+`function_of` turns a module into a function (weights, inputs) ↦ outputs. Other functions copy
+modules, choose one of several outputs, and report layers that depend on the batch. Checkpointing of
+activations is disabled, because it would recompute with the wrong weights.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ def weights_of(module: nn.Module) -> Weights:
 
 
 def load_tensors(path: Path, device: str = "cpu", *, mmap: bool = False) -> dict[str, Any]:
-    """Load a file that `torch.save` wrote. A file that holds other objects is refused; none of its
-    code is run."""
+    """Load tensors that `torch.save` wrote. Raise `Damaged` if the file holds other objects; no
+    code in it is run.
+    """
     try:
-        with warnings.catch_warnings(action="ignore"):  # the error below says the same
+        with warnings.catch_warnings(action="ignore"):  # the error below contains the reason
             content: dict[str, Any] = torch.load(
                 path, map_location=device, weights_only=True, mmap=mmap
             )
@@ -75,10 +76,10 @@ def function_of(
 ) -> Function:
     """Return the module as a function (weights, inputs) ↦ outputs.
 
-    The function takes a tuple of inputs by position and a mapping by name. Weights and buffers that
-    a caller leaves out are those of the module. Buffers are passed as copies, so a call does not
-    change the module. `output` picks one of several outputs, or joins some of them. Layers that are
-    random or couple the examples of a batch are refused unless `any_mode`.
+    The function passes a tuple of inputs by position and a mapping by name. The module supplies
+    missing weights and buffers. Buffers are copied, so that a call does not change the module.
+    `output` chooses one of several outputs, or several to concatenate. Raise if layers are random
+    or couple the examples of a batch, unless `any_mode`.
     """
     if not any_mode:
         refuse_training_modes(module)
@@ -95,7 +96,7 @@ def function_of(
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Split inputs into arguments by position and by name."""
+    """Split inputs into positional arguments and keyword arguments."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     if isinstance(inputs, tuple):
@@ -109,11 +110,12 @@ def called(
     args: tuple[object, ...],
     kwargs: Mapping[str, object] | None = None,
 ) -> Any:
-    """Call a module with other parameters and buffers.
+    """Call a module with the given values for its parameters and buffers.
 
-    A layer that a module holds twice has two names for each parameter. Each value replaces the
-    parameter under all of its names; `functional_call` alone would leave the new value behind in
-    such a layer. Embeddings with `max_norm` change their weights in place, and get a copy.
+    A layer that occurs twice in a module has two names for each parameter. Each value replaces the
+    parameter under all of its names. `functional_call` alone would leave the new value in such a
+    layer after the call. Embeddings with `max_norm` receive a copy, because they change their
+    weights in place.
 
     >>> twice = nn.Sequential(layer := nn.Linear(1, 1, bias=False), nn.Tanh(), layer)
     >>> before = layer.weight
@@ -135,27 +137,27 @@ def called(
 
 
 def weights_with_max_norm(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the weights of embeddings with `max_norm`, which every lookup shortens in place."""
+    """Yield the weights of embeddings with `max_norm`, which every lookup rescales in place."""
     for layer in module.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             yield from layer.parameters(recurse=False)
 
 
 def named_members(module: nn.Module, *, all_names: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and buffers of all layers. A layer that is held twice comes once, or under
-    `all_names`."""
+    """Yield the parameters and buffers of all layers. A layer that occurs twice is yielded once,
+    or, with `all_names`, under each name.
+    """
     for prefix, layer in module.named_modules(remove_duplicate=not all_names):
         yield from layer.named_parameters(prefix, recurse=False, remove_duplicate=False)
         yield from layer.named_buffers(prefix, recurse=False, remove_duplicate=False)
 
 
 def copied(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Module:
-    """Return a copy of a module. As for `copy.deepcopy`, `memo` maps ids of objects to replacements
-    in the copy.
+    """Return a copy of a module. As in `copy.deepcopy`, `memo` maps ids of objects to their copies.
 
-    A layer may hold a computed tensor with its graph, such as a hidden state, or the weight under
-    `weight_norm` or pruning. `deepcopy` refuses such tensors, so the copy holds their values
-    without the graph.
+    A layer may hold a computed tensor with its graph, e.g. a hidden state, or the weight under
+    `weight_norm` or pruning. `deepcopy` does not support such tensors, so the copy holds their
+    values without the graph.
 
     >>> from torch.nn.utils import prune
     >>> layer = prune.l1_unstructured(nn.Linear(2, 2), "weight", 0.5)
@@ -169,7 +171,7 @@ def copied(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Modul
                 replacements[id(value)] = value.detach().clone()
     try:
         return deepcopy(module, replacements)
-    except Exception as error:  # a module may hold anything, such as a lock or an open file
+    except Exception as error:  # a module may hold any object, e.g. a lock or an open file
         if is_out_of_memory(error):
             raise
         reason = f"{type(error).__name__}: {first_line(error)}"
@@ -178,11 +180,11 @@ def copied(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Modul
         ) from error
 
 
-# --- Layers that are random, or that couple the examples of a batch.
+# --- Find layers that are random, or that couple the examples of a batch.
 
 
 def refuse_training_modes(module: nn.Module) -> None:
-    """Raise if outputs are random or depend on the rest of the batch."""
+    """Raise if outputs are random, or depend on other examples of the batch."""
     reason = next(training_modes(module), None)
     if reason is None:
         return
@@ -209,8 +211,8 @@ def batch_statistics(module: nn.Module) -> Iterator[str]:
 
 
 def hooked(module: nn.Module) -> Iterator[str]:
-    """Yield the trained parameters with hooks. A hook may change the gradient in `backward`, or
-    move the weight.
+    """Yield the names of trained parameters with hooks, which may change the gradient or the weight
+    in `backward`.
 
     >>> layer = nn.Linear(1, 1)
     >>> hook = layer.bias.register_hook(torch.sign)
@@ -226,13 +228,15 @@ def hooked(module: nn.Module) -> Iterator[str]:
 
 
 Output: TypeAlias = str | int | tuple[str | int, ...] | None
-"""The name or place of an output, several of them, or None if the module returns one tensor. A dot
-leads into a nested output: `"heads.0"`."""
+"""The name or index of an output, a tuple of these, or None if the module returns one tensor. A dot
+selects from a nested output: `"heads.0"`.
+"""
 
 
 def choose_output(answer: object, output: Output) -> Tensor:
-    """Return the answer of a module, or the tensor in a mapping, dataclass or tuple that `output`
-    names. Several tensors are joined.
+    """Return the tensor that `output` names in the result of a module; concatenate several tensors.
+
+    The result may be a mapping, a dataclass or a tuple. If `output` is None, it must be a tensor.
 
     >>> choose_output({"logits": torch.ones(2), "loss": None}, "logits")
     tensor([1., 1.])
@@ -277,13 +281,13 @@ def choose_output(answer: object, output: Output) -> Tensor:
 
 
 def join_outputs(outputs: Sequence[Tensor]) -> Float[Tensor, "example number"]:
-    """Return outputs side by side, each flattened to one row for each example."""
+    """Flatten each output to one row per example, and concatenate the rows."""
     rows = [output.flatten(1) if output.dim() > 1 else output[:, None] for output in outputs]
     return torch.cat(rows, 1)
 
 
 def named_outputs(answer: object) -> dict[str, Tensor]:
-    """Return all tensors of an answer, by name.
+    """Return all tensors in the result of a module, by name.
 
     >>> list(named_outputs({"logits": torch.ones(2), "heads": (torch.ones(2), None)}))
     ['logits', 'heads.0']
@@ -298,7 +302,7 @@ def named_outputs(answer: object) -> dict[str, Tensor]:
 
 
 def with_outputs(answer: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return a copy of an answer that holds other tensors under some names.
+    """Return a copy of the result of a module, with the tensors under some names replaced.
 
     >>> with_outputs((1, {"value": torch.ones(1)}), {"1.value": torch.zeros(1)})
     (1, {'value': tensor([0.])})
@@ -324,7 +328,7 @@ def with_outputs(answer: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def members_of(answer: object) -> dict[str | int, object]:
-    """Return the parts of an answer, each under one name."""
+    """Return the parts of the result of a module, each under one name."""
     names = getattr(answer, "_fields", None)  # of a named tuple
     if isinstance(answer, tuple) and names is not None:
         return dict(zip(names, answer, strict=True))
@@ -332,7 +336,7 @@ def members_of(answer: object) -> dict[str | int, object]:
 
 
 def parts_of(answer: object) -> dict[str | int, object]:
-    """Return the parts of an answer by name or place.
+    """Return the parts of the result of a module by name or index; a named tuple has both.
 
     >>> parts_of((torch.ones(2), None))
     {0: tensor([1., 1.]), 1: None}
@@ -353,7 +357,7 @@ BATCH_AXIS = (
 
 
 def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> bool:
-    """Return True if a function takes these inputs only after an axis of one example was added.
+    """Return True if the function accepts these inputs after an axis for one example is added.
 
     >>> function = function_of(nn.Linear(3, 1))
     >>> batch_axis_missing(function, {}, torch.ones(3))
@@ -371,13 +375,13 @@ def batch_axis_missing(function: Function, weights: Weights, inputs: Inputs) -> 
 
 # --- Checkpoints of activations.
 #
-# A checkpointed part of a module is computed again during backward. The second computation would
-# use the weights that the module holds by then, instead of the weights of the call. So every part
-# is computed once, which costs memory and changes no value.
+# torch computes a checkpointed part of a module again during backward. The second computation would
+# use the weights that the module holds then, not the weights of the call. Without checkpoints,
+# every part is computed once. This costs memory and changes no value.
 
 
 class RunOnce:
-    """Replaces torch's `CheckpointFunction`, and runs the part without a checkpoint."""
+    """A replacement for torch's `CheckpointFunction` that runs the part without a checkpoint."""
 
     @staticmethod
     def apply(part: Callable[..., Any], _: bool, *args: Any) -> Any:
@@ -385,7 +389,7 @@ class RunOnce:
 
 
 def no_checkpoint(*_: Any, **__: Any) -> Iterator[None]:
-    """Replace the generator around a checkpointed part."""
+    """Replace torch's generator around a checkpointed part: do nothing."""
     yield
 
 
@@ -398,7 +402,7 @@ WITHOUT_CHECKPOINTS = {
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """Disable checkpoints of activations.
+    """Disable `torch.utils.checkpoint` in this context.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> with without_checkpoints():
@@ -418,16 +422,17 @@ def without_checkpoints() -> Iterator[None]:
 
 # --- Batch norm of a single example.
 #
-# On CPUs, torch 2.13 computes wrong gradients for batch norm of one image if the incoming gradient
-# has its channels last in memory, as after x.flatten(2).transpose(1, 2). It mixes up channels.
-# Batches of several images are right.
+# On CPUs, torch 2.13 computes wrong gradients for batch norm of a single image if the incoming
+# gradient has its channels last in memory, e.g. after x.flatten(2).transpose(1, 2): it mixes up
+# channels. Batches of several images are not affected.
 
 
 BATCH_NORM_FUNCTIONS = (torch.batch_norm, functional.batch_norm)
 
 
 class InOrder(TorchFunctionMode):
-    """Makes gradients contiguous before they reach the batch norm of a single example.
+    """A mode that makes gradients contiguous before the backward pass of batch norm of a single
+    example.
 
     >>> x = torch.zeros(1, 2, 2, 2, requires_grad=True)
     >>> with InOrder():
@@ -440,5 +445,6 @@ class InOrder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in BATCH_NORM_FUNCTIONS and len(result) == 1:
-            return result.flatten().view(result.shape)  # its backward copies the gradient in order
+            # The backward pass of `flatten` makes the gradient contiguous.
+            return result.flatten().view(result.shape)
         return result

@@ -40,8 +40,8 @@ from ntkexp.records.atomic import read_object
 class Module(AbstractArchitecture):
     """Any `nn.Module` that a user's function builds.
 
-    `path` is FILE.py:FUNCTION, or FILE.py if the function is called `build`. You must trust the
-    file.
+    `path` is FILE.py:FUNCTION, or FILE.py if the function is called `build`. The file is run, so
+    use only files that you trust.
 
         ntkexp train model=module model.path=my_net.py:build
 
@@ -54,12 +54,12 @@ class Module(AbstractArchitecture):
         vocabulary   number of tokens; 0 if the data are numbers
         seed         an integer below 2³² that depends on the run's `seed`
 
-    `build` runs in double precision with torch's global generator seeded by `seed`, so that
-    `nn.init` is reproducible. The module takes [example, *shape] (tokens as int64) and returns
-    [example, outputs], or [example] for one output. It runs in evaluation mode: dropout has no
-    effect, and batch norm uses its stored statistics. Of `init`, only the form of the output
-    (alpha, antisymmetric, centred) applies. The identity of a run includes the file and the files
-    in its folder that it imports, but no other files.
+    `build` runs in double precision, with torch's global generator seeded by `seed`, so that
+    `nn.init` is reproducible. The module maps [example, *shape] (tokens as int64) to [example,
+    outputs], or to [example] for one output. It runs in evaluation mode: dropout has no effect, and
+    batch norm uses its stored statistics. Only the form of the output (alpha, antisymmetric,
+    centred) is taken from `init`. If the file, or a file that it imports from its folder, changes,
+    a run counts as a different run.
     """
 
     remedy: ClassVar[str] = "look at how the module draws its weights, and how it treats the data"
@@ -109,7 +109,7 @@ class Module(AbstractArchitecture):
                 )
             return network
 
-        # Build twice, and compare the weights.
+        # Build two networks with the same seed, and raise if their weights differ.
         network = adapt_module(make, task, seed, self.given, self.file)
         again = adapt_module(make, task, seed, self.given, self.file)
         refuse_chance(self.given, network, again)
@@ -118,7 +118,7 @@ class Module(AbstractArchitecture):
     def arguments(
         self, build: Callable[..., object], task: LearningTask, seed: int
     ) -> dict[str, Any]:
-        """Return the arguments that the function's signature names."""
+        """Return the arguments that the signature of the function names."""
         available: dict[str, Any] = {
             "shape": task.shape,
             "outputs": task.outputs,
@@ -140,7 +140,7 @@ class Module(AbstractArchitecture):
 
 
 def file_and_function(path: str) -> tuple[str, str, str]:
-    """Split a path into file, colon and function.
+    """Split a path into (file, ":", function).
 
     >>> file_and_function("a/my_net.py:Net"), file_and_function("my_net.py")
     (('a/my_net.py', ':', 'Net'), ('my_net.py', ':', 'build'))
@@ -178,17 +178,17 @@ def find_function(module: object, name: str, key: str) -> Callable[..., object]:
 
 
 class Timm(AbstractArchitecture):
-    """Image models of the library timm, built from their definitions; nothing is downloaded.
+    """Image models of the library timm with random weights; nothing is downloaded.
 
-    `name` is a model of timm, which draws its own weights.
+    `name` is the name of a timm model, which draws its own weights.
 
         ntkexp train model=timm model.name=vit_tiny_patch16_224 model.width=32
 
-    The model fits the images of the data. `width`, `depth` and `heads` set its size if its class
-    has such settings: `width` is the number of channels in the first stage of a ResNet or ConvNeXt
-    (later stages double it) or in a transformer, and `depth` the number of blocks of a transformer
-    without stages. `options` override these. They are settings of the model's class and cannot name
-    files or addresses.
+    The model is built for the size and channels of the images. `width`, `depth` and `heads` set its
+    size if its class has such settings. `width` is the number of channels of a transformer, or in
+    the first stage of a ResNet or ConvNeXt; later stages double it. `depth` is the number of blocks
+    of a transformer without stages. `options` are further settings of the model's class, and
+    override these. They cannot name files or addresses.
     """
 
     width: Count = 16
@@ -211,7 +211,7 @@ class Timm(AbstractArchitecture):
             hint = nearest(self.name, timm.list_models())
             advice = hint or "; timm.list_models() lists them"
             raise Mistake(f"model.name={self.name}: timm has no such model{advice}")
-        with torch.device("meta"):  # find out the class without allocating weights
+        with torch.device("meta"):  # find the class without allocating weights
             kind = type(timm.create_model(self.name))
         names = constructor_settings(kind)
         for key in self.options:
@@ -226,7 +226,9 @@ class Timm(AbstractArchitecture):
         return model
 
     def sizes(self, task: LearningTask, names: set[str]) -> dict[str, int | tuple[int, ...]]:
-        """Return our sizes under timm's names, as far as the model's class has these settings."""
+        """Return width, depth and heads under timm's names, for the settings that the model's class
+        has.
+        """
         stages = tuple(self.width * 2**stage for stage in range(4))
         sizes: dict[str, int | tuple[int, ...]] = {
             "channels": stages,
@@ -242,7 +244,7 @@ class Timm(AbstractArchitecture):
 
 
 def constructor_settings(kind: type[nn.Module]) -> set[str]:
-    """Return the settings of a timm class: its arguments, its parents' arguments, and fields of
+    """Return the settings of a timm class: the arguments of it and its parents, and the fields of
     `cfg`.
 
     >>> sorted(constructor_settings(nn.Flatten))
@@ -262,11 +264,13 @@ def constructor_settings(kind: type[nn.Module]) -> set[str]:
     return names - {"cfg"}
 
 
-# --- Models of transformers: the input of a model without its head, and the readout
+# --- Models of transformers, without their heads: conversion of inputs, and readout
 
 
 class Body(nn.Module):
-    """A model without its head; returns the last position, or the mean over positions."""
+    """A model without its head. It returns the vector at the last position, or the mean over
+    positions.
+    """
 
     def __init__(self, model: nn.Module, entrance: nn.Module, key: str, last: bool) -> None:
         super().__init__()
@@ -277,7 +281,7 @@ class Body(nn.Module):
 
     def forward(self, x: Tensor) -> Float[Tensor, "example width"]:
         hidden: Tensor = self.model(**{self.key: self.entrance(x)}).last_hidden_state
-        if hidden.dim() == 4:  # a convolutional model's pixels
+        if hidden.dim() == 4:  # the pixels of a convolutional model
             return hidden.flatten(2).mean(2)
         return hidden[:, -1] if self.last else hidden.mean(1)
 
@@ -296,9 +300,10 @@ class DenseByRow(nn.Module):
 
 
 def rows_of_example(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of positions of an example, and of features at each.
+    """Return the number of positions of an example, and the number of features per position.
 
-    Positions are the rows of an image, with all channels, or else the first axis.
+    The positions of an image are its rows (with all channels). For other examples, they are the
+    first axis.
 
     >>> rows_of_example((3, 8, 4)), rows_of_example((5, 7)), rows_of_example((6,))
     ((8, 12), (5, 7), (6, 1))
@@ -308,7 +313,7 @@ def rows_of_example(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 class Huggingface(AbstractArchitecture):
-    """Models of the library transformers, from a configuration or a folder; nothing is downloaded.
+    """Models of the library transformers, by type or from a folder; nothing is downloaded.
 
         ntkexp train model=huggingface model.name=llama data=modular_addition
         ntkexp train model=huggingface model.path=my_model data=text data.path=book.txt
@@ -323,8 +328,8 @@ class Huggingface(AbstractArchitecture):
         images          pixels, for an image model               the mean over positions
         anything else   a dense embedding of each row            the mean over positions
 
-    Padding and begin and end tokens are switched off. `options` are further entries of the
-    configuration and override these. No code from a folder runs, and no file outside it is read.
+    Padding, begin and end tokens are disabled. `options` are further entries of the configuration,
+    and override these. No code in the folder is run, and no file outside it is read.
     """
 
     width: Count = 32
@@ -336,7 +341,7 @@ class Huggingface(AbstractArchitecture):
 
     @property
     def given(self) -> str:
-        """The key that chooses the model, with its value."""
+        """The configuration key that chooses the model, with its value."""
         return f"model.name={self.name}" if self.path is None else f"model.path={self.path}"
 
     def files(self) -> tuple[Path, ...]:
@@ -368,14 +373,16 @@ class Huggingface(AbstractArchitecture):
         return nn.Sequential(body, init.readout(task.outputs).build((features,), generator))
 
     def model(self, transformers: Any, task: LearningTask) -> Any:
-        """Return the library's model by name or from the folder, whose code never runs."""
+        """Return the model of the library, by type or from the folder. No code in the folder is
+        run.
+        """
         if self.path is not None:
             return self.model_of_folder(transformers, self.path.expanduser(), task)
         kind = self.kind_of(transformers, "model.name", self.name)
         default = kind()
         sizes: dict[str, Any] = {}
         for key, size in self.sizes(task).items():
-            if hasattr(default, key):  # some models lack a size, or have another name for it
+            if hasattr(default, key):  # some models lack a size, or name it differently
                 sizes[kind.attribute_map.get(key, key)] = size
         configuration = kind(**(sizes | self.chosen(kind)))
         return transformers.AutoModel.from_config(configuration, trust_remote_code=False)
@@ -411,7 +418,7 @@ class Huggingface(AbstractArchitecture):
         return transformers.CONFIG_MAPPING[name]
 
     def chosen(self, kind: Any) -> dict[str, Option]:
-        """Return the options under the names of this configuration. Raise for unknown names."""
+        """Return `options` under the names of this configuration class. Raise for unknown names."""
         refuse_elsewhere(self.options, "model.options")
         names = {key for key in vars(kind()) if not key.startswith("_")} | set(kind.attribute_map)
         for key in self.options:
@@ -420,7 +427,7 @@ class Huggingface(AbstractArchitecture):
         return {kind.attribute_map.get(key, key): option for key, option in self.options.items()}
 
     def sizes(self, task: LearningTask) -> dict[str, Option | tuple[int, ...]]:
-        """Return our sizes under the names in configurations."""
+        """Return width, depth, heads and data sizes under the names in configurations."""
         heads = largest_divisor(self.heads, self.width)
         sizes: dict[str, Option | tuple[int, ...]] = {
             "vocab_size": max(task.vocabulary, 1),
@@ -447,7 +454,7 @@ class Huggingface(AbstractArchitecture):
     def entrance(
         self, model: Any, init: AbstractInit, task: LearningTask, generator: torch.Generator
     ) -> tuple[nn.Module, str]:
-        """Return the module before the model, and the name of the model's input."""
+        """Return the module that converts inputs, and the name of the model's input."""
         if model.main_input_name == "pixel_values":
             task.refuse_tokens(f"{self.option} {self.given}")
             return nn.Identity(), "pixel_values"
@@ -460,7 +467,7 @@ class Huggingface(AbstractArchitecture):
 
 @contextmanager
 def quiet_library(transformers: Any) -> Iterator[Any]:
-    """Suppress the library's warnings and progress bars."""
+    """Suppress warnings and progress bars of the library in this context."""
     logging = transformers.logging
     verbosity = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()

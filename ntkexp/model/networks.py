@@ -1,6 +1,4 @@
-"""Dense and convolutional networks, linear models, radial basis functions, and free lists of
-layers.
-"""
+"""Dense and convolutional networks, linear models, radial basis functions, and lists of layers."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ class DeepLinear(AbstractLayered):
 
 
 class Linear(AbstractLayered):
-    """The linear model f = W x + b: its tangent kernel is constant.
+    """The linear model f = W x + b, whose tangent kernel is constant.
 
     It has one affine layer; `width` has no effect.
 
@@ -92,9 +90,9 @@ DEFAULT_SPEC = (
 class Layers(AbstractLayered):
     """A free list of layers, in the format of `ntkexp.infinite_kernel`.
 
-    The layers of `spec` are scaled so that the widest hidden layer has `width` features; the last
-    layer gets one feature for each output. The layers set scales and parametrisation; of `init`,
-    only the form of the output has an effect.
+    The layers of `spec` are scaled so that the widest hidden layer has `width` features. The last
+    layer gets one feature per output. The layers set their scales and parametrisation; only the
+    form of the output is taken from `init`.
 
     >>> from ntkexp.init import NTK
     >>> network = Layers(width=8).layers(NTK(W_std=1, b_std=0), shape=(3,), outputs=2)
@@ -115,12 +113,13 @@ class Layers(AbstractLayered):
 
 
 class UCINtk(AbstractLayered):
-    """The networks of Arora et al. 2020 (arXiv:1910.01663), whose kernel does well on small tables.
+    """The networks of Arora et al. 2020 (arXiv:1910.01663), whose kernel performs well on small
+    tables.
 
-    The scales and the parametrisation are the paper's; of `init`, only the form of the output has
-    an effect. The network has `depth` ReLU layers without biases, and training leaves the first
-    `fixed` unchanged. W_std² is the number of inputs in the first layer, so that it does not scale
-    the inputs, and 1 in the others.
+    The network has `depth` ReLU layers without biases. The first `fixed` layers are not trained.
+    The scales and the parametrisation are those of the paper: W_std² is the number of inputs in the
+    first layer, which therefore does not scale the inputs, and 1 in the others. Only the form of
+    the output is taken from `init`.
 
     >>> from ntkexp.init import NTK
     >>> network = UCINtk(depth=2, fixed=1).layers(NTK(W_std=1, b_std=0), shape=(4,), outputs=2)
@@ -153,16 +152,15 @@ class UCINtk(AbstractLayered):
 class RBFNetwork(AbstractArchitecture):
     """Networks of radial basis functions: `width` Gaussian units and a linear readout.
 
-    Training also changes each unit's centre and width.
+    Training also changes the centre and the width of each unit.
 
         f(x) = readout of φ_j(x) = exp(−½ ‖z_j‖²),    j = 1 … width,    x ∈ ℝᵈ
 
         ntk, mean_field    z_j = W_std/√d · w_j (x − c_j)    w_j = 1 at the start
         standard           z_j = w_j (x − c_j)               w_j = W_std/√d at the start
 
-    1/w_j is the width of a unit. The centres c_j ~ N(0, 1) are distributed like standardised inputs
-    (Broomhead & Lowe 1988). The square is expanded as ‖x‖² − 2 x·c + ‖c‖², which avoids an array of
-    examples × units × inputs.
+    1/w_j is proportional to the width of a unit. The centres c_j ~ N(0, 1) are distributed like
+    standardised inputs (Broomhead & Lowe 1988).
 
     >>> units = Gaussians(torch.zeros(1, 2), torch.ones(1), gain=1.0)
     >>> units(torch.tensor([[1.0, 1.0]])).item() == float(torch.tensor(-1.0).exp())
@@ -199,16 +197,17 @@ class Gaussians(nn.Module):
         self.gain = gain
 
     def forward(self, x: Float[Tensor, "example input"]) -> Float[Tensor, "example unit"]:
+        # ‖x − c‖² = ‖x‖² − 2 x·c + ‖c‖², without an array of examples × units × inputs
         products = torch.mm(x, self.centre.t())
         distances = x.square().sum(1, keepdim=True) - 2 * products + self.centre.square().sum(1)
         return torch.exp(-(self.gain**2) / 2 * (self.inverse.square() * distances))
 
 
 class CNN(AbstractLayered):
-    """Convolutional networks on images of one to three dimensions.
+    """Convolutional networks for images of one to three dimensions.
 
-    `depth` convolutions of `width` channels, each followed by its activation and, after the first,
-    pooling.
+    `depth` convolutions of `width` channels, each followed by an activation. Pooling follows the
+    first activation.
 
     >>> from ntkexp.init import NTK
     >>> cnn = CNN(width=4, depth=1, pooling="max")
@@ -244,14 +243,14 @@ class CNN(AbstractLayered):
 class CNTK(AbstractLayered):
     """The convolutional networks of Arora et al. 2019 (arXiv:1904.11955), whose kernel is the CNTK.
 
-    The scales and the parametrisation are the paper's; of `init`, only the form of the output has
-    an effect. `depth` counts the convolutions and the readout. Windows are 3 × 3 with zero padding,
-    there are no biases, and
+    `depth` counts the convolutions and the readout. Windows are 3 × 3 with zero padding, and there
+    are no biases. Only the form of the output is taken from `init`. The scales and the NTK
+    parametrisation are those of the paper:
 
         W_std² = 9 · channels in the first convolution, 2 in the others,
                  2/9 in the readout (2/9 · pixels without pooling).
 
-    With `fixed`, training changes neither the first convolution nor the readout.
+    If `fixed`, the first convolution and the readout are not trained.
 
     >>> from ntkexp.init import NTK
     >>> cntk = CNTK(depth=3, pooling=True)
@@ -284,11 +283,10 @@ class CNTK(AbstractLayered):
 
 
 class Resnet(AbstractLayered):
-    """Residual networks for small images (He, Zhang, Ren & Sun 2016), with activations before
-    weights.
+    """Residual networks for small images with pre-activation (He, Zhang, Ren & Sun 2016).
 
-    `stages` of `blocks` residual blocks; each stage but the first halves the pixels and doubles the
-    channels.
+    The network has `stages` stages of `blocks` residual blocks. Each stage after the first halves
+    the sides of the image and doubles the channels.
 
         x + conv(σ(norm(conv(σ(norm(x))))))
 
@@ -332,12 +330,14 @@ class Resnet(AbstractLayered):
         return (first, *blocks, *self.before(), GlobalAvgPool(), init.readout(outputs))
 
     def block(self, init: AbstractInit, channels: int, stride: int) -> Residual:
-        """Return two convolutions with a shortcut, which is a convolution if the shape changes."""
+        """Return two convolutions with a shortcut. If the shape changes, the shortcut is a 1 × 1
+        convolution.
+        """
         first = init.conv(channels, 3, stride)
         second = init.conv(channels, 3)
         shortcut = () if stride == 1 else (init.conv(channels, 1, stride),)
         return Residual(branch=(*self.before(), first, *self.before(), second), shortcut=shortcut)
 
     def before(self) -> tuple[AbstractLayer, ...]:
-        """Return the layers before each convolution."""
+        """Return the norm, if any, and the activation, which precede each convolution."""
         return (self.activation,) if self.norm is None else (self.norm, self.activation)

@@ -1,4 +1,4 @@
-"""Scalar functions of a scalar, small enough to look at every parameter and every kernel entry."""
+"""Scalar functions of a scalar, small enough to inspect every parameter and every kernel entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ntkexp.init import AbstractInit
 from ntkexp.mistake import Mistake
 from ntkexp.model.base import AbstractArchitecture, LearningTask
 
-# The fields of these components set the initial parameters. The seed, `width` and the scales of
+# The fields of these components are the initial parameters. The seed, `width` and the scales of
 # `init` have no effect.
 
 
@@ -43,7 +43,7 @@ def parameter(*values: float) -> nn.Parameter:
 
 
 class ScalarLinear(AbstractScalar):
-    """A straight line with two parameters, whose kernel singles out the origin.
+    """A straight line with two parameters, whose kernel is not invariant under translations.
 
         f(x) = θ₁ x + θ₂,    k(x, x′) = x x′ + 1
 
@@ -77,12 +77,12 @@ class Line(nn.Module):
 
 
 class ReparametrisedLinear(AbstractScalar):
-    """The straight line of `scalar_linear` with a scaled offset: the same functions, another
+    """The straight line of `scalar_linear` with a scaled offset: equal functions, a different
     kernel.
 
         f(x) = θ₁ x + gain · θ₂,    k(x, x′) = x x′ + gain²
 
-    The kernel, and thus generalisation, depends on the parametrisation, not only on the set of
+    The kernel, and therefore generalisation, depends on the parametrisation, not only on the set of
     functions (Huszár 2020). `slope` and `parameter` are the initial θ₁ and θ₂.
 
     >>> import torch
@@ -101,14 +101,14 @@ class ReparametrisedLinear(AbstractScalar):
 
 
 class RadialBasis(AbstractScalar):
-    """Two Gaussian bumps and an offset, a function with five parameters.
+    """Two Gaussian bumps and an offset: a function with five parameters.
 
         f(x) = a₁ exp(−(x − c₁)²/30) + a₂ exp(−(x − c₂)²/30) + b
 
     F. Huszár, "Some intuition on the neural tangent kernel" (2020), gives the numbers (4, −10, 25,
-    10, 50) and a formula in which the first number of each pair is the amplitude. His text and
-    pictures fit the other `reading`, in which it is the centre: only then does the kernel with x′ =
-    10 change its sign, and the kernel of a finite step have its maximum at x = 7.
+    10, 50). In his formula, the first number of each pair is the amplitude. His text and pictures
+    fit the `reading` in which the first number is the centre: only then does the kernel with x′ =
+    10 change its sign, and only then does the kernel of a finite step have its maximum at x = 7.
 
         reading            (c₁, a₁, c₂, a₂, b)      k(10, 10)    k/k(10, 10) over −10 … 20
         centre_first       (4, −10, 25, 10, 50)     2.542236     −0.2785 (at 0) … 1.2042 (at 8), left tail 0.387
@@ -151,11 +151,11 @@ Entry = Annotated[int, Field(ge=-(10**6), le=10**6)]
 
 
 class LookupTable(AbstractScalar):
-    """A table with a parameter for every integer from `first` to `last`, which cannot generalise.
+    """A table with one parameter for each integer from `first` to `last`, which cannot generalise.
 
         f(i) = θᵢ,    θᵢ = slope · i + offset at the start,    k(i, j) = 1 if i = j, else 0
 
-    Descent on the error at one integer changes no other value (Huszár 2020).
+    Gradient descent on the error at one integer changes no other value (Huszár 2020).
 
     >>> table = LookupTable().function()
     >>> table(torch.tensor([[10.0], [-10.0]])).flatten().tolist()

@@ -3,9 +3,9 @@
     h ← h + attention(norm(h))
     h ← h + W₂ σ(W₁ norm(h))   or, gated,   h ← h + W₂ (silu(W₁ norm(h)) ⊙ W₃ norm(h))
 
-Tokens select rows of an embedding table, which is also the readout if `tied`; the readout takes the
-last position. Images are cut into square patches, and other inputs into single features; the
-readout takes the mean over positions.
+Tokens select rows of an embedding table. The readout takes the last position; if `tied`, its weight
+is the embedding table. Images are cut into square patches, and other inputs into single features.
+The readout then takes the mean over positions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from ntkexp.model.base import AbstractArchitecture, LearningTask
 
 
 class Transformer(AbstractArchitecture):
-    """`depth` blocks of `width` channels, with the largest number of heads up to `heads` that
-    divides `width`.
+    """Transformer encoders: `depth` blocks of `width` channels, with up to `heads` attention heads.
+
+    The number of heads is the largest number ≤ `heads` that divides `width`.
     """
 
     width: Count = 32
@@ -50,9 +51,7 @@ class Transformer(AbstractArchitecture):
         return Encoder(embedding, blocks, self.width, readout)
 
     def refuse_unfit(self, task: LearningTask) -> None:
-        """Raise if the embedding table cannot be the readout, which needs an output for each
-        token.
-        """
+        """Raise if `tied`, unless there is one output per token."""
         if self.tied and task.outputs != task.vocabulary:
             raise Mistake(
                 f"model.tied=true reads one output per token, {task.vocabulary} of them, and the "
@@ -62,9 +61,7 @@ class Transformer(AbstractArchitecture):
 
 
 class Encoder(nn.Module):
-    """Embedding, blocks, a norm, and a readout of the last position (tokens) or the mean
-    (patches).
-    """
+    """Embedding, blocks, norm, and a readout: from the last position for tokens, else the mean."""
 
     def __init__(
         self, embedding: nn.Module, blocks: list[EncoderBlock], width: int, readout: nn.Module
@@ -130,7 +127,7 @@ class Patches(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Attention and a feed-forward network at each position, each with a norm and a shortcut."""
+    """Attention and a feed-forward network, each with a norm before and a shortcut."""
 
     def __init__(
         self, model: Transformer, init: AbstractInit, heads: int, generator: torch.Generator
@@ -165,7 +162,7 @@ class EncoderBlock(nn.Module):
     def attention(
         self, h: Float[Tensor, "example position width"]
     ) -> Float[Tensor, "example position width"]:
-        """Return softmax(QKᵀ/√d) V for all heads, mixed by a dense layer."""
+        """Return softmax(QKᵀ/√d) V of all heads, mixed by a dense layer."""
         projections = [at_each_position(dense, h) for dense in (self.query, self.key, self.value)]
         q, k, v = (
             part.view(*part.shape[:2], self.heads, -1).transpose(1, 2) for part in projections
@@ -187,7 +184,7 @@ def at_each_position(
 
 
 def largest_divisor(most: int, width: int) -> int:
-    """Return the largest number of heads up to `most` that divides the width.
+    """Return the largest number of heads ≤ `most` that divides the width.
 
     >>> largest_divisor(4, 6)
     3
@@ -196,7 +193,7 @@ def largest_divisor(most: int, width: int) -> int:
 
 
 def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
-    """Return the largest side up to `patch` that divides both sides of an image; 1 for other
+    """Return the largest patch side ≤ `patch` that divides both sides of an image; 1 for other
     inputs.
     """
     if len(shape) != 3:
@@ -211,7 +208,7 @@ def fitting_patch(patch: int, shape: tuple[int, ...]) -> int:
 def cut_patches(
     x: Float[Tensor, "example *shape"], side: int
 ) -> Float[Tensor, "example position size"]:
-    """Cut images into squares, row by row, and other inputs into single features.
+    """Cut images into square patches, row by row, and other inputs into single features.
 
     >>> cut_patches(torch.arange(16.0).view(1, 1, 4, 4), 2)[0, 1]
     tensor([2., 3., 6., 7.])

@@ -1,4 +1,4 @@
-"""Optimizers: their update rules, and the linear step that the backward sum needs."""
+"""Optimizers: update rules, and each step as a linear map of gradients."""
 
 from typing import TYPE_CHECKING
 

@@ -1,5 +1,4 @@
-"""How an optimizer moves the weights: its update rule, and each step as a linear map of
-gradients."""
+"""The interface of optimizers: an update rule, and each step as a linear map of gradients."""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ from ntkexp.shapes import Weights
 from ntkexp.stream import stream
 
 VectorField: TypeAlias = Callable[[Weights], Weights]
-"""A direction at every point of weight space."""
+"""A function that returns a direction for the given weights, e.g. the gradient."""
 
 
 @dataclass(frozen=True)
 class Arc:
-    """A polynomial of degree 4 that replaces a piece of a curve in weight space, with the same ends
-    and the same slopes there.
+    """A polynomial θ(u), 0 ≤ u ≤ 1, of degree 4 that approximates a piece of a curve in weight
+    space.
 
-    It begins at `start` and covers `length` training steps.
-
+    Both have equal ends, with equal slopes there. The arc begins at `start` and covers `length`
+    training steps.
 
     θ(u) = θ₀ + u(c₁ + (1−u)(c₂ + u(c₃ + (1−u)c₄)))        (Hairer, Nørsett & Wanner 1993, II.6)
     """
@@ -56,35 +55,36 @@ class Arc:
         }
 
 
-# --- One step, forwards and backwards.
+# --- One step as an update, and as a linear map
 #
-# Forwards a step follows PyTorch: clip the gradient, add coupled decay, update the memory of past
-# gradients, move the weights. Backwards the optimizer's own scalings along the run are known, so
-# that every step is a linear map of gradients, parameter by parameter (⊙ weight by weight):
+# During training, a step follows PyTorch: clip the gradient, add coupled weight decay, update the
+# memory of past gradients, change the weights. After a run, the scalings of the optimizer are
+# known, so that every step is a linear map of the gradient g, separately for each parameter (⊙ is
+# elementwise):
 #
 #     p = g + λθ        m ← βm + αp        θ ← (1 − d)θ − S ⊙ m − N ⊙ p
 #
-# `LinearStep` holds these coefficients, for the runner's optimizers, for PyTorch's in a followed
-# loop, and for recorded trainings. `path.backward_sum` and `effects.sweep` read them.
+# `LinearStep` holds these coefficients, for the optimizers of this package, for PyTorch's
+# optimizers in a followed loop, and for recorded trainings.
 
 
 GUARD = 1e-6
-"""The number that PyTorch adds to the norm of a gradient before it divides by it, for clipping."""
+"""PyTorch's clipping adds this number to the norm of the gradient before dividing by it."""
 
 Memory: TypeAlias = Mapping[str, Weights]
 """The state of an optimizer after a step, by name, such as `velocity`."""
 
 Sizes: TypeAlias = Mapping[str, float]
-"""The step size of every weight."""
+"""The step size of each parameter, by name."""
 
 
 Coefficient: TypeAlias = float | Tensor
-"""One number for a whole parameter, or one for each of its weights."""
+"""One number for a whole parameter, or a tensor with one number per weight."""
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """A linear map that mixes the weights of a matrix: v ↦ Lv, or by rows v ↦ vLᵀ.
+    """A linear map that mixes the entries of a matrix: v ↦ Lv, or v ↦ vLᵀ if `by_rows`.
 
     >>> swap = Mixing(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
     >>> swap.of(torch.tensor([[1.0], [2.0]])).tolist()
@@ -102,7 +102,7 @@ class Mixing:
     def adjoint(
         self, weight: Float[Tensor, "*several row column"]
     ) -> Float[Tensor, "*several row column"]:
-        """Apply the transpose of this map: ⟨u, of(v)⟩ = ⟨adjoint(u), v⟩."""
+        """Apply the transposed map: ⟨u, of(v)⟩ = ⟨adjoint(u), v⟩."""
         return weight @ self.matrix if self.by_rows else self.matrix.mT @ weight
 
 
@@ -116,7 +116,7 @@ RENAMED = {
     "below": "denominator",
     "rest": "residual",
 }
-"""Former names of the fields of a linear step, and their names today."""
+"""Former names of the fields of `LinearStep`, and their present names."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,10 @@ class LinearStep:
 
         p = g + λθ        m ← βm + α ⊙ p        θ ← (1 − d)θ − M(S ⊙ m + N ⊙ p)/n − r
 
-    Each coefficient is one number, or a tensor with a number for each weight. M is the identity
-    unless an optimizer such as Muon mixes the weights of a matrix. r is the part of the step that
-    is linear in no gradient, such as rounding."""
+    A coefficient is one number, or a tensor with one number per weight. M is the identity, except
+    for optimizers such as Muon, which mix the entries of a matrix. r is the part of the step that
+    is not linear in gradients, such as rounding.
+    """
 
     momentum_scale: Coefficient  # S
     gradient_scale: Coefficient = 0.0  # N
@@ -135,12 +136,12 @@ class LinearStep:
     momentum_gain: Coefficient = 1.0  # α
     l2: float = 0.0  # λ
     decoupled_decay: Coefficient = 0.0  # d
-    denominator: Tensor | None = None  # n, which divides S and N; None: 1
+    denominator: Tensor | None = None  # n, which divides S and N; None means 1
     mixing: Mixing | None = None  # M
     residual: Tensor | None = None  # r
 
     def __new__(cls, *_: object, **fields: object) -> Self:
-        """Raise if a field goes by its former name.
+        """Raise if a field is given by its former name.
 
         >>> LinearStep(scale=0.1)
         Traceback (most recent call last):
@@ -152,7 +153,7 @@ class LinearStep:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Raise if a user's rule gives something that is no coefficient.
+        """Raise unless every coefficient is a number or a tensor.
 
         >>> LinearStep(momentum_scale="0.1")
         Traceback (most recent call last):
@@ -176,7 +177,7 @@ parameter
 
     @property
     def moves_in_numbers(self) -> tuple[float, float] | None:
-        """S and N, if each is one number for all weights of the parameter."""
+        """S and N, or None if they differ between the weights of the parameter."""
         if self.denominator is not None or self.mixing is not None:
             return None
         if isinstance(self.momentum_scale, Tensor) or isinstance(self.gradient_scale, Tensor):
@@ -185,16 +186,16 @@ parameter
 
     @property
     def moves_by_momentum(self) -> bool:
-        """True if N is zero."""
+        """True if N = 0, so that the gradient acts only through m."""
         return not isinstance(self.gradient_scale, Tensor) and self.gradient_scale == 0.0
 
     @property
     def divides(self) -> bool:
-        """True if weights of the parameter move by different multiples, as after a division."""
+        """True if the coefficients differ between the weights of the parameter, as for Adam."""
         return self.moves_in_numbers is None or isinstance(self.momentum_gain, Tensor)
 
     def divided(self) -> LinearStep:
-        """Return the same step with S/n and N/n in place of S, N and n.
+        """Return an equal step with S/n and N/n as S and N, and n = 1.
 
         >>> LinearStep(1.0, denominator=torch.tensor([2.0, 4.0])).divided().momentum_scale
         tensor([0.5000, 0.2500])
@@ -211,8 +212,7 @@ parameter
         )
 
     def reversed(self) -> LinearStep:
-        """Return the step up the gradient (`maximize`): it maps −g and −m as this step maps g and
-        m."""
+        """Return the step for `maximize=True`: it maps −g and −m as this step maps g and m."""
         return replace(
             self,
             momentum_scale=-self.momentum_scale,
@@ -222,13 +222,13 @@ parameter
 
 
 IDLE = LinearStep(momentum_scale=0.0, momentum_decay=1.0, momentum_gain=0.0)
-"""The step of a parameter without a gradient: its weights and its momentum stay the same."""
+"""The step of a parameter without a gradient: its weights and its momentum do not change."""
 
 
 class Spread(NamedTuple):
-    """The divisor of a step, √square/ρ + ε.
+    """The divisor of an adaptive step, √square/ρ + ε.
 
-    square ← β₂ square + (1 − β₂)g², or the largest such value so far (AMSGrad).
+    square ← β₂ square + (1 − β₂)g²; if `largest` (AMSGrad), the largest such value so far.
     """
 
     second: float  # β₂
@@ -238,8 +238,7 @@ class Spread(NamedTuple):
 
 
 class Move(NamedTuple):
-    """The weights and the memory after a step, and the arcs that lead there if the way is
-    curved."""
+    """The weights and the memory after a step, and, for a flow, the arcs of its curved path."""
 
     weights: Weights
     memory: Memory
@@ -247,39 +246,42 @@ class Move(NamedTuple):
 
 
 class AbstractOptimizer(Component):
-    """An optimizer is an update rule; `layers` multiplies the step size of the parameters whose
-    names begin so."""
+    """An optimizer, which is an update rule.
+
+    `layers` maps the beginning of parameter names to a factor for their step size.
+    """
 
     weight_decay: NonNegativeFloat = 0.0
     clip_norm: PositiveFloat | None = None
     layers: dict[str, PositiveFloat] = Field(default_factory=dict)
 
     remembers: ClassVar[bool] = False
-    """True if past gradients move the weights. Such a path is summed backwards."""
+    """True if steps depend on past gradients. The path sum then needs a backward sum over steps."""
 
     records: ClassVar[tuple[str, ...]] = ()
-    """The parts of the memory that the recursion needs at every step."""
+    """The entries of the memory that `recursion` needs at every step."""
 
     decouples: ClassVar[bool] = False
-    """True if weight decay bypasses the memory."""
+    """True if weight decay is decoupled from the gradient, as in AdamW."""
 
     flows: ClassVar[bool] = False
-    """True if weights move along a curve, in arcs instead of steps."""
+    """True if the weights follow a curve, given by arcs, instead of straight steps."""
 
     copies: ClassVar[int] = 0
-    """Copies of the weights that a move holds, besides both ends and the gradient."""
+    """Copies of the weights that `move` needs, in addition to both ends and the gradient."""
 
     elementwise: ClassVar[bool] = False
-    """True if each weight has its own factor, which no kernel represents."""
+    """True if each weight has its own step size, so that no fixed kernel describes training."""
 
     @abstractmethod
     def chosen_step(self, largest_stable: float) -> float:
-        """Return the step size before its schedule, from the largest stable one of gradient
-        descent."""
+        """Return the step size before the schedule, given the largest stable one of gradient
+        descent.
+        """
 
     @abstractmethod
     def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
-        """Return the indices of the training examples of a step; None: all examples."""
+        """Return the indices of the training examples in a step; None means all examples."""
 
     @abstractmethod
     def update(
@@ -296,18 +298,19 @@ class AbstractOptimizer(Component):
         sizes: Sizes,
         memory: Memory,
     ) -> Move:
-        """Take one step. A flow evaluates the gradient `field` on its way; other steps are
-        straight."""
+        """Take one step. A flow also evaluates the gradient `field` between its ends."""
         return Move(*self.update(step, weights, gradient, sizes, memory))
 
     @abstractmethod
     def recursion(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        """Return the linear step of every parameter without weight decay, m ← βm + αg,
-        θ ← θ − S ⊙ m − N ⊙ g, from the recorded memory after the step."""
+        """Return the linear step of every parameter, without weight decay.
+
+        The coefficients of m ← βm + αg and θ ← θ − S ⊙ m − N ⊙ g follow from the recorded memory
+        after the step.
+        """
 
     def linear_steps(self, step: int, sizes: Sizes, memory: Memory) -> dict[str, LinearStep]:
-        """Return the linear step of every parameter, with weight decay (λ, or d = λη if
-        decoupled)."""
+        """Return the linear step of every parameter, with weight decay λ (or d = λη)."""
         linear, decay = self.recursion(step, sizes, memory), self.weight_decay
         if not decay:
             return linear
@@ -320,20 +323,21 @@ class AbstractOptimizer(Component):
 
     @property
     def differentiated(self) -> tuple[str, ...]:
-        """The further parts of the memory that effects need at every step."""
+        """Further entries of the memory that leave-out effects need at every step."""
         return ()
 
     def spread_at(self, step: int) -> Spread | None:
-        """Return the divisor of a step if it depends on past gradients."""
+        """Return the divisor of a step, or None if steps are not divided by past gradients."""
         return None
 
     @property
     def divides(self) -> bool:
-        """True if steps are divided by the sizes of past gradients."""
+        """True if steps are divided by the magnitude of past gradients."""
         return self.spread_at(0) is not None
 
     def factors(self, weights: Weights) -> dict[str, float]:
-        """Return the factor of each weight's step size, from the longest matching key of `layers`.
+        """Return the factor of each parameter's step size: that of the longest matching key of
+        `layers`.
 
         >>> from ntkexp.optimizer.descent import GD
         >>> GD(layers={"head": 0.1}).factors({"body.weight": 0, "head.weight": 0})
@@ -354,7 +358,7 @@ class AbstractOptimizer(Component):
         return factors
 
     def clipping(self, gradient: Weights) -> float:
-        """Return min(1, clip_norm/(‖g‖ + 1e-6)), as PyTorch does."""
+        """Return the clipping factor min(1, clip_norm/(‖g‖ + 1e-6)), as in PyTorch."""
         if self.clip_norm is None:
             return 1.0
         norm = torch.stack([part.norm() for part in gradient.values()]).norm()
@@ -371,7 +375,7 @@ class AbstractOptimizer(Component):
 
 
 def belongs(name: str, beginning: str) -> bool:
-    """True if a parameter's name is `beginning`, or starts with it and a dot."""
+    """Return True if a parameter's name is `beginning`, or starts with `beginning` and a dot."""
     return f"{name}.".startswith(f"{beginning}.")
 
 
@@ -388,18 +392,17 @@ def moved(weights: Weights, direction: Weights, sizes: Sizes) -> Weights:
 
 
 def spread(coefficient: Coefficient, weight: Tensor) -> Tensor:
-    """Expand the coefficient of a parameter to one number for each of its weights."""
+    """Expand the coefficient of a parameter to a tensor with one number per weight."""
     return coefficient if isinstance(coefficient, Tensor) else torch.full_like(weight, coefficient)
 
 
-# --- Mini-batches. The examples of a step depend on (seed, step) alone, so that a resumed run draws
-# the same ones.
+# --- Mini-batches. A batch depends only on (seed, step), so that a resumed run draws equal batches.
 
 
 class AbstractBatched(AbstractOptimizer):
     """Mini-batches, or all examples if `batch` is null.
 
-    Without replacement, each epoch passes over a new permutation and its last batch may be short.
+    Without replacement, each epoch uses a new permutation, and its last batch may be smaller.
     """
 
     batch: Count | None = None
@@ -416,15 +419,18 @@ class AbstractBatched(AbstractOptimizer):
 
 
 class AbstractStable(AbstractOptimizer):
-    """A step size, given outright or as a fraction of the largest one at which gradient descent is
-    stable at the start; half of it by default."""
+    """An optimizer whose step size is given, or is a fraction of the largest stable one.
+
+    The largest stable step size is that of gradient descent before training. The default
+    fraction is ½.
+    """
 
     step_size: PositiveFloat | None = None
     stable_fraction: PositiveFloat | None = None
 
     @model_validator(mode="after")
     def refuse_both(self) -> AbstractStable:
-        """Raise if both ways to set the step size are used."""
+        """Raise if both `step_size` and `stable_fraction` are given."""
         if self.step_size is not None and self.stable_fraction is not None:
             raise Mistake(
                 f"optimizer.step_size={self.step_size:g} "
@@ -441,7 +447,7 @@ class AbstractStable(AbstractOptimizer):
 
 
 class AbstractPlain(AbstractStable):
-    """A step without memory: S = η."""
+    """A step along the gradient without memory: S = η."""
 
     def update(
         self, step: int, weights: Weights, gradient: Weights, sizes: Sizes, memory: Memory

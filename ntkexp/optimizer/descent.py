@@ -1,5 +1,4 @@
-"""Optimizers that step: gradient descent, stochastic or with momentum, RMSprop, and Adam with its
-relatives."""
+"""Optimizers with discrete steps: gradient descent, SGD, momentum, RMSprop, Adam and AdamW."""
 
 from __future__ import annotations
 
@@ -26,10 +25,7 @@ from ntkexp.shapes import Weights
 
 
 class GD(AbstractPlain):
-    """Gradient descent on all training examples: θ ← θ − η ∇L.
-
-    Full-batch gradient descent.
-    """
+    """Gradient descent on all training examples: θ ← θ − η ∇L."""
 
     def batch_indices(self, step: int, examples: int, seed: int) -> Int[Tensor, " batch"] | None:
         return None
@@ -48,10 +44,10 @@ class SGD(AbstractBatched, AbstractPlain):
 
 
 class Momentum(AbstractBatched, AbstractStable):
-    """Heavy-ball momentum (Polyak 1964), as PyTorch has it: v ← μv + (1 − τ)g, at the first step v
-    = g; θ ← θ − ηv.
+    """Heavy-ball momentum (Polyak 1964) as in PyTorch: v ← μv + (1 − τ)g, θ ← θ − ηv.
 
-    S = η,  β = μ,  α = 1 − τ[r > 0].
+    At the first step, v = g. As a linear step, S = η, β = μ, and α = 1 − τ (1 at the first
+    step).
     """
 
     momentum: float = Field(0.9, ge=0, lt=1)
@@ -79,10 +75,9 @@ class Momentum(AbstractBatched, AbstractStable):
 
 
 class Nesterov(AbstractBatched, AbstractStable):
-    """Nesterov's momentum, as PyTorch has it: v ← μv + g, at the first step v = g; θ ← θ − η(g +
-    μv).
+    """Nesterov's momentum as in PyTorch: v ← μv + g, θ ← θ − η(g + μv).
 
-    S = N = η,  α = β = μ, for the memory m = μv.
+    At the first step, v = g. As a linear step for m = μv, S = N = η and α = β = μ.
     """
 
     momentum: float = Field(0.9, gt=0, lt=1)
@@ -113,14 +108,15 @@ class Nesterov(AbstractBatched, AbstractStable):
 
 
 class AbstractAdaptive(AbstractBatched):
-    """Steps that are divided by the root of a mean of squared gradients, 1/D, weight by weight.
+    """Steps that are divided, for each weight, by the root 1/D of a mean of squared gradients.
 
-    D is known along a recorded run. Its steps are therefore linear in past gradients, and the
-    backward sum is exact."""
+    In a recorded run, D is known. Steps are therefore linear in past gradients, and the backward
+    sum is exact.
+    """
 
     step_size: PositiveFloat
 
-    remembers: ClassVar[bool] = True  # the forward sum has one step size for all weights
+    remembers: ClassVar[bool] = True  # the forward sum needs one step size for all weights
     records: ClassVar[tuple[str, ...]] = ("square",)
     elementwise: ClassVar[bool] = True
 
@@ -129,10 +125,9 @@ class AbstractAdaptive(AbstractBatched):
 
 
 class Rmsprop(AbstractAdaptive):
-    """RMSprop (Tieleman & Hinton 2012), as PyTorch has it: v ← βv + (1 − β)g²; θ ← θ − η g/(√v +
-    ε).
+    """RMSprop (Tieleman & Hinton 2012) as in PyTorch: v ← βv + (1 − β)g², θ ← θ − η g/(√v + ε).
 
-    S = η D,  D = 1/(√v + ε).
+    As a linear step, S = η D with D = 1/(√v + ε).
     """
 
     step_size: PositiveFloat = 1e-2
@@ -152,7 +147,7 @@ class Rmsprop(AbstractAdaptive):
         for name, weight in weights.items():
             divisor = square[name].sqrt() + self.eps
             after[name] = torch.addcdiv(weight, gradient[name], divisor, value=-sizes[name])
-        return after, {"mean": gradient, "square": square}  # m of a step is its gradient alone
+        return after, {"mean": gradient, "square": square}  # without momentum, m is the gradient
 
     def spread_at(self, step: int) -> Spread:
         return Spread(self.smoothing, 1.0, self.eps, largest=False)
@@ -173,11 +168,11 @@ class Rmsprop(AbstractAdaptive):
 #
 #     m ← β₁m + (1 − β₁)g,   v ← β₂v + (1 − β₂)g²,   θ ← θ − η/(1 − β₁ˢ⁺¹) · D ⊙ m,   D = 1/(√(v/(1 − β₂ˢ⁺¹)) + ε)
 #
-# AMSGrad takes the largest v so far.
+# AMSGrad replaces v by the largest v so far.
 
 
 class AbstractAdam(AbstractAdaptive):
-    """S = η/(1 − β₁ˢ⁺¹) D,  β = β₁,  α = 1 − β₁."""
+    """The step of Adam. As a linear step, S = η/(1 − β₁ˢ⁺¹) D, β = β₁ and α = 1 − β₁."""
 
     step_size: PositiveFloat = 1e-3
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
@@ -194,7 +189,7 @@ class AbstractAdam(AbstractAdaptive):
         if not memory:
             zeros = {name: torch.zeros_like(g) for name, g in gradient.items()}
             memory = {"mean": zeros, "latest": zeros, "square": zeros}
-        # m, v, and the largest v so far
+        # m, v, and the largest v so far (AMSGrad)
         first, second = self.betas
         mean, latest, square = {}, {}, {}
         for name, g in gradient.items():
@@ -233,17 +228,16 @@ class AbstractAdam(AbstractAdaptive):
 
 
 class Adam(AbstractAdam):
-    """Adam (Kingma & Ba 2015): weight decay is part of the gradient, g + λθ, and passes through the
-    memory.
+    """Adam (Kingma & Ba 2015), with L2 weight decay: the gradient is g + λθ.
 
-    An Adam whose decay is coupled: it passes through the memory.
+    The decay therefore also enters the moments, unlike in AdamW.
     """
 
 
 class AdamW(AbstractAdam):
     """AdamW (Loshchilov & Hutter 2019): Adam with decoupled weight decay.
 
-    The weights decay by θ ← (1 − ηλ)θ before each step, and the moments do not see the decay.
+    The weights decay by θ ← (1 − ηλ)θ before each step. The moments do not contain the decay.
     """
 
     weight_decay: NonNegativeFloat = 0.01

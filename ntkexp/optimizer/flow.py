@@ -1,4 +1,4 @@
-"""Gradient flow, θ′ = −∇L(θ) − λθ, integrated with steps as long as its accuracy allows."""
+"""Gradient flow, θ′ = −∇L(θ) − λθ, by an adaptive Runge–Kutta method."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ntkexp.shapes import Weights
 #
 #     k_i = F(θ + h Σ_j a_ij k_j),    θ₁ = θ + h Σ_j a_7j k_j,    error = h Σ_i e_i k_i,
 #
-# the difference from the embedded method of order 4. k_7 is the slope at the end, and so k_1 of the
-# next step.
+# The error is the difference from the embedded method of order 4. k_7 is the slope at the end, and
+# therefore k_1 of the next step.
 
 
 STAGES = (
@@ -41,7 +41,7 @@ DENSE = (
 
 @dataclass(frozen=True)
 class Attempt:
-    """A tried step: its arc, the weights and the slope at its end, its length, and its error."""
+    """A tentative step: its arc, the weights and the slope at its end, ‖θ₁ − θ‖, and the error."""
 
     arc: Arc
     end: Weights
@@ -51,7 +51,7 @@ class Attempt:
 
 
 def attempt(weights: Weights, slope: Weights, field: VectorField, length: float) -> Attempt:
-    """Try a step of this length from weights with this slope."""
+    """Compute a step of the given length, from weights at which the slope is known."""
     slopes, end = [slope], weights
     for row in STAGES:
         way = combined(row, slopes, length)
@@ -77,21 +77,21 @@ def size(weights: Weights) -> float:
     return sqrt(sum(float(part.square().sum()) for part in weights.values()))
 
 
-MIN_LENGTH = 1e-10  # of an arc, in training steps
+MIN_LENGTH = 1e-10  # shortest arc, in training steps
 SAFETY = 0.9
-MIN_STRETCH = 0.2  # of the next arc, relative to the last
+MIN_STRETCH = 0.2  # length of the next arc, relative to this one
 MAX_STRETCH = 5.0
-MIN_REST = 1e-9  # in training steps: the last arc covers a rest that is shorter
+MIN_REST = 1e-9  # in training steps; the last arc includes a shorter remainder
 
 
 class Flow(AbstractPlain):
-    """Gradient flow, θ′ = −∇L(θ) − λθ, integrated with steps as long as its accuracy allows.
+    """Gradient flow, θ′ = −∇L(θ) − λθ, integrated by an adaptive Runge–Kutta method.
 
-    The limit of gradient descent as its step size goes to zero, at the same times.
+    It is the limit of gradient descent for small step sizes, at equal times.
 
-    A training step of size η follows the flow for the time η, in arcs by Dormand & Prince. An arc
-    is accepted if its error is at most `tolerance` times the way gone so far, and its end; the next
-    is as long as the error predicts:
+    A training step of size η follows the flow for a time η, in arcs by the method of Dormand &
+    Prince. An arc is accepted if its error is at most `tolerance` times the distance covered so
+    far, this arc included. The length h of the next arc is predicted from the error:
 
         h ← 0.9 h (allowed/error)^{1/5},  at most 5 times longer, at least 5 times shorter.
     """
@@ -103,7 +103,7 @@ class Flow(AbstractPlain):
 
     @model_validator(mode="after")
     def refuse_clipping(self) -> Flow:
-        """Raise if clipping is asked for: a flow has no steps whose gradient could be clipped."""
+        """Raise if `clip_norm` is set: a flow has no steps whose gradient could be clipped."""
         if self.clip_norm is not None:
             raise Mistake(
                 f"optimizer.clip_norm={self.clip_norm:g}: a flow has no steps whose gradient could "
@@ -125,7 +125,7 @@ class Flow(AbstractPlain):
         memory: Memory,
     ) -> Move:
         def downhill(gradient: Weights, here: Weights) -> Weights:
-            # −η ⊙ (g + λθ): the way of a whole training step, at this slope
+            # −η ⊙ (g + λθ), the slope in units of training steps
             return {
                 name: part * -sizes[name] for name, part in self.with_decay(gradient, here).items()
             }
@@ -144,8 +144,11 @@ class Flow(AbstractPlain):
 
 
 class Controller:
-    """The lengths of arcs. The memory holds lengths in units of time; a training step takes
-    `scale`."""
+    """The controller of the length of arcs. Lengths are in training steps; in the memory, they are
+    times.
+
+    A training step takes the time `scale`.
+    """
 
     def __init__(self, tolerance: float, memory: Memory, scale: float) -> None:
         known = memory.get("controller", {})
@@ -154,7 +157,7 @@ class Controller:
         self.length = self.before / scale if self.before and scale else 1.0
 
     def next(self, step: int) -> float:
-        """Return the length of the next arc, or zero at the end of the training step."""
+        """Return the length of the next arc, or 0 at the end of the training step."""
         rest = 1 - self.done
         if rest > 0 and self.length < MIN_LENGTH:
             raise Mistake(
@@ -167,7 +170,9 @@ class Controller:
         return rest if self.length > rest - MIN_REST else self.length
 
     def accepts(self, tried: Attempt, weights: float) -> bool:
-        """Return True if the error of the arc is small enough, and set the next length."""
+        """Return True if the error of the arc is small enough, and choose the length of the next
+        arc.
+        """
         allowed = self.tolerance * (self.way + tried.distance) + 10 * EPS * weights
         good = tried.error / allowed if allowed else 0.0
         stretch = (
@@ -178,7 +183,7 @@ class Controller:
         if not good <= 1:
             self.length = tried.arc.length * min(stretch, SAFETY)
             return False
-        cut_off = tried.arc.length < self.length  # by the end of the training step
+        cut_off = tried.arc.length < self.length  # shortened by the end of the training step
         self.length = (
             max(self.length, stretch * tried.arc.length) if cut_off else stretch * tried.arc.length
         )
@@ -191,7 +196,7 @@ class Controller:
 
     @property
     def memory(self) -> Memory:
-        """The next length, the distance so far, and the sum of all errors."""
+        """The length of the next arc, the distance covered so far, and the sum of all errors."""
         values = (self.length * self.scale or self.before, self.way, self.error)
         named = zip(KNOWN, values, strict=True)
         return {

@@ -1,6 +1,4 @@
-"""Compilation with numba, arrays without reference counts, loops over flat arrays, and fast
-functions.
-"""
+"""Compilation with numba, loops over flat arrays, and fast elementary functions."""
 
 from __future__ import annotations
 
@@ -18,12 +16,11 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-# --- Compilation: functions release the interpreter lock, use fused multiply-add, and are cached on
-# disk.
+# --- Compilation: functions release the GIL, use fused multiply-add, and are cached on disk.
 #
-# All values are finite, so compiled comparisons ignore NaN and infinity. Divisors are never zero, so
-# compiled code does not check them. `reassoc` lets the compiler reorder sums for vector registers.
-# The order depends on the machine only, so the same input always gives the same bits.
+# Compiled code assumes finite values and nonzero divisors, and does not check them. `reassoc` lets
+# the compiler reorder sums for vector registers. The order depends only on the machine, so that
+# equal inputs give bitwise equal results.
 
 
 FAST_MATH = {"contract", "nnan", "ninf", "nsz", "reassoc"}
@@ -61,8 +58,8 @@ def cached_in(folder: Path) -> Iterator[None]:
 def source_digest(folder: Path) -> str:
     """Return a digest of all Python files of a folder.
 
-    A compiled function contains the functions that it calls, but numba's cache checks the date of
-    its own file only.
+    Numba's cache compares only the date of a function's own file, although the compiled function
+    also contains the functions that it calls. A folder named after this digest prevents stale code.
     """
     contents = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     return sha256(contents).hexdigest()[:16]
@@ -70,9 +67,9 @@ def source_digest(folder: Path) -> str:
 
 # --- Arrays without reference counts
 #
-# Numba updates an array's reference count at every slice and at every call, with atomic
-# instructions. In short loops over tiles they take a third of the time. `lent` returns a view
-# without a count. Use it for arguments only, which outlive the call, and never return the view.
+# Numba updates an array's reference count at every slice and every call, with atomic instructions.
+# For short loops over tiles, this takes a third of the time. `lent` returns a view that is not
+# counted. Use it only for arguments, which outlive the call, and never return the view.
 
 
 def _lent(typing: Any, array: Any) -> Any:
@@ -90,14 +87,14 @@ lent: Any = intrinsic(_lent)
 
 # --- Full vector registers
 #
-# On processors whose clock used to drop with 512-bit registers, the compiler uses half of each
-# register. A call of `wide` compiles the calling function with full registers. Loops that are full
-# of arithmetic become faster; loops that wait for memory do not change.
+# By default, the compiler uses 256 of 512 bits on processors whose older models ran slower with
+# full registers. A function that calls `wide` is compiled with 512 bits. This accelerates loops
+# that are bound by arithmetic, not loops that are bound by memory.
 
 
 def _wide(typing: Any) -> Any:
     def set_attribute(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        # llvmlite's own `add` rejects attributes that it does not know.
+        # Use `set.add`, because llvmlite's `add` rejects attributes that it does not know.
         set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
 
@@ -107,7 +104,7 @@ def _wide(typing: Any) -> Any:
 wide: Any = intrinsic(_wide)
 
 
-# --- Loops over flat arrays. Unsigned counters need no wrap-around checks, so that loops vectorise.
+# --- Loops over flat arrays; unsigned counters skip numba's check for negative indices.
 
 
 Array = np.ndarray[Any, Any]
@@ -115,7 +112,7 @@ Array = np.ndarray[Any, Any]
 
 @compiled
 def sum_window(source: Array, target: Array, margin: int, size: int, reach: int, step: int) -> None:
-    """Sum over the neighbours at up to `reach` multiples of `step` on both sides."""
+    """Set target[i] = Σ source[i + m · step] over |m| ≤ reach."""
     count = np.uintp(size)
     start = np.uintp(margin)
     if reach == 1:
@@ -157,9 +154,7 @@ def cleared(target: Array, inside: Array, margin: int, size: int) -> None:
 
 @compiled
 def wrapped(target: Array, halo: Array, margin: int) -> None:
-    """Copy pixels into the halo of an image that wraps around; `halo` is [target or source,
-    place].
-    """
+    """Fill the halo of a periodic image. `halo` lists target and source indices, [2, copy]."""
     start = np.uintp(margin)
     for j in range(np.uintp(halo.shape[1])):
         target[start + halo[0, j]] = target[start + halo[1, j]]
@@ -201,7 +196,7 @@ def total(tile: Array, margin: int, size: int) -> Any:
 
 # --- Biased exponents, read from the bits of a number. The largest exponent marks infinity and NaN.
 #
-# Loops are compiled under the assumption that all numbers are finite, so `isfinite` would not work.
+# Compiled code assumes finite numbers, so `isfinite` would not work.
 
 
 def _exponent(typing: Any, x: Any) -> Any:
@@ -229,7 +224,7 @@ def beyond(dtype: Any) -> int:
     return 2 * int(np.finfo(dtype).maxexp) - 1
 
 
-# --- The exponential of numbers ≤ 0 by a polynomial, which vectorises
+# --- The exponential of numbers ≤ 0, by a polynomial that vectorises
 #
 # exp x = 2ⁿ exp r, where n is the integer nearest to x/log 2 and |r| ≤ ½ log 2. The Taylor series
 # of exp r has relative errors 4e-16 (degree 12) in float64 and 1e-7 (degree 7) in float32. Results
@@ -244,8 +239,8 @@ EXP_SINGLE = tuple(np.float32(c) for c in EXP[:8])
 
 
 def _power(typing: Any, x: Any) -> Any:
-    """Return 2ⁿ for a number whose lowest bits are n + bias: shift them to the exponent's
-    position.
+    """Return 2ⁿ for a float whose lowest bits are n + bias, by shifting these bits into the
+    exponent.
     """
     fraction_bits = 23 if x == types.float32 else 52
 
@@ -276,7 +271,7 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
         p = EXP[8] + r * (EXP[9] + r * (EXP[10] + r * (EXP[11] + r * p)))
         p = EXP[4] + r * (EXP[5] + r * (EXP[6] + r * (EXP[7] + r * p)))
         p = EXP[0] + r * (EXP[1] + r * (EXP[2] + r * (EXP[3] + r * p)))
-        return p * power(n + (6755399441055744.0 + 1023.0))  # 1.5 · 2⁵² and the bias
+        return p * power(n + (6755399441055744.0 + 1023.0))  # 1.5 · 2⁵² + bias
 
     def single(x: Any) -> Any:
         x = min(max(x, np.float32(-87.0)), np.float32(0.0))
@@ -285,7 +280,7 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
         p = EXP_SINGLE[7]
         p = EXP_SINGLE[4] + r * (EXP_SINGLE[5] + r * (EXP_SINGLE[6] + r * p))
         p = EXP_SINGLE[0] + r * (EXP_SINGLE[1] + r * (EXP_SINGLE[2] + r * (EXP_SINGLE[3] + r * p)))
-        return p * power(n + np.float32(12582912.0 + 127.0))  # 1.5 · 2²³ and the bias
+        return p * power(n + np.float32(12582912.0 + 127.0))  # 1.5 · 2²³ + bias
 
     return single if x == types.float32 else double
 
@@ -295,9 +290,9 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
 #     arcsin s = w A(w²),            w = s                for s ≤ ½
 #     arcsin s = π/2 − 2 w A(w²),    w = √((1 − s)/2)     for s > ½
 #
-# Callers pass 1 − s, which they may know more precisely than s. A is analytic far beyond [0, ¼].
-# Its Chebyshev sum was computed with 60 digits and converted to powers; the relative error is 3e-17
-# (degree 12) in float64 and 3e-10 (degree 6) in float32.
+# Callers pass 1 − s, because they may have it with a smaller error than s. A is analytic far beyond
+# [0, ¼]. Its Chebyshev approximation was computed with 60 digits and converted to powers. The
+# relative error is 3e-17 (degree 12) for float64 and 3e-10 (degree 6) for float32.
 
 
 ARC_DOUBLE = (
@@ -373,9 +368,10 @@ def arc_sine(s: Any, rest: Any, half: Any, quarter_turn: Any) -> Any:
 #
 #     ϑ = arccos ρ = v P(t),    sin ϑ − ρϑ = v³ Q(t).
 #
-# P and Q are analytic on [−1, 1]; the square root carries the singularity at ρ = 1. Their Chebyshev
-# sums were computed with 60 digits and converted to powers. The relative errors are 1e-15 (degree
-# 16) and 2e-15 (degree 14) in float64, 2e-7 (degree 6) and 1.5e-7 (degree 5) in float32.
+# P and Q are analytic on [−1, 1]; the square root contains the singularity at ρ = 1. Their
+# Chebyshev approximations were computed with 60 digits and converted to powers. The relative errors
+# are 1e-15 (degree 16) and 2e-15 (degree 14) in float64, 2e-7 (degree 6) and 1.5e-7 (degree 5) in
+# float32.
 
 
 ANGLE = (

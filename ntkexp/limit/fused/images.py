@@ -18,12 +18,12 @@ from ntkexp.limit.fused.tile import (
 
 Array = np.ndarray[Any, Any]
 Three = tuple[int, int, int]
-"""Numbers for planes, rows and columns."""
+"""Values for planes, rows and columns."""
 Arrays = tuple[Array, Array, Array]
 
 
 class ImageGrid(NamedTuple):
-    """Sizes of an image, the largest reach of a window, and whether the image wraps around."""
+    """Sizes of an image, the largest reach of a window, and whether the image is periodic."""
 
     sizes: Three
     reach: Three
@@ -31,7 +31,9 @@ class ImageGrid(NamedTuple):
 
 
 class TileImage(NamedTuple):
-    """The layout of an image's tile at one offset; `at` are the offset's indices along the axes."""
+    """The layout of an image's tile at one offset; `at` are the indices of the offset in the lists
+    of offsets.
+    """
 
     sizes: Three
     reach: Three
@@ -42,7 +44,7 @@ class TileImage(NamedTuple):
 
 
 class TileLayout(NamedTuple):
-    """The tiles of all left and right images at one offset, one field after the other."""
+    """The fields of all left and right images at one offset, as tiles in two flat arrays."""
 
     left: Array
     right: Array
@@ -53,7 +55,9 @@ class TileLayout(NamedTuple):
 
 
 class TileAxis(NamedTuple):
-    """One axis of a tile: a pixel is `unit` numbers, and `offset` is the offset along this axis."""
+    """One axis of a tile: neighbouring pixels are `unit` numbers apart, and p is paired with p +
+    `offset`.
+    """
 
     pixels: int
     unit: int
@@ -63,7 +67,8 @@ class TileAxis(NamedTuple):
 
 
 class ImageSides(NamedTuple):
-    """Fields [image, field, pixel] of both sides; the first `channels` fields are inputs.
+    """Fields [image, field, pixel] of the left and right images; the first `channels` fields are
+    the inputs.
 
     If both sides are the `same` images, only pairs on and above the diagonal are computed.
     """
@@ -75,13 +80,13 @@ class ImageSides(NamedTuple):
 
 
 class LevelTransfer(NamedTuple):
-    """Tiles that come from a finer level, and tiles that go to a coarser one.
+    """Tiles received from the finer level, and tiles passed to the coarser level.
 
-    `source` and `target` are [register, kernel, left, right, offset and pixel]. Registers
-    `arriving` start with `source`; registers `departing` are averaged into `target`: each pixel's
-    kernel times `shares` is added at the sum of its `slots` along the axes. `order` lists the
-    pixels of a row so that consecutive pixels belong to different coarse pixels. The additions are
-    then independent.
+    `source` and `target` are [register, kernel, left, right, offset and pixel]. The registers
+    `arriving` are filled from `source`. The registers `departing` are averaged into `target`: the
+    kernel of each pixel, times `shares`, is added at the index Σ_axes `slots`. `order` lists the
+    pixels of a row so that consecutive pixels belong to different coarse pixels, and their
+    additions are independent.
     """
 
     arriving: Array
@@ -95,11 +100,11 @@ class LevelTransfer(NamedTuple):
 
 # --- Pixels along an axis of a tile
 #
-# At offset o, pixel p of the left image meets pixel (p + o) mod n of the right image. The n pixels
-# of an axis come in two pieces, before and after p + o exceeds n. A gap as wide as the reach of a
-# window follows each piece, so that windows read zeros beyond the edge of an image. If the image
-# wraps around, both ends of each piece also need a halo: copies of the pixels that continue the
-# piece.
+# At offset o, pixel p of the left image is paired with pixel (p + o) mod n of the right image. An
+# axis has two pieces: the pixels with p + o < n, and the others. A gap as wide as the reach of a
+# window follows each piece, so that windows read zeros beyond the edge of an image. In a periodic
+# image, both ends of each piece also need a halo: copies of the neighbouring pixels beyond this
+# end.
 #
 #     p₀ … p₍ₙ₋ₒ₋₁₎ gap p₍ₙ₋ₒ₎ … p₍ₙ₋₁₎ gap
 
@@ -127,9 +132,10 @@ def padded(count: int) -> int:
 def stacked(
     source: Array, target: Array, count: int, axis: TileAxis, start: int, pitch: int
 ) -> None:
-    """Lay out `count` images along one axis of their tiles, which are `pitch` numbers apart.
+    """Lay out `count` lines of pixels along one axis of the tiles; target lines are `pitch` numbers
+    apart.
 
-    The first pixel on the axis is `start`; the others follow in order, around the image.
+    Pixel `start` comes first; the others follow in periodic order.
     """
     unit = axis.unit
     apart = axis.offset
@@ -153,10 +159,11 @@ def stacked(
 def laid_out(
     sources: Arrays, targets: Arrays, counts: Three, parts: int, axis: TileAxis, pitch: int
 ) -> None:
-    """Lay out left images from pixel 0, right images from the offset, and the mask of the image.
+    """Lay out the left images from pixel 0, the right images from pixel `axis.offset`, and the
+    mask.
 
-    `counts` are the fields of the left images, of the right images and of the mask; each has
-    `parts` lines along this axis.
+    `counts` are the numbers of fields in `sources`; each field has `parts` lines along this axis.
+    The mask is 1 inside the image.
     """
     stacked(sources[0], targets[0], counts[0] * parts, axis, 0, pitch)
     stacked(sources[1], targets[1], counts[1] * parts, axis, axis.offset, pitch)
@@ -165,7 +172,10 @@ def laid_out(
 
 @compiled
 def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
-    """Return for each position on an axis that wraps around the position whose pixel it repeats."""
+    """For each position on a periodic axis, return the position of the pixel that it shows.
+
+    Positions in a halo show a pixel whose own position is different.
+    """
     indices = np.zeros(length(pixels, reach, around), np.int64)
     before = pixels - offset
     second = pixels - offset + 3 * reach
@@ -177,7 +187,9 @@ def origins(pixels: int, offset: int, reach: int, around: bool) -> Array:
 
 @compiled
 def halos(deep: Array, down: Array, across: Array) -> Array:
-    """Return [target or source, place] of all copied pixels, from the origins along each axis."""
+    """Return the target and source indices of all halo pixels, [2, copy], given `origins` for each
+    axis.
+    """
     planes = deep.shape[0]
     rows = down.shape[0]
     columns = across.shape[0]
@@ -198,7 +210,7 @@ def halos(deep: Array, down: Array, across: Array) -> Array:
 
 @compiled
 def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
-    """Fill a tile with the pixels that begin at `start`, and its gaps with zeros."""
+    """Fill a tile with the pixels source[start:], and its gaps with zeros."""
     sizes = image.sizes
     reach = image.reach
     offset = image.offset
@@ -208,7 +220,7 @@ def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
     stride = length(sizes[2], reach[2], around)
     before = sizes[2] - offset[2]
     first = place(0, sizes[2], offset[2], reach[2], around)
-    # Position of pixel 0 if the second piece began there; it has pixels only if o > 0.
+    # Pixel x of the second piece is at position second + x.
     second = place(before, sizes[2], offset[2], reach[2], around) - before
     for z in range(sizes[0]):
         deep = place(z, sizes[0], offset[0], reach[0], around) * length(sizes[1], reach[1], around)
@@ -229,10 +241,11 @@ def arrived(source: Array, start: int, target: Array, image: TileImage) -> None:
 def add_to_coarse(
     tile: Tile, coarse: Tile, image: TileImage, transfer: LevelTransfer, departure: int, ways: Array
 ) -> None:
-    """Add the pixels of a tile to coarse tiles, each at the sum of its slots along the axes.
+    """Add the pixels of a tile to coarse tiles: pixel (z, y, x) at the index slot_z + slot_y +
+    slot_x.
 
-    A pixel without a slot contributes nothing. `ways` is scratch space for a row's positions in
-    both tiles.
+    A pixel with a negative slot contributes nothing. `ways` is scratch space for the positions of a
+    row in the tile and in the coarse tiles.
     """
     sizes = image.sizes
     reach = image.reach
@@ -269,9 +282,9 @@ def add_to_coarse(
                     coarse_theta[two] += share * theta[one]
 
 
-# --- One level: for each offset, a tile for every pair of images
+# --- One level: one tile for each offset and pair of images
 #
-# Inputs and fields of each image are laid out once for each offset, one axis after the other.
+# The inputs and fields of each image are laid out once per offset, one axis after the other.
 
 
 @compiled
@@ -285,8 +298,8 @@ def images(
 ) -> None:
     """Apply a level to all pairs of images at all offsets.
 
-    Departing registers are averaged into `transfer.target`. If nothing departs, the sums over
-    pixels are added to `sums`, [kernel, left, right].
+    Average departing registers into `transfer.target`. If no register departs, add the sums over
+    pixels of register 0 to `sums`, [kernel, left, right].
     """
     sizes = grid.sizes
     reach = grid.reach
@@ -305,7 +318,7 @@ def images(
     pixels = (left.reshape(left.size), right.reshape(right.size), mask)
     bands = empty(counts, sizes[0] * sizes[1] * stride, left)
     tiles = empty(counts, size, left)
-    is_flat = sizes[0] == 1 and reach[0] == 0  # one plane: a sheet is a tile
+    is_flat = sizes[0] == 1 and reach[0] == 0  # with one plane, a sheet is the whole tile
     sheets, pitch = (tiles, size) if is_flat else (empty(counts, sizes[0] * plane, left), plane)
     work = np.zeros((2 * program.registers + 4, margin + size + margin), left.dtype)
     halo = np.zeros((2, 0), np.int64)
@@ -347,8 +360,9 @@ def at_offset(
     transfer: LevelTransfer,
     sums: Array,
 ) -> None:
-    """Apply a level to all pairs of images at one offset; `first_pixel` is its place in the
-    source.
+    """Apply a level to all pairs of images at one offset.
+
+    `first_pixel` is the index in `transfer.source` where the pixels of this offset begin.
     """
     # Views without reference counts for the loop over pairs
     left = lent(layout.left)
@@ -383,14 +397,14 @@ def at_offset(
         for j in range(i if same else 0, sums.shape[2]):
             first = i * fields * size
             second = j * fields * size
-            # K and Θ from the level before, or from the inputs
+            # K and Θ come from the finer level, or from the inputs: K = mean x x′, Θ = 0.
             for k in range(arriving.shape[0]):
                 arrived(source[k, 0, i, j], first_pixel, work[2 * arriving[k]], image)
                 arrived(source[k, 1, i, j], first_pixel, work[2 * arriving[k] + 1], image)
             if arriving.shape[0] == 0:
                 multiply_inputs(layout, first, second, work[0], shape)
                 work[1, :] = 0
-            # An example paired with itself at offset 0: every correlation is one.
+            # For an example paired with itself at offset 0, every correlation is 1.
             itself = same and i == j and o0 == 0 and o1 == 0 and o2 == 0
             pair_fields = PairFields(
                 left,
@@ -415,7 +429,7 @@ def at_offset(
 
 @compiled
 def empty(counts: Three, size: int, like: Array) -> Arrays:
-    """Return buffers for all fields of left images, of right images, and for the mask."""
+    """Return zero buffers for the fields of left images, of right images, and for the mask."""
     dtype = like.dtype
     return (
         np.zeros(counts[0] * size, dtype),
@@ -428,7 +442,9 @@ def empty(counts: Three, size: int, like: Array) -> Arrays:
 def multiply_inputs(
     layout: TileLayout, first: int, second: int, target: Array, shape: TileShape
 ) -> None:
-    """Compute the mean over channels of x x′; the images' fields begin at `first` and `second`."""
+    """Compute the mean over channels of x x′, for the images whose fields begin at `first` and
+    `second`.
+    """
     left = layout.left
     right = layout.right
     start = np.uintp(shape.margin)

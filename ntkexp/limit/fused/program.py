@@ -1,8 +1,8 @@
-"""A network's layers as one program for tiles, and the tables that compiled loops read.
+"""Translation of layers into operations on tiles, and into the tables that compiled loops read.
 
-Strides and pools make images smaller. A level holds all operations on images of one size, and each
-register belongs to one level. Registers of different levels never meet, so the engine can finish a
-level before it begins the next, coarser one.
+Strides and pools make images smaller. A level contains all operations on images of one size, and at
+each moment a register belongs to one level. No operation reads registers of two levels, so one
+level can be completed before the next, coarser one.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ UNEQUAL_BRANCHES = "a layer whose branches get smaller in different steps"
 
 @dataclass(frozen=True)
 class Level:
-    """The operations on images of one size, at the offsets of the pixel pairs that are needed.
+    """The operations on images of one size; `pairs` are the pixel pairs that they compute.
 
-    The registers `arrivals` come from the level before; the first level starts with the inputs.
-    `coarsenings` average registers for the next level.
+    The registers `arrivals` are averages from the previous, finer level; the first level starts
+    with the inputs. `coarsenings` average registers for the next level.
     """
 
     sizes: Sizes
@@ -66,7 +66,7 @@ class Level:
 
     @property
     def registers(self) -> int:
-        """Number of registers."""
+        """One more than the largest register."""
         used = base.registers((*self.operations, *self.coarsenings))
         return max(1, *(1 + arrival for arrival in self.arrivals), used)
 
@@ -85,7 +85,8 @@ class Level:
 
 
 def levels(operations: Operations, sizes: Sizes) -> tuple[Level, ...]:
-    """Assign each operation to the level of its register. Each stride or pool begins a new level.
+    """Assign each operation to the level of its register. A stride or pool moves a register to the
+    next level.
 
     >>> from ntkexp.layer.affine import Conv
     >>> from ntkexp.layer.pointwise import ReLU
@@ -106,7 +107,7 @@ def levels(operations: Operations, sizes: Sizes) -> tuple[Level, ...]:
         if operation.kind != COARSEN:
             assigned[here] = replace(level, operations=(*level.operations, operation))
             continue
-        # The register moves to the next level, which may be new.
+        # Move the register to the next level; create this level if necessary.
         deep, down, across = (len(coarse.members) for coarse in operation.coarse)
         if here + 1 == len(assigned):
             assigned.append(Level((deep, down, across)))
@@ -120,9 +121,10 @@ def levels(operations: Operations, sizes: Sizes) -> tuple[Level, ...]:
 
 
 def joined(operations: Operations, clean: set[int]) -> Operations:
-    """Merge weights with the bent line after them, and drop superfluous CLEAR operations.
+    """Fuse each affine layer with the piecewise-linear activation after it, and drop redundant
+    CLEARs.
 
-    `clean` are the registers that hold zeros outside the image at the start.
+    `clean` are the registers that initially are zero outside the image.
     """
     merged: list[Operation] = []
     for operation in operations:
@@ -145,11 +147,11 @@ def joined(operations: Operations, clean: set[int]) -> Operations:
     return tuple(merged)
 
 
-# --- Slots: the target of each pixel of a tile in the coarse tiles, axis by axis
+# --- Slots: the index of each pixel of a tile in the coarse tiles, axis by axis
 #
 # At offset o, the pixels p and p + o belong to coarse pixels p′ and q′, or to none. Their kernel is
-# added to pixel p′ of the coarse tile with offset q′ − p′. A slot is the index of this pixel in an
-# array of all coarse tiles. The slots of the three axes add up.
+# added to pixel p′ of the coarse tile with offset q′ − p′. The index of this pixel in the array of
+# all coarse tiles is a sum over the three axes; a slot is the term of one axis.
 
 
 NO_SLOT = -1
@@ -161,11 +163,11 @@ class Coarsenings:
 
     registers: Array
     shares: Array
-    """Weight of a pixel pair in the mean."""
+    """Weight of a pixel pair in the mean, for each register."""
     slots: tuple[Array, Array, Array]
     """Slots along each axis, [coarsening, offset, pixel]."""
     order: Array
-    """Order in which the pixels of a row are added, [coarsening, pixel]."""
+    """Order in which `add_to_coarse` reads the pixels of a row, [coarsening, pixel]."""
 
 
 def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
@@ -186,7 +188,8 @@ def coarsenings(level: Level, after: Pairs, dtype: Any) -> Coarsenings:
 
 def slots_along(level: Level, after: Pairs, axis: int) -> Array:
     """Return the slots along one axis, [coarsening, offset, pixel]."""
-    # Distances between coarse tiles of successive offsets, and between coarse pixels
+    # Strides in the array of coarse tiles: between successive offsets, and between successive
+    # pixels
     tile = prod(after.pixels) * prod(len(offsets) for offsets in after.offsets[axis + 1 :])
     unit = prod(after.pixels[axis + 1 :])
     pixels = level.sizes[axis]
@@ -199,7 +202,7 @@ def slots_along(level: Level, after: Pairs, axis: int) -> Array:
 
 
 def addition_order(level: Level) -> Array:
-    """Order the pixels of a row: the first member of each coarse pixel, then the second, and so
+    """Order the pixels of a row: first members of all coarse pixels, then second members, and so
     on.
     """
     columns = level.sizes[2]
@@ -215,8 +218,8 @@ def slots(
 ) -> Array:
     """Return the slots of all pixels along an axis, [offset, pixel].
 
-    `fine` and `wanted` are the offsets of fine and coarse pixels. Successive coarse tiles are
-    `tile` numbers apart, and successive coarse pixels `unit` numbers.
+    `fine` are the offsets of pairs of fine pixels, `wanted` those of coarse pixels. In the array of
+    coarse tiles, successive offsets are `tile` numbers apart and successive pixels `unit` numbers.
 
     >>> slots(Coarse.windows(4, 2), 4, range(4), range(2), tile=10, unit=1).tolist()
     [[0, 0, 1, 1], [0, 10, 1, 11], [10, 10, 11, 11], [10, 0, 11, 1]]
@@ -234,7 +237,8 @@ def slots(
     return np.where(has_slot, index * tile + coarse_pixel * unit, NO_SLOT)
 
 
-# --- Tables: operations and fields as arrays for compiled loops
+# --- Tables: operations and fields as arrays for compiled loops. A field is a function of a
+# variance.
 
 
 WORDS_PER_OPERATION = 8
@@ -243,25 +247,30 @@ WEIGHTS_PER_OPERATION = 8
 
 @dataclass(frozen=True)
 class Tables:
-    """The operations of a level, one row each, and the fields of both sides."""
+    """The operations of a level, one row each, and the fields of the left and right examples."""
 
     operations: Array
-    """Kind, two registers, reach across, down and deep, first field, and end of the fields."""
+    """Kind, register, other register, reach along columns, rows and planes, first field, end of the
+    fields.
+    """
     weights: Array
-    """s, b, α, β, whether the window has three rows, and up to three constants."""
+    """s, b, α, β, 1 if the window has three rows, and up to three constants."""
     left: Array
-    """Fields [image, field, pixel], inputs first if nothing arrives; for vectors [example, field].
+    """Fields [image, field, pixel], after the inputs in the first level; for vectors [example,
+    field].
     """
     right: Array
     spread: Array
-    """Fields of a left vector that are copied to every column; others stay single numbers."""
+    """Fields of a left vector that are copied to every column; the others are used as single
+    numbers.
+    """
     rounding: Any
-    """Correlations within this distance of one count as one."""
+    """A correlation within this distance of 1 counts as 1."""
 
 
 def tables(level: Level, left: Side, right: Side) -> Tables:
     """Compute the tables of a level for the examples of both sides."""
-    # Fields of each operation that depends on variances, for both sides at once
+    # Compute the fields of each operation with `ends`, for both sides at once.
     sides = [left] if left is right else [left, right]
     ends = [(step.ends, step.met) for step in level.operations if step.ends]
     fields = [of(torch.cat([side.variances[met] for side in sides])) for of, met in ends]
@@ -297,7 +306,9 @@ def tables(level: Level, left: Side, right: Side) -> Tables:
 def fields_of_side(
     level: Level, side: Side, fields: Sequence[Sequence[torch.Tensor]], rows: slice
 ) -> Array:
-    """Join the inputs, if the level starts with them, and the fields of one side's `rows`."""
+    """Return the table of one side: the inputs, if the level starts with them, and the fields in
+    `rows`.
+    """
     x = side.x
     is_vector = x.dim() == 2
     pixels = prod(level.sizes)
@@ -313,7 +324,7 @@ def fields_of_side(
 
 
 def field_count(level: Level, left: Side, right: Side) -> int:
-    """Return the number of fields of an image, without inputs."""
+    """Return the number of fields of an image, not counting inputs."""
     fields = 0
     for step in level.operations:
         if step.ends:
@@ -328,9 +339,9 @@ def field_count(level: Level, left: Side, right: Side) -> int:
 class TileProgram:
     """All operations on tiles, from the finest level to the coarsest.
 
-    If the network has a layer `end` that averages over pixel pairs, the engine computes this mean.
-    Without such a layer it returns the tiles of the last level. Torch applies the remaining layers
-    `rest` to examples of shape `rest_shape`.
+    The layer `end` averages over pixel pairs; the fused engine computes this mean. If `end` is
+    None, the fused engine returns the tiles of the last level. Torch then applies the layers `rest`
+    to examples of shape `rest_shape`.
     """
 
     levels: tuple[Level, ...]
@@ -341,16 +352,16 @@ class TileProgram:
 
     @property
     def coarse_pairs(self) -> tuple[Pairs, ...]:
-        """The pixel pairs of the level after each level; for the last level its own."""
+        """For each level, the pixel pairs of the next level; for the last level, its own pairs."""
         return (*(level.pairs for level in self.levels[1:]), self.levels[-1].pairs)
 
 
 def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
     """Translate layers into operations on tiles.
 
-    For vectors, every layer must have a fused form. For images, the program ends where an image
-    becomes a vector, or, after an image has become smaller, before the first layer without a fused
-    form.
+    For vectors, every layer must have a fused form. For images, the program ends before the first
+    layer without a fused form, e.g. Flatten. At this layer, the images must have become vectors or
+    smaller images; otherwise raise `NoFusedForm`.
 
     >>> from ntkexp.layer.affine import Dense
     >>> from ntkexp.layer.pointwise import ReLU
@@ -374,7 +385,7 @@ def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
     except NoFusedForm:
         if len(shape) == 1 or layers[fused_layers].shape(rest_shape)[1:] == shape[1:]:
             raise
-    # Number the operations that depend on variances.
+    # Number the operations with `ends`.
     met = count()
     operations = tuple(
         replace(operation, met=next(met)) if operation.ends else operation
@@ -399,7 +410,7 @@ def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
         end = None
         rest = layers[fused_layers:]
         end_pairs = base.need(rest, Pairs((), ()), rest_shape)
-        # Store the tiles of the last level: coarsen it by one.
+        # A coarsening with windows of one pixel stores the tiles of the last level.
         unchanged = coarsen(0, [Coarse.every(n, 1) for n in by_level[-1].sizes])
         by_level[-1] = replace(by_level[-1], coarsenings=(unchanged,))
     return TileProgram(with_pairs(by_level, end_pairs), shape[0], end, rest, rest_shape)
@@ -407,7 +418,7 @@ def program(layers: tuple[AbstractLayer, ...], shape: Shape) -> TileProgram:
 
 def with_pairs(by_level: list[Level], end_pairs: Pairs) -> tuple[Level, ...]:
     """Set the pixel pairs of each level, from the last one back to the first."""
-    # The last level's pairs, for an image with three axes
+    # Pad the last level's pairs to three axes.
     missing = 3 - len(end_pairs.pixels)
     pairs = Pairs((1,) * missing + end_pairs.pixels, ((0,),) * missing + end_pairs.offsets)
     by_level[-1] = replace(by_level[-1], pairs=pairs)

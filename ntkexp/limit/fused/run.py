@@ -1,5 +1,5 @@
-"""The fused engine's kernels of a block: sub-blocks on threads, then the remaining layers in
-torch.
+"""The fused engine's kernels of a block: compute sub-blocks on threads, then apply the remaining
+layers in torch.
 """
 
 from __future__ import annotations
@@ -38,18 +38,20 @@ from ntkexp.limit.network import COPIES, Kernels, Network, Side, cuts, finite, k
 
 Array = np.ndarray[Any, Any]
 PIECE = 512
-"""Columns of a row that are processed together: their intermediate values fit into the L1 cache."""
+"""Columns of a tile for vectors. The intermediate values of this many columns fit into the L1
+cache.
+"""
 MARGIN = 64
 
 
-# --- Kernels of vectors: a tile without neighbours is a piece of a row of the kernel matrix
+# --- Kernels of vectors: a tile is a piece of a row of the kernel matrix
 
 
 class VectorSides(NamedTuple):
-    """Fields of both sides: left is [example, field], right is [field, example].
+    """Fields of the left vectors, [example, field], and of the right vectors, [field, example].
 
-    `spread` lists the left fields that are copied to every column. If both sides are the `same`,
-    the left side may have fewer examples, and pairs below the diagonal are not computed.
+    `spread` lists the left fields that are copied to every column. If `same`, the left vectors are
+    the first right vectors, and pairs below the diagonal are not computed.
     """
 
     left: Array
@@ -59,7 +61,9 @@ class VectorSides(NamedTuple):
 
 
 class KernelRows(NamedTuple):
-    """Rows of three matrices: products of the inputs, NNGP kernel and tangent kernel."""
+    """Rows of three matrices: the covariances of the inputs, the NNGP kernel and the tangent
+    kernel.
+    """
 
     inputs: Array
     nngp: Array
@@ -68,7 +72,9 @@ class KernelRows(NamedTuple):
 
 @compiled
 def apply_to_vectors(program: CompiledProgram, sides: VectorSides, matrices: KernelRows) -> Any:
-    """Compute both kernels from the products of the inputs. Return the largest exponent in them."""
+    """Compute both kernels from the covariances of the inputs. Return their largest biased
+    exponent.
+    """
     same = sides.same
     spread = sides.spread
     left = lent(sides.left)
@@ -83,7 +89,8 @@ def apply_to_vectors(program: CompiledProgram, sides: VectorSides, matrices: Ker
     gaps = TileGaps(np.ones(PIECE, left.dtype), np.zeros((2, 0), np.int64))
     exact = program.weights.dtype.type(2)
     largest = 0
-    # As variables, not constants, so that vectors and images share one compiled `apply_operations`.
+    # These are variables, not constants, so that vectors and images share one compiled version of
+    # `apply_operations`.
     begin_left: Any = np.intp(0)
     pitch: Any = np.intp(PIECE)
     single: Any = np.intp(1)
@@ -95,7 +102,7 @@ def apply_to_vectors(program: CompiledProgram, sides: VectorSides, matrices: Ker
             filled(one, field * PIECE, size, left[i, field])
         row_fields = PairFields(one, two, begin_left, begin, pitch, columns, program.equal, left[i])
         largest = max(largest, apply_to_piece(program, work, row_fields, gaps, size, rows))
-        if same:  # an example paired with itself: the correlation is one
+        if same:  # an example paired with itself: every correlation is 1
             row_fields = PairFields(one, two, begin_left, i, pitch, columns, exact, left[i])
             largest = max(largest, apply_to_piece(program, work, row_fields, gaps, single, rows))
     return largest
@@ -110,7 +117,9 @@ def apply_to_piece(
     size: int,
     rows: KernelRows,
 ) -> Any:
-    """Apply all layers to `size` columns of a row. Return the largest exponent in both kernels."""
+    """Apply all layers to `size` columns of a row. Return the largest biased exponent in both
+    kernels.
+    """
     margin: Any = np.intp(MARGIN)
     neighbour: Any = np.intp(1)
     start = fields.right_start
@@ -138,7 +147,7 @@ def mirrored(whole: Array, first: int, last: int, begin: int, end: int) -> None:
             whole[np.uintp(j), i] = whole[i, np.uintp(j)]
 
 
-# --- Sub-blocks: small enough for the memory, and at least one for every thread
+# --- Sub-blocks: they fit into the memory, and every thread gets at least one
 
 
 SubBlock = tuple[slice, slice]
@@ -146,7 +155,7 @@ Result = TypeVar("Result")
 
 
 def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]:
-    """Return all sub-blocks, or those on and above the diagonal if both sides are the same."""
+    """Return all sub-blocks, or, if both sides are the same, those on and above the diagonal."""
     return [
         (row, column)
         for row in cuts(len(left.x), size)
@@ -158,9 +167,11 @@ def sub_blocks(left: Side, right: Side, size: int, same: bool) -> list[SubBlock]
 def in_threads(
     work: Callable[[SubBlock], Result], parts: Sequence[SubBlock], threads: int, ahead: int
 ) -> Iterator[Result]:
-    """Yield the results of `work` on all parts in order, `threads` at a time.
+    """Yield the results of `work` on all parts in order; submit `ahead` parts at a time to the
+    threads.
 
-    With one thread or one part, work in the calling thread: starting a thread may take longer.
+    With one thread or one part, use the calling thread: starting a thread may take longer than the
+    work.
     """
     if min(threads, len(parts)) == 1:
         yield from map(work, parts)
@@ -172,12 +183,13 @@ def in_threads(
 
 # --- Kernels of vectors, one strip of rows at a time
 #
-# Compute the products of the inputs for a strip, then all layers on one sub-block after the other
-# while it is in the cache. For a symmetric kernel, compute the part on and above the diagonal.
+# For each strip, compute the covariances of the inputs, then apply all layers to one sub-block
+# after the other while it is in the cache. If the kernel is symmetric, compute only entries on and
+# above the diagonal, and mirror them.
 
 
 STRIP_ROWS = 128
-"""Rows of a strip for every thread, enough for a fast matrix product."""
+"""Rows of a strip per thread, enough for a fast matrix product."""
 
 
 def kernels_of_vectors(
@@ -231,9 +243,10 @@ def program_of(level: Level, table: Tables) -> CompiledProgram:
 
 
 def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[SubBlock]:
-    """Cut a strip into sub-blocks, about two for every thread and PIECE columns.
+    """Cut a strip into sub-blocks of PIECE columns, and of rows for about two sub-blocks per
+    thread.
 
-    If both sides are the same, the first sub-block of a row begins on the diagonal.
+    If both sides are the same, the first sub-block of each group of rows begins on the diagonal.
     """
     rows = strip.stop - strip.start
     height = rows if threads == 1 else max(1, rows // (2 * threads))
@@ -248,15 +261,17 @@ def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[Su
 
 # --- Kernels of a block
 #
-# On networks of depth 5, float32 kernels have relative errors of up to 1e-6.
+# For networks of depth 5, float32 kernels have relative errors of up to 1e-6.
 
 
 MEMORY_PARTS = 8
-"""The tables of a side may use one of this many parts of the memory."""
+"""The tables of one side may use 1/MEMORY_PARTS of the memory."""
 MAX_STORED_NUMBERS = 2**22
-"""Numbers of each kernel that a sub-block stores between two levels."""
+"""Largest number of entries of each kernel that a sub-block stores between two levels."""
 MAX_IMAGES = 32
-"""Images on each side of a sub-block. Laying out this many costs little per pair."""
+"""Largest number of images on each side of a sub-block. With this many, the layout costs little per
+pair.
+"""
 
 
 def kernels(
@@ -284,7 +299,7 @@ def kernels(
         if program.end:
             nngp, ntk = through_rest(program, left, right, (nngp, ntk), same)
         return finite((nngp, ntk))
-    # The tables of all examples do not fit: cut the block.
+    # The tables of all examples exceed the memory, so cut the block.
     block = [left.x.new_empty(len(left.x), len(right.x)) for _ in range(2)]
     for row, column in sub_blocks(left, right, max_examples, same):
         itself = same and row == column
@@ -299,9 +314,10 @@ def kernels(
 def kernels_of_images(
     program: TileProgram, left: Side, right: Side, same: bool, threads: int, budget: MemoryBudget
 ) -> Kernels:
-    """Compute the means over the last tiles, if `program.end` needs only these; else both kernels.
+    """Compute both kernels after `program.end`, or of the outputs if `program.end` is None.
 
-    In the second case, apply the remaining layers in torch, one sub-block after the other.
+    In the second case, apply the remaining layers in torch to one sub-block after the other. If
+    both sides are the same, fill only sub-blocks on and above the diagonal.
     """
     levels = [tables(level, left, right) for level in program.levels]
     coarse = [
@@ -309,7 +325,7 @@ def kernels_of_images(
         for ends in zip(program.levels, program.coarse_pairs, strict=True)
     ]
     size = sub_block_size(program, levels, budget)
-    if threads > 1:  # about two sub-blocks for every thread
+    if threads > 1:  # about two sub-blocks per thread
         size = max(1, min(size, isqrt(len(left.x) * len(right.x) // (2 * threads))))
     parts = sub_blocks(left, right, size, same)
     pixel_pair_count = program.levels[-1].pairs.count
@@ -335,9 +351,10 @@ def kernels_of_images(
 
 
 def sub_block_size(program: TileProgram, levels: Sequence[Tables], budget: MemoryBudget) -> int:
-    """Return the number of images on each side of a sub-block that fits into the memory.
+    """Return the largest number of images on each side of a sub-block that fits into the memory.
 
-    Each image is laid out in three steps on both sides, and two levels store their coarse tiles.
+    The layout needs three copies of the fields of each side. Two levels store coarse tiles at a
+    time.
     """
     layout_bytes = max(table.left[0].nbytes for table in levels)
     stored_numbers = [
@@ -357,8 +374,10 @@ def through_levels(
     block: SubBlock,
     sums: Array,
 ) -> Array:
-    """Apply all levels to a sub-block: add to `sums`, or return the tiles that leave the last
-    level.
+    """Apply all levels to a sub-block.
+
+    Add the sums over the last tiles to `sums`, or, if the last level has coarsenings, return its
+    coarse tiles.
     """
     row, column = block
     departed = np.zeros((0,) * 5, levels[0].left.dtype)
@@ -390,7 +409,8 @@ def through_levels(
 
 
 def pixel_pairs(program: TileProgram, departed: Array) -> Kernels:
-    """Return the tiles that left the last level as [left, right, offset, pixel, offset, pixel, …].
+    """Return the tiles of the last level, for each kernel as [left, right, offset, pixel, offset,
+    pixel, …].
 
     The result has one offset and one pixel axis for each axis of the image.
     """

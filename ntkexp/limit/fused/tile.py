@@ -1,7 +1,6 @@
-"""The layers' effect on one tile: K and Θ at all pixels p for one offset o, as flat arrays.
+"""The operations on one tile: K and Θ at all pixels p for one offset o, as flat arrays.
 
-Compiled functions take their arguments in named tuples, which cost nothing: numba passes the
-fields.
+Compiled functions take their arguments in named tuples, which numba passes without overhead.
 """
 
 from __future__ import annotations
@@ -33,11 +32,12 @@ Index = int | np.signedinteger[Any]
 
 # --- Arguments
 #
-# A tile holds `size` numbers after a margin. Its rows are `stride` apart and its planes `plane`.
-# Gaps between rows hold zeros, the pixels outside the image, or copies of pixels from the opposite
-# side of an image that wraps around. A window reads its neighbours at fixed distances, also across
-# the end of a row. All functions process whole tiles, gaps included: variances of zero in the gaps
-# keep the gaps zero, or the operation CLEAR resets them.
+# A tile holds `size` numbers after a margin. Its rows are `stride` numbers apart and its planes
+# `plane` numbers. The gaps between rows represent pixels outside the image: they hold zeros or, in
+# a periodic image, copies of pixels from the opposite side. A window can therefore read its
+# neighbours at fixed distances, even beyond the end of a row. All functions process whole tiles,
+# gaps included. The gaps stay zero because their variances are zero; after other operations, CLEAR
+# resets them.
 
 
 class TileShape(NamedTuple):
@@ -57,12 +57,12 @@ class Tile(NamedTuple):
 
 
 class PairFields(NamedTuple):
-    """Functions of the variances at both ends of a pixel pair, computed once for each example.
+    """Fields of the two examples of a pair: functions of the variance at each pixel.
 
     Field f of the left example begins at `left_start` + f · `left_pitch`, and of the right example
-    at `right_start` + f · `right_pitch`. If the left side is one vector, `numbers` also contains
-    its fields. Correlations within `equal` of one count as one; `equal` = 2 marks an example paired
-    with itself at offset 0, where every correlation is one.
+    at `right_start` + f · `right_pitch`. If the left example is a vector, `numbers` contains its
+    fields. A correlation within `equal` of 1 counts as 1. The value `equal` = 2 marks an example
+    paired with itself at offset 0, where every correlation is 1.
     """
 
     left: Array
@@ -87,7 +87,7 @@ class CompiledProgram(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Temporary tiles; their margins stay zero."""
+    """Temporary tiles, whose margins are always zero."""
 
     sum_kernel: Array
     sum_theta: Array
@@ -106,9 +106,9 @@ class TileGaps(NamedTuple):
 #
 #     K′ = a₀a₀ + K Σ_k b_k b_k ρᵏ/(k + 1),    Θ′ = Θ Σ_k b_k b_k ρᵏ
 #
-# Horner's scheme runs from the last power to the first, four terms at a time, so that each sum is
-# read and written seldom. The powers are those of t: t = ρ in general, and t = ρ² if the function
-# is odd or even. An even function leaves one factor ρ for the end.
+# Horner's scheme in t runs from the last power to the first. It adds four terms at a time, so that
+# each sum is read and written less often. If σ is odd or even, only every second power occurs, and
+# t = ρ²; otherwise t = ρ. For even σ, `finish_series` multiplies by the remaining factor ρ.
 
 
 @compiled
@@ -143,7 +143,7 @@ def start_series(
 def add_terms(
     sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Add four terms; both examples have fields with coefficients b_k, from `field` on."""
+    """Add four terms. The coefficients b_k of both examples are the fields from `field` on."""
     wide()
     value = sums.K
     slope = sums.theta
@@ -179,7 +179,7 @@ def add_terms(
 def add_terms_of_one_vector(
     sums: Tile, t: Array, size: int, shares: Array, fields: PairFields, field: int
 ) -> None:
-    """Add four terms; the left side is one vector, whose coefficients are numbers."""
+    """Add four terms, for a left vector, whose coefficients are numbers."""
     wide()
     value = sums.K
     slope = sums.theta
@@ -213,7 +213,7 @@ def add_terms_of_one_vector(
 def finish_series(
     tile: Tile, sums: Tile, shape: TileShape, fields: PairFields, field: int, lowest: int
 ) -> None:
-    """Compute K and Θ from the sums; multiply by ρ if the lowest power is 1."""
+    """Compute K′ and Θ′ from the sums; multiply by ρ if the lowest power is 1."""
     wide()
     K = tile.K
     theta = tile.theta
@@ -251,7 +251,7 @@ def apply_series(
     terms = program.operations[step, 7] - field - 2
     lowest = int(weights[5])
     increment = int(weights[6])  # 2 if only every second power occurs
-    # Sums begin after the margins, because windows rely on zeros there.
+    # Leave the margins of the sums zero, because windows read them.
     margin = shape.margin
     sums = Tile(scratch.sum_kernel[margin:], scratch.sum_theta[margin:])
     t = scratch.spare[margin:]
@@ -277,7 +277,7 @@ def apply_series(
 #     norm    a = 1/√(q + ε):                   K′ = K a₁a₂,  Θ′ = Θ a₁a₂
 #
 # If a pixel is paired with itself, 1 − s = a₁a₂ for erf and GELU, and b²K = a₁ + a₂ for the sine.
-# For other pairs 1 − s > a₁a₂/2; the code uses this bound against rounding.
+# For all pairs, 1 − |s| > a₁a₂/2. The code enforces this bound, which rounding could violate.
 
 
 @compiled
@@ -414,7 +414,7 @@ def apply_norm(tile: Tile, shape: TileShape, fields: PairFields, field: int) -> 
         theta[i] *= factor
 
 
-# --- Weights, and bent lines such as ReLU
+# --- Affine layers, and piecewise-linear activations such as ReLU
 #
 #     r₁, r₂    √q at p and at p + o           m = s Σ K + b
 #     i₁, i₂    1/√q, or zero if q is          w = s Σ Θ + α Σ K + β
@@ -445,9 +445,10 @@ def apply_weights(tile: Tile, shape: TileShape, weights: Array) -> None:
 def apply_bent_line(
     tile: Tile, sums: Tile, shape: TileShape, weights: Array, fields: PairFields, field: int
 ) -> None:
-    """Apply weights and a bent line to sums over a window.
+    """Apply an affine layer and a piecewise-linear activation, given sums over a window.
 
-    If the window has three rows, weights[4] = 1 and the loop adds the rows above and below.
+    If the window has three rows, weights[4] = 1 and the loop adds the sums of the rows above and
+    below.
     """
     wide()
     K = tile.K
@@ -515,7 +516,9 @@ def apply_bent_line(
 def sum_across_and_behind(
     source: Array, target: Array, spare: Array, shape: TileShape, across: int, behind: int
 ) -> None:
-    """Sum over neighbours in other planes, and then over neighbours in the same row."""
+    """Sum over neighbours in other planes (up to `behind`), then over neighbours in the row (up to
+    `across`).
+    """
     if behind > 0:
         sum_window(source, spare, shape.margin, shape.size, behind, shape.plane)
         source = spare
@@ -531,7 +534,7 @@ def apply_window(
     shape: TileShape,
     fields: PairFields,
 ) -> None:
-    """Apply weights, and a bent line if it follows, to sums over a window."""
+    """Apply an affine layer, fused with a piecewise-linear activation if the operation is BEND."""
     operations = program.operations
     weights = program.weights[step]
     kind = operations[step, 0]
@@ -553,7 +556,7 @@ def apply_window(
         sum_window(sums.theta, tile.theta, margin, size, down, stride)
         apply_weights(tile, shape, weights)
         return
-    if down > 1:  # apply_bent_line adds the rows of a window with three rows itself
+    if down > 1:  # for three rows, apply_bent_line adds the rows
         sum_window(sums.K, scratch.spare, margin, size, down, stride)
         sum_window(sums.theta, scratch.spare2, margin, size, down, stride)
         sums = Tile(scratch.spare, scratch.spare2)
