@@ -207,6 +207,6 @@ def test_layers_of_one_use_are_counted_by_their_factors() -> None:
 @pytest.mark.slow
 def test_a_long_sketch_of_few_examples_warns() -> None:
     """It takes more than 10¹¹ multiplications, and the exact kernel fewer."""
-    net = torch.nn.Sequential(torch.nn.Conv1d(2300, 2300, 1), torch.nn.AdaptiveAvgPool1d(1), torch.nn.Flatten())
+    layers = torch.nn.Linear(2300, 2300), torch.nn.Tanh(), torch.nn.AdaptiveAvgPool2d((1, None)), torch.nn.Flatten()
     with pytest.warns(UserWarning, match="leave sketch out"):
-        tangent_kernel(net, torch.randn(8, 2300, 640), sketch=64, outputs=[0])
+        tangent_kernel(torch.nn.Sequential(*layers), torch.randn(16, 640, 2300), sketch=64, outputs=[0])
