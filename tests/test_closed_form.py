@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -364,8 +365,6 @@ def test_predictions_are_those_of_an_independent_library(case: str, ridge: str) 
         arrays = {name: torch.as_tensor(file[name]) for name in file.files if file[name].dtype.kind == "f"}
     compared = 0
     for name, found, expected in answers(arrays, ridge):
-        torch.testing.assert_close(
-            found, expected, rtol=CLOSE, atol=CLOSE, msg=lambda text, name=name: f"{name}: {text}"
-        )
+        torch.testing.assert_close(found, expected, rtol=CLOSE, atol=CLOSE, msg=partial("{}: {}".format, name))
         compared += 1
     assert compared == 6 * len(arrays["t"]) + 5 + 6

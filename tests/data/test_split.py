@@ -146,15 +146,15 @@ PLAIN = at_example_7(0.0)
 ZEROS = torch.zeros(50, dtype=torch.int64)
 REFUSED: dict[str, tuple[Callable[[], AbstractSource], str]] = {
     **{
-        f"{value} among inputs": (lambda v=value: given_columns(at_example_7(v), PLAIN), "input of example 7")
+        f"{value} among inputs": (partial(given_columns, at_example_7(value), PLAIN), "input of example 7")
         for value in (float("nan"), float("inf"), -float("inf"))
     },
     **{
-        f"{value} among targets": (lambda v=value: given_columns(PLAIN, at_example_7(v)), "target of example 7")
+        f"{value} among targets": (partial(given_columns, PLAIN, at_example_7(value)), "target of example 7")
         for value in (float("nan"), float("inf"), -float("inf"))
     },
     **{
-        f"a unit of {unit}": (lambda u=unit: given_columns(u * PLAIN, torch.arange(50) % 2, "a", "b"), "unit")
+        f"a unit of {unit}": (partial(given_columns, unit * PLAIN, torch.arange(50) % 2, "a", "b"), "unit")
         for unit in (1e300, 1e-320)
     },
     "a single class": (lambda: Numbered(train=20, query=10, classes=1), "data.train=20"),

@@ -320,7 +320,7 @@ def bucketed(net: Layers, x: Tensor) -> Tensor:
     bucket = (x[:, 0, 0] > 0).long()
     order = bucket.argsort(stable=True)
     one, two = torch.split(x[order], bucket.bincount(minlength=2).tolist())
-    outputs: Tensor = net.outer(torch.cat([net.hidden(one), torch.sin(net.other(two))]).sum(1))
+    outputs: Tensor = net.outer(torch.cat([net.hidden(one), torch.sin(net.get_submodule("other")(two))]).sum(1))
     return outputs[order.argsort()]
 
 

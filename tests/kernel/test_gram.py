@@ -278,7 +278,9 @@ def test_a_table_whose_jacobians_would_not_fit_is_read_in_turns() -> None:
     """28 rows of 42 MB each. A word's row of the kernel is ⟨h, h′⟩ δ(word, word′): an embedding is linear."""
     words, net = 2**18, nn.Sequential(nn.Embedding(2**18, 20), nn.Flatten(), nn.Linear(20, 2)).double()
     x = torch.tensor([[3], [5], [3], [words - 1], [0], [5], [7], [9], [8], [8], [1], [2], [6], [4]])
-    hidden, readout = net[0](x)[:, 0].detach(), net[2].weight.detach()
+    table, _, last = net
+    assert isinstance(last, nn.Linear)
+    hidden, readout = table(x)[:, 0].detach(), last.weight.detach()
     equal = (x == x.t()).double()
     expected = torch.einsum("nm,cd->ncmd", equal, readout @ readout.t())
     expected = expected + torch.einsum("nm,cd->ncmd", hidden @ hidden.t() + 1, torch.eye(2).double())

@@ -187,7 +187,7 @@ def test_hooks_of_parameters_are_left_out_in_a_line(hook: Callable[[Tensor], Any
     ntkexp.tangent_kernel(given.module, x)  # a warning is an error here
 
 
-def texts(kind: type[nn.Embedding | nn.EmbeddingBag], **settings: bool) -> nn.Module:
+def texts(kind: type[nn.Embedding | nn.EmbeddingBag], **settings: Any) -> nn.Module:
     """Return a network of a table of words, whose rows are averaged, or of bags."""
     more: dict[str, Any] = {"mode": "sum"} if kind is nn.EmbeddingBag else {}
 

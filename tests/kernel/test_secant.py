@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ntkexp.kernel.features.blocks import Factored
 from ntkexp.kernel.features.jacobian import Jacobian
 from ntkexp.kernel.read.reader import Reading
 from ntkexp.kernel.secant.call import Call, Result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -116,10 +117,10 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "complex outputs": (lambda x, w: torch.complex(x @ w, x @ w), r"complex outputs.*torch\.view_as_real"),
 }
 MODULES: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    **{name: (lambda f=function: drawn_formula(f, w=(3, 2)), words) for name, (function, words) in REFUSED.items()},
+    **{name: (partial(drawn_formula, function, w=(3, 2)), words) for name, (function, words) in REFUSED.items()},
     **{
         f"{type(layer).__name__} in training": (
-            lambda layer=layer: training(layer),
+            partial(training, layer),
             rf"layer '1' \({type(layer).__name__}.*module\.eval\(\)",
         )
         for layer in (nn.Dropout(0.2), nn.BatchNorm1d(4))
