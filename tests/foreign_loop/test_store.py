@@ -154,7 +154,8 @@ def test_a_resumed_loop_has_the_same_contributions(case: str, tmp_path: Path) ->
     make, body, back = RESUMED[case]
     trace = loops.resumed(make, body, back, to=tmp_path / "run", every=2)
     assert len(trace.steps) == loops.STEPS
-    same_parts(loaded(tmp_path / "run", make), followed(make(), body))
+    close = 1e-10 if case.startswith("NAdam") else loops.CLOSE  # torch loads its products of betas in float64
+    same_parts(loaded(tmp_path / "run", make), followed(make(), body), close)
 
 
 @pytest.mark.parametrize("maker", [pytest.param(loops.momentum, marks=SLOW), loops.adamw])
