@@ -62,7 +62,7 @@ def test_leaving_out_is_training_without(name: str) -> None:
     again = LoopAgain(given.traced, trace, "renormalised")
     outputs = again.at(again.end_with(chosen))
     assert float((outputs - given.ends(weights)).abs().max()) < CLOSE
-    assert float((outputs - again.at(again.flat.vector(trace.steps.end))).abs().max()) > 1e-3
+    assert float((outputs - again.at(again.flat.vector(trace.steps.end))).abs().max()) > 1e-4
 
 
 def test_an_empty_call_adds_nothing() -> None:
@@ -152,7 +152,8 @@ def test_shares_add_up_to_the_actual_change(name: str, tmp_path: Path) -> None:
     assert size > 1e-3
     for found in (removal.actual, removal.shares.sum(2), removal.by_step.sum(2)):
         assert float(np.linalg.norm(found - change)) <= CLOSES * size
-    assert name == "ignored" or np.abs(removal.shares).min(axis=(0, 1)).all()  # each of the group did something
+    counts_nothing = name in ("ignored", "ragged")  # an example of some class
+    assert counts_nothing or np.abs(removal.shares).min(axis=(0, 1)).all()  # each of the group did something
 
 
 @pytest.mark.slow

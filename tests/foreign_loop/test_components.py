@@ -124,7 +124,7 @@ def test_other_components_are_refused_before_training(said: str, by: By) -> None
 
 def test_components_beyond_the_memory_are_refused() -> None:
     trace = followed(loop(momentum), plain)
-    with pytest.raises(Mistake, match=r"by 6 components take .* by fewer components, or attribute"):
+    with pytest.raises(Mistake, match=r"GB of contributions .* by 6 components; raise it, or .* by fewer components"):
         trace.attribute(by="parameter", memory_gb=1e-6)
 
 
