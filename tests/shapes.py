@@ -6,13 +6,16 @@ What states no shape is left alone: mypy checks its types, and a check at each c
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import cached_property, update_wrapper, wraps
+from functools import cache, cached_property, update_wrapper, wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec
 from inspect import isclass
+from pathlib import Path
 from threading import local
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
@@ -111,9 +114,20 @@ class Decorate(ast.NodeTransformer):
 
 
 def states_shapes(*annotations: ast.expr | None) -> bool:
-    """Whether one of jaxtyping's types is among them."""
+    """Return whether one of jaxtyping's types is among them, or an alias of one."""
     named = (name for each in annotations if each is not None for name in ast.walk(each))
-    return any(isinstance(name, ast.Name) and name.id in SHAPED for name in named)
+    return any(isinstance(name, ast.Name) and name.id in SHAPED | aliases() for name in named)
+
+
+ALIAS = re.compile(rf"^(\w+)(?:: TypeAlias)? = .*\b(?:{'|'.join(SHAPED)})\[", re.MULTILINE)
+
+
+@cache
+def aliases() -> frozenset[str]:
+    """Return the names that modules of the package give to types with shapes."""
+    (package,) = find_spec(PACKAGE).submodule_search_locations  # type: ignore[union-attr,misc]  # it is a package
+    files = Path(package).rglob("*.py")
+    return frozenset(name for file in files for name in ALIAS.findall(file.read_text(encoding="utf-8")))
 
 
 class Loader(SourceFileLoader):

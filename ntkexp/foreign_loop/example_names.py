@@ -103,8 +103,8 @@ def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:
             f"ids=: it gives a {type(values).__name__}; give a list with a name for each example "
             "of a call"
         )
-    if isinstance(values, Tensor) and values.dim():
-        values = values.tolist()
+    if isinstance(values, Tensor):
+        values = values.tolist() if values.dim() else [values.item()]
     names = tuple(map(str, values))
     count = examples(inputs)
     if len(names) != count:

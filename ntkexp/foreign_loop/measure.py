@@ -361,7 +361,8 @@ def described(measure: Measure) -> str:
                 cells = [
                     cell.cell_contents for cell in value.__closure__ or () if cell != CellType()
                 ]
-                add([value.__code__, value.__defaults__, cells])
+                keywords = [*(value.__kwdefaults__ or {}).items()]
+                add([value.__code__, value.__defaults__, keywords, cells])
             case MethodType():
                 add(value.__func__)
             case partial():

@@ -426,7 +426,7 @@ def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> N
             raise Damaged(
                 f"{path} holds what no run writes: points or examples that there are not; {RUN_AGAIN}"
             )
-    if count.min() < 1 or count.sum() != len(example):
+    if not len(count) or count.min() < 1 or count.sum() != len(example):
         raise Damaged(
             f"{path} holds what no run writes: removals of other numbers of examples; {RUN_AGAIN}"
         )

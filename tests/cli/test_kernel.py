@@ -125,7 +125,7 @@ def test_a_file_of_other_data_is_refused(file: Path, command: Command) -> None:
         (["--folds=1"], "it takes a number of folds ≥ 2, or 0"),
         (["--solver=lu"], "cholesky"),
         (["--solver=cg", "--time=1"], "--solver=cg gives t=∞ at one ridge"),
-        (["--memory-gb=0"], "--memory-gb=0: it takes a number > 0"),
+        (["--memory-gb=0"], "--memory-gb=0.0: it takes a number > 0"),
         (["--memory-gb=1e-9", "--time=1"], "raise it, or ask for t=∞ at one ridge"),
         (["data.tran=3"], "did you mean 'data.train'?"),
         (["--rigde=1"], "--ridge"),

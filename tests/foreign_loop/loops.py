@@ -107,12 +107,12 @@ def followed(
     return trace
 
 
-def fitted(model: nn.Module, optimizers: Any, loss: Callable[[int], Tensor], steps: int = 2, **more: Any) -> Trace:
-    """Follow a loop that descends on loss(step)."""
+def fitted(model: nn.Module, optimizers: Any, loss_of: Callable[[int], Tensor], steps: int = 2, **more: Any) -> Trace:
+    """Follow a loop that descends on loss_of(step)."""
     with follow(model, optimizers, **more) as trace:
         for step in range(steps):
             model.zero_grad()
-            loss(step).backward()  # type: ignore[no-untyped-call]
+            loss_of(step).backward()  # type: ignore[no-untyped-call]
             for optimizer in optimizers if isinstance(optimizers, list) else [optimizers]:
                 optimizer.step()
     return trace

@@ -139,5 +139,5 @@ def test_numbers_that_leave_torch_are_no_choice() -> None:
     def normalised(scores: Tensor, outputs: Tensor) -> Tensor:
         return outputs[:, 0] * scores[:, :1] / (1 + abs(scores[0, 1].item()))
 
-    with pytest.raises(Mistake, match="a buffer or constant of the module differs"):
+    with pytest.raises(Mistake, match=r"a number that left torch, as by item\(\) or float\(\), differs"):
         attributed(normalised, X[:1], size=1)

@@ -241,6 +241,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a missing keyword": (giving(ids="name"), "not called with such a keyword"),
     "too few names": (giving(ids=lambda call: ["a"]), "1 names for the 6 examples of a call"),
     "no names": (giving(ids=lambda call: None), "ids=: it gives a NoneType"),
+    "one name for all": (
+        giving(ids=lambda call: torch.tensor(1)),
+        "ids=: it gives 1 names for the 6 examples of a call",
+    ),
     "a list of names": (giving(ids=["a"]), "ids= is a list"),
     "the name of a loss": (giving(loss="mean"), "loss= is a str"),
     "every no steps": (giving(every=0), "every=0"),

@@ -24,6 +24,7 @@ from math import frexp, isfinite
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ntkexp.kernel.record.tape import Entry, Slot, Tape, is_whole
 from ntkexp.kernel.record.taping import is_out_of_memory
@@ -184,6 +185,15 @@ def is_settled(v0: Tensor, v1: Tensor) -> bool:
     return is_whole(v0) and torch.equal(v0, v1)
 
 
+def without_floats(values: object) -> object:
+    """Return nested values with None in place of each float.
+
+    >>> without_floats(("add", (1, 2.5), {"alpha": 0.5}))
+    ('add', (1, None), {'alpha': None})
+    """
+    return tree_map_only(float, lambda _: None, values)
+
+
 def refuse_different_programs(start: Tape, end: Tape) -> None:
     """Raise unless both tapes hold the same program and it writes nothing in place."""
     for entry in start.entries:
@@ -196,15 +206,18 @@ def refuse_different_programs(start: Tape, end: Tape) -> None:
     if len(start.entries) != len(end.entries):
         raise ChoiceChanged("the module runs different operations at the two ends of a step")
     for entry, later in zip(start.entries, end.entries, strict=True):
-        if (entry.op, entry.args, entry.kwargs, entry.scalars) != (
-            later.op,
-            later.args,
-            later.kwargs,
-            later.scalars,
-        ):
-            raise ChoiceChanged(
-                f"at {entry.op} the module takes different ways at the two ends of a step"
+        here = (entry.op, entry.args, entry.kwargs, entry.scalars)
+        there = (later.op, later.args, later.kwargs, later.scalars)
+        if here == there:
+            continue
+        if without_floats(here) == without_floats(there):
+            raise NoRule(
+                f"a number that left torch, as by item() or float(), differs between the ends of a "
+                f"step (at {entry.op})"
             )
+        raise ChoiceChanged(
+            f"at {entry.op} the module takes different ways at the two ends of a step"
+        )
     raise ChoiceChanged("the module makes tensors of different shapes at the two ends of a step")
 
 

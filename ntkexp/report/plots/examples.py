@@ -270,7 +270,7 @@ def answer(explanations: Sequence[Explanation]) -> str:
 
 MAX_BARS = 12
 LINE_COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE)  # one line per component
-MAX_LABEL_LETTERS = 24  # length of the name of a component next to a line or bar
+MAX_BAR_LETTERS = 24  # length of the name of a component next to a line or bar
 Array = NDArray[np.float64]
 
 
@@ -346,7 +346,7 @@ def through_by_step(explanation: Explanation) -> Picture:
         for name, by_step in lines.items():
             axes.plot([0, *last], [0.0, *so_far[name]], color=colors[name])
             end = float(by_step.sum())
-            ends.append(End(fitting(name, MAX_LABEL_LETTERS), end, colors[name]))
+            ends.append(End(fitting(name, MAX_BAR_LETTERS), end, colors[name]))
         axes.axhline(0, color=GREY, linewidth=0.5)
         axes.set(xlabel="step", ylabel="came so far", xlim=(0, last[-1]))
         name_ends(axes, ends)
@@ -461,7 +461,7 @@ class AttributionPlots:
         parts = self.array(CONTRIBUTION, query, out)
         order = strongest_first(parts.to_numpy())[:top]
         strongest = parts.isel(example=order)
-        names = [fitting(str(name), MAX_LABEL_LETTERS) for name in strongest["example"].to_numpy()]
+        names = [fitting(str(name), MAX_BAR_LETTERS) for name in strongest["example"].to_numpy()]
         title = f"What made {self.name_of(query)}"
         return bar_figure(names, strongest.to_numpy(), "added on the way", title).axes[0]
 
@@ -470,7 +470,7 @@ class AttributionPlots:
         parts = self.array(BY_COMPONENT, query, out).sum("example")
         if DECAY_BY_COMPONENT in self.arrays:
             parts = parts + self.array(DECAY_BY_COMPONENT, query, out)
-        names = [fitting(str(name), MAX_LABEL_LETTERS) for name in parts[COMPONENT].to_numpy()]
+        names = [fitting(str(name), MAX_BAR_LETTERS) for name in parts[COMPONENT].to_numpy()]
         title = f"Through which components {self.name_of(query)} moved"
         return bar_figure(names, parts.to_numpy(), "examples and decay did", title).axes[0]
 
