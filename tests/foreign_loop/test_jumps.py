@@ -137,7 +137,7 @@ def test_numbers_that_leave_torch_are_no_choice() -> None:
     """A smooth factor that Python computes has no difference rule, so nothing explains it."""
 
     def normalised(scores: Tensor, outputs: Tensor) -> Tensor:
-        return outputs[:, 0] * scores[:, :1] / (1 + abs(scores[0, 1].item()))
+        return outputs[:, 0] * scores[:, :1] / (1 + abs(scores[0, 0].item()))
 
     with pytest.raises(Mistake, match=r"a number that left torch, as by item\(\) or float\(\), differs"):
         attributed(normalised, X[:1], size=1)
