@@ -46,7 +46,7 @@ class EnsembleProblem:
     targets: Float[Tensor, "point out"]
     train: int  # number of training examples
     axis: str  # label of the positions: input or angle
-    divisor: float  # of the training objective Σ½(f − y)²/divisor
+    divisor: float  # divisor of the training objective Σ½(f − y)²/divisor
 
 
 def problem(experiment: Experiment) -> EnsembleProblem:

@@ -47,7 +47,7 @@ class AbstractMeasure(Component):
     def of_run(
         self, objective: Objective, targets: Float[Tensor, "example out"], classes: int
     ) -> MeasuredOutputs | None:
-        """Return the measure for this loss, or None if the outputs are explained.
+        """Return the measure for this loss, or None if the run attributes the outputs themselves.
 
         Raise a `Mistake` if the measure is not defined for the loss or the data.
         """

@@ -1,6 +1,6 @@
 """Shared types, and the names of axes.
 
-    query    queries: the points whose outputs are explained
+    query    queries: the points whose outputs are attributed
     out      outputs at a query
     train    training examples
     out_     outputs at a training example

@@ -3,7 +3,7 @@
 A claim is judged by three looks. A look is one statistical test: runs or a trial, seeds, a measured
 quantity, and its expected range.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
 trial, expectation, quantity     the parts of a look
 look                             a look, and the three looks that decide a claim

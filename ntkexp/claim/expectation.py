@@ -440,7 +440,7 @@ def as_number(value: object) -> float:
 
 
 def refuse_several(table: pd.DataFrame, along: str) -> None:
-    """Raise if a seed has several rows at one position, because they belong to several curves."""
+    """Raise if a seed has two rows at the same position. The table then mixes several curves."""
     if table.duplicated([along, "seed"]).any():
         raise Mistake(
             f"along={along}: a seed has several rows at one place; choose a line by `where`"

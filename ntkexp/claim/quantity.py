@@ -175,13 +175,14 @@ class Together(AbstractQuantity):
 class Crossing(AbstractQuantity):
     """The position along an axis where a measured number crosses a level.
 
-    Rows have the position x along the axis `along` where the number y in `column` crosses `level`,
-    for each seed and each value of `by`. The position is interpolated between its neighbours x₀ and
-    x₁, linearly in logarithms:
+    Return one row for each seed and each value of `by`: the position x on the axis `along` at which
+    y, the value of `column`, crosses `level`. The position is interpolated between its neighbours
+    x₀ and x₁, linearly in logarithms:
 
         log x = log x₀ + (log level − log y₀) (log x₁ − log x₀)/(log y₁ − log y₀)
 
-    The position is NaN if the number crosses the level never or several times.
+    The position is NaN if y never crosses the level, or crosses it more than once, or if some x
+    or y is not positive.
     """
 
     column: str

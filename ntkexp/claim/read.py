@@ -340,7 +340,8 @@ def planned_sizes(given: object, seeds: int) -> tuple[int, ...]:
 def build_second_look(tree: Tree, change: Tree, main: Look, size: Size, builder: Builder) -> Look:
     """Build the second look, with seeds that the main look does not use.
 
-    At size quick, ignore the second look's `seeds`; use as many seeds as the main look.
+    If `size` is quick, ignore the `seeds` of the second look and use the number of seeds of the
+    main look.
     """
     changed = with_changes(tree, change, SECOND)
     seeds = [seed + SECOND_SEED_OFFSET for seed in main.seeds]

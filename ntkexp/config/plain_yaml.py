@@ -185,7 +185,7 @@ def entries_with_text(nodes: Mapping[Place, Any], text: Place, entries: int) -> 
 
 
 def reference_targets(nodes: Mapping[Place, Any], place: Place) -> Iterator[Place]:
-    """Yield the paths of all possible targets of the references in a text."""
+    """Yield the path of every node that a `${…}` reference in this string may point to."""
     text = nodes[place]
     for reference in INTERPOLATION.finditer(text):
         if reference[2] == "$":  # a nested reference, ${${…}}: any text is a possible target

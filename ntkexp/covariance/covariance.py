@@ -216,8 +216,9 @@ class Covariance:
         total = x1 + x2
         excess = (difference * total).mean(1, keepdim=True)
 
-        # near and far are E (su ∓ v/s)² with s² = √q₂/√q₁. Compute su ∓ v/s = s(u ∓ v) ± (s −
-        # 1/s)v.
+        # near and far are E (su ∓ v/s)² with s² = √q₂/√q₁. Evaluate su ∓ v/s as
+        # s(u ∓ v) ± (s − 1/s)v, and s − 1/s from q₁ − q₂ = E (u − v)(u + v) (`excess`). So
+        # rounding errors stay small if u ≈ ±v.
         nonzero = (q1 > 0) & (q2 > 0)
         root1 = torch.where(nonzero, q1, 1.0).sqrt()
         root2 = torch.where(nonzero, q2, 1.0).sqrt()

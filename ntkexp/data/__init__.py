@@ -1,6 +1,6 @@
 """Data: sources of examples, and their splits.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
     base        examples, splits, and the abstract source
     synthetic   generated data

@@ -11,7 +11,9 @@ from ntkexp.text import several
 # --- The memory of a sweep (`effects.sweep`), and the number of outputs per pass.
 
 
-END_GRADIENTS = 1  # copies of ∂F/∂θ_T for each output, in addition to its adjoints
+# number of extra copies of the final gradient ∂F/∂θ_T kept per output F, besides the adjoints of
+# that output
+END_GRADIENTS = 1
 PASS_VECTORS = 4  # weight vectors of each output in a pass: p̂, S⊙a, Hγ, and a temporary one
 PASS_TAPES = 6  # tapes in a pass: values, tangents, and gradients of both
 SWEEP_CACHE_NUMBERS = 2**20  # entries of all γ in a pass, so that they stay in the CPU cache
@@ -23,12 +25,12 @@ class SweepMemory:
 
     budget: MemoryBudget
     points: int
-    outputs: int  # per point
+    outputs: int  # outputs per point
     parameters: int
     train: int
     rows: int  # examples per batch
     adjoints: int  # adjoints per output: of the weights, and of each part of the optimizer's state
-    tape_bytes: float  # per example
+    tape_bytes: float  # bytes on the tape per example
     number_bytes: int
     taken_out: int = 0  # rows whose gradients are formed one by one
 
@@ -103,7 +105,7 @@ SIGN_EPS = 1e-6  # with a smaller ε, Adam's step is nearly the sign of the grad
 class Caveats:
     """The facts that decide whether effects predict removals."""
 
-    growth: float  # of the adjoint: max_s ‖a_s‖/‖a_T‖
+    growth: float  # growth of the adjoint: max_s ‖a_s‖/‖a_T‖
     agreement: float | None = None  # None: not measured
     kinks: Sequence[str] = ()  # operations and losses with a discontinuous derivative
     eps: float | None = None  # ε of an adaptive optimizer

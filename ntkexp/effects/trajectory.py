@@ -149,7 +149,8 @@ class TrainedStep:
     batches: tuple[TakenBatch, ...]
     updates: tuple[Update, ...]  # weights without an update do not change
     clip_norm: float | None = None
-    with_grad: Float[Tensor, " weight"] | None = None  # 1 for weights with a gradient, 0 for others
+    # mask: 1 for weights with a gradient, 0 for others
+    with_grad: Float[Tensor, " weight"] | None = None
 
 
 class AbstractTrajectory(ABC):

@@ -1,6 +1,6 @@
 """Engines: run jobs on this machine, or on machines that share a file system with it.
 
-Each file imports only from the files above it:
+Each module imports only from the modules listed before it:
 
 base             jobs, events, engines, and error messages for faults of the machine
 child            the main program of a process for one task

@@ -135,7 +135,8 @@ def draw_network(
 # `DoesNotApply` with the reason replaces the kernels.
 
 
-# In pairs of pixels of pairs of examples, times layers. This takes half a minute on two cores.
+# Limit on the work: (pixel pairs) × (example pairs) × (layers). This much work takes half a
+# minute on two cores.
 MAX_LIMIT_WORK = 2 * 10**9
 NUMBERS_PER_PAIR = 4  # numbers in memory for each pair of points
 LIMIT_MEMORY_PARTS = 4  # the kernels at infinite width may take this part (1/4) of the memory

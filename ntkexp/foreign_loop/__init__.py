@@ -18,12 +18,12 @@ If (a) or (b) fails, an error is raised. The error of (c) is reported. If a call
 numbers, as dropout does, (a) holds for the drawn masks, and (c) for queries in evaluation mode.
 Under autocast, (a) holds under the same casts, and (c) without casts.
 
-A *query* is an input whose outputs are explained. *Casts* are autocast, or frozen weights of lower
+A *query* is an input whose outputs are attributed. *Casts* are autocast, or frozen weights of lower
 precision than the trained weights. The *circumstances* of a call are the modes of its layers, the
 states of random number generators, autocast, and the allowed kernels. A *signature* is a random
 projection of a tensor, which is stored and compared instead of the tensor.
 
-The files, in an order in which each imports only earlier ones:
+Each module imports only from the modules listed before it:
 
     closing              the final check: the parts add up to the change of the outputs
     example_names        names of examples: digests, the user's names, indices in a Dataset

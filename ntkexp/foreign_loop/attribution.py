@@ -54,7 +54,7 @@ class LoopBackward:
     reader: Reader
     calls: CallReaders
     queries: Inputs
-    later: Tape  # of the queries, at the end of the next step to add
+    later: Tape  # tape of the queries, at the end of the next step to add
     places: Mapping[str, int]  # index of each example
     added: LoopSums  # sums over the steps so far
     steps: Sequence[int]  # indices of the steps

@@ -33,7 +33,7 @@ from ntkexp.mistake import Mistake
 from ntkexp.shapes import Function, Inputs, Weights
 from ntkexp.text import short
 
-MAX_COTANGENTS = 64  # in one backward pass; more are no faster
+MAX_COTANGENTS = 64  # number of cotangents in one backward pass; more are no faster
 TERM_SUM_TOLERANCE = 1e3  # eps: largest distance of Σᵢ gᵢ from the gradient, relative to its norm
 
 

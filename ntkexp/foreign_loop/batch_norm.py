@@ -111,8 +111,8 @@ class RunningStatistics:
     model: nn.Module
     processes: int = 1
     moves: bool = False  # True if a call had a BatchNorm layer in training mode
-    latest: Weights = field(default_factory=dict)  # after the latest call
-    at_step: Weights = field(default_factory=dict)  # after the latest step
+    latest: Weights = field(default_factory=dict)  # statistics after the latest call
+    at_step: Weights = field(default_factory=dict)  # statistics after the latest step
 
     def __post_init__(self) -> None:
         self.latest = self.copy()

@@ -229,7 +229,8 @@ class Circumstances:
     """The state of the program that affects the outputs of a call."""
 
     modes: LayerModes = EVALUATION
-    states: Mapping[str, Tensor] = field(default_factory=dict)  # of the generators that were used
+    # states of the generators that were used
+    states: Mapping[str, Tensor] = field(default_factory=dict)
     autocast: Autocast | None = None
     forbidden: frozenset[str] = frozenset()  # names in KERNEL_SWITCHES
 
@@ -321,7 +322,7 @@ class ModelCall:
     joined: dict[str, tuple[int, ...]] = field(default_factory=dict)  # outputs of f, if several
     backward: int = -1  # the id of the latest backward pass that reached the outputs
     signed: Float[Tensor, "example row"] | None = None  # signature (random projection) of f
-    shape: tuple[int, ...] = ()  # of the followed output
+    shape: tuple[int, ...] = ()  # shape of the followed output
     statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the call
     sums_of_loss: tuple[Tensor, Tensor] | None = None  # Σℓ and Σm, for a log
     other_outputs: list[str] = field(

@@ -309,8 +309,8 @@ class Factors:
             if others and all(map(each.may_be_clipped, others)):
                 clipped.add(each)
 
-        # a factor that several steps share, up to a power of two, is a scale. Unions of groups that
-        # were clipped to known norms are explained, too
+        # a factor that several steps share, up to a power of two, is a scale. Factors of unions
+        # of groups that were clipped to known norms have an explanation, too
         left = [each for each in self.seen if each not in clipped]
         scales = {each.mantissa for each in scales_among(left)}
         known = {frozenset(each.names): each.norm for each in ordered if each in clipped}

@@ -48,7 +48,7 @@ class Closing:
     tolerance: float
     change: float  # ‖f_T − f_0‖
     cancellation: float  # Σ|contributions| / |Σ contributions|
-    parameter: str  # that causes most of the cancellation, or an empty string
+    parameter: str  # name of the parameter with most of the cancellation, or empty
 
     @property
     def facts(self) -> dict[str, float | str]:

@@ -1,4 +1,4 @@
-"""Signs that rows with equal inputs are different examples.
+"""Detect whether rows with equal inputs come from different examples.
 
 Rows with equal inputs have the same digest, so they count as one example. Its contribution is the
 sum over all of its rows. A loop that draws one example twice looks like a loop with two examples of
@@ -42,7 +42,8 @@ class RepeatedInputs:
     together: set[str] = field(default_factory=set)  # digests that occur repeatedly in one call
     differing: set[str] = field(default_factory=set)  # the same, with different ∂L/∂f
     classes: dict[str, int] = field(default_factory=dict)  # the first label that ∂L/∂f shows
-    other_classes: set[str] = field(default_factory=set)  # digests with several such labels
+    # digests whose ∂L/∂f showed two or more different class labels
+    other_classes: set[str] = field(default_factory=set)
 
     def add(self, call: ModelCall) -> None:
         """Add the rows of a call. Ignore calls whose examples are named by `ids=`."""

@@ -39,7 +39,7 @@ class CallReaders:
     called: CalledModule
     trained: frozenset[str]
     batch_norm: BatchNormMode = "exact"
-    buffer_bytes: float = 1e9  # for gradients of examples
+    buffer_bytes: float = 1e9  # memory for gradients of examples
     positions: Positions | None = None  # if given, also compute the gradients of positions
     readers: dict[tuple[LayerModes, Output], Reader] = field(default_factory=dict)
 

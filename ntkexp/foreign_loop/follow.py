@@ -88,7 +88,7 @@ def follow(
     training example to the change of each output.
 
     Args:
-        queries: inputs at which the model's outputs are explained, or a DataLoader that yields
+        queries: inputs at which the model's outputs are attributed, or a DataLoader that yields
             them in batches. The model is evaluated at the queries when following begins and ends,
             in evaluation mode, without autocast.
         output: the name or index of the tensor to explain, or a list of them, if the model
@@ -194,7 +194,7 @@ def follow(
 class FollowedLoop:
     """The model and the optimizers of a loop."""
 
-    model: nn.Module  # that the loop calls
+    model: nn.Module  # model that the loop calls
     inner: nn.Module  # `model` without wrappers
     module: nn.Module  # a copy of `inner` in evaluation mode
     optimizers: Sequence[torch.optim.Optimizer]

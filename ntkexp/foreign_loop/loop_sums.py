@@ -243,10 +243,10 @@ CACHED_COPIES = 6
 class StepMemory:
     """The largest memory that one step takes."""
 
-    tape: Tape  # of the queries
+    tape: Tape  # tape of the queries
     rows: int  # largest number of examples in a step
     parameters: int  # number of trained weights
-    adjoints: int  # 1 for U, or 3 if V and N ⊙ J̄ are computed as well
+    adjoints: int  # number of adjoints: 1 for U, or 3 if V and N ⊙ J̄ are computed as well
 
     @property
     def products(self) -> float:

@@ -1,4 +1,4 @@
-"""The user's measure g of the outputs at the queries, which is explained instead of the outputs.
+"""The user's measure g of the outputs at the queries, which is attributed instead of the outputs.
 
     m(θ) = g(f(θ; x), x)            m_T − m_0 = Σ contributions + decay + rounding + outside
 

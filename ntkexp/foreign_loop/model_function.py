@@ -54,9 +54,9 @@ QUERIES_TO_CHECK = 2  # enough to check if a module mixes its examples
 class CalledModule:
     """A copy of the followed module, and its outputs and gradients as functions of its weights."""
 
-    module: nn.Module  # in evaluation mode
+    module: nn.Module  # copy in evaluation mode
     output: Output
-    casts: Autocast | None = None  # of the loop
+    casts: Autocast | None = None  # autocast of the loop
     same_kernels: bool = False  # True if replays presumably use the same kernels as the loop
     twins: dict[tuple[LayerModes, torch.dtype | None], nn.Module] = field(default_factory=dict)
     long: dict[tuple[int, torch.dtype], Tensor] = field(default_factory=dict)  # converted tensors

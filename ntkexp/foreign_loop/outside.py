@@ -322,7 +322,7 @@ def release_memory(tensors: Iterable[Tensor]) -> None:
 class Outside:
     """The changes of the model after the last step."""
 
-    names: tuple[str, ...] = ()  # of changed tensors and attributes
+    names: tuple[str, ...] = ()  # names of changed tensors and attributes
     tensors: Weights = field(default_factory=dict)  # changed tensors, at the end of the loop
 
     def change(

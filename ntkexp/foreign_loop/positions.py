@@ -50,7 +50,7 @@ MAX_SOFTMAX_SUM = 0.01  # upper limit, for dtypes with a large eps
 class Positions:
     """The axis of positions in the outputs, and sizes for the memory plan."""
 
-    axis: int  # 1 or 2
+    axis: int  # axis number: 1 or 2
     longest: int  # largest number of positions in a call
     rows: int  # largest number of (example, position) pairs in a step
 
@@ -173,7 +173,7 @@ class PositionGradients(Sequence[Jacobian]):
     reader: Reader
     tape: Tape
     output_gradient: Float[Tensor, "example one other"]
-    axis: int  # of positions
+    axis: int  # axis of positions
     buffer_bytes: float = 0.0
     stored: dict[int, Jacobian] = field(default_factory=dict)
     stored_bytes: int = 0

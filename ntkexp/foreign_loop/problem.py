@@ -15,7 +15,7 @@ from ntkexp.shapes import Function, Inputs
 
 
 class LoopProblem(Protocol):
-    """The steps of a loop, its model, and the queries whose outputs are explained."""
+    """The steps of a loop, its model, and the queries whose outputs are attributed."""
 
     steps: AbstractSteps
     module: nn.Module
@@ -38,4 +38,4 @@ class LoopProblem(Protocol):
 
     @property
     def measure(self) -> Measure | None:
-        """The measure that is explained instead of the outputs, or None."""
+        """The measure to attribute, or None if the outputs themselves are attributed."""

@@ -169,7 +169,7 @@ class OutputsAtEnds:
     """
 
     start: Tensor | None = None
-    end: Tensor | None = None  # None if the model was not evaluated after its last step
+    end: Tensor | None = None  # None: the model was not evaluated after its last step
     steps: int = -1  # number of steps before `end`
 
     def hold(

@@ -25,11 +25,11 @@ class FollowedStep:
 
     index: int
     calls: tuple[ModelCall, ...]
-    start: Weights  # before the step
-    gradient: Weights  # that the optimizer used
-    linear: Mapping[str, LinearStep]  # of every parameter that an optimizer moves
+    start: Weights  # weights before the step
+    gradient: Weights  # gradient that the optimizer used
+    linear: Mapping[str, LinearStep]  # step of every parameter that an optimizer moves
     without_grad: frozenset[str]  # parameters that received no gradient
-    settings: Mapping[str, Mapping[str, Any]]  # of the parameter groups, by parameter
+    settings: Mapping[str, Mapping[str, Any]]  # settings of groups, by parameter
     rule_error: float  # proof (b): relative distance of the weights after it from the update rule
     statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the step
     remembered: Weights = field(default_factory=dict)  # momentum from before the followed steps
@@ -143,7 +143,7 @@ class AbstractSteps(ABC):
 class AbstractStore(ABC):
     """Stores steps while the loop runs."""
 
-    folder: RunFolder | None = None  # of a store on disk
+    folder: RunFolder | None = None  # folder of a store on disk
     chooses: bool = False  # True if only some steps are stored
 
     @property

@@ -37,7 +37,7 @@ class StepLog:
     log: LogStep
     optimizers: Sequence[torch.optim.Optimizer]
     loss: ExampleLoss | None = None
-    index: int = -1  # of the step in `numbers`
+    index: int = -1  # index of the step in `numbers`
     numbers: dict[str, float] = field(default_factory=dict)
 
     def sums_of_loss(self, outputs: Tensor, call: ModelCall) -> tuple[Tensor, Tensor] | None:

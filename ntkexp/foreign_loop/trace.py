@@ -84,12 +84,12 @@ class Trace:
     queries: Inputs
     loss: ExampleLoss | None = None
     folder: RunFolder | None = None
-    rank: int = 0  # of this process
+    rank: int = 0  # rank of this process
     budget: MemoryBudget = DEFAULT_MEMORY
     by: By | None = None  # components by which contributions are split
     ends: OutputsAtEnds = field(default_factory=OutputsAtEnds)
     batch_norm: BatchNormMode = "exact"
-    measured: MeasuredQueries | None = None  # the measure that is explained instead of the outputs
+    measured: MeasuredQueries | None = None  # measure to attribute instead of the outputs
 
     def __repr__(self) -> str:
         self.refresh()
@@ -137,7 +137,7 @@ class Trace:
 
     @property
     def measure(self) -> Measure | None:
-        """The measure that is explained, or None for the outputs."""
+        """The measure to attribute, or None if the outputs themselves are attributed."""
         return None if self.measured is None else self.measured.measure
 
     @cached_property
@@ -146,7 +146,10 @@ class Trace:
         return {name: place for place, name in enumerate(dict.fromkeys(self.steps.names()))}
 
     def outside(self) -> Float[Tensor, "query out"] | None:
-        """Return the change of the outputs after the last step, or None if nothing changed."""
+        """Return the change of the outputs caused by weight changes after the last recorded step.
+
+        Return None if no weight or buffer changed.
+        """
         outside = self.steps.outside
         if not outside.tensors:
             return None
@@ -223,7 +226,7 @@ class Trace:
         - `jumps`: the effect of changed discrete choices at the queries, such as an argmax.
         - `other_steps` and `carried`, with `steps=`: the change in steps that were not recorded,
           and the effect of momentum from before the recorded steps. The attribute `share` is the
-          share of the recorded steps in the change.
+          fraction of the change f_T − f_0 that the recorded steps produced.
 
         Args:
             effects: add leave-out effects as `effect`. The leave-out effect of an example is the
@@ -595,7 +598,7 @@ def load_tensors(files: TraceFolder, module: nn.Module, weights: Weights, still:
 
 
 def measure_name(files: TraceFolder) -> str | None:
-    """Return the name of the measure that a trace explains, or None for outputs."""
+    """Return the name of the measure that a trace attributes, or None for outputs."""
     measure = files.folder.config["follow"].get("measure")
     return None if measure is None else str(measure).split()[0]
 

@@ -126,7 +126,7 @@ class Watch:
     count: int = 0  # number of recorded calls
     under_way: list[int] = field(default_factory=list)  # `count` at the start of each nested call
     latest_call: LatestCall = field(default_factory=LatestCall)
-    consumed_calls: list[ModelCall] = field(default_factory=list)  # used by the latest step
+    consumed_calls: list[ModelCall] = field(default_factory=list)  # calls used by the latest step
     consumed_tensors: list[ReferenceType[Tensor]] = field(default_factory=list)  # `grad`s it used
 
     # steps

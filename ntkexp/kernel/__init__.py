@@ -1,6 +1,6 @@
 """Tangent and secant kernels of functions of weights, from one recording of the operations.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
 record      record the operations of a function on one batch as a tape; run them again as a program
 secant      difference rules: the exact change of the outputs when the weights change, as J̄Δθ

@@ -1,6 +1,6 @@
 """Kernel files: kernel matrices that are computed and stored tile by tile, and their predictions.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
     kernel    definition and identity of a kernel, and its blocks
     fill      compute the tiles of a file, and estimate the remaining work

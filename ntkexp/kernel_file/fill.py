@@ -373,7 +373,10 @@ def fill_by_jobs(
 
 
 def unmarked_tiles(matrix: KernelMatrix, tiles: Sequence[Tile], patience: float) -> list[Tile]:
-    """Return the tiles without a mark. Wait up to `patience` seconds until all are marked."""
+    """Return the tiles that are not yet marked as finished in the kernel file.
+
+    Wait up to `patience` seconds until all are marked.
+    """
     end = time.monotonic() + patience
     while True:
         left = matrix.unmarked(tiles)

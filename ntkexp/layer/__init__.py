@@ -1,6 +1,6 @@
 """Layers, as modules of finite width and as steps of the kernel recursion of infinite width.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
     base         the interface of layers, chains, residual layers and concatenations
     affine       dense layers and convolutions

@@ -1,6 +1,6 @@
 """Kernels of infinitely wide networks, computed block by block with torch or a fused engine for CPUs.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
     network           the network, and the engine in torch
     fused             the engine for CPUs

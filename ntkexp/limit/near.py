@@ -43,8 +43,9 @@ Places: TypeAlias = tuple[Int[Tensor, " pair"], Int[Tensor, " pair"]]
 
 
 def resolves(network: Network) -> bool:
-    """Return whether the network can use distances: a layer has a formula for them, and each pixel
-    is paired only with itself.
+    """Return whether kernels of near pairs can be computed from distances.
+
+    This requires a layer with a distance formula, and pairs of equal pixels only.
     """
     pairs_equal_pixels = network.pairs == Pairs.equal(network.shape[1:])
     layers = every_layer(network.layers)

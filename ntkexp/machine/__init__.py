@@ -1,6 +1,6 @@
 """Kernel machines, and their comparison with the trained network.
 
-Each file imports only from earlier ones: `base`, `machines`, `ladder`.
+Each module imports only from the modules listed before it: `base`, `machines`, `ladder`.
 """
 
 from typing import TYPE_CHECKING

@@ -175,7 +175,9 @@ class Prediction:
     # True for sums over the path. They are NaN where 𝒦 and 𝒮 were not computed. If the path of a
     # measure was integrated, they predict this measure.
     partial: bool = False
-    through: MeasuredPoints | None = None  # compare this measure of f̂ and of the network
+    # measure to apply to both f̂ and the network's outputs before comparing them; None to compare
+    # outputs
+    through: MeasuredPoints | None = None
 
 
 class AbstractMachine(Component):

@@ -146,8 +146,10 @@ class FixedCoefficients(AbstractMachine):
 
     f̂(x) = f_0(x) + Σᵢ 𝒦(x, xᵢ) āᵢ,    āᵢ = −Σ_s η_s ℓ′ᵢ(s) / Σ_s η_s.
 
-    For an optimizer with memory, āᵢ is the least-squares fit of 𝒮(x, xᵢ) = 𝒦(x, xᵢ) āᵢ over the
-    training points x, separately for each i: Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ).
+    With momentum or another optimizer state, fit āᵢ for each i by least squares over the training
+    points x: min Σ_x ‖𝒮(x, xᵢ) − 𝒦(x, xᵢ) āᵢ‖². The normal equations are:
+
+    Σ_x 𝒦(x, xᵢ)ᵀ𝒦(x, xᵢ) āᵢ = Σ_x 𝒦(x, xᵢ)ᵀ𝒮(x, xᵢ).
     """
 
     def predict(self, evidence: Evidence) -> Prediction:

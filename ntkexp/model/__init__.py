@@ -1,6 +1,6 @@
 """Architectures, from which networks of any width are built.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
     functional    a module as a function of its weights
     base          architectures, learning tasks and forms of the output

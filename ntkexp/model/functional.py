@@ -329,7 +329,7 @@ def with_outputs(answer: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def members_of(answer: object) -> dict[str | int, object]:
     """Return the parts of the result of a module, each under one name."""
-    names = getattr(answer, "_fields", None)  # of a named tuple
+    names = getattr(answer, "_fields", None)  # fields of a named tuple
     if isinstance(answer, tuple) and names is not None:
         return dict(zip(names, answer, strict=True))
     return parts_of(answer)
@@ -346,7 +346,7 @@ def parts_of(answer: object) -> dict[str | int, object]:
     if is_dataclass(answer):
         return {field.name: getattr(answer, field.name) for field in fields(answer)}
     if isinstance(answer, tuple | list):
-        names = getattr(answer, "_fields", ())  # of a named tuple
+        names = getattr(answer, "_fields", ())  # fields of a named tuple
         return {**dict(enumerate(answer)), **dict(zip(names, answer, strict=False))}
     return {}
 

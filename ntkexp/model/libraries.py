@@ -328,8 +328,9 @@ class Huggingface(AbstractArchitecture):
         images          pixels, for an image model               the mean over positions
         anything else   a dense embedding of each row            the mean over positions
 
-    Padding, begin and end tokens are disabled. `options` are further entries of the configuration,
-    and override these. No code in the folder is run, and no file outside it is read.
+    Padding, begin and end tokens are disabled. `options` sets more entries of the model's
+    configuration, and overrides the other settings and config.json. No code in the folder is run,
+    and no file outside it is read.
     """
 
     width: Count = 32

@@ -81,7 +81,7 @@ MIN_LENGTH = 1e-10  # shortest arc, in training steps
 SAFETY = 0.9
 MIN_STRETCH = 0.2  # length of the next arc, relative to this one
 MAX_STRETCH = 5.0
-MIN_REST = 1e-9  # in training steps; the last arc includes a shorter remainder
+MIN_REST = 1e-9  # length in training steps; the last arc includes a shorter remainder
 
 
 class Flow(AbstractPlain):

@@ -1,6 +1,6 @@
 """The path of the weights: its steps, the sums along it, and its settings.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
 rule, checkpoint, components            quadrature rules for a step; checkpoints; groups of parameters
 settings                                the user's settings of the path (the keys `path.*`)

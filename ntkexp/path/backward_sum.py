@@ -50,7 +50,8 @@ class BackwardStep:
     right: Sequence[Jacobian]  # Jᵢ, or Jᵢᵀℓ′ᵢ as the Jacobian of one output, at the call's weights
     factor: Mapping[str, float] | None = None  # c; None: 1
     rounding: Weights = field(default_factory=dict)  # e
-    credit: Weights = field(default_factory=dict)  # 0 where g is a rounding error, 1 elsewhere
+    # mask: 0 where g is a rounding error, 1 elsewhere
+    credit: Weights = field(default_factory=dict)
 
 
 class StepTerms(NamedTuple):

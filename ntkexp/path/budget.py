@@ -59,7 +59,7 @@ class RunMemory:
     path_kernels: int  # 𝒦 of each rule, and snapshots
     errors: int = 0  # error arrays in the shape of contributions
     tapes: int  # positions in a step at which a block is evaluated, including both ends
-    tape_bytes: float  # per point
+    tape_bytes: float  # bytes on the tape per point
     number_bytes: int
     copies: int = 0  # copies of the weights in the optimizer during a step
     kernels: Kernels = "all"

@@ -24,12 +24,12 @@ PATH_KERNEL_AXES = 4  # [point, out, train, out_]
 class Domain:
     """The points and outputs of the integrals along a path.
 
-    If the path explains a measure of the outputs, such as the loss, then `explained` computes that
+    If the run attributes a measure of the outputs, such as the loss, then `explained` computes that
     measure at the points. Otherwise it computes the outputs.
     """
 
     points: Points
-    explained: Points  # the same points; their outputs are the measure, if one is explained
+    explained: Points  # the same points; their outputs are the measure, if there is one
     reads_train: bool  # True if the training examples also have integrals
     attributed: Int[Tensor, " attributed"]  # indices of the points with contributions
     integrated: tuple[int, ...]  # the outputs with integrals

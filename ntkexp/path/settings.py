@@ -223,7 +223,7 @@ class Path(Component):
 
     @property
     def explains_outputs(self) -> bool:
-        """True if the path explains the outputs, not a measure of them such as the loss."""
+        """True if the run attributes the outputs, not a measure of them such as the loss."""
         return self.measure == Output()
 
     @property

@@ -92,7 +92,7 @@ class Moments(Resumable):
 
 
 class SnapshotInterval(NamedTuple):
-    """The factors of the snapshots K_k and K_{k+1} at the ends of an interval."""
+    """The weights of the snapshots K_k and K_{k+1} at the ends of an interval."""
 
     first: Weight
     second: Weight
@@ -210,7 +210,10 @@ class SnapshotSum(AbstractAccumulator):
         return tallies
 
     def interval(self, span: float, end: int) -> SnapshotInterval:
-        """Return the factors of both snapshots in the sums and in the error."""
+        """Return the weights of the snapshots K_k and K_{k+1} in the sums 𝒦 and 𝒮.
+
+        Return their weights in the error estimate, too.
+        """
         first, second = self.moments.share_out(span)
         middle: Tensor | None = None
         if self.taken > 0 and self.taken % 2 == 0:

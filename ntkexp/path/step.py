@@ -50,7 +50,7 @@ class Step:
     """The network before the step, the weights after it, ℓ′, and the optimizer's state."""
 
     index: int
-    view: NetworkView  # at θ_s
+    view: NetworkView  # network at θ_s
     end: Weights
     output_gradient: Float[Tensor, "train out"]
     step_size: float

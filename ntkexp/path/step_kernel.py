@@ -43,7 +43,7 @@ class StepBlock:
     """
 
     points: Points
-    segment: Segment  # from θ₀ to θ₁
+    segment: Segment  # segment from θ₀ to θ₁
     place: slice  # the block, as a slice of all points
     first: int = 0  # index of the first point with integrals
     tapes: dict[float, Tape] = field(default_factory=dict)

@@ -62,8 +62,8 @@ class RulePass:
 
     integrals: Integrals
     totals: StepTotals
-    tallies: list[Tally]  # by step
-    halves: Halves  # at the attributed points
+    tallies: list[Tally]  # tallies by step
+    halves: Halves  # halves at the attributed points
     sum: BackwardSum = field(default_factory=BackwardSum)
 
     def take(
@@ -204,7 +204,7 @@ class SecondPass:
     rules: dict[str, RulePass]
     finer: FinerPass | None
     done: int = 0
-    points: Points | None = None  # of the current chunk
+    points: Points | None = None  # points of the current chunk
 
     @property
     def length(self) -> int:

@@ -1,6 +1,6 @@
 """The files of a run folder, and how they are written and read, without torch.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
 atomic, own_files                    atomic files, locks and seals; removal of this package's files
 sealed_log, schema                   append-only logs; the schema of each file

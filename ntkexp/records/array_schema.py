@@ -230,7 +230,10 @@ ZARR = "zarr.json"
 
 
 def read_store(path: Path) -> Store:
-    """Read the zarr.json of all arrays in a store. Raise if no run writes such a store."""
+    """Read the zarr.json of all arrays in a store.
+
+    Raise if the store does not have the format that runs write.
+    """
     group = checked(read_object(path / ZARR), GroupRecord, path / ZARR)
     arrays = dict[str, ArrayRecord]()
     for place in sorted(path.iterdir()):

@@ -189,7 +189,7 @@ REQUIRED_BESIDE = {BY_STEP: (STEP, LAST_STEP), BY_COMPONENT_STEP: (STEP, LAST_ST
 
 
 def refuse_odd_contributions(path: Path, lengths: Mapping[str, int], outputs: int) -> None:
-    """Raise if no run writes such a store.
+    """Raise if the store does not have the format that runs write.
 
     `lengths` are the lengths of the axes, and `outputs` is the number of outputs of the network.
     """
@@ -316,7 +316,7 @@ class ContributionsByPhase:
     examples: NDArray[np.int64]
     points: NDArray[np.int64]
     change: NDArray[np.float64]
-    parts: Mapping[str, Sequence[ManyRows]]  # for each rule, one array per phase
+    parts: Mapping[str, Sequence[ManyRows]]  # arrays of the phases, by rule
     decay: Mapping[str, NDArray[np.float64]]
 
 
@@ -406,7 +406,7 @@ def write_leave_out(path: Path, retrained: LeaveOut) -> None:
 
 
 def refuse_odd_leave_out(path: Path, lengths: Mapping[str, int], outs: int) -> None:
-    """Raise if no run writes such a store.
+    """Raise if the store does not have the format that runs write.
 
     `lengths` are the lengths of the run's axes, and `outs` is its number of attributed outputs.
     """

@@ -326,7 +326,10 @@ class RunFolder:
         return self.checked_facts(self.seal_file or BEGUN)
 
     def checked_facts(self, name: str) -> dict[str, Any]:
-        """Return the content of a sealed JSON file. Raise if no run writes such content."""
+        """Return the content of a sealed JSON file.
+
+        Raise if the content does not have the format that runs write.
+        """
         from ntkexp.records.schema import SEALED_RECORDS, checked  # noqa: PLC0415  pydantic is slow to import
 
         return checked(self.read_sealed(name), SEALED_RECORDS[name], self.path / name)
@@ -524,7 +527,7 @@ class RunFolder:
         return False
 
     def refuse_strangers(self) -> None:
-        """Raise if the folder contains a file that no run writes, or a picture that has changed."""
+        """Raise if the folder contains a file that runs do not write, or a changed picture."""
         pictures = self.pictures
         changed = set(broken(self.path, pictures))
         refuse_strangers(

@@ -263,7 +263,10 @@ def finish_kernels(path: Path) -> int:
 
 
 def refuse_odd_kernels(path: Path, lengths: Mapping[str, int]) -> None:
-    """Raise if no run writes such a store, given the lengths of its axes."""
+    """Raise if the kernel store does not have the format that runs write.
+
+    Raise, too, if its axes do not have these lengths.
+    """
     store = read_store(path)
     snapshots = {"snapshot": store.arrays["step"].shape[0]} if "step" in store.arrays else {}
     refuse_odd_store(store, path, KERNEL_KINDS, ["step"], {**lengths, **snapshots})
@@ -300,7 +303,7 @@ PREDICTION_KINDS: Mapping[str, Dims] = {"prediction": ("machine", "query", "out"
 
 
 def refuse_odd_predictions(path: Path, lengths: Mapping[str, int]) -> int:
-    """Raise if no run writes such a store. Return the number of outputs."""
+    """Return the number of outputs. Raise if the store does not have the format that runs write."""
     store = read_store(path)
     names = checked(store.attributes, PredictionsAttributes, path / ZARR)["machines"]
     if len(set(names)) < len(names) or not {"f_0", "f_T"} <= set(names):

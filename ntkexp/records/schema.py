@@ -2,7 +2,7 @@
 
 A run folder may come from an untrusted source. Its seals show that files are unchanged, but not
 that a run wrote them. So readers validate files against these schemas, which raise an error of one
-line for a file that no run writes.
+line for a file that does not have the format that runs write.
 
     JSON files                    a pydantic model each
     metrics.csv, retraced.csv     `refuse_odd_metrics`

@@ -8,9 +8,9 @@
              content
 
 Each entry is complete before the next one begins. So a killed process leaves at most one unfinished
-entry at the end, which is ignored, and removed when the log continues. Any other change is an
-error. The mark protects the length. Otherwise, if a length were damaged and too large, all later
-entries would look like one unfinished entry.
+entry, at the end. Readers ignore it. The next writer removes it before appending. Any other change
+is an error. The mark protects the length. Otherwise, if a length were damaged and too large, all
+later entries would look like one unfinished entry.
 
 >>> from tempfile import TemporaryDirectory
 >>> with TemporaryDirectory() as folder:

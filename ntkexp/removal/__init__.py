@@ -1,6 +1,6 @@
 """Training again without some examples, and splitting the change over them.
 
-Each file imports only from the files above it:
+Each module imports only from the modules listed before it:
 
 between        the breakdown of the difference between two recorded training runs
 retraining     leave-out effects by retraining, and the check of estimated effects

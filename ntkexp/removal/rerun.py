@@ -1,6 +1,6 @@
 """Retraining of a run with other weights of its examples, several times in parallel.
 
-Two such training runs can be recorded, to break down the difference between them.
+Record two retrainings to attribute the difference of their outputs to examples.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def gradient(
 # --- A film: the weights and the optimizer's state of two training runs, at each step.
 #
 # Frame s of each run is [θ_s, optimizer state after step s]. The film is an unnamed temporary file.
-# Its size is reserved on the disk first. The system deletes the file when the last process that has
-# it open ends, even after a kill.
+# Its size is reserved on the disk first. The operating system deletes the file once no process has
+# it open, even if a process is killed.
 
 
 WEIGHTS = "weights"
@@ -280,7 +280,7 @@ def again(experiment: Experiment, problem: Problem, step_size: float, length: in
     """Return the training of an experiment as a `Rerun` of `length` steps.
 
     `step_size` is multiplied by the factor of the schedule. Raise if the data come in phases, or if
-    the path explains a measure of the outputs.
+    the run attributes a measure of the outputs.
     """
     if experiment.switches:
         raise Mistake(

@@ -1,6 +1,6 @@
 """Tables, sentences and pictures of finished runs, from their files alone, without torch.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
 progress, live_log                       progress bars; logs in W&B, MLflow and TensorBoard
 run, tables, outputs, leave_out          reader of a run folder; tables; outputs; leave-out checks

@@ -9,7 +9,7 @@
     rounding     gradients that consist of rounding errors only
     rest         the error of the attribution rule
 
-With several outputs, the largest one at the query is explained.
+If there are several outputs, explain the largest output at the query.
 """
 
 from __future__ import annotations
@@ -233,9 +233,9 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
 def worst_points(run: Run, split: str, count: int) -> list[int]:
     """Return the indices of the `count` attributed queries of a split with the largest errors.
 
-    The largest error comes first. If there are no targets, or a measure is explained, rank by the
-    change of the outputs instead. If leave-out effects are known at some queries, choose only from
-    these queries.
+    The largest error comes first. If there are no targets, or if the run attributes a measure
+    instead of the outputs, rank by the size of the change. If leave-out effects are known at some
+    queries, choose only from these queries.
     """
     points = slice_of_split(run, split)
     outputs = outputs_of(run, "f_T")[points]

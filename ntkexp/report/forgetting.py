@@ -51,7 +51,7 @@ class Forgetting:
     names: tuple[str, str]  # names of the phases `task` and `during`
     split: str
     points: int  # number of queries
-    before: float  # the measure before phase `during`
+    before: float  # mean measure of the queries before phase number `during`
     after: float
     right: tuple[float, float] | None  # accuracy before and after; None without classes
     by: tuple[float, ...]  # change of the measure due to each training example

@@ -167,7 +167,7 @@ def gather(named: Sequence[str], outputs: Path) -> Material:
     for folder in folders:
         unique.setdefault(Path(os.path.realpath(folder)), folder)
     runs: dict[Path, Run] = {}
-    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(list)  # by sweep and state
+    missing: dict[tuple[str, str], list[SweepRun]] = defaultdict(list)  # runs by sweep and state
     for folder, run in zip(unique.values(), load_runs(unique.values()), strict=True):
         if not isinstance(run, Mistake):
             runs[folder] = run

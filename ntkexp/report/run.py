@@ -130,7 +130,7 @@ class Run:
         labels = [name for name in ("example", "out", COMPONENT) if name in store.attrs]
         store = store.assign_coords({name: store.attrs.pop(name) for name in labels})
         store = store.set_coords([LAST_STEP] if LAST_STEP in store else [])
-        if OUT_NAME in self.data:  # a measure is explained instead of the outputs
+        if OUT_NAME in self.data:  # the run attributes a measure instead of the outputs
             if len(self.data[OUT_NAME]) != store.sizes["out"]:
                 raise Damaged(f"{self.path} is damaged: its outputs have other names; {REDO}")
             store = store.assign_coords({OUT_NAME: ("out", self.data[OUT_NAME])})

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 SHOWN_QUERIES = 5
-SHOWN_EXAMPLES = 5  # per query
+SHOWN_EXAMPLES = 5  # examples per query
 MAX_LETTERS = 90  # longer texts are shortened
 PICTURE_PIXELS = 64  # maximum side of a picture; larger images are subsampled
 RAISED_COLOUR = "#0072b2"  # blue and vermilion, as in the pictures of a run

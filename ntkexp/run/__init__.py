@@ -1,6 +1,6 @@
 """One run: its setting, its steps, its results and its folder.
 
-Each file imports only from the files above it:
+Each module imports only from the modules listed before it:
 
 environment          threads, device, determinism, clock
 setting              data, initial weights, memory plan and step size

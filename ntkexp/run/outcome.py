@@ -157,7 +157,7 @@ class SameSteps:
 class ChangesByPhase:
     """The changes of the integrated outputs in each phase, which are zero if it was not reached."""
 
-    shares: Mapping[str, Sequence[Share]]  # for each rule, one share per phase
+    shares: Mapping[str, Sequence[Share]]  # shares of the phases, by rule
     change: Float[Tensor, "phase point out"]
 
 
@@ -260,8 +260,8 @@ class Outcome:
     sentence: str
     effects: EffectsFound | None
     phases: ChangesByPhase | None
-    by_step: Mapping[str, StepTotals]  # by rule
-    by_component: Mapping[str, ComponentSums]  # by rule, if contributions are split by component
+    by_step: Mapping[str, StepTotals]  # totals by rule
+    by_component: Mapping[str, ComponentSums]  # sums by rule, if split by component
 
 
 def outcome_of(

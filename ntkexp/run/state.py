@@ -60,7 +60,7 @@ class EffectsPass:
     writes: bool  # False if the path integrals write the recording
     effects: Float[Tensor, "attributed integrated train"]
     sweeps: ChunkedSweep | None = None
-    saved: Mapping[str, Any] | None = None  # from a checkpoint, until the sweeps begin
+    saved: Mapping[str, Any] | None = None  # state from a checkpoint, until the sweeps begin
 
     def add(self, step: Step) -> None:
         """Record a step."""

@@ -1,6 +1,6 @@
 """Sweeps of many experiments: define a sweep, plan its runs, and carry out the missing runs.
 
-Each file imports only from the files above it:
+Each module imports only from the modules listed before it:
 
 definition     axes, seeds and fits, from a file or a command line
 plan           the composed runs, their states and estimated costs, and the event log

@@ -54,7 +54,8 @@ class RemainingTime:
 
     costs: Mapping[str, float]
     workers: int
-    believed: float = PRIOR_SECONDS  # 0 if the unit of the costs is unknown
+    # weight of the prior speed, in worker seconds; 0 if costs have no known unit
+    believed: float = PRIOR_SECONDS
     shares: dict[str, float] = field(default_factory=dict)  # the completed share of each begun job
     begun: dict[str, float] = field(default_factory=dict)  # start times of the running jobs
     spent: float = 0.0  # worker seconds of ended jobs

@@ -52,7 +52,7 @@ from ntkexp.text import listed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ONE_GB = MemoryBudget.of_gb(1.0)  # for kernels at infinite width
+ONE_GB = MemoryBudget.of_gb(1.0)  # memory for kernels at infinite width
 
 
 def network_of_width(
@@ -524,8 +524,8 @@ class EnsembleBesideProcesses(AbstractTrial):
 class ChangeByWidth(AbstractPicture):
     """The relative changes of weights and kernel against width, with guide lines 1/√n and 1/n.
 
-    `panels` maps the title of each panel to its lines, a mapping of names to columns. `where`
-    selects the rows. The title of the picture describes the last line.
+    `panels` maps each panel title to a dict {line name: column}. `where` selects the rows. The
+    title of the picture describes the last line.
 
     The axes follow J. Lee et al., "Wide neural networks of any depth evolve as linear models under
     gradient descent" (2019), arXiv:1902.06720, figure 1.

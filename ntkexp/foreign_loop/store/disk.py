@@ -224,10 +224,12 @@ class DiskStore(AbstractStore):
     moved: frozenset[str] = frozenset()  # parameters that the latest step has moved so far
     steps: int = 0  # number of steps so far
     calls: int = 0  # number of calls so far
-    stored_calls: dict[int, StoredCall] = field(default_factory=dict)  # of the latest event
+    # stored calls of the latest event
+    stored_calls: dict[int, StoredCall] = field(default_factory=dict)
     size_reported: bool = False
     lock: ExitStack = field(default_factory=ExitStack)
-    checkpoints: dict[int, int] = field(default_factory=dict)  # number of steps before it, by event
+    # for each checkpoint, by its event number: the number of steps before it
+    checkpoints: dict[int, int] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)  # optimizers without a step since the last one
 
     def __post_init__(self) -> None:
@@ -411,7 +413,8 @@ class DiskStore(AbstractStore):
 
         `more` are further entries of the checkpoint.
         """
-        self.writer.wait()  # otherwise two copies would be in memory
+        # wait for the previous write, so that two checkpoints are never in memory at once
+        self.writer.wait()
         release_memory(weights.values())
         states = optimizer_states(self.optimizers, self.names)
         self.write_checkpoint({"weights": cloned(weights), "memories": states, **(more or {})})

@@ -21,7 +21,7 @@ from ntkexp.shapes import Weights
 class EndpointSteps(AbstractSteps):
     """The steps of a loop that ran again. They cannot be replayed."""
 
-    examples: list[tuple[str, ...]] = field(default_factory=list)  # of each step
+    examples: list[tuple[str, ...]] = field(default_factory=list)  # examples of each step
     first: Weights = field(default_factory=dict)
     latest: Weights = field(default_factory=dict)
 

@@ -208,7 +208,7 @@ def written(content: object) -> list[bytes | memoryview]:
     ([1.0, 1.0], (1, None, 'text'))
     """
     found = list[Tensor]()
-    size = 0  # of the tensors so far, in bytes
+    size = 0  # size of the tensors so far, in bytes
 
     def described(part: object) -> object:
         """Replace every tensor by its dtype, shape and offset."""

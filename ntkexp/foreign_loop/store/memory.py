@@ -33,7 +33,8 @@ class LoopInMemory:
     firsts: list[int] = field(default_factory=list)
     checkpoints: list[int] = field(default_factory=list)
     outside: Outside = field(default_factory=Outside)
-    contents: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of checkpoints, by event
+    # contents of the checkpoints, by event number
+    contents: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     nbytes: int = 0
     processes: int = 1
 

@@ -345,7 +345,7 @@ class ReplayedSteps(AbstractSteps):
     known: Sequence[KnownOptimizer]
     same_kernels: bool = False
     begins: frozenset[int] = frozenset()  # steps that need the momentum before them (`remembered`)
-    # the segment in memory, by its first event and the event after its last
+    # the replayed segment in memory, by its half-open range of events (first, last + 1)
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     signatures: Signatures = field(default_factory=Signatures)
 

@@ -1,6 +1,6 @@
 """Jacobians in factored form, and the kernels computed from them.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
 blocks              gradients of a weight and its bias: factors, rows, or the read table elements
 jacobian            the Jacobian of a batch, a sum of blocks

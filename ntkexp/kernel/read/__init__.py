@@ -1,6 +1,6 @@
 """Read the Jacobian of a function in the cheapest valid way.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
 plan                which outputs are read at a time, and by how many threads
 program_cache       compiled programs that record functions and read Jacobians, kept between steps

@@ -57,7 +57,7 @@ class Findings:
     owners: Answers[Owners] = field(default_factory=Answers)
     # sets of operations that did not couple examples
     independent: Answers[bool] = field(default_factory=Answers)
-    structures: Answers[Owners] = field(default_factory=Answers)  # by structure alone
+    structures: Answers[Owners] = field(default_factory=Answers)  # owners by structure alone
     graphs: Answers[bool] = field(default_factory=Answers)
     faithful: Answers[Owners | None] = field(default_factory=Answers)
     sizes: Answers[float] = field(default_factory=Answers)

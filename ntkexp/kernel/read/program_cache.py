@@ -46,7 +46,7 @@ A = TypeVar("A")
 
 @dataclass
 class Answers(Generic[A]):
-    """A cache of the latest `capacity` answers, by their questions.
+    """An LRU cache: keep the `capacity` most recently used values, by key.
 
     >>> squares = Answers[int](capacity=2)
     >>> [squares.to(n, lambda n=n: n * n) for n in (1, 2, 1, 3)], list(squares.kept)
@@ -117,7 +117,8 @@ class Request:
         return fed
 
 
-# bytes on a tape, times 1 + outputs; a replay holds all its values until the program is written
+# Do not compile a program if (bytes on the tape) × (1 + number of outputs) exceeds this limit.
+# During compilation, the replay keeps all intermediate values in memory.
 MAX_PROGRAM_BYTES = 2**28
 TRIALS = 2  # comparisons of a new program with the ordinary computation
 

@@ -1,6 +1,6 @@
 """Record what a function of weights does on one batch, operation by operation, and run it again.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
 tape, products          the recorded operations; the precision of matrix products
 convolution             convolutions as products of patches

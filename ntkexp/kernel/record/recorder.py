@@ -158,7 +158,7 @@ WITHOUT_DERIVATIVE = frozenset(
         *("random", "randperm", "uniform"),
     )
 )
-"""Operations that draw numbers with no derivative in their arguments."""
+"""Random-sampling operations. Results are not differentiable with respect to their arguments."""
 
 
 class Recorder(DispatchMode):

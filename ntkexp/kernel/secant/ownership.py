@@ -232,10 +232,11 @@ def shown_once(owner: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
 
 # Routing: values that decide where other values go.
 #
-# Routing values are indices, masks that pick or scatter, orders, and numbers of experts. If they
-# differ between two tapes of the same structure, the owners of the rows may differ too. Two kinds
-# of operations do not route: elementwise operations, which keep every element at its index, and
-# operations that only pick from weights, which are uses of these weights. So tokens do not route.
+# Routing values are indices, masks for selecting or scattering, permutations from sorting, and the
+# expert indices of a mixture of experts. If they differ between two tapes of the same structure,
+# the owners of the rows may differ too. Two kinds of operations do not route: elementwise
+# operations, which keep every element at its index, and operations that only pick from weights,
+# which are uses of these weights. So tokens do not route.
 
 
 PICKING = ("embedding", "gather", "index", "index_select", "take")

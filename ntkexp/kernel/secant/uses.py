@@ -122,7 +122,7 @@ class Grouped:
     tap: Float[Tensor, "example out *pixels"]
     factor: Float[Tensor, "example use in"] | Window
     groups: int
-    weight: Source  # of all groups, ordered by feature
+    weight: Source  # weight of all groups, ordered by feature
     bias: Source | None
 
 

@@ -5,7 +5,7 @@ offset o. A network becomes a list of operations on registers; each register hol
 contains the operations on images of one size. A field is a function of the variance at each pixel
 of an example, such as √q; fields are computed once per example, before the loops over pairs.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
     program     layers as operations on tiles, and tables for compiled loops
     functions   compilation, loops over flat arrays, and fast functions

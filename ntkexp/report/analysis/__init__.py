@@ -1,6 +1,6 @@
 """Intervals, rank correlations, power laws and paired comparisons from several runs.
 
-Each line imports only from the lines above it:
+Each module imports only from the modules listed before it:
 
 estimate            intervals, comparisons with an expected range
 rank_correlation    Spearman's correlation

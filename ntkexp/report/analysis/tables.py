@@ -194,7 +194,10 @@ def compare(first: Analysis, second: Analysis) -> pd.DataFrame:
 
 
 def average(pairs: pd.DataFrame, within: Range) -> dict[str, float]:
-    """Return the means of the first and second quantities, their differences and ratios."""
+    """Return the mean of the quantity in each sweep, and the mean paired difference and ratio.
+
+    The ratio is the geometric mean. The difference and the ratio have intervals.
+    """
     positive = (pairs["first"] > 0) & (pairs["second"] > 0)
     logs = (pairs["second"] / pairs["first"]).where(positive).map(math.log, na_action="ignore")
     differences = pairs["second"] - pairs["first"]

@@ -208,7 +208,7 @@ def strip_title(table: pd.DataFrame, runs: int) -> str:
 
 
 Curve: TypeAlias = NDArray[np.float64]
-LINES = 25  # at most this many networks are drawn
+LINES = 25  # largest number of drawn networks
 PROCESSES = {"ntk": ("NTK process", "frozen_limit"), "nngp": ("NNGP process", "nngp")}
 
 

@@ -62,8 +62,9 @@ def constant(value: Any) -> Any:
 
 
 def reshape(call: Call) -> Tensor:
-    """Return Δv in another shape. Use `reshape`, since Δv may have another memory layout than v. A
-    detached value has a difference too.
+    """Return Δv in another shape. A detached value has a difference too.
+
+    Call `reshape`, not `view`, because Δv and v may have different memory layouts.
     """
     return call.delta(call.args[0]).reshape(call.start.shape)
 

@@ -20,7 +20,7 @@ from ntkexp.kernel.secant.rules.elementwise import log_mean, quotient
 
 # nodes for ∫ e^{sA₁} V e^{(1−s)A₀} ds; if no norm exceeds 1, the error 2¹⁶ (8!)⁴/17 (16!)³ is 1e-18
 GAUSS_NODES = 8
-ROUNDING_MULTIPLE = 100  # in eps; a larger error is not rounding
+ROUNDING_MULTIPLE = 100  # multiple of eps; a larger error is not rounding
 UNDECIDED = "vectors of values that meet, or that turn to their negatives, which no difference of the matrix decides"
 BESIDE = "singular vectors that belong to no singular value; give full_matrices=False"
 OVERLAP = 0.5  # directions with at least this overlap at both ends count as the same
@@ -40,7 +40,7 @@ def identity(like: Tensor, size: int) -> Tensor:
 
 
 def symmetric(value: Ends) -> Ends:
-    """Build a symmetric matrix from its lower triangle, the one that torch reads."""
+    """Build a symmetric matrix from its lower triangle, because torch reads only that triangle."""
     return value.view(lambda a: a.tril() + a.tril(-1).mT)
 
 

@@ -1,6 +1,6 @@
 """The examples with the largest |𝒮(x, xᵢ)| for three queries: surest, typical, least sure.
 
-If there are several outputs, the largest output at the query is explained.
+If there are several outputs, the picture shows contributions to the largest output at the query.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def table(run: Run) -> pd.DataFrame:
 def explain(run: Run, read_parts: SplitParts) -> list[Explained]:
     """Explain the surest, the median and the least sure query.
 
-    Sureness is the margin between the two largest outputs, or |f| if there is one output. If a
-    measure is explained, sureness is the measure.
+    Sureness is the margin between the two largest outputs, or |f| if there is one output. If the
+    run attributes a measure, sureness is the measure.
     """
     split = read_parts.split
     outputs = read_parts.outputs

@@ -23,7 +23,7 @@ from ntkexp.report.run import Run
 from ntkexp.text import short, shown_name
 
 Array: TypeAlias = NDArray[np.float64]
-MAX_PIXELS = 256  # per axis; more examples are averaged in blocks
+MAX_PIXELS = 256  # pixels per axis; more examples are averaged in blocks
 
 
 def read(run: Run) -> tuple[Array, NDArray[np.int64]] | None:

@@ -17,7 +17,7 @@ from ntkexp.report.sentence import ladder_sentence, main_split
 from ntkexp.text import short, spoken
 
 PANELS_PER_ROW = (4, 5)  # candidates; use the one that leaves fewer empty panels
-MAX_VECTOR_POINTS = 400  # per panel; more points are rasterized in the SVG
+MAX_VECTOR_POINTS = 400  # points per panel; more points are rasterized in the SVG
 
 
 def draw(run: Run) -> Figure | None:

@@ -77,7 +77,7 @@ def answer(largest: NDArray[np.float64], stability: NDArray[np.float64]) -> str:
     title = f"The largest eigenvalue of the kernel {moved(largest)}"
     if not len(stability):
         return title
-    share = float(stability[-1])  # of the edge
+    share = float(stability[-1])  # fraction of the edge of stability
     if share < 2:
         return f"{title}, {percent(share)} of the edge of stability"
     return f"{title}, {short(share)} times the edge of stability"
