@@ -96,38 +96,52 @@ def look(value: object) -> object:
 
 
 class Decorate(ast.NodeTransformer):
-    """Decorates what states shapes."""
+    """Decorates what states shapes, by one of these names."""
+
+    def __init__(self, shaped: frozenset[str]) -> None:
+        self.shaped = shaped
 
     decorator = ast.parse(f'__import__("{__name__}", fromlist=["_"]).{checked.__name__}', mode="eval").body
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         given = node.args
         arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
-        if states_shapes(node.returns, *(each.annotation for each in arguments if each is not None)):
+        if self.states_shapes(node.returns, *(each.annotation for each in arguments if each is not None)):
             node.decorator_list.append(self.decorator)
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
-        if states_shapes(*(each.annotation for each in node.body if isinstance(each, ast.AnnAssign))):
+        if self.states_shapes(*(each.annotation for each in node.body if isinstance(each, ast.AnnAssign))):
             node.decorator_list.insert(0, self.decorator)
         return self.generic_visit(node)
 
+    def states_shapes(self, *annotations: ast.expr | None) -> bool:
+        """Return whether one of the names is among them."""
+        named = (name for each in annotations if each is not None for name in ast.walk(each))
+        return any(isinstance(name, ast.Name) and name.id in self.shaped for name in named)
 
-def states_shapes(*annotations: ast.expr | None) -> bool:
-    """Return whether one of jaxtyping's types is among them, or an alias of one."""
-    named = (name for each in annotations if each is not None for name in ast.walk(each))
-    return any(isinstance(name, ast.Name) and name.id in SHAPED | aliases() for name in named)
+
+def shaped_names(source: str, tree: ast.Module) -> frozenset[str]:
+    """Return the names of types with shapes in a module: jaxtyping's, and aliases that it defines or imports."""
+    imported = {
+        name.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{PACKAGE}.")
+        for name in node.names
+        if name.name in aliases_of(str(node.module))
+    }
+    return SHAPED.union(ALIAS.findall(source), imported)
 
 
 ALIAS = re.compile(rf"^(\w+)(?:: TypeAlias)? = .*\b(?:{'|'.join(SHAPED)})\[", re.MULTILINE)
 
 
 @cache
-def aliases() -> frozenset[str]:
-    """Return the names that modules of the package give to types with shapes."""
+def aliases_of(module: str) -> frozenset[str]:
+    """Return the names that a module of the package gives to types with shapes."""
     (package,) = find_spec(PACKAGE).submodule_search_locations  # type: ignore[union-attr,misc]  # it is a package
-    files = Path(package).rglob("*.py")
-    return frozenset(name for file in files for name in ALIAS.findall(file.read_text(encoding="utf-8")))
+    file = Path(package, *module.split(".")[1:]).with_suffix(".py")
+    return frozenset(ALIAS.findall(file.read_text(encoding="utf-8")) if file.exists() else ())
 
 
 class Loader(SourceFileLoader):
@@ -137,7 +151,9 @@ class Loader(SourceFileLoader):
         source = self.get_data(self.path)
         if b"jaxtyping" not in source:
             return cast("CodeType", super().get_code(fullname))
-        return compile(Decorate().visit(ast.parse(source)), self.path, "exec", dont_inherit=True)
+        tree = ast.parse(source)
+        decorate = Decorate(shaped_names(source.decode(), tree))
+        return compile(decorate.visit(tree), self.path, "exec", dont_inherit=True)
 
 
 class Finder(MetaPathFinder):

@@ -1,4 +1,6 @@
-"""Experiments, in reading order:
+"""Describe an experiment, identify it by a digest, and build its data and network.
+
+The files in reading order:
 
 experiment    all settings of a run, as a value
 identity      the digest of an experiment, which names its run folder
