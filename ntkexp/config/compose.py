@@ -266,7 +266,7 @@ class Resolved:
         return self.builder.experiment(self.tree)
 
     def as_yaml(self) -> str:
-        """Return this experiment as a `config.yaml`, which a user can put into a `--config-dir`."""
+        """Return this experiment as a `config.yaml`, which a user can put into a folder of configs."""
         fields = self.experiment().fields()
         defaults = "".join(
             f"  - {group}: {self.chosen[group]}\n" for group in fields if group in self.chosen

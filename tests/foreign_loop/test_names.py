@@ -305,7 +305,7 @@ def test_contributions_effects_and_a_removal_are_the_runners(case: str, tmp_path
     assert list(components.components) == found["component"].to_numpy().tolist()
     assert apart(found["by_component"], components.parts[domain.rows]) <= CLOSE
     decay = torch.from_numpy(found["decay_by_component"].to_numpy()) - components.decay[domain.rows]
-    assert decay.abs().max() <= CLOSE * components.parts.abs().max()
+    assert decay.abs().max() <= CLOSE * components.parts[domain.rows].abs().max()
     assert apart(found["by_component_step"], components.totals.stacked().movedim(0, 2)[domain.rows]) <= CLOSE
     assert effects is not None
     known = ~effects.values[domain.attributed].isnan()
