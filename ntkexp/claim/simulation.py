@@ -87,7 +87,7 @@ def _(
 
 
 def table_of(rule: AbstractAverage, figures: NDArray[np.float64]) -> pd.DataFrame:
-    """Return a table for which `rule.figures` returns these figures."""
+    """Return a table whose figures by `rule.figures` are `figures`."""
     seeds = [*range(len(figures))]
     if not isinstance(rule, Order):
         return pd.DataFrame({"seed": seeds, "value": figures})

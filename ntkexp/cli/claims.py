@@ -88,7 +88,7 @@ def claims(
         ),
     ] = "",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was found as a JSON list.")
+        bool, typer.Option("--json", help="Print the results as a JSON list.")
     ] = False,
     trust: Trust = None,
     config_dir: ConfigDir = None,

@@ -128,7 +128,7 @@ def example_path(base: type[Component]) -> str:
 def admit(entries: Sequence[str]) -> tuple[str, ...]:
     """Import the files that the user trusts, and check that the packages can be imported.
 
-    Return the names by which a `_target_` refers to them.
+    Return the module names to use in a `_target_`.
     """
     return tuple(
         admit_file(Path(entry)) if entry.endswith(".py") else admit_package(entry)
@@ -293,7 +293,7 @@ class Builder:
         if not (isinstance(value, str) and group in self.groups):
             return value
         try:
-            if (group, value) not in self.files:  # each file is read once
+            if (group, value) not in self.files:  # read each file only once
                 self.files[group, value] = read_yaml(self.choices.file(group, value))
         except Mistake as mistake:
             raise Mistake(f"{key}: {mistake}") from None
