@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 from ntkexp.foreign_loop.clipping import StepFacts
 from ntkexp.foreign_loop.example_names import digests
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import Output
+from ntkexp.model.functional import Output, as_rows
 from ntkexp.shapes import Inputs, Weights
 
 # --- States of torch's random number generators. A state determines the next random numbers.
@@ -297,14 +297,8 @@ class SeveralOutputs:
 
     def add_gradient(self, name: str, gradient: Tensor) -> None:
         """Add the gradient that an alias received in one backward pass."""
-        rows = gradient_rows(gradient)
+        rows = as_rows(gradient.detach().clone())
         self.gradients[name] = self.gradients.get(name, 0) + rows
-
-
-def gradient_rows(gradient: Tensor) -> Float[Tensor, "example number"]:
-    """Copy a gradient as a matrix with one row for each example."""
-    rows = gradient.detach().clone()
-    return rows[:, None] if rows.dim() == 1 else rows.flatten(1)
 
 
 # --- The call.
@@ -325,9 +319,8 @@ class ModelCall:
     shape: tuple[int, ...] = ()  # shape of the followed output
     statistics: tuple[Weights, Weights] | None = None  # BatchNorm's, before and after the call
     sums_of_loss: tuple[Tensor, Tensor] | None = None  # Σℓ and Σm, for a log
-    other_outputs: list[str] = field(
-        default_factory=list
-    )  # with a gradient, but no row per example
+    # outputs with a gradient, but without a row for each example
+    other_outputs: list[str] = field(default_factory=list)
     several: SeveralOutputs | None = None  # while the loop runs
 
     @cached_property
@@ -339,7 +332,7 @@ class ModelCall:
     def add_gradient(self, gradient: Tensor, backward: int) -> None:
         """Add the gradient of one backward pass."""
         self.backward = backward
-        rows = gradient_rows(gradient)
+        rows = as_rows(gradient.detach().clone())
         self.gradient = rows if self.gradient is None else self.gradient + rows
 
     def drop_gradient(self) -> None:

@@ -24,7 +24,7 @@ from ntkexp.foreign_loop.model_function import CalledModule
 from ntkexp.foreign_loop.positions import PositionGradients, Positions
 from ntkexp.foreign_loop.signatures import Replayed
 from ntkexp.kernel import Jacobian, ProgramCache, Reader, Tape
-from ntkexp.model.functional import Output
+from ntkexp.model.functional import Output, as_rows
 from ntkexp.shapes import Function, Weights
 
 
@@ -96,8 +96,7 @@ class CallReaders:
         if is_exact:
             features = TermGradients(coupled, output_gradient, self.buffer_bytes)
         outputs = coupled.outputs.detach()
-        rows = outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
-        replayed = replayed_call(call, function, weights, rows)
+        replayed = replayed_call(call, function, weights, as_rows(outputs))
         return CallGradients(features, replayed, whole)
 
 

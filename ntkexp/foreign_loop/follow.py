@@ -56,7 +56,7 @@ from ntkexp.foreign_loop.user_loss import ExampleLoss
 from ntkexp.foreign_loop.watch import Watch, refuse_followed
 from ntkexp.kernel.record.tape import digest, tensors
 from ntkexp.mistake import Mistake
-from ntkexp.model.functional import copied
+from ntkexp.model.functional import Output, copied
 from ntkexp.path.components import By, components_of
 from ntkexp.records.atomic import Json
 from ntkexp.records.folder import RunFolder
@@ -69,7 +69,7 @@ def follow(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     *,
     queries: Inputs | DataLoader[Any],
-    output: str | int | Sequence[str | int] | None = None,
+    output: Output | list[str | int] = None,
     measure: Measure | None = None,
     ids: Ids = None,
     loss: ExampleLoss | None = None,
@@ -140,7 +140,7 @@ def follow(
     """
     # raise for unusable arguments
     options = FollowOptions(
-        output=tuple(output) if isinstance(output, list) else output,  # type: ignore[arg-type]
+        output=tuple(output) if isinstance(output, list) else output,
         measure=measure,
         ids=ids,
         loss=loss,

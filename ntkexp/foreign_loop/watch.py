@@ -298,22 +298,23 @@ class Watch:
         counts = None if self.weighing is None else self.weighing.counts(output, call)
         if self.log is not None:
             call.sums_of_loss = self.log.sums_of_loss(output, call)
-        if output.requires_grad:
+        followed = [name for name, tensor in tensors.items() if tensor is output]
+        if followed:
             past_casts = call.how.autocast is not None
             listen(output, partial(self.on_gradient, call, counts), past_casts=past_casts)
         self.calls.append(call)
         self.count += 1
-        if len(tensors) == 1 and output.requires_grad:
+        if len(followed) == len(tensors):
             return None
-        return self.listen_to_several(call, counts, answer, tensors)
+        aliases = self.listen_to_several(call, counts, tensors, next(iter(followed), ""))
+        return with_outputs(answer, aliases) if aliases else None
 
     def listen_to_several(
-        self, call: ModelCall, counts: Tensor | None, answer: object, tensors: Mapping[str, Tensor]
-    ) -> object:
+        self, call: ModelCall, counts: Tensor | None, tensors: Mapping[str, Tensor], followed: str
+    ) -> dict[str, Tensor]:
         """Register hooks on the gradients of all outputs of a call.
 
-        If the loss may use several outputs, return the answer with aliases of these. Otherwise
-        return None.
+        If the loss may use other outputs than the followed one, return an alias of each output.
         """
         rows = examples(call.inputs)
         with_rows = {
@@ -321,20 +322,20 @@ class Watch:
         }
         for name in tensors.keys() - with_rows.keys():
             listen(tensors[name], partial(self.on_inner_loss, call, name), past_casts=False)
-        output = choose_output(answer, self.output)
-        followed = next((name for name, tensor in with_rows.items() if tensor is output), "")
         if list(with_rows) == [followed]:
-            return None
+            return {}
 
-        call.several = SeveralOutputs(
-            followed=followed,
-            shapes={name: tuple(tensor.shape) for name, tensor in with_rows.items()},
-            signatures={name: signature(tensor) for name, tensor in with_rows.items()},
-        )
+        signatures = {
+            name: signature(tensor) for name, tensor in with_rows.items() if name != followed
+        }
+        if followed in with_rows and call.signed is not None:
+            signatures[followed] = call.signed
+        shapes = {name: tuple(tensor.shape) for name, tensor in with_rows.items()}
+        call.several = SeveralOutputs(followed, shapes, signatures)
         aliases = {name: tensor.view_as(tensor) for name, tensor in with_rows.items()}
         for name, alias in aliases.items():
             listen(alias, partial(self.on_direct_gradient, call, counts, name), past_casts=False)
-        return with_outputs(answer, aliases)
+        return aliases
 
     def refuse_other_weights(self, *, moves_statistics: bool) -> None:
         """Raise if weights, buffers or norms changed in a way that is not followed."""

@@ -282,8 +282,16 @@ def choose_output(answer: object, output: Output) -> Tensor:
 
 def join_outputs(outputs: Sequence[Tensor]) -> Float[Tensor, "example number"]:
     """Flatten each output to one row per example, and concatenate the rows."""
-    rows = [output.flatten(1) if output.dim() > 1 else output[:, None] for output in outputs]
-    return torch.cat(rows, 1)
+    return torch.cat([as_rows(output) for output in outputs], 1)
+
+
+def as_rows(outputs: Tensor) -> Float[Tensor, "example number"]:
+    """Flatten outputs to one row per example.
+
+    >>> as_rows(torch.ones(2)).shape, as_rows(torch.ones(2, 3, 4)).shape
+    (torch.Size([2, 1]), torch.Size([2, 12]))
+    """
+    return outputs[:, None] if outputs.dim() == 1 else outputs.flatten(1)
 
 
 def named_outputs(answer: object) -> dict[str, Tensor]:
@@ -301,7 +309,7 @@ def named_outputs(answer: object) -> dict[str, Tensor]:
     return found
 
 
-def with_outputs(answer: Any, tensors: Mapping[str, Tensor]) -> Any:
+def with_outputs(answer: Any, tensors: Mapping[str, Tensor], prefix: str = "") -> Any:
     """Return a copy of the result of a module, with the tensors under some names replaced.
 
     >>> with_outputs((1, {"value": torch.ones(1)}), {"1.value": torch.zeros(1)})
@@ -309,12 +317,10 @@ def with_outputs(answer: Any, tensors: Mapping[str, Tensor]) -> Any:
     """
     members: dict[str | int, Any] = {}
     for name, value in members_of(answer).items():
-        inner = {
-            path.partition(".")[2]: tensor
-            for path, tensor in tensors.items()
-            if path.partition(".")[0] == str(name) and "." in path
-        }
-        members[name] = tensors.get(str(name), with_outputs(value, inner) if inner else value)
+        path = f"{prefix}{name}"
+        members[name] = tensors.get(path, value)
+        if any(replaced.startswith(f"{path}.") for replaced in tensors):
+            members[name] = with_outputs(value, tensors, f"{path}.")
     if isinstance(answer, tuple):
         values = members.values()
         return type(answer)(*values) if hasattr(answer, "_fields") else type(answer)(values)

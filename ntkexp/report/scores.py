@@ -23,10 +23,16 @@ from ntkexp.records.contributions import (
     BY_COMPONENT,
     COMPONENT,
     CONTRIBUTION,
+    COUPLING,
+    DECAY,
     DIMS,
     EFFECT,
+    JUMPS,
     MEASURE,
+    OUTSIDE,
     QUERY_OUT,
+    ROUNDING,
+    STATISTICS,
 )
 from ntkexp.report.outputs import one_output
 from ntkexp.report.top_examples import FindExample, html_table
@@ -43,12 +49,12 @@ LAYOUTS: dict[str, tuple[str, str]] = {
 """The axes of each layout, in order."""
 
 NO_EXAMPLE = {
-    "decay": "weight decay",
-    "rounding": "rounding",
-    "statistics": "running statistics",
-    "jumps": "discrete choices",
-    "coupling": "batch statistics",
-    "outside": "changes outside the steps",
+    DECAY: "weight decay",
+    ROUNDING: "rounding",
+    STATISTICS: "running statistics",
+    JUMPS: "discrete choices",
+    COUPLING: "batch statistics",
+    OUTSIDE: "changes outside the steps",
     "carried": "earlier momentum",
     "other_steps": "other steps",
 }

@@ -52,7 +52,7 @@ def of_nngeometry(threads: int) -> None:
 
 def nngeometry_act(kind: str, width: int, outputs: int, examples: int, _: str) -> Callable[[], object]:
     """Return the computation of a Gram matrix, with all examples in one batch, the fastest setting."""
-    import torch  # noqa: PLC0415
+    import torch  # noqa: PLC0415  other environments have no torch
     from nngeometry.gram import GramMatrix  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
     from torch import nn  # noqa: PLC0415
 

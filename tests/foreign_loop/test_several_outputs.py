@@ -165,6 +165,15 @@ def test_a_loss_of_several_outputs_is_one_of_their_concatenation(case: str, tmp_
         assert float(abs(values - oracle.values[:, outputs]).max()) <= ROUNDING * size
 
 
+def test_a_list_of_one_output_is_that_output() -> None:
+    model = Several(lambda h, p, v: {"logits": p})
+    one, other = (
+        trained(deepcopy(model), lambda answer, x: likelihood(answer["logits"], x), output).attribute(quiet=True)
+        for output in ("logits", ["logits"])
+    )
+    xr.testing.assert_allclose(one["contribution"], other["contribution"], rtol=0, atol=ROUNDING)
+
+
 def test_a_loss_inside_the_model_counts_once() -> None:
     """The model computes its loss from the logits that it returns."""
 

@@ -13,6 +13,7 @@ multiply gradients out means to compute all their elements from the factors.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Self, TypeAlias
@@ -244,7 +245,7 @@ class Factored:
         return total
 
 
-class OneParameter:
+class OneParameter(ABC):
     """The properties of a block with the gradients of a single parameter."""
 
     name: str
@@ -264,14 +265,14 @@ class OneParameter:
         return self.numbers.shape[:2]
 
     @property
+    @abstractmethod
     def numbers(self) -> Tensor:
         """The gradients."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """One plus the largest flat index that is used."""
-        raise NotImplementedError
 
     @property
     def extents(self) -> dict[str, int]:
