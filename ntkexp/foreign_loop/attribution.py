@@ -167,7 +167,7 @@ class LoopBackward:
         try:
             return self.reader.along(ends.before, ends.after, as_copies=True), jumped
         except ChoiceChanged as reason:
-            self.jumping.setdefault(step.index, str(reason))
+            self.jumping[step.index] = str(reason)
 
         # a measure takes all queries at once, so single queries cannot be recorded
         if self.reader.whole:
@@ -178,8 +178,7 @@ class LoopBackward:
             before, after = (self.record_query(tape, query) for tape in (ends.before, ends.after))
             try:
                 jacobians.append(self.reader.along(before, after))
-            except ChoiceChanged as reason:
-                self.jumping.setdefault(step.index, str(reason))
+            except ChoiceChanged:
                 jumped[query] = True
                 jacobians.append(self.reader.tangent(before))
         return stacked(jacobians), jumped
