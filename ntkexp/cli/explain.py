@@ -101,6 +101,7 @@ def explain(
         raise Mistake("--page and --json are two forms of one result; give one of the two")
     if page and picture is not None:
         raise Mistake("--page has pictures of its own; leave out --picture")
+    check_picture(picture)
     if again is not None and without is None:
         raise Mistake("--again trains a loop without some examples; say which by --without=K,…")
     loaded = load_run(run.expanduser())
@@ -169,13 +170,16 @@ def write_text(
     write_out(f"{file}\n")
 
 
+def check_picture(file: Path | None) -> None:
+    """Refuse a picture of an unknown format, before the slow explanation begins."""
+    if file is not None and file.suffix not in PICTURE_SUFFIXES:
+        suffixes = " or ".join(PICTURE_SUFFIXES)
+        raise Mistake(f"--picture={file}: it takes a file whose name ends in {suffixes}")
+
+
 def draw(explanations: Sequence[Explanation], file: Path) -> None:
     from ntkexp.report.plots.examples import save
 
-    if file.suffix not in PICTURE_SUFFIXES:
-        raise Mistake(
-            f"--picture={file}: it takes a file whose name ends in {' or '.join(PICTURE_SUFFIXES)}"
-        )
     try:
         save(explanations, file)
     except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:

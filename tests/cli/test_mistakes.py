@@ -48,7 +48,7 @@ MISTAKES = [
     ("optimizer=sgd_momentum", "did you mean 'momentum'?"),
     ("model.activation=ReLU", "did you mean 'relu'?"),
     ("+zebra=1", "zebra: there is no such key"),
-    ("path={nods: 3}", "did you mean 'path.quadrature_points'?"),
+    ("path={quadrature_point: 3}", "did you mean 'path.quadrature_points'?"),
     # unknown options, with the list
     ("loss=sqared", "choose from cross_entropy, hinge, logistic, squared; did you mean 'squared'?"),
     ("model.activation=rellu", "did you mean 'relu'?"),

@@ -106,7 +106,7 @@ def test_what_failed_is_told_once_and_not_repeated_unasked(tmp_path: Path) -> No
     assert first.out.startswith("data.train-")
     assert "1 failed; `--retry-failed` runs them again" in first.out
     *_, reason, command = first.err.splitlines()
-    assert "data.train=100000" in reason
+    assert "100000 of them training examples" in reason
     assert run([*shlex.split(command)[1:], "--quiet"]) == 2
     assert states(tmp_path) == ["done", "failed"]
     second = swept(tmp_path, *words)
