@@ -106,6 +106,29 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+DIGEST_LENGTH = 16  # hexadecimal digits
+
+
+def is_digest(name: str) -> bool:
+    """Return True if a name looks like a digest.
+
+    >>> is_digest("4f2a09c81b7d3e65"), is_digest("17")
+    (True, False)
+    """
+    return len(name) == DIGEST_LENGTH and set(name) <= set("0123456789abcdef")
+
+
+def numbered(index: int, name: str) -> str:
+    """Return the name of an example, or its number along the axis `example` instead of a digest.
+
+    >>> numbered(17, "4f2a09c81b7d3e65"), numbered(17, "cat")
+    ('#17', 'cat')
+    """
+    if is_digest(name):
+        return f"#{index}"
+    return name
+
+
 def shown_name(name: str) -> str:
     r"""Shorten a name from the data, and escape control characters and line breaks.
 

@@ -14,6 +14,7 @@ mix their contributions. Instead, four signs of several examples are reported:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,7 @@ import torch
 from torch import Tensor
 
 from ntkexp.foreign_loop.call import ModelCall
-from ntkexp.foreign_loop.example_names import is_digest
-from ntkexp.text import counted, several
+from ntkexp.text import counted, is_digest, several
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -87,10 +87,11 @@ class RepeatedInputs:
         few = (1 - USUAL_SHARE) * len(self.used)
         return self.other_classes if len(self.other_classes) <= max(few, 1.0) else set()
 
-    @property
-    def facts(self) -> dict[str, str]:
-        """A sentence on all signs, as an attribute of the attribution. Empty if there are no
-        signs."""
+    def facts(self, numbers: Mapping[str, int]) -> dict[str, str]:
+        """Return a sentence on all signs, as an attribute of the attribution, or nothing.
+
+        `numbers` maps the digests to the numbers of the examples, which the sentence shows.
+        """
         labels = self.differing | self.relabelled()
         drawn_twice = self.together - labels
         signs = {
@@ -100,11 +101,11 @@ class RepeatedInputs:
             - drawn_twice
             - labels,
         }
-        parts = [
-            f"{counted(len(names), 'example')} {sign}: {several(sorted(names))}"
-            for sign, names in signs.items()
-            if names
-        ]
+        parts = list[str]()
+        for sign, names in signs.items():
+            shown = [f"#{number}" for number in sorted(numbers[name] for name in names)]
+            if shown:
+                parts.append(f"{counted(len(shown), 'example')} {sign}: {several(shown)}")
         if not parts:
             return {}
         sentence = (

@@ -26,8 +26,7 @@ from ntkexp.kernel.record.tape import examples, tensors
 from ntkexp.mistake import Mistake
 from ntkexp.model.functional import arguments
 from ntkexp.shapes import Inputs
-
-DIGEST_LENGTH = 16  # hexadecimal digits
+from ntkexp.text import DIGEST_LENGTH
 
 
 @dataclass(frozen=True)
@@ -69,15 +68,6 @@ def digests(inputs: Inputs) -> tuple[str, ...]:
 
 def digest_of(content: bytes) -> str:
     return sha256(content).hexdigest()[:DIGEST_LENGTH]
-
-
-def is_digest(name: str) -> bool:
-    """Return True if a name looks like a digest.
-
-    >>> is_digest(digests(torch.ones(1, 2))[0]), is_digest("17")
-    (True, False)
-    """
-    return len(name) == DIGEST_LENGTH and set(name) <= set("0123456789abcdef")
 
 
 def names_of(inputs: Inputs, ids: Ids) -> tuple[str, ...] | None:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """A function from token ids to their text, such as a tokenizer's `decode`."""
 
-MAX_SHOWN_BYTES = 500e6  # largest memory for copies of examples
+MAX_SHOWN_BYTES = 500e6  # largest memory for copies of examples during the attribution
+MAX_COPIED_BYTES = 50e6  # larger queries and examples are not all kept after the attribution
 PREFERRED = ("input_ids", "pixel_values")  # inputs of Hugging Face models that are shown if present
 FILLER = -1  # pads short texts to the length of the longest one
 
@@ -119,7 +120,11 @@ class ShownExamples:
     def of(
         cls, attribution: xr.Dataset, queries: Inputs, gallery: Gallery, decode: Decode | None
     ) -> ShownExamples:
-        """Copy the queries to be shown, and the examples with the largest contributions to them."""
+        """Copy the queries and examples to be shown.
+
+        If the examples are large, copy only those with the largest contributions to the first
+        queries.
+        """
 
         def named(place: int, name: str, row: NDArray[Any]) -> Example:
             text = None if decode is None else str(texts(row[None], decode)[0])
@@ -127,14 +132,22 @@ class ShownExamples:
 
         points = shown(queries)
         names = attribution["example"].to_numpy().tolist()
-        known: dict[tuple[str, int], Example] = {}
-        for top in top_examples_of(attribution):
-            query = named(top.point, f"query {top.point}", points[top.point])
-            known["query", top.point] = query
-            for place in top.places:
-                name = names[place]
-                if name in gallery.rows:
-                    known["example", place] = named(place, name, gallery.rows[name])
+        query_places = set(range(len(points)))
+        example_places = set(range(len(names)))
+        stored_bytes = points.nbytes + sum(row.nbytes for row in gallery.rows.values())
+        if stored_bytes > MAX_COPIED_BYTES:
+            tops = top_examples_of(attribution)
+            query_places = {top.point for top in tops}
+            example_places = {place for top in tops for place in top.places}
+
+        known = {
+            ("query", place): named(place, f"query {place}", points[place])
+            for place in query_places
+        }
+        for place in example_places:
+            name = names[place]
+            if name in gallery.rows:
+                known["example", place] = named(place, name, gallery.rows[name])
         return cls(known)
 
     def __call__(self, axis: str, place: int) -> Example | None:

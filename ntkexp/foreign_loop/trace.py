@@ -37,7 +37,6 @@ from ntkexp.foreign_loop.closing import rounding_sentence
 from ntkexp.foreign_loop.effects import attributes_of, loop_effects, training_of
 from ntkexp.foreign_loop.equal_inputs import equal_inputs_sentence
 from ntkexp.foreign_loop.example_gradients import CallReaders
-from ntkexp.foreign_loop.example_names import is_digest
 from ntkexp.foreign_loop.gallery import Decode, Gallery, ShownExamples, shown, texts
 from ntkexp.foreign_loop.loop_sums import LoopSums, NamedArrays, StepMemory, sums_at_zero
 from ntkexp.foreign_loop.measure import Measure, MeasuredQueries, QueryCalls
@@ -65,7 +64,7 @@ from ntkexp.records.contributions import MEASURE, OUTSIDE, SURROGATE, LeaveOut
 from ntkexp.records.folder import CONFIG, RunFolder
 from ntkexp.report.progress import Announced, in_place, quiet_log
 from ntkexp.shapes import Function, Inputs, Weights
-from ntkexp.text import counted
+from ntkexp.text import counted, is_digest
 
 if TYPE_CHECKING:
     from ntkexp.report.scores import Attribution
@@ -108,8 +107,8 @@ class Trace:
         if not self.examples or not all(map(is_digest, self.examples)):
             return ""
         return (
-            "named by digests of what they hold; follow(…, ids='dataset') names them by their "
-            "places in a Dataset"
+            "numbered in order of first use; follow(…, ids='dataset') names them by their index in "
+            "a Dataset"
         )
 
     def refresh(self) -> None:
@@ -380,7 +379,7 @@ class Trace:
             progress.say(f"ntkexp: {sentence}")
 
         # attributes and coordinates
-        facts: dict[str, str | float] = {**closing.facts, **gallery.repeated.facts}
+        facts: dict[str, str | float] = {**closing.facts, **gallery.repeated.facts(self.examples)}
         if some_steps:
             facts |= self.facts_of_share(last.outputs - start - sums.other_steps, change)
             coords["step"] = list(steps.indices)

@@ -9,6 +9,7 @@ analysis                                 statistics over several runs: estimates
 comparison, material, validation         runs side by side; content of a report; LDS and QLD
 parts, known_effects                     contributions to one output; leave-out effects
 removal_group, explain, forgetting       examples to remove; explanations; forgetting
+explain_attribution                      an explanation without a run folder
 breakdown                                breakdown of a removal by example and step
 top_examples, plots                      tables and figures of the strongest examples
 scores                                   contributions with scores, pictures, notebook display

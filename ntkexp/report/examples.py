@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ntkexp.records.data import OUT_NAME
 from ntkexp.report.run import Run
-from ntkexp.text import listed, printable, short, shown_name
+from ntkexp.text import listed, numbered, printable, short, shown_name
 
 MAX_SHOWN_NUMBERS = 8  # features listed in the text of an example
 PHASE_CLASSES = "phase_classes"
@@ -72,7 +72,7 @@ def named_example(number: int, name: str, shown: NDArray[np.generic], words: str
         text += " …" if text and len(shown) > MAX_SHOWN_NUMBERS else ""
     else:
         text = ""
-    return Example(number, shown_name(name), shown, text)
+    return Example(number, shown_name(numbered(number, name)), shown, text)
 
 
 def example_on_axis(run: Run, axis: str, place: int) -> Example:

@@ -1,21 +1,15 @@
 """Explanations: contributions of training examples to a prediction, and leave-out effects.
 
-    f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + decay + outside + statistics + coupling + rounding + rest
+    f_T(x) = f_0(x) + Σᵢ 𝒮(x, xᵢ) + the parts that no example caused + rest
 
-    decay        weight decay
-    outside      changes of the weights that no followed step made
-    statistics   changes of the running statistics of BatchNorm
-    coupling     effects of examples on each other through batch statistics
-    rounding     gradients that consist of rounding errors only
-    rest         the error of the attribution rule
-
-If there are several outputs, explain the largest output at the query.
+`parts.NO_EXAMPLE` lists the parts that no example caused, such as weight decay. `rest` is the error
+of the attribution rule. If there are several outputs, explain the largest output at the query.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -23,19 +17,12 @@ import numpy as np
 
 from ntkexp.mistake import Mistake
 from ntkexp.records.atomic import Json
-from ntkexp.records.contributions import (
-    COUPLING,
-    DECAY,
-    JUMPS,
-    OUTSIDE,
-    ROUNDING,
-    STATISTICS,
-    explained_rule,
-)
+from ntkexp.records.contributions import DECAY, explained_rule
 from ntkexp.records.data import OUT_NAME
 from ntkexp.report.examples import Example, example, output_name, phase_of, sharing
 from ntkexp.report.known_effects import effects_of_run, known_effects
 from ntkexp.report.parts import (
+    NO_EXAMPLE,
     ComponentPart,
     Movement,
     OutputParts,
@@ -65,7 +52,7 @@ from ntkexp.text import MISSING, percent, short
 
 Split: TypeAlias = Literal["train", "query", "test"]
 
-PARTS_OF_NO_EXAMPLE = (DECAY, OUTSIDE, STATISTICS, JUMPS, COUPLING, ROUNDING)
+TOP = 10  # number of rows that tables show by default
 
 
 @dataclass(frozen=True)
@@ -78,9 +65,9 @@ class Part:
     left_out: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """One output at one query, and the terms that add up to it."""
+    """One output at one query, and the terms that add up to it. Its repr is a text with tables."""
 
     split: str
     number: int
@@ -91,14 +78,9 @@ class Explanation:
     prediction: float
     start: float
     sum: float
-    decay: float
+    no_example: Mapping[str, float]  # parts that no example caused, by the keys of `NO_EXAMPLE`
     rest: float
     parts: tuple[Part, ...]  # the strongest first
-    outside: float = 0.0
-    statistics: float = 0.0
-    jumps: float = 0.0
-    coupling: float = 0.0
-    rounding: float = 0.0
     left_out_is_actual: bool = False  # True if retraining measured `left_out`, False if predicted
     warning: str = ""  # reason to withhold the leave-out effects
     movement: Movement | None = None
@@ -109,18 +91,11 @@ class Explanation:
     @property
     def pieces(self) -> dict[str, float]:
         """The terms of the output, by the names that tables show."""
-        optional = {
-            "outside of all steps": self.outside,
-            "running statistics": self.statistics,
-            "jumps of discrete choices": self.jumps,
-            "examples through batch statistics": self.coupling,
-            "rounding": self.rounding,
-        }
+        others = {NO_EXAMPLE[kind]: value for kind, value in self.no_example.items()}
         return {
             "start f_0": self.start,
             f"{len(self.parts)} examples by {self.rule}": self.sum,
-            "decay": self.decay,
-            **{name: value for name, value in optional.items() if value},
+            **others,
             "rest": self.rest,
         }
 
@@ -128,6 +103,9 @@ class Explanation:
     def mass(self) -> float:
         """Σᵢ |𝒮(x, xᵢ)|"""
         return sum(abs(part.added) for part in self.parts)
+
+    def __repr__(self) -> str:
+        return format_explanation(self, TOP)
 
     def as_json(self, top: int) -> dict[str, Json]:
         """Return the explanation with the `top` strongest examples, and the sum of the others."""
@@ -141,12 +119,8 @@ class Explanation:
             "prediction": self.prediction,
             "start": self.start,
             "sum": self.sum,
-            "decay": self.decay,
-            "outside": self.outside,
-            "statistics": self.statistics,
-            "jumps": self.jumps,
-            "coupling": self.coupling,
-            "rounding": self.rounding,
+            **dict.fromkeys(NO_EXAMPLE, 0.0),
+            **self.no_example,
             "rest": self.rest,
         }
         if self.warning:
@@ -185,21 +159,21 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         )
     column = largest_attributed(end[list(run.outs)], by_output)
     out = run.outs[column]
-    parts = OutputParts(run, rule, query, out)
+    parts = OutputParts(run.contributions, query, column)
 
     # f_T = f_0 + Σᵢ 𝒮(x, xᵢ) + Σ parts of no example + rest
     contributions = by_output[column]
     start = float(outputs_of(run, "f_0")[query, out])
     total = float(contributions.sum())
-    of_no_example = {kind: parts.total(kind) for kind in PARTS_OF_NO_EXAMPLE}
-    rest = float(end[out]) - start - total - sum(of_no_example.values())
+    no_example = parts_of_no_example(parts, float(end[out]))
+    rest = float(end[out]) - start - total - sum(no_example.values())
 
     known = known_effects(run)
     effects, is_actual, warning = (None, False, "")
     if known is not None:
         effects, is_actual, warning = known.credible_at(query, out)
 
-    times = halfway(parts)
+    times = halfway(run, parts)
     return Explanation(
         split=split,
         number=number,
@@ -210,7 +184,7 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         prediction=float(end[out]),
         start=start,
         sum=total,
-        **of_no_example,
+        no_example=no_example,
         rest=rest,
         parts=tuple(
             Part(
@@ -226,8 +200,18 @@ def explain_one(run: Run, split: str, number: int, rule: str) -> Explanation:
         movement=movement(parts),
         sharing=sharing(run, out, len(end)),
         components=component_parts(parts),
-        positions=position_parts(parts),
+        positions=position_parts(run, parts),
     )
+
+
+def parts_of_no_example(parts: OutputParts, end: float) -> dict[str, float]:
+    """Return the parts of the change that no example caused.
+
+    Omit parts below the rounding error of the output `end`, but always include weight decay.
+    """
+    totals = {kind: parts.total(kind) for kind in NO_EXAMPLE}
+    least = float(np.finfo(float).eps) * abs(end)
+    return {kind: total for kind, total in totals.items() if abs(total) > least or kind == DECAY}
 
 
 def worst_points(run: Run, split: str, count: int) -> list[int]:
@@ -312,10 +296,10 @@ def format_explanations(explanations: Sequence[Explanation], top: int) -> str:
 def format_explanation(explanation: Explanation, top: int) -> str:
     """Format one explanation as text: the terms of the output, and the top of each other table."""
     point = explanation.point
-    head = (
-        f"{explanation.split} {explanation.number} (#{point.index}, {point.label}): "
-        f"{explanation.output} = {short(explanation.prediction)}"
-    )
+    name = f"{explanation.split} {explanation.number}"
+    if point.name != name:
+        name += f" (#{point.index}, {point.label})"
+    head = f"{name}: {explanation.output} = {short(explanation.prediction)}"
     columns = ["example", "on a line", "added", "of all parts", "half by"]
     if point.phase is not None:
         columns.insert(2, "phase")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ntkexp.mistake import WrongArgument, nearest
 from ntkexp.records.data import OUT_NAME
@@ -26,9 +28,18 @@ def one_output(parts: xr.DataArray, out: str | int | None) -> xr.DataArray:
 
     Raise if `out` is None and there are several outputs.
     """
-    if "out" not in parts.dims:
-        return parts.drop_vars(["out", OUT_NAME], errors="ignore")
-    names, numbers = output_names(parts), parts["out"].to_numpy().tolist()
+    if "out" in parts.dims:
+        parts = parts.isel(out=output_index(parts, out))
+    return parts.drop_vars(["out", OUT_NAME], errors="ignore")
+
+
+def output_index(parts: xr.Dataset | xr.DataArray, out: str | int | None) -> int:
+    """Return the index of an output, given its name or index.
+
+    Raise if `out` is None and there are several outputs.
+    """
+    names = output_names(parts)
+    numbers: list[int] = parts["out"].to_numpy().tolist()
     shown = ", ".join(map(repr, names[:FEW])) + ", …" * (len(names) > FEW)
     if out is None and len(names) > 1:
         raise WrongArgument(
@@ -37,5 +48,16 @@ def one_output(parts: xr.DataArray, out: str | int | None) -> xr.DataArray:
     if out is not None and (out not in names + numbers or isinstance(out, bool)):
         near = nearest(str(out), map(str, names)) or f"; there are {shown}"
         raise WrongArgument(f"out={out!r}: there is no such output{near}", "out")
-    place = 0 if out is None else (names if out in names else numbers).index(out)
-    return parts.isel(out=place).drop_vars(["out", OUT_NAME], errors="ignore")
+    if out is None:
+        return 0
+    return names.index(out) if out in names else numbers.index(int(out))
+
+
+def refuse_query(arrays: xr.Dataset, query: Any) -> None:
+    """Raise if `query` is not an index along the axis `query`."""
+    queries = arrays.sizes["query"]
+    is_index = isinstance(query, int | np.integer) and not isinstance(query, bool)
+    if not is_index or not -queries <= query < queries:
+        raise WrongArgument(
+            f"query={query!r}: it takes a number below {queries}, the index of a query", "query"
+        )

@@ -19,9 +19,15 @@ from ntkexp.records.contributions import (
     BY_POSITION,
     BY_STEP,
     COMPONENT,
+    COUPLING,
+    DECAY,
     DECAY_BY_COMPONENT,
     HALF_BY,
+    JUMPS,
     LAST_STEP,
+    OUTSIDE,
+    ROUNDING,
+    STATISTICS,
 )
 from ntkexp.records.results import RETRACED
 from ntkexp.report.examples import example
@@ -34,25 +40,44 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = NDArray[np.float64]
 
+NO_EXAMPLE = {
+    DECAY: "weight decay",
+    ROUNDING: "rounding",
+    STATISTICS: "running statistics",
+    JUMPS: "discrete choices",
+    COUPLING: "batch statistics",
+    OUTSIDE: "changes outside the steps",
+    "carried": "earlier momentum",
+    "other_steps": "other steps",
+}
+"""Names in words of the parts of the change that no example caused."""
+
 
 @dataclass(frozen=True)
 class OutputParts:
-    """The arrays of `records.contributions` at one output of one query, for one rule."""
+    """The arrays of `records.contributions` at one output of one query, by the preferred rule."""
 
-    run: Run
-    rule: str
+    arrays: xr.Dataset
     query: int  # index along the axis `query`
-    out: int  # label along the axis `out`
+    out: int  # index along the axis `out`
 
     def read(self, kind: str) -> Array | None:
-        """Return an array at this query and output; None if the run lacks it."""
-        stored = self.run.by_rule(kind, self.rule)
+        """Return an array at this query and output; None if it is missing."""
+        stored = self.arrays.get(kind)
         if stored is None:
             return None
-        return np.asarray(stored.isel(query=self.query).sel(out=self.out).to_numpy(), dtype=float)
+        values = stored.isel(query=self.query, out=self.out).to_numpy()
+        return np.asarray(values, dtype=float)
+
+    @property
+    def last_step(self) -> NDArray[np.int64]:
+        """The last step of each interval of `by_step`."""
+        if LAST_STEP in self.arrays.coords:
+            return np.asarray(self.arrays[LAST_STEP].to_numpy())
+        return np.arange(self.arrays.sizes["step"])
 
     def total(self, kind: str) -> float:
-        """Return a scalar part that no example caused, such as `decay`; 0 if the run lacks it."""
+        """Return a scalar part that no example caused, such as `decay`; 0 if it is missing."""
         part = self.read(kind)
         if part is None:
             return 0.0
@@ -151,7 +176,7 @@ def movement(parts: OutputParts) -> Movement | None:
     by_step = parts.read(BY_STEP)
     if by_step is None or not len(by_step) or not np.isfinite(by_step).all():
         return None
-    return Movement(by_step, parts.run.contributions[LAST_STEP].to_numpy())
+    return Movement(by_step, parts.last_step)
 
 
 # --- By example: the path time h after which half of an example's contribution was added.
@@ -164,7 +189,7 @@ def movement(parts: OutputParts) -> Movement | None:
 # Its runs have h only if `path.backward` stored it.
 
 
-def halfway(parts: OutputParts) -> Array:
+def halfway(run: Run, parts: OutputParts) -> Array:
     """Return h of each training example as a fraction of the path time, [example].
 
     Unknown entries are NaN.
@@ -172,7 +197,6 @@ def halfway(parts: OutputParts) -> Array:
     stored = parts.read(HALF_BY)
     if stored is not None:
         return stored
-    run = parts.run
     fractions = np.full(run.kernels.sizes["train"], np.nan)
     gradients = run.kernels.get("output_gradient")
     has_memory = (run.path / RETRACED).is_file()
@@ -184,7 +208,7 @@ def halfway(parts: OutputParts) -> Array:
     # mᵢ at the steps of the stored kernels, [snapshot, example]
     steps = run.kernels["step"].to_numpy()
     times = run.metrics.set_index("step")["time"].reindex(steps).to_numpy(dtype=float)
-    kernel = run.kernels["tangent"].isel(query=parts.query, out=parts.out).to_numpy()
+    kernel = run.kernels["tangent"].isel(query=parts.query, out=run.outs[parts.out]).to_numpy()
     mass = np.abs(np.einsum("sic,sic->si", kernel, gradients.to_numpy()))
 
     path_time = times[-1] - times[0]
@@ -251,17 +275,15 @@ def component_parts(parts: OutputParts) -> tuple[ComponentPart, ...]:
     decay = parts.read(DECAY_BY_COMPONENT)
     if decay is None:
         decay = np.zeros(by_component.shape[1])
-    contributions = parts.run.contributions
-    last_step: NDArray[np.int64] = contributions[LAST_STEP].to_numpy()
     return tuple(
         ComponentPart(
             name=str(name),
             added=float(by_component[:, k].sum()),
             mass=float(np.abs(by_component[:, k]).sum()),
             decay=float(decay[k]),
-            movement=Movement(by_step[:, k], last_step),
+            movement=Movement(by_step[:, k], parts.last_step),
         )
-        for k, name in enumerate(contributions[COMPONENT].to_numpy())
+        for k, name in enumerate(parts.arrays[COMPONENT].to_numpy())
     )
 
 
@@ -302,13 +324,13 @@ class PositionPart:
     added: float
 
 
-def position_parts(parts: OutputParts) -> tuple[PositionPart, ...]:
+def position_parts(run: Run, parts: OutputParts) -> tuple[PositionPart, ...]:
     """Return the part of each position, text by text; empty if the run has no positions."""
     by_position = parts.read(BY_POSITION)  # [example, position]
     if by_position is None:
         return ()
-    tokens = tokens_of(parts.run, *by_position.shape)
-    texts = [example(parts.run, "train", place) for place in range(len(by_position))]
+    tokens = tokens_of(run, *by_position.shape)
+    texts = [example(run, "train", place) for place in range(len(by_position))]
     names = [text.name if text.text else f"#{text.index}" for text in texts]
     return tuple(
         PositionPart(place, names[place], position, tokens[place][position], float(added))

@@ -23,18 +23,15 @@ from ntkexp.records.contributions import (
     BY_COMPONENT,
     COMPONENT,
     CONTRIBUTION,
-    COUPLING,
-    DECAY,
     DIMS,
     EFFECT,
-    JUMPS,
     MEASURE,
-    OUTSIDE,
     QUERY_OUT,
-    ROUNDING,
-    STATISTICS,
 )
+from ntkexp.report.explain import Explanation
+from ntkexp.report.explain_attribution import explain_attribution
 from ntkexp.report.outputs import one_output
+from ntkexp.report.parts import NO_EXAMPLE
 from ntkexp.report.top_examples import FindExample, html_table
 from ntkexp.text import counted, listed, percent, short
 
@@ -48,17 +45,6 @@ LAYOUTS: dict[str, tuple[str, str]] = {
 }
 """The axes of each layout, in order."""
 
-NO_EXAMPLE = {
-    DECAY: "weight decay",
-    ROUNDING: "rounding",
-    STATISTICS: "running statistics",
-    JUMPS: "discrete choices",
-    COUPLING: "batch statistics",
-    OUTSIDE: "changes outside the steps",
-    "carried": "earlier momentum",
-    "other_steps": "other steps",
-}
-"""Names in words of the parts of the change that no example caused."""
 SMALLEST_SHARE = 1e-6  # the summary omits parts that are a smaller fraction of the change
 
 RAISED = "positive: the example raised the output"
@@ -147,6 +133,19 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
         from ntkexp.report.plots.examples import AttributionPlots  # noqa: PLC0415  loads matplotlib
 
         return AttributionPlots(self)
+
+    def explain(self, query: int = 0, *, out: str | int | None = None) -> Explanation:
+        """Explain one output at one query: the terms that add up to it, and the strongest examples.
+
+        Args:
+            query: Index of the query along its axis.
+            out: Name or index of the output. By default, explain the largest output.
+
+        Returns:
+            An explanation that prints as a text with tables. `as_json(top)` returns it as a dict.
+        """
+        find = getattr(self, "_find", lambda axis, place: None)
+        return explain_attribution(self, query, out, find)
 
     def to_scores(
         self,

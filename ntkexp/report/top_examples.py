@@ -21,7 +21,7 @@ from ntkexp.report.examples import Example, image_pixels
 from ntkexp.report.outputs import output_names
 from ntkexp.report.parts import strongest_first
 from ntkexp.report.tables import format_signed
-from ntkexp.text import counted, printable
+from ntkexp.text import counted, numbered, printable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -68,7 +68,8 @@ def top_examples_of(arrays: xr.Dataset) -> list[TopExamples]:
 
 def html_table(arrays: xr.Dataset, find: FindExample) -> str:
     """Return an HTML table with a row for each query, and a cell for each of its top examples."""
-    names = [str(name) for name in arrays["example"].to_numpy().tolist()]
+    labels = arrays["example"].to_numpy().tolist()
+    names = [numbered(place, str(label)) for place, label in enumerate(labels)]
     rows = list[str]()
     for top in top_examples_of(arrays):
         point = find("query", top.point)

@@ -139,7 +139,7 @@ def test_a_trace_is_shown_in_a_line_and_goes_on(tmp_path: Path) -> None:
         seen.append((repr(kept[0]), len(kept[0].steps)))
 
     trace = followed(given, looked_at, kept, to=tmp_path / "run")
-    names = "(named by digests of what they hold; follow(…, ids='dataset') names them by their places in a Dataset)"
+    names = "(numbered in order of first use; follow(…, ids='dataset') names them by their index in a Dataset)"
     assert repr(trace) == f"Trace of 8 steps of Sequential, 18 examples {names}, 3 queries, in {tmp_path / 'run'}"
     assert seen[0] == (f"Trace of 1 step of Sequential, 6 examples {names}, 3 queries, in {tmp_path / 'run'}", 1)
     assert trace.attribute().sizes["step"] == STEPS

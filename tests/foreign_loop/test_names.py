@@ -28,6 +28,7 @@ from ntkexp.progress import Silent
 from ntkexp.removal.rerun import RerunAt, again
 from ntkexp.removal.retraining import changes
 from ntkexp.report.explain import explain, format_explanations, worst_points
+from ntkexp.report.scores import Attribution
 from ntkexp.report.sentence import ladder_sentence
 from tests.foreign_loop import loops
 from tests.foreign_loop.loops import Loop, apart, fitted, followed, loop
@@ -157,12 +158,41 @@ def test_examples_are_shown_as_rows(attributed: tuple[Loop, Path]) -> None:
     _, folder = attributed
     run = ntkexp.load_run(folder)
     found = explain(run, "query", worst_points(run, "query", 1))
-    name = found[0].parts[0].example.name
-    place = run.contributions["example"].to_numpy().tolist().index(name)
+    strongest = found[0].parts[0].example
+    place = strongest.index
     told = format_explanations(found, 3)
-    assert name in told
+    assert strongest.name == f"#{place}"
+    assert f"\n#{place} " in told
     assert f"{run.data['train_shown'][place][0]:.3g}" in told
-    assert found[0].prediction == pytest.approx(found[0].start + found[0].sum + found[0].decay, abs=1e-12)
+    assert found[0].prediction == pytest.approx(found[0].start + found[0].sum + found[0].no_example["decay"], abs=1e-12)
+
+
+def test_the_explanation_in_memory_is_that_of_the_run(tmp_path: Path) -> None:
+    found = followed(loop(loops.adamw), loops.scheduled_and_clipped, to=tmp_path / "run").attribute(by="module")
+    run = ntkexp.load_run(tmp_path / "run")
+    for query in range(found.sizes["query"]):
+        (stored,) = explain(run, "query", [query])
+        assert repr(found.explain(query)) == repr(stored)
+        in_memory, in_run = found.explain(query).as_json(3), stored.as_json(3)
+        assert in_memory.pop("positions", None) == in_run.pop("positions", None)
+        assert in_memory == in_run
+    other = found.explain(0, out=1)
+    assert other.start + other.sum + sum(other.no_example.values()) == pytest.approx(other.prediction, abs=1e-12)
+    assert str(other).startswith("query 0: f[1] = ")
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda found: found.explain(3), "query=3: it takes a number below 3"),
+        (lambda found: found.explain(0, out=9), "out=9: there is no such output"),
+        (lambda found: found.isel(query=0).explain(0), "with all their axes; for a run in a folder, use"),
+        (lambda found: found.drop_vars("start").explain(0), "it needs the contributions of a followed loop"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(act: Callable[[Attribution], object], said: str) -> None:
+    with pytest.raises(Mistake, match=said):
+        act(followed(loop(loops.sgd), loops.plain).attribute())
 
 
 @pytest.mark.slow
@@ -181,7 +211,7 @@ def test_a_later_process_finds_the_same(
     assert command(["attribute", str(folder), model, "--trust=net_of_mine.py"]) == 0
     told = capfd.readouterr().out
     assert "reproduces the trained network to rounding" in told
-    assert "examples: named by digests of what they hold; follow(…, ids='dataset') names them by their places" in told
+    assert "examples: numbered in order of first use; follow(…, ids='dataset') names them by their index" in told
     np.testing.assert_array_equal(ntkexp.load_run(folder).contributions["contribution"].to_numpy(), before)
 
 
@@ -230,7 +260,7 @@ def test_a_run_shows_the_change_outside_the_steps(tmp_path: Path) -> None:
         np.testing.assert_allclose(run.predictions.sel(machine="f_T"), given.model(given.queries), rtol=1e-12)
     (explained,) = explain(run, "query", [0])
     assert abs(explained.rest) < 1e-12
-    assert "outside of all steps" in format_explanations([explained], 3)
+    assert "changes outside the steps" in format_explanations([explained], 3)
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from tests.report.synthetic import digits, regression, write_run
 @pytest.mark.parametrize("split", ["train", "query", "test"])
 def test_the_pieces_make_the_prediction(finished: dict[str, Path], kind: str, split: str) -> None:
     for found in explain(load_run(finished[kind]), split, [0, 3]):
-        made = found.start + sum(part.added for part in found.parts) + found.decay + found.rest
+        made = found.start + sum(part.added for part in found.parts) + found.no_example["decay"] + found.rest
         assert made == pytest.approx(found.prediction, rel=1e-12, abs=1e-12 * found.mass)
         assert abs(found.rest) <= 1e-12 * found.mass  # the secant is exact here
         sizes = [abs(part.added) for part in found.parts]
@@ -52,8 +52,8 @@ def test_the_sum_needs_no_row_of_the_ladder(finished: dict[str, Path]) -> None:
     lost = xr.full_like(whole.parts("secant").isel(example=0, drop=True), -0.5)
     vars(shrunk)["contributions"] = whole.contributions.assign(decay=lost)
     (found,), (less,), (expected,) = (explain(run, "test", [0]) for run in (bare, shrunk, whole))
-    assert (found.sum, found.rest, found.decay) == (expected.sum, expected.rest, 0.0)
-    assert (less.sum, less.decay) == (expected.sum, -0.5)
+    assert (found.sum, found.rest, found.no_example["decay"]) == (expected.sum, expected.rest, 0.0)
+    assert (less.sum, less.no_example["decay"]) == (expected.sum, -0.5)
     assert less.rest == pytest.approx(expected.rest + 0.5, rel=1e-12)
 
 
@@ -78,7 +78,7 @@ def test_a_constant_kernel_is_dated_by_its_residuals(tmp_path: Path) -> None:
     problem = regression((12, 5, 5), growth=0.0, steps=40, snapshots=tuple(range(41)))
     run = load_run(write_run(tmp_path / "run", problem))
     residuals = np.abs(run.kernels["output_gradient"].to_numpy()[:, :, 0])
-    for i, found in enumerate(halfway(OutputParts(run, "secant", 0, 0))):
+    for i, found in enumerate(halfway(run, OutputParts(run.contributions, 0, 0))):
         gathered = np.concatenate([[0], np.cumsum((residuals[1:, i] + residuals[:-1, i]) / 2)])
         assert found == pytest.approx(np.interp(gathered[-1] / 2, gathered, np.arange(41)) / 40)
 
@@ -87,7 +87,10 @@ def test_snapshots_at_logarithmic_steps_date_nearly_as_well(tmp_path: Path) -> N
     every = load_run(write_run(tmp_path / "every", digits(steps=60, snapshots=tuple(range(61)))))
     few = load_run(write_run(tmp_path / "few", digits(steps=60)))
     # eleven snapshots resolve a tenth of the path
-    assert np.nanmax(np.abs(np.subtract(*(halfway(OutputParts(run, "secant", 50, 0)) for run in (every, few))))) < 0.1
+    assert (
+        np.nanmax(np.abs(np.subtract(*(halfway(run, OutputParts(run.contributions, 50, 0)) for run in (every, few)))))
+        < 0.1
+    )
 
 
 def test_half_of_a_decay_is_its_half_life() -> None:
@@ -142,7 +145,7 @@ def test_outputs_that_were_read_keep_their_names(finished: dict[str, Path], tmp_
         assert found.out == max(outs, key=lambda out: ends[out])
         assert found.output == f"f for {run.data['classes'][found.out]}"
         parts = whole[found.number, found.out]
-        assert found.decay == abs(parts[0])
+        assert found.no_example["decay"] == abs(parts[0])
         index = run.data["train_index"].tolist()
         for part in found.parts:
             assert part.added == parts[index.index(part.example.index)]
@@ -169,7 +172,8 @@ def test_momentum_is_dated_by_the_second_pass(finished: dict[str, Path], tmp_pat
     copy = shutil.copytree(finished["two classes"], tmp_path / "remembering")
     (copy / "retraced.csv").write_text("step\n")
     seal(copy)
-    assert np.isnan(halfway(OutputParts(read_run(copy), "secant", 0, 0))).all()
+    run = read_run(copy)
+    assert np.isnan(halfway(run, OutputParts(run.contributions, 0, 0))).all()
     parts = read_run(copy).parts("secant").to_numpy()
     seen = np.linspace(0, 1, parts.size).reshape(parts.shape)
     by_rule = {"secant": ContributionsByRule(parts, half_by=seen)}

@@ -165,7 +165,7 @@ def test_pictures_of_a_query_add_up_to_its_change(finished: dict[str, Path]) -> 
         run.plot.components(0, out=2)
     wrong: list[Any] = [traced.sizes["query"], True, "first"]
     for query in wrong:
-        with pytest.raises(WrongArgument, match="the place of a point"):
+        with pytest.raises(WrongArgument, match="the index of a query"):
             traced.plot.contributions(query, out=2)
     assert callable(traced.plot.scatter)
 

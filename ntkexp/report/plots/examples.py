@@ -34,7 +34,7 @@ from ntkexp.report.breakdown import BreakdownEntry
 from ntkexp.report.examples import Example, image_pixels
 from ntkexp.report.explain import Explanation
 from ntkexp.report.leave_out import Agreement
-from ntkexp.report.outputs import one_output
+from ntkexp.report.outputs import one_output, refuse_query
 from ntkexp.report.parts import ComponentPart, strongest_first
 from ntkexp.report.plots.rendering import Picture, write
 from ntkexp.report.plots.style import (
@@ -52,7 +52,7 @@ from ntkexp.report.plots.style import (
     house_style,
     name_ends,
 )
-from ntkexp.text import percent, short
+from ntkexp.text import numbered, percent, short
 
 # --- Queries, each with the training examples of the largest contributions.
 
@@ -460,10 +460,10 @@ class AttributionPlots:
         """Draw the examples with the largest contributions."""
         parts = self.array(CONTRIBUTION, query, out)
         order = strongest_first(parts.to_numpy())[:top]
-        strongest = parts.isel(example=order)
-        names = [fitting(str(name), MAX_BAR_LETTERS) for name in strongest["example"].to_numpy()]
+        labels = [str(label) for label in parts["example"].to_numpy()]
+        names = [fitting(numbered(place, labels[place]), MAX_BAR_LETTERS) for place in order]
         title = f"What made {self.name_of(query)}"
-        return bar_figure(names, strongest.to_numpy(), "added on the way", title).axes[0]
+        return bar_figure(names, parts.to_numpy()[order], "added on the way", title).axes[0]
 
     def components(self, query: int | np.integer[Any] = 0, *, out: str | int | None = None) -> Axes:
         """Draw the part of each component, including weight decay. Requires `attribute(by=…)`."""
@@ -486,12 +486,7 @@ class AttributionPlots:
         if name not in self.arrays:
             advice = "; attribute with by=" if "component" in name else ""
             raise WrongArgument(f"there is no '{name}' here to draw{advice}", "plot")
-        points = self.arrays.sizes["query"]
-        is_index = isinstance(query, int | np.integer) and not isinstance(query, bool)
-        if not is_index or not -points <= query < points:
-            raise WrongArgument(
-                f"query={query!r}: it takes a number below {points}, the place of a point", "query"
-            )
+        refuse_query(self.arrays, query)
         parts = one_output(self.arrays[name], out).isel(query=query)
         if not bool(np.isfinite(parts).all()):
             raise WrongArgument(f"query={query}: this point was not attributed", "query")

@@ -1,0 +1,94 @@
+"""Explain one output of a data set of contributions, which need not be stored in a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ntkexp.mistake import WrongArgument
+from ntkexp.records.contributions import CONTRIBUTION, DIMS, EFFECT, HALF_BY
+from ntkexp.report.examples import Example, named_example
+from ntkexp.report.explain import Explanation, Part, parts_of_no_example
+from ntkexp.report.outputs import output_index, output_names, refuse_query
+from ntkexp.report.parts import OutputParts, component_parts, movement, strongest_first
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def explain_attribution(
+    arrays: xr.Dataset,
+    query: int,
+    out: str | int | None,
+    find: Callable[[str, int], Example | None],
+) -> Explanation:
+    """Explain one output at one query of the data set that `attribute` returns.
+
+    Args:
+        arrays: The data set.
+        query: Index of the query along its axis.
+        out: Name or index of the output. By default, explain the largest output.
+        find: A function from an axis and an index to the example or query to be shown.
+    """
+    missing = [name for name in ("start", "change", CONTRIBUTION) if name not in arrays]
+    if missing or arrays[CONTRIBUTION].sizes.keys() != set(DIMS):
+        raise WrongArgument(
+            "explain: it needs the contributions of a followed loop with all their axes; for a run "
+            "in a folder, use `ntkexp explain FOLDER`",
+            "explain",
+        )
+    refuse_query(arrays, query)
+    end = (arrays["start"] + arrays["change"]).isel(query=query).to_numpy()
+    column = int(end.argmax()) if out is None else output_index(arrays, out)
+    parts = OutputParts(arrays, query, column)
+    contributions = parts.read(CONTRIBUTION)
+    assert contributions is not None
+    no_example = parts_of_no_example(parts, float(end[column]))
+
+    # f_T = f_0 + Σᵢ 𝒮(x, xᵢ) + Σ parts of no example + rest
+    start = parts.total("start")
+    total = float(contributions.sum())
+    rest = float(end[column]) - start - total - sum(no_example.values())
+
+    times = parts.read(HALF_BY)
+    effects = parts.read(EFFECT)
+    labels = [str(label) for label in arrays["example"].to_numpy()]
+    nothing = np.zeros(0)
+
+    def shown(place: int) -> Example:
+        return find("example", place) or named_example(place, labels[place], nothing, None)
+
+    return Explanation(
+        split="query",
+        number=query,
+        point=find("query", query) or named_example(query, f"query {query}", nothing, None),
+        out=column,
+        output=output_name(arrays, column),
+        rule="secant",
+        prediction=float(end[column]),
+        start=start,
+        sum=total,
+        no_example=no_example,
+        rest=rest,
+        parts=tuple(
+            Part(
+                example=shown(place),
+                added=float(contributions[place]),
+                halfway=float("nan") if times is None else float(times[place]),
+                left_out=None if effects is None else float(effects[place]),
+            )
+            for place in strongest_first(contributions)
+        ),
+        movement=movement(parts),
+        components=component_parts(parts),
+    )
+
+
+def output_name(arrays: xr.Dataset, column: int) -> str:
+    """Return the name of an output in a measure, "f" for a single output, or "f[out]"."""
+    name = output_names(arrays)[column]
+    if isinstance(name, str):
+        return name
+    return "f" if arrays.sizes["out"] == 1 else f"f[{name}]"
