@@ -28,6 +28,9 @@ class AbstractProgress(ABC):
     def step(self, done: int, note: str = "") -> None:
         """Report that `done` steps are complete. The note may state the loss, for example."""
 
+    def after_steps(self, note: str) -> None:
+        """Report work of unknown duration that follows the last step."""
+
     def show_part(self, name: str, done: int | None, steps: int | None) -> None:
         """Report the progress of an active run, if it is known."""
 

@@ -180,6 +180,12 @@ Again: TypeAlias = Annotated[
         "--again", metavar="FILE.py:FUNCTION", help="A function that runs the followed loop again."
     ),
 ]
+Verbose: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", help="Add settings, R², seconds and remarks to the table of kernel machines."
+    ),
+]
 AsJson: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print the outcome as one JSON object.")
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -130,11 +132,17 @@ def runs(
         bool, typer.Option("--delete", help="Delete the runs that are listed.")
     ] = False,
     sure: Annotated[bool, typer.Option("--yes", help="Do not ask before deleting.")] = False,
+    columns: Annotated[
+        str,
+        typer.Option(
+            "--columns", metavar="KEY,…", help="List these settings too, such as model.width."
+        ),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """List runs with their states, and delete those no longer wanted."""
-    from ntkexp.report.inventory import filter_runs, list_runs, tabulate_runs
-    from ntkexp.report.tables import format_text
+    from ntkexp.report.inventory import filter_runs, list_runs
+    from ntkexp.report.run_list import format_within, remarks, tabulate_runs
 
     place = out.expanduser() / "runs"
     found = filter_runs(list_runs(place), filters or [])
@@ -148,7 +156,10 @@ def runs(
         ]
         write_out(format_json(rows))
     elif found:
-        write_out(f"{format_text(tabulate_runs(found))}\n")
+        table = tabulate_runs(found, [key for key in columns.split(",") if key])
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else math.inf
+        lines = [format_within(table, width), *([""] if remarks(found) else []), *remarks(found)]
+        write_out("\n".join(lines) + "\n")
     else:
         write_out(f"no run in {place}{' passes' if filters else ''}\n")
     if remove and found:

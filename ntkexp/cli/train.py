@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -25,6 +26,7 @@ from ntkexp.cli.options import (
     Quiet,
     RunsFolder,
     Trust,
+    Verbose,
     ensure_writable,
     interruptible,
     options,
@@ -43,6 +45,7 @@ def train(
     ] = False,
     tensorboard: Events = False,
     log: Log = None,
+    verbose: Verbose = False,
     *,
     common: CommonOptions,
 ) -> None:
@@ -59,7 +62,7 @@ def train(
         progress = progress_listener(common.quiet, AGAIN)
         folder = execute(experiment, overrides or [], place, force, progress, repeat, log=log)
     write_events(folder, tensorboard)
-    show(folder, quiet=common.quiet, as_json=common.as_json)
+    show(folder, quiet=common.quiet, as_json=common.as_json, verbose=verbose)
 
 
 def resume_command(folder: Path, trust: Sequence[str], log: str | None = None) -> str:
@@ -85,8 +88,28 @@ def wrap(text: str) -> str:
     return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
 
 
-def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
-    """Print the results of a finished run: the comparison, a summary and the folder."""
+def has_colours() -> bool:
+    """Return True if stdout is a terminal, and NO_COLOR is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def bold(text: str) -> str:
+    return typer.style(text, bold=True) if has_colours() else text
+
+
+def green_lines(text: str, names: Sequence[str]) -> str:
+    """Colour the lines that begin with one of the names."""
+    if not has_colours():
+        return text
+    lines = []
+    for line in text.splitlines():
+        starts = any(line.startswith((f"{name} ", f"{name},")) for name in names)
+        lines.append(typer.style(line, fg="green") if starts else line)
+    return "\n".join(lines)
+
+
+def show(folder: Path, *, quiet: bool, as_json: bool, verbose: bool) -> None:
+    """Print the results of a finished run: the verdict, the comparison and the folder."""
     facts = RunFolder(folder).sealed_facts
     outcome = str(facts["outcome"])
     if quiet and not as_json:
@@ -108,12 +131,20 @@ def show(folder: Path, *, quiet: bool, as_json: bool) -> None:
         )
         return
     from ntkexp.records.results import of_machines, read_timings
-    from ntkexp.report.sentence import format_ladder, ladder_sentence
+    from ntkexp.report.sentence import (
+        exact_machines,
+        format_errors,
+        format_ladder,
+        ladder_sentence,
+    )
 
-    # the comparison with timings, and its summary in one sentence
-    table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv")))
-    meaning = ladder_sentence(ladder, diverged=bool(facts["diverged"]))
-    write_out(f"\n{wrap(outcome)}\n\n{table.rstrip()}\n\n{wrap(meaning)}\n{folder}\n")
+    verdict = bold(wrap(ladder_sentence(ladder, diverged=bool(facts["diverged"]))))
+    if verbose:
+        table = format_ladder(ladder, of_machines(read_timings(folder / "timings.csv"))).rstrip()
+    else:
+        table = format_errors(ladder)
+    table = green_lines(table, exact_machines(ladder))
+    write_out(f"\n{verdict}\n\n{table}\n\n{wrap(outcome)}\n{folder}\n")
 
 
 def resume(
@@ -123,6 +154,7 @@ def resume(
     quiet: Quiet = False,
     as_json: AsJson = False,
     trust: Trust = None,
+    verbose: Verbose = False,
 ) -> None:
     """Continue a run from its last checkpoint."""
     from ntkexp.config.build import admit
@@ -138,7 +170,7 @@ def resume(
             run.expanduser(), progress_listener(quiet), admitted, options(trust=trust), log=log
         )
     write_events(folder, tensorboard)
-    show(folder, quiet=quiet, as_json=as_json)
+    show(folder, quiet=quiet, as_json=as_json, verbose=verbose)
 
 
 def config(

@@ -4,7 +4,8 @@ Each module imports only from the modules listed before it:
 
 progress, live_log                       progress bars; logs in W&B, MLflow and TensorBoard
 run, tables, outputs, leave_out          reader of a run folder; tables; outputs; leave-out checks
-examples, inventory, sentence, claims    names of examples; lists of runs; results in words
+examples, inventory, sentence, claims    names of examples; folders of runs; results in words
+run_list                                 the list of runs with their numbers
 analysis                                 statistics over several runs: estimates, scaling laws
 comparison, material, validation         runs side by side; content of a report; LDS and QLD
 parts, known_effects                     contributions to one output; leave-out effects

@@ -22,8 +22,6 @@ from ntkexp.records.folder import (
     is_run_folder,
     refuse_other_version,
 )
-from ntkexp.report.tables import Table, tabulate
-from ntkexp.text import MISSING
 
 # --- Configurations with dotted keys, such as `model.width`.
 
@@ -158,16 +156,6 @@ def matches(value: str | None, pattern: str) -> bool:
         return float(value) == float(pattern)
     except ValueError:
         return False
-
-
-def tabulate_runs(runs: Sequence[ListedRun]) -> Table:
-    """Return a row for each run: its state, the settings that differ between runs, and its outcome."""
-    keys = differing([run.config for run in runs if run.config])
-    rows = []
-    for run in runs:
-        settings = [str(run.config.get(key, MISSING)) for key in keys]
-        rows.append([run.path.name, run.state, *settings, run.outcome])
-    return tabulate(["run", "state", *keys, "outcome"], rows)
 
 
 def delete(run: ListedRun) -> None:

@@ -24,6 +24,9 @@ MAX_SILENT_SECONDS = 10.0
 MIN_ESTIMATE_SECONDS = 0.5
 """The duration of a task is estimated only after this time."""
 
+STEP_COLUMNS = 4
+"""The columns of a bar before the time left."""
+
 LONG_TASK_SECONDS = 10.0
 """Shorter tasks are not displayed."""
 
@@ -239,6 +242,11 @@ class Bar(AbstractProgress):
     def step(self, done: int, note: str = "") -> None:
         if self.bars is not None and self.task is not None:
             self.bars.update(self.task, completed=done, note=note)
+
+    def after_steps(self, note: str) -> None:
+        if self.bars is not None and self.task is not None:
+            self.bars.columns = self.bars.columns[:STEP_COLUMNS]  # no time left is known
+            self.bars.update(self.task, note=note)
 
     def show_part(self, name: str, done: int | None, steps: int | None) -> None:
         if self.bars is None:

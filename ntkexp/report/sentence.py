@@ -64,6 +64,49 @@ def tabulate_ladder(results: Sequence[Result], seconds: Mapping[str, float] | No
     return Table((text_column("machine"), text_column("detail"), *numbers), tuple(rows))
 
 
+def tabulate_errors(results: Sequence[Result]) -> Table:
+    """Return the short table: relative errors on each split, and the agreement on the main split.
+
+    The name of a kernel machine includes its settings only if several rows would have this name.
+    """
+    full = tabulate_ladder(results)
+    names = [row[0] for row in full.rows]
+    rows = []
+    for name, detail, *numbers, _ in full.rows:
+        rows.append((f"{name}, {detail}" if names.count(name) > 1 else name, *numbers))
+    _, _, *columns, _ = full.columns
+    return Table((text_column("kernel machine"), *columns), tuple(rows))
+
+
+def format_errors(results: Sequence[Result]) -> str:
+    """Format the short table, and name the kernel machines that could not be compared.
+
+    >>> rows = [Result("test", "left", "", 0.25, agreement=1.0), Result("test", "nngp", note="no limit")]
+    >>> print(format_errors(rows))
+    kernel machine  test  agreement (test)
+    left            0.25                 1
+    <BLANKLINE>
+    not compared: nngp
+    """
+    table = tabulate_errors(results)
+    shown = {row[0] for row in tabulate_ladder(results).rows}
+    others = dict.fromkeys(row.machine for row in results if row.machine not in shown)
+    text = format_text(table).rstrip()
+    if not others:
+        return text
+    return f"{text}\n\nnot compared: {', '.join(others)}"
+
+
+def exact_machines(results: Sequence[Result]) -> list[str]:
+    """Return the kernel machines that equal the network on every split where both are compared."""
+    exact = []
+    for name in dict.fromkeys(result.machine for result in results):
+        kinds = {likeness(row) for row in results if row.machine == name}
+        if kinds & COMPARED == {Likeness.EXACT}:
+            exact.append(name)
+    return exact
+
+
 def measured(number: float) -> str:
     """Format a measured number. NaN becomes 'nan', because a dash means "not measured".
 

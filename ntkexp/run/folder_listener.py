@@ -326,6 +326,7 @@ class FolderListener(AbstractListener):
 
     def on_end(self) -> None:
         self.interrupt.end()
+        self.progress.after_steps("comparing kernel machines …")
 
     @property
     def scratch(self) -> Path:

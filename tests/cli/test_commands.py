@@ -64,15 +64,20 @@ def test_threads_are_set_before_torch_is_imported(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_finished_run_is_shown(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show(finished, quiet=False, as_json=False)
+    show(finished, quiet=False, as_json=False, verbose=False)
     shown = capsys.readouterr().out
-    assert "secant" in shown
-    assert shown.endswith(f".\n{finished}\n")
-    show(finished, quiet=False, as_json=True)
+    verdict, table, *_ = shown.strip().split("\n\n")
+    assert "the secant kernel machine reproduces the trained network to rounding" in verdict
+    assert table.startswith("kernel machine ")
+    assert max(map(len, table.splitlines())) <= 80
+    assert shown.endswith(f"\n{finished}\n")
+    show(finished, quiet=False, as_json=False, verbose=True)
+    assert "not known for this model" in capsys.readouterr().out
+    show(finished, quiet=False, as_json=True, verbose=False)
     printed = json.loads(capsys.readouterr().out)
     assert (printed["folder"], printed["outcome"], printed["diverged"]) == (str(finished), "finished", False)
     assert {"split", "machine", "relative_error", "floor"} <= set(printed["results"][0])
-    show(finished, quiet=True, as_json=False)
+    show(finished, quiet=True, as_json=False, verbose=False)
     assert capsys.readouterr() == ("", "")
 
 
@@ -80,9 +85,9 @@ def test_a_diverged_run_is_announced_even_if_quiet(
     command: Command, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "runs" / "mlp-w512-s1-000000000000", digits(stable_fraction=3.0))
-    show(run, quiet=True, as_json=False)
+    show(run, quiet=True, as_json=False, verbose=False)
     assert capfd.readouterr() == ("", f"ntkexp: {run} diverged at step 3\n")
-    show(run, quiet=False, as_json=True)
+    show(run, quiet=False, as_json=True, verbose=False)
     assert json.loads(capfd.readouterr().out)["diverged"] is True
     assert "diverged" in command("runs", f"--out={tmp_path}").out
 
@@ -299,7 +304,7 @@ def test_an_interrupted_run_is_resumed_and_its_printed_command_finds_it(resumed:
     (*_, advice) = resumed.interrupted.err.splitlines(keepends=True)
     check((resumed.interrupted.status, resumed.interrupted.out, advice), f"ntkexp resume '{run}' --trust", status=130)
     ended = resumed.resumed
-    assert (ended.status, "secant" in ended.out, ended.out.endswith(f".\n{resumed.run}\n")) == (0, True, True)
+    assert (ended.status, "secant" in ended.out, ended.out.endswith(f"\n{resumed.run}\n")) == (0, True, True)
     assert f"{run.name}: step 2 of 2  loss " in ended.err
     assert "\x1b" not in ended.out + ended.err
 

@@ -73,6 +73,10 @@ def outputs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+STATES = {"mlp-w128-s0-0": "dead", "mlp-w32-s0-0": "done", "mlp-w64-s0-0": "done"}
+"""The runs of `outputs`, and their states."""
+
+
 def names(command: Command, outputs: Path, *arguments: str) -> list[str]:
     ended = command("runs", "--json", "--out", str(outputs), *arguments)
     assert (ended.status, ended.err) == (0, "")
@@ -85,7 +89,11 @@ def test_runs_are_listed_and_filtered(command: Command, outputs: Path) -> None:
     assert names(command, outputs, "state=dead") == ["mlp-w128-s0-0"]
     assert names(command, outputs, "model.width=64.0", "model=MLP") == ["mlp-w64-s0-0"]
     shown = command("runs", "--out", str(outputs)).out.splitlines()
-    assert shown[0].split() == ["run", "state", "model.width", "outcome"]
+    assert shown[0].split()[:3] == ["run", "state", "loss"]
+    assert [line.split()[:2] for line in shown[1:4]] == [[name, state] for name, state in STATES.items()]
+    shown = command("runs", "--columns=model.width", "--out", str(outputs)).out.splitlines()
+    assert [line.split()[2] for line in shown[1:4]] == ["128", "32", "64"]
+    check(command("runs", "--columns=model.widht", "--out", str(outputs)), "did you mean 'model.width'?")
 
 
 def test_only_the_listed_runs_are_deleted_and_only_after_a_yes(command: Command, outputs: Path) -> None:
@@ -167,7 +175,6 @@ def test_a_damaged_run_is_listed_with_its_damage(command: Command, outputs: Path
     ended = command("runs", "--out", str(outputs))
     assert "mlp-w64-s0-0 is damaged: config.json" in ended.out
     assert names(command, outputs, "state=damaged") == ["mlp-w64-s0-0"]
-    assert ended.out.splitlines()[0].split() == ["run", "state", "model.width", "outcome"]
     shutil.rmtree(outputs / "runs")
     assert "no run in" in command("runs", "--out", str(outputs)).out
 

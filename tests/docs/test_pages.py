@@ -154,9 +154,8 @@ def test_the_default_run_prints_the_table_shown(folder: Path) -> None:
 
 def rows(text: str) -> dict[str, list[float]]:
     """Parse the errors of each kernel machine on the three splits."""
-    header, *lines = text.partition("machine ")[2].partition("\n\n")[0].splitlines()
-    ends = [len("machine ") + header.index(split) + len(split) for split in ("train", "query", "test")]
-    cells = {line.split()[0]: [line[:end].split()[-1] for end in ends] for line in lines}
+    _, *lines = text.partition("kernel machine  ")[2].partition("\n\n")[0].splitlines()
+    cells = {line.split()[0]: line.split()[1:4] for line in lines}
     return {machine: [float(cell.replace("–", "nan")) for cell in found] for machine, found in cells.items()}
 
 

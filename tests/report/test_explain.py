@@ -26,7 +26,14 @@ from ntkexp.report.loaded_run import load_run
 from ntkexp.report.parts import OutputParts, half, halfway
 from ntkexp.report.plots.examples import save
 from ntkexp.report.run import load_tables, read_run
-from ntkexp.report.sentence import Likeness, format_ladder, ladder_sentence, likeness
+from ntkexp.report.sentence import (
+    Likeness,
+    exact_machines,
+    format_errors,
+    format_ladder,
+    ladder_sentence,
+    likeness,
+)
 from ntkexp.report.tables import format_text, table_of_frame
 from ntkexp.text import aligned, short
 from tests.report.synthetic import digits, regression, write_run
@@ -359,6 +366,29 @@ def test_the_table_of_kernel_machines_has_notes_below_and_seconds_if_known() -> 
     ]
     ends = [line.split()[-1] for line in format_ladder(rows, {"secant": 1.5}).split("\n")[:3]]
     assert ends == ["seconds", "1.5", "–"]
+
+
+def test_the_short_table_fits_80_columns_and_names_what_is_missing() -> None:
+    errors = {"secant": 4e-15, "left": 0.00123, "fixed_coefficients": 0.0123, "rbf_identity": 1e-15}
+    rows = [
+        Result(split, name, "detail", error, 1e-13, agreement=0.123)
+        for split, (name, error) in product(("train", "query", "test"), errors.items())
+    ]
+    rows += [Result(split, name, note="no") for split in ("train", "query") for name in ("nngp", "gauss")]
+    lines = format_errors(rows).split("\n")
+    assert lines[0].split() == ["kernel", "machine", "train", "query", "test", "agreement", "(query)"]
+    assert [line.split()[0] for line in lines[1:5]] == list(errors)
+    assert lines[5:] == ["", "not compared: nngp, gauss"]
+    assert max(map(len, lines)) <= 80
+    assert exact_machines(rows) == ["secant", "rbf_identity"]
+
+
+def test_machines_of_one_name_are_told_apart_in_the_short_table() -> None:
+    rows = [Result("test", "rbf_regression", detail, 0.1) for detail in ("h=1", "h=2")]
+    assert [line.split("  ")[0] for line in format_errors(rows).split("\n")[1:]] == [
+        "rbf_regression, h=1",
+        "rbf_regression, h=2",
+    ]
 
 
 @pytest.mark.parametrize("rows", [[], [Result("train", "secant", relative_error=math.nan)]])
