@@ -205,9 +205,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     "; did you mean 'width'?"
     >>> nearest("RELU", ["relu", "tanh"]), nearest("zebra", ["width", "depth"])
     ("; did you mean 'relu'?", '')
+    >>> nearest("lion", ["flow", "adam"])
+    ''
     """
     spelt = {name.lower(): name for name in known}
-    matches = get_close_matches(word.lower(), spelt, n=1, cutoff=0.5)
+    matches = get_close_matches(word.lower(), spelt, n=1, cutoff=0.6)
     return f"; did you mean '{spelt[matches[0]]}'?" if matches else ""
 
 

@@ -93,7 +93,10 @@ def claims(
     trust: Trust = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Run the experiments of claims, and judge them: supported, refuted or undecided."""
+    """Test claims of papers by experiments.
+
+    Each claim is then supported, refuted or undecided.
+    """
     names, trust = names or [], trust or []
     if attempts and names[:1] != ["list"]:
         raise WrongArgument("attempts are listed: `ntkexp claims list --attempts`", "attempts")

@@ -48,8 +48,9 @@ def ensemble(
     *,
     common: CommonOptions,
 ) -> None:
-    """Train many networks on a one-dimensional problem, and compare them with their Gaussian
-    processes.
+    """Compare many trained networks with Gaussian processes.
+
+    The networks learn a function on a circle.
     """
     experiment = common.compose([*USUAL, *(overrides or [])])
     folder = ensure_writable(out.expanduser())

@@ -89,7 +89,10 @@ def explain(
     as_json: AsJson = False,
     trust: Trust = None,
 ) -> None:
-    """See which training examples made a prediction, and when; or what changes without some of them."""
+    """Show which training examples made a prediction.
+
+    With --without, train again without some examples, and show what changes.
+    """
     from ntkexp.report import explain as explanations
     from ntkexp.report.loaded_run import load_run
     from ntkexp.report.sentence import main_split
@@ -414,7 +417,7 @@ def attribute(
     quiet: Quiet = False,
     trust: Trust = None,
 ) -> None:
-    """Find what each example of a followed training added to the queries' outputs."""
+    """Attribute the outputs of a followed training to its examples."""
     from ntkexp.config.build import load_function
     from ntkexp.config.plain_yaml import parsed
     from ntkexp.foreign_loop.again import trained_again

@@ -203,7 +203,7 @@ def limit(
     options: FillOptions,
     common: CommonOptions,
 ) -> None:
-    """Compute the kernels of an architecture at infinite width, NNGP and NTK."""
+    """Compute the NNGP and the NTK of infinite width."""
     from ntkexp.engine.base import choose
 
     engine = choose(options.engine, options.workers)
@@ -256,7 +256,10 @@ def tangent(
     options: FillOptions,
     common: CommonOptions,
 ) -> None:
-    """Compute the tangent kernel of a network at initialization, or of a finished run."""
+    """Compute the tangent kernel of a network.
+
+    The network is at initialization, or that of a finished run.
+    """
     if run is not None:
         surplus = " ".join(overrides or []) or "--seeds" * (seeds is not None)
         if surplus:

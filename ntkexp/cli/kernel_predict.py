@@ -93,7 +93,10 @@ def predict(
     *,
     common: CommonOptions,
 ) -> None:
-    """Predict targets from a kernel file: accuracy, error and calibration. KEY=VALUE: its data."""
+    """Predict targets from a kernel file.
+
+    Print accuracy, error and calibration. KEY=VALUE names the data of the file.
+    """
     from ntkexp.kernel_file.predict import Entries, Question
     from ntkexp.kernel_file.predict import predict as predict_from
     from ntkexp.records.kernel_file import open_matrix
@@ -231,7 +234,7 @@ def study(
     *,
     common: CommonOptions,
 ) -> None:
-    """Compare several kernels of infinite width in one table of accuracies."""
+    """Compare kernels of infinite width by their accuracy."""
     from ntkexp.config.choices import Choices, config_folders
     from ntkexp.engine.base import choose
     from ntkexp.kernel_file.kernel import InfiniteKernel

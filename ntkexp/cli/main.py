@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
@@ -71,6 +71,64 @@ COMMAND_FUNCTIONS = (
 KERNEL_COMMANDS = (limit, tangent, predict, ensemble, study)
 
 
+EXAMPLES = {
+    "train": (
+        "ntkexp train model.width=64 optimizer=adamw",
+        "ntkexp train data=table data.path=my.csv data.target=species",
+    ),
+    "sweep": (
+        "ntkexp sweep width --workers=2",
+        "ntkexp sweep model.width=16,32 seed=0..4 steps=100",
+    ),
+    "claims": ("ntkexp claims list", "ntkexp claims symmetry --quick"),
+    "config": ("ntkexp config optimizer=sgd", "ntkexp config --tree"),
+    "resume": ("ntkexp resume outputs/runs/RUN", "ntkexp resume outputs/runs/RUN --verbose"),
+    "report": ("ntkexp report", "ntkexp report width --format=csv --out=width.csv"),
+    "explain": (
+        "ntkexp explain outputs/runs/RUN --query=3",
+        "ntkexp explain outputs/runs/RUN --worst=2 --page",
+    ),
+    "attribute": (
+        "ntkexp attribute outputs/runs/RUN --model=net.py:build --trust=net.py",
+        "ntkexp attribute FOLDER --model=net.py:build --trust=net.py --by=module",
+    ),
+    "validate": (
+        "ntkexp validate outputs/runs/RUN",
+        "ntkexp validate outputs/runs/RUN --scores=theirs.npy --trainings=20",
+    ),
+    "compare": (
+        "ntkexp compare outputs/runs/ONE outputs/runs/OTHER",
+        "ntkexp compare width depth",
+    ),
+    "runs": ("ntkexp runs --columns=model.width", "ntkexp runs state=dead --delete"),
+    "limit": (
+        "ntkexp kernel limit model=cnn data.classes=all --out=cntk.zarr",
+        "ntkexp kernel limit model.depth=3 --dry-run",
+    ),
+    "tangent": (
+        "ntkexp kernel tangent model.width=64 --out=ntk.zarr",
+        "ntkexp kernel tangent --run=outputs/runs/RUN --at=end",
+    ),
+    "predict": (
+        "ntkexp kernel predict cntk.zarr --ridge=best",
+        "ntkexp kernel predict cntk.zarr --time=100 --time=inf",
+    ),
+    "ensemble": ("ntkexp kernel ensemble", "ntkexp kernel ensemble model.width=256 --networks=20"),
+    "study": ("ntkexp kernel study images", "ntkexp kernel study images --ridge=0.1 --workers=2"),
+}
+"""Two examples of each command, shown below its help."""
+
+
+def first_line_of(command: Callable[..., None]) -> str:
+    """Return the first line of a command's docstring, which the list of commands shows."""
+    return (command.__doc__ or "").strip().partition("\n")[0]
+
+
+def examples_of(name: str) -> str:
+    """Return the examples below the help of a command. Click keeps the lines after "\\b"."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in EXAMPLES[name])])
+
+
 def assemble() -> typer.Typer:
     program = typer.Typer(
         help="Is a network trained by gradient descent a kernel machine, and which one?",
@@ -78,13 +136,14 @@ def assemble() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     program.callback(invoke_without_command=True)(root)
-    kernel = typer.Typer(
-        help="Compute a kernel into a file, and predict with it.", no_args_is_help=True
-    )
+    kernel_help = "Compute a kernel into a file, and predict with it."
+    kernel = typer.Typer(help=kernel_help, short_help=kernel_help, no_args_is_help=True)
     program.add_typer(kernel, name="kernel")
     for group, commands in ((program, COMMAND_FUNCTIONS), (kernel, KERNEL_COMMANDS)):
         for command in commands:
-            group.command()(spread(command))
+            group.command(short_help=first_line_of(command), epilog=examples_of(command.__name__))(
+                spread(command)
+            )
     return program
 
 

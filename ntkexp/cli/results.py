@@ -58,7 +58,10 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Put finished runs and sweeps onto one page, outputs/report/index.html."""
+    """Write a page about finished runs and sweeps.
+
+    The page is outputs/report/index.html.
+    """
     from ntkexp.report.drawing import uncollected
     from ntkexp.report.material import gather, what_came_out, what_was_run
 
@@ -140,7 +143,7 @@ def runs(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List runs with their states, and delete those no longer wanted."""
+    """List runs with their results, or delete some."""
     from ntkexp.report.inventory import filter_runs, list_runs
     from ntkexp.report.run_list import format_within, remarks, tabulate_runs
 
@@ -194,7 +197,7 @@ def compare(
     second: Annotated[str, typer.Argument(metavar="RUN|SWEEP", help="Another run or sweep.")],
     out: OutputsFolder = OUTPUTS,
 ) -> None:
-    """See what differs between two runs, or between two sweeps in pairs of runs."""
+    """Compare two runs, or two sweeps run by run."""
     one, other = (gathered(name, out.expanduser()) for name in (first, second))
     if one.analyses and other.analyses:
         compare_sweeps(one, other)

@@ -57,7 +57,10 @@ def sweep(
     *,
     common: CommonOptions,
 ) -> None:
-    """Run many experiments: a NAME such as width, or KEY=VALUE with several values."""
+    """Run many experiments.
+
+    A sweep is given by its NAME, such as width, or by keys with several values.
+    """
     from ntkexp.engine.base import choose
 
     chosen = choose(engine, workers)

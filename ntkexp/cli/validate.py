@@ -100,7 +100,7 @@ def validate(
     as_json: AsJson = False,
     trust: Trust = None,
 ) -> None:
-    """Compare scores of training examples with trainings without some of them: LDS and QLD."""
+    """Compare scores of examples with retraining (LDS, QLD)."""
     from ntkexp.engine.base import choose
 
     shares = {"leave-out": share_of(leave_out, "--leave-out"), "top": share_of(top, "--top")}

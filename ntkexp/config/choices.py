@@ -179,6 +179,18 @@ def key_lines(file: Path) -> Iterator[str]:
             yield line
 
 
+def comment_of(file: Path, key: str) -> str:
+    """Return the comment of a key of a YAML file, or "".
+
+    >>> comment_of(Choices(config_folders(None)).file("data", "table"), "path")
+    'a .csv or .parquet file'
+    """
+    for line in key_lines(file):
+        if line.startswith(f"{key}:"):
+            return line.partition(" # ")[2].strip()
+    return ""
+
+
 # --- Shell completion of groups and keys, then of their options and values.
 
 

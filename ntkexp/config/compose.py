@@ -40,7 +40,7 @@ from pydantic.fields import FieldInfo
 from yaml import YAMLError
 
 from ntkexp.config.build import Builder, admit, config_keys, unknown_key
-from ntkexp.config.choices import Choices, config_folders
+from ntkexp.config.choices import Choices, comment_of, config_folders
 from ntkexp.config.field_types import OPTIONS, accepted_values, is_list, is_text, may_be_text
 from ntkexp.config.plain_yaml import as_yaml, read_yaml, refuse_reference_growth
 from ntkexp.experiment.experiment import Experiment
@@ -336,7 +336,7 @@ class Composer:
             target = override.key.endswith("._target_") or f"{override.key}._target_" in keys
             if target or isinstance(value, Mapping):
                 keys = {}  # the component changed, so look up its keys again
-        return Resolved(follow_references(config, self.builder), chosen, self.builder)
+        return Resolved(follow_references(config, self.builder, chosen), chosen, self.builder)
 
 
 def known_keys(config: DictConfig, builder: Builder) -> dict[str, FieldInfo]:
@@ -351,7 +351,9 @@ def plain(config: DictConfig, *, resolve: bool) -> dict[str, Any]:
     return {str(key): item for key, item in tree.items()}
 
 
-def follow_references(config: DictConfig, builder: Builder) -> dict[str, Any]:
+def follow_references(
+    config: DictConfig, builder: Builder, chosen: Mapping[str, str]
+) -> dict[str, Any]:
     """Resolve all references `${KEY}`, and return plain data. Raise with the key of an error."""
     try:
         with warnings.catch_warnings():
@@ -362,6 +364,10 @@ def follow_references(config: DictConfig, builder: Builder) -> dict[str, Any]:
         key = str(error.full_key)
         field = known_keys(config, builder).get(key)
         kind = f": it takes {accepted_values(field)}" if field else ""
+        group, _, name = key.partition(".")
+        if group in chosen:
+            meaning = comment_of(builder.choices.file(group, chosen[group]), name)
+            kind = f": {meaning}" if meaning else kind
         raise Mistake(f"{key} has no default; write {key}=VALUE{kind}") from None
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, ReadsEnvironment):

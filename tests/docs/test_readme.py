@@ -8,10 +8,12 @@ import stat
 from collections import Counter
 from contextlib import redirect_stdout
 from io import StringIO
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
-from ntkexp.cli.main import run
+from ntkexp.cli.main import app, run
 from ntkexp.config.choices import Choices, config_folders
 from tests.docs.pages import ALL, options
 from tests.docs.readme import COMMANDS, GUIDE, LINES, PEERS, PROSE, QUOTED, ROOT, SETUPS, TEXT, blocks
@@ -26,6 +28,33 @@ def test_every_command_is_shown_and_has_help(command: str, capsys: pytest.Captur
     shown = capsys.readouterr()
     assert shown.err == ""
     assert command in shown.out
+
+
+@pytest.mark.parametrize("command", ALL)
+def test_help_shows_two_examples_that_parse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run([*command.split()[1:], "--help"])
+    examples = [line.strip() for line in capsys.readouterr().out.partition("Examples:")[2].strip().splitlines()]
+    assert len(examples) == 2
+    for example in examples:
+        assert f"{example} ".startswith(f"{command} ")
+        assert len(example) <= 78  # with the indentation, it fits 80 columns
+        assert set(re.findall(r"--[a-z][a-z-]+", example)) <= options()
+        parser: Any = get_command(app)  # of the click that typer contains
+        names = command.split()[1:]
+        for name in names:
+            parser = parser.commands[name]
+        with parser.make_context(command, example.split()[1 + len(names) :]) as context:
+            assert context.params
+
+
+@pytest.mark.parametrize("width", ["60", "80", "200"])
+def test_descriptions_of_commands_are_not_cut(
+    width: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    for group in ([], ["kernel"]):
+        run([*group, "--help"])
+        assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
 
 
 def test_every_shown_command_exists() -> None:
