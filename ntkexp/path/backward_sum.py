@@ -44,10 +44,11 @@ from ntkexp.shapes import Weights
 class BackwardStep:
     """The quantities of one step that the backward sum needs, of a run or a followed loop."""
 
-    start: Weights  # θ_s
+    start: Weights  # θ_s, the weights before the step
     difference: Weights  # θ_{s+1} − θ_s
-    linear: Mapping[str, LinearStep]  # the update of each parameter that the step changed
-    right: Sequence[Jacobian]  # Jᵢ, or Jᵢᵀℓ′ᵢ as the Jacobian of one output, at the call's weights
+    linear: Mapping[str, LinearStep]  # the optimizer's linear step for each parameter that changed
+    # Jᵢ at the weights of the model call, or Jᵢᵀℓ′ᵢ as the Jacobian of one output
+    right: Sequence[Jacobian]
     factor: Mapping[str, float] | None = None  # c; None: 1
     rounding: Weights = field(default_factory=dict)  # e
     # mask: 0 where g is a rounding error, 1 elsewhere
@@ -77,7 +78,7 @@ class BackwardSum:
     With `components`, each step also returns the terms of each component.
     """
 
-    adjoint: Adjoint | None = None  # U; None before the first Jacobian
+    adjoint: Adjoint | None = None  # U; None before the first step is added
     momentum_decay: Mapping[str, float] = field(default_factory=dict)  # β of the last step added
     mixed: set[str] = field(default_factory=set)  # parameters with a map M in any step so far
     saved: Sequence[Tensor] = ()  # U from a checkpoint
@@ -94,7 +95,7 @@ class BackwardSum:
         sums = [TermSums.at_zero(step, coefficients, names, change) for names in names_of_all]
         beta = self.decay_by_one_number()
         for weight, secant in substeps:
-            # U ← S ⊙ J̄ + β U
+            # U ← S ⊙ MᵀJ̄ + β U
             jacobian = self.mixed_back(secant, step, coefficients)
             self.adjoint = self.adjoint or self.first_adjoint(jacobian, step.start)
             self.adjoint = self.adjoint.covering(jacobian, step.start)
@@ -104,8 +105,8 @@ class BackwardSum:
             # J̄Δθ
             change = torch.add(change, secant.applied(step.difference), alpha=weight)
 
-            # N ⊙ J̄, the second term of V: store it, or multiply it with the other factor right
-            # away
+            # N ⊙ J̄, the second term of V: store it to form V, or add its products to the sums
+            # right away
             if forms_v:
                 gradient_part = gradient_part or self.adjoint.zeros()
                 scale = spread_all(coefficients.gradient_scale, step.start)
@@ -180,7 +181,9 @@ class BackwardSum:
 
 @dataclass(frozen=True)
 class StepCoefficients:
-    """The coefficients of a step by parameter, and the weight vectors that V and J̄ multiply."""
+    """The coefficients of a step by parameter, and the weight vectors whose inner products with V
+    and J̄ are terms.
+    """
 
     momentum_scale: dict[str, Tensor]  # S
     gradient_scale: dict[str, Coefficient]  # N
@@ -234,7 +237,9 @@ class StepCoefficients:
     def adjoint_of_gradient(
         self, adjoint: Adjoint, gradient_part: Adjoint | None, weights: Weights
     ) -> ScaledAdjoint:
-        """Return V = α U + N ⊙ J̄, or U with the numbers α if `gradient_part` is None."""
+        """Return V = α U + N ⊙ J̄. If `gradient_part` (N ⊙ J̄) is None, return U with the numbers α
+        as scale.
+        """
         if gradient_part is None:
             return ScaledAdjoint(adjoint, in_numbers(self.momentum_gain))
         v = adjoint.scaled(spread_all(self.momentum_gain, weights))
@@ -367,7 +372,7 @@ def in_numbers(coefficients: Mapping[str, Coefficient]) -> dict[str, float]:
 
 
 def common(numbers: Mapping[str, float]) -> float | None:
-    """Return the number that all parameters share, or None if they differ.
+    """Return the coefficient that all parameters share, or None if they differ.
 
     >>> common({"a": 0.9, "b": 0.9}), common({"a": 0.9, "b": 1.0}), common({})
     (0.9, None, 1.0)

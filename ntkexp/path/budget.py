@@ -55,9 +55,9 @@ class RunMemory:
     outputs: int
     integrated: int  # number of outputs with path integrals
     rules: int
-    tangents: int  # tangent kernels, or their traces, in memory
-    path_kernels: int  # 𝒦 of each rule, and snapshots
-    errors: int = 0  # error arrays in the shape of contributions
+    tangents: int  # number of tangent kernels, or of their traces, in memory
+    path_kernels: int  # number of path kernels (one for each rule) and of kernel snapshots
+    errors: int = 0  # number of error arrays in the shape of contributions
     tapes: int  # positions in a step at which a block is evaluated, including both ends
     tape_bytes: float  # bytes on the tape per point
     number_bytes: int
@@ -78,7 +78,7 @@ class RunMemory:
     def spills(self) -> bool:
         """True if contributions are stored on disk.
 
-        This requires that no kernels are summed and that the contributions do not fit into memory.
+        This is the case if no kernels are summed and the contributions do not fit into memory.
         """
         may = self.disk and self.kernels == "none"
         return may and not self.budget.holding(self.always).fits(self.sums + 2 * self.per_point)
@@ -115,12 +115,14 @@ class RunMemory:
 
     @property
     def read_outputs(self) -> int:
-        """The number of outputs of a point that have gradients: all, if kernels are computed."""
+        """The number of outputs with gradients at a point. If kernels are computed, it is the
+        number of all outputs.
+        """
         return self.outputs if self.kernels == "all" else self.integrated
 
     @property
     def kernel_outputs(self) -> int:
-        """The number of gradients per training example, which is the length of the axis out_."""
+        """The number of gradients per training example: the length of the kernel's axis out_."""
         return self.outputs if self.kernels == "all" else 1
 
     @property
@@ -156,7 +158,7 @@ class RunMemory:
         )
         halves = STRETCHES * self.rules * wanted * self.integrated * self.train * self.number_bytes
         held = 2 * self.train * self.tape_bytes + halves
-        products = self.integrated * self.train * self.tape_bytes  # adjoint times all examples
+        products = self.integrated * self.train * self.tape_bytes  # ⟨U, J(xᵢ)⟩ for all examples
         reading = self.per_point + 2 * self.tape_bytes + 2 * products
         per_point = adjoint + (1 + self.doubled) * reading
         budget = self.budget.holding(self.fixed + held)
@@ -166,7 +168,9 @@ class RunMemory:
 
     @property
     def fewer(self) -> str:
-        """The advice to name fewer components, or an empty text if there are no components."""
+        """Advice to use fewer components, for an error message. It is empty if there are no
+        components.
+        """
         return ", or name fewer components by path.by" if self.components else ""
 
     @property
@@ -195,7 +199,7 @@ class RunMemory:
 START_SECONDS = 3.0
 POSITION_SECONDS = 0.003
 SECONDS_PER_WORK = 8e-11
-WORK_PER_NUMBER = 64  # products of the features of a number with those of the training examples
+WORK_PER_NUMBER = 64  # multiplications with all training examples per number on a tape
 MAX_CORE_YEARS = {"cpu": 10.0, "cuda": 10_000.0}  # a GPU counts as a thousand cores
 
 

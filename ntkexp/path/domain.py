@@ -1,4 +1,6 @@
-"""The points, outputs and steps of the integrals along a path, and the arrays of their sums."""
+"""The points, outputs and steps for which integrals along a path are computed, and the arrays for
+the sums.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,18 @@ PATH_KERNEL_AXES = 4  # [point, out, train, out_]
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """The points and outputs of the integrals along a path.
+    """The points and outputs for which path kernels and contributions are computed.
 
     If the run attributes a measure of the outputs, such as the loss, then `explained` computes that
     measure at the points. Otherwise it computes the outputs.
     """
 
     points: Points
-    explained: Points  # the same points; their outputs are the measure, if there is one
-    reads_train: bool  # True if the training examples also have integrals
+    explained: Points  # the same points, with the measure as output if there is one
+    # True if path kernels and contributions are also computed at the training examples
+    reads_train: bool
     attributed: Int[Tensor, " attributed"]  # indices of the points with contributions
-    integrated: tuple[int, ...]  # the outputs with integrals
+    integrated: tuple[int, ...]  # the outputs for which path kernels and contributions are computed
     outputs: int
     steps: int  # maximum number of training steps
     switches: tuple[int, ...] = ()  # the first step of each phase after the first phase
@@ -44,7 +47,9 @@ class Domain:
 
     @property
     def read(self) -> slice:
-        """The points with integrals, as a slice of all points."""
+        """The points at which path kernels and contributions are computed, as a slice of all
+        points.
+        """
         return slice(self.first, None)
 
     @property
@@ -55,18 +60,18 @@ class Domain:
 
     @property
     def rows(self) -> Int[Tensor, " attributed"]:
-        """The rows of the attributed points in the integrals."""
+        """The rows of the attributed points in the arrays of sums."""
         return self.attributed - self.first
 
     @property
     def places(self) -> list[slice]:
-        """The points with integrals, cut into blocks."""
+        """The points at which path kernels and contributions are computed, cut into blocks."""
         if self.reads_train:
             return self.points.train_blocks + self.points.other_blocks
         return self.points.other_blocks
 
     def blocks(self, segment: Segment) -> Iterator[StepBlock]:
-        """Yield the blocks of points during a step."""
+        """Yield the blocks of points, with their values along the segment of a step."""
         return (StepBlock(self.explained, segment, place, self.first) for place in self.places)
 
     @property

@@ -1,4 +1,6 @@
-"""Forward sums: over every step, or over time along a flow, with an estimate of their error."""
+"""Forward sums: path kernels and contributions, summed over every step or integrated over time
+along a gradient flow, with an error estimate.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ from ntkexp.shapes import Weights
 
 
 class Error(NamedTuple):
-    """The estimated error ‖𝒮 − 𝒮_integral‖ of the contributions (`parts`).
+    """The estimated error of the contributions 𝒮. `parts` is ‖𝒮 − 𝒮_integral‖, over all single
+    contributions.
 
     `sums` is the estimated error of Σᵢ 𝒮(x, xᵢ), or None if that sum is exact.
     """
@@ -55,13 +58,14 @@ class AbstractAccumulator(Resumable, ABC):
 
     @abstractmethod
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """Add a step. Return its tally by rule, if tallies are measured at this step.
+        """Add a step. Return the norms of its terms (a `Tally`) by rule, if they are measured at
+        this step.
 
         `due` is True if a kernel snapshot is due at the step.
         """
 
     def close(self, step: Step) -> None:
-        """Complete the sums if training ends before this step, earlier than planned."""
+        """Complete the sums if training ends before this step, and earlier than planned."""
         return
 
     def steps_back(self, end: Weights, step_sizes: Sequence[float]) -> Iterator[tuple[int, int]]:
@@ -73,7 +77,9 @@ class AbstractAccumulator(Resumable, ABC):
 
     @property
     def late_tallies(self) -> Sequence[dict[str, Tally]] | None:
-        """The tallies of all steps by rule, if the backward pass computes them, else None."""
+        """The tallies (norms of the terms) of all steps by rule, if the backward pass computes
+        them, else None.
+        """
         return None
 
     @property
@@ -130,7 +136,7 @@ class ErrorBar(Resumable):
     checkpointed: ClassVar[tuple[str, ...]] = ("total", "squares")
 
     def measures(self, step: int) -> bool:
-        """Return True if the step belongs to the sample."""
+        """Return True if the error is measured at this step."""
         return step % self.every == self.every // 2
 
     def add(self, rows: slice, error: Float[Tensor, "chosen out train"]) -> None:
@@ -155,7 +161,7 @@ class ErrorBar(Resumable):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSum(AbstractAccumulator):
-    """The sum over all steps, by several rules that share the tapes of a step."""
+    """The sum over all steps, by several quadrature rules that share the tapes of a step."""
 
     domain: Domain
     rules: Mapping[str, Integrals]
@@ -169,7 +175,7 @@ class StepSum(AbstractAccumulator):
         return self.rules
 
     def add(self, step: Step, *, due: bool = False) -> dict[str, Tally]:
-        """Add one step at all blocks of points, by all rules."""
+        """Add one step at all blocks of points, for all quadrature rules."""
         tallies = {name: Tally() for name in self.rules}
         bar = self.error_bar
         for block in self.domain.blocks(step.segment):

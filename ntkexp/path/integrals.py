@@ -25,7 +25,7 @@ from ntkexp.path.rule.base import Substep
 from ntkexp.path.step import Step
 from ntkexp.path.step_kernel import StepBlock
 
-# --- Norms of the terms of one step, and the error of its closure Σᵢ Δ𝒮ᵢ = Δf.
+# --- Norms of the terms of one step, and the error of the equation Σᵢ Δ𝒮ᵢ = Δf (closure).
 
 
 class Rounding(NamedTuple):
@@ -82,7 +82,7 @@ class Tally:
         self.kernels = kernel.numel() > 0
 
     def miss(self, rounding: Rounding) -> Closure | None:
-        """Return the error of the closure if it exceeds the bound on the rounding error, else None.
+        """Return the error of Σᵢ Δ𝒮ᵢ = Δf if it exceeds the bound on the rounding error, else None.
 
         The bound is relative to the sizes of the outputs and of the contributions. If the outputs
         are not finite, return None, because the run is reported as diverged elsewhere.
@@ -137,7 +137,8 @@ class Integrals(Resumable):
     contributions: Float[Tensor, "query out train"]
     decay: Float[Tensor, "query out"]
     by_component: ComponentSums | None = field(default=None, kw_only=True)
-    # the change by gradients that are rounding errors, which Adam and similar optimizers amplify
+    # the change of the outputs by gradients that are only rounding error, which Adam and similar
+    # optimizers amplify
     rounding: Float[Tensor, "query out"] | None = field(default=None, kw_only=True)
 
     checkpointed: ClassVar[tuple[str, ...]] = (
@@ -197,7 +198,9 @@ class Integrals(Resumable):
 
     @property
     def without_examples(self) -> Float[Tensor, "query out"]:
-        """𝒟(x) plus the change by gradients that are rounding errors: the change by no example."""
+        """The change that no example caused: 𝒟(x), plus the change by gradients that are only
+        rounding error.
+        """
         if self.rounding is None:
             return self.decay.clone()
         return self.decay + self.rounding
@@ -282,7 +285,7 @@ class StepTotals(Resumable):
     ((0, 2, 3), [3.0, 3.0])
     """
 
-    zero: Float[Tensor, "query out *component"]  # NaN at points without integrals
+    zero: Float[Tensor, "query out *component"]  # zeros, and NaN at points without contributions
     most: int  # maximum number of stretches; even, so that all can be merged in pairs
     every: int = 1  # steps per stretch
     edges: list[int] = field(default_factory=lambda: [0])
@@ -294,7 +297,7 @@ class StepTotals(Resumable):
         rows: slice | Int[Tensor, " chosen"],
         added: Float[Tensor, "chosen out *component"],
     ) -> None:
-        """Add the change by a step at the points in `rows`."""
+        """Add the change of the outputs caused by a step, at the points in `rows`."""
         self.reach(step + 1)
         self.sums[bisect_right(self.edges, step) - 1][rows] += added
 
@@ -379,7 +382,7 @@ class ComponentSums(Resumable):
         """Add the shares of one step at the points in `rows`.
 
         `shares` are the changes of 𝒮 and 𝒟 by each component. `rounding` is the change by gradients
-        that are rounding errors.
+        that are only rounding error.
         """
         parts = torch.stack([parts for parts, _ in shares], -1)
         decay = torch.stack([decay for _, decay in shares], -1)
@@ -432,7 +435,7 @@ def mark_of(integrals: Mapping[str, Integrals]) -> Mark:
 
 
 def states(marks: Sequence[Mark]) -> list[dict[str, tuple[Tensor, Tensor]]]:
-    """Return the marks as plain data and tensors, for a checkpoint."""
+    """Return the sums at the ends of phases as plain data and tensors, for a checkpoint."""
     return [
         {name: (sums.contributions, sums.decay) for name, sums in mark.items()} for mark in marks
     ]

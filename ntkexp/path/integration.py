@@ -21,7 +21,9 @@ from ntkexp.shapes import Weights
 
 
 class Costs(NamedTuple):
-    """The numbers of arrays in memory at once, and of tapes per step."""
+    """The number of arrays that a method holds in memory at once, and the number of tapes per
+    step.
+    """
 
     rules: int  # arrays of contributions, one per rule
     kernels: int  # path kernels and snapshots
@@ -37,7 +39,7 @@ class AbstractIntegration(ABC):
     """
 
     path: Path
-    passes: ClassVar[int] = 1  # passes over the path; with one pass, additional points are cheap
+    passes: ClassVar[int] = 1  # number of passes over the path; if 1, additional points are cheap
 
     @property
     @abstractmethod
@@ -50,7 +52,9 @@ class AbstractIntegration(ABC):
         return self.path.details
 
     def facts(self, memory: Memory) -> dict[str, float]:
-        """Return named facts about the path, from the optimizer's state after training."""
+        """Return facts about the path for the report, by name, from the optimizer's state after
+        training.
+        """
         return {}
 
     @abstractmethod

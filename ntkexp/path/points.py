@@ -41,8 +41,8 @@ class Points:
     targets: Float[Tensor, "point out"] | None = None  # set if the explained measure needs targets
     train: int
     block: int
-    keep: bool  # True: cache the tapes at the latest two sets of weights (both ends of a step)
-    chosen: tuple[int, ...] | None = None  # outputs with integrals; None: all
+    keep: bool  # True: cache the tapes at both ends of the latest step
+    chosen: tuple[int, ...] | None = None  # outputs with path kernels and contributions; None: all
     kernels: Kernels = "all"
     cache: list[tuple[Weights, dict[int, Tape]]] = field(default_factory=list, repr=False)
 

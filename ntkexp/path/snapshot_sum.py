@@ -52,7 +52,9 @@ class Weight(NamedTuple):
 
 @dataclass(kw_only=True)
 class Moments(Resumable):
-    """The four sums over the steps since the latest snapshot. `elapsed` is the time since then."""
+    """The four sums over the steps since the latest kernel snapshot. `elapsed` is the time since
+    this snapshot.
+    """
 
     pull: Float[Tensor, "train out_"]  # Σ_s η_s ℓ′(s)
     late_pull: Float[Tensor, "train out_"]  # Σ_s (t_s − t_k) η_s ℓ′(s)
@@ -103,7 +105,9 @@ class SnapshotInterval(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Resumable):
-    """The latest two snapshots by one rule, the sums, and their estimated error."""
+    """The latest two kernel snapshots for one quadrature rule, the sums, and their estimated
+    error.
+    """
 
     integrals: Integrals
     totals: StepTotals  # one stretch per interval between snapshots
@@ -165,7 +169,7 @@ class SnapshotSum(AbstractAccumulator):
     moments: Moments
     arriving: Float[Tensor, "train out_"]  # Σ φηℓ′ of the latest snapshot, over the steps before it
     last: int  # the last step of the path
-    taken: int = 0  # number of snapshots
+    taken: int = 0  # number of snapshots so far
     span: float = 0.0  # time between the latest two snapshots
 
     checkpointed: ClassVar[tuple[str, ...]] = ("tracks", "moments", "arriving", "taken", "span")
