@@ -70,10 +70,10 @@ from ntkexp.optimizer.base import GUARD
 class StateAdjoint:
     """The adjoints a, b, d and e. The adjoints b, d and e are created when a step needs them."""
 
-    weights: Float[Tensor, "vector weight"]  # a
-    memory: Tensor | None = None  # b
-    latest: Tensor | None = None  # d
-    largest: Tensor | None = None  # e
+    weights: Float[Tensor, "vector weight"]  # a, for the weights θ
+    memory: Tensor | None = None  # b, for the momentum m
+    latest: Tensor | None = None  # d, for u of Adam
+    largest: Tensor | None = None  # e, for AMSGrad's running maximum t
 
     def back(
         self, step: TrainedStep, gradient: Float[Tensor, " weight"]
@@ -181,13 +181,15 @@ MeanName: TypeAlias = Literal["renormalised", "fixed"]
 
 
 class AbstractMean(ABC):
-    """The convention for the shares κ of the other examples if the weight of one changes."""
+    """The convention for the other examples' shares κ in the loss if the weight of one example
+    changes.
+    """
 
     @abstractmethod
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
     ) -> Float[Tensor, "group row"]:
-        """Return the share κ of each row, given the weights of the rows."""
+        """Return the share κ of each row in the loss, given the weights of the rows."""
 
     @abstractmethod
     def slopes(
@@ -206,7 +208,7 @@ class AbstractMean(ABC):
 
 
 class FixedMean(AbstractMean):
-    """The other examples keep their shares."""
+    """The other examples keep their shares in the loss."""
 
     def shares(
         self, batch: TakenBatch, weights: Float[Tensor, "#group row"]
