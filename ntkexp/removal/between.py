@@ -67,7 +67,8 @@ class Pair(NamedTuple):
 
 
 def slope(at: Pair, value: Pair, derivative: Tensor) -> Tensor:
-    """Return φ[x, x′], or `derivative` where x and x′ are equal up to rounding.
+    """Return the difference quotient φ[x, x′], or `derivative` where x and x′ are equal up to
+    rounding.
 
     `at` is the pair x, x′, and `value` is the pair φ(x), φ(x′).
 
@@ -323,7 +324,7 @@ def refuse_other_size(first: Tensor | float, second: Tensor | float, step: int) 
 
 
 LARGEST_CLOSURE = 1e-2
-"""Maximum relative error of the summed shares. Raise if it is larger, for whatever reason."""
+"""Maximum relative error of the summed shares. A larger error raises, whatever its cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,7 +337,7 @@ class Breakdown:
     by_step: Float[Tensor, "chosen step"]
     magnitude: Float[Tensor, " chosen"]  # M
     growth: float  # largest norm of the adjoint, relative to its norm at the end of training
-    emptied: int  # number of steps whose batch has no remaining example
+    emptied: int  # number of steps from whose batch all examples are left out
 
     @property
     def missed(self) -> float:
@@ -409,7 +410,8 @@ class TrainingPair:
     mean: AbstractMean
     together: int | None = None  # vectors per backward pass; None: all
     begun: int = 0  # the first step at which the runs differ
-    emptied: int = 0  # steps whose batch has no remaining example, in the last backward pass
+    # number of steps from whose batch all examples are left out, in the last backward pass
+    emptied: int = 0
 
     def breakdown(self, outputs: Jacobian, tell: Callable[[int], None]) -> Breakdown:
         """Split the change of the outputs among examples and steps.
@@ -548,7 +550,8 @@ def row_shares(
     `weight` are the weights of the examples in both training runs, and `rows` is γ·∇ℓ̄ᵢ.
     """
     per_weight = Pair(one.by_weight, other.by_weight)
-    # an empty batch has no mean: use the factor of the other training run
+    # all examples of the batch are left out, so it has no mean: use the factor of the other
+    # training run
     if not weight.second.any():
         per_weight = Pair(one.by_weight, one.by_weight)
     elif not weight.first.any():

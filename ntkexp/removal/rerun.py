@@ -44,7 +44,7 @@ from ntkexp.removal.retraining import AbstractRetraining, OutputsAt, split_chang
 from ntkexp.shapes import Function, Weights
 from ntkexp.text import short
 
-# --- Training that can be repeated with other weights of the examples.
+# --- Training that can be repeated with other example weights.
 #
 # The initial weights, batches and
 # step sizes remain the same.
@@ -104,7 +104,7 @@ class Rerun(TrainingRecipe):
 
     @cached_property
     def everyone(self) -> Float[Tensor, " train"]:
-        """The weights of the examples in the original training."""
+        """The example weights in the original training: ones."""
         return self.targets.new_ones(self.examples)
 
     def without(self, group: list[int]) -> Float[Tensor, " train"]:
@@ -130,7 +130,9 @@ class Rerun(TrainingRecipe):
     def mean_factor(
         self, drawn: Drawn, weighted: Float[Tensor, "*run row"]
     ) -> Float[Tensor, "*run"]:
-        """Return c, given `weighted` = tᵢwᵢ. For an empty batch, the value does not matter."""
+        """Return the factor c, given `weighted` = tᵢwᵢ. If all weights are zero, the value does not
+        matter.
+        """
         total = weighted.sum(-1)
         if self.loss.reduction == "sum":
             return torch.full_like(total, self.scale)
@@ -221,7 +223,7 @@ def bytes_of(parts: tuple[str, ...], frames: int, like: Float[Tensor, " weight"]
 
 
 class Taken(NamedTuple):
-    """A step of all training runs."""
+    """One step of all training runs."""
 
     step: int
     recorded: Mapping[str, Float[Tensor, "run weight"]]  # θ before, optimizer state after the step
@@ -370,7 +372,9 @@ class RerunAt(AbstractRetraining):
 def drifted(
     missed: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
 ) -> list[str]:
-    """Return a remark if the error `missed` of a repetition is too large relative to `changes`."""
+    """Return a remark if an exact repetition of training differs by `missed`, and this is too large
+    relative to `changes`.
+    """
     changed = float(changes.square().mean().sqrt())
     off = float(missed.square().mean().sqrt())
     if off <= LARGEST_REPEATED_ERROR * changed or off == changed == 0.0:

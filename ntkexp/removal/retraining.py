@@ -44,7 +44,7 @@ class AbstractRetraining(ABC):
     @property
     @abstractmethod
     def whole(self) -> Float[Tensor, "point out"]:
-        """The outputs after the original training with all examples."""
+        """The outputs after the original training, with all examples."""
 
     @abstractmethod
     def ends(
@@ -69,7 +69,8 @@ class AbstractRetraining(ABC):
     def doubts(
         self, repeated: Float[Tensor, "point out"], changes: Float[Tensor, "group point out"]
     ) -> list[str]:
-        """Return reasons to doubt these changes, or raise if they are meaningless.
+        """Return reasons to doubt the changes of the outputs. Raise if rounding errors dominate the
+        changes.
 
         `repeated` are the outputs after an exact repetition of the original training.
         """
@@ -303,10 +304,11 @@ class OutputsAt:
     """The chosen outputs as a function of the weights, concatenated from `parts`."""
 
     parts: Sequence[Callable[[Float[Tensor, " weight"]], Float[Tensor, " some"]]]
-    at_once: int | None = None  # gradients per backward pass; None: all gradients of a part
+    # number of gradients per backward pass; None: all gradients of a part
+    at_once: int | None = None
 
     def __call__(self, weights: Float[Tensor, " weight"]) -> tuple[Tensor, Tensor]:
-        """Return the outputs, and their gradients as rows."""
+        """Return the outputs, and the gradient of each output as a row."""
         with plain_kernels():
             values = [part(weights).detach() for part in self.parts]
             slopes = [jacrev(part, chunk_size=self.at_once)(weights) for part in self.parts]
