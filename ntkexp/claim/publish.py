@@ -75,7 +75,8 @@ def publish(
     entries: Entries,
     trust: Sequence[str] = (),
 ) -> list[str]:
-    """Write the verdicts of the claims, and return the names of all published claims.
+    """Write the verdicts on claims into the published folder, and return the names of all published
+    claims.
 
     `records` are the judged claims, and `entries` are all entries of the register. Raise if there
     is nothing to publish, or if a published verdict contradicts its tables.
@@ -151,13 +152,13 @@ def remove_tables(folder: Path) -> None:
 
 
 def deciding_rows(look: Look, table: pd.DataFrame) -> list[Any]:
-    """Return the index of the rows that any rule of the look selects."""
+    """Return the index of the rows that at least one rule of the look selects."""
     index = {row for rule in look.expectation for row in select_rows(table, rule.where).index}
     return sorted(index)
 
 
 def columns_of(look: Look) -> set[str]:
-    """Return the columns that the rules of a look read."""
+    """Return the columns that the rules of a look use."""
     columns = {*ALWAYS}
     for rule in look.expectation:
         columns |= {*rule.where, *rule.each, getattr(rule, "along", "")}
@@ -165,7 +166,7 @@ def columns_of(look: Look) -> set[str]:
 
 
 def draws_of(claim: Claim, composer: Composer, trust: Sequence[str]) -> dict[str, str]:
-    """Describe the random draws of a seed of each look. Omit looks whose data are missing."""
+    """Describe, for each look, what its seeds draw at random. Omit looks whose data are missing."""
     words: dict[str, str] = {}
     for name, look in claim.looks.items():
         equal = next((other for other in words if draws_equal(claim.looks[other], look)), None)
@@ -230,7 +231,7 @@ def verdict_fields(record: ClaimRecord, entry: RegisterEntry) -> dict[str, Any]:
 def look_on_record(
     looks: Mapping[str, Any], entry: RegisterEntry, **circumstances: Any
 ) -> Mapping[str, Any] | None:
-    """Return the last recorded outcome of a register entry that equals this outcome.
+    """Return the last outcome in a register entry that equals the outcome of this record.
 
     Only outcomes at default size count. `circumstances` are fields, such as the date, that must be
     equal as well. Return None if there is no such outcome.
@@ -463,12 +464,12 @@ def differences(
         findings[name] = judge_table(looks[name], table)
     findings = weigh_control(findings, claim.protocol)
 
-    # The verdict on the claim, from the main and the second look
+    # Compare the verdict on the claim, which follows from the main and the second look
     verdict = pair_verdict(findings["main"].verdict, findings["second"].verdict)
     if row["verdict"] != verdict:
         yield f"verdict is {row['verdict']}, and the tables say {verdict}"
 
-    # The verdict on each look
+    # Compare the fields of each look
     for name, finding in findings.items():
         numbers = (finding.figure, finding.low, finding.high)
         size = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)

@@ -186,7 +186,7 @@ def with_changes(tree: Tree, change: Tree, name: str) -> dict[str, Any]:
     changed = {**tree, "runs": with_changed_runs(tree.get("runs", {}), change, name)}
     if "seeds" in change:
         changed["seeds"] = change["seeds"]
-        changed.pop("looks", None)  # the planned stages do not fit the new seeds
+        changed.pop("looks", None)  # the planned stages do not match the new number of seeds
     for key in ("looks", "null"):
         if key in change:
             changed[key] = change[key]
@@ -250,7 +250,7 @@ def merge_rules(before: Any, change: Any) -> Any:
 
 
 def build_look(tree: Tree, name: str, builder: Builder) -> Look:
-    """Build one look. Error messages name the control or the second look."""
+    """Build one statistical test (look). Error messages name the control or the second look."""
     with mistakes_in("" if name == MAIN else f"{name}: "):
         seeds = seeds_of(tree["seeds"])
         if len(seeds) < 2:
@@ -369,9 +369,8 @@ def mistakes_in(name: str) -> Iterator[None]:
 
 
 def build_sweep(name: str, fields: Any, seeds: Sequence[int]) -> Definition:
-    """Build a sweep of single-threaded runs, whose results do not depend on the number of workers.
-
-    A setting `threads` in the base takes precedence.
+    """Build a sweep of single-threaded runs, so that results do not depend on the number of
+    workers. A setting `threads` in the base takes precedence.
     """
     if not isinstance(fields, Mapping):
         raise Mistake(f"runs.{name}={spell_value(fields)}: it takes axes and base, as a sweep does")

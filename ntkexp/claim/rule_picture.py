@@ -1,4 +1,4 @@
-"""Pictures of rules: the judged rows of a part, and its expected range."""
+"""Pictures of one rule of a claim: the judged rows and the expected range."""
 
 from __future__ import annotations
 

@@ -149,7 +149,6 @@ class Learner:
 
 
 def flat(weights: Weights) -> Float[Tensor, " weight"]:
-    """Return all weights as one vector."""
     return torch.cat([weight.detach().flatten() for weight in weights.values()])
 
 

@@ -478,7 +478,7 @@ class LateGeneralising(AbstractTrial):
     The same network learns the same examples at each α, with f = α (g(θ) − g(θ₀)), the loss
     ½‖f − y‖², and targets y one-hot minus 1/C. A large α makes training lazy, a small α rich.
 
-    There is a row for each α and for each `station`:
+    There is a row for each α and for each `station` of training:
 
         fitted           when all training examples are first classified correctly
         generalised      when the accuracy on test examples first reaches `level`
