@@ -115,7 +115,8 @@ class ByStep(NamedTuple):
 
 
 class ByComponent(NamedTuple):
-    """The shares of the components in contributions, decay and stretches of steps.
+    """The shares of groups of parameters (components) in the contributions, in the decay, and in
+    each stretch of steps.
 
     The last axis of each array is the component.
     """
@@ -245,7 +246,8 @@ def explained_rule(rules: Iterable[str]) -> str | None:
 
 
 def called(kind: str, rule: str, explained: str) -> str:
-    """Return the name of the array of a kind by a rule. `explained` is the preferred rule.
+    """Return the name of the array with this kind and quadrature rule. `explained` is the preferred
+    rule.
 
     >>> called("contribution", "left", "secant"), called("contribution", "left", "left")
     ('contribution_left', 'contribution')
@@ -368,7 +370,7 @@ class LeaveOut:
     actual: NDArray[np.float64]
 
     def alone(self, examples: int) -> NDArray[np.float64] | None:
-        """Return the actual change without each example, [query, out, example].
+        """Return the measured change of the outputs without each example, [query, out, example].
 
         Return None if not every example was left out alone.
         """
@@ -483,7 +485,7 @@ class Removal:
     by_step: NDArray[np.float64]
     growth: float  # growth of the adjoint in the backward pass
     repeated: float  # difference of an exact repetition from the run, relative to the change
-    emptied: int  # number of steps whose batch has no remaining example
+    emptied: int  # number of steps from whose batch all examples are left out
 
     @property
     def closure(self) -> float:
@@ -509,7 +511,7 @@ def key(example: Sequence[int], query: Sequence[int]) -> str:
 
 
 def write_removal(run: Path, removal: Removal) -> None:
-    """Write a removal into a run folder. It counts only when it is complete."""
+    """Write a removal into a run folder. Write the file that marks it as complete last."""
     folder = run / REMOVAL_FOLDER
     name = key(removal.example, removal.query)
     folder.mkdir(exist_ok=True)

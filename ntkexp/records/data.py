@@ -75,7 +75,9 @@ def read_data(path: Path) -> dict[str, NDArray[np.generic]]:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A file of `rows` rows of `size` numbers with the dtype `kind`. `of` is the run's identity."""
+    """A file with `rows` rows of `size` numbers with the dtype `kind`. `of` is the run's
+    identity.
+    """
 
     path: Path
     rows: int

@@ -71,7 +71,7 @@ class TrainingStore:
         return outputs
 
     def missing(self, trainings: Sequence[TrainingWithout]) -> list[TrainingWithout]:
-        """Return the distinct retrainings without stored outputs."""
+        """Return the retrainings whose outputs are not stored, without repetitions."""
         return [training for training in dict.fromkeys(trainings) if self.read(training) is None]
 
 

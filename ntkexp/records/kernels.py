@@ -273,7 +273,7 @@ def refuse_odd_kernels(path: Path, lengths: Mapping[str, int]) -> None:
 
 
 def read_steps(path: Path) -> NDArray[np.int64]:
-    """Return the step of each snapshot, or −1 for snapshots that are not written."""
+    """Return the step of each kernel snapshot, or −1 for snapshots that are not written."""
     return np.asarray(get_array(open_store(path), "step")[...], dtype=np.int64)
 
 

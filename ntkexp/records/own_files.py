@@ -15,7 +15,7 @@ from ntkexp.mistake import NoPlace
 from ntkexp.text import several
 
 HALF_WRITTEN = r"(\.[^/]+\.[0-9a-f]{8}|[^/]+\.[0-9a-f]{32})\.partial"
-"""A pattern for the temporary files of `records.atomic` and zarr."""
+"""A pattern for the names of temporary files of `records.atomic` and of zarr."""
 
 STORED = rf"(.*/)?(zarr\.json|c(/\d+)*|{HALF_WRITTEN})"
 """A pattern for the files of a zarr store: zarr.json, chunks, and temporary files of chunks."""
