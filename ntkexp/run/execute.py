@@ -115,7 +115,8 @@ def carry_through(
     folder = request.folder
     with clock.times("prepare"):
         of = identity(experiment)
-        fix_circumstances(experiment, 1)  # one thread is enough for the survey
+        # use one thread for the survey, a forward pass at two points
+        fix_circumstances(experiment, 1)
         surveyed = survey(experiment)
         threads = threads_of(request, saved, surveyed)
         torch.set_num_threads(threads)
@@ -341,9 +342,8 @@ def rebuild_experiment(folder: RunFolder, trusted: tuple[str, ...]) -> Experimen
 
 
 def state_left(request: RunRequest) -> Checkpoint | None:
-    """Return the checkpoint of an earlier attempt, or None.
-
-    If there was an attempt without a usable checkpoint, warn with the reason.
+    """Return the checkpoint of an earlier attempt, or None. If an earlier attempt left no usable
+    checkpoint, warn with the reason.
     """
     folder = request.folder
     progress = request.progress

@@ -25,7 +25,9 @@ Way: TypeAlias = Literal["back", "effects"]
 
 
 class AbstractListener(ABC):
-    """Callbacks of a run, for files, logs and progress. By default, callbacks do nothing."""
+    """Callbacks of a run, for example to write files and to show progress. By default, they do
+    nothing.
+    """
 
     @property
     @abstractmethod
@@ -39,7 +41,7 @@ class AbstractListener(ABC):
         return trajectory
 
     def on_remark(self, text: str) -> None:
-        """Announce a computation."""
+        """Announce a long computation to the user."""
 
     def on_row(self, row: Row) -> None:
         """Receive the metrics of a step."""

@@ -188,7 +188,7 @@ def unit_selectivity(setting: Setting, weights: Weights) -> float | None:
             activity(module.network, partial(called, module, weights, (part,))) for part in parts
         ]
         units = [part for part in activities if part is not None]
-        # a standard deviation needs two points
+        # selectivity needs the standard deviation over at least two points
         if not units or phase.stop - phase.start < 2:
             return None
         deviations.append(torch.cat(units).std(0))
