@@ -126,7 +126,9 @@ def compare_results(first: Run, second: Run) -> pd.DataFrame:
 
 
 def numbers_of_one_alone(first: Run, second: Run) -> tuple[list[str], list[str]]:
-    """Return the names of quantities that only the first run has, and that only the second has."""
+    """Return the names of quantities that only the first run has, and the names that only the
+    second has.
+    """
     first_names = list(quantities(first))
     second_names = list(quantities(second))
     return (

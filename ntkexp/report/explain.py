@@ -317,7 +317,9 @@ def format_explanation(explanation: Explanation, top: int) -> str:
 
 
 def notes(explanation: Explanation) -> list[str]:
-    """Return the remarks below the tables, which explain the output and easily confused columns."""
+    """Return the remarks below the tables. They explain the output, and columns that are easily
+    confused.
+    """
     remarks = [explanation.sharing]
     if explanation.movement is not None:
         remarks.append(explanation.movement.sentence)

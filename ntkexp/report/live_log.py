@@ -55,7 +55,7 @@ def ladder_name(split: str, machine: str) -> str:
 
 
 class AbstractLog(ABC):
-    """A destination of measured numbers.
+    """A service or file to which the measured numbers of a run are sent.
 
     Callers call `begin`, `write` for each step, `conclude`, and `end`. Each method may raise any
     error.
@@ -288,7 +288,7 @@ class LiveLog:
         self.survive("with the ladder", lambda: self.log.conclude(errors, step))
 
     def survive(self, when: str, act: Callable[[], None]) -> None:
-        """Call `act`. If it raises, warn and never use the log again."""
+        """Call `act`. If it raises, show a warning, and never use the log again."""
         try:
             if self.works:
                 act()

@@ -25,7 +25,7 @@ MIN_ESTIMATE_SECONDS = 0.5
 """The duration of a task is estimated only after this time."""
 
 LONG_TASK_SECONDS = 10.0
-"""Shorter tasks are not displayed."""
+"""The progress of shorter tasks is not displayed."""
 
 
 def progress_listener(quiet: bool, hint: str = "") -> AbstractProgress:

@@ -68,9 +68,8 @@ class Attribution(xr.Dataset):  # type: ignore[no-untyped-call]  # xarray inspec
     _find: FindExample
 
     def showing(self, find: FindExample) -> Attribution:
-        """Set the callback that supplies the examples shown in a notebook.
-
-        A selection of this data set has no callback. It shows the names of examples only.
+        """Set the callback that returns the examples for the table in a notebook. A selection of
+        this data set has no callback, so its table shows only the names of examples.
         """
         self._find = find
         return self

@@ -123,8 +123,8 @@ def main_split(results: Sequence[Result]) -> str:
 class Likeness(StrEnum):
     """The result of comparing a kernel machine with the network on one split."""
 
-    EXACT = "exact"  # the error is at most the rounding error
-    MISSES = "misses"  # the error is larger
+    EXACT = "exact"  # the error is at most the bound on the rounding error
+    MISSES = "misses"  # the error is larger than the bound on the rounding error
     BROKEN = "broken"  # outputs of the kernel machine are not finite
     LOST = "lost"  # outputs of the network are not finite
     STILL = (
@@ -160,7 +160,7 @@ SPOKEN = {
     "left": "the textbook sum",
     "frozen_start": "the frozen kernel",
 }
-"""The kernel machines that the sentence mentions, in this order, with their names."""
+"""The kernel machines that the sentence mentions, in this order, with their names in words."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,8 @@ def on_splits(here: Sequence[str], splits: Sequence[str]) -> str:
 
 
 def name_splits(here: Sequence[str], splits: Sequence[str]) -> str:
-    """List the splits `here`, or write "both splits" or "all N splits" if these are all.
+    """List the splits `here` in words. If these are all splits, write "both splits" or "all N
+    splits".
 
     >>> name_splits(["train"], ["train", "test"]), name_splits(["train", "test"], ["train", "test"])
     ('train', 'both splits')
@@ -370,13 +371,13 @@ CLAUSES = {
     Likeness.STILL: "cannot be told from {} that moved by no more than rounding",
     Likeness.SILENT: "has no result for {}",
 }
-"""Templates of the clause, by likeness and in this order.
-
-The fields are the networks and their errors.
+"""The template of the clause for each `Likeness`, in the order of the sentence. The fields are the
+number of networks and their errors.
 """
 
 DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Likeness.STILL)
-"""Priorities for combining splits: a run gets the first likeness of these that one of its rows has.
+"""The order in which splits are combined: a run gets the first `Likeness` in this list that one of
+its rows has.
 """
 
 

@@ -68,7 +68,7 @@ POWER = 0.8
 MAX_REPETITIONS = 1000
 """If a decision needs more repetitions, their number is not reported."""
 ROUNDING = 1e-9
-"""Clip values outside their range by at most this fraction of the largest value."""
+"""Values that are outside their range by at most this fraction of the largest value are clipped."""
 LARGEST_LOG = math.log(sys.float_info.max)
 LARGEST_LOG_ODDS = 700.0  # exp overflows beyond
 

@@ -31,7 +31,7 @@ MIN_CURVATURE = 1e-9
 
 Array: TypeAlias = NDArray[np.float64]
 Unit: TypeAlias = NDArray[np.int64]
-"""The indices of the runs that form one independent repetition."""
+"""The indices of runs that together are one independent repetition."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ Draw: TypeAlias = Callable[[Run], Figure | None]
 
 
 def exhibition(analysis: Analysis, runs: Mapping[Path, Run]) -> Iterator[Picture]:
-    """Yield the pictures of a sweep, drawn by the modules in `together`. Power laws come first."""
+    """Yield the pictures of a sweep, which the modules in `together` draw. Power laws come
+    first.
+    """
     with house_style():
         for name in sorted(module_names(together), key=lambda name: name != "laws"):
             module = import_module(f"{together.__name__}.{name}")
@@ -223,7 +225,9 @@ class Theory:
 
 @dataclass(frozen=True)
 class Panel:
-    """The content of one panel: networks, their own process, and the other processes."""
+    """The content of one panel: the networks, the Gaussian process that theory predicts for them,
+    and the other processes.
+    """
 
     title: str
     networks: NDArray[np.float64]  # outputs, [network, input]

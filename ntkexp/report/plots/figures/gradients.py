@@ -27,7 +27,7 @@ from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, he
 from ntkexp.report.run import Run
 from ntkexp.text import short
 
-MAX_STATIONS = 4  # points of the path at which gradients are drawn
+MAX_STATIONS = 4  # largest number of steps at which gradients are drawn
 HEIGHT_INCHES = 0.9  # length of the longest gradient
 WIDTH_INCHES = 1.7  # distance from the first to the last station
 MAX_PARAMETER_LETTERS = 14
@@ -36,7 +36,7 @@ Array = NDArray[np.float64]
 
 
 class Course(NamedTuple):
-    """Two training examples, and their gradients along the path."""
+    """The lengths and inner products of the gradients at two training examples, along the path."""
 
     pair: tuple[int, int]
     moved: Array  # ‖θ_s − θ_0‖/‖θ_0‖
@@ -55,7 +55,7 @@ class Course(NamedTuple):
 
 
 def read(run: Run) -> Course | None:
-    """Read the gradients of the pair.
+    """Read the lengths and inner products of the gradients at the pair of examples.
 
     Return None if fewer than two kernels between training examples are stored.
     """
@@ -106,7 +106,7 @@ def draw(run: Run) -> Figure | None:
 
 
 def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
-    """Draw both gradients at some points of the path, symmetrically about the vertical."""
+    """Draw both gradients as arrows at some steps of the path, symmetrically about the vertical."""
     end = course.moved.max()
     stations = stations_of(course.moved / end)
     moved = course.moved[stations]
@@ -134,7 +134,9 @@ def draw_pairs(axes: Axes, course: Course, names: list[str]) -> None:
 
 
 def stations_of(places: Array) -> list[int]:
-    """Return the indices of points of the path that are far enough apart, from the start."""
+    """Choose snapshots that are far enough apart on the path to be drawn side by side. Return their
+    indices.
+    """
     stations = [0]
     for k in range(1, len(places)):
         if places[k] - places[stations[-1]] >= 0.9 / (MAX_STATIONS - 1):
