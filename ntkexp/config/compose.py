@@ -275,7 +275,9 @@ class Resolved:
 
 
 def completed(tree: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return `tree` with missing keys filled from `fields`, the values with class defaults."""
+    """Return `tree`. Take missing keys from `fields`, which includes the default values of
+    classes.
+    """
     return {
         key: completed(item, fields.get(key, {})) if isinstance(item, dict) else item
         for key, item in (fields | tree).items()
@@ -311,7 +313,7 @@ class Composer:
         given = {override.key: override for override in map(split, overrides)}
         picked = {key: read_option(given[key], choices) for key in self.groups if key in given}
 
-        # copy the merged tree of these options
+        # copy the cached tree of these options
         selection = tuple(sorted(picked.items()))
         if selection not in self.assembled:
             self.assembled[selection] = assemble(picked, choices)
