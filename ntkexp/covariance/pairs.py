@@ -140,7 +140,7 @@ class Pairs:
         return stored.view(shape)
 
     def restrict(self, values: Tensor, wanted: Pairs) -> Tensor:
-        """Select the values of a subset of the pairs."""
+        """Select the values of the pairs `wanted`, a subset of the pairs."""
         first = values.dim() - 2 * len(self.pixels)
         for axis, stored in enumerate(self.offsets):
             if stored != wanted.offsets[axis]:
