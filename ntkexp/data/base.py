@@ -173,8 +173,8 @@ def add_label_noise(
 
 
 def share(count: int, number: int, phases: int) -> int:
-    """Return the number of examples or steps in phase `number`. Shares are equal; the first are
-    rounded up.
+    """Return the number of examples or steps in phase `number`, if `count` are divided equally. The
+    first phases are rounded up.
 
     >>> [share(128, number, 3) for number in range(3)]
     [43, 43, 42]
