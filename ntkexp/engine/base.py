@@ -106,7 +106,8 @@ class Task:
     name: str
     job: AbstractJob
     logs: str  # the folder for scripts and logs of the engine
-    home: str = field(default_factory=os.getcwd)  # the working folder, for relative paths
+    # the working folder, from which workers resolve relative paths
+    home: str = field(default_factory=os.getcwd)
     threads: int = 1
 
 
@@ -194,8 +195,8 @@ class Unfinished(RuntimeError):
 def reason_of_loss(event: Event, place: Path) -> str:
     """Return the reason why a worker was lost, or "" if the event reports no loss.
 
-    Raise `Unfinished` if a job failed, because the other jobs for the result at `place` would fail,
-    too.
+    If a job failed, raise `Unfinished`, because the other jobs for the result at `place` would also
+    fail.
     """
     match event:
         case Ended(how="failed" | "broken"):
@@ -246,7 +247,7 @@ def blocked(number: signal.Signals) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# --- Engines by their spelling on the command line, KIND[:WHERE].
+# --- Engines, as written on the command line: KIND[:WHERE].
 
 
 ENGINE_MODULES = {
@@ -258,7 +259,8 @@ SPELLINGS = "local, dask:ADDRESS, dask:scheduler.json or slurm:KEY=VALUE,…"
 
 
 def choose(spelling: str, workers: int | None) -> AbstractEngine:
-    """Return the engine with this spelling.
+    """Return the engine that a text such as `local` or `slurm:KEY=VALUE` on the command line
+    specifies.
 
     The engine's module is imported here, because some engines need an optional dependency. Raise
     if the engine is unknown or unavailable.
@@ -287,7 +289,9 @@ def ignore(event: Event) -> None:
 
 
 def work(task: Task, tell: Tell = ignore) -> Ended:
-    """Carry out a task, and return its end with its warnings. Turn exceptions into endings."""
+    """Carry out a task, and return its `Ended` event with all warnings. Convert an exception to an
+    ending.
+    """
     texts: list[str] = []
 
     def hear(event: Event) -> None:
