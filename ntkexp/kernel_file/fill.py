@@ -66,7 +66,7 @@ def fill(
     force: bool = False,
     progress: AbstractProgress | None = None,
 ) -> KernelMatrix:
-    """Begin, continue or check the file of a kernel, and return the finished matrix.
+    """Begin or continue the file of a kernel, or check a finished file. Return the finished matrix.
 
     Args:
         kernel: The kernel to be computed.
@@ -398,8 +398,8 @@ def split_tiles(tiles: Sequence[Tile], seconds: float, workers: int) -> list[Seq
     return [tiles[start:end] for start, end in pairwise(bounds)]
 
 
-# --- Estimates: core seconds = remaining pairs of points · seconds per pair, where the latter are
-# measured on a few points.
+# --- Estimates: core seconds = remaining pairs of points · seconds per pair. The seconds per pair
+# are measured on a few points.
 
 
 LITTLE_WORK_SECONDS = 10.0
