@@ -305,7 +305,7 @@ class LayerNorm(AbstractNorm):
 
 
 class ChannelNorm(nn.LayerNorm):
-    """Layer norm over the first axis of an example."""
+    """Layer norm over the channels, the first axis of an example."""
 
     def __init__(self, channels: int, eps: float, affine: bool) -> None:
         super().__init__(channels, eps, affine, dtype=torch.float64)

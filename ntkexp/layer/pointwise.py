@@ -76,7 +76,8 @@ class AbstractPointwise(AbstractLayer):
 
     def dual(self, q1: Tensor, c: Tensor, q2: Tensor) -> tuple[Tensor, Tensor]:
         """Return κ and κ̇. The arguments are broadcast."""
-        raise NotImplementedError(type(self).__name__)  # `carry` has raised before
+        # not reached, because `carry` raises for such layers
+        raise NotImplementedError(type(self).__name__)
 
     def alone(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """Return κ(q, q, q) and κ̇(q, q, q), if possible by a formula without cancellation."""
