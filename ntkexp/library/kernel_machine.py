@@ -45,8 +45,8 @@ Form = Literal["matrix", "diagonal", "blocks"]
 
 @dataclass(frozen=True)
 class LearnedMachine:
-    """The result of `fit`: for each matrix K of the kernel, the modes of K and a = g(K + ridge) (y
-    − f_0).
+    """The result of `fit`: for each matrix K of the kernel, the eigendecomposition (modes) of K and
+    a = g(K + ridge) (y − f_0).
     """
 
     x: Any
@@ -220,7 +220,9 @@ class KernelMachine:
     # --- Values of the kernel, and of f_0
 
     def gain(self, examples: int) -> AbstractGain:
-        """Return g for a loss that is the mean over the examples."""
+        """Return the gain g of the chosen training, for a loss that is the mean over `examples`
+        examples.
+        """
         if self.steps is not None and self.step_size is not None:
             return DescentGain(self.step_size / examples, self.steps)
         return FlowGain(self.time / examples)
@@ -320,7 +322,8 @@ class KernelMachine:
 
 
 def as_matrices(kernel: Any, width: int) -> tuple[Form, list[Float[Tensor, "row column"]]]:
-    """Return the form of a kernel, and its matrices in double precision.
+    """Return the form of a kernel ("matrix", "diagonal" or "blocks"), and its matrices in double
+    precision.
 
     >>> form, matrices = as_matrices(torch.ones(4, 2, 3, 2), width=2)
     >>> form, [list(matrix.shape) for matrix in matrices]
@@ -365,7 +368,7 @@ def as_doubles(given: Tensor | np.ndarray[Any, Any], name: str) -> Tensor:
 
 
 def split(values: Float[Tensor, "train out"], form: Form) -> list[Float[Tensor, "entry column"]]:
-    """Split the values into the right-hand sides of these systems."""
+    """Split the values into the right-hand sides of the independent systems of equations."""
     match form:
         case "matrix":
             return [values]
