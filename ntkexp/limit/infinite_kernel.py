@@ -104,7 +104,7 @@ class BlockSlices:
 
 @dataclass(frozen=True)
 class KernelBlock:
-    """Both kernels of a block."""
+    """The NNGP kernel and the tangent kernel of a block."""
 
     place: BlockSlices
     nngp: Float[Tensor, "row column"]
@@ -152,8 +152,8 @@ def compute(
     engine: Engine = "auto",
     threads: int | None = None,
 ) -> KernelBlock:
-    """Compute one block of both kernels between `x1` and `x2` (by default `x1`), within about
-    `budget` of memory.
+    """Compute one block of the NNGP kernel and the tangent kernel between `x1` and `x2` (by default
+    `x1`), within about `budget` of memory.
     """
     left = net.side(x1[place.rows])
     right = left
@@ -181,7 +181,7 @@ def blocks(
     threads: int | None = None,
     side: int | None = None,
 ) -> Iterator[KernelBlock]:
-    """Compute all blocks of both kernels, one at a time."""
+    """Compute all blocks of the NNGP kernel and the tangent kernel, one at a time."""
     columns = None if x2 is None else len(x2)
     for place in block_slices(net, len(x1), columns, side):
         yield compute(net, place, x1, x2, budget=budget, engine=engine, threads=threads)
@@ -191,7 +191,7 @@ MAX_THREADS = 10**9
 
 
 class InfiniteKernels(NamedTuple):
-    """Both kernels of an infinitely wide network."""
+    """The NNGP kernel and the tangent kernel of an infinitely wide network."""
 
     nngp: Float[Tensor, "row column"]
     """The covariance of the outputs before training."""

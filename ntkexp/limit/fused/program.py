@@ -52,7 +52,8 @@ UNEQUAL_BRANCHES = "a layer whose branches get smaller in different steps"
 
 @dataclass(frozen=True)
 class Level:
-    """The operations on images of one size; `pairs` are the pixel pairs that they compute.
+    """The operations on images of one size. `pairs` holds the pixel pairs at which they compute
+    kernels.
 
     The registers `arrivals` are averages from the previous, finer level; the first level starts
     with the inputs. `coarsenings` average registers for the next level.
@@ -124,7 +125,7 @@ def joined(operations: Operations, clean: set[int]) -> Operations:
     """Fuse each affine layer with the piecewise-linear activation after it, and drop redundant
     CLEARs.
 
-    `clean` are the registers that initially are zero outside the image.
+    `clean` contains the registers (tiles) that are initially zero outside the image.
     """
     merged: list[Operation] = []
     for operation in operations:

@@ -48,7 +48,8 @@ MARGIN = 64
 
 
 class VectorSides(NamedTuple):
-    """Fields of the left vectors, [example, field], and of the right vectors, [field, example].
+    """Fields (functions of the variance) of the left vectors, [example, field], and of the right
+    vectors, [field, example].
 
     `spread` lists the left fields that are copied to every column. If `same`, the left vectors are
     the first right vectors, and pairs below the diagonal are not computed.
@@ -195,7 +196,7 @@ STRIP_ROWS = 128
 def kernels_of_vectors(
     program: TileProgram, left: Side, right: Side, same: bool, threads: int
 ) -> Kernels:
-    """Compute both kernels of a block of vectors."""
+    """Compute the NNGP kernel and the tangent kernel of a block, for examples that are vectors."""
     shape = (len(left.x), len(right.x))
     kernels = left.x.new_empty(shape), left.x.new_empty(shape)
     nngp = kernels[0].numpy()
@@ -243,10 +244,11 @@ def program_of(level: Level, table: Tables) -> CompiledProgram:
 
 
 def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[SubBlock]:
-    """Cut a strip into sub-blocks of PIECE columns, and of rows for about two sub-blocks per
-    thread.
+    """Cut a strip of rows into sub-blocks. Each has PIECE columns, and so many rows that every
+    thread gets about two sub-blocks.
 
-    If both sides are the same, the first sub-block of each group of rows begins on the diagonal.
+    If left and right vectors are the same, the first sub-block of each group of rows begins on the
+    diagonal.
     """
     rows = strip.stop - strip.start
     height = rows if threads == 1 else max(1, rows // (2 * threads))
@@ -283,7 +285,7 @@ def kernels(
     threads: int,
     budget: MemoryBudget,
 ) -> Kernels:
-    """Compute both kernels of a block."""
+    """Compute the NNGP kernel and the tangent kernel of a block."""
     if len(net.shape) == 1:
         return kernels_of_vectors(program, left, right, same, threads)
     field_numbers = [
@@ -314,7 +316,8 @@ def kernels(
 def kernels_of_images(
     program: TileProgram, left: Side, right: Side, same: bool, threads: int, budget: MemoryBudget
 ) -> Kernels:
-    """Compute both kernels after `program.end`, or of the outputs if `program.end` is None.
+    """Compute the NNGP kernel and the tangent kernel of a block of images: after the layer
+    `program.end`, or of the outputs if `program.end` is None.
 
     In the second case, apply the remaining layers in torch to one sub-block after the other. If
     both sides are the same, fill only sub-blocks on and above the diagonal.
