@@ -50,7 +50,7 @@ class Training:
 
     @property
     def manner(self) -> str:
-        """A description of the training, for kernel machines that repeat it."""
+        """A description of the training, for the table rows of kernel machines that repeat it."""
         return f"flow to t={self.time:.4g}" if self.is_flow else "same steps"
 
 
@@ -142,7 +142,7 @@ class Evidence:
         return self.limit
 
     def elsewhere(self, rule: str) -> Float[Tensor, "point integrated train"]:
-        """Return 𝒮 by a rule at all points except the training examples."""
+        """Return the contributions 𝒮 by a path rule, at all points except the training examples."""
         return self.paths[rule].contributions[self.train - self.read.start :]
 
     def explained(self, outputs: Float[Tensor, "query out"]) -> Float[Tensor, "query explained"]:
@@ -181,10 +181,8 @@ class Prediction:
 
 
 class AbstractMachine(Component):
-    """A kernel machine, which is one row of the comparison.
-
-    A `control` is not an explanation of the network, so it is never named as the nearest kernel
-    machine.
+    """A kernel machine, which is one row of the comparison. A `control` does not explain the
+    network, so reports never name it as the nearest kernel machine.
     """
 
     control: ClassVar[bool] = False
