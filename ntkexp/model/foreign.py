@@ -28,7 +28,7 @@ from ntkexp.model.base import LearningTask
 from ntkexp.model.functional import hooked, training_modes
 from ntkexp.records.atomic import read_object
 
-# --- Adapt a foreign module to the inputs of the data and the outputs of the loss.
+# --- Adapt a foreign module to the data's inputs, and to the outputs that the loss needs.
 #
 #     tokens → integers      outputs [example] → [example, 1]      new tensors → dtype of inputs
 #
@@ -49,7 +49,7 @@ class Adapted(nn.Module):
         return outputs[:, None] if outputs.dim() == 1 else outputs
 
     def answer(self, x: Float[Tensor, "example *shape"]) -> object:
-        """Return the output of the foreign module, whatever its type."""
+        """Return the output of the foreign module, of any type."""
         with default_dtype(x.dtype):
             return self.module(x.long() if self.tokens else x)
 
@@ -179,7 +179,7 @@ def refuse_chance(given: str, module: Adapted, again: Adapted) -> None:
             )
 
 
-# --- Load Python files of the user, and let them import their neighbours.
+# --- Load Python files of the user, and let them import other files in their folder.
 #
 # Loading a file runs its code. The command line asks the user for permission first.
 
