@@ -113,7 +113,7 @@ class Modes:
     vectors: Float[Tensor, "entry mode"]
 
     def at(self, gain: AbstractGain, ridge: float = 0.0) -> Learned:
-        """Return the map B ↦ g(R) B with R = kernel + ridge."""
+        """Return the map B ↦ g(R) B, with the gain g and R = kernel + ridge."""
         refuse_negative(ridge)
         gains = gain(self.values + ridge)[:, None]
         return lambda right: self.vectors @ (gains * (self.vectors.mH @ right))

@@ -296,7 +296,9 @@ class TrainedNetworks:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The comparison of one kind of networks with one process. NaN if outputs are not finite."""
+    """The comparison of one kind of networks with one Gaussian process. Its numbers are NaN if
+    outputs are not finite.
+    """
 
     networks: str
     process: str
@@ -317,9 +319,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Reference:
-    """A process in units of its standard deviation, at the compared points."""
+    """A Gaussian process in units of its standard deviation, at the points where networks are
+    compared with it.
+    """
 
-    process: TrainedNetworks  # networks with this process
+    # the networks that this process describes, with its mean and covariance
+    process: TrainedNetworks
     train: int  # number of training examples
     count: int  # number of networks that are compared with the process
 
@@ -439,13 +444,15 @@ def ensemble(
 
 
 def comparisons(kinds: Sequence[TrainedNetworks], train: int) -> list[Comparison]:
-    """Compare every kind of networks with every process, at points outside the training set."""
+    """Compare every kind of networks with every Gaussian process, at points outside the training
+    set.
+    """
     references = [Reference(process, train, len(process.outputs)) for process in kinds]
     return [comparison(networks, reference) for networks in kinds for reference in references]
 
 
 def comparison(networks: TrainedNetworks, reference: Reference) -> Comparison:
-    """Compare networks with a process."""
+    """Compare one kind of networks with one Gaussian process."""
     errors = reference.errors(networks.outputs.to(reference.correlation))
     distances = reference.distances(errors, reference.correlation)
     count = len(errors)

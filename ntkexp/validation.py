@@ -133,7 +133,9 @@ TRAININGS_PER_BATCH = 8
 
 
 class AbstractSubject(ABC):
-    """A training that can be repeated without some examples. `query` are the queries."""
+    """A training that can be repeated without some examples. `query` holds the indices of the
+    queries.
+    """
 
     query: tuple[int, ...]
     at_once: ClassVar[int] = 1
@@ -141,7 +143,7 @@ class AbstractSubject(ABC):
     @property
     @abstractmethod
     def training(self) -> AbstractRetraining:
-        """The training with its own initial weights and order of examples."""
+        """The training with the original initial weights and order of examples."""
 
     @abstractmethod
     def from_seed(self, seed: int) -> AbstractRetraining:
@@ -338,7 +340,8 @@ class ValidationCase:
         query: The indices of the points.
         identity: The identity of the run; empty for a trace in memory.
         subject: The training that is repeated.
-        carried_out: A function that repeats trainings, and returns their outputs.
+        carried_out: A function that repeats the training without some examples, and returns
+            the outputs.
     """
 
     scores: Mapping[str, Scores]
@@ -572,7 +575,9 @@ def asked_points(run: Run, split: str | None, queries: int) -> list[int]:
 
 
 def validated(case: ValidationCase, design: Design, *, lower_is_better: bool) -> Validation:
-    """Retrain, and compare all scores with the outputs after retraining."""
+    """Retrain without groups of examples, and compare all scores with the outputs after
+    retraining.
+    """
     count = len(case.examples)
     shape = case.whole.shape
     sign = -1.0 if lower_is_better else 1.0
