@@ -27,7 +27,7 @@ ROUND_UP = 1.01  # factor for a size before it is rounded to three digits
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory limit of a computation: `bytes` in total, of which `held` are already in use."""
+    """The memory limit of a computation. `held` of the total `bytes` are already in use."""
 
     bytes: float
     held: float = 0.0

@@ -217,8 +217,8 @@ class PlannedClaim:
 
     @property
     def seconds(self) -> dict[str, Seconds]:
-        """The seconds of the claim and of each statistical test (look). A run that several looks
-        share counts for each of them.
+        """The seconds of the claim and of each statistical test (look). If several looks share a
+        run, it counts for each look.
         """
         runs = [self.whole.folder(run).path / "timings.csv" for run in self.whole.distinct]
         total = sum_timings([*runs, *(job.timings for job in self.trials)])

@@ -157,8 +157,7 @@ REGISTERED_NAMES = {
 
 
 def registered_spelling(fields: dict[str, Any]) -> dict[str, Any]:
-    """Replace current names in the fields of a look by the old names with which digests are
-    computed.
+    """Replace current names in the fields of a look by the old names, which digests use.
 
     >>> registered_spelling({"base": ["data.query=4", "path.queries=[query]"], "column": "accuracy_query"})
     {'base': ['data.probe=4', 'path.probes=[probe]'], 'column': 'accuracy_probe'}

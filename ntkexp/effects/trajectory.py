@@ -108,8 +108,8 @@ class TakenBatch:
 
     @property
     def counted(self) -> Float[Tensor, " row"]:
-        """κm: the number of terms by which each row counts in the mean (1, or for example its
-        tokens), up to a common factor.
+        """κm: the share κ times the count m of each row in the mean (1, or for example its number
+        of tokens). Only ratios between rows matter.
         """
         return self.shares * self.counts
 

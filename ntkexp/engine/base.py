@@ -106,7 +106,7 @@ class Task:
     name: str
     job: AbstractJob
     logs: str  # the folder for scripts and logs of the engine
-    # the working folder, from which workers resolve relative paths
+    # the working folder; workers resolve relative paths from here
     home: str = field(default_factory=os.getcwd)
     threads: int = 1
 

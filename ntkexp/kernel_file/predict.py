@@ -92,9 +92,7 @@ class Entries:
 
     @property
     def share(self) -> float:
-        """The factor with which the stored kernel is multiplied: 1/(number of target columns) for a
-        trace, else 1.
-        """
+        """The factor of the stored kernel: 1/(number of target columns) for a trace, else 1."""
         return 1 / self.targets.shape[1] if self.outputs == "trace" else 1.0
 
     @property

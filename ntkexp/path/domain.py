@@ -1,6 +1,4 @@
-"""The points, outputs and steps for which integrals along a path are computed, and the arrays for
-the sums.
-"""
+"""The points, outputs and steps of path kernels and contributions, and arrays for the sums."""
 
 from __future__ import annotations
 
@@ -24,18 +22,19 @@ PATH_KERNEL_AXES = 4  # [point, out, train, out_]
 
 @dataclass(frozen=True, kw_only=True)
 class Domain:
-    """The points and outputs for which path kernels and contributions are computed.
+    """The points and outputs that have path kernels or contributions.
 
     If the run attributes a measure of the outputs, such as the loss, then `explained` computes that
     measure at the points. Otherwise it computes the outputs.
     """
 
     points: Points
-    explained: Points  # the same points, with the measure as output if there is one
-    # True if path kernels and contributions are also computed at the training examples
+    # the same points; their output is the explained measure, or the output itself
+    explained: Points
+    # True if training examples also have path kernels or contributions
     reads_train: bool
     attributed: Int[Tensor, " attributed"]  # indices of the points with contributions
-    integrated: tuple[int, ...]  # the outputs for which path kernels and contributions are computed
+    integrated: tuple[int, ...]  # the outputs that have path kernels or contributions
     outputs: int
     steps: int  # maximum number of training steps
     switches: tuple[int, ...] = ()  # the first step of each phase after the first phase
@@ -47,9 +46,7 @@ class Domain:
 
     @property
     def read(self) -> slice:
-        """The points at which path kernels and contributions are computed, as a slice of all
-        points.
-        """
+        """The points that have path kernels or contributions, as a slice of all points."""
         return slice(self.first, None)
 
     @property
@@ -65,7 +62,7 @@ class Domain:
 
     @property
     def places(self) -> list[slice]:
-        """The points at which path kernels and contributions are computed, cut into blocks."""
+        """The points that have path kernels or contributions, cut into blocks."""
         if self.reads_train:
             return self.points.train_blocks + self.points.other_blocks
         return self.points.other_blocks

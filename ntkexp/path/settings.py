@@ -40,7 +40,7 @@ class Kernel(Component):
     sketch: int | None = Field(None, ge=1, le=MAX_COUNT)
 
 
-# --- The steps at which kernels are stored: planned before training, or adapted to kernel change.
+# --- The steps with a stored kernel: planned before training, or adapted to kernel change.
 #
 # An adaptive timetable measures the kernel change δ = ‖K_s − K_r‖/‖K_r‖ among the training examples
 # between consecutive kernels, at steps r < s. The next waiting time is s − r, multiplied by
@@ -54,7 +54,7 @@ MAX_KERNELS = 10**5  # each kernel is a file
 
 
 class AbstractTimetable(Resumable, ABC):
-    """The steps at which a kernel is stored, from step 0 to the end of training."""
+    """The steps with a stored kernel, from step 0 to the end of training."""
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class AbstractTimetable(Resumable, ABC):
 
     @abstractmethod
     def saw(self, step: int, kernel: Float[Tensor, "train out train out_"]) -> None:
-        """Receive the kernel of a step at which a kernel was due."""
+        """Receive the kernel of a step, if it was due."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class Path(Component):
 
     @property
     def finer(self) -> tuple[Substep, ...]:
-        """The substeps of the closing rule, but twice as many, for the error estimate."""
+        """The closing rule's quadrature with twice as many substeps, for the error estimate."""
         if self.closing is None or not self.error_samples:
             return ()
         return self.closing.quadrature(self.quadrature_points, 2 * self.substeps, self.romberg)

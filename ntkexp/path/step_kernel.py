@@ -45,7 +45,7 @@ class StepBlock:
     points: Points
     segment: Segment  # segment from θ₀ to θ₁
     place: slice  # the block, as a slice of all points
-    first: int = 0  # index of the first point for which sums are computed
+    first: int = 0  # index of the first point that has sums
     tapes: dict[float, Tape] = field(default_factory=dict)
 
     @property

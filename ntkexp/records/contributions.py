@@ -485,7 +485,7 @@ class Removal:
     by_step: NDArray[np.float64]
     growth: float  # growth of the adjoint in the backward pass
     repeated: float  # difference of an exact repetition from the run, relative to the change
-    emptied: int  # number of steps from whose batch all examples are left out
+    emptied: int  # number of steps with an empty batch, because all its examples are left out
 
     @property
     def closure(self) -> float:

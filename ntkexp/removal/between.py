@@ -337,7 +337,7 @@ class Breakdown:
     by_step: Float[Tensor, "chosen step"]
     magnitude: Float[Tensor, " chosen"]  # M
     growth: float  # largest norm of the adjoint, relative to its norm at the end of training
-    emptied: int  # number of steps from whose batch all examples are left out
+    emptied: int  # number of steps with an empty batch, because all its examples are left out
 
     @property
     def missed(self) -> float:
@@ -410,7 +410,8 @@ class TrainingPair:
     mean: AbstractMean
     together: int | None = None  # vectors per backward pass; None: all
     begun: int = 0  # the first step at which the runs differ
-    # number of steps from whose batch all examples are left out, in the last backward pass
+    # number of steps with an empty batch, because all its examples are left out, in the last
+    # backward pass
     emptied: int = 0
 
     def breakdown(self, outputs: Jacobian, tell: Callable[[int], None]) -> Breakdown:
@@ -550,8 +551,7 @@ def row_shares(
     `weight` are the weights of the examples in both training runs, and `rows` is γ·∇ℓ̄ᵢ.
     """
     per_weight = Pair(one.by_weight, other.by_weight)
-    # all examples of the batch are left out, so it has no mean: use the factor of the other
-    # training run
+    # without examples, a batch has no mean: use the factor of the other training run
     if not weight.second.any():
         per_weight = Pair(one.by_weight, one.by_weight)
     elif not weight.first.any():

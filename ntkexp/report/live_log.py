@@ -55,7 +55,7 @@ def ladder_name(split: str, machine: str) -> str:
 
 
 class AbstractLog(ABC):
-    """A service or file to which the measured numbers of a run are sent.
+    """A service or file that receives the measured numbers of a run.
 
     Callers call `begin`, `write` for each step, `conclude`, and `end`. Each method may raise any
     error.

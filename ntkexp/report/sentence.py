@@ -376,8 +376,8 @@ number of networks and their errors.
 """
 
 DECISIVE = (Likeness.LOST, Likeness.BROKEN, Likeness.MISSES, Likeness.EXACT, Likeness.STILL)
-"""The order in which splits are combined: a run gets the first `Likeness` in this list that one of
-its rows has.
+"""Priorities to combine splits: a run gets the first `Likeness` in this list that one of its rows
+has.
 """
 
 

@@ -131,7 +131,7 @@ class Validation:
 
     truth: GroundTruth
     scores: tuple[ValidatedScore, ...]
-    # the decrease of the outputs (QLD) if as many random examples are removed
+    # the decrease of the outputs (QLD) after the same number of random removals
     harm_by_chance: Estimate | None = None
     top: int | None = None  # number of examples that are removed for the QLD
     metasmoothness: float | None = None

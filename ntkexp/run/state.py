@@ -268,7 +268,7 @@ class RunState:
     memory: Memory = field(default_factory=dict)
     step_sizes: list[float] = field(default_factory=list)
     clippings: list[float] = field(default_factory=list)
-    # steps at which the closing rule misses the change of the outputs
+    # steps where the closing rule misses the change of the outputs
     misses: dict[int, Closure] = field(default_factory=dict)
     # the outputs f at the beginning of each phase
     turns: list[Float[Tensor, "point out"]] = field(default_factory=list)

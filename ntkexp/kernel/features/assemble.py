@@ -1,9 +1,9 @@
 """Assemble a Jacobian: back-propagate from the outputs to every use of a weight, and form blocks.
 
 The network may also be the surrogate of a step (`secant/replay`), which gives the secant Jacobian.
-A use is an operation that combines a weight with a value that depends on the inputs. Its tap is the
-tensor with respect to which the outputs are differentiated: the result of a product, or the
-expanded weight of an elementwise operation.
+A use is an operation that combines a weight with a value that depends on the inputs. Its tap is a
+tensor: the result of a product, or the expanded weight of an elementwise operation. The outputs are
+differentiated with respect to taps.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Owner: TypeAlias = Int[Tensor, "..."]
 
 @dataclass(frozen=True)
 class PulledBack:
-    """β = ∂f/∂tap at every use of a weight. `owners` holds the example to which each element of a
-    tap belongs, or each row of a tap if the use is a product.
+    """β = ∂f/∂tap at every use of a weight. `owners` holds the example that each element of a tap
+    belongs to. If the use is a product, it holds the example of each row.
     """
 
     uses: Sequence[Use]

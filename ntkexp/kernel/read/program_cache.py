@@ -6,10 +6,10 @@ networks, this is far more than the arithmetic. At each step, the same operation
 numbers. So two programs are compiled: one from weights and inputs to the values on a tape, and one
 from the values at both ends of a step to a Jacobian.
 
-A new program is compared with the ordinary computation twice: on the values for which it was
-compiled, and on the next ones. The second comparison detects values that are wrongly treated as
-constant. A program that fails is never used again. For large tapes, where Python's overhead does
-not matter, no program is compiled.
+A new program is compared with the ordinary computation twice: on its first values, and on the next
+ones. The second comparison detects values that are wrongly treated as constant. A program that
+fails is never used again. For large tapes, where Python's overhead does not matter, no program is
+compiled.
 
 The key of a program is a digest of the tape's operations, shapes and constants, and of the owners
 of its rows. If indices or masks choose rows of data (routing), the owners may differ at each step.
@@ -191,7 +191,7 @@ class ProgramCache:
 
     tapes: Programs[Tape] = field(default_factory=Programs)
     jacobians: Programs[Jacobian] = field(default_factory=Programs)
-    # keys of routed Jacobians that were read once
+    # keys of routed Jacobians after the first read
     once: Answers[bool] = field(default_factory=Answers)
 
     def record(

@@ -204,7 +204,7 @@ class Reader:
         return pulled, replay.delta.detach()
 
     def owners(self, tape: Tape) -> Owners:
-        """Return the example to which each element of a segment's uses belongs. Raise Unfaithful if
+        """Return the example that each element of a segment's taps belongs to. Raise Unfaithful if
         the module's gradients are not its derivatives.
         """
         try:

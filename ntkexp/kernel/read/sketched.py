@@ -128,7 +128,7 @@ MAX_JACOBIAN_BYTES = 2e9  # bytes of Jacobians that are kept, on each side
 @dataclass(frozen=True)
 class InTurns:
     """Examples whose Jacobian has one block for each use, and is computed batch by batch. Jacobians
-    are kept as long as they fit into memory.
+    are kept while they fit into memory.
     """
 
     reader: Reader

@@ -193,7 +193,7 @@ class Trial:
         given: Inputs,
         usual: Float[Tensor, "example out"],
     ) -> None:
-        """Raise Mistake if examples have different outputs in two batches, `apart` and `among`.
+        """Raise Mistake if examples have different outputs in two batches.
 
         If outputs are not finite or rounding error dominates, the message says that coupling cannot
         be detected. `usual` are the outputs on the inputs `given`.

@@ -87,8 +87,8 @@ def program(
     results: Sequence[Slot],
     known: Sequence[Entry] = (),
 ) -> Program:
-    """Compile a program that computes `results` from the slots `fed`. `known` are operations
-    whose results are among `fed`.
+    """Compile a program that computes `results` from the slots `fed`. `known` are operations with
+    results in `fed`.
     """
     # Run no operation twice
     simplifier = Simplifier(values)

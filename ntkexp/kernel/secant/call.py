@@ -14,8 +14,8 @@ Rules get coefficients from the methods of `Call`. The search for owners (`owner
 [1, 2]. Then a gradient is never zero because of a dead unit, a black pixel, or a cancellation.
 
 A use of a weight is an operation that combines it with a value that depends on the inputs. The
-network is cut at each use: the difference of the weight, in the shape in which the operation uses
-it, becomes a leaf of autograd's graph, called the tap. Autograd computes β̄ = ∂f/∂tap.
+network is cut at each use: the difference of the weight, in the shape that the operation needs,
+becomes a leaf of autograd's graph, called the tap. Autograd computes β̄ = ∂f/∂tap.
 
 Some rules apply a linear map to a difference: `there`, and its transpose `back`. This takes less
 time than autograd's backward pass through each operation.

@@ -1,5 +1,5 @@
-"""Find the owner of each element of each tap: the example to which the element belongs. (A tap is
-the tensor at which an operation combines a weight with inputs; see `uses`.)
+"""Find the owner of each element of each tap: the example that the element belongs to. (A tap is a
+tensor that combines a weight with the inputs; see `uses`.)
 
 An output of example n may depend only on elements that belong to n. To find n, draw a random
 cotangent u of the outputs. Multiply row n of u by n, to get n·u. Back-propagate both:

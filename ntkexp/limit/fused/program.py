@@ -52,8 +52,7 @@ UNEQUAL_BRANCHES = "a layer whose branches get smaller in different steps"
 
 @dataclass(frozen=True)
 class Level:
-    """The operations on images of one size. `pairs` holds the pixel pairs at which they compute
-    kernels.
+    """The operations on images of one size. They compute kernels at the pixel `pairs`.
 
     The registers `arrivals` are averages from the previous, finer level; the first level starts
     with the inputs. `coarsenings` average registers for the next level.

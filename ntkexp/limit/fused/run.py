@@ -244,8 +244,8 @@ def program_of(level: Level, table: Tables) -> CompiledProgram:
 
 
 def strip_parts(strip: slice, columns: int, same: bool, threads: int) -> list[SubBlock]:
-    """Cut a strip of rows into sub-blocks. Each has PIECE columns, and so many rows that every
-    thread gets about two sub-blocks.
+    """Cut a strip of rows into sub-blocks. Each has PIECE columns. Its number of rows gives every
+    thread about two sub-blocks.
 
     If left and right vectors are the same, the first sub-block of each group of rows begins on the
     diagonal.

@@ -60,7 +60,7 @@ from ntkexp.text import numbered, percent, short
 TOP = 8  # number of training examples shown for each query
 MAX_LABEL_LETTERS = 11  # length of a label below an image
 MAX_QUERY_LETTERS = 16  # length of a label below a query
-DPI = 200  # resolution to which the following pixel sizes refer
+DPI = 200  # resolution for the pixel sizes below
 IMAGE_PIXELS = 108
 ROW_PIXELS = 196  # height of an image with its labels
 TITLE_PIXELS = 112

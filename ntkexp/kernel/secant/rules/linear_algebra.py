@@ -336,9 +336,9 @@ def mean_cofactors(a0: Tensor, a1: Tensor, scale: Tensor) -> Tensor:
 def log_determinant(call: Call) -> Result:
     """Return the differences of the sign and of log|det|, each as a slope times Δdet.
 
-    The slope of log|det| is that of the logarithm between |det A₀| and |det A₁|. The slope of the
-    sign is its jump divided by Δdet. All determinants are divided by the larger one, so that they
-    do not overflow.
+    The slope of log|det| is the slope of the logarithm between |det A₀| and |det A₁|. The slope of
+    the sign is its jump divided by Δdet. All determinants are divided by the larger one, so that
+    they do not overflow.
     """
     value = call.args[0]
     ((s0, s1), (l0, l1), *_) = call.ends

@@ -27,7 +27,7 @@ from ntkexp.report.plots.style import BLACK, BLUE, GREY, NARROW, ORANGE, End, he
 from ntkexp.report.run import Run
 from ntkexp.text import short
 
-MAX_STATIONS = 4  # largest number of steps at which gradients are drawn
+MAX_STATIONS = 4  # largest number of steps with drawn gradients
 HEIGHT_INCHES = 0.9  # length of the longest gradient
 WIDTH_INCHES = 1.7  # distance from the first to the last station
 MAX_PARAMETER_LETTERS = 14
